@@ -140,6 +140,9 @@ typedef struct {
   // 1 opens a model although its files hold tensors that the library does not use; it may be another model without them. 0 by
   // default.
   uint32_t allow_unused;
+  // 1 copies the files into memory, so that they may be rewritten or shortened afterwards. 0, the default, maps them: a
+  // mapped file that is shortened ends the process.
+  uint32_t copy;
 } wl_model_params;
 
 // What a model is.
@@ -224,6 +227,11 @@ typedef struct {
   uint32_t drop_oldest;
   // How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
   const wl_sampler_params *sampler;
+  // 1: the bits of a token depend on nothing but the tokens before it and the kind of device, not on chunks, batches or
+  // threads; prompts are read more slowly. 0 by default.
+  uint32_t exact;
+  // 0.
+  uint32_t reserved;
 } wl_session_params;
 
 // The memory of a model and a session, in bytes. None of it grows while tokens are read.
@@ -432,13 +440,13 @@ wl_status wl_session_get_sampler(wl_session *session, wl_sampler_params *params)
 
 // Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
 // of tokens read is written to `fed`, which may be NULL; on other errors nothing was read, but for WL_ERROR_MODEL: the
-// tokens were read, and the logits after them are not finite numbers.
+// tokens were read, and no token can be chosen by the logits after them.
 wl_status wl_feed(wl_session *session, const uint32_t *tokens, size_t count, size_t *fed);
 
 // Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token.
-// WL_ERROR_MODEL if one is not a finite number. The
-// memory belongs to the session and stays where it is until the session is freed; the next call that reads tokens or
-// restores a state writes other numbers there.
+// WL_ERROR_MODEL if one is NaN or infinite, or all are minus infinity; a token whose logit is minus infinity is never
+// chosen. The memory belongs to the session and stays where it is until the session is freed; the next call that reads
+// tokens or restores a state writes other numbers there.
 wl_status wl_logits(const wl_session *session, const float **logits, size_t *count);
 
 // Chooses a token by the last logits, without reading it.

@@ -5,6 +5,7 @@ mod inputs;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -242,6 +243,23 @@ fn campaign(name: &str) {
         "{name}: seed {seed}, {accepted} of {count} accepted, the slowest took {slowest:?}, at most {bytes} bytes in use"
     );
     assert!(accepted < count, "{name}: everything is accepted");
+}
+
+/// Files that did harm once, or were built to: tests/fuzz/kept, a folder for each kind. Fuzzing begins with them too.
+#[test]
+fn kept_files_are_refused() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/kept");
+    let mut count = 0;
+    for kind in KINDS {
+        let entries = std::fs::read_dir(folder.join(kind.name));
+        for entry in entries.into_iter().flatten() {
+            let path = entry.expect("an entry").path();
+            let file = std::fs::read(&path).expect("a file");
+            assert!(!(kind.use_it)(&file), "{} is accepted", path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 10, "{count} files");
 }
 
 #[test]

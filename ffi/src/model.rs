@@ -44,6 +44,9 @@ pub struct wl_model_params {
     /// 1 opens a model although its files hold tensors that the library does not use; it may be another model without them. 0 by
     /// default.
     pub allow_unused: u32,
+    /// 1 copies the files into memory, so that they may be rewritten or shortened afterwards. 0, the default, maps them: a
+    /// mapped file that is shortened ends the process.
+    pub copy: u32,
 }
 
 /// What a model is.
@@ -75,6 +78,7 @@ impl Default for wl_model_params {
             device: wl_device::WL_DEVICE_AUTO as u32,
             gpu: 0,
             allow_unused: 0,
+            copy: 0,
         }
     }
 }
@@ -173,6 +177,7 @@ unsafe fn open(
         let clock = Instant::now();
         let options = OpenOptions {
             allow_unused: params.allow_unused != 0,
+            copy: params.copy != 0,
             ..OpenOptions::default()
         };
         let open = OpenModel::new(checkpoint(&options)?, &params)?;

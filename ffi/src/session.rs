@@ -51,6 +51,11 @@ pub struct wl_session_params {
     pub drop_oldest: u32,
     /// How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
     pub sampler: *const wl_sampler_params,
+    /// 1: the bits of a token depend on nothing but the tokens before it and the kind of device, not on chunks, batches or
+    /// threads; prompts are read more slowly. 0 by default.
+    pub exact: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// The memory of a model and a session, in bytes. None of it grows while tokens are read.
@@ -98,6 +103,8 @@ impl Default for wl_session_params {
             cache: wl_cache::WL_CACHE_F16 as u32,
             drop_oldest: 0,
             sampler: std::ptr::null(),
+            exact: 0,
+            reserved: 0,
         }
     }
 }
@@ -109,19 +116,14 @@ unsafe impl Tagged for wl_plan {}
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_session_info {}
 
-/// Checks the logits that a model has computed.
-fn check_finite(logits: &[f32]) -> Outcome {
-    match logits.iter().position(|logit| !logit.is_finite()) {
-        None => Ok(()),
-        Some(token) => Err(Failure::new(
+/// Checks the logits that a model has computed: those that a token can be chosen by are accepted.
+fn check_logits(session: &Session) -> Outcome {
+    session.check_logits().map_err(|error| {
+        Failure::new(
             wl_status::WL_ERROR_MODEL,
-            format!(
-                "the logit of token {token} is {}: the model's file is damaged, or its values leave the range of floats; \
-                 wl_session_reset makes the session usable again",
-                logits[token]
-            ),
-        )),
-    }
+            format!("{error}; wl_session_reset makes the session usable again"),
+        )
+    })
 }
 
 /// The library's options from those at `from`, but for the threads.
@@ -153,6 +155,11 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
         0 => ContextEnd::Refuse,
         1 => ContextEnd::DropOldest,
         other => return Err(choice("drop_oldest", other)),
+    };
+    options.exact = match params.exact {
+        0 => false,
+        1 => true,
+        other => return Err(choice("exact", other)),
     };
     options.threads = match params.threads {
         0 => physical_cores(),
@@ -342,7 +349,7 @@ pub unsafe extern "C" fn wl_session_get_sampler(
 
 /// Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
 /// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read, but for WL_ERROR_MODEL: the
-/// tokens were read, and the logits after them are not finite numbers.
+/// tokens were read, and no token can be chosen by the logits after them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_feed(
     session: *mut wl_session,
@@ -363,14 +370,14 @@ pub unsafe extern "C" fn wl_feed(
         // SAFETY: the caller gives a place or NULL.
         unsafe { put_if_wanted("the place for the number of tokens", fed, read) }?;
         outcome?;
-        check_finite(inner.session.logits()?)
+        check_logits(&inner.session)
     })
 }
 
 /// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token.
-/// WL_ERROR_MODEL if one is not a finite number. The
-/// memory belongs to the session and stays where it is until the session is freed; the next call that reads tokens or
-/// restores a state writes other numbers there.
+/// WL_ERROR_MODEL if one is NaN or infinite, or all are minus infinity; a token whose logit is minus infinity is never
+/// chosen. The memory belongs to the session and stays where it is until the session is freed; the next call that reads
+/// tokens or restores a state writes other numbers there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_logits(
     session: *const wl_session,
@@ -380,8 +387,8 @@ pub unsafe extern "C" fn wl_logits(
     with(session, |inner| {
         place("the place for the logits", logits)?;
         place("the place for their number", count)?;
+        check_logits(&inner.session)?;
         let found = inner.session.logits()?;
-        check_finite(found)?;
         // SAFETY: both are checked.
         unsafe {
             put(logits, found.as_ptr());

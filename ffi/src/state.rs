@@ -7,7 +7,7 @@ use waterline::{Chat, Snapshot};
 use crate::open_session::{Inner, with_settled};
 use crate::pointers::{fill, path, place, put, slice};
 use crate::session::wl_session;
-use crate::status::{Failure, Outcome, wl_status};
+use crate::status::{Failure, Outcome, wl_status, wl_status::WL_ERROR_MEMORY};
 
 impl Inner {
     /// The state, with the conversation as its note if there is one.
@@ -32,8 +32,19 @@ impl Inner {
     }
 }
 
+/// Room for a state's header and table of tensors.
+const TABLE: usize = 1 << 16;
+
 fn bytes_of(snapshot: &Snapshot) -> Outcome<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(snapshot.bytes() + (1 << 16));
+    let mut bytes = Vec::new();
+    let room = snapshot.bytes() + snapshot.note.len() + TABLE;
+    let refused = |error| {
+        Failure::new(
+            WL_ERROR_MEMORY,
+            format!("the state cannot be written: {error}"),
+        )
+    };
+    bytes.try_reserve(room).map_err(refused)?;
     let written = snapshot.write(&mut bytes);
     written.map_err(|error| Failure::argument(format!("the state cannot be written: {error}")))?;
     Ok(bytes)

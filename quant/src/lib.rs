@@ -9,12 +9,14 @@
 
 mod activations;
 mod aligned;
+mod counted;
 mod cpu;
 mod device;
 mod error;
 mod format;
 mod formats;
 pub mod gguf;
+mod json;
 mod kernel;
 mod matrix;
 mod panel;
@@ -27,6 +29,7 @@ mod storage;
 mod stray;
 
 pub use activations::{Activations, Loading};
+pub use counted::read_bytes;
 pub use cpu::Simd;
 pub use device::DEVICE_FILES;
 pub use error::{Error, Result};
@@ -34,9 +37,10 @@ pub use format::{
     BF16, BF16_IN_BF16, F16, F16_IN_F16, F32, FORMATS, Format, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K,
     Q4_0, Q4_0X16, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, REORDERED,
 };
+pub use json::read_json;
 pub use matrix::{Matrix, Output};
 pub use plain_read::plain_read;
-pub use regular_file::{NewFile, open_file, read_file};
+pub use regular_file::{NewFile, create_private_folder, open_file, read_file};
 pub use rounding::Rounding;
-pub use storage::{Bytes, Tensor};
+pub use storage::{Bytes, FileAccess, Tensor};
 pub use stray::stray;

@@ -57,24 +57,50 @@ pub struct NewFile {
     file: BufWriter<NamedTempFile>,
 }
 
-/// What a temporary file's name ends in; it begins with the name of the file that it will be.
-const TEMPORARY: &str = ".tmp";
+/// A temporary file's name is these two with random letters and digits between them, whatever file it will be: no other
+/// program writes such names.
+const TEMPORARY: [&str; 2] = [".waterline-", ".partial"];
+/// How many letters and digits.
+const RANDOM: usize = 12;
 /// A temporary file that was not touched for so long is what a killed run has left.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Who may read a new file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Readers {
+    /// Those whom the user's mask allows, or who might read the file that is replaced.
+    Usual,
+    /// Its owner alone.
+    Owner,
+}
+
 impl NewFile {
-    /// Starts the file that will be `path`. Where that is a link, the file that it leads to will be replaced.
+    /// Starts the file that will be `path`. Where that is a link, the file that it leads to will be replaced; a file that is
+    /// replaced leaves its mode.
     ///
-    /// Temporary files of the same name that killed runs have left are removed once they are a day old.
+    /// Temporary files that killed runs of this user have left in the folder are removed once they are a day old.
     ///
     /// # Errors
     /// If `path` is something other than a file, such as a folder, a device or a link that leads in a circle, or is a
     /// file that may not be written, or if its folder cannot be written.
     pub fn create(path: impl AsRef<Path>) -> io::Result<NewFile> {
-        let path = match path.as_ref().canonicalize() {
+        Self::start(path.as_ref(), Readers::Usual)
+    }
+
+    /// As [`NewFile::create`], for what is nobody else's business, such as a conversation: only the owner may read and write
+    /// it (mode 0600), even if another mode had the file that is replaced.
+    ///
+    /// # Errors
+    /// As [`NewFile::create`].
+    pub fn create_private(path: impl AsRef<Path>) -> io::Result<NewFile> {
+        Self::start(path.as_ref(), Readers::Owner)
+    }
+
+    fn start(path: &Path, readers: Readers) -> io::Result<NewFile> {
+        let path = match path.canonicalize() {
             Ok(path) => path,
             // What does not exist has no other name.
-            Err(e) if e.kind() == ErrorKind::NotFound => path.as_ref().to_path_buf(),
+            Err(e) if e.kind() == ErrorKind::NotFound => path.to_path_buf(),
             Err(e) => return Err(e),
         };
         let replaced = std::fs::metadata(&path).ok();
@@ -85,21 +111,27 @@ impl NewFile {
                 return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
             }
         }
-        let name = path
-            .file_name()
-            .ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "no file is named"))?;
+        if path.file_name().is_none() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "no file is named"));
+        }
         let folder = folder(&path);
-        let mut prefix = name.to_os_string();
-        prefix.push(".");
-        remove_abandoned(folder, &prefix.to_string_lossy());
         let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix).suffix(TEMPORARY);
+        builder
+            .prefix(TEMPORARY[0])
+            .rand_bytes(RANDOM)
+            .suffix(TEMPORARY[1]);
         #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(
+            match readers {
+                Readers::Usual => 0o666,
+                Readers::Owner => 0o600,
+            },
+        ));
         let file = builder.tempfile_in(folder).map_err(system_error)?;
-        if let Some(found) = replaced {
+        if let (Some(found), Readers::Usual) = (replaced, readers) {
             file.as_file().set_permissions(found.permissions())?;
         }
+        remove_abandoned(folder, &file.as_file().metadata()?);
         Ok(NewFile {
             path,
             file: BufWriter::with_capacity(1 << 20, file),
@@ -143,26 +175,53 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Removes the temporary files of killed runs: those whose name begins with `prefix`, once they are abandoned. What cannot
-/// be read or removed stays.
-fn remove_abandoned(folder: &Path, prefix: &str) {
+/// Creates a folder and those above it that do not exist yet, for files of [`NewFile::create_private`]: only the owner may
+/// open the new ones (mode 0700).
+pub fn create_private_folder(folder: impl AsRef<Path>) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
+/// Removes the temporary files that killed runs have left in `folder`: those that have the name and the owner of a temporary file
+/// of ours, such as `own`, once they are abandoned. What cannot be read or removed stays.
+fn remove_abandoned(folder: &Path, own: &Metadata) {
     let is_abandoned = |entry: &std::fs::DirEntry| {
         let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let middle = name
-            .strip_prefix(prefix)
-            .and_then(|rest| rest.strip_suffix(TEMPORARY));
-        let is_ours = middle.is_some_and(|middle| {
-            let plain = |c: char| c.is_ascii_alphanumeric() || c == '.';
-            !middle.is_empty() && middle.chars().all(plain)
-        });
-        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
-        is_ours && age().is_some_and(|age| age > ABANDONED)
+        let random = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(TEMPORARY[0]))
+            .and_then(|rest| rest.strip_suffix(TEMPORARY[1]));
+        let is_random = |text: &str| {
+            text.len() == RANDOM && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        };
+        if !random.is_some_and(is_random) {
+            return false;
+        }
+        // Metadata of an entry is that of a link, not of the file that it leads to.
+        let Ok(found) = entry.metadata() else {
+            return false;
+        };
+        let age = found.modified().ok().and_then(|time| time.elapsed().ok());
+        found.is_file() && owner(&found) == owner(own) && age.is_some_and(|age| age > ABANDONED)
     };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries.filter(is_abandoned) {
         let _ = std::fs::remove_file(entry.path());
     }
+}
+
+/// The user who owns a file, where files have such owners.
+#[cfg(unix)]
+fn owner(file: &Metadata) -> u32 {
+    std::os::unix::fs::MetadataExt::uid(file)
+}
+
+#[cfg(not(unix))]
+fn owner(_file: &Metadata) -> u32 {
+    0
 }
 
 /// Makes the rename durable.
@@ -223,32 +282,82 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_runs_have_left_is_removed_after_a_day() {
+    fn what_killed_runs_have_left_is_removed_after_a_day_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.gguf");
         let old = std::time::SystemTime::now() - 2 * ABANDONED;
-        for (name, modified) in [
-            ("a.gguf.x1Y2z3.tmp", Some(old)),
-            ("a.gguf.4711.0.tmp", Some(old)),
-            ("a.gguf.fresh1.tmp", None),
-            ("b.gguf.x1Y2z3.tmp", Some(old)),
-            ("a.gguf.my notes.tmp", Some(old)),
-        ] {
+        let kept = [
+            ("a.gguf.x1Y2z3.tmp", old),
+            ("a.v1.notes.tmp", old),
+            ("a.draft.2.tmp", old),
+            (
+                ".waterline-x1Y2z3x1Y2z3.partial",
+                std::time::SystemTime::now(),
+            ),
+            (".waterline-x1Y2z3.partial", old),
+            (".waterline-my notes 12.partial", old),
+            (".waterline-x1Y2z3x1Y2z3.partial.txt", old),
+            ("waterline-x1Y2z3x1Y2z3.partial", old),
+        ];
+        let abandoned = [
+            (".waterline-AAAA2z3x1Y2z.partial", old),
+            (".waterline-000000000000.partial", old),
+        ];
+        for (name, modified) in kept.iter().chain(&abandoned) {
             let file = File::create(folder.path().join(name)).unwrap();
-            if let Some(time) = modified {
-                file.set_modified(time).unwrap();
-            }
+            file.set_modified(*modified).unwrap();
         }
-        NewFile::create(&path).unwrap().finish().unwrap();
+        let folder_of_that_name = ".waterline-000000000001.partial";
+        std::fs::create_dir(folder.path().join(folder_of_that_name)).unwrap();
+        NewFile::create(folder.path().join("a"))
+            .unwrap()
+            .finish()
+            .unwrap();
         let mut left = names(folder.path());
         left.sort();
-        let expected = [
-            "a.gguf",
-            "a.gguf.fresh1.tmp",
-            "a.gguf.my notes.tmp",
-            "b.gguf.x1Y2z3.tmp",
-        ];
+        let mut expected: Vec<&str> = kept.iter().map(|(name, _)| *name).collect();
+        expected.extend(["a", folder_of_that_name]);
+        expected.sort();
         assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn names_of_temporary_files_are_those_that_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = "a".repeat(255);
+        let file = NewFile::create(folder.path().join(&long)).unwrap();
+        let name = names(folder.path()).remove(0);
+        let old = std::time::SystemTime::now() - 2 * ABANDONED;
+        file.file.get_ref().as_file().set_modified(old).unwrap();
+        // A killed run drops nothing.
+        std::mem::forget(file);
+        assert!(name.starts_with(TEMPORARY[0]), "{name}");
+        NewFile::create(folder.path().join(&long))
+            .unwrap()
+            .finish()
+            .unwrap();
+        assert_eq!(names(folder.path()), [long]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn private_files_are_their_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("a/b");
+        create_private_folder(&inner).unwrap();
+        create_private_folder(&inner).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&folder.path().join("a")), 0o700);
+        assert_eq!(mode(&inner), 0o700);
+        let path = inner.join("state");
+        for _ in 0..2 {
+            let mut file = NewFile::create_private(&path).unwrap();
+            file.write_all(b"mine").unwrap();
+            file.finish().unwrap();
+            assert_eq!(mode(&path), 0o600);
+            // An older version, or a copy, was less careful.
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        }
     }
 
     #[cfg(unix)]

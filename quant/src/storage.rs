@@ -1,5 +1,6 @@
 //! Where numbers live: a shared range of a mapped file, of static data or of owned memory.
 
+use std::io::Read;
 use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +33,40 @@ pub struct Bytes {
     range: Range<usize>,
 }
 
+/// How the bytes of a file come into memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileAccess {
+    /// The file is mapped and read where it lies. Shortening it ends the process.
+    #[default]
+    Map,
+    /// The file is copied into memory, after which it may change.
+    Copy,
+}
+
 impl Bytes {
+    /// The bytes of a whole file.
+    pub fn open_file(path: impl AsRef<Path>, access: FileAccess) -> Result<Bytes> {
+        match access {
+            FileAccess::Map => Bytes::map_file(path),
+            FileAccess::Copy => Bytes::copy_file(path),
+        }
+    }
+
+    /// Copies a whole file into memory, from a 64-byte boundary on.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if the file becomes shorter meanwhile, and [`Error::Memory`].
+    pub fn copy_file(path: impl AsRef<Path>) -> Result<Bytes> {
+        let path = path.as_ref();
+        let failed = |e| Error::io(path, "read", e);
+        let mut file = open_file(path).map_err(|e| Error::io(path, "open", e))?;
+        let length = file.metadata().map_err(failed)?.len();
+        let length = usize::try_from(length).map_err(|_| Error::Memory { bytes: usize::MAX })?;
+        let mut aligned = Aligned::zeroed(length)?;
+        file.read_exact(aligned.as_mut_slice()).map_err(failed)?;
+        Ok(Bytes::new(Storage::Owned(aligned)))
+    }
+
     /// Maps a whole file. It must not be shortened or rewritten in place while it is mapped; replacing it by renaming
     /// another file over it is harmless.
     pub fn map_file(path: impl AsRef<Path>) -> Result<Bytes> {

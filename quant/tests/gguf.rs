@@ -567,3 +567,67 @@ fn a_file_in_several_parts_is_opened_by_any_of_them() {
         "{renamed}"
     );
 }
+
+/// A file of these bytes and a hole, which takes no room on a disk.
+fn with_hole(bytes: &[u8], length: u64) -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hole.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(length).unwrap();
+    (folder, path)
+}
+
+#[test]
+fn counts_that_a_hole_could_hold_reserve_nothing() {
+    const LENGTH: u64 = 12 << 30;
+    let header = |tensors: u64, keys: u64| {
+        let parts: [&[u8]; 4] = [
+            b"GGUF",
+            &3u32.to_le_bytes(),
+            &tensors.to_le_bytes(),
+            &keys.to_le_bytes(),
+        ];
+        parts.concat()
+    };
+    let array = |kind: u32, count: u64| {
+        let key = [
+            &header(0, 1)[..],
+            &1u64.to_le_bytes(),
+            b"k",
+            &9u32.to_le_bytes(),
+        ]
+        .concat();
+        [&key[..], &kind.to_le_bytes(), &count.to_le_bytes()].concat()
+    };
+    for (bytes, said) in [
+        (header(0, (LENGTH - 24) / 13), "metadata count"),
+        (header((LENGTH - 24) / 24, 0), "tensor count"),
+        // As many as are believed, of zeros: they have one name.
+        (header(0, 1 << 16), "it twice"),
+        (header(1 << 18, 0), "tensor ''"),
+        (array(8, (LENGTH - 100) / 8), "before the tensors' data"),
+        (array(0, LENGTH - 100), "before the tensors' data"),
+        (array(10, (LENGTH - 100) / 8), "before the tensors' data"),
+    ] {
+        let (_folder, path) = with_hole(&bytes, LENGTH);
+        let error = Gguf::open(&path).err().expect("a refusal").to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn more_keys_than_any_model_has_are_refused() {
+    let key = |i: usize| (format!("k{i}"), Value::U8(0));
+    let metadata: Vec<_> = (0..1 << 16).map(key).collect();
+    let error = parse(&write(&metadata, &[])).err().expect("a refusal");
+    // The writer adds the alignment.
+    let error = error.to_string();
+    assert!(
+        error.contains("65537") && error.contains("at most 65536"),
+        "{error}"
+    );
+    let gguf = parse(&write(&metadata[1..], &[])).unwrap();
+    assert_eq!(gguf.get("k65535"), Some(&Value::U8(0)));
+    assert_eq!(gguf.get("k0"), None);
+}

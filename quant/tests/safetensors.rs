@@ -374,3 +374,56 @@ fn what_a_failed_download_left_is_named() {
         );
     }
 }
+
+/// The refusal of a file that has this header.
+fn refused(header: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    write(&path, header, 0, &[]);
+    Checkpoint::open(folder.path())
+        .err()
+        .expect("a refusal")
+        .to_string()
+}
+
+#[test]
+fn a_hole_that_could_hold_a_header_reserves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for header in [1u64 << 20, 90 << 20, 4 << 30, u64::MAX] {
+        std::fs::write(&path, header.to_le_bytes()).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(12 << 30).unwrap();
+        let error = Checkpoint::open(folder.path()).err().expect("a refusal");
+        assert!(error.to_string().contains("header"), "{error}");
+    }
+}
+
+#[test]
+fn more_tensors_and_dimensions_than_any_model_has_are_refused() {
+    let tensor = |i: usize| format!(r#""{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#);
+    let tensors: Vec<String> = (0..=1 << 18).map(tensor).collect();
+    let said = refused(&format!("{{{}}}", tensors.join(",")));
+    assert!(said.contains("values, expected at most 524288"), "{said}");
+
+    let shape = vec!["1"; 1 << 18].join(",");
+    let header = format!(r#"{{"a":{{"dtype":"F32","shape":[{shape},0],"data_offsets":[0,0]}}}}"#);
+    let said = refused(&header);
+    assert!(
+        said.contains("262145 dimensions, expected at most 8"),
+        "{said}"
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let names: Vec<String> = (0..1 << 19).map(|i| format!(r#""{i}":"a""#)).collect();
+    let index = format!(r#"{{"weight_map":{{{}}}}}"#, names.join(","));
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    let said = Checkpoint::open(folder.path())
+        .err()
+        .expect("a refusal")
+        .to_string();
+    assert!(
+        said.contains("more than the 1048576 that are read"),
+        "{said}"
+    );
+}

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
-use waterline_quant::Bytes;
+use waterline_quant::{BF16, BF16_IN_BF16, Bytes, Tensor};
 
 use crate::error::{Error, Result};
 use crate::lowering::Source;
@@ -23,6 +23,8 @@ pub struct Model {
     program: Program,
     draft: Option<Draft>,
     fingerprint: u64,
+    /// A matrix is in BF16.
+    has_bf16: bool,
     files: TextFiles,
     trained_context: Option<usize>,
     notes: Vec<String>,
@@ -66,7 +68,9 @@ impl Model {
         for program in programs.chain(draft.as_ref().map(|draft| &draft.program)) {
             program.validate(&checkpoint.file, &plan)?;
         }
+        let is_bf16 = |tensor: &Tensor| [&BF16, &BF16_IN_BF16].contains(&tensor.format);
         Ok(Arc::new(Model {
+            has_bf16: checkpoint.tensors.values().any(is_bf16),
             fingerprint: checkpoint.fingerprint(),
             file: checkpoint.file,
             name: checkpoint.name,
@@ -78,6 +82,20 @@ impl Model {
             notes: checkpoint.notes,
             tokenizer: OnceCell::new(),
         }))
+    }
+
+    /// Tells if a matrix is in BF16.
+    pub(crate) fn has_bf16(&self) -> bool {
+        self.has_bf16
+    }
+
+    /// Most slots of a batch on a GPU in which every token has the bits of a recorded step. More of them meet BF16 matrices on tensor
+    /// cores, which round their inputs.
+    pub(crate) fn most_exact_slots(&self) -> usize {
+        match self.has_bf16 {
+            true => 8,
+            false => 16,
+        }
     }
 
     /// The file or directory it came from.

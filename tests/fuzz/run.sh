@@ -13,6 +13,7 @@ export RUSTC_BOOTSTRAP=1
 export ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:${ASAN_OPTIONS:-}"
 for kind in "${kinds[@]}"; do
     mkdir -p "corpus/$kind"
+    [ ! -d "kept/$kind" ] || cp "kept/$kind"/* "corpus/$kind/"
     WATERLINE_KIND=$kind WATERLINE_SEEDS=corpus/$kind cargo fuzz run --fuzz-dir . any -- -runs=1
     # A C program may ask for a session of any size; here the system refuses more than a GiB.
     options=$ASAN_OPTIONS

@@ -16,6 +16,37 @@ pub fn count() -> u64 {
 /// The system's allocator behind a counter.
 struct Counting;
 
+/// Bytes from which on a refused allocation is an error that whoever needs it handles: the library asks for weights, states and working
+/// memory in a way that may fail. Tables of tokenizers are smaller.
+const LARGE: usize = 16 << 20;
+
+/// Hands on what the system gave. A smaller allocation that it refuses ends the program by a sentence: few callers could handle it.
+fn given(pointer: *mut u8, bytes: usize) -> *mut u8 {
+    if pointer.is_null() && bytes < LARGE {
+        end_without_memory();
+    }
+    pointer
+}
+
+/// Nothing may be allocated here, so the sentence is written as it is, and no destructor runs.
+#[cfg(unix)]
+fn end_without_memory() -> ! {
+    // SAFETY: the signatures are those of POSIX.
+    unsafe extern "C" {
+        fn write(file: i32, bytes: *const u8, count: usize) -> isize;
+        safe fn _exit(status: i32) -> !;
+    }
+    const SENTENCE: &[u8] = b"waterline: the system refuses memory; choose a smaller context, or give the program more\n";
+    // SAFETY: the bytes are as many as it says. Standard error may be closed, which changes nothing.
+    unsafe { write(2, SENTENCE.as_ptr(), SENTENCE.len()) };
+    _exit(1)
+}
+
+#[cfg(not(unix))]
+fn end_without_memory() -> ! {
+    std::process::abort()
+}
+
 fn add_one() {
     COUNT.fetch_add(1, Ordering::Relaxed);
 }
@@ -25,13 +56,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add_one();
         // SAFETY: the caller's contract is the system's.
-        unsafe { System.alloc(layout) }
+        given(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         add_one();
         // SAFETY: the caller's contract is the system's.
-        unsafe { System.alloc_zeroed(layout) }
+        given(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -42,7 +73,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         add_one();
         // SAFETY: the caller's contract is the system's.
-        unsafe { System.realloc(pointer, layout, size) }
+        given(unsafe { System.realloc(pointer, layout, size) }, size)
     }
 }
 

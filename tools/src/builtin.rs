@@ -30,6 +30,9 @@ pub struct OpenArgs {
     /// Open a model although its files hold tensors that nothing here uses; it may be another model without them.
     #[arg(long)]
     allow_unused: bool,
+    /// Copy the model's files into memory, so that they may be rewritten or shortened while they are used.
+    #[arg(long)]
+    copy: bool,
     /// Whether the MTP block is read, by which a session drafts.
     #[arg(skip)]
     mtp: bool,
@@ -53,6 +56,7 @@ impl OpenArgs {
     pub fn checkpoint(self, path: Option<&Path>) -> Result<Checkpoint> {
         let options = OpenOptions {
             allow_unused: self.allow_unused,
+            copy: self.copy,
             mtp: self.mtp,
         };
         let checkpoint = match path {

@@ -53,6 +53,10 @@ pub struct SessionArgs {
     /// Most tokens of a prompt that are read at once; 0 means 256 on the CPU and 2048 on a GPU.
     #[arg(long, value_name = "N", default_value = "0")]
     chunk: usize,
+    /// Give every token the bits that it has when tokens are read one by one: they depend on nothing but the tokens before it and
+    /// on CPU or GPU, not on chunks, drafts or threads. Prompts are read more slowly.
+    #[arg(long)]
+    exact: bool,
     /// How a GPU decodes: by one kernel that stays there for the whole token, by a recorded graph of kernels, or by
     /// whichever is faster for the model.
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(["auto", "persistent", "recorded"])
@@ -168,6 +172,7 @@ impl SessionArgs {
         }
         (options.chunk, options.threads) = (self.chunk, threads);
         (options.device, options.step) = (device, self.gpu_step);
+        options.exact = self.exact;
         let DraftArgs { lookup, mtp } = self.drafts;
         (options.lookup, options.mtp) = (lookup as usize, mtp as usize);
         Ok(options)

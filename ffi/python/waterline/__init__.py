@@ -6,6 +6,7 @@
 
 import ctypes
 import enum
+import functools
 import json
 import os
 import signal
@@ -61,7 +62,8 @@ def _sampler_params(values, params=None):
         params = lib.filled(lib.SamplerParams(), library.wl_sampler_params_init)
     bias = values.pop("logit_bias", None)
     if bias is not None:
-        params.bias, params.bias_count = (lib.LogitBias * len(bias))(*bias.items()), len(bias)
+        entries = [(lib.whole("token", token, c_uint32), value) for token, value in bias.items()]
+        params.bias, params.bias_count = (lib.LogitBias * len(entries))(*entries), len(entries)
     return params.set(values)
 
 
@@ -73,7 +75,7 @@ def _known(values, names):
 
 
 _SAMPLER = {name for name, _ in lib.SamplerParams._fields_} - {"size", "reserved", "bias", "bias_count"} | {"logit_bias"}
-_SESSION = {name for name, _ in lib.SessionParams._fields_} - {"size", "sampler"}
+_SESSION = {name for name, _ in lib.SessionParams._fields_} - {"size", "sampler", "reserved"}
 
 
 def _session_params(values):
@@ -87,10 +89,10 @@ def _session_params(values):
 def _generate_params(max_tokens, stop, stop_tokens, ignore_end):
     params = lib.filled(lib.GenerateParams(), library.wl_generate_params_init)
     params.set({"max_tokens": max_tokens})
-    texts = [text.encode() for text in ([stop] if isinstance(stop, str) else stop)]
+    texts = [lib.c_string("stop", text.encode()) for text in ([stop] if isinstance(stop, str) else stop)]
     params.stop, params.stop_count = (ctypes.c_char_p * len(texts))(*texts), len(texts)
-    tokens = list(stop_tokens)
-    params.stop_tokens, params.stop_token_count = (c_uint32 * len(tokens))(*tokens), len(tokens)
+    tokens = lib.tokens(stop_tokens)
+    params.stop_tokens, params.stop_token_count = tokens, len(tokens)
     params.ignore_end = bool(ignore_end)
     return params
 
@@ -98,7 +100,7 @@ def _generate_params(max_tokens, stop, stop_tokens, ignore_end):
 def plan(path, **params):
     """The memory that a model file and a session on it would need, in bytes, before anything is loaded."""
     result = lib.Plan()
-    check(library.wl_plan_file(os.fsencode(path), byref(_session_params(params)), byref(result)))
+    check(library.wl_plan_file(lib.path(path), byref(_session_params(params)), byref(result)))
     return result.as_dict()
 
 
@@ -119,36 +121,39 @@ class _Closing:
 
     @property
     def _value(self):
-        if self._handle is None:
+        """The handle. Who reads what it points to after a call holds it: another thread may close this meanwhile."""
+        handle = self._handle
+        if handle is None:
             raise ValueError(f"this {type(self).__name__.lower()} is closed")
-        return self._handle.value
+        return handle
 
 
 class Model(_Closing):
     """A model: weights and description, shared by any number of sessions. `device=Device.CUDA, gpu=N` is GPU number N."""
 
-    def __init__(self, path, device=Device.AUTO, gpu=0, allow_unused=False):
-        """Opens a GGUF file or a Hugging Face directory; with `allow_unused` also one that holds what nothing here uses."""
-        self._open(library.wl_model_open, (device, gpu, allow_unused), os.fsencode(path))
+    def __init__(self, path, device=Device.AUTO, gpu=0, allow_unused=False, copy=False):
+        """Opens a GGUF file or a Hugging Face directory; with `allow_unused` also one that holds what nothing here uses, with
+        `copy` into memory, so that the files may be rewritten."""
+        self._open(library.wl_model_open, (device, gpu, allow_unused, copy), lib.path(path))
 
     @classmethod
     def builtin(cls, device=Device.AUTO, gpu=0):
         """The model that is part of the library."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_builtin, (device, gpu, False))
+        model._open(library.wl_model_builtin, (device, gpu, False, False))
         return model
 
     @classmethod
     def from_bytes(cls, content, device=Device.AUTO, gpu=0, allow_unused=False):
         """A GGUF file that lies in memory."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_from_memory, (device, gpu, allow_unused), bytes(content), len(content))
+        model._open(library.wl_model_from_memory, (device, gpu, allow_unused, False), *_bytes(content))
         return model
 
     def _open(self, function, options, *arguments):
-        device, gpu, allow_unused = options
+        device, gpu, allow_unused, copy = options
         params = lib.filled(lib.ModelParams(), library.wl_model_params_init)
-        params.set({"device": Device(device), "gpu": gpu, "allow_unused": bool(allow_unused)})
+        params.set({"device": Device(device), "gpu": gpu, "allow_unused": bool(allow_unused), "copy": bool(copy)})
         self._handle = lib.make(library.wl_model_free, function, *arguments, byref(params))
 
     @property
@@ -161,22 +166,22 @@ class Model(_Closing):
     @property
     def name(self):
         """Its name."""
-        name = ctypes.c_char_p()
-        check(library.wl_model_name(self._value, byref(name)))
+        handle, name = self._value, ctypes.c_char_p()
+        check(library.wl_model_name(handle, byref(name)))
         return name.value.decode()
 
     @property
     def device(self):
         """Where its sessions compute, and why there if that was left to the library."""
-        text = ctypes.c_char_p()
-        check(library.wl_model_device(self._value, byref(text)))
+        handle, text = self._value, ctypes.c_char_p()
+        check(library.wl_model_device(handle, byref(text)))
         return text.value.decode()
 
     @property
     def spec(self):
         """Its dimensions, layer by layer."""
-        text = ctypes.c_char_p()
-        check(library.wl_model_spec_json(self._value, byref(text)))
+        handle, text = self._value, ctypes.c_char_p()
+        check(library.wl_model_spec_json(handle, byref(text)))
         return json.loads(text.value)
 
     @property
@@ -197,21 +202,19 @@ class Model(_Closing):
         text = text.encode()
         count = c_size_t()
         tokens = (c_uint32 * (len(text) + 16))()
-        status = library.wl_tokenize(self._value, text, len(text), special, tokens, len(tokens), byref(count))
+        status = library.wl_tokenize(self._value, text, len(text), bool(special), tokens, len(tokens), byref(count))
         if status == lib.ROOM:
             tokens = (c_uint32 * count.value)()
-            status = library.wl_tokenize(self._value, text, len(text), special, tokens, len(tokens), byref(count))
+            status = library.wl_tokenize(self._value, text, len(text), bool(special), tokens, len(tokens), byref(count))
         check(status)
         return tokens[: count.value]
 
     def detokenize(self, tokens):
         """The exact bytes of tokens, which may begin or end inside a character."""
-        tokens = list(tokens)
-        array = (c_uint32 * len(tokens))(*tokens)
-        length = c_size_t()
-        check(library.wl_detokenize(self._value, array, len(tokens), None, 0, byref(length)))
+        tokens, length = lib.tokens(tokens), c_size_t()
+        check(library.wl_detokenize(self._value, tokens, len(tokens), None, 0, byref(length)))
         room = ctypes.create_string_buffer(length.value + 1)
-        check(library.wl_detokenize(self._value, array, len(tokens), room, len(room), byref(length)))
+        check(library.wl_detokenize(self._value, tokens, len(tokens), room, len(room), byref(length)))
         return room.raw[: length.value]
 
     def session(self, **params):
@@ -264,17 +267,36 @@ class _Watch:
             self.handler(*interrupt)
 
 
+def _bytes(content):
+    """The bytes of something that has some, and how many: of an array of numbers not how many numbers."""
+    content = bytes(memoryview(content))
+    return content, len(content)
+
+
+def _locked(method):
+    """A method that no other thread runs at once: the library's memory is copied before the next call can change it."""
+    @functools.wraps(method)
+    def call(self, *arguments, **named):
+        with self._lock:
+            return method(self, *arguments, **named)
+
+    return call
+
+
 class Session(_Closing):
-    """A conversation or a text, with the state that has read it. One call at a time, but for `cancel`. Ctrl-C ends the
-    reading of a prompt after its current chunk, with KeyboardInterrupt; what was read until then stays read."""
+    """A conversation or a text, with the state that has read it. A call waits for that of another thread, but for `cancel`. Ctrl-C
+    ends the reading of a prompt after its current chunk, with KeyboardInterrupt; what was read until then stays read."""
 
     def __init__(self, handle):
         self._handle = handle
+        # A call from inside on_progress is the same thread's.
+        self._lock = threading.RLock()
         self._watch = _Watch()
         self._progress = lib.PROGRESS(self._watch)
         check(library.wl_session_set_progress(self._value, self._progress, None))
 
     @property
+    @_locked
     def info(self):
         """Position, threads, bytes."""
         info = lib.SessionInfo()
@@ -286,17 +308,20 @@ class Session(_Closing):
         """Tokens read so far."""
         return self.info["position"]
 
+    @_locked
     def feed(self, tokens):
         """Reads tokens."""
-        tokens = list(tokens)
-        self._watch.call(library.wl_feed, self._value, (c_uint32 * len(tokens))(*tokens), len(tokens), None)
+        tokens = lib.tokens(tokens)
+        self._watch.call(library.wl_feed, self._value, tokens, len(tokens), None)
 
+    @_locked
     def sample(self):
         """Chooses a token without reading it."""
         token = c_uint32()
         check(library.wl_sample(self._value, byref(token)))
         return token.value
 
+    @_locked
     def step(self):
         """Chooses a token and reads it."""
         token = c_uint32()
@@ -304,25 +329,28 @@ class Session(_Closing):
         return token.value
 
     @property
+    @_locked
     def logits(self):
         """A read-only numpy view of the logits after the last token: the numbers change when the session reads on. The
         view keeps the session's memory, also after `close`."""
         import numpy
 
-        first, count = c_void_p(), c_size_t()
-        check(library.wl_logits(self._value, byref(first), byref(count)))
+        handle, first, count = self._value, c_void_p(), c_size_t()
+        check(library.wl_logits(handle, byref(first), byref(count)))
         memory = (ctypes.c_float * count.value).from_address(first.value)
-        memory.handle = self._handle
+        memory.handle = handle
         view = numpy.frombuffer(memory, dtype=numpy.float32)
         view.flags.writeable = False
         return view
 
+    @_locked
     def generate(self, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
         """Generates text after what has been read: an iterator of pieces."""
         params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
         check(library.wl_generate_start(self._value, byref(params)))
         return Generation(self)
 
+    @_locked
     def say(self, message, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
         """Sends a message: an iterator of the pieces of the answer.
 
@@ -339,33 +367,36 @@ class Session(_Closing):
         self._watch.call(library.wl_chat_start, self._value, message, len(message), byref(params))
         return Generation(self)
 
+    @_locked
     def set_messages(self, messages):
         """Begins the conversation with messages that were said elsewhere, dicts of "role" and "content": the last one an
         answer. Where they begin with what was said here, only what is new is read."""
         texts = []
         for message in messages:
             _known(message, {"role", "content"})
-            texts.append([message[name].encode() for name in ("role", "content")])
-            if b"\0" in texts[-1][1]:
-                raise ValueError("the content of a message has a zero byte")
+            texts.append([lib.c_string(name, message[name].encode()) for name in ("role", "content")])
         array = (lib.Message * len(texts))(*(lib.Message(*pair) for pair in texts))
         self._watch.call(library.wl_chat_set_messages, self._value, array, len(texts))
 
+    @_locked
     def on_progress(self, function):
         """Calls `function(read, total)` while a prompt is read, after every chunk; None ends it. If it returns False the
         call is cancelled; if it raises, the call is cancelled and raises the same."""
         self._watch.function = function
 
+    @_locked
     def system(self, text):
         """Sets the instructions ahead of the conversation."""
         text = text.encode()
         check(library.wl_chat_system(self._value, text, len(text)))
 
+    @_locked
     def undo(self):
         """Takes back the last message and its answer."""
         check(library.wl_chat_undo(self._value))
 
     @property
+    @_locked
     def messages(self):
         """The conversation."""
         length = c_size_t()
@@ -375,6 +406,7 @@ class Session(_Closing):
         return json.loads(room.value)
 
     @property
+    @_locked
     def sampler(self):
         """How tokens are chosen, the seed that was drawn included."""
         params = self._sampler()
@@ -382,16 +414,19 @@ class Session(_Closing):
         bias, count = found.pop("bias"), found.pop("bias_count")
         return {**found, "logit_bias": {bias[i].token: bias[i].bias for i in range(count)}}
 
+    @_locked
     def _sampler(self):
         params = lib.SamplerParams()
         check(library.wl_session_get_sampler(self._value, byref(params)))
         return params
 
+    @_locked
     def set_sampler(self, **params):
         """Changes how tokens are chosen; what is not given stays. A new seed restarts the random numbers."""
         _known(params, _SAMPLER)
         check(library.wl_session_set_sampler(self._value, byref(_sampler_params(params, self._sampler()))))
 
+    @_locked
     def state(self):
         """The whole session as bytes."""
         size = c_size_t()
@@ -400,30 +435,37 @@ class Session(_Closing):
         check(library.wl_state_write(self._value, room, len(room), byref(size)))
         return room.raw[: size.value]
 
+    @_locked
     def restore(self, state):
         """Goes on from a state, bit for bit."""
-        check(library.wl_state_read(self._value, bytes(state), len(state)))
+        check(library.wl_state_read(self._value, *_bytes(state)))
 
+    @_locked
     def save(self, path):
         """Writes the state to a file."""
-        check(library.wl_state_save(self._value, os.fsencode(path)))
+        check(library.wl_state_save(self._value, lib.path(path)))
 
+    @_locked
     def load(self, path):
         """Goes on from a file."""
-        check(library.wl_state_load(self._value, os.fsencode(path)))
+        check(library.wl_state_load(self._value, lib.path(path)))
 
+    @_locked
     def fork(self):
         """A second session in the same state."""
         return Session(lib.make(library.wl_session_free, library.wl_session_fork, self._value))
 
+    @_locked
     def mark(self):
         """Remembers this state for `rewind`."""
         check(library.wl_session_mark(self._value))
 
+    @_locked
     def rewind(self, position):
         """Goes back to an earlier position."""
-        check(library.wl_session_rewind(self._value, position))
+        check(library.wl_session_rewind(self._value, lib.whole("position", position, ctypes.c_uint64)))
 
+    @_locked
     def reset(self):
         """Forgets everything that was read or said."""
         check(library.wl_session_reset(self._value))
@@ -453,10 +495,13 @@ class Generation:
         if self.finish is not None:
             raise StopIteration
         text, length, result = c_void_p(), c_size_t(), lib.GenerateResult()
-        check(library.wl_generate_next(self._session._value, byref(text), byref(length), byref(result)))
+        with self._session._lock:
+            handle = self._session._value
+            check(library.wl_generate_next(handle, byref(text), byref(length), byref(result)))
+            piece = text.value and ctypes.string_at(text.value, length.value)
         if text.value is None:
             self.finish = Finish(result.finish)
             self.tokens, self.seconds = result.tokens, result.seconds
             self.prompt_tokens, self.prompt_seconds = result.prompt_tokens, result.prompt_seconds
             raise StopIteration
-        return ctypes.string_at(text.value, length.value).decode()
+        return piece.decode()

@@ -54,21 +54,48 @@ class Tagged(ctypes.Structure):
         return {name: value(name, type_) for name, type_ in self._fields_ if name not in ("size", "reserved")}
 
     def set(self, values):
-        """Sets fields by name; None leaves the default. ctypes would cut a number that is too large for its field."""
+        """Sets fields by name; None leaves the default."""
         types = dict(self._fields_)
         for name, value in values.items():
             if value is None:
                 continue
             if types[name] in (c_uint32, c_uint64, c_size_t):
-                value, most = operator.index(value), 256 ** ctypes.sizeof(types[name]) - 1
-                if not 0 <= value <= most:
-                    raise ValueError(f"{name}: found {value}, expected 0 to {most}")
+                value = whole(name, value, types[name])
             setattr(self, name, value)
         return self
 
 
+def whole(name, value, type_):
+    """A whole number in the range of its type: ctypes would cut one that is too large."""
+    value, most = operator.index(value), 256 ** ctypes.sizeof(type_) - 1
+    if not 0 <= value <= most:
+        raise ValueError(f"{name}: found {value}, expected 0 to {most}")
+    return value
+
+
+def tokens(values):
+    """An array of tokens."""
+    values = [whole("token", value, c_uint32) for value in values]
+    return (c_uint32 * len(values))(*values)
+
+
+def c_string(name, text):
+    """Bytes that C reads up to a zero byte, so they hold none: C would take what comes before it for the whole."""
+    if b"\0" in text:
+        raise ValueError(f"{name}: found a zero byte in {text!r}, expected none")
+    return text
+
+
+def path(value):
+    """A path for C."""
+    return c_string("path", os.fsencode(value))
+
+
 class ModelParams(Tagged):
-    _fields_ = [("size", c_uint32), ("device", c_uint32), ("gpu", c_uint32), ("allow_unused", c_uint32)]
+    _fields_ = [
+        ("size", c_uint32), ("device", c_uint32), ("gpu", c_uint32), ("allow_unused", c_uint32),
+        ("copy", c_uint32),
+    ]
 
 
 class ModelInfo(Tagged):
@@ -95,6 +122,7 @@ class SessionParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("threads", c_uint32), ("context", c_size_t), ("history", c_size_t), ("chunk", c_size_t),
         ("marks", c_size_t), ("cache", c_uint32), ("drop_oldest", c_uint32), ("sampler", POINTER(SamplerParams)),
+        ("exact", c_uint32), ("reserved", c_uint32),
     ]
 
 
@@ -227,13 +255,13 @@ def filled(params, init):
 
 
 class Handle:
-    """A handle that is freed when nothing uses it any more, views of its memory included."""
+    """A handle that is freed when nothing uses it any more: a call that it is passed to, or a view of its memory."""
 
     def __init__(self, value, free):
-        self.value, self._free = value, free
+        self._as_parameter_, self._free = c_void_p(value), free
 
     def __del__(self):
-        self._free(self.value)
+        self._free(self._as_parameter_)
 
 
 def make(free, function, *arguments):

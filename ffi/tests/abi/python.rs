@@ -32,6 +32,22 @@ fn the_package_keeps_its_promises() {
 }
 
 #[test]
+fn the_package_refuses_what_c_would_cut_and_serves_threads() {
+    let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
+    if !has(&python, &["-c", "import ctypes"]) {
+        return;
+    }
+    let mut command = Command::new(python);
+    command
+        .arg(source("tests/programs/trust.py"))
+        .arg(scratch("waterline-trust"));
+    assert_eq!(
+        String::from_utf8_lossy(&succeeds(library(&mut command)).stdout),
+        "all right\n"
+    );
+}
+
+#[test]
 fn a_newcomer_tells_a_story_and_talks() {
     let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
     if !has(&python, &["-c", "import ctypes"]) {

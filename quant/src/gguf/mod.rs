@@ -24,7 +24,7 @@ pub use write::{NewTensor, Writer};
 
 use crate::error::{Error, Result};
 use crate::format::Format;
-use crate::storage::{Bytes, Tensor};
+use crate::storage::{Bytes, FileAccess, Tensor};
 
 /// An opened GGUF file. Nothing of the tensors is read until they are used.
 pub struct Gguf {
@@ -70,7 +70,12 @@ impl TensorInfo {
 impl Gguf {
     /// Maps and checks a file, or all parts of a split one by any of them.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf> {
-        parts::open(path.as_ref())
+        Gguf::open_by(path, FileAccess::Map)
+    }
+
+    /// Maps or copies a file or its parts, and checks them.
+    pub fn open_by(path: impl AsRef<Path>, access: FileAccess) -> Result<Gguf> {
+        parts::open(path.as_ref(), access)
     }
 
     /// Checks a file that is in memory; error messages call it `name`.
@@ -155,7 +160,11 @@ impl Gguf {
 
     /// Whether the file has a tensor of this name.
     pub fn has_tensor(&self, name: &str) -> bool {
-        self.names.contains_key(name)
+        self.tensor_index(name).is_some()
+    }
+
+    fn tensor_index(&self, name: &str) -> Option<usize> {
+        self.names.get(name).copied()
     }
 
     /// The value of `key`, if the file has it.
@@ -196,9 +205,7 @@ impl Gguf {
 
     /// The unsigned integer `key`, if it fits in 32 bits.
     pub fn get_u32(&self, key: &str) -> Result<u32> {
-        self.typed(key, "an unsigned 32-bit integer", |value| {
-            value.as_u64()?.try_into().ok()
-        })
+        self.typed(key, "an unsigned 32-bit integer", Value::as_u32)
     }
 
     /// The float `key`, stored in 32 or 64 bits.
@@ -222,23 +229,37 @@ impl Gguf {
         expected: &str,
         convert: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<T> {
-        let value = self.get(key).ok_or_else(|| Error::Missing {
+        let value = self.optional(key, expected, convert)?;
+        value.ok_or_else(|| Error::Missing {
             file: self.name.clone(),
             item: format!("key '{key}'"),
-        })?;
-        convert(value).ok_or_else(|| {
+        })
+    }
+
+    /// The value of `key` by `convert`, if the file has the key. An error if it does and the value is not `expected`.
+    pub fn optional<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let wrong = || {
             Error::invalid(
                 &self.name,
                 format!("key '{key}'"),
                 value.describe(),
                 expected,
             )
-        })
+        };
+        convert(value).map(Some).ok_or_else(wrong)
     }
 
     /// The tensor `name`, without a copy. An error if it is missing or in a format that this crate does not have.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
-        let &i = self.names.get(name).ok_or_else(|| Error::Missing {
+        let i = self.tensor_index(name).ok_or_else(|| Error::Missing {
             file: self.name.clone(),
             item: format!("tensor '{name}'"),
         })?;

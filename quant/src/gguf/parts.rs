@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::{Gguf, Value, read};
 use crate::error::{Error, Result};
-use crate::storage::Bytes;
+use crate::storage::{Bytes, FileAccess};
 
 const COUNT: &str = "split.count";
 const NUMBER: &str = "split.no";
@@ -15,8 +15,11 @@ const TENSORS: &str = "split.tensors.count";
 const MAX_PARTS: u64 = 99_999;
 
 /// Opens a file, or all parts of a split one.
-pub(super) fn open(path: &Path) -> Result<Gguf> {
-    let gguf = map(path)?;
+pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
+    let read_in = |path: &Path| -> Result<Gguf> {
+        Gguf::parse(Bytes::open_file(path, access)?, path.display().to_string())
+    };
+    let gguf = read_in(path)?;
     let number = |gguf: &Gguf, key: &str| gguf.get(key).and_then(Value::as_u64);
     let count = number(&gguf, COUNT).unwrap_or(1);
     if count <= 1 {
@@ -44,12 +47,12 @@ pub(super) fn open(path: &Path) -> Result<Gguf> {
     };
     let mut whole = match own {
         0 => gguf,
-        _ => map(&names.of_part(0))?,
+        _ => read_in(&names.of_part(0))?,
     };
     let tensors = number(&whole, TENSORS);
     for part in 1..count {
         let path = names.of_part(part);
-        let bytes = Bytes::map_file(&path)?;
+        let bytes = Bytes::open_file(&path, access)?;
         let file = path.display().to_string();
         let found = read::parse(&bytes, &file)?;
         let said = |key: &str| {
@@ -102,10 +105,6 @@ impl Gguf {
         }
         Ok(self)
     }
-}
-
-fn map(path: &Path) -> Result<Gguf> {
-    Gguf::parse(Bytes::map_file(path)?, path.display().to_string())
 }
 
 /// The names of the parts of a file.

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::value::{ARRAY, STRING};
 use super::{Array, TensorInfo, Value};
+use crate::counted::{converted, read_list};
 use crate::error::{Error, Result};
 use crate::stray::stray;
 
@@ -13,6 +14,13 @@ const MAX_DIMS: u32 = 4;
 /// Deeper arrays of arrays are refused, so that a file cannot exhaust the stack.
 const MAX_DEPTH: usize = 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
+/// Most bytes before the data section. The largest vocabularies have a tenth of it.
+const MAX_DESCRIPTION: usize = 256 << 20;
+/// Most keys and most tensors. Published files have a hundred keys and some thousand tensors.
+const MAX_KEYS: usize = 1 << 16;
+const MAX_TENSORS: usize = 1 << 18;
+/// Longest key and longest name of a tensor, which sentences repeat.
+const MAX_NAME: usize = 1 << 10;
 
 /// Most notes that are kept.
 const MAX_NOTES: usize = 16;
@@ -64,20 +72,17 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
     }
     // The least sizes: an empty key with a one-byte value; an empty name, no dimensions, type, offset.
     let tensor_count = cursor.count("tensor count", 8 + 4 + 4 + 8)?;
+    cursor.at_most("tensor count", tensor_count, MAX_TENSORS)?;
     let metadata_count = cursor.count("metadata count", 8 + 4 + 1)?;
-
-    let mut metadata = Vec::with_capacity(metadata_count);
-    for i in 0..metadata_count {
+    cursor.at_most("metadata count", metadata_count, MAX_KEYS)?;
+    let metadata = read_list(metadata_count, |i| {
         let key = cursor.name(&format!("key {i}"))?;
         let item = format!("key '{key}'");
         let kind = cursor.u32(&item)?;
         let value = cursor.value(kind, &item)?;
-        metadata.push((key, value));
-    }
-    let mut tensors = Vec::with_capacity(tensor_count);
-    for i in 0..tensor_count {
-        tensors.push(cursor.tensor(i)?);
-    }
+        Ok((key, value))
+    })?;
+    let tensors = read_list(tensor_count, |i| cursor.tensor(i))?;
 
     let alignment = alignment(&metadata, file)?;
     let start = (cursor.position as u64).next_multiple_of(alignment) as usize;
@@ -112,8 +117,8 @@ fn alignment(metadata: &[(String, Value)], file: &str) -> Result<u64> {
 
 /// Every tensor is aligned, inside the data section, and apart from the others.
 fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &str) -> Result<()> {
-    let mut places = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
+    let mut places = read_list(tensors.len(), |i| {
+        let tensor = &tensors[i];
         let invalid = |found: String, expected: String| {
             Error::invalid(file, format!("tensor '{}'", tensor.name), found, expected)
         };
@@ -143,8 +148,8 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
                     format!("an end within the {data_len} bytes of tensor data"),
                 )
             })?;
-        places.push((tensor.offset, end, &tensor.name));
-    }
+        Ok((tensor.offset, end, &tensor.name))
+    })?;
     places.sort_unstable();
     for pair in places.windows(2) {
         let ((_, end, before), (start, _, name)) = (pair[0], pair[1]);
@@ -186,6 +191,10 @@ impl<'a> Cursor<'a> {
             let found = format!("the end of the file after {} bytes", self.remaining());
             return Err(self.invalid(item, found, format!("{len} bytes")));
         }
+        if len > MAX_DESCRIPTION.saturating_sub(self.position) {
+            let expected = format!("at most {MAX_DESCRIPTION} bytes before the tensors' data");
+            return Err(self.invalid(item, format!("{len} bytes"), expected));
+        }
         let taken = &self.bytes[self.position..][..len];
         self.position += len;
         Ok(taken)
@@ -219,9 +228,18 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Refuses a number of things above `most`.
+    fn at_most(&self, item: &str, count: usize, most: usize) -> Result<()> {
+        match count <= most {
+            true => Ok(()),
+            false => Err(self.invalid(item, count, format!("at most {most}"))),
+        }
+    }
+
     /// The name of a key or a tensor.
     fn name(&mut self, item: &str) -> Result<String> {
         let len = self.count(item, 1)?;
+        self.at_most(&format!("length of {item}"), len, MAX_NAME)?;
         let bytes = self.take(len, item)?;
         match std::str::from_utf8(bytes) {
             Ok(name) => Ok(name.to_string()),
@@ -323,12 +341,7 @@ impl<'a> Cursor<'a> {
     ) -> Result<Vec<T>> {
         let count = self.count(item, N)?;
         let bytes = self.take(count * N, item)?;
-        Ok(bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&bytes| convert(bytes))
-            .collect())
+        converted(bytes.as_chunks().0, convert)
     }
 
     fn list<T>(
@@ -338,12 +351,7 @@ impl<'a> Cursor<'a> {
         read: impl Fn(&mut Cursor<'a>) -> Result<T>,
     ) -> Result<Vec<T>> {
         let count = self.count(item, least)?;
-        // Grown as elements are really read: an element in memory may be larger than its least size in the file.
-        let mut list = Vec::new();
-        for _ in 0..count {
-            list.push(read(self)?);
-        }
-        Ok(list)
+        read_list(count, |_| read(self))
     }
 
     fn tensor(&mut self, index: usize) -> Result<TensorInfo> {

@@ -80,6 +80,11 @@ impl Value {
         }
     }
 
+    /// The integer, if it is one that fits in 32 bits and not negative.
+    pub fn as_u32(&self) -> Option<u32> {
+        self.as_u64()?.try_into().ok()
+    }
+
     /// The integer, if it is one and fits.
     pub fn as_i64(&self) -> Option<i64> {
         match *self {

@@ -6,14 +6,16 @@ mod quantized;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
 use crate::error::{Error, Result};
 use crate::format::{BF16, F16, F32, Format};
+use crate::json::{read_json, values_at_most};
 use crate::regular_file::read_file;
-use crate::storage::{Bytes, Tensor};
+use crate::storage::{Bytes, FileAccess, Tensor};
 use crate::stray::stray;
 use quantized::Packing;
 
@@ -21,15 +23,25 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Largest index that is read: a hundred bytes for each of a million tensors.
 const LARGEST_INDEX: u64 = 100 << 20;
+/// Most values in an index: half a million names of tensors and of their shards.
+const MOST_NAMES: usize = 1 << 20;
+/// Most values in a header: thirty thousand tensors of one file.
+const MOST_VALUES: usize = 1 << 19;
+/// Most tensors of all files, and most dimensions of one.
+const MOST_TENSORS: usize = 1 << 18;
+const MOST_DIMENSIONS: usize = 8;
+/// Longest name of a tensor, which sentences repeat.
+const LONGEST_NAME: usize = 1 << 10;
 
 /// The tensors of one or several memory-mapped safetensors files, by name.
 pub struct Checkpoint {
     name: String,
+    access: FileAccess,
     entries: BTreeMap<String, Entry>,
 }
 
 struct Entry {
-    file: String,
+    file: Arc<str>,
     dtype: Dtype,
     shape: Vec<usize>,
     data: Bytes,
@@ -42,9 +54,15 @@ struct Entry {
 impl Checkpoint {
     /// Opens a folder that holds `model.safetensors`, or shards named by `model.safetensors.index.json`.
     pub fn open(folder: impl AsRef<Path>) -> Result<Checkpoint> {
+        Checkpoint::open_by(folder, FileAccess::Map)
+    }
+
+    /// As [`Checkpoint::open`], the files mapped or copied.
+    pub fn open_by(folder: impl AsRef<Path>, access: FileAccess) -> Result<Checkpoint> {
         let folder = folder.as_ref();
         let mut checkpoint = Checkpoint {
             name: folder.display().to_string(),
+            access,
             entries: BTreeMap::new(),
         };
         let index = folder.join(INDEX);
@@ -73,6 +91,7 @@ impl Checkpoint {
         let path = path.as_ref();
         let mut checkpoint = Checkpoint {
             name: path.display().to_string(),
+            access: FileAccess::Map,
             entries: BTreeMap::new(),
         };
         checkpoint.add_file(path, |_| true)?;
@@ -87,9 +106,19 @@ impl Checkpoint {
 
     fn add_file(&mut self, path: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let file = path.display().to_string();
-        let bytes = Bytes::map_file(path)?;
+        let bytes = Bytes::open_file(path, self.access)?;
         if let Some((found, expected)) = stray(&bytes) {
             return Err(Error::invalid(&file, "the file", found, expected));
+        }
+        let values = header(&bytes).map_or(0, values_at_most);
+        if values > MOST_VALUES {
+            let expected = format!("at most {MOST_VALUES}");
+            return Err(Error::invalid(
+                &file,
+                "header",
+                format!("{values} values"),
+                expected,
+            ));
         }
         let (header, metadata): (usize, Metadata) =
             SafeTensors::read_metadata(&bytes).map_err(|e| {
@@ -101,13 +130,29 @@ impl Checkpoint {
                 )
             })?;
         let start = size_of::<u64>() + header; // the header's length comes first
+        let shared: Arc<str> = file.as_str().into();
         for (name, info) in metadata.tensors() {
+            if name.len() > LONGEST_NAME {
+                let found = format!("a name of {} bytes", name.len());
+                let expected = format!("at most {LONGEST_NAME}");
+                return Err(Error::invalid(&file, "header", found, expected));
+            }
+            if info.shape.len() > MOST_DIMENSIONS {
+                let found = format!("{} dimensions", info.shape.len());
+                let expected = format!("at most {MOST_DIMENSIONS}");
+                return Err(Error::invalid(
+                    &file,
+                    format!("tensor '{name}'"),
+                    found,
+                    expected,
+                ));
+            }
             if wanted(&name) {
                 let (from, to) = info.data_offsets;
                 self.entries.insert(
                     names::unwrapped(&name),
                     Entry {
-                        file: file.clone(),
+                        file: Arc::clone(&shared),
                         dtype: info.dtype,
                         shape: info.shape.clone(),
                         data: bytes.slice(start + from..start + to),
@@ -116,6 +161,11 @@ impl Checkpoint {
                     },
                 );
             }
+        }
+        if self.entries.len() > MOST_TENSORS {
+            let found = format!("{} tensors", self.entries.len());
+            let expected = format!("at most {MOST_TENSORS}");
+            return Err(Error::invalid(&file, "header", found, expected));
         }
         Ok(())
     }
@@ -223,12 +273,18 @@ impl Entry {
     }
 }
 
+/// The header of a file, as far as the file has what it says.
+fn header(bytes: &[u8]) -> Option<&[u8]> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)
+}
+
 /// Shard file name -> names of its tensors.
 fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let file = path.display().to_string();
     let text = read_file(path, LARGEST_INDEX).map_err(|e| Error::io(path, "read", e))?;
-    let json: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|e| Error::invalid(&file, "the text", e, "JSON"))?;
+    let json = read_json(&text, MOST_NAMES)
+        .map_err(|found| Error::invalid(&file, "the text", found, "JSON"))?;
     let map = json
         .get("weight_map")
         .and_then(|map| map.as_object())

@@ -1,13 +1,21 @@
 //! A JSON object whose values are read with errors that name the file and the key.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+use waterline_quant::read_json;
 
 use crate::error::{Error, Result};
+
+/// Most values in a configuration. Names of 21,000 classes, which some have, are 85,000.
+const MOST_VALUES: usize = 1 << 17;
+/// Longest key, and longest text that names something, in bytes.
+const LONGEST_NAME: usize = 1 << 10;
+const TEXT: &str = "a text of at most 1024 bytes";
 
 /// A JSON object from a file.
 pub(crate) struct Config {
@@ -109,13 +117,18 @@ impl Config {
             });
         }
         let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
-        let json = serde_json::from_slice(&quote_non_finite(text));
-        let value = json.map_err(|e| Error::Config {
+        let wrong = |found: String, expected: String| Error::Config {
             file: file.into(),
             key: "the file".into(),
-            found: e.to_string(),
-            expected: "JSON".into(),
-        })?;
+            found,
+            expected,
+        };
+        let value = read_json(&quote_non_finite(text), MOST_VALUES);
+        let value = value.map_err(|found| wrong(found, "JSON".into()))?;
+        if let Some(key) = long_key(&value) {
+            let found = format!("a key of {} bytes, {:?}", key.len(), shortened(key));
+            return Err(wrong(found, format!("at most {LONGEST_NAME}")));
+        }
         Config::new(file, value)
     }
 
@@ -281,10 +294,15 @@ impl Config {
 
     /// A text.
     pub fn string(&self, key: &str) -> Result<&str> {
-        self.required(key, self.optional(key, Value::as_str, "a text")?, "a text")
+        self.required(key, self.optional_text(key)?, TEXT)
     }
 
-    /// A text, if there is one.
+    /// A text, if the key is there and not null.
+    pub fn optional_text(&self, key: &str) -> Result<Option<&str>> {
+        self.optional(key, name, TEXT)
+    }
+
+    /// The text at a key that may hold something else.
     pub fn optional_string(&self, key: &str) -> Option<&str> {
         self.get(key).and_then(Value::as_str)
     }
@@ -293,7 +311,7 @@ impl Config {
     pub fn one_of<T: Copy>(&self, key: &str, default: T, known: &[(&str, T)]) -> Result<T> {
         let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
         let expected = format!("one of {}", names.join(", "));
-        let Some(text) = self.optional(key, Value::as_str, &expected)? else {
+        let Some(text) = self.optional(key, name, &expected)? else {
             return Ok(default);
         };
         known
@@ -363,38 +381,62 @@ impl Config {
 
 /// A value as it can stand in a sentence.
 fn short(value: &Value) -> String {
-    let text = value.to_string();
+    shortened(&value.to_string())
+}
+
+/// The beginning of a text, short enough for a sentence.
+fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
+        None => text.into(),
+    }
+}
+
+/// A text that names something, which sentences may repeat.
+fn name(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| text.len() <= LONGEST_NAME)
+}
+
+/// A key anywhere in a value that is longer than a name.
+fn long_key(value: &Value) -> Option<&str> {
+    match value {
+        Value::Object(fields) => fields.iter().find_map(|(key, value)| {
+            let long = (key.len() > LONGEST_NAME).then_some(key.as_str());
+            long.or_else(|| long_key(value))
+        }),
+        Value::Array(values) => values.iter().find_map(long_key),
+        _ => None,
     }
 }
 
 /// Replaces bare `Infinity`, `-Infinity` and `NaN` outside of strings.
-fn quote_non_finite(text: &[u8]) -> Vec<u8> {
-    let mut quoted = Vec::with_capacity(text.len());
-    let mut rest = text;
+fn quote_non_finite(text: &[u8]) -> Cow<'_, [u8]> {
+    const BARE: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let mut quoted = Vec::new();
+    let (mut copied, mut at) = (0, 0);
     let mut in_string = false;
-    while let Some(&byte) = rest.first() {
-        let bare = ["-Infinity", "Infinity", "NaN"];
-        let word = bare.iter().find(|word| rest.starts_with(word.as_bytes()));
-        let taken = match (in_string, word, byte) {
-            (false, Some(word), _) => {
-                quoted.extend_from_slice(format!("{{\"__float__\":\"{word}\"}}").as_bytes());
-                rest = &rest[word.len()..];
-                continue;
+    while let Some(&byte) = text.get(at) {
+        match byte {
+            b'"' => in_string = !in_string,
+            b'\\' if in_string => at += 1,
+            b'-' | b'I' | b'N' if !in_string => {
+                let starts = |word: &&&str| text[at..].starts_with(word.as_bytes());
+                if let Some(word) = BARE.iter().find(starts) {
+                    quoted.extend_from_slice(&text[copied..at]);
+                    quoted.extend_from_slice(format!("{{\"__float__\":\"{word}\"}}").as_bytes());
+                    copied = at + word.len();
+                    at = copied - 1;
+                }
             }
-            (true, _, b'\\') => 2.min(rest.len()),
-            (_, _, b'"') => {
-                in_string = !in_string;
-                1
-            }
-            _ => 1,
-        };
-        quoted.extend_from_slice(&rest[..taken]);
-        rest = &rest[taken..];
+            _ => {}
+        }
+        at += 1;
     }
-    quoted
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    quoted.extend_from_slice(&text[copied..]);
+    Cow::Owned(quoted)
 }
 
 /// Largest width, depth or count that is believed; what is larger is a corrupt file.
@@ -450,6 +492,22 @@ mod tests {
                 let read: f32 = serde_json::from_str(&text).unwrap();
                 assert_eq!(read.to_bits(), bits, "{text}");
             }
+        }
+    }
+
+    #[test]
+    fn names_are_short_enough_for_a_sentence() {
+        let long = "a".repeat(LONGEST_NAME + 1);
+        let config = Config::new("test", json!({ "kind": long, "list": [1] })).unwrap();
+        for error in [
+            config.string("kind").unwrap_err(),
+            config.string("list").unwrap_err(),
+            config.one_of("kind", (), &[("a", ())]).unwrap_err(),
+            Config::parse("test", json!([{ "a": { long: 1 } }]).to_string().as_bytes())
+                .err()
+                .unwrap(),
+        ] {
+            assert!(error.to_string().len() < 200, "{error}");
         }
     }
 

@@ -5,19 +5,60 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::draft::HostDraft;
+use super::slots::{OneState, Slots};
 use super::together::{HostAhead, HostGroup, Together};
 use super::{Ahead, Engine, Group, Setup};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::OpTime;
 use crate::error::Result;
-use crate::program::Workspace;
+use crate::program::{Program, Workspace};
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
+
+/// How chunks are read.
+enum Reading {
+    /// Each op over the whole chunk, in the form that is fastest for its length.
+    Chunks(Workspace),
+    /// Every token with the bits of a step.
+    Steps(Slots),
+}
+
+impl Reading {
+    fn new(program: &Program, setup: &Setup) -> Result<Self> {
+        let pool = Arc::clone(&setup.pool);
+        Ok(match setup.exact {
+            true => Reading::Steps(Slots::new(program, pool, setup.chunk, false)?),
+            false => Reading::Chunks(Workspace::new(program, pool, setup.chunk)?),
+        })
+    }
+
+    fn workspace(&mut self) -> &mut Workspace {
+        match self {
+            Reading::Chunks(workspace) => workspace,
+            Reading::Steps(slots) => &mut slots.workspace,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Reading::Chunks(workspace) => workspace.bytes(),
+            Reading::Steps(slots) => slots.bytes(),
+        }
+    }
+}
+
+/// Bytes of working memory that reading chunks of up to `chunk` tokens would allocate.
+pub(crate) fn plan_reading(program: &Program, threads: usize, chunk: usize, exact: bool) -> usize {
+    match exact {
+        true => Slots::plan(program, threads, chunk, false),
+        false => Workspace::plan(program, threads, chunk),
+    }
+}
 
 /// State and working memory of a session on the CPU.
 pub(super) struct CpuEngine {
     model: Arc<Model>,
-    workspace: Workspace,
+    reading: Reading,
     arena: Arena,
     marks: Vec<Arena>,
     pool: Arc<Pool>,
@@ -26,16 +67,15 @@ pub(super) struct CpuEngine {
 impl CpuEngine {
     /// Allocates the state and the working memory.
     pub fn new(model: &Arc<Model>, plan: Arc<StatePlan>, setup: &Setup) -> Result<Self> {
-        let pool = Arc::clone(&setup.pool);
-        let workspace = Workspace::new(model.program(), Arc::clone(&pool), setup.chunk)?;
+        let reading = Reading::new(model.program(), setup)?;
         let arena = Arena::new(plan)?;
         let marks = (0..setup.marks).map(|_| arena.try_clone());
         Ok(CpuEngine {
             model: Arc::clone(model),
-            workspace,
+            reading,
             marks: marks.collect::<Result<_>>()?,
             arena,
-            pool,
+            pool: Arc::clone(&setup.pool),
         })
     }
 }
@@ -54,7 +94,7 @@ impl Engine for CpuEngine {
     }
 
     fn work_bytes(&self) -> usize {
-        self.workspace.bytes()
+        self.reading.bytes()
     }
 
     fn reset(&mut self) -> Result<()> {
@@ -65,20 +105,24 @@ impl Engine for CpuEngine {
     fn read(&mut self, tokens: &[u32]) -> Result<()> {
         let position = self.arena.tensor::<u64>(HEADER)[0];
         let program = self.model.program();
-        self.workspace
-            .run(program, &mut self.arena, tokens, position);
+        let arena = &mut self.arena;
+        match &mut self.reading {
+            Reading::Chunks(workspace) => workspace.run(program, arena, tokens, position),
+            Reading::Steps(slots) => slots.read(program, &mut OneState::of(arena), tokens),
+        }
         Ok(())
     }
 
     fn compute_logits(&mut self, row: usize) -> Result<()> {
         let logits = self.arena.tensor_mut(LOGITS);
-        self.workspace
-            .logits(self.model.program(), row..row + 1, logits);
+        let workspace = self.reading.workspace();
+        workspace.logits(self.model.program(), row..row + 1, logits);
         Ok(())
     }
 
     fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
-        self.workspace.logits(self.model.program(), rows, logits);
+        let workspace = self.reading.workspace();
+        workspace.logits(self.model.program(), rows, logits);
         let own = self.arena.tensor_mut(LOGITS);
         own.copy_from_slice(&logits[logits.len() - own.len()..]);
         Ok(())
@@ -109,7 +153,10 @@ impl Engine for CpuEngine {
             });
             begun = Instant::now();
         };
-        let mut frame = self.workspace.frame(&mut self.arena, &tokens, position);
+        let mut frame = self
+            .reading
+            .workspace()
+            .frame(&mut self.arena, &tokens, position);
         for op in &program.ops {
             op.run(&mut frame);
             note(op.name(), op.weight_bytes());

@@ -3,12 +3,14 @@
 mod cpu;
 mod cuda;
 mod draft;
+mod slots;
 mod step;
 mod together;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(crate) use cpu::plan_reading;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
 pub(crate) use together::plan_ahead;
@@ -187,6 +189,8 @@ pub(crate) struct Setup {
     pub step: StepProgram,
     /// Whether tokens are read ahead, with the bits of recorded steps.
     pub ahead: bool,
+    /// Chunks have the bits of steps, too.
+    pub exact: bool,
 }
 
 /// Allocates an engine with an empty state. This is the one place that binds a session to a device.

@@ -1,149 +1,57 @@
-//! Tokens of several states, one of each, in one pass over the weights.
+//! Tokens of several states, one of each, in one pass over the weights; tokens of one state that are drafted.
 
 use std::sync::Arc;
 
 use super::draft::HostDraft;
+use super::slots::{OneState, Slots, States};
 use super::{Ahead, Engine, Group, Members};
 use crate::bound::Model;
-use crate::cpu::{Buffers, Pool, room};
+use crate::cpu::{Pool, room};
 use crate::error::Result;
-use crate::operands::{Access, Operand};
-use crate::ops::Op;
-use crate::program::{Program, Workspace, widths};
+use crate::program::Program;
 use crate::state::{Arena, HEADER, LOGITS};
 
-/// The states that step together.
-trait States {
-    /// The state of row `row`, and the tokens that it has read.
-    fn state(&mut self, row: usize) -> (&mut Arena, u64);
-}
-
-/// Memory to step up to so many states at once. What touches no state runs over all rows as over a chunk; every other op
-/// runs row by row, on a copy of the columns that it names.
+/// Slots, and the logits after each.
 pub(super) struct Together {
-    workspace: Workspace,
-    /// Buffers of one row.
-    one: Buffers,
-    ops: Vec<Step>,
-    /// What ops with a state read of each row, if it is kept: `[most, Step::width]` of each.
-    kept: Vec<f32>,
-    most: usize,
-    /// Logits of all rows.
+    slots: Slots,
+    /// `[most, vocab]`
     logits: Vec<f32>,
     vocab: usize,
 }
 
-/// What an op names, and whether it treats every token alike.
-struct Step {
-    access: Access,
-    is_tokenwise: bool,
-    /// Columns that are kept of each row: all that the op reads, if it changes a state.
-    width: usize,
-}
-
-impl Step {
-    fn of(op: &dyn Op, keeps: bool) -> Self {
-        let access = op.access();
-        let width = match keeps && access.changes_state() {
-            true => access.read_columns().map(|view| view.width).sum(),
-            false => 0,
-        };
-        Step {
-            is_tokenwise: op.is_tokenwise(),
-            access,
-            width,
-        }
-    }
-}
-
 impl Together {
-    /// Allocates for up to `most` states, and if it `keeps` what ops with a state read, for [`Together::repeat`].
+    /// Allocates for up to `most` states, and if it `keeps` the columns that ops with a state read, for [`Together::repeat`].
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
         let vocab = program.logits.matrix.rows();
-        let ops = program.ops.iter().map(|op| Step::of(&**op, keeps));
-        let ops: Vec<Step> = ops.collect();
         Ok(Together {
-            workspace: Workspace::new(program, pool, most)?.in_step_order(),
-            one: Buffers::new(&widths(program), 1)?,
-            kept: room(ops.iter().map(|op| op.width * most).sum())?,
-            ops,
-            most,
+            slots: Slots::new(program, pool, most, keeps)?,
             logits: room(vocab * most)?,
             vocab,
         })
     }
 
-    /// Bytes of working memory that [`Together::new`] would allocate, with what it keeps.
+    /// Bytes of working memory that [`Together::new`] would allocate, with the columns that it keeps.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
-        let one = widths(program).iter().sum::<usize>();
-        let kept = program.ops.iter().map(|op| Step::of(&**op, true).width);
-        let rows = program.logits.matrix.rows() + kept.sum::<usize>();
-        Workspace::plan(program, threads, most) + (one + rows * most) * size_of::<f32>()
+        let logits = program.logits.matrix.rows() * most * size_of::<f32>();
+        Slots::plan(program, threads, most, true) + logits
     }
 
     /// Bytes of working memory.
     pub fn bytes(&self) -> usize {
-        let floats = self.one.floats() + self.kept.len() + self.logits.len();
-        self.workspace.bytes() + floats * size_of::<f32>()
+        self.slots.bytes() + self.logits.len() * size_of::<f32>()
     }
 
     /// Reads token `row` of `tokens` into state `row`, for every row, and computes their logits.
     fn step(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
-        let mut rest = &mut self.kept[..];
-        for (op, step) in program.ops.iter().zip(&self.ops) {
-            let kept;
-            (kept, rest) = rest.split_at_mut(step.width * self.most);
-            if step.is_tokenwise {
-                let (arena, position) = states.state(0);
-                op.run(&mut self.workspace.frame(arena, tokens, position));
-                continue;
-            }
-            for row in 0..tokens.len() {
-                let (arena, position) = states.state(row);
-                let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
-                copy(&step.access.reads, (frame.buffers, row), (&mut self.one, 0));
-                if step.width > 0 {
-                    let mut kept = &mut kept[row * step.width..];
-                    for view in step.access.read_columns() {
-                        let (columns, rest) = kept.split_at_mut(view.width);
-                        columns.copy_from_slice(&self.one.get(view.buffer)[view.columns(0)]);
-                        kept = rest;
-                    }
-                }
-                std::mem::swap(frame.buffers, &mut self.one);
-                op.run(&mut frame);
-                std::mem::swap(frame.buffers, &mut self.one);
-                copy(&step.access.writes, (&self.one, 0), (frame.buffers, row));
-            }
-        }
+        self.slots.read(program, states, tokens);
         let logits = &mut self.logits[..tokens.len() * self.vocab];
-        self.workspace.logits(program, 0..tokens.len(), logits);
+        let workspace = &mut self.slots.workspace;
+        workspace.logits(program, 0..tokens.len(), logits);
     }
 
-    /// Reads the first tokens of the last step into the states once more, by the ops that change a state alone, whose inputs were
-    /// kept. Logits stay those of the last step.
+    /// Reads the first tokens of the last step into the states once more. Logits stay those of the last step.
     fn repeat(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
-        let mut rest = &self.kept[..];
-        for (op, step) in program.ops.iter().zip(&self.ops) {
-            let kept;
-            (kept, rest) = rest.split_at(step.width * self.most);
-            if !step.access.changes_state() {
-                continue;
-            }
-            for row in 0..tokens.len() {
-                let mut kept = &kept[row * step.width..];
-                for view in step.access.read_columns() {
-                    let (columns, rest) = kept.split_at(view.width);
-                    self.one.get_mut(view.buffer)[view.columns(0)].copy_from_slice(columns);
-                    kept = rest;
-                }
-                let (arena, position) = states.state(row);
-                let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
-                std::mem::swap(frame.buffers, &mut self.one);
-                op.run(&mut frame);
-                std::mem::swap(frame.buffers, &mut self.one);
-            }
-        }
+        self.slots.repeat(program, states, tokens);
     }
 
     /// The logits of a row of the last step.
@@ -252,38 +160,5 @@ impl Ahead for HostAhead {
         let logits = engine.arena_mut().tensor_mut(LOGITS);
         logits.copy_from_slice(self.together.logits(row));
         Ok(())
-    }
-}
-
-/// One state, which every row follows.
-struct OneState<'a> {
-    arena: &'a mut Arena,
-    position: u64,
-}
-
-impl<'a> OneState<'a> {
-    fn of(arena: &'a mut Arena) -> Self {
-        let position = arena.tensor::<u64>(HEADER)[0];
-        OneState { arena, position }
-    }
-}
-
-impl States for OneState<'_> {
-    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
-        (self.arena, self.position + row as u64)
-    }
-}
-
-/// Copies the named columns of a row to another row.
-fn copy(
-    operands: &[Operand],
-    (from, source): (&Buffers, usize),
-    (to, place): (&mut Buffers, usize),
-) {
-    for operand in operands {
-        if let Operand::Columns(view) = operand {
-            let values = &from.get(view.buffer)[view.columns(source)];
-            to.get_mut(view.buffer)[view.columns(place)].copy_from_slice(values);
-        }
     }
 }

@@ -34,6 +34,13 @@ impl Batch {
         if !(1..=1024).contains(&most) {
             return Err(Error::invalid("batch", "must be of 1 to 1024 sessions"));
         }
+        let exact = session.model.most_exact_slots();
+        let rounds = session.options.device.is_some() && session.model.has_bf16();
+        if session.options.exact && rounds && most > exact {
+            let reason =
+                format!("must be of 1 to {exact} exact sessions on a GPU with BF16 matrices");
+            return Err(Error::invalid("batch", reason));
+        }
         Ok(Batch {
             model: Arc::clone(&session.model),
             device: session.options.device.clone(),

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
+use super::note::{Note, Start};
 use super::{Finish, Session};
 use crate::error::{Error, Result};
-use crate::sampler::SamplerParams;
 use crate::state::Snapshot;
 use crate::text::{Message, Role, TemplateOptions, Turns};
 
@@ -21,24 +19,6 @@ pub struct Chat {
     unread: Vec<u32>,
     /// The position before the last answer, if the template drops the thoughts of answers.
     before_answer: Option<u64>,
-}
-
-/// The point before a turn.
-#[derive(Clone, Serialize, Deserialize)]
-struct Start {
-    position: u64,
-    unread: Vec<u32>,
-}
-
-/// What is kept beside the state of the session.
-#[derive(Serialize, Deserialize)]
-struct Note {
-    messages: Vec<Message>,
-    starts: Vec<Start>,
-    unread: Vec<u32>,
-    sampler: SamplerParams,
-    #[serde(default)]
-    thinking: Option<bool>,
 }
 
 impl Chat {
@@ -287,12 +267,7 @@ impl Chat {
 
     /// Continues a conversation from a value. On an error conversation and session are as they were.
     pub fn restore(&mut self, session: &mut Session, snapshot: &Snapshot) -> Result<()> {
-        let note: Note = serde_json::from_slice(&snapshot.note).map_err(|_| {
-            Error::invalid(
-                "state",
-                "it is the state of a session, but not of a conversation",
-            )
-        })?;
+        let note = Note::read(snapshot, session)?;
         let mut turns = self.turns.clone();
         turns.set_canceller(session.canceller());
         let mut options = turns.options().clone();

@@ -1,3 +1,5 @@
+use serde_json::{Value, json};
+
 use super::*;
 use crate::bound::Model;
 use crate::session::SessionOptions;
@@ -175,4 +177,56 @@ fn a_message_that_cannot_be_read_takes_nothing_with_it() {
     }
     chat.send(&mut session, "Two", Session::feed).expect("sent");
     assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
+}
+
+#[test]
+fn numbers_of_a_saved_conversation_have_ranges() {
+    let (mut chat, mut session) = conversation();
+    turn(&mut chat, &mut session, "One", "First.");
+    turn(&mut chat, &mut session, "Two", "Second.");
+    let snapshot = chat.snapshot(&session).expect("a snapshot");
+    let note: Value = serde_json::from_slice(&snapshot.note).expect("JSON");
+    let (here, vocab) = (session.position(), session.model().spec().vocab);
+    let too_many = |text: &str| json!(vec![0; 1 + 1024 + 4 * text.len()]);
+    for (pointer, value, said) in [
+        (
+            "/unread",
+            json!(vec![0; 1_000_000]),
+            "1000000 tokens of an answer of 7 bytes",
+        ),
+        ("/unread", too_many("Second."), "expected at most 1052"),
+        ("/unread", json!([vocab]), "is to be read"),
+        ("/starts/0/unread", too_many(""), "expected at most 1024"),
+        (
+            "/starts/1/unread",
+            too_many("First."),
+            "expected at most 1048",
+        ),
+        ("/starts/1/unread", json!([u32::MAX]), "is to be read"),
+        ("/starts/1/position", json!(here + 1), "turn 1 begins at"),
+        ("/starts/0/position", json!(u64::MAX), "turn 0 begins at"),
+        ("/starts/0/position", json!(here), "turn 1 begins at"),
+        ("/starts", json!([]), "0 of 2 turns"),
+        ("/starts/0/position", json!(-1), "not of a conversation"),
+        ("/unread", json!([1u64 << 32]), "not of a conversation"),
+        (
+            "/sampler/logit_bias",
+            json!(vec![(0, 0.0); vocab + 1]),
+            "logit_bias",
+        ),
+        ("/sampler/penalty_window", json!(u64::MAX), "penalty_window"),
+    ] {
+        let mut forged = note.clone();
+        *forged.pointer_mut(pointer).expect(pointer) = value;
+        let mut changed = snapshot.clone();
+        changed.note = serde_json::to_vec(&forged).expect("JSON");
+        let refused = chat.restore(&mut session, &changed).expect_err(pointer);
+        assert!(refused.to_string().contains(said), "{pointer}: {refused}");
+        assert_eq!((session.position(), chat.messages().len()), (here, 4));
+    }
+    chat.restore(&mut session, &snapshot).expect("its own");
+    chat.send(&mut session, "Three", Session::feed)
+        .expect("sent");
+    chat.undo(&mut session).expect("undone");
+    assert_eq!(session.position(), here);
 }

@@ -4,6 +4,7 @@ mod batch;
 mod chat;
 mod generate;
 mod lookup;
+mod note;
 mod options;
 mod saved;
 mod speculation;
@@ -18,12 +19,11 @@ use speculation::Speculation;
 
 use crate::bound::Model;
 use crate::cancel::Canceller;
-use crate::cpu::{Pool, physical_cores};
+use crate::cpu::{Pool, physical_cores, room};
 use crate::cuda::OpTime;
-use crate::engine::{self, Engine, Setup};
+use crate::engine::{self, Engine, Setup, plan_reading};
 use crate::error::{Error, Result};
-use crate::program::Workspace;
-use crate::sampler::{Sampler, SamplerParams, SamplerState};
+use crate::sampler::{Sampler, SamplerParams, SamplerState, most_probable};
 use crate::state::{HEADER, HISTORY, SAMPLER, StateDtype};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
@@ -39,6 +39,7 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         kv: options.state.kv,
         step: options.step,
         ahead: options.lookup > 0 || options.mtp > 0,
+        exact: options.exact,
     }
 }
 
@@ -60,7 +61,7 @@ pub struct Session {
 impl Session {
     /// Allocates a session on `model`.
     pub fn new(model: Arc<Model>, mut options: SessionOptions) -> Result<Self> {
-        options.chunk = options.chunk_size()?;
+        options.chunk = options.chunk_size(&model)?;
         Speculation::check(&model, &options)?;
         let pool = match &options.pool {
             Some(pool) => Arc::clone(pool),
@@ -96,7 +97,7 @@ impl Session {
     /// What a session on `model` would allocate. As [`Session::state_bytes`] and, on the CPU, [`Session::work_bytes`] say
     /// afterwards.
     pub fn plan(model: &Model, options: &SessionOptions) -> Result<SessionPlan> {
-        let chunk = options.chunk_size()?;
+        let chunk = options.chunk_size(model)?;
         let state_bytes = model.plan(&options.state)?.bytes();
         let threads = match (&options.pool, options.threads) {
             (Some(pool), _) => pool.threads(),
@@ -104,7 +105,7 @@ impl Session {
             (None, threads) => threads,
         };
         let (ahead, states) = Speculation::plan(model, threads, options)?;
-        let work = Workspace::plan(model.program(), threads, chunk) + ahead;
+        let work = plan_reading(model.program(), threads, chunk, options.exact) + ahead;
         Ok(SessionPlan {
             state_bytes,
             work_bytes: work.saturating_add(state_bytes.saturating_mul(options.marks + states)),
@@ -158,6 +159,15 @@ impl Session {
     /// [`Error::Device`] if the device was lost.
     pub fn logits(&self) -> Result<&[f32]> {
         self.engine.logits()
+    }
+
+    /// Fails where no token can be chosen by the logits: if one is NaN or infinite, or all are minus infinity. A single logit of
+    /// minus infinity is that of a token which is never chosen.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], or as [`Session::logits`].
+    pub fn check_logits(&self) -> Result<()> {
+        most_probable(self.logits()?).map(|_| ())
     }
 
     /// The last tokens, oldest first, in two parts; as many as the history holds.
@@ -267,7 +277,7 @@ impl Session {
         let model = Arc::clone(&self.model);
         let vocab = model.spec().vocab;
         let together = LOGIT_ROWS.min(self.options.chunk).min(tokens.len());
-        let mut logits = vec![0.0; together * vocab];
+        let mut logits = room(together * vocab)?;
         self.read(
             tokens,
             |_, _| Ok(()),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::Device;
 use crate::engine::StepProgram;
@@ -46,6 +47,10 @@ pub struct SessionOptions {
     /// Most tokens that a generation drafts by the model's MTP block, up to 64; 0 means none. As `lookup`, in its place,
     /// for models that were opened with [`crate::OpenOptions::mtp`].
     pub mtp: usize,
+    /// The bits of a token depend on nothing but the tokens before it and the kind of device: not on chunks, splits, forks,
+    /// restores, batches, drafts or threads. Prompts are read more slowly; on a GPU at most 16 tokens are read at once, and
+    /// steps are recorded.
+    pub exact: bool,
     /// How tokens are chosen.
     pub sampler: SamplerParams,
     /// Where it runs; none means the CPU.
@@ -59,7 +64,15 @@ impl SessionOptions {
     ///
     /// # Errors
     /// [`Error::Invalid`] if there are too many.
-    pub(super) fn chunk_size(&self) -> Result<usize> {
+    pub(super) fn chunk_size(&self, model: &Model) -> Result<usize> {
+        let chunk = self.longest_chunk()?;
+        Ok(match (self.exact, &self.device) {
+            (true, Some(_)) => chunk.min(model.most_exact_slots()),
+            _ => chunk,
+        })
+    }
+
+    fn longest_chunk(&self) -> Result<usize> {
         match (self.chunk, &self.device) {
             (0, None) => Ok(256),
             (0, Some(_)) => Ok(2048),
@@ -99,6 +112,7 @@ impl Default for SessionOptions {
             marks: 0,
             lookup: 0,
             mtp: 0,
+            exact: false,
             sampler: SamplerParams::default(),
             device: None,
             step: StepProgram::default(),

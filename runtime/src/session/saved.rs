@@ -40,8 +40,7 @@ impl Session {
     /// [`Error::Snapshot`] if it is of another model or another layout, or if a counter is beyond its range; the session is
     /// as it was.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        self.check_layout(snapshot)?;
-        self.check_numbers(snapshot)?;
+        self.check_snapshot(snapshot)?;
         self.engine.upload(snapshot.arena().bytes())?;
         self.forget_marks(0);
         Ok(())
@@ -54,6 +53,12 @@ impl Session {
     pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
         self.engine.download(snapshot.bytes_mut())
+    }
+
+    /// Refuses a state that this session cannot go on from.
+    pub(super) fn check_snapshot(&self, snapshot: &Snapshot) -> Result<()> {
+        self.check_layout(snapshot)?;
+        self.check_numbers(snapshot)
     }
 
     fn check_layout(&self, snapshot: &Snapshot) -> Result<()> {

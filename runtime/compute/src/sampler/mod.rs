@@ -58,7 +58,7 @@ impl Sampler {
     /// logits.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a parameter out of range or a bias on a token past `vocab`.
+    /// [`Error::Memory`], and [`Error::Invalid`] for a parameter out of range, a bias on a token past `vocab`, or more biases than tokens.
     pub fn new(params: SamplerParams, vocab: usize) -> Result<Self> {
         params.validate()?;
         if vocab == 0 || vocab > LARGEST_VOCABULARY {
@@ -73,6 +73,15 @@ impl Sampler {
                 reason: format!("token {token} does not exist; the model has {vocab} tokens"),
             });
         }
+        if params.logit_bias.len() > vocab {
+            let found = params.logit_bias.len();
+            return Err(Error::Invalid {
+                what: "logit_bias".into(),
+                reason: format!(
+                    "found {found} entries, expected at most one for each of {vocab} tokens"
+                ),
+            });
+        }
         let adjusts = params.penalizes() || !params.logit_bias.is_empty();
         let candidates = match params.temperature {
             0.0 => 0,
@@ -80,13 +89,13 @@ impl Sampler {
         };
         Ok(Self {
             vocab,
-            adjusted: Vec::with_capacity(if adjusts { vocab } else { 0 }),
-            window: Vec::with_capacity(if params.penalizes() {
+            adjusted: empty(if adjusts { vocab } else { 0 })?,
+            window: empty(if params.penalizes() {
                 params.penalty_window
             } else {
                 0
-            }),
-            candidates: Vec::with_capacity(candidates),
+            })?,
+            candidates: empty(candidates)?,
             params,
         })
     }
@@ -142,6 +151,17 @@ impl Sampler {
         select::truncate(candidates, params.top_p, params.min_p);
         Ok(select::draw(candidates, state.draw()))
     }
+}
+
+/// An empty list with room for `room` elements.
+fn empty<T>(room: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    let refused = |_| {
+        let what = format!("{} bytes for sampling", room.saturating_mul(size_of::<T>()));
+        Error::memory(what, "choose a smaller model")
+    };
+    list.try_reserve_exact(room).map_err(refused)?;
+    Ok(list)
 }
 
 /// The token of the largest logit, the lowest of equals.

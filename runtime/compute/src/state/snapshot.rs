@@ -3,11 +3,11 @@
 //! The file: a magic number and version, the model's fingerprint, the table of state tensors as JSON, the arena (which holds
 //! position, sampler, history and last logits as well), the user's note, and a checksum of all before it.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use waterline_quant::{NewFile, open_file};
+use waterline_quant::{NewFile, open_file, read_bytes};
 
 use super::arena::Arena;
 use super::plan::{HISTORY, StatePlan, StateTensorPlan};
@@ -70,14 +70,15 @@ impl Snapshot {
             .map(move |tensor| (tensor, &bytes[tensor.offset..tensor.offset + tensor.bytes]))
     }
 
-    /// Writes the snapshot to `path`. The file appears when it is whole; until then what had its name stays.
+    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when it is whole; until then what had its
+    /// name stays.
     ///
     /// # Errors
     /// [`Error::Io`], also if `path` is something other than a file.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let write = || {
-            let mut file = NewFile::create(path)?;
+            let mut file = NewFile::create_private(path)?;
             self.write(&mut file)?;
             file.finish()
         };
@@ -122,19 +123,23 @@ impl Snapshot {
             file: name.into(),
             reason: reason.into(),
         };
-        let cut = |_| bad("the file ends too early");
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::UnexpectedEof => bad("the file ends too early"),
+            ErrorKind::OutOfMemory => Error::memory("a saved session", "free some memory"),
+            _ => Error::io(Path::new(name), "cannot read", error),
+        };
         let mut input = Checked {
             inner: input,
             hash: crc32fast::Hasher::new(),
         };
         let mut magic = [0; 8];
-        input.read_exact(&mut magic).map_err(cut)?;
+        input.read_exact(&mut magic).map_err(failed)?;
         if &magic != MAGIC {
             return Err(bad("this is not a saved session of this version"));
         }
         let mut number = [0; 8];
         let mut next = |input: &mut Checked<_>| -> Result<u64> {
-            input.read_exact(&mut number).map_err(cut)?;
+            input.read_exact(&mut number).map_err(failed)?;
             Ok(u64::from_le_bytes(number))
         };
         let fingerprint = next(&mut input)?;
@@ -142,8 +147,7 @@ impl Snapshot {
         if length > LARGEST.min(size) {
             return Err(bad("its tensor table is longer than the file"));
         }
-        let mut json = vec![0; length as usize];
-        input.read_exact(&mut json).map_err(cut)?;
+        let json = read_bytes(&mut input, length).map_err(failed)?;
         let mut tensors: Vec<StateTensorPlan> =
             serde_json::from_slice(&json).map_err(|_| bad("its tensor table is damaged"))?;
         // Older files call the history "log".
@@ -159,18 +163,20 @@ impl Snapshot {
             return Err(bad("its tensor table and its state do not fit together"));
         };
         let mut arena = Arena::new(Arc::new(plan))?;
-        input.read_exact(arena.bytes_mut()).map_err(cut)?;
+        input.read_exact(arena.bytes_mut()).map_err(failed)?;
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {
             return Err(bad("its note is longer than the file"));
         }
-        let mut note = vec![0; length as usize];
-        input.read_exact(&mut note).map_err(cut)?;
+        let note = read_bytes(&mut input, length).map_err(failed)?;
         let sum = input.hash.clone().finalize();
         let mut stored = [0; 4];
-        input.inner.read_exact(&mut stored).map_err(cut)?;
+        input.inner.read_exact(&mut stored).map_err(failed)?;
         if u32::from_le_bytes(stored) != sum {
             return Err(bad("the checksum does not match: the file is damaged"));
+        }
+        if input.inner.read(&mut [0]).map_err(failed)? != 0 {
+            return Err(bad("it goes on after its checksum"));
         }
         Ok(Snapshot {
             fingerprint,

@@ -80,14 +80,14 @@ fn tensor(
             return tensors::from_f32(&weight.shape, &vec![1.0; weight.len()]);
         }
     }
-    if config.optional_string("model_type") == Some("mom")
+    if config.string("model_type")? == "mom"
         && let Some(tensor) = fla_memories::of_memories(config, weights, &name, weight)?
     {
         return Ok(tensor);
     }
     let tensor = weights.tensor(&name)?;
     let gate = name.ends_with(".gate_q_proj.weight") || name.ends_with(".gate_k_proj.weight");
-    if gate && config.optional_string("sla_gate_input") == Some("head") {
+    if gate && config.optional_text("sla_gate_input")? == Some("head") {
         return fla_linear::block_diagonal(&name, &tensor, weight);
     }
     Ok(tensor)
@@ -180,7 +180,7 @@ pub(super) fn mlp_of_ratio(config: &Config, hidden: usize) -> Result<MlpSpec> {
 
 /// The attention of a hybrid's layer: plain, or with eviction.
 fn attention_layer(config: &Config, hidden: usize) -> Result<Arc<dyn Mixer>> {
-    match config.optional_string("attn_type").unwrap_or("attn") {
+    match config.optional_text("attn_type")?.unwrap_or("attn") {
         "attn" => Ok(Arc::new(attention(config, hidden)?)),
         "lte" => Ok(Arc::new(lte(config, attention(config, hidden)?)?)),
         "nsa" => Ok(Arc::new(native_sparse_attention(config)?)),

@@ -55,7 +55,7 @@ fn linear_attention(
         }
         Ok(width / heads)
     };
-    let feature_map = match config.optional_string("feature_map") {
+    let feature_map = match config.optional_text("feature_map")? {
         Some(_) => Some(config.one_of("feature_map", Activation::Relu, ACTIVATIONS)?),
         None => None,
     };

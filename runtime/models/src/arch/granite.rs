@@ -68,7 +68,7 @@ fn multiplied(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let scaled: Arc<dyn Mixer> = Arc::new(Attention {
         softmax_scale: config.optional_f32("attention_multiplier")?,
-        ..match config.optional_string("position_embedding_type") {
+        ..match config.optional_text("position_embedding_type")? {
             Some("rope") => attention(config)?,
             None | Some("nope") => attention_without_positions(config)?,
             Some(_) => return Err(config.wrong("position_embedding_type", "rope or nope")),

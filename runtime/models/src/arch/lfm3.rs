@@ -145,7 +145,7 @@ fn with_positions(config: &Config, attention: &Attention, kind: &str) -> Result<
 
 /// How the rotary positions are scaled: as elsewhere, or by a share of the pairs that turn.
 fn proportional(rope: &Config, config: &Config, head_dim: usize) -> Result<Option<RopeScaling>> {
-    if rope.optional_string("rope_type") != Some("proportional") {
+    if rope.optional_text("rope_type")? != Some("proportional") {
         return rotary::scaling(rope, config);
     }
     if rope.f32_or("factor", 1.0)? != 1.0 {

@@ -278,7 +278,7 @@ const HASH_SEED: u32 = 1;
 /// The sparse attention of HAX. Its released code takes `none` for attention over the whole sequence, what follows
 /// included; here it means none.
 fn hax(config: &Config) -> Result<Option<Hax>> {
-    let names = match config.optional_string("sparse_arch") {
+    let names = match config.optional_text("sparse_arch")? {
         None | Some("" | "none") => return Ok(None),
         Some("full") => {
             return Err(Error::Unsupported {
@@ -298,7 +298,7 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
     }
     // The released code centres and normalises over the whole sequence, what follows included.
     let running = || {
-        match config.optional_string("hax_stats") {
+        match config.optional_text("hax_stats")? {
         None | Some("running") => Ok(()),
         Some("sequence") => Err(Error::Unsupported {
             file: config.file().into(),

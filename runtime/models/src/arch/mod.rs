@@ -46,6 +46,7 @@ mod tensors;
 mod text_files;
 mod text_keys;
 mod token_table;
+mod typed_keys;
 mod unread_keys;
 mod unused;
 mod unused_lists;
@@ -111,7 +112,7 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let file = path.display().to_string();
     let text = read_file(&path, LARGEST_TEXT).map_err(|e| Error::io(&path, "cannot read", e))?;
     let config = Config::parse(&file, &text)?;
-    let weights = safetensors::Checkpoint::open(dir);
+    let weights = safetensors::Checkpoint::open_by(dir, options.access());
     let config = match &weights {
         Ok(weights) => config.beside(weights.names()),
         Err(_) => config,
@@ -155,7 +156,7 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         unused::check_tensors(&config, &weights, &tensors, options.mtp)?;
     }
     let name = config
-        .optional_string("_name_or_path")
+        .optional_text("_name_or_path")?
         .filter(|name| !name.is_empty())
         .map_or_else(
             || {

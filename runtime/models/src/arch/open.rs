@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use serde_json::Value as Json;
-use waterline_quant::Bytes;
 use waterline_quant::gguf::{Gguf, Value};
+use waterline_quant::{Bytes, read_json};
 
 use super::llama_cpp::{self, LlamaCpp};
-use super::{companion, open_directory, text_keys, unread_keys, unused};
+use super::{companion, open_directory, text_keys, typed_keys, unread_keys, unused};
 use crate::error::{Error, Result};
 use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
@@ -16,6 +16,11 @@ use crate::weights::{Tensors, WeightSpec};
 const CONTEXT_LENGTH: &str = "context_length";
 /// The value of `general.architecture` in our files.
 const ARCHITECTURE: &str = "waterline";
+const KEY: &str = "general.architecture";
+/// Longest name of an architecture, which sentences repeat.
+const LONGEST_NAME: usize = 64;
+/// Most values in the description of such a model, which has some tens for each layer.
+const MOST_VALUES: usize = 1 << 22;
 
 impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face directory.
@@ -32,7 +37,7 @@ impl Checkpoint {
         if path.is_dir() {
             return open_directory(path, options)?.checked();
         }
-        let gguf = Gguf::open(path)?;
+        let gguf = Gguf::open_by(path, options.access())?;
         let gguf = match options.mtp {
             true => companion::with_mtp_block(gguf, path)?,
             false => gguf,
@@ -66,7 +71,9 @@ impl Checkpoint {
 
     fn from_gguf(gguf: Gguf, options: &OpenOptions) -> Result<Self> {
         let file = gguf.name().to_string();
-        let (spec, tensors) = match gguf.get_str("general.architecture")? {
+        let known = |value| Value::as_str(value).filter(|name| name.len() <= LONGEST_NAME);
+        gguf.optional(KEY, "the name of an architecture", known)?;
+        let (spec, tensors) = match gguf.get_str(KEY)? {
             ARCHITECTURE => Self::own(&gguf, options.mtp)?,
             _ => llama_cpp::open(&gguf, options.mtp)?,
         };
@@ -75,6 +82,7 @@ impl Checkpoint {
         let trained = trained
             .and_then(Value::as_u64)
             .and_then(|length| usize::try_from(length).ok());
+        typed_keys::check(&gguf)?;
         let (text, mut notes) = text_keys::from_gguf(&gguf, spec.vocab);
         notes.extend(gguf.notes().iter().cloned());
         notes.extend(unread_keys::of_gguf(&gguf)?);
@@ -95,11 +103,11 @@ impl Checkpoint {
 
     /// The description and the tensors of a file of our own architecture.
     fn own(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
-        let json: Json =
-            serde_json::from_str(gguf.get_str("waterline.spec")?).map_err(|e| Error::Config {
+        let json: Json = read_json(gguf.get_str("waterline.spec")?.as_bytes(), MOST_VALUES)
+            .map_err(|found| Error::Config {
                 file: gguf.name().into(),
                 key: "waterline.spec".into(),
-                found: e.to_string(),
+                found,
                 expected: "JSON".into(),
             })?;
         let mut spec = ModelSpec::from_json(gguf.name(), &json)?;

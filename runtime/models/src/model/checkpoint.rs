@@ -1,5 +1,7 @@
 //! A model's files, whatever their format: description, tensors by our names, text files.
 
+use waterline_quant::FileAccess;
+
 use super::{ModelSpec, TextFiles};
 use crate::error::{Error, Result};
 use crate::weights::{Precision, Tensors};
@@ -10,9 +12,22 @@ pub struct OpenOptions {
     /// Whether tensors of the file that the model does not use are passed over. Without it they are an error, but for those
     /// that are known to mean nothing: a model without them may be another one than was trained.
     pub allow_unused: bool,
+    /// Copies the files into memory, so that they may be rewritten or shortened afterwards. Otherwise they are mapped and must stay
+    /// as they are; another file may be renamed over one of them.
+    pub copy: bool,
     /// Whether the block that predicts the token after the next one (MTP) is read, for [`crate::SessionOptions::mtp`]; an error
     /// where the file has none that is known. Sessions then keep a state of it, whether they draft or not.
     pub mtp: bool,
+}
+
+impl OpenOptions {
+    /// How the files are read.
+    pub(crate) fn access(&self) -> FileAccess {
+        match self.copy {
+            true => FileAccess::Copy,
+            false => FileAccess::Map,
+        }
+    }
 }
 
 /// A model as it lies in its files. Tensors are mapped, not read.

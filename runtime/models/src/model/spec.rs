@@ -86,7 +86,7 @@ impl LayerSpec {
             parameters.remove(key);
         }
         // A layer without a mixer is its network alone.
-        let mixer = match (config.optional_string("mixer"), &ffn) {
+        let mixer = match (config.optional_text("mixer")?, &ffn) {
             (None, Some(_)) if parameters.is_empty() => None,
             _ => Some(mixers::read(
                 file,

@@ -11,7 +11,7 @@ use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use columns::{DeviceAhead, DeviceGroup};
+use columns::{DeviceAhead, DeviceExact, DeviceGroup};
 use programs::Programs;
 
 use super::{Ahead, Engine, Group, Setup, StepForm};
@@ -63,6 +63,8 @@ pub(crate) struct CudaEngine {
     host_logits: HostLogits,
     programs: Box<Programs>,
     form: StepForm,
+    /// Reads prompts where they have the bits of steps.
+    exact: Option<Box<DeviceExact>>,
 }
 
 impl CudaEngine {
@@ -213,6 +215,7 @@ impl Engine for CudaEngine {
             + chunks.bytes()
             + self.residual.bytes()
             + self.ids.bytes()
+            + self.exact.as_ref().map_or(0, |exact| exact.bytes())
             + persistent.map_or(0, DecodeKernel::bytes)
     }
 
@@ -230,6 +233,17 @@ impl Engine for CudaEngine {
     }
 
     fn read(&mut self, tokens: &[u32]) -> Result<()> {
+        if let Some(mut exact) = self.exact.take() {
+            exact.holds_logits = false;
+            let read = match tokens.len() {
+                1 => None,
+                _ => Some(exact.read(self, tokens)),
+            };
+            self.exact = Some(exact);
+            if let Some(read) = read {
+                return read;
+            }
+        }
         self.host_logits.forget();
         self.queue()?
             .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
@@ -243,6 +257,9 @@ impl Engine for CudaEngine {
 
     fn compute_logits(&mut self, row: usize) -> Result<()> {
         self.host_logits.forget();
+        if let Some(exact) = self.exact.as_ref().filter(|exact| exact.holds_logits) {
+            return exact.end(self, row);
+        }
         if !self.fresh {
             self.move_row(row)?;
             for template in &self.programs.logits {

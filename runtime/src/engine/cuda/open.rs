@@ -4,6 +4,7 @@ use std::cell::{Cell, OnceCell};
 use std::sync::{Arc, PoisonError};
 
 use super::CudaEngine;
+use super::columns::DeviceExact;
 use super::programs::{Calls, ProgramWriter, Programs};
 use crate::bound::Model;
 use crate::cpu::Pool;
@@ -121,7 +122,7 @@ impl CudaEngine {
         let programs = Programs::new(&calls, persistent, &device, &*queue)?;
         let own = Arena::new(Arc::new(plan.own_tensors()))?;
         let marks = (0..options.marks).map(|_| Ok((memory(plan.bytes())?, own.try_clone()?)));
-        Ok(CudaEngine {
+        let mut engine = CudaEngine {
             model: Arc::clone(model),
             marks: marks.collect::<Result<Vec<_>>>()?,
             own,
@@ -146,7 +147,12 @@ impl CudaEngine {
             plan,
             device,
             queue,
-        })
+            exact: None,
+        };
+        if options.exact {
+            engine.exact = Some(Box::new(DeviceExact::new(&engine, chunk)?));
+        }
+        Ok(engine)
     }
 }
 
@@ -162,6 +168,7 @@ fn persistent_blocks(
         StepProgram::Automatic if options.ahead => {
             Err("tokens that are read ahead have the bits of recorded steps".into())
         }
+        _ if options.exact => Err("exact prompts have the bits of recorded steps".into()),
         StepProgram::Automatic if program.weight_bytes() < least => Err(format!(
             "one kernel is faster from {least} bytes of matrices on, and the model has {}",
             program.weight_bytes()
@@ -189,6 +196,7 @@ impl Model {
             kv: options.kv,
             step: StepProgram::Persistent,
             ahead: false,
+            exact: false,
         };
         let plan = Arc::new(self.plan(options)?);
         match CudaEngine::new(self, device, plan, &setup) {

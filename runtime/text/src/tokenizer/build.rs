@@ -69,11 +69,9 @@ impl Parts {
                 .find(|(other, _)| other == token)
                 .map(|&(_, id)| id)
         };
-        let unknown = match model["unk_token"].as_str() {
+        let unknown = match optional(model, "unk_token", TEXT, Value::as_str)? {
             Some(token) => find(token),
-            None => model["unk_id"]
-                .as_u64()
-                .and_then(|id| u32::try_from(id).ok()),
+            None => optional(model, "unk_id", "a token", token)?,
         };
         let normalizer = steps::normalizer(&json["normalizer"])?;
         let splits = steps::pre_tokenizer(&json["pre_tokenizer"])?;
@@ -123,7 +121,8 @@ impl Parts {
         };
         Ok(Parts {
             spelling: spelling(json, kind),
-            space_prefix: kind == "SentencePiece" && model["add_space_prefix"] != false,
+            space_prefix: kind == "SentencePiece"
+                && optional(model, "add_space_prefix", FLAG, Value::as_bool)? != Some(false),
             words,
             added,
             normalizer,
@@ -132,6 +131,30 @@ impl Parts {
             unknown,
         })
     }
+}
+
+const TEXT: &str = "a text";
+const FLAG: &str = "true or false";
+
+/// The value at a key that may be absent or null.
+fn optional<'a, T>(
+    object: &'a Value,
+    key: &str,
+    expected: &str,
+    read: impl Fn(&'a Value) -> Option<T>,
+) -> Result<Option<T>, Reason> {
+    match &object[key] {
+        Value::Null => Ok(None),
+        value => match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(format!("{key}: found {value:.40}, expected {expected}")),
+        },
+    }
+}
+
+/// The id of a token.
+fn token(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
 }
 
 /// The kind of a model. Older files do not name it.
@@ -144,7 +167,7 @@ fn kind(model: &Value) -> Result<&str, Reason> {
         "SentencePiece",
         "RWKV",
     ];
-    match model["type"].as_str() {
+    match optional(model, "type", TEXT, Value::as_str)? {
         Some(kind) if KNOWN.contains(&kind) => Ok(kind),
         Some(kind) => Err(format!(
             "the model {kind} is not known; known are {}",
@@ -268,29 +291,32 @@ fn crate_model(
     model: &Value,
     tokens: &[(String, u32)],
 ) -> Result<ModelWrapper, Reason> {
-    let text = |key: &str| model[key].as_str().map(str::to_string);
-    let flag = |key: &str| model[key] == true;
-    let prefix = text("continuing_subword_prefix");
+    let text = |key: &str| -> Result<Option<String>, Reason> {
+        Ok(optional(model, key, TEXT, Value::as_str)?.map(str::to_string))
+    };
+    let flag = |key: &str| -> Result<bool, Reason> {
+        Ok(optional(model, key, FLAG, Value::as_bool)? == Some(true))
+    };
+    let prefix = text("continuing_subword_prefix")?;
     let built = match kind {
         "BPE" => {
             if prefix.is_some_and(|prefix| !prefix.is_empty()) {
                 return Err("model: continuing_subword_prefix is not known for BPE".into());
             }
-            if model["dropout"]
-                .as_f64()
+            if optional(model, "dropout", "a number", Value::as_f64)?
                 .is_some_and(|dropout| dropout != 0.0)
             {
                 return Err("model: dropout: expected none".into());
             }
             let mut builder = BPE::builder()
                 .vocab_and_merges(vocab(tokens), merges(model, tokens)?)
-                .fuse_unk(flag("fuse_unk"))
-                .byte_fallback(flag("byte_fallback"))
-                .ignore_merges(flag("ignore_merges"));
-            if let Some(token) = text("unk_token") {
+                .fuse_unk(flag("fuse_unk")?)
+                .byte_fallback(flag("byte_fallback")?)
+                .ignore_merges(flag("ignore_merges")?);
+            if let Some(token) = text("unk_token")? {
                 builder = builder.unk_token(token);
             }
-            if let Some(suffix) = text("end_of_word_suffix") {
+            if let Some(suffix) = text("end_of_word_suffix")? {
                 builder = builder.end_of_word_suffix(suffix);
             }
             builder.build().map(ModelWrapper::BPE)
@@ -300,25 +326,22 @@ fn crate_model(
             if tokens.iter().any(|(token, _)| token.is_empty()) {
                 return Err("model: vocab: found a token without content".into());
             }
-            let unknown = model["unk_id"]
-                .as_u64()
-                .map(|id| usize::try_from(id).unwrap_or(usize::MAX));
-            Unigram::from(scored(model)?, unknown, flag("byte_fallback")).map(ModelWrapper::Unigram)
+            let unknown = optional(model, "unk_id", "a token", token)?.map(|id| id as usize);
+            Unigram::from(scored(model)?, unknown, flag("byte_fallback")?)
+                .map(ModelWrapper::Unigram)
         }
         "WordPiece" => {
-            let longest = model["max_input_chars_per_word"]
-                .as_u64()
-                .unwrap_or(100)
-                .min(1_000);
+            let longest = optional(model, "max_input_chars_per_word", "a number", Value::as_u64)?;
+            let longest = longest.unwrap_or(100).min(1_000);
             let builder = WordPiece::builder()
                 .vocab(vocab(tokens))
-                .unk_token(text("unk_token").unwrap_or_else(|| "[UNK]".into()))
+                .unk_token(text("unk_token")?.unwrap_or_else(|| "[UNK]".into()))
                 .continuing_subword_prefix(prefix.unwrap_or_else(|| "##".into()))
                 .max_input_chars_per_word(longest as usize);
             builder.build().map(ModelWrapper::WordPiece)
         }
         _ => {
-            let unknown = text("unk_token").unwrap_or_else(|| "<unk>".into());
+            let unknown = text("unk_token")?.unwrap_or_else(|| "<unk>".into());
             let builder = WordLevel::builder().vocab(vocab(tokens)).unk_token(unknown);
             builder.build().map(ModelWrapper::WordLevel)
         }
@@ -330,7 +353,8 @@ fn crate_model(
 fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String)>, Reason> {
     let ids: HashSet<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
     let longest = ids.iter().map(|token| token.len()).max().unwrap_or(0);
-    let merges = model["merges"].as_array().map_or(&[][..], Vec::as_slice);
+    let merges = optional(model, "merges", "a list", Value::as_array)?;
+    let merges = merges.map_or(&[][..], Vec::as_slice);
     let merge = |merge: &Value| {
         let pair = match merge.as_str() {
             Some(text) => text
@@ -353,9 +377,8 @@ fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String
 }
 
 fn added_tokens(json: &Value) -> Result<Vec<AddedToken>, Reason> {
-    let tokens = json["added_tokens"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
+    let tokens = optional(json, "added_tokens", "a list", Value::as_array)?;
+    let tokens = tokens.map_or(&[][..], Vec::as_slice);
     let mut added = Vec::new();
     let mut bytes = 0;
     for token in tokens {

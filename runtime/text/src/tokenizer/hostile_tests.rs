@@ -1,7 +1,8 @@
 //! What a hostile `tokenizer.json` does.
 
+use serde_json::{Value, json};
+
 use super::*;
-use serde_json::json;
 use std::time::Duration;
 
 /// A small file that works, with these keys set.

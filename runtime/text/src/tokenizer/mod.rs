@@ -21,12 +21,14 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use crate::error::{Error, Result};
 use build::Parts;
 use pattern::deadline;
-use serde_json::Value;
 use steps::{NormalizerStep, Normalizing, SplitStep};
 use token_bytes::ByteTable;
 use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType};
+use waterline_quant::read_json;
 use words::Words;
 
+/// Most values in a `tokenizer.json`: twice those of the largest published ones.
+const MOST_VALUES: usize = 1 << 22;
 /// Words cut inside of words, where letters become control tokens.
 const MAX_CUTS: usize = 64;
 /// The reason of a panic inside of the `tokenizers` crate, which would otherwise be the caller's.
@@ -90,7 +92,7 @@ impl Tokenizer {
     #[doc(hidden)]
     pub fn for_rows(bytes: &[u8], source_name: &str, rows: usize) -> Result<Self> {
         let build = || -> std::result::Result<Self, String> {
-            let json: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+            let json = read_json(bytes, MOST_VALUES)?;
             Self::from_parts(Parts::new(&json, rows)?, source_name)
         };
         let built = catch_unwind(build).unwrap_or_else(|_| Err(PANICKED.into()));

@@ -78,6 +78,27 @@ impl Pattern for Search<'_> {
             false => Ok(()),
         };
         late()?;
+        match self.parts(inside, &late) {
+            Ok(parts) => Ok(parts),
+            // The search keeps a place to go back to for each character of a run that a loop of the pattern takes.
+            Err(error) => match Shortened::new(inside) {
+                Some(shortened) => {
+                    let parts = self.parts(&shortened.text, &late)?;
+                    Ok(shortened.whole(parts))
+                }
+                None => Err(error),
+            },
+        }
+    }
+}
+
+impl Search<'_> {
+    /// The matches in `inside` and the parts between them.
+    fn parts(
+        &self,
+        inside: &str,
+        late: &dyn Fn() -> std::result::Result<(), &'static str>,
+    ) -> Result<Vec<(Offsets, bool)>> {
         let mut parts = Vec::new();
         let mut end = 0;
         for found in self.pattern.regex.find_iter(inside) {
@@ -98,5 +119,92 @@ impl Pattern for Search<'_> {
             parts.push(((end, inside.len()), false));
         }
         Ok(parts)
+    }
+}
+
+/// Longest run of one white space in a shortened text, in bytes.
+const LONGEST_RUN: usize = 1 << 14;
+
+/// A text in which long runs of one white space are shorter: a pattern that takes such a run takes it whatever its length.
+struct Shortened {
+    text: String,
+    /// The middle of each run that was shortened, and how many bytes lack there.
+    cuts: Vec<(usize, usize)>,
+}
+
+impl Shortened {
+    /// `text` with shorter runs; none if it has no long ones.
+    fn new(text: &str) -> Option<Self> {
+        let mut shortened = Shortened {
+            text: String::new(),
+            cuts: Vec::new(),
+        };
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            let after = rest.trim_start_matches(first);
+            let (run, length) = (rest.len() - after.len(), LONGEST_RUN / 4 * first.len_utf8());
+            let kept = if first.is_whitespace() {
+                run.min(length)
+            } else {
+                run
+            };
+            if kept < run {
+                // Both halves are whole characters, since every character of the run has one length.
+                let middle = kept / first.len_utf8() / 2 * first.len_utf8();
+                shortened
+                    .cuts
+                    .push((shortened.text.len() + middle, run - kept));
+            }
+            shortened.text.push_str(&rest[..kept]);
+            rest = after;
+        }
+        (!shortened.cuts.is_empty()).then_some(shortened)
+    }
+
+    /// Parts of the shortened text as parts of the whole one.
+    fn whole(&self, parts: Vec<(Offsets, bool)>) -> Vec<(Offsets, bool)> {
+        let place = |at: usize| {
+            let cuts = self.cuts.iter().take_while(|(middle, _)| *middle < at);
+            at + cuts.map(|(_, bytes)| bytes).sum::<usize>()
+        };
+        let whole = |((start, end), found)| ((place(start), place(end)), found);
+        parts.into_iter().map(whole).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(pattern: &str, text: &str) -> Vec<(Offsets, bool)> {
+        let pattern = BoundedRegex::new(pattern).expect("a pattern");
+        let deadline = deadline(text.len());
+        let search = Search {
+            pattern: &pattern,
+            deadline,
+        };
+        search.find_matches(text).expect("parts")
+    }
+
+    #[test]
+    fn a_million_spaces_are_one_part() {
+        const GPT2: &str = r"'s| ?\p{L}+| ?[^\s\p{L}]+|\s+(?!\S)|\s+";
+        for space in [" ", "\n", "\u{3000}"] {
+            for count in [1_000, 1_000_000] {
+                let spaces = space.repeat(count);
+                let whole = spaces.len();
+                assert_eq!(parts(GPT2, &spaces), [((0, whole), true)]);
+                let last = whole - space.len();
+                let text = format!("{spaces}.{spaces}b");
+                let found = parts(GPT2, &text);
+                let starts: Vec<usize> = found.iter().map(|((start, _), _)| *start).collect();
+                let expected = match space {
+                    " " => vec![0, last, whole + 1, whole + 1 + last],
+                    _ => vec![0, last, whole, whole + 1, whole + 1 + last, 2 * whole + 1],
+                };
+                assert_eq!(starts, expected, "{space:?}");
+                assert_eq!(found.last().expect("a part").0.1, text.len());
+            }
+        }
     }
 }

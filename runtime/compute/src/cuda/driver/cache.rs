@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use waterline_quant::NewFile;
+use waterline_quant::{NewFile, create_private_folder};
 
 const MAGIC: &[u8; 8] = b"WLCUBIN3";
 const DIGEST: usize = 32;
@@ -79,7 +79,7 @@ impl Cache {
 
     /// Keeps an image, which `compiler` made.
     pub fn write(&self, key: &str, compiler: &str, image: &[u8]) -> std::io::Result<()> {
-        create(&self.folder)?;
+        create_private_folder(&self.folder)?;
         let length = compiler.len().min(u8::MAX.into());
         let contents = [&[length as u8], &compiler.as_bytes()[..length], image].concat();
         let whole = [MAGIC.as_slice(), &digest_of(key, &contents), &contents].concat();
@@ -97,19 +97,7 @@ fn digest_of(key: &str, contents: &[u8]) -> [u8; DIGEST] {
     hash.finalize().into()
 }
 
-#[cfg(unix)]
-fn create(folder: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(folder)
-}
-
-#[cfg(not(unix))]
-fn create(folder: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(folder)
-}
-
-/// Refuses a folder that another user owns or everyone may write to.
+/// Refuses a folder that another user owns or may write to.
 #[cfg(unix)]
 fn check(folder: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
@@ -128,9 +116,14 @@ fn check(folder: &Path) -> Result<(), String> {
             geteuid()
         ));
     }
-    if mode & 0o002 != 0 {
+    if mode & 0o022 != 0 {
+        let others = if mode & 0o002 != 0 {
+            "everyone"
+        } else {
+            "its group"
+        };
         return Err(format!(
-            "everyone may write to the cache {} (found mode {mode:o}, expected 700)",
+            "{others} may write to the cache {} (found mode {mode:o}, expected 700)",
             folder.display()
         ));
     }
@@ -191,18 +184,27 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_folder_that_everyone_may_write_to_is_no_cache() {
+    fn a_folder_that_others_may_write_to_is_no_cache() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("own");
-        create(&own).expect("created");
+        create_private_folder(&own).expect("created");
         let mode = std::fs::metadata(&own).expect("a folder").permissions();
         assert_eq!(mode.mode() & 0o777, 0o700);
         check(&own).expect("a private folder");
-        let everyone = PermissionsExt::from_mode(0o777);
-        std::fs::set_permissions(&own, everyone).expect("changed");
-        let error = check(&own).expect_err("a folder of everyone");
-        assert!(error.contains("found mode 777"), "{error}");
+        for (mode, said) in [
+            (0o777, "everyone may write"),
+            (0o702, "everyone may write"),
+            (0o770, "its group may write"),
+            (0o720, "its group may write"),
+        ] {
+            std::fs::set_permissions(&own, PermissionsExt::from_mode(mode)).expect("changed");
+            let error = check(&own).expect_err("a folder of others");
+            assert!(error.contains(said), "{error}");
+            assert!(error.contains(&format!("found mode {mode:o}")), "{error}");
+        }
+        std::fs::set_permissions(&own, PermissionsExt::from_mode(0o755)).expect("changed");
+        check(&own).expect("a folder that others may read");
         check(&folder.path().join("missing")).expect("no folder yet");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::draft::DeviceDraft;
 use super::{Columns, CudaEngine, Of};
+use crate::cpu::room;
 use crate::cuda::Memory;
 use crate::engine::{Ahead, Engine};
 use crate::error::{Error, Result};
@@ -51,7 +52,7 @@ impl DeviceAhead {
             before,
             own: engine.arena().try_clone()?,
             chosen: Vec::with_capacity(most),
-            logits: vec![0.0; most * vocab],
+            logits: room(most * vocab)?,
             fetched: false,
             vocab,
         })

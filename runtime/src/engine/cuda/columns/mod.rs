@@ -8,11 +8,13 @@
 
 mod ahead;
 mod draft;
+mod exact;
 mod group;
 
 use std::sync::Arc;
 
 pub(super) use ahead::DeviceAhead;
+pub(super) use exact::DeviceExact;
 pub(super) use group::DeviceGroup;
 
 use super::CudaEngine;

@@ -1,0 +1,106 @@
+"""What the Python package refuses, and what threads at once get. Needs no package besides it. The argument is a folder to write to."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from waterline import Error, Model, plan
+
+folder = Path(sys.argv[1])
+
+
+def raises(part, call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except (ValueError, TypeError) as error:
+        assert part in str(error), error
+    else:
+        raise AssertionError(f"{call} was not refused")
+
+
+with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
+    # Whole numbers that C would cut.
+    for token in (2**32, 2**32 + 5, -1, 2**64):
+        expected = f"token: found {token}, expected 0 to 4294967295"
+        raises(expected, session.feed, [1, token])
+        raises(expected, model.detokenize, [token])
+        raises(expected, model.session, logit_bias={token: 1.0})
+        raises(expected, session.set_sampler, logit_bias={token: 1.0})
+        raises(expected, session.generate, stop_tokens=[token])
+        raises(expected, session.say, "Hi.", stop_tokens=[token])
+    for position in (-1, 2**64):
+        raises(f"position: found {position}", session.rewind, position)
+    raises("float", session.feed, [1.5])
+    assert session.position == 0
+    session.feed(range(1, 4))
+    assert session.position == 3
+
+    # Texts that C would cut.
+    raises("zero byte", Model, "model\0.gguf")
+    raises("zero byte", plan, "model\0.gguf")
+    path = str(folder / "state") + "\0.txt"
+    raises("zero byte", session.save, path)
+    raises("zero byte", session.load, path)
+    assert not (folder / "state").exists()
+    raises("zero byte", session.generate, stop="a\0b")
+    raises("zero byte", session.set_messages, [{"role": "user\0x", "content": "Hi."}])
+    raises("zero byte", session.set_messages, [{"role": "user", "content": "H\0i."}])
+
+    # Bytes of any kind.
+    state = session.state()
+    session.feed([7])
+    session.restore(memoryview(bytearray(state)))
+    assert session.position == 3
+    raises("bytes-like", session.restore, 5)
+
+    # Each thread copies its piece before another one's call can change the memory that it lies in.
+    end = time.monotonic() + 2
+    wrong, pieces = [], [0]
+
+    def talk(number):
+        while time.monotonic() < end and not wrong:
+            try:
+                for piece in session.generate(max_tokens=3, ignore_end=True):
+                    pieces[0] += 1
+                    if not piece or "\0" in piece:
+                        wrong.append(piece)
+                session.feed([number])
+                session.state()
+                assert session.sampler["temperature"] == 0
+            except Error as error:
+                # Another thread's call has ended this one's generation, as every call does.
+                if "another call ended it" not in str(error):
+                    wrong.append(error)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:3]
+    assert pieces[0] > 10
+
+    # A session that another thread closes in the middle of a call ends it by an error or finishes it.
+    for _ in range(20):
+        other = session.fork()
+        closer = threading.Thread(target=other.close)
+        closer.start()
+        try:
+            other.state()
+        except ValueError as error:
+            assert "closed" in str(error)
+        closer.join()
+
+# Into memory, after which the file may change.
+gguf = Path(__file__).parents[3] / "tools/model/waterline-chat.gguf"
+copied = folder / "copied.gguf"
+copied.write_bytes(gguf.read_bytes())
+with Model(copied, copy=True) as model:
+    copied.write_bytes(b"")
+    with model.session(temperature=0, exact=True) as session:
+        session.feed([1, 2, 3])
+        session.step()
+print("all right")

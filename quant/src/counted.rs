@@ -1,0 +1,83 @@
+//! Lists and bytes whose length a file claims. Memory follows what is really read, and the system may refuse it.
+
+use std::io::{self, ErrorKind, Read};
+
+use crate::error::{Error, Result};
+
+/// Elements for which room is made before the first one is read.
+const FIRST: usize = 256;
+
+/// Reads `count` elements, each with its index.
+///
+/// # Errors
+/// Those of `read`, and [`Error::Memory`] if the system refuses the memory.
+pub(crate) fn read_list<T>(
+    count: usize,
+    mut read: impl FnMut(usize) -> Result<T>,
+) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    reserve(&mut list, count.min(FIRST))?;
+    for index in 0..count {
+        let element = read(index)?;
+        reserve(&mut list, 1)?;
+        list.push(element);
+    }
+    Ok(list)
+}
+
+/// A copy of a slice, each element converted.
+///
+/// # Errors
+/// [`Error::Memory`] if the system refuses the memory.
+pub(crate) fn converted<S: Copy, T>(from: &[S], convert: impl Fn(S) -> T) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(from.len())
+        .map_err(|_| refused::<T>(from.len()))?;
+    list.extend(from.iter().map(|&element| convert(element)));
+    Ok(list)
+}
+
+/// Makes room for more elements.
+fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
+    let length = list.len() + more;
+    list.try_reserve(more).map_err(|_| refused::<T>(length))
+}
+
+fn refused<T>(length: usize) -> Error {
+    Error::Memory {
+        bytes: length.saturating_mul(size_of::<T>()),
+    }
+}
+
+/// Reads exactly `length` bytes. Memory grows as they arrive, so a length that the input does not have costs nothing.
+///
+/// # Errors
+/// An error of the kind [`ErrorKind::UnexpectedEof`] if the input ends before, [`ErrorKind::OutOfMemory`] if the system refuses the
+/// memory, and those of the input.
+pub fn read_bytes(input: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // `read_to_end` reserves fallibly, and by what it has read so far.
+    input.take(length).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 == length {
+        true => Ok(bytes),
+        false => Err(ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claimed_length_costs_nothing() {
+        let read = |index| match index {
+            3 => Err(Error::Memory { bytes: 0 }),
+            _ => Ok([index; 1_000]),
+        };
+        assert!(read_list(usize::MAX, read).is_err());
+        let error = read_bytes(&mut &b"four"[..], u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(read_bytes(&mut &b"four"[..], 3).unwrap(), b"fou");
+        assert_eq!(read_list(600, Ok).unwrap(), (0..600).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,53 @@
+//! JSON from strangers: a text is read only if it holds no more values than a file of its kind can need, since a value in memory
+//! takes up to sixty times the bytes that it has in the file.
+
+use serde_json::Value;
+
+/// Reads a text of at most `most` values.
+///
+/// # Errors
+/// A part of a sentence: what was found that cannot be read.
+pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
+    let values = values_at_most(text);
+    if values > most {
+        return Err(format!(
+            "{values} values, more than the {most} that are read"
+        ));
+    }
+    serde_json::from_slice(text).map_err(|error| error.to_string())
+}
+
+/// A number that the values of a text, the names in its objects among them, do not exceed: each but the first follows one
+/// of these characters outside of a string.
+pub(crate) fn values_at_most(text: &[u8]) -> usize {
+    let (mut values, mut in_string, mut escaped) = (1, false, false);
+    for &byte in text {
+        match (in_string, byte) {
+            (true, _) if escaped => escaped = false,
+            (true, b'\\') => escaped = true,
+            (_, b'"') => in_string = !in_string,
+            (false, b',' | b':' | b'[' | b'{') => values += 1,
+            _ => {}
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_before_they_are_read() {
+        let text = br#"{"a[,:{\"": [1, 2, {"b": "\\"}], "c": null}"#;
+        let count = |value: &Value| values_at_most(value.to_string().as_bytes());
+        // Two names and the object, the list of three, an object of a name and a text, null: 10 values in all.
+        assert_eq!(count(&read_json(text, 12).unwrap()), values_at_most(text));
+        assert!((10..=12).contains(&values_at_most(text)));
+        for text in ["[0,0,0]", "{\"a\":0,\"b\":0}", "[[[]]]"] {
+            let error = read_json(text.as_bytes(), 2).unwrap_err();
+            assert!(error.contains("more than the 2"), "{error}");
+        }
+        assert!(read_json(b"[1, 2", 9).unwrap_err().contains("EOF"));
+    }
+}

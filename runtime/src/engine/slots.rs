@@ -1,0 +1,172 @@
+//! Tokens in the slots of a batch, which a program reads with the bits of steps.
+//!
+//! An op that treats every token alike runs over all slots as over a chunk; every other op runs slot by slot, on a copy of the
+//! columns that it names. Products sum in the order of a step, however many slots there are.
+
+use std::sync::Arc;
+
+use crate::cpu::{Buffers, Pool, room};
+use crate::error::Result;
+use crate::operands::{Access, Operand};
+use crate::ops::Op;
+use crate::program::{Program, Workspace, widths};
+use crate::state::{Arena, HEADER};
+
+/// The states that the slots belong to.
+pub(super) trait States {
+    /// The state of slot `row`, and the tokens that it has read.
+    fn state(&mut self, row: usize) -> (&mut Arena, u64);
+}
+
+/// Memory to read several tokens at once.
+pub(super) struct Slots {
+    pub workspace: Workspace,
+    /// Buffers of one slot.
+    one: Buffers,
+    ops: Vec<Step>,
+    /// The columns that ops with a state read of each slot, if they are kept: `[most, Step::width]` of each.
+    kept: Vec<f32>,
+    most: usize,
+}
+
+/// The operands of an op, and whether it treats every token alike.
+struct Step {
+    access: Access,
+    is_tokenwise: bool,
+    /// Columns that are kept of each slot: all that the op reads, if it changes a state.
+    width: usize,
+}
+
+impl Step {
+    fn of(op: &dyn Op, keeps: bool) -> Self {
+        let access = op.access();
+        let width = match keeps && access.changes_state() {
+            true => access.read_columns().map(|view| view.width).sum(),
+            false => 0,
+        };
+        Step {
+            is_tokenwise: op.is_tokenwise(),
+            access,
+            width,
+        }
+    }
+}
+
+impl Slots {
+    /// Allocates for up to `most` tokens, and if it `keeps` the columns that ops with a state read, for [`Slots::repeat`].
+    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
+        let ops = program.ops.iter().map(|op| Step::of(&**op, keeps));
+        let ops: Vec<Step> = ops.collect();
+        Ok(Slots {
+            workspace: Workspace::new(program, pool, most)?.in_step_order(),
+            one: Buffers::new(&widths(program), 1)?,
+            kept: room(ops.iter().map(|op| op.width * most).sum())?,
+            ops,
+            most,
+        })
+    }
+
+    /// Bytes of working memory that [`Slots::new`] would allocate.
+    pub fn plan(program: &Program, threads: usize, most: usize, keeps: bool) -> usize {
+        let one = widths(program).iter().sum::<usize>();
+        let kept = program.ops.iter().map(|op| Step::of(&**op, keeps).width);
+        let floats = one + kept.sum::<usize>() * most;
+        Workspace::plan(program, threads, most) + floats * size_of::<f32>()
+    }
+
+    /// Bytes of working memory.
+    pub fn bytes(&self) -> usize {
+        let floats = self.one.floats() + self.kept.len();
+        self.workspace.bytes() + floats * size_of::<f32>()
+    }
+
+    /// Reads token `row` of `tokens` into state `row`, for every row.
+    pub fn read(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
+        let mut rest = &mut self.kept[..];
+        for (op, step) in program.ops.iter().zip(&self.ops) {
+            let kept;
+            (kept, rest) = rest.split_at_mut(step.width * self.most);
+            if step.is_tokenwise {
+                let (arena, position) = states.state(0);
+                op.run(&mut self.workspace.frame(arena, tokens, position));
+                continue;
+            }
+            for row in 0..tokens.len() {
+                let (arena, position) = states.state(row);
+                let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
+                copy(&step.access.reads, (frame.buffers, row), (&mut self.one, 0));
+                if step.width > 0 {
+                    let mut kept = &mut kept[row * step.width..];
+                    for view in step.access.read_columns() {
+                        let (columns, rest) = kept.split_at_mut(view.width);
+                        columns.copy_from_slice(&self.one.get(view.buffer)[view.columns(0)]);
+                        kept = rest;
+                    }
+                }
+                std::mem::swap(frame.buffers, &mut self.one);
+                op.run(&mut frame);
+                std::mem::swap(frame.buffers, &mut self.one);
+                copy(&step.access.writes, (&self.one, 0), (frame.buffers, row));
+            }
+        }
+    }
+
+    /// Reads the first tokens of the last reading into the states once more, by the ops that change a state alone, whose inputs
+    /// were kept.
+    pub fn repeat(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
+        let mut rest = &self.kept[..];
+        for (op, step) in program.ops.iter().zip(&self.ops) {
+            let kept;
+            (kept, rest) = rest.split_at(step.width * self.most);
+            if !step.access.changes_state() {
+                continue;
+            }
+            for row in 0..tokens.len() {
+                let mut kept = &kept[row * step.width..];
+                for view in step.access.read_columns() {
+                    let (columns, rest) = kept.split_at(view.width);
+                    self.one.get_mut(view.buffer)[view.columns(0)].copy_from_slice(columns);
+                    kept = rest;
+                }
+                let (arena, position) = states.state(row);
+                let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
+                std::mem::swap(frame.buffers, &mut self.one);
+                op.run(&mut frame);
+                std::mem::swap(frame.buffers, &mut self.one);
+            }
+        }
+    }
+}
+
+/// One state, which every row follows.
+pub(super) struct OneState<'a> {
+    arena: &'a mut Arena,
+    position: u64,
+}
+
+impl<'a> OneState<'a> {
+    pub fn of(arena: &'a mut Arena) -> Self {
+        let position = arena.tensor::<u64>(HEADER)[0];
+        OneState { arena, position }
+    }
+}
+
+impl States for OneState<'_> {
+    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
+        (self.arena, self.position + row as u64)
+    }
+}
+
+/// Copies the named columns of a row to another row.
+fn copy(
+    operands: &[Operand],
+    (from, source): (&Buffers, usize),
+    (to, place): (&mut Buffers, usize),
+) {
+    for operand in operands {
+        if let Operand::Columns(view) = operand {
+            let values = &from.get(view.buffer)[view.columns(source)];
+            to.get_mut(view.buffer)[view.columns(place)].copy_from_slice(values);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Exact sessions: the bits of a token depend on the tokens before it alone. Random schedules of chunks, splits, forks, restores,
+//! rewinds, batches, drafts and threads give the logits and the state of a session that reads token by token.
+//!
+//! WATERLINE_SCHEDULES is the number of schedules of each model, WATERLINE_SEED the first seed, WATERLINE_ONLY a part of the names of the
+//! models that are tested. `WATERLINE_DEVICE=cuda` runs the
+//! sessions on a GPU, `emulator` (a feature) on its kernels on the CPU.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use waterline::internal::{Checkpoint, Precision};
+use waterline::{Batch, Device, GenerateOptions, Model, Session, SessionOptions, Snapshot};
+use waterline_quant::{Bytes, FORMATS, Format, Tensor};
+
+/// Tokens that a schedule reads.
+const TOKENS: usize = 80;
+
+fn number(variable: &str, default: u64) -> u64 {
+    let text = std::env::var(variable).ok();
+    text.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn below(random: &mut fastrand::Rng, n: usize) -> usize {
+    random.usize(..n)
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests")
+}
+
+/// Every recorded case and every small model of the repository.
+fn models() -> Vec<(String, Arc<Model>)> {
+    let entries = ["fixtures", "models"].map(|name| std::fs::read_dir(folder().join(name)));
+    let paths = entries
+        .into_iter()
+        .flat_map(|entries| entries.expect("a folder"));
+    let mut paths: Vec<PathBuf> = paths.map(|entry| entry.expect("an entry").path()).collect();
+    paths.retain(|path| {
+        path.join("meta.json").exists() || path.extension() == Some("gguf".as_ref())
+    });
+    paths.push(folder().join("../tools/model/waterline-chat.gguf"));
+    paths.sort();
+    assert!(paths.len() > 20, "{} models", paths.len());
+    let open = |path: &PathBuf| {
+        let name = path.file_name().expect("a name").to_string_lossy();
+        (name.into_owned(), Model::open(path).expect("a model"))
+    };
+    paths.iter().map(open).collect()
+}
+
+/// A model whose matrices are in `format`; none if their rows are no whole blocks.
+fn in_format(file: &str, format: &'static Format) -> Option<Arc<Model>> {
+    let path = folder().join("models").join(file);
+    let mut checkpoint = Checkpoint::open(path).expect("a model");
+    for weight in checkpoint.spec.weights() {
+        let tensor = checkpoint.tensors.get_mut(&weight.name).expect("a tensor");
+        let (_, cols) = tensor.rows_cols();
+        if weight.precision != Precision::Quantized {
+            continue;
+        }
+        if !cols.is_multiple_of(format.block_len) {
+            return None;
+        }
+        let mut blocks = vec![0; format.tensor_bytes(&tensor.shape).expect("a size")];
+        format.encode(&tensor.to_f32(), &mut blocks);
+        let data = Bytes::copy_from(&blocks).expect("memory");
+        *tensor = Tensor::new(format, tensor.shape.clone(), data).expect("a tensor");
+    }
+    Some(Model::bind(checkpoint).expect("a model"))
+}
+
+fn device() -> Option<Arc<Device>> {
+    match std::env::var("WATERLINE_DEVICE").as_deref() {
+        Ok("cuda") => Some(Device::open(0).expect("a GPU")),
+        #[cfg(feature = "emulator")]
+        Ok("emulator") => Some(Device::emulated()),
+        _ => None,
+    }
+}
+
+/// Sessions of a model on a device.
+struct Place {
+    name: String,
+    model: Arc<Model>,
+    device: Option<Arc<Device>>,
+}
+
+impl Place {
+    fn session(&self, chunk: usize, threads: usize) -> Session {
+        let mut options = SessionOptions::default();
+        options.exact = true;
+        (options.chunk, options.threads, options.marks) = (chunk, threads, 2);
+        (options.state.context, options.state.history) = (2 * TOKENS, 2 * TOKENS);
+        options.sampler.temperature = 0.0;
+        options.sampler.seed = 7;
+        options.device = self.device.clone();
+        Session::new(Arc::clone(&self.model), options).expect("a session")
+    }
+
+    fn tokens(&self) -> Vec<u32> {
+        let vocab = self.model.spec().vocab;
+        // Some of them again, so that drafts are found.
+        let token = |i: usize| ((i % 23) * (i % 23) * 37 + i / 40) % vocab;
+        (0..TOKENS).map(|i| token(i) as u32).collect()
+    }
+}
+
+fn logits(session: &Session) -> Vec<u32> {
+    let logits = session.logits().expect("logits").iter();
+    logits.map(|logit| logit.to_bits()).collect()
+}
+
+fn state(session: &Session) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let snapshot = session.snapshot().expect("a snapshot");
+    snapshot.write(&mut bytes).expect("memory");
+    bytes
+}
+
+/// The bits after each token of a session that reads them one by one.
+struct Lone {
+    logits: Vec<Vec<u32>>,
+    state: Vec<u8>,
+}
+
+impl Lone {
+    fn new(place: &Place) -> Self {
+        let mut session = place.session(1, 1);
+        let mut read = |&token: &u32| {
+            session.feed(&[token]).expect("a token");
+            logits(&session)
+        };
+        Lone {
+            logits: place.tokens().iter().map(&mut read).collect(),
+            state: state(&session),
+        }
+    }
+}
+
+/// Reads all tokens by random calls and compares the bits after each.
+fn schedule(place: &Place, lone: &Lone, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let tokens = place.tokens();
+    let open = |random: &mut fastrand::Rng| {
+        let chunk = [1, 3, 8, 33, 0][below(random, 5)];
+        place.session(chunk, 1 + below(random, 2))
+    };
+    let mut session = open(&mut random);
+    while (session.position() as usize) < TOKENS {
+        let at = session.position() as usize;
+        let count = 1 + below(&mut random, (TOKENS - at).min(40));
+        let next = &tokens[at..at + count];
+        let call = below(&mut random, 7);
+        match call {
+            0 => {
+                let mut other = session.fork().expect("a fork");
+                session.feed(&tokens[..3]).expect("tokens of its own");
+                other.feed(next).expect("tokens");
+                session = other;
+            }
+            1 => {
+                let bytes = state(&session);
+                let saved = Snapshot::read(&mut &bytes[..], bytes.len() as u64, "saved");
+                session = open(&mut random);
+                session.restore(&saved.expect("a state")).expect("restored");
+                session.feed(next).expect("tokens");
+            }
+            2 => {
+                session.mark().expect("a mark");
+                session.feed(next).expect("tokens");
+                session.rewind(at as u64).expect("rewound");
+                session.feed(next).expect("tokens again");
+            }
+            3 => {
+                let mut others: Vec<Session> = (0..below(&mut random, 6))
+                    .map(|_| open(&mut random))
+                    .collect();
+                let mut batch = Batch::new(&session, 1 + others.len()).expect("a batch");
+                for &token in next {
+                    let mut members = vec![&mut session];
+                    members.extend(others.iter_mut());
+                    let mut fed = vec![5; members.len()];
+                    fed[0] = token;
+                    batch.feed(&mut members, &fed).expect("a step of a batch");
+                }
+            }
+            4 => {
+                let mut each = Vec::new();
+                let shown = |_: usize, logits: &[f32]| {
+                    each.push(logits.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
+                };
+                session.feed_each(next, shown).expect("tokens");
+                assert!(each == lone.logits[at..at + count], "{}: each", place.name);
+            }
+            _ => session.feed(next).expect("tokens"),
+        }
+        let position = session.position() as usize;
+        assert_eq!(position, at + count);
+        assert!(
+            logits(&session) == lone.logits[position - 1],
+            "{}: seed {seed}, call {call}, tokens {at}..{position}",
+            place.name
+        );
+    }
+    assert!(state(&session) == lone.state, "{}: seed {seed}", place.name);
+}
+
+/// Generations with drafts are those without.
+fn drafts(place: &Place) {
+    let generate = |lookup: usize, chunk: usize| {
+        let mut options = place.session(chunk, 1).options().clone();
+        (options.lookup, options.pool) = (lookup, None);
+        let mut session = Session::new(Arc::clone(&place.model), options).expect("a session");
+        session.feed(&place.tokens()).expect("a prompt");
+        let mut options = GenerateOptions::default();
+        (options.max_tokens, options.stop_at_eos) = (40, false);
+        let pieces = session.generate(options).expect("a generation");
+        pieces.for_each(|piece| drop(piece.expect("a piece")));
+        let (older, newer) = session.recent();
+        ([older, newer].concat(), logits(&session))
+    };
+    assert!(generate(0, 1) == generate(6, 33), "{}: drafts", place.name);
+}
+
+fn check(name: String, model: Arc<Model>) {
+    let only = std::env::var("WATERLINE_ONLY").unwrap_or_default();
+    if !name.contains(&only) {
+        return;
+    }
+    let place = Place {
+        name,
+        model,
+        device: device(),
+    };
+    let lone = Lone::new(&place);
+    let first = number("WATERLINE_SEED", 1);
+    for seed in first..first + number("WATERLINE_SCHEDULES", 3) {
+        schedule(&place, &lone, seed);
+    }
+    if place.model.has_tokenizer() {
+        drafts(&place);
+    }
+}
+
+#[test]
+fn every_model_has_the_bits_of_steps_however_it_reads() {
+    for (name, model) in models() {
+        check(name, model);
+    }
+}
+
+#[test]
+fn every_format_has_the_bits_of_steps_however_it_reads() {
+    let mut tested = 0;
+    for format in FORMATS {
+        for file in ["gdn-swa.gguf", "mamba2.gguf", "lalte.gguf"] {
+            if let Some(model) = in_format(file, format) {
+                check(format!("{file} in {format}"), model);
+                tested += 1;
+            }
+        }
+    }
+    assert!(tested > 10, "{tested} models");
+}
+
+#[test]
+fn without_the_option_a_quantized_prompt_depends_on_its_chunks() {
+    // Otherwise the tests above would show nothing.
+    let model = Model::open(folder().join("../tools/model/waterline-chat.gguf")).expect("a model");
+    let read = |exact: bool, chunk: usize| {
+        let mut options = SessionOptions::default();
+        (options.exact, options.chunk, options.threads) = (exact, chunk, 2);
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        let tokens: Vec<u32> = (0..100).map(|i| (i * 37 + 5) % 4096).collect();
+        session.feed(&tokens).expect("a prompt");
+        logits(&session)
+    };
+    assert!(read(true, 1) == read(true, 64));
+    assert!(read(false, 1) != read(false, 64));
+    assert!(read(true, 1) == read(false, 1), "steps are steps");
+}
+
+/// Prints how far the logits of a prompt that is read in one chunk are from those of steps, for docs/exact.md.
+#[test]
+#[ignore = "prints a table"]
+fn differences_without_the_option() {
+    println!(
+        "| matrices | standard deviation of the logits | largest difference without | with |\n|---|---|---|---|"
+    );
+    for format in FORMATS {
+        let Some(model) = in_format("../../tools/model/waterline-chat.gguf", format) else {
+            continue;
+        };
+        let read = |exact: bool, chunk: usize| {
+            let mut options = SessionOptions::default();
+            (options.exact, options.chunk, options.threads) = (exact, chunk, 2);
+            let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+            let tokens: Vec<u32> = (0..150).map(|i| (i * 37 + 5) % 4096).collect();
+            session.feed(&tokens).expect("a prompt");
+            session.logits().expect("logits").to_vec()
+        };
+        let steps = read(false, 1);
+        let count = steps.len() as f32;
+        let mean = steps.iter().sum::<f32>() / count;
+        let variance = steps.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / count;
+        let difference = |other: Vec<f32>| {
+            let pairs = steps.iter().zip(other);
+            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        };
+        let [without, with] = [difference(read(false, 256)), difference(read(true, 256))];
+        println!(
+            "| {format} | {:.2} | {without:.5} | {with} |",
+            variance.sqrt()
+        );
+        assert_eq!(with, 0.0, "{format}");
+    }
+}

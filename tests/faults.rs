@@ -1,0 +1,183 @@
+//! A disk that fails: each system call of a command on its files fails once, or does less than it was asked. The command ends with a
+//! sentence and a status, the file that it replaces is whole, and nothing is left over; interrupted and short calls change nothing.
+#![cfg(target_os = "linux")]
+
+mod common;
+mod skipped;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Workplace, copy_fixture, outcome, outcome_of_input};
+use skipped::skipped;
+
+/// Numbers of errors of Linux.
+const EINTR: &str = "4";
+const EIO: &str = "5";
+const ENOMEM: &str = "12";
+const ENOSPC: &str = "28";
+
+/// The calls that are made on files, and how each may fail.
+const FAULTS: &[(&str, &[&str])] = &[
+    ("open", &[EIO, EINTR]),
+    ("read", &[EIO, EINTR, "short"]),
+    ("write", &[EIO, ENOSPC, EINTR, "short"]),
+    ("fsync", &[EIO, ENOSPC]),
+    ("rename", &[EIO, ENOSPC]),
+    ("mmap", &[ENOMEM]),
+];
+
+/// The shim, compiled; none without a C compiler.
+fn shim(folder: &Path) -> Option<PathBuf> {
+    let library = folder.join("faults.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/faults.c");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+        .args([&library, &source])
+        .args(["-ldl"])
+        .status();
+    match compiled {
+        Ok(status) => {
+            assert!(status.success(), "faults.c");
+            Some(library)
+        }
+        Err(_) => {
+            skipped("`cc`");
+            None
+        }
+    }
+}
+
+/// A command, and the file that it writes.
+struct Work<'a> {
+    arguments: Vec<String>,
+    input: &'a str,
+    output: Option<PathBuf>,
+}
+
+/// Runs the work with every fault; returns how many happened.
+fn run(work: &Work, folder: &Path) -> usize {
+    let place = Workplace::new();
+    let Some(library) = shim(place.home.path()) else {
+        return usize::MAX;
+    };
+    let happened = place.path("happened");
+    let command = || {
+        let mut command = place.command(&work.arguments);
+        command
+            .env("LD_PRELOAD", &library)
+            .env("WATERLINE_FAULT_FOLDER", folder)
+            .env("WATERLINE_FAULT_FILE", &happened);
+        command
+    };
+    let mut whole = command();
+    let whole = outcome_of_input(&mut whole, work.input.as_bytes());
+    assert_eq!(whole.status, Some(0), "{}", whole.stderr);
+    let written = || {
+        work.output
+            .as_ref()
+            .map(|path| std::fs::read(path).expect("written"))
+    };
+    let expected = written();
+    let mut count = 0;
+    for (call, faults) in FAULTS {
+        for fault in *faults {
+            for number in 0.. {
+                if let Some(path) = &work.output {
+                    std::fs::write(path, "before").expect("written");
+                }
+                let what = format!("{:?}: {call} {number} {fault}", work.arguments[0]);
+                let mut command = command();
+                command.env("WATERLINE_FAULT", format!("{call} {number} {fault}"));
+                let ended = outcome_of_input(&mut command, work.input.as_bytes());
+                if std::fs::remove_file(&happened).is_err() {
+                    assert_eq!(ended.status, Some(0), "{what}: {}", ended.stderr);
+                    break;
+                }
+                count += 1;
+                let harmless = [EINTR, "short"].contains(fault);
+                let said = ended.stderr.contains("waterline: ") || work.input.contains("/save");
+                match ended.status {
+                    Some(0) if harmless || work.input.contains("/save") => {}
+                    Some(0) => assert!(written() == expected, "{what}: another file"),
+                    Some(1 | 2) => assert!(said, "{what}: {}", ended.stderr),
+                    other => panic!("{what}: {other:?}: {}", ended.stderr),
+                }
+                if let Some(found) = written() {
+                    let kept = found == b"before" || Some(&found) == expected.as_ref();
+                    assert!(kept, "{what}: {} bytes", found.len());
+                }
+                let left = std::fs::read_dir(folder)
+                    .expect("a folder")
+                    .filter(|entry| {
+                        let name = entry.as_ref().expect("an entry").file_name();
+                        name.to_string_lossy().starts_with(".waterline-")
+                    });
+                assert_eq!(left.count(), 0, "{what}: a temporary file is left");
+            }
+        }
+    }
+    count
+}
+
+fn texts(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|text| text.to_string()).collect()
+}
+
+#[test]
+fn a_failing_disk_is_a_sentence_and_leaves_whole_files() {
+    let place = Workplace::new();
+    let folder = place.path("files");
+    let model = folder.join("model");
+    copy_fixture("gdn_swa", &model);
+    let output = folder.join("out.gguf");
+    let name = |path: &Path| path.display().to_string();
+    let convert = [
+        "convert",
+        &name(&model),
+        "-o",
+        &name(&output),
+        "--type",
+        "f16",
+    ];
+    let work = Work {
+        arguments: texts(&convert),
+        input: "",
+        output: Some(output.clone()),
+    };
+    let count = run(&work, &folder);
+    assert!(count > 20, "{count} faults");
+
+    outcome(&mut place.command(convert)).succeeded();
+    for copy in [None, Some("--copy")] {
+        let mut arguments = texts(&["inspect", &name(&output)]);
+        arguments.extend(copy.map(str::to_string));
+        let work = Work {
+            arguments,
+            input: "",
+            output: None,
+        };
+        assert!(run(&work, &folder) > 0);
+    }
+}
+
+#[test]
+fn a_conversation_that_cannot_be_saved_is_said_and_goes_on() {
+    let place = Workplace::new();
+    let folder = place.path("files");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let output = folder.join("saved");
+    let input = format!("Hi.\n/save! {}\n/quit\n", output.display());
+    let work = Work {
+        arguments: texts(&["chat", "-n", "1", "--temperature", "0", "--seed", "1"]),
+        input: &input,
+        output: Some(output.clone()),
+    };
+    assert!(run(&work, &folder) > 3);
+    let mode = std::fs::metadata(&output)
+        .expect("saved")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
