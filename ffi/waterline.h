@@ -4,7 +4,7 @@
  * Every function but the four that return a version, a name or a sentence returns a wl_status. When it is not WL_OK,
  * wl_last_error() says in a sentence what was wrong, on the thread that called.
  *
- * Handles. wl_model, wl_session and wl_batch are names of things inside the library, not addresses: NULL, a pointer from
+ * Handles. wl_model, wl_session, wl_batch and wl_store are names of things inside the library, not addresses: NULL, a pointer from
  * elsewhere and a handle that was freed are all found out and give WL_ERROR_HANDLE. All other pointers are believed.
  *
  * Structs that are passed in or filled begin with their size, so that a program built with an older header works with a
@@ -77,7 +77,8 @@ typedef enum {
 typedef enum {
   // A defect of the library.
   WL_LOG_ERROR = 0,
-  // Models that are opened, and on a GPU the form of a session's steps: one kernel, or a graph and why.
+  // Models that are opened, on a GPU the form of a session's steps (one kernel, or a graph and why), and files of a store that
+  // were passed over.
   WL_LOG_INFO = 1,
   // Sessions that are made.
   WL_LOG_DEBUG = 2,
@@ -124,6 +125,10 @@ typedef struct wl_model wl_model;
 
 // One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
 typedef struct wl_session wl_session;
+
+// Checkpoints of states at positions of token sequences, shared by sessions: a history that grew, was edited, lost its thinking
+// text, is forked or is continued by another process goes on from the deepest one that it begins with.
+typedef struct wl_store wl_store;
 
 // Takes a message, a sentence without a line end that is valid during the call. It may be called from any thread, also
 // from several at once. It must return: no exceptions, no longjmp.
@@ -204,6 +209,44 @@ typedef struct {
   size_t bias_count;
 } wl_sampler_params;
 
+// How to make a store.
+typedef struct {
+  // sizeof(wl_store_params).
+  uint32_t size;
+  // Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means the `chunk` of the session that reads,
+  // but no fewer than 256.
+  uint32_t grid;
+  // Most bytes in memory; 1 GiB by default.
+  uint64_t bytes;
+  // A directory where checkpoints are kept too, for other processes and later runs; NULL, the default, means none. It is made
+  // if it does not exist; its files are their owner's alone.
+  const char *directory;
+  // Most bytes of files in the directory; 4 GiB by default.
+  uint64_t directory_bytes;
+} wl_store_params;
+
+// The contents of a store and its work so far.
+typedef struct {
+  // sizeof(wl_store_stats).
+  uint32_t size;
+  // 0.
+  uint32_t reserved;
+  // Checkpoints in memory.
+  uint64_t checkpoints;
+  // Their bytes, which never exceed the bound.
+  uint64_t bytes;
+  // Checkpoints in the directory.
+  uint64_t files;
+  // Bytes of these files.
+  uint64_t file_bytes;
+  // Checkpoints that were evicted from memory.
+  uint64_t evicted;
+  // Tokens of histories that were not read again.
+  uint64_t reused_tokens;
+  // Tokens of histories that were read.
+  uint64_t read_tokens;
+} wl_store_stats;
+
 // How to make a session.
 typedef struct {
   // sizeof(wl_session_params).
@@ -232,6 +275,9 @@ typedef struct {
   uint32_t exact;
   // 0.
   uint32_t reserved;
+  // Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
+  // what it needs of the store.
+  const wl_store *store;
 } wl_session_params;
 
 // The memory of a model and a session, in bytes. None of it grows while tokens are read.
@@ -304,11 +350,13 @@ typedef struct {
   double prompt_seconds;
   // Seconds that generating took, without those between the calls.
   double seconds;
+  // Tokens of the conversation that were not read again.
+  uint64_t reused_tokens;
 } wl_generate_result;
 
 // A message of a conversation. Both texts end at their zero byte.
 typedef struct {
-  // "system", "user" or "assistant".
+  // "system", "user", "assistant", or another that the model's template takes.
   const char *role;
   // What is said.
   const char *content;
@@ -403,6 +451,26 @@ wl_status wl_token_bytes(const wl_model *model, uint32_t token, const char **byt
 // Fills `params` with defaults; `size` is sizeof(wl_sampler_params).
 wl_status wl_sampler_params_init(wl_sampler_params *params, size_t size);
 
+// Fills `params` with defaults; `size` is sizeof(wl_store_params).
+wl_status wl_store_params_init(wl_store_params *params, size_t size);
+
+// Makes a store, with the checkpoints of its directory if it has one. `params` may be NULL. Sessions get it by `store` of
+// wl_session_params; those of any models may share it. Free it with wl_store_free.
+wl_status wl_store_new(const wl_store_params *params,
+                       wl_store **store);
+
+// Frees a store; NULL is nothing to free. Sessions that have it keep it. The last one waits until its directory is written.
+wl_status wl_store_free(wl_store *store);
+
+// Fills `stats`, whose size the caller has set.
+wl_status wl_store_get_stats(const wl_store *store, wl_store_stats *stats);
+
+// Forgets all checkpoints, those of the directory too.
+wl_status wl_store_clear(wl_store *store);
+
+// Waits until everything that was to be written to the directory has been.
+wl_status wl_store_flush(wl_store *store);
+
 // Fills `params` with defaults; `size` is sizeof(wl_session_params).
 wl_status wl_session_params_init(wl_session_params *params, size_t size);
 
@@ -443,6 +511,17 @@ wl_status wl_session_get_sampler(wl_session *session, wl_sampler_params *params)
 // tokens were read, and no token can be chosen by the logits after them.
 wl_status wl_feed(wl_session *session, const uint32_t *tokens, size_t count, size_t *fed);
 
+// The session becomes one that has read `count` tokens and nothing else: it goes on from its own state, a mark or a checkpoint of its
+// store, whichever has read most of them, and reads the rest. Afterwards wl_logits gives the logits after the last one. How many
+// tokens were not read again is written to `reused`, which may be NULL. On WL_CANCELLED the session has read some first tokens.
+wl_status wl_session_read_history(wl_session *session,
+                                  const uint32_t *tokens,
+                                  size_t count,
+                                  size_t *reused);
+
+// Takes a checkpoint of this state, if the session has a store. Reading a history and answering in a conversation take their own.
+wl_status wl_session_checkpoint(wl_session *session);
+
 // Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token.
 // WL_ERROR_MODEL if one is NaN or infinite, or all are minus infinity; a token whose logit is minus infinity is never
 // chosen. The memory belongs to the session and stays where it is until the session is freed; the next call that reads
@@ -465,8 +544,8 @@ wl_status wl_session_cancel(const wl_session *session);
 // thread.
 wl_status wl_session_clear_cancel(const wl_session *session);
 
-// Calls `function` with `user` while wl_feed, wl_chat_say, wl_chat_start and wl_chat_set_messages read, on the thread
-// that calls them; NULL ends it. Forks of the session have none.
+// Calls `function` with `user` while wl_feed, wl_session_read_history, wl_chat_say, wl_chat_start and the
+// functions that set messages read, on the thread that calls them; NULL ends it. Forks of the session have none.
 wl_status wl_session_set_progress(wl_session *session, wl_progress_fn function, void *user);
 
 // Makes a batch for up to `most` sessions, 1 to 1024, on a GPU 1 to 64, of the model and the device of `session`, which compute
@@ -512,13 +591,24 @@ wl_status wl_generate_start(wl_session *session, const wl_generate_params *param
 // `length` 0, and `result` is filled, whose size the caller has set; it may be NULL.
 wl_status wl_generate_next(wl_session *session, const char **text, size_t *length, wl_generate_result *result);
 
-// Begins the conversation with `count` messages that were said elsewhere, all at once: a system message if there is
-// one, then user and assistant by turns, the last one an answer. The next message of the user goes to wl_chat_say.
+// The conversation becomes `count` messages, whatever it was before: a history that grew, was edited, lost its thinking text or comes
+// from another process. What the states at hand have read of it, the session's own and those of its store, is not read again.
 //
-// Where they begin with what was said in this session, only what is new is read. Otherwise what was said here is
-// forgotten, as by wl_session_reset. With WL_ERROR_ARGUMENT and WL_ERROR_TEXT nothing has changed; after other errors
-// the conversation is empty.
-wl_status wl_chat_set_messages(wl_session *session, const wl_message *messages, size_t count);
+// The model's template decides which messages it takes. After a last message of the user, wl_generate gives the answer, which
+// becomes part of the conversation, and where the last message is an answer, it goes on with it; wl_chat_say adds a message.
+// On errors the conversation is as it was; on WL_CANCELLED the session has read some first tokens of the messages.
+wl_status wl_chat_set_messages(wl_session *session,
+                               const wl_message *messages,
+                               size_t count);
+
+// As wl_chat_set_messages, for messages as JSON: an array of objects with "role", "content" (a text, null, or parts of type "text"), and
+// whatever else the template takes, such as "name" or "tool_calls". How many tokens were reused and read is written to `reused`
+// and `read`, which may be NULL.
+wl_status wl_session_set_messages(wl_session *session,
+                                  const char *json,
+                                  size_t length,
+                                  size_t *reused,
+                                  size_t *read);
 
 // Sets the instructions ahead of the conversation, before its first message; an empty text removes them.
 wl_status wl_chat_system(wl_session *session, const char *text, size_t length);
@@ -527,8 +617,7 @@ wl_status wl_chat_system(wl_session *session, const char *text, size_t length);
 // is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.
 // Whatever ends the answer, it is part of the conversation as far as it came. `params` and `result` as in wl_generate.
 //
-// A session is a conversation from the first wl_chat call on until wl_session_reset; tokens should not be fed to it in
-// another way.
+// A session is a conversation from the first wl_chat call on until wl_session_reset.
 wl_status wl_chat_say(wl_session *session,
                       const char *message,
                       size_t length,
@@ -541,8 +630,8 @@ wl_status wl_chat_say(wl_session *session,
 // wl_generate_start says, makes what was generated the answer.
 wl_status wl_chat_start(wl_session *session, const char *message, size_t length, const wl_generate_params *params);
 
-// Takes back the last message and its answer. WL_ERROR_REWIND if the state before it can no longer be reached; marks
-// in wl_session_params make that state available at once and for longer.
+// Takes back the last message of the user and what follows it. A store or marks in wl_session_params make the state before it
+// available at once; without them the messages before may be read again.
 wl_status wl_chat_undo(wl_session *session);
 
 // Writes the conversation to `json`, which has room for `room` bytes, as an array of {"role", "content"} with a zero
@@ -550,7 +639,7 @@ wl_status wl_chat_undo(wl_session *session);
 // only the length is written.
 wl_status wl_chat_messages_json(wl_session *session, char *json, size_t room, size_t *length);
 
-// Writes how many bytes wl_state_write needs now. Without a conversation the number never changes.
+// Writes how many bytes wl_state_write needs now: what was used of the state, so it grows with what was read.
 wl_status wl_state_size(wl_session *session, size_t *bytes);
 
 // Writes the state, what was read and said included, to `bytes`, which has room for `room`, and its length to `length`.

@@ -41,6 +41,7 @@ struct WithDefaults : Params {
 using ModelParams = WithDefaults<wl_model_params, wl_model_params_init>;
 using SessionParams = WithDefaults<wl_session_params, wl_session_params_init>;
 using SamplerParams = WithDefaults<wl_sampler_params, wl_sampler_params_init>;
+using StoreParams = WithDefaults<wl_store_params, wl_store_params_init>;
 using GenerateParams = WithDefaults<wl_generate_params, wl_generate_params_init>;
 
 template <typename Info>
@@ -53,6 +54,9 @@ Info with_size()
 
 struct FreeModel {
     void operator()(wl_model *model) const noexcept { wl_model_free(model); }
+};
+struct FreeStore {
+    void operator()(wl_store *store) const noexcept { wl_store_free(store); }
 };
 struct FreeSession {
     void operator()(wl_session *session) const noexcept { wl_session_free(session); }
@@ -158,6 +162,31 @@ private:
     std::unique_ptr<wl_model, FreeModel> model_;
 };
 
+// Checkpoints that sessions share: params.store = store.get(). Moves, and frees itself; sessions keep what they need of it.
+class Store {
+public:
+    explicit Store(const StoreParams &params = {})
+    {
+        wl_store *store = nullptr;
+        check(wl_store_new(&params, &store));
+        store_.reset(store);
+    }
+
+    wl_store_stats stats() const
+    {
+        auto stats = with_size<wl_store_stats>();
+        check(wl_store_get_stats(get(), &stats));
+        return stats;
+    }
+
+    void clear() { check(wl_store_clear(get())); }
+    void flush() { check(wl_store_flush(get())); }
+    wl_store *get() const noexcept { return store_.get(); }
+
+private:
+    std::unique_ptr<wl_store, FreeStore> store_;
+};
+
 // The logits of a session, in its own memory: for (float logit : session.logits()).
 struct Logits {
     const float *first;
@@ -232,7 +261,31 @@ public:
         });
     }
 
-    // Begins the conversation with messages that were said elsewhere: pairs of role and content.
+    // How a history came into the session.
+    struct HistoryRead {
+        size_t reused;
+        size_t read;
+    };
+
+    // Becomes a session that has read these tokens and nothing else; how many were not read again.
+    size_t read_history(const std::vector<uint32_t> &tokens)
+    {
+        size_t reused = 0;
+        check(wl_session_read_history(get(), tokens.data(), tokens.size(), &reused));
+        return reused;
+    }
+
+    void checkpoint() { check(wl_session_checkpoint(get())); }
+
+    // The conversation becomes these messages, an array as JSON; generate() gives the answer to a last message of the user.
+    HistoryRead set_messages(std::string_view json)
+    {
+        HistoryRead found{};
+        check(wl_session_set_messages(get(), json.data(), json.size(), &found.reused, &found.read));
+        return found;
+    }
+
+    // The conversation becomes these messages: pairs of role and content.
     void set_messages(const std::vector<std::pair<std::string, std::string>> &messages)
     {
         std::vector<wl_message> pointers;

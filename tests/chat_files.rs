@@ -39,6 +39,42 @@ fn a_file_is_replaced_only_when_that_is_meant() {
     assert!(listed.contains("hello you"), "{listed}");
     let resumed = talk.say("/resume\n/stats\n");
     assert!(resumed.stderr.contains("2 messages"), "{}", resumed.stderr);
+    // By the title that was printed; renamed; removed.
+    let titled = talk.say("/load hello you\n/load \"hello you\"\n");
+    assert_eq!(titled.status, Some(0), "{}", titled.stderr);
+    let renamed = talk.say("/rename 1 My Talk\n/load my talk\n/sessions\n");
+    assert!(
+        renamed
+            .stderr
+            .contains("\"hello you\" is called \"my talk\" now"),
+        "{}",
+        renamed.stderr
+    );
+    assert_eq!(renamed.status, Some(0), "{}", renamed.stderr);
+    let refused = talk.say("/delete 2\n/delete\n/rename 1\n");
+    assert_eq!(refused.status, Some(1), "{}", refused.stderr);
+    let deleted = talk.say("/delete 1\n/sessions\n").stderr;
+    assert!(
+        deleted.contains("\"my talk\" is removed") && deleted.contains("no other conversation"),
+        "{deleted}"
+    );
+}
+
+#[test]
+fn a_message_may_begin_with_a_slash() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let file = place.path("talk.state");
+    let said = talk.say(format!(
+        "//etc/hosts?\n\"\"\"/help\"\"\"\n/save {}\n",
+        file.display()
+    ));
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let content = std::fs::read(&file).unwrap();
+    let content = String::from_utf8_lossy(&content);
+    for message in ["\"content\":\"/etc/hosts?\"", "\"content\":\"/help\""] {
+        assert!(content.contains(message), "{message}");
+    }
 }
 
 #[test]
@@ -127,9 +163,16 @@ fn damaged_and_foreign_states_are_refused() {
         model: talk.model.clone(),
         place: &place,
     };
-    let failed = smaller.say(format!("/load {}\n", file.display()));
-    assert_eq!(failed.status, Some(1));
-    assert!(failed.stderr.contains("tensor keys"), "{}", failed.stderr);
+    // A state of other options is left, and the messages are read again.
+    let read = smaller.say(format!("/load {}\nand then?\n/stats\n", file.display()));
+    assert_eq!(read.status, Some(0), "{}", read.stderr);
+    for part in [
+        "2 messages, which are read with the next one",
+        "tensor keys",
+        "messages   4,",
+    ] {
+        assert!(read.stderr.contains(part), "{part}: {}", read.stderr);
+    }
 }
 
 #[cfg(unix)]

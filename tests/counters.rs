@@ -2,6 +2,8 @@
 //! was, and with the largest and smallest numbers that are not refused it reads on. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
 //! `emulator` (a feature) on its kernels on the CPU; tests/sanitize.sh does so under compute-sanitizer.
 
+mod older;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -62,10 +64,7 @@ fn with(file: &[u8], offset: usize, dtype: StateDtype, index: usize, value: u64)
 }
 
 fn bytes(session: &Session) -> Vec<u8> {
-    let mut file = Vec::new();
-    let snapshot = session.snapshot().expect("a snapshot");
-    snapshot.write(&mut file).expect("memory");
-    file
+    older::file(&session.snapshot().expect("a snapshot"))
 }
 
 #[test]

@@ -100,8 +100,8 @@ fn work(path: &Path) -> Result<(), Error> {
     fork.restore(&read)?;
     if model.has_tokenizer() {
         let mut chat = unfailing(|| Chat::new(&session))?;
-        chat.send(&mut session, "Hello!", Session::feed)?;
-        chat.answered(&session, "Hi.", None)?;
+        chat.send(&mut session, "Hello!", |_, _| ())?;
+        chat.answered(&mut session, "Hi.")?;
         let snapshot = chat.snapshot(&session)?;
         chat.restore(&mut session, &snapshot)?;
     }

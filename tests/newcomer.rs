@@ -65,17 +65,15 @@ fn a_conversation_goes_on_from_messages_said_elsewhere() -> Result<()> {
         Message::new(Role::User, "My name is Anna."),
         Message::new(Role::Assistant, "Nice to meet you, Anna!"),
     ];
-    chat.set_messages(&mut session, said, Session::feed)?;
-    chat.send(&mut session, "What is my name?", Session::feed)?;
+    chat.set_messages(&mut session, said, |_, _| ())?;
+    chat.send(&mut session, "What is my name?", |_, _| ())?;
     let mut options = GenerateOptions::default();
     options.stop_tokens.extend(chat.end_token());
     let mut answer = String::new();
-    let mut pieces = session.generate(options)?;
-    for piece in pieces.by_ref() {
+    for piece in session.generate(options)? {
         answer += &piece?.text;
     }
-    let finish = pieces.finish();
-    chat.answered(&session, &answer, finish)?;
+    chat.answered(&mut session, &answer)?;
     assert!(answer.contains("Anna"), "{answer}");
     assert_eq!(chat.messages().len(), 4);
     Ok(())

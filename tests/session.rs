@@ -1,6 +1,8 @@
 //! What a session promises, on every model under `tests/fixtures`: splits do not matter, saved states go on bit for
 //! bit, forks are independent, a reset forgets everything.
 
+mod older;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -185,6 +187,32 @@ fn a_saved_state_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn a_saved_state_is_as_large_as_what_was_used_of_it() {
+    for (name, model) in models() {
+        let mut options = options(Kv::F16, 32);
+        options.state.context = 1 << 16;
+        let mut session = Session::new(Arc::clone(&model), options.clone()).expect("a session");
+        session.feed(&text(&model, 20)).expect("a prompt");
+        let file = state(&session);
+        let used = session.state_bytes().min(1 << 20);
+        assert!(
+            file.len() < used + (1 << 16),
+            "{name}: {} bytes",
+            file.len()
+        );
+        let snapshot = Snapshot::read(&mut &file[..], file.len() as u64, "memory").expect("whole");
+        assert_eq!(snapshot.file_bytes(), file.len() as u64);
+        let mut restored = Session::new(Arc::clone(&model), options).expect("a session");
+        restored.restore(&snapshot).expect("restored");
+        assert!(state(&restored) == file, "{name}");
+        for length in [8, 30, file.len() / 2, file.len() - 1] {
+            let cut = Snapshot::read(&mut &file[..length], length as u64, "cut");
+            assert!(cut.is_err(), "{name}: cut at {length}");
+        }
+    }
+}
+
+#[test]
 fn a_copy_can_be_overwritten_and_gone_on_from() {
     let all = models();
     let tokens = text(&all[0].1, 50);
@@ -289,7 +317,7 @@ fn a_reset_forgets_a_poisoned_state() {
         let mut session =
             Session::new(Arc::clone(&model), options(Kv::F16, 16)).expect("a session");
         session.feed(&tokens).expect("a prompt");
-        let mut file = state(&session);
+        let mut file = older::file(&session.snapshot().expect("a snapshot"));
         poison(&mut file, &session);
         let poisoned = Snapshot::read(&mut &file[..], file.len() as u64, "poisoned")
             .expect("the checksum was mended");

@@ -2,6 +2,7 @@
 //! comparing the state before and after, the read ones by poisoning the state piece by piece and looking for the poison
 //! in the results.
 
+mod older;
 mod synthetic;
 
 use std::sync::Arc;
@@ -196,8 +197,7 @@ fn tensors(session: &Session) -> Vec<Vec<u8>> {
 
 /// The same snapshot with other bytes in one place of a state tensor.
 fn poisoned(snapshot: &Snapshot, tensor: &StateTensorPlan, row: usize, length: usize) -> Snapshot {
-    let mut file = Vec::new();
-    snapshot.write(&mut file).expect("writing to memory");
+    let mut file = older::file(snapshot);
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
     let start = 24 + table + 8 + tensor.offset + row * length;
     // A quiet NaN in every number.

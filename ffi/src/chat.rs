@@ -3,13 +3,13 @@
 use std::ffi::{c_char, c_void};
 use std::time::Instant;
 
-use waterline::{Chat, Message, Role, Session};
+use waterline::{Chat, HistoryRead, Message, Role, Session};
 
 use crate::generate::{generate_options, wl_generate_params, wl_generate_result, wl_text_fn};
 use crate::open_session::{Inner, with_settled};
 use crate::params;
-use crate::pointers::{fill, slice, text};
-use crate::progress::feed;
+use crate::pointers::{fill, place_if_wanted, put_if_wanted, slice, text};
+use crate::progress::Hearing;
 use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
 
@@ -17,7 +17,7 @@ use crate::status::{Failure, Outcome, wl_status};
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_message {
-    /// "system", "user" or "assistant".
+    /// "system", "user", "assistant", or another that the model's template takes.
     pub role: *const c_char,
     /// What is said.
     pub content: *const c_char,
@@ -50,17 +50,10 @@ impl Inner {
         // What can fail without the message comes before it.
         self.chat()?;
         let mut running = self.prepare(options, true)?;
-        let (progress, clock) = (self.progress, Instant::now());
+        let mut hearing = Hearing::new(&self.session, self.progress);
+        let clock = Instant::now();
         let (chat, session) = self.chat()?;
-        let mut first = true;
-        let read = chat.send(session, message, |session, tokens| {
-            // A template that drops thoughts has a message read in two parts; the second is a few tokens.
-            feed(
-                session,
-                tokens,
-                progress.filter(|_| std::mem::take(&mut first)),
-            )
-        })?;
+        let read = chat.send(session, message, |read, of| hearing.hear(read, of))?;
         running.prompt(read, clock.elapsed());
         self.running = Some(running);
         Ok(())
@@ -77,24 +70,28 @@ unsafe fn message(index: usize, message: &wl_message) -> Outcome<Message> {
     let role = unsafe { text(&of("role"), message.role, usize::MAX) }?;
     // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
     let content = unsafe { text(&of("content"), message.content, usize::MAX) }?;
-    let role = [Role::System, Role::User, Role::Assistant]
-        .into_iter()
-        .find(|known| known.name() == role)
-        .ok_or_else(|| {
-            Failure::argument(format!(
-                "{}: found {role:?}, expected \"system\", \"user\" or \"assistant\"",
-                of("role")
-            ))
-        })?;
+    let role = Role::from(role.to_string());
     Ok(Message::new(role, content))
 }
 
-/// Begins the conversation with `count` messages that were said elsewhere, all at once: a system message if there is
-/// one, then user and assistant by turns, the last one an answer. The next message of the user goes to wl_chat_say.
+impl Inner {
+    /// The conversation becomes these messages; how many tokens were reused and read.
+    fn set_messages(&mut self, messages: Vec<Message>) -> Outcome<HistoryRead> {
+        let mut hearing = Hearing::new(&self.session, self.progress);
+        let clock = Instant::now();
+        let (chat, session) = self.chat()?;
+        let read = chat.set_messages(session, messages, |read, of| hearing.hear(read, of))?;
+        self.prompt = Some((read, clock.elapsed()));
+        Ok(read)
+    }
+}
+
+/// The conversation becomes `count` messages, whatever it was before: a history that grew, was edited, lost its thinking text or comes
+/// from another process. What the states at hand have read of it, the session's own and those of its store, is not read again.
 ///
-/// Where they begin with what was said in this session, only what is new is read. Otherwise what was said here is
-/// forgotten, as by wl_session_reset. With WL_ERROR_ARGUMENT and WL_ERROR_TEXT nothing has changed; after other errors
-/// the conversation is empty.
+/// The model's template decides which messages it takes. After a last message of the user, wl_generate gives the answer, which
+/// becomes part of the conversation, and where the last message is an answer, it goes on with it; wl_chat_say adds a message.
+/// On errors the conversation is as it was; on WL_CANCELLED the session has read some first tokens of the messages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_set_messages(
     session: *mut wl_session,
@@ -108,15 +105,35 @@ pub unsafe extern "C" fn wl_chat_set_messages(
             // SAFETY: the caller's texts end at zero bytes.
             unsafe { self::message(index, message) }
         });
-        let messages: Vec<Message> = messages.collect::<Outcome<_>>()?;
-        let progress = inner.progress;
-        let (chat, session) = inner.chat()?;
-        chat.set_messages(
-            session,
-            messages,
-            |session: &mut Session, tokens: &[u32]| feed(session, tokens, progress),
-        )?;
+        inner.set_messages(messages.collect::<Outcome<_>>()?)?;
         Ok(())
+    })
+}
+
+/// As wl_chat_set_messages, for messages as JSON: an array of objects with "role", "content" (a text, null, or parts of type "text"), and
+/// whatever else the template takes, such as "name" or "tool_calls". How many tokens were reused and read is written to `reused`
+/// and `read`, which may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_set_messages(
+    session: *mut wl_session,
+    json: *const c_char,
+    length: usize,
+    reused: *mut usize,
+    read: *mut usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives so many bytes.
+        let json = unsafe { text("json", json, length) }?;
+        let messages = serde_json::from_str(json)
+            .map_err(|error| Failure::argument(format!("the messages: {error}")))?;
+        place_if_wanted("the place for the tokens reused", reused)?;
+        place_if_wanted("the place for the tokens read", read)?;
+        let found = inner.set_messages(messages)?;
+        // SAFETY: the caller gives places or NULL.
+        unsafe {
+            put_if_wanted("the place for the tokens reused", reused, found.reused)?;
+            put_if_wanted("the place for the tokens read", read, found.read)
+        }
     })
 }
 
@@ -138,8 +155,7 @@ pub unsafe extern "C" fn wl_chat_system(
 /// is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.
 /// Whatever ends the answer, it is part of the conversation as far as it came. `params` and `result` as in wl_generate.
 ///
-/// A session is a conversation from the first wl_chat call on until wl_session_reset; tokens should not be fed to it in
-/// another way.
+/// A session is a conversation from the first wl_chat call on until wl_session_reset.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_say(
     session: *mut wl_session,
@@ -175,8 +191,8 @@ pub unsafe extern "C" fn wl_chat_start(
     })
 }
 
-/// Takes back the last message and its answer. WL_ERROR_REWIND if the state before it can no longer be reached; marks
-/// in wl_session_params make that state available at once and for longer.
+/// Takes back the last message of the user and what follows it. A store or marks in wl_session_params make the state before it
+/// available at once; without them the messages before may be read again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_undo(session: *mut wl_session) -> wl_status {
     with_settled(session, |inner| {

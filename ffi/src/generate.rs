@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::time::{Duration, Instant};
 
-use waterline::{Finish, GenerateOptions, Generation, Piece, Session};
+use waterline::{Chat, Finish, GenerateOptions, Generation, HistoryRead, Piece, Session};
 
 use crate::open_session::{Inner, with, with_settled};
 use crate::params::{self, Tagged};
@@ -63,6 +63,8 @@ pub struct wl_generate_result {
     pub prompt_seconds: f64,
     /// Seconds that generating took, without those between the calls.
     pub seconds: f64,
+    /// Tokens of the conversation that were not read again.
+    pub reused_tokens: u64,
 }
 
 /// Takes a piece of text: `length` bytes of UTF-8, whole characters, with a zero byte after them, valid during the call.
@@ -98,15 +100,15 @@ pub(crate) struct Running {
     /// The last piece, with a zero byte after it.
     piece: String,
     finish: Option<wl_finish>,
-    prompt_tokens: usize,
+    prompt: HistoryRead,
     prompt_time: Duration,
     time: Duration,
 }
 
 impl Running {
-    /// The message of `tokens` tokens took this long to read.
-    pub fn prompt(&mut self, tokens: usize, time: Duration) {
-        (self.prompt_tokens, self.prompt_time) = (tokens, time);
+    /// Takes in how the message was read, and how long that took.
+    pub fn prompt(&mut self, read: HistoryRead, time: Duration) {
+        (self.prompt, self.prompt_time) = (read, time);
     }
 
     /// The next piece with a text.
@@ -125,26 +127,29 @@ impl Running {
             size: 0,
             finish: self.finish.unwrap_or(wl_finish::WL_FINISH_CANCELLED) as u32,
             tokens: self.generation.tokens() as u64,
-            prompt_tokens: self.prompt_tokens as u64,
+            prompt_tokens: self.prompt.read as u64,
             prompt_seconds: self.prompt_time.as_secs_f64(),
             seconds: self.time.as_secs_f64(),
+            reused_tokens: self.prompt.reused as u64,
         }
     }
 }
 
 impl Inner {
-    /// A generation to begin with; `answer` says that it answers the next message.
-    pub fn prepare(&self, mut options: GenerateOptions, answer: bool) -> Outcome<Running> {
+    /// A generation to begin with. It is an answer in the conversation if `answer`, or if messages wait for one.
+    pub fn prepare(&mut self, mut options: GenerateOptions, answer: bool) -> Outcome<Running> {
+        let answer = answer || self.chat.as_ref().is_some_and(Chat::awaits_answer);
         if let Some(chat) = self.chat.as_ref().filter(|_| answer && options.stop_at_eos) {
             options.stop_tokens.extend(chat.end_token());
         }
+        let prompt = self.prompt.take().filter(|_| answer).unwrap_or_default();
         Ok(Running {
             generation: Generation::new(self.session.model(), options)?,
             answer: answer.then(String::new),
             piece: String::new(),
             finish: None,
-            prompt_tokens: 0,
-            prompt_time: Duration::ZERO,
+            prompt: prompt.0,
+            prompt_time: prompt.1,
             time: Duration::ZERO,
         })
     }
@@ -189,7 +194,7 @@ impl Inner {
         running.finish = Some(finish);
         let answer = running.answer.take();
         if let (Some(answer), Some(chat)) = (answer, &mut self.chat) {
-            chat.answered(&self.session, &answer, running.generation.finish())?;
+            chat.answered(&mut self.session, &answer)?;
         }
         Ok(())
     }

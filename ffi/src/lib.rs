@@ -20,6 +20,8 @@ mod text;
 
 mod sampling;
 
+mod store;
+
 mod session;
 
 mod progress;

@@ -12,7 +12,8 @@ use crate::status::{Failure, border, wl_status};
 pub enum wl_log_level {
     /// A defect of the library.
     WL_LOG_ERROR = 0,
-    /// Models that are opened, and on a GPU the form of a session's steps: one kernel, or a graph and why.
+    /// Models that are opened, on a GPU the form of a session's steps (one kernel, or a graph and why), and files of a store that
+    /// were passed over.
     WL_LOG_INFO = 1,
     /// Sessions that are made.
     WL_LOG_DEBUG = 2,

@@ -1,8 +1,9 @@
 //! Sessions behind their handles: one call at a time uses each.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
-use waterline::{Canceller, Chat, Session};
+use waterline::{Canceller, Chat, HistoryRead, Session};
 
 use crate::generate::Running;
 use crate::handles::Handles;
@@ -24,6 +25,8 @@ pub(crate) struct Inner {
     pub session: Session,
     pub chat: Option<Chat>,
     pub running: Option<Running>,
+    /// How messages that wait for their answer were read, and how long that took.
+    pub prompt: Option<(HistoryRead, Duration)>,
     pub progress: Option<Progress>,
     /// What wl_session_get_sampler points to.
     pub bias: Vec<wl_logit_bias>,
@@ -51,6 +54,7 @@ pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
             session,
             chat,
             running: None,
+            prompt: None,
             progress: None,
             bias: Vec::new(),
         }),

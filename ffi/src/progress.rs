@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use waterline::{Error, Result, Session};
+use waterline::{Canceller, Error, Result, Session};
 
 use crate::open_session::with;
 use crate::session::wl_session;
@@ -50,8 +50,34 @@ pub(crate) fn feed(
     Ok(())
 }
 
-/// Calls `function` with `user` while wl_feed, wl_chat_say, wl_chat_start and wl_chat_set_messages read, on the thread
-/// that calls them; NULL ends it. Forks of the session have none.
+/// Shows how far a history is read, and cancels where the function says so.
+pub(crate) struct Hearing {
+    progress: Option<Progress>,
+    canceller: Canceller,
+}
+
+impl Hearing {
+    /// For a call on `session`.
+    pub fn new(session: &Session, progress: Option<Progress>) -> Self {
+        Hearing {
+            progress,
+            canceller: session.canceller(),
+        }
+    }
+
+    /// Passes on how many tokens are read.
+    pub fn hear(&mut self, read: usize, of: usize) {
+        if let Some(progress) = self.progress {
+            // SAFETY: wl_session_set_progress was given a function that can be called with `user`.
+            if unsafe { (progress.function)(read as u64, of as u64, progress.user) } != 0 {
+                self.canceller.cancel();
+            }
+        }
+    }
+}
+
+/// Calls `function` with `user` while wl_feed, wl_session_read_history, wl_chat_say, wl_chat_start and the
+/// functions that set messages read, on the thread that calls them; NULL ends it. Forks of the session have none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_set_progress(
     session: *mut wl_session,

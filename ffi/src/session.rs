@@ -8,9 +8,10 @@ use crate::model::{MODELS, OpenModel, wl_device, wl_model, wl_model_params};
 use crate::open_session::{SESSIONS, add, with, with_settled};
 use crate::params::{self, Tagged};
 use crate::pointers::{path, place, place_if_wanted, put, put_if_wanted, slice};
-use crate::progress::feed;
+use crate::progress::{Hearing, feed};
 use crate::sampling::{sampler_params, wl_sampler_params};
 use crate::status::{Failure, Outcome, border, wl_status};
+use crate::store::{store, wl_store};
 
 /// One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
 pub struct wl_session {
@@ -56,6 +57,9 @@ pub struct wl_session_params {
     pub exact: u32,
     /// 0.
     pub reserved: u32,
+    /// Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
+    /// what it needs of the store.
+    pub store: *const wl_store,
 }
 
 /// The memory of a model and a session, in bytes. None of it grows while tokens are read.
@@ -105,6 +109,7 @@ impl Default for wl_session_params {
             sampler: std::ptr::null(),
             exact: 0,
             reserved: 0,
+            store: std::ptr::null(),
         }
     }
 }
@@ -168,6 +173,7 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
     (options.chunk, options.marks) = (params.chunk, params.marks);
     // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     options.sampler = unsafe { sampler_params(params.sampler) }?;
+    options.store = store(params.store)?;
     Ok(options)
 }
 
@@ -372,6 +378,37 @@ pub unsafe extern "C" fn wl_feed(
         outcome?;
         check_logits(&inner.session)
     })
+}
+
+/// The session becomes one that has read `count` tokens and nothing else: it goes on from its own state, a mark or a checkpoint of its
+/// store, whichever has read most of them, and reads the rest. Afterwards wl_logits gives the logits after the last one. How many
+/// tokens were not read again is written to `reused`, which may be NULL. On WL_CANCELLED the session has read some first tokens.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_read_history(
+    session: *mut wl_session,
+    tokens: *const u32,
+    count: usize,
+    reused: *mut usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives so many tokens.
+        let tokens = unsafe { slice("tokens", tokens, count) }?;
+        place_if_wanted("the place for the number of tokens", reused)?;
+        let mut hearing = Hearing::new(&inner.session, inner.progress);
+        let read = inner
+            .session
+            .read_history_with(tokens, &[], |read, of| hearing.hear(read, of))?;
+        inner.chat = None;
+        // SAFETY: the caller gives a place or NULL.
+        unsafe { put_if_wanted("the place for the number of tokens", reused, read.reused) }?;
+        check_logits(&inner.session)
+    })
+}
+
+/// Takes a checkpoint of this state, if the session has a store. Reading a history and answering in a conversation take their own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_checkpoint(session: *mut wl_session) -> wl_status {
+    with_settled(session, |inner| Ok(inner.session.checkpoint()?))
 }
 
 /// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token.

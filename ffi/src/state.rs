@@ -50,7 +50,7 @@ fn bytes_of(snapshot: &Snapshot) -> Outcome<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes how many bytes wl_state_write needs now. Without a conversation the number never changes.
+/// Writes how many bytes wl_state_write needs now: what was used of the state, so it grows with what was read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_state_size(session: *mut wl_session, bytes: *mut usize) -> wl_status {
     with_settled(session, |inner| {

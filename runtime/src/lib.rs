@@ -49,8 +49,9 @@ pub use program::Schedule;
 #[doc(inline)]
 pub use sampler::SamplerParams;
 pub use session::{
-    Batch, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece,
-    Session, SessionOptions, SessionPlan,
+    Batch, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, HistoryRead,
+    LogitsHook, Piece, PrefixStore, PrefixStoreOptions, PrefixStoreStats, Session, SessionOptions,
+    SessionPlan,
 };
 #[doc(inline)]
 pub use state::{
@@ -63,6 +64,7 @@ pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
 #[doc(hidden)]
 pub mod internal {
     pub use crate::model::{Checkpoint, LayerSpec, TextFiles};
+    pub use crate::session::grid_of;
     pub use crate::weights::{Precision, Tensors, WeightSpec};
     pub use waterline_quant::Bytes;
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use waterline::{
-    ContextEnd, Device, GenerateOptions, Kv, Model, SamplerParams, Session, SessionOptions,
-    StateDtype, StateOptions, StepProgram,
+    ContextEnd, Device, GenerateOptions, Kv, Model, PrefixStore, SamplerParams, Session,
+    SessionOptions, StateDtype, StateOptions, StepProgram,
 };
 
 use crate::device::DeviceArgs;
@@ -154,6 +154,22 @@ impl SessionArgs {
         wider
     }
 
+    /// Opens a session whose checkpoints are kept in `store`, and on a GPU prints the form of its steps.
+    pub fn open_with_store(
+        &self,
+        model: &Arc<Model>,
+        sampler: SamplerParams,
+        store: Arc<PrefixStore>,
+    ) -> Result<Session> {
+        let mut options = self.options(self.device.open()?)?;
+        (options.store, options.sampler) = (Some(store), sampler);
+        let session = Session::new(Arc::clone(model), options)?;
+        if let Some(form) = session.step_form() {
+            eprintln!("a step on the GPU is {form}");
+        }
+        Ok(session)
+    }
+
     /// Opens a session without marks on a device.
     pub fn open_on(&self, model: &Arc<Model>, device: Option<Arc<Device>>) -> Result<Session> {
         Ok(Session::new(Arc::clone(model), self.options(device)?)?)
@@ -242,20 +258,44 @@ pub fn overflows_cache(session: &Session) -> Result<bool> {
     Ok(is_f16 && session.logits()?.iter().any(|logit| logit.is_nan()))
 }
 
+/// A bar that shows how far a long prompt is read, on a terminal.
+pub struct ReadingBar {
+    bar: ProgressBar,
+    terminal: bool,
+    start: Instant,
+}
+
+impl ReadingBar {
+    /// A bar that is not shown yet.
+    pub fn new() -> Self {
+        let style = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens {per_sec}");
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
+            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        ReadingBar {
+            bar,
+            terminal: std::io::stderr().is_terminal() && std::io::stdout().is_terminal(),
+            start: Instant::now(),
+        }
+    }
+
+    /// Shows how many tokens are read.
+    pub fn show(&self, read: usize, of: usize) {
+        if self.terminal && self.bar.is_hidden() && self.start.elapsed() > PATIENCE {
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        self.bar.set_length(of as u64);
+        self.bar.set_position(read as u64);
+    }
+}
+
+impl Drop for ReadingBar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
 /// Reads a prompt; a long one shows its progress on a terminal.
 pub fn feed(session: &mut Session, tokens: &[u32]) -> waterline::Result<()> {
-    let style = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens {per_sec}");
-    let bar =
-        ProgressBar::with_draw_target(Some(tokens.len() as u64), ProgressDrawTarget::hidden())
-            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let terminal = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
-    let start = Instant::now();
-    let outcome = session.feed_with_progress(tokens, |read| {
-        if terminal && bar.is_hidden() && start.elapsed() > PATIENCE {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        bar.set_position(read as u64);
-    });
-    bar.finish_and_clear();
-    outcome
+    let bar = ReadingBar::new();
+    session.feed_with_progress(tokens, |read| bar.show(read, tokens.len()))
 }

@@ -16,7 +16,13 @@ try {
     waterline::SessionParams params;
     params.sampler = &sampler;
     waterline::Session one(model, params);
-    one.feed(model.tokenize("Once upon a time, a small dog found a red ball. "));
+    // A text begins with the model's own token for it, if there is one, and ends without a space.
+    std::vector<uint32_t> prompt;
+    if (auto bos = model.info().bos; bos >= 0)
+        prompt.push_back(static_cast<uint32_t>(bos));
+    for (uint32_t token : model.tokenize("Once upon a time, a small dog found a red ball."))
+        prompt.push_back(token);
+    one.feed(prompt);
 
     waterline::Session other = one.fork();
     sampler.seed = 2;

@@ -4,6 +4,7 @@
 ...     print("".join(session.say("Tell me a story.")))
 """
 
+import collections
 import ctypes
 import enum
 import functools
@@ -16,7 +17,7 @@ from ctypes import byref, c_size_t, c_uint32, c_void_p
 from . import _library as lib
 from ._library import Error, check, library
 
-__all__ = ["Cache", "Device", "Error", "Finish", "Generation", "Model", "Session", "plan", "version"]
+__all__ = ["Cache", "Device", "Error", "Finish", "Generation", "HistoryRead", "Model", "Session", "Store", "plan", "version"]
 
 
 def version():
@@ -83,7 +84,12 @@ def _session_params(values):
     params = lib.filled(lib.SessionParams(), library.wl_session_params_init)
     sampler = _sampler_params({name: value for name, value in values.items() if name in _SAMPLER})
     params.sampler = ctypes.pointer(sampler)
-    return params.set({name: value for name, value in values.items() if name in _SESSION})
+    values = {name: value for name, value in values.items() if name in _SESSION}
+    if values.get("store") is not None:
+        # The parameters hold the handle: another thread may close the store meanwhile.
+        params.handle = values["store"]._value
+        values["store"] = params.handle._as_parameter_
+    return params.set(values)
 
 
 def _generate_params(max_tokens, stop, stop_tokens, ignore_end):
@@ -218,7 +224,7 @@ class Model(_Closing):
         return room.raw[: length.value]
 
     def session(self, **params):
-        """A session. Parameters are those of wl_session_params and wl_sampler_params, and `logit_bias`, a dict."""
+        """A session. Parameters are those of wl_session_params and wl_sampler_params, and `logit_bias`, a dict; `store` is a Store."""
         return Session(lib.make(library.wl_session_free, library.wl_session_new, self._value, byref(_session_params(params))))
 
 
@@ -281,6 +287,39 @@ def _locked(method):
             return method(self, *arguments, **named)
 
     return call
+
+
+class HistoryRead(collections.namedtuple("HistoryRead", ["reused", "read"])):
+    """How a history came into a session: tokens that were not read again, and tokens that were."""
+
+
+class Store(_Closing):
+    """Checkpoints that sessions share, `model.session(store=store)`: a history that grew, was edited or is continued by another
+    process goes on from the deepest one that it begins with."""
+
+    def __init__(self, bytes=None, grid=None, directory=None, directory_bytes=None):
+        """At most `bytes` in memory, a checkpoint at every `grid` tokens of a long prompt (or after every chunk); with a `directory` they are kept there,
+        too, in at most `directory_bytes`. None leaves the library's defaults."""
+        params = lib.filled(lib.StoreParams(), library.wl_store_params_init)
+        params.set({"bytes": bytes, "grid": grid, "directory_bytes": directory_bytes})
+        if directory is not None:
+            params.directory = lib.path(directory)
+        self._handle = lib.make(library.wl_store_free, library.wl_store_new, byref(params))
+
+    @property
+    def stats(self):
+        """What it holds and has done."""
+        stats = lib.StoreStats()
+        check(library.wl_store_get_stats(self._value, byref(stats)))
+        return stats.as_dict()
+
+    def clear(self):
+        """Forgets all checkpoints, those of the directory too."""
+        check(library.wl_store_clear(self._value))
+
+    def flush(self):
+        """Waits until everything that was to be written to the directory has been."""
+        check(library.wl_store_flush(self._value))
 
 
 class Session(_Closing):
@@ -354,29 +393,40 @@ class Session(_Closing):
     def say(self, message, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
         """Sends a message: an iterator of the pieces of the answer.
 
-        `message` is a text, or a whole history of {"role", "content"} that ends with the user's message: as by
-        `set_messages`, only what is new of it is read."""
+        `message` is a text, or a whole history of dicts as `set_messages` takes it: only what is new of it is read. If its last
+        message is an answer, the pieces go on with it."""
         params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
-        if not isinstance(message, str):
-            *history, last = message
-            if _known(last, {"role", "content"})["role"] != "user":
-                raise ValueError(f"the last message has the role {last['role']!r}, expected 'user'")
-            self.set_messages(history)
-            message = last["content"]
-        message = message.encode()
-        self._watch.call(library.wl_chat_start, self._value, message, len(message), byref(params))
+        if isinstance(message, str):
+            message = message.encode()
+            self._watch.call(library.wl_chat_start, self._value, message, len(message), byref(params))
+        else:
+            self.set_messages(message)
+            check(library.wl_generate_start(self._value, byref(params)))
         return Generation(self)
 
     @_locked
     def set_messages(self, messages):
-        """Begins the conversation with messages that were said elsewhere, dicts of "role" and "content": the last one an
-        answer. Where they begin with what was said here, only what is new is read."""
-        texts = []
-        for message in messages:
-            _known(message, {"role", "content"})
-            texts.append([lib.c_string(name, message[name].encode()) for name in ("role", "content")])
-        array = (lib.Message * len(texts))(*(lib.Message(*pair) for pair in texts))
-        self._watch.call(library.wl_chat_set_messages, self._value, array, len(texts))
+        """The conversation becomes these messages, whatever it was: dicts of "role", "content" (a text, None, or parts of type
+        "text") and whatever else the model's template takes. What the states at hand have read of them, the session's own and
+        those of its store, is not read again. Returns how many tokens were reused and read; `generate` gives the answer."""
+        text = json.dumps(list(messages)).encode()
+        reused, read = c_size_t(), c_size_t()
+        self._watch.call(library.wl_session_set_messages, self._value, text, len(text), byref(reused), byref(read))
+        return HistoryRead(reused.value, read.value)
+
+    @_locked
+    def read_history(self, tokens):
+        """Becomes a session that has read these tokens and nothing else, and reads as few of them as it can: returns how many
+        were reused and read."""
+        tokens = lib.tokens(tokens)
+        reused = c_size_t()
+        self._watch.call(library.wl_session_read_history, self._value, tokens, len(tokens), byref(reused))
+        return HistoryRead(reused.value, len(tokens) - reused.value)
+
+    @_locked
+    def checkpoint(self):
+        """Takes a checkpoint of this state in the session's store, if it has one."""
+        check(library.wl_session_checkpoint(self._value))
 
     @_locked
     def on_progress(self, function):
@@ -481,12 +531,12 @@ class Session(_Closing):
 
 class Generation:
     """An iterator of pieces of text. After it, `finish` says why it ended, `tokens` how many tokens there were and
-    `seconds` what they took; `prompt_tokens` and `prompt_seconds` say the same of the message before. Any other call on
-    the session ends it early."""
+    `seconds` what they took; `prompt_tokens` and `prompt_seconds` say the same of the message before, and `reused_tokens` how much of
+    the conversation was not read again. Any other call on the session ends it early."""
 
     def __init__(self, session):
         self._session = session
-        self.finish = self.tokens = self.seconds = self.prompt_tokens = self.prompt_seconds = None
+        self.finish = self.tokens = self.seconds = self.prompt_tokens = self.prompt_seconds = self.reused_tokens = None
 
     def __iter__(self):
         return self
@@ -503,5 +553,6 @@ class Generation:
             self.finish = Finish(result.finish)
             self.tokens, self.seconds = result.tokens, result.seconds
             self.prompt_tokens, self.prompt_seconds = result.prompt_tokens, result.prompt_seconds
+            self.reused_tokens = result.reused_tokens
             raise StopIteration
         return piece.decode()

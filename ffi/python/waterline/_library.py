@@ -122,7 +122,20 @@ class SessionParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("threads", c_uint32), ("context", c_size_t), ("history", c_size_t), ("chunk", c_size_t),
         ("marks", c_size_t), ("cache", c_uint32), ("drop_oldest", c_uint32), ("sampler", POINTER(SamplerParams)),
-        ("exact", c_uint32), ("reserved", c_uint32),
+        ("exact", c_uint32), ("reserved", c_uint32), ("store", c_void_p),
+    ]
+
+
+class StoreParams(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("grid", c_uint32), ("bytes", c_uint64), ("directory", c_char_p), ("directory_bytes", c_uint64),
+    ]
+
+
+class StoreStats(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("reserved", c_uint32), ("checkpoints", c_uint64), ("bytes", c_uint64), ("files", c_uint64),
+        ("file_bytes", c_uint64), ("evicted", c_uint64), ("reused_tokens", c_uint64), ("read_tokens", c_uint64),
     ]
 
 
@@ -150,12 +163,8 @@ class GenerateParams(Tagged):
 class GenerateResult(Tagged):
     _fields_ = [
         ("size", c_uint32), ("finish", c_uint32), ("tokens", c_uint64), ("prompt_tokens", c_uint64),
-        ("prompt_seconds", c_double), ("seconds", c_double),
+        ("prompt_seconds", c_double), ("seconds", c_double), ("reused_tokens", c_uint64),
     ]
-
-
-class Message(ctypes.Structure):
-    _fields_ = [("role", c_char_p), ("content", c_char_p)]
 
 
 PROGRESS = ctypes.CFUNCTYPE(c_int, c_uint64, c_uint64, c_void_p)
@@ -201,7 +210,15 @@ FUNCTIONS = {
     "wl_generate_start": [HANDLE, POINTER(GenerateParams)],
     "wl_generate_next": [HANDLE, POINTER_OUT, SIZE_OUT, POINTER(GenerateResult)],
     "wl_chat_system": [HANDLE, TEXT, c_size_t],
-    "wl_chat_set_messages": [HANDLE, POINTER(Message), c_size_t],
+    "wl_session_set_messages": [HANDLE, TEXT, c_size_t, SIZE_OUT, SIZE_OUT],
+    "wl_session_read_history": [HANDLE, POINTER(c_uint32), c_size_t, SIZE_OUT],
+    "wl_session_checkpoint": [HANDLE],
+    "wl_store_params_init": [POINTER(StoreParams), c_size_t],
+    "wl_store_new": [POINTER(StoreParams), POINTER_OUT],
+    "wl_store_free": [HANDLE],
+    "wl_store_get_stats": [HANDLE, POINTER(StoreStats)],
+    "wl_store_clear": [HANDLE],
+    "wl_store_flush": [HANDLE],
     "wl_chat_start": [HANDLE, TEXT, c_size_t, POINTER(GenerateParams)],
     "wl_chat_undo": [HANDLE],
     "wl_chat_messages_json": [HANDLE, c_char_p, c_size_t, SIZE_OUT],

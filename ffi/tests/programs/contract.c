@@ -439,8 +439,13 @@ static void progress(const wl_model *model)
     OK(wl_session_reset(session));
     seen = (struct progress){.stop_after = 2};
     CHECK(wl_chat_say(session, "Tell me a story.", WL_ZERO_TERMINATED, NULL, NULL, NULL, NULL) == WL_CANCELLED);
-    CHECK(position(session) == 0 && seen.calls == 2);
+    CHECK(seen.calls == 2);
+    char json[64];
+    size_t length;
+    OK(wl_chat_messages_json(session, json, sizeof json, &length));
+    CHECK(strcmp(json, "[]") == 0);
     OK(wl_session_set_progress(session, NULL, NULL));
+    OK(wl_session_reset(session));
     OK(wl_feed(session, tokens, 10, &fed));
     CHECK(seen.calls == 2);
     OK(wl_session_free(session));
@@ -471,19 +476,81 @@ static void history(const wl_model *model)
     OK(wl_chat_messages_json(session, json, sizeof json, &length));
     CHECK(strstr(json, "{\"role\":\"assistant\",\"content\":\"Nice to meet you, Anna!\"}") != NULL);
 
-    /* What cannot be used changes nothing. */
+    /* Any roles in any order; what cannot be used changes nothing. */
+    const wl_message free_order[] = {{"assistant", "Welcome!"}, {"tool", "42"}, {"user", "Hi."}};
+    OK(wl_chat_set_messages(session, said, 5));
+    OK(wl_chat_set_messages(session, free_order, 3));
+    OK(wl_generate(session, NULL, NULL, NULL, NULL));
+    OK(wl_chat_messages_json(session, json, sizeof json, &length));
+    CHECK(strstr(json, "{\"role\":\"tool\",\"content\":\"42\"}") && strstr(json, "Hi.\"},{\"role\":\"assistant\""));
     here = position(session);
-    REFUSED(WL_ERROR_ARGUMENT, "no answer yet", wl_chat_set_messages(session, said, 5));
-    REFUSED(WL_ERROR_ARGUMENT, "expected user", wl_chat_set_messages(session, said + 1, 1));
     REFUSED(WL_ERROR_ARGUMENT, "messages is NULL", wl_chat_set_messages(session, NULL, 1));
-    wl_message wrong = {"robot", "Hi."};
-    REFUSED(WL_ERROR_ARGUMENT, "messages[0].role: found \"robot\"", wl_chat_set_messages(session, &wrong, 1));
-    wrong = (wl_message){"user", NULL};
+    wl_message wrong = {"user", NULL};
     REFUSED(WL_ERROR_ARGUMENT, "messages[0].content is NULL", wl_chat_set_messages(session, &wrong, 1));
+    const char *parts = "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]";
+    REFUSED(WL_ERROR_ARGUMENT, "image_url", wl_session_set_messages(session, parts, WL_ZERO_TERMINATED, NULL, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "messages", wl_session_set_messages(session, "{", 1, NULL, NULL));
     CHECK(position(session) == here);
     OK(wl_chat_set_messages(session, NULL, 0));
     CHECK(position(session) == 0);
     OK(wl_session_free(session));
+}
+
+/* Sessions share what they have read. */
+static void stores(const wl_model *model, const char *folder)
+{
+    char directory[1024];
+    snprintf(directory, sizeof directory, "%s/store", folder);
+    wl_store_params params;
+    OK(wl_store_params_init(&params, sizeof params));
+    params.directory = directory;
+    wl_store_stats stats = {.size = sizeof stats};
+    wl_session_params session_params;
+    OK(wl_session_params_init(&session_params, sizeof session_params));
+    session_params.threads = 1;
+    const char *history = "[{\"role\":\"user\",\"content\":\"Tell me a story.\"}]";
+    size_t reused, read, all = 0;
+    for (int run = 0; run < 2; run++) {
+        wl_store *store;
+        OK(wl_store_new(&params, &store));
+        session_params.store = store;
+        wl_session *one, *other;
+        OK(wl_session_new(model, &session_params, &one));
+        OK(wl_session_new(model, &session_params, &other));
+        OK(wl_session_set_messages(one, history, WL_ZERO_TERMINATED, &reused, &read));
+        /* The second run finds what the first has written. */
+        CHECK(run == 0 ? reused == 0 && read > 0 : read == 0 && reused == all);
+        all = reused + read;
+        OK(wl_session_set_messages(other, history, WL_ZERO_TERMINATED, &reused, &read));
+        CHECK(read == 0 && reused == all && position(other) == all);
+        const float *a, *b;
+        size_t count;
+        OK(wl_logits(one, &a, &count));
+        OK(wl_logits(other, &b, &count));
+        CHECK(memcmp(a, b, count * sizeof *a) == 0);
+        uint32_t tokens[] = {1, 2, 3};
+        OK(wl_session_read_history(other, tokens, 3, &reused));
+        CHECK(reused == 0 && position(other) == 3);
+        OK(wl_session_checkpoint(other));
+        OK(wl_store_flush(store));
+        OK(wl_store_get_stats(store, &stats));
+        CHECK(stats.checkpoints > 0 && stats.bytes <= params.bytes && stats.files > 0 && stats.reused_tokens >= all);
+        OK(wl_store_free(store));
+        REFUSED(WL_ERROR_HANDLE, "freed", wl_store_get_stats(store, &stats));
+        OK(wl_session_free(one));
+        OK(wl_session_free(other));
+    }
+    wl_store *store;
+    OK(wl_store_new(&params, &store));
+    OK(wl_store_clear(store));
+    OK(wl_store_get_stats(store, &stats));
+    CHECK(stats.checkpoints == 0 && stats.files == 0);
+    OK(wl_store_free(store));
+    params.directory = __FILE__;
+    REFUSED(WL_ERROR_IO, "prefix store", wl_store_new(&params, &store));
+    session_params.store = store;
+    wl_session *session;
+    REFUSED(WL_ERROR_HANDLE, "store", wl_session_new(model, &session_params, &session));
 }
 
 static void samplers(const wl_model *model)
@@ -849,6 +916,7 @@ int main(int argc, char **argv)
     generating(model);
     progress(model);
     history(model);
+    stores(model, folder);
     samplers(model);
     threads(model);
     chatting(model, folder);

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy
 import waterline
-from waterline import Device, Error, Finish, Model, plan
+from waterline import Store, Device, Error, Finish, Model, plan
 
 folder = Path(sys.argv[1])
 
@@ -49,8 +49,6 @@ with Model.builtin() as model:
         raises(TypeError, "temprature", any_session.set_sampler, temprature=1)
         raises(TypeError, "max_token", any_session.generate, max_token=1)
         raises(TypeError, "max_token", any_session.say, "Hi.", max_token=1)
-        raises(TypeError, "name", any_session.set_messages, [{"role": "user", "content": "Hi.", "name": "x"}])
-        raises(TypeError, "name", any_session.say, [{"role": "user", "content": "Hi.", "name": "x"}])
         raises(ValueError, "max_tokens: found -5", any_session.say, "Hi.", max_tokens=-5)
         raises(ValueError, "threads: found -1", model.session, threads=-1)
         raises(ValueError, "7", Model.builtin, 7)
@@ -106,9 +104,29 @@ with Model.builtin() as model:
         list(pieces)
         assert told.position - before == pieces.prompt_tokens + pieces.tokens < read + before
         assert [message["role"] for message in told.messages] == ["user", "assistant"] * 3
-        raises(ValueError, "assistant", told.say, history[:2])
+        assert "image_url" in refused("WL_ERROR_ARGUMENT", told.say, [{"role": "user", "content": [{"type": "image_url"}]}])
+        parts = [{"role": "user", "name": "x", "content": [{"type": "text", "text": "Hi."}]}, {"role": "assistant", "content": None}]
+        list(told.say(parts, max_tokens=2))
+        assert told.messages[0]["content"] == "Hi." and told.messages[0]["name"] == "x" and len(told.messages) == 2
         told.cancel()
         assert "".join(told.say("Hello again!"))
+
+    # Sessions share what they have read, and so do processes by a directory.
+    history = [{"role": "user", "content": "Tell me a story."}]
+    for again in (False, True):
+        with Store(directory=folder / "store") as store:
+            one, other = (model.session(temperature=0, store=store) for _ in range(2))
+            found = one.set_messages(history)
+            assert found.read == 0 if again else found.reused == 0
+            assert other.set_messages(history) == (one.position, 0)
+            assert other.read_history(model.tokenize("Once")).reused == 0
+            other.checkpoint()
+            store.flush()
+            stats = store.stats
+            assert stats["files"] > 0 and 0 < stats["bytes"] <= 1 << 30 and stats["reused_tokens"] >= one.position
+    with Store(directory=folder / "store") as store:
+        store.clear()
+        assert store.stats["files"] == 0
 
     # The plan of the file, before it is loaded, is that of the session.
     planned = plan(gguf, threads=1, marks=2)

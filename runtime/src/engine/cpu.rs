@@ -183,6 +183,41 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
+    fn copy_out(
+        &self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let mut rest = bytes;
+        for part in parts {
+            let (here, after) = rest.split_at_mut(part.len());
+            here.copy_from_slice(&self.arena.bytes()[part]);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn copy_in(
+        &mut self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let mut rest = bytes;
+        for part in parts {
+            let (here, after) = rest.split_at(part.len());
+            self.arena.bytes_mut()[part].copy_from_slice(here);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()> {
+        for part in parts {
+            self.arena.bytes_mut()[part].fill(0);
+        }
+        Ok(())
+    }
+
     fn save_mark(&mut self, mark: usize) -> Result<()> {
         self.marks[mark].copy_from(&self.arena);
         Ok(())

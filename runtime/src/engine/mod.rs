@@ -92,6 +92,28 @@ pub(crate) trait Engine: Send {
     /// Replaces the whole state by `state`, an arena of the same plan.
     fn upload(&mut self, state: &[u8]) -> Result<()>;
 
+    /// Writes these parts of the state, one after the other, to `bytes`, which they fill.
+    fn copy_out(
+        &self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &mut [u8],
+    ) -> Result<()>;
+
+    /// Replaces these parts of the state by `bytes`, which they use up.
+    fn copy_in(
+        &mut self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &[u8],
+    ) -> Result<()>;
+
+    /// Fills these parts of the state with zeros.
+    fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()>;
+
+    /// The state's position, sampler and history are those that the host has.
+    fn replace_own(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Copies the state to mark number `mark`.
     fn save_mark(&mut self, mark: usize) -> Result<()>;
 

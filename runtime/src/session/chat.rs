@@ -1,24 +1,37 @@
-//! A conversation in a session: what was said, where each turn began, and what the session has yet to read of it.
+//! A conversation in a session: its messages, rendered whole by the model's template whenever something follows. The session goes on from
+//! the deepest state that the rendering begins with.
 
 use std::sync::Arc;
 
-use super::note::{Note, Start};
-use super::{Finish, Session};
+use super::note::Note;
+use super::{HistoryRead, Session};
 use crate::error::{Error, Result};
+use crate::sampler::SamplerState;
 use crate::state::Snapshot;
-use crate::text::{Message, Role, TemplateOptions, Turns};
+use crate::text::{History, Message, Role, Run, Runs, TemplateOptions, Turns};
 
-/// A conversation. Its session is given to each call, and nothing else may be read into it meanwhile.
+/// A conversation. Its session is given to each call. Messages may be edited, taken back and exchanged at will: what a call reads is
+/// only what no state at hand has read.
 #[derive(Clone)]
 pub struct Chat {
     turns: Turns,
-    /// Where each turn began, for going back.
-    starts: Vec<Start>,
-    /// Tokens that are read with the next message: the end of an answer which was stopped, or an answer without its
-    /// thought.
-    unread: Vec<u32>,
-    /// The position before the last answer, if the template drops the thoughts of answers.
-    before_answer: Option<u64>,
+    messages: Vec<Message>,
+    /// Texts with their tokens; those of answers are the ones that the model generated.
+    runs: Runs,
+    /// Where the answer that is generated next begins.
+    answer: Option<Answer>,
+    /// The random numbers after messages were read: where the messages before each are again, they go on from there.
+    random: Vec<(usize, SamplerState)>,
+}
+
+/// The beginning of an answer.
+#[derive(Clone)]
+struct Answer {
+    position: u64,
+    /// The text after the last special token before it.
+    tail: Run,
+    /// The tokens of that text.
+    tail_tokens: Vec<u32>,
 }
 
 impl Chat {
@@ -28,22 +41,25 @@ impl Chat {
         let model = session.model();
         // First: without one there is no template either, and its error says what to do.
         let tokenizer = model.tokenizer()?;
-        Ok(Chat {
-            turns: Turns::with_options(
-                Arc::new(model.chat_template_or_chatml()?),
-                tokenizer,
-                TemplateOptions::default(),
-                session.canceller(),
-            )?,
-            starts: Vec::new(),
-            unread: Vec::new(),
-            before_answer: None,
-        })
+        let template = Arc::new(model.chat_template_or_chatml()?);
+        let options = TemplateOptions::default();
+        let turns = Turns::with_options(template, tokenizer, options, session.canceller())?;
+        Ok(Self::from_turns(turns))
+    }
+
+    fn from_turns(turns: Turns) -> Self {
+        Chat {
+            turns,
+            messages: Vec::new(),
+            runs: Runs::default(),
+            answer: None,
+            random: Vec::new(),
+        }
     }
 
     /// What was said.
     pub fn messages(&self) -> &[Message] {
-        self.turns.messages()
+        &self.messages
     }
 
     /// The token with which the template closes an answer: generation should stop there.
@@ -81,199 +97,191 @@ impl Chat {
         self.turns.beginning()
     }
 
-    /// Sets the instructions ahead of the conversation, before its first message.
-    pub fn set_system(&mut self, text: &str) -> Result<()> {
-        self.turns.system(text)
-    }
-
-    /// Reads a message by `feed`, such as [`Session::feed`]; the answer is generated next. Returns how many tokens were
-    /// read. If the message cannot be read as a whole, it was not sent.
+    /// Sets the instructions ahead of the conversation; an empty text removes them. They are read with the next message.
     ///
     /// # Errors
-    /// Those of `feed`. After [`Error::Device`] the session cannot go on; what was said is still here, and a snapshot can
-    /// be restored into a session on another device or on the CPU.
+    /// [`Error::Invalid`] after the first message, [`Error::Template`] if the template has no system message.
+    pub fn set_system(&mut self, text: &str) -> Result<()> {
+        if self
+            .messages
+            .iter()
+            .any(|message| message.role != Role::System)
+        {
+            return Err(Error::invalid(
+                "system message",
+                "it must come before the first message",
+            ));
+        }
+        let mut messages = Vec::new();
+        if !text.is_empty() {
+            messages.push(Message::new(Role::System, text));
+            let asked = [messages[0].clone(), Message::new(Role::User, "question")];
+            self.turns.history(&asked, true, &mut self.runs)?;
+        }
+        self.messages = messages;
+        Ok(())
+    }
+
+    /// Adds a message of the user's and reads it; the answer is generated next. `progress(read, of)` is called while tokens are read. If
+    /// the message cannot be read as a whole, it was not sent.
+    ///
+    /// # Errors
+    /// As [`Chat::set_messages`]. After [`Error::Device`] the session cannot go on; what was said is still here, and a snapshot can be
+    /// restored into a session on another device or on the CPU.
     pub fn send(
         &mut self,
         session: &mut Session,
         text: &str,
-        mut feed: impl FnMut(&mut Session, &[u32]) -> Result<()>,
-    ) -> Result<usize> {
-        self.turns.set_canceller(session.canceller());
-        self.drop_thought(session)?;
-        session.mark()?;
-        let message = self.turns.user(text)?;
-        // Where a thought is dropped, the session returns to the point before what begins the answer.
-        let prefix = match self.turns.answer_prefix() {
-            Ok(prefix) => prefix.filter(|prefix| message.ends_with(prefix)),
-            Err(error @ Error::Cancelled { .. }) => {
-                self.turns.pop_turn();
-                return Err(error);
-            }
-            Err(_) => None,
-        };
-        let start = Start {
-            position: session.position(),
-            unread: std::mem::take(&mut self.unread),
-        };
-        let tokens = [start.unread.as_slice(), &message].concat();
-        let (before, after) = tokens.split_at(tokens.len() - prefix.as_ref().map_or(0, Vec::len));
-        let mut read = || {
-            feed(session, before)?;
-            if prefix.is_some() {
-                session.mark()?;
-                feed(session, after)?;
-            }
-            Ok(())
-        };
-        if let Err(error) = read() {
-            self.unread = start.unread;
-            self.turns.pop_turn();
-            let lost = matches!(error, Error::Device { .. });
-            return Err(match session.rewind(start.position) {
-                Err(other) if !lost => other,
-                _ => error,
-            });
-        }
-        self.before_answer = prefix.map(|prefix| session.position() - prefix.len() as u64);
-        self.starts.push(start);
-        Ok(tokens.len())
+        progress: impl FnMut(usize, usize),
+    ) -> Result<HistoryRead> {
+        let mut messages = self.messages.clone();
+        messages.push(Message::new(Role::User, text));
+        self.set_messages(session, messages, progress)
     }
 
-    /// Takes over messages that were said elsewhere: an optional system message, then user and assistant by turns, the
-    /// last one an answer. They are read by `feed` at once; where they begin with what was said here, only what is new is
-    /// read, and otherwise the session begins anew. Returns how many tokens were read.
+    /// The conversation becomes `messages`, and the session one that has read them, whatever they were before: a history that grew, was
+    /// edited, lost its thinking text or comes from another process is read from where the states at hand end. If the last message is
+    /// an answer, the next generation goes on with it. `progress(read, of)` is called while tokens are read.
     ///
     /// # Errors
-    /// [`Error::Invalid`] or [`Error::Template`] for messages that cannot be used: nothing has changed. Those of `feed`:
-    /// the conversation is empty then.
+    /// [`Error::Template`] if the template refuses the messages, [`Error::Invalid`], [`Error::Tokenizer`]; those of
+    /// [`Session::read_history`]. The conversation is as it was then; of the tokens that the session has read nothing is lost.
     pub fn set_messages(
         &mut self,
         session: &mut Session,
         messages: Vec<Message>,
-        feed: impl FnOnce(&mut Session, &[u32]) -> Result<()>,
-    ) -> Result<usize> {
+        progress: impl FnMut(usize, usize),
+    ) -> Result<HistoryRead> {
         self.turns.set_canceller(session.canceller());
-        let mut turns = self.turns.clone();
-        let continues = !self.starts.is_empty() && messages.starts_with(turns.messages());
-        if !continues {
-            turns.clear();
+        if messages.iter().all(|message| message.role == Role::System) {
+            // Instructions are read with the first message.
+            let read = session.read_history(&[])?;
+            (self.messages, self.answer) = (messages, None);
+            return Ok(read);
         }
-        let added = turns.extend(messages)?;
-        if continues {
-            self.drop_thought(session)?;
-        } else {
-            session.reset()?;
-            self.starts.clear();
-            self.unread.clear();
-        }
-        self.before_answer = None;
-        self.turns = turns;
-        session.mark()?;
-        let mut tokens = Vec::new();
-        for turn in &added {
-            let position = session.position() + tokens.len() as u64;
-            let unread = std::mem::replace(&mut self.unread, self.turns.end().to_vec());
-            tokens.extend(&unread);
-            tokens.extend(turn);
-            self.starts.push(Start { position, unread });
-        }
-        if let Err(error) = feed(session, &tokens) {
-            self.turns.clear();
-            self.starts.clear();
-            self.unread.clear();
-            // The first error is the one to report.
-            let _ = session.reset();
-            return Err(error);
-        }
-        Ok(tokens.len())
+        let history = self.turns.history(&messages, true, &mut self.runs)?;
+        let read = session.read_history_with(&history.tokens, &history.borders, progress)?;
+        self.messages = messages;
+        self.answer = Some(Answer::after(&history, &self.runs));
+        let count = self.messages.len();
+        self.random.retain(|&(before, _)| before < count);
+        self.random.push((count, session.random()));
+        Ok(read)
     }
 
-    /// Returns to the point before the last answer if the template drops its thought now, and leaves the answer without
-    /// it to be read. Nothing else is read twice. Where the session cannot return, the thought stays.
-    fn drop_thought(&mut self, session: &mut Session) -> Result<()> {
-        let Some(position) = self.before_answer else {
+    /// True if the session has read the messages and the next generation is the answer to them.
+    pub fn awaits_answer(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    /// Takes what was generated into the conversation, as the answer to the last message, or as the rest of it if that is an answer.
+    pub fn answered(&mut self, session: &mut Session, answer: &str) -> Result<()> {
+        match self.messages.last_mut() {
+            None => return Err(Error::invalid("answer", "there is no message to answer")),
+            Some(last) if last.role == Role::Assistant => last.content.push_str(answer),
+            Some(_) => self.messages.push(Message::new(Role::Assistant, answer)),
+        }
+        if let Some(begun) = self.answer.take() {
+            self.remember(session, begun, answer)?;
+        }
+        session.checkpoint()
+    }
+
+    /// Remembers which tokens the model generated for a text: other tokens of the same text would have to be read again.
+    fn remember(&mut self, session: &Session, begun: Answer, answer: &str) -> Result<()> {
+        let tokenizer = session.model().tokenizer()?;
+        let Some(mut tokens) = session.tokens_since(begun.position) else {
             return Ok(());
         };
-        let without = self.turns.answer_without_thought()?;
-        self.before_answer = None;
-        if let Some(tokens) = without {
-            match session.rewind(position) {
-                Ok(()) => self.unread = tokens,
-                Err(Error::Rewind { .. }) => {}
-                Err(error) => return Err(error),
-            }
+        while tokens
+            .last()
+            .is_some_and(|&token| tokenizer.is_special(token))
+        {
+            tokens.pop();
+        }
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|&token| tokenizer.token_bytes(token))
+            .copied()
+            .collect();
+        let plain = tokens.iter().all(|&token| !tokenizer.is_special(token));
+        if plain && bytes == answer.as_bytes() {
+            let mut run = begun.tail;
+            run.text.push_str(answer);
+            self.runs.set(run, [begun.tail_tokens, tokens].concat());
         }
         Ok(())
     }
 
-    /// Takes what was generated into the conversation, as the answer to the last message.
-    pub fn answered(
-        &mut self,
-        session: &Session,
-        answer: &str,
-        finish: Option<Finish>,
-    ) -> Result<()> {
-        // The model's own end token may be another than the one with which the template ends an answer.
-        let (older, newer) = session.recent();
-        let last = newer.last().or(older.last());
-        let ended =
-            finish == Some(Finish::End) && self.end_token().is_none_or(|end| last == Some(&end));
-        self.unread = self.turns.assistant_done(answer, ended)?;
-        Ok(())
-    }
-
-    /// Takes back the last message and its answer; returns the message, if there was one.
+    /// Takes back the last message of the user and what follows it, random numbers too; returns the message, if there was one.
+    ///
+    /// # Errors
+    /// As [`Chat::set_messages`].
     pub fn undo(&mut self, session: &mut Session) -> Result<Option<String>> {
-        let Some(start) = self.starts.last() else {
+        let last = self
+            .messages
+            .iter()
+            .rposition(|message| message.role == Role::User);
+        let Some(last) = last else {
             return Ok(None);
         };
-        session.rewind(start.position)?;
-        self.before_answer = None;
-        self.unread = self
-            .starts
-            .pop()
-            .map_or_else(Vec::new, |start| start.unread);
-        Ok(self.turns.pop_turn())
+        let rest = &self.messages[..last];
+        let history = match rest.iter().all(|message| message.role == Role::System) {
+            true => History::default(),
+            false => {
+                let answered = rest.last().is_some_and(|last| last.role == Role::Assistant);
+                self.turns.history(rest, answered, &mut self.runs)?
+            }
+        };
+        session.read_history(&history.tokens)?;
+        self.answer = None;
+        if let Some(&(_, random)) = self.random.iter().find(|(count, _)| *count == last + 1) {
+            session.set_random(random);
+        }
+        self.random.retain(|&(count, _)| count <= last);
+        let taken = self.messages.drain(last..).next();
+        Ok(taken.map(|message| message.content))
     }
 
     /// Forgets all but the instructions ahead of the conversation.
     pub fn clear(&mut self, session: &mut Session) -> Result<()> {
-        let first = self.turns.messages().first();
-        let system = first.filter(|message| message.role == Role::System);
-        let system = system.map_or_else(String::new, |message| message.content.clone());
         session.reset()?;
-        self.turns.clear();
-        self.starts.clear();
-        self.unread.clear();
-        self.before_answer = None;
-        self.turns.system(&system)
+        let others = self
+            .messages
+            .iter()
+            .position(|message| message.role != Role::System);
+        self.messages
+            .truncate(others.unwrap_or(self.messages.len()));
+        self.answer = None;
+        Ok(())
     }
 
     /// The whole conversation as a value: the state of the session, with the messages and the sampling parameters as
     /// its note.
     pub fn snapshot(&self, session: &Session) -> Result<Snapshot> {
+        let mut snapshot = session.snapshot()?;
+        snapshot.note = self.note(session)?;
+        Ok(snapshot)
+    }
+
+    /// The messages and the sampling parameters, as the note of [`Chat::snapshot`] holds them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they cannot be written as JSON.
+    pub fn note(&self, session: &Session) -> Result<Vec<u8>> {
         let note = Note {
-            messages: self.turns.messages().to_vec(),
-            starts: self.starts.clone(),
-            unread: self.unread.clone(),
+            messages: self.messages.clone(),
             sampler: session.sampler().clone(),
             thinking: self.thinking(),
+            tools: self.turns.options().tools.clone(),
         };
-        let mut snapshot = session.snapshot()?;
-        snapshot.note = serde_json::to_vec(&note)
-            .map_err(|e| Error::invalid("the conversation", e.to_string()))?;
-        Ok(snapshot)
+        serde_json::to_vec(&note).map_err(|e| Error::invalid("the conversation", e.to_string()))
     }
 
     /// Continues a conversation from a value. On an error conversation and session are as they were.
     pub fn restore(&mut self, session: &mut Session, snapshot: &Snapshot) -> Result<()> {
-        let note = Note::read(snapshot, session)?;
-        let mut turns = self.turns.clone();
-        turns.set_canceller(session.canceller());
-        let mut options = turns.options().clone();
-        options.thinking = note.thinking;
-        turns.set_options(options)?;
-        turns.restore(note.messages)?;
+        let note = Note::read(&snapshot.note)?;
+        let turns = self.turns_of(session, &note)?;
         let (params, random) = (session.sampler().clone(), session.random());
         // First, since the state that is restored has its own random numbers.
         session.set_sampler(note.sampler)?;
@@ -282,12 +290,42 @@ impl Chat {
             session.set_random(random);
             return Err(error);
         }
-        self.turns = turns;
-        self.starts = note.starts;
-        self.unread = note.unread;
-        // The marks are not part of the snapshot.
-        self.before_answer = None;
+        (self.turns, self.messages, self.answer) = (turns, note.messages, None);
+        self.random.clear();
         Ok(())
+    }
+
+    /// Continues a conversation from the note of a value alone: its messages are read with the next one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is no such note; conversation and session are as they were.
+    pub fn restore_note(&mut self, session: &mut Session, note: &[u8]) -> Result<()> {
+        let note = Note::read(note)?;
+        let turns = self.turns_of(session, &note)?;
+        session.set_sampler(note.sampler)?;
+        (self.turns, self.messages, self.answer) = (turns, note.messages, None);
+        self.random.clear();
+        Ok(())
+    }
+
+    fn turns_of(&self, session: &Session, note: &Note) -> Result<Turns> {
+        let mut turns = self.turns.clone();
+        turns.set_canceller(session.canceller());
+        let mut options = turns.options().clone();
+        options.thinking = note.thinking;
+        options.tools.clone_from(&note.tools);
+        turns.set_options(options)?;
+        Ok(turns)
+    }
+}
+
+impl Answer {
+    fn after(history: &History, runs: &Runs) -> Self {
+        Answer {
+            position: history.tokens.len() as u64,
+            tail: history.tail.clone(),
+            tail_tokens: runs.get(&history.tail).unwrap_or_default().to_vec(),
+        }
     }
 }
 

@@ -2,37 +2,41 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::bound::Model;
-use crate::session::SessionOptions;
+use crate::session::{PrefixStore, PrefixStoreOptions, SessionOptions};
 use crate::text::ChatTemplate;
 
 /// As published templates do it: thoughts of answers that are followed by a message are left out.
-const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}<|eos|>{% else %}\
-    <|assistant|>{% if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}\
-    {% endif %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{% if loop.last %}{{ m.content }}{% else %}\
+    {{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endif %}<|eos|>{% else %}<|user|>{{ m.content }}<|eos|>\
+    {% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
+
+/// A template that leaves answers as they are.
+const PLAIN: &str = "{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>{{ m.content }}<|eos|>{% endfor %}\
+    {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 /// What is read when the second message waits for its answer.
 const BEFORE_THE_SECOND: &str =
     "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
 
-fn conversation() -> (Chat, Session) {
+fn session(store: bool) -> Session {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../tools/model/waterline-chat.gguf"
     );
     let model = Model::open(path).expect("the built-in model");
-    let template = ChatTemplate::new(TEMPLATE, "", "").expect("a template");
-    let turns = Turns::new(Arc::new(template), model.tokenizer().expect("a tokenizer"));
-    let chat = Chat {
-        turns: turns.expect("turns"),
-        starts: Vec::new(),
-        unread: Vec::new(),
-        before_answer: None,
-    };
+    let store = store.then(|| PrefixStore::new(PrefixStoreOptions::default()).expect("a store"));
     let options = SessionOptions {
-        marks: 8,
+        marks: if store.is_some() { 0 } else { 8 },
+        store,
         ..SessionOptions::default()
     };
-    (chat, Session::new(model, options).expect("a session"))
+    Session::new(model, options).expect("a session")
+}
+
+fn chat(session: &Session, template: &str) -> Chat {
+    let template = ChatTemplate::new(template, "", "").expect("a template");
+    let tokenizer = session.model().tokenizer().expect("a tokenizer");
+    Chat::from_turns(Turns::new(Arc::new(template), tokenizer).expect("turns"))
 }
 
 /// The tokens of a text with special tokens.
@@ -46,175 +50,234 @@ fn history(session: &Session) -> Vec<u32> {
     [older, newer].concat()
 }
 
+/// The session reads a text as if it had generated it.
+fn answer(chat: &mut Chat, session: &mut Session, answer: &str) {
+    let tokenizer = session.model().tokenizer().expect("a tokenizer");
+    for token in tokenizer.encode(answer).expect("tokens") {
+        session.feed(&[token]).expect("read");
+    }
+    chat.answered(session, answer).expect("answered");
+}
+
 /// Sends a message and answers it with this text.
-fn turn(chat: &mut Chat, session: &mut Session, message: &str, answer: &str) {
-    chat.send(session, message, Session::feed).expect("sent");
-    let tokens = session
-        .model()
-        .tokenizer()
-        .expect("a tokenizer")
-        .encode(answer)
-        .expect("tokens");
-    session.feed(&tokens).expect("read");
-    chat.answered(session, answer, None).expect("answered");
+fn turn(chat: &mut Chat, session: &mut Session, message: &str, said: &str) -> HistoryRead {
+    let read = chat.send(session, message, |_, _| ()).expect("sent");
+    answer(chat, session, said);
+    read
 }
 
 #[test]
 fn a_dropped_thought_leaves_the_session_as_if_it_had_not_been() {
-    let (mut chat, mut session) = conversation();
-    turn(
-        &mut chat,
-        &mut session,
-        "One",
-        "a long thought</think>\n\nFirst.",
-    );
-    let thought = session.position();
-    let mut read = Vec::new();
-    let sent = chat.send(&mut session, "Two", |session, tokens| {
-        read.extend_from_slice(tokens);
-        session.feed(tokens)
-    });
-    assert_eq!(sent.expect("sent"), read.len());
-    let expected = tokens_of(&session, BEFORE_THE_SECOND);
-    assert_eq!(history(&session), expected);
-    let message = tokens_of(&session, "<|user|>One<|eos|>");
-    assert_eq!(read, expected[message.len()..]);
+    for store in [false, true] {
+        let mut session = session(store);
+        let mut chat = chat(&session, TEMPLATE);
+        turn(
+            &mut chat,
+            &mut session,
+            "One",
+            "a long thought</think>\n\nFirst.",
+        );
+        let thought = session.position();
+        let read = chat.send(&mut session, "Two", |_, _| ()).expect("sent");
+        let expected = tokens_of(&session, BEFORE_THE_SECOND);
+        assert_eq!(history(&session), expected);
+        if store {
+            let message = tokens_of(&session, "<|user|>One<|eos|>");
+            assert_eq!(read.reused, message.len());
+        }
+        assert_eq!(read.reused + read.read, expected.len());
 
-    // Undone, the conversation stands where the first answer began; sent again, it is the same.
-    chat.undo(&mut session).expect("undone");
-    assert!(session.position() < thought);
-    chat.send(&mut session, "Two", Session::feed).expect("sent");
-    assert_eq!(history(&session), expected);
-    chat.answered(&session, "x</think>y", None)
-        .expect("answered");
-    let snapshot = chat.snapshot(&session).expect("a snapshot");
-    chat.restore(&mut session, &snapshot).expect("restored");
-    chat.send(&mut session, "Three", Session::feed)
-        .expect("sent");
+        // Undone and sent again, the conversation is the same.
+        chat.undo(&mut session).expect("undone");
+        assert!(session.position() < thought);
+        chat.send(&mut session, "Two", |_, _| ()).expect("sent");
+        assert_eq!(history(&session), expected);
+        chat.answered(&mut session, "x</think>y").expect("answered");
+        let snapshot = chat.snapshot(&session).expect("a snapshot");
+        chat.restore(&mut session, &snapshot).expect("restored");
+        chat.send(&mut session, "Three", |_, _| ()).expect("sent");
+    }
 }
 
 #[test]
-fn messages_said_elsewhere_are_read_as_if_they_had_been_said_here() {
-    let said = [("One", "First."), ("Two", "Second."), ("Three", "Third.")];
+fn histories_of_clients_are_read_where_they_are_new() {
+    let mut session = session(true);
+    let mut chat = chat(&session, TEMPLATE);
     let messages = |turns: &[(&str, &str)]| -> Vec<Message> {
-        let turn = |&(user, answer): &(&str, &str)| {
-            [
-                Message::new(Role::User, user),
-                Message::new(Role::Assistant, answer),
-            ]
-        };
-        turns.iter().flat_map(turn).collect()
+        let message =
+            |&(role, text): &(&str, &str)| Message::new(Role::from(role.to_string()), text);
+        turns.iter().map(message).collect()
     };
-    let (mut chat, mut session) = conversation();
-    let read = chat.set_messages(&mut session, messages(&said[..2]), Session::feed);
-    assert_eq!(read.expect("read"), session.position() as usize);
-    let expected =
-        "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|>Second.";
-    let expected = tokens_of(&session, expected);
-    assert_eq!(history(&session), expected);
-
-    // Only what is new is read; a turn can be taken back.
-    let before = session.position();
-    let read = chat.set_messages(&mut session, messages(&said), Session::feed);
-    assert_eq!(read.expect("read") as u64, session.position() - before);
-    assert_eq!(history(&session)[..expected.len()], expected);
-    let taken_back = chat.undo(&mut session).expect("undone");
-    assert_eq!(taken_back.as_deref(), Some("Three"));
-    assert_eq!(history(&session), expected);
-    chat.send(&mut session, "Four", Session::feed)
-        .expect("sent");
-    chat.answered(&session, "", None).expect("answered");
-
-    // Another history is read from its beginning; one that cannot be used changes nothing.
-    let here = session.position();
-    let open = vec![Message::new(Role::User, "Five")];
-    assert!(
-        chat.set_messages(&mut session, open, Session::feed)
-            .is_err()
-    );
-    assert_eq!((session.position(), chat.messages().len()), (here, 6));
-    chat.set_messages(&mut session, messages(&said[1..2]), Session::feed)
+    let mut said = vec![("user", "One"), ("assistant", "First."), ("user", "Two")];
+    let read = chat
+        .set_messages(&mut session, messages(&said), |_, _| ())
         .expect("read");
-    assert!(session.position() < here);
-    let cancelled = chat.set_messages(&mut session, messages(&said[..1]), |_, _| {
-        Err(Error::Cancelled { fed: 0 })
-    });
-    assert!(cancelled.is_err() && chat.messages().is_empty() && session.position() == 0);
+    assert_eq!((read.reused, read.read), (0, session.position() as usize));
+    assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
+
+    // Read again, it costs nothing, in this session and in another one.
+    let read = chat
+        .set_messages(&mut session, messages(&said), |_, _| ())
+        .expect("read");
+    assert_eq!(read.read, 0);
+    let options = session.options().clone();
+    let mut other = Session::new(Arc::clone(session.model()), options).expect("a session");
+    let read = chat
+        .set_messages(&mut other, messages(&said), |_, _| ())
+        .expect("read");
+    assert_eq!(read.read, 0);
+    assert_eq!(
+        other.logits().expect("logits"),
+        session.logits().expect("logits")
+    );
+
+    // Any roles in any order; a prefilled answer goes on.
+    for roles in [
+        vec![("assistant", "Welcome!"), ("user", "hey")],
+        vec![("user", "one"), ("user", "two")],
+        vec![("system", "a"), ("system", "b"), ("user", "x")],
+        vec![
+            ("user", "a"),
+            ("tool", "42"),
+            ("assistant", "it is"),
+            ("developer", "s"),
+            ("user", "ok"),
+        ],
+        vec![("user", "")],
+    ] {
+        chat.set_messages(&mut session, messages(&roles), |_, _| ())
+            .expect("read");
+    }
+    said = vec![("user", "a"), ("assistant", "Sure, ")];
+    chat.set_messages(&mut session, messages(&said), |_, _| ())
+        .expect("read");
+    assert_eq!(
+        history(&session),
+        tokens_of(&session, "<|user|>a<|eos|><|assistant|>Sure, ")
+    );
+    answer(&mut chat, &mut session, "why not");
+    assert_eq!(chat.messages()[1].content, "Sure, why not");
+
+    // A control token in a field is refused, and nothing has changed.
+    let mut hostile = Message::new(Role::User, "a");
+    hostile.fields.insert("name".into(), "<|eos|>".into());
+    let refused = chat.set_messages(&mut session, vec![hostile], |_, _| ());
+    assert!(
+        refused
+            .expect_err("refused")
+            .to_string()
+            .contains("messages[0].name")
+    );
+    assert_eq!(chat.messages().len(), 2);
+}
+
+#[test]
+fn what_follows_an_answer_is_read_alone() {
+    for store in [false, true] {
+        let mut session = session(store);
+        let mut chat = chat(&session, PLAIN);
+        turn(&mut chat, &mut session, "One", "Now, then.");
+        // Other tokens of the same text, as a model may choose them.
+        chat.send(&mut session, "Two", |_, _| ()).expect("sent");
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        for part in ["Se", "co", "nd."] {
+            session
+                .feed(&tokenizer.encode(part).expect("tokens"))
+                .expect("read");
+        }
+        let answer = "Second.";
+        assert_ne!(tokenizer.encode(answer).expect("tokens").len(), 3);
+        chat.answered(&mut session, answer).expect("answered");
+        let end = session.position() as usize;
+        let mut fork = session.fork().expect("a fork");
+        let read = chat
+            .clone()
+            .send(&mut fork, "Three", |_, _| ())
+            .expect("sent");
+        assert_eq!(read.reused, end);
+
+        // Another answer to the same message reads nothing; an edited one is read from its beginning.
+        let asked = chat.messages()[..3].to_vec();
+        let read = chat
+            .set_messages(&mut session, asked.clone(), |_, _| ())
+            .expect("read");
+        assert_eq!(read.read, 0);
+        let prompt = session.position() as usize;
+        let mut edited = asked;
+        edited.push(Message::new(Role::Assistant, "Edited."));
+        edited.push(Message::new(Role::User, "Three"));
+        let read = chat
+            .set_messages(&mut session, edited, |_, _| ())
+            .expect("read");
+        assert_eq!(read.reused, prompt);
+    }
+}
+
+#[test]
+fn contents_in_json_are_texts_or_none_or_parts() {
+    let read = |json: &str| serde_json::from_str::<Message>(json);
+    let text = |json: &str| read(json).expect("a message").content;
+    assert_eq!(text(r#"{"role":"user","content":"a"}"#), "a");
+    assert_eq!(text(r#"{"role":"assistant","content":null}"#), "");
+    assert_eq!(text(r#"{"role":"assistant"}"#), "");
+    let parts =
+        r#"{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}"#;
+    assert_eq!(text(parts), "ab");
+    assert!(read(r#"{"role":"user","content":[{"type":"image_url","image_url":{}}]}"#).is_err());
+    assert!(read(r#"{"role":"user","content":7}"#).is_err());
+    let named = read(r#"{"role":"tool","content":"a","name":"bob"}"#).expect("a message");
+    assert_eq!(
+        (named.role.name(), named.fields["name"].as_str()),
+        ("tool", Some("bob"))
+    );
 }
 
 #[test]
 fn a_cancelled_rendering_leaves_the_conversation_as_it_was() {
-    let (mut chat, mut session) = conversation();
+    let mut session = session(true);
+    let mut chat = chat(&session, TEMPLATE);
     turn(&mut chat, &mut session, "One", "thought</think>\n\nFirst.");
     let (here, read) = (session.position(), history(&session));
     session.canceller().cancel();
-    let sent = chat.send(&mut session, "Two", |_, _| panic!("nothing is fed"));
+    let sent = chat.send(&mut session, "Two", |_, _| panic!("nothing is read"));
     assert!(matches!(sent, Err(Error::Cancelled { fed: 0 })), "{sent:?}");
     assert_eq!((session.position(), chat.messages().len()), (here, 2));
     assert_eq!(history(&session), read);
     session.canceller().cancel();
     assert!(matches!(Chat::new(&session), Err(Error::Cancelled { .. })));
     // The next call is not cancelled, and the thought is dropped still.
-    chat.send(&mut session, "Two", Session::feed).expect("sent");
+    chat.send(&mut session, "Two", |_, _| ()).expect("sent");
     assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
 }
 
 #[test]
-fn a_message_that_cannot_be_read_takes_nothing_with_it() {
-    let (mut chat, mut session) = conversation();
+fn a_message_whose_reading_is_cancelled_was_not_sent() {
+    let mut session = session(true);
+    let mut chat = chat(&session, TEMPLATE);
     turn(&mut chat, &mut session, "One", "thought</think>\n\nFirst.");
-    for fails_at in 0..2 {
-        let mut calls = 0;
-        let sent = chat.send(&mut session, "Two", |session, tokens| {
-            calls += 1;
-            match calls > fails_at {
-                true => Err(Error::Cancelled { fed: 0 }),
-                false => session.feed(tokens),
-            }
-        });
-        assert!(sent.is_err());
-        assert_eq!(chat.messages().len(), 2);
-    }
-    chat.send(&mut session, "Two", Session::feed).expect("sent");
+    let canceller = session.canceller();
+    let long = "a word and ".repeat(400);
+    let sent = chat.send(&mut session, &long, |_, _| canceller.cancel());
+    assert!(matches!(sent, Err(Error::Cancelled { .. })), "{sent:?}");
+    assert_eq!(chat.messages().len(), 2);
+    chat.send(&mut session, "Two", |_, _| ()).expect("sent");
     assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
 }
 
 #[test]
 fn numbers_of_a_saved_conversation_have_ranges() {
-    let (mut chat, mut session) = conversation();
+    let mut session = session(false);
+    let mut chat = chat(&session, TEMPLATE);
     turn(&mut chat, &mut session, "One", "First.");
-    turn(&mut chat, &mut session, "Two", "Second.");
     let snapshot = chat.snapshot(&session).expect("a snapshot");
     let note: Value = serde_json::from_slice(&snapshot.note).expect("JSON");
     let (here, vocab) = (session.position(), session.model().spec().vocab);
-    let too_many = |text: &str| json!(vec![0; 1 + 1024 + 4 * text.len()]);
+    let biases = json!(vec![(0, 0.0); vocab + 1]);
     for (pointer, value, said) in [
-        (
-            "/unread",
-            json!(vec![0; 1_000_000]),
-            "1000000 tokens of an answer of 7 bytes",
-        ),
-        ("/unread", too_many("Second."), "expected at most 1052"),
-        ("/unread", json!([vocab]), "is to be read"),
-        ("/starts/0/unread", too_many(""), "expected at most 1024"),
-        (
-            "/starts/1/unread",
-            too_many("First."),
-            "expected at most 1048",
-        ),
-        ("/starts/1/unread", json!([u32::MAX]), "is to be read"),
-        ("/starts/1/position", json!(here + 1), "turn 1 begins at"),
-        ("/starts/0/position", json!(u64::MAX), "turn 0 begins at"),
-        ("/starts/0/position", json!(here), "turn 1 begins at"),
-        ("/starts", json!([]), "0 of 2 turns"),
-        ("/starts/0/position", json!(-1), "not of a conversation"),
-        ("/unread", json!([1u64 << 32]), "not of a conversation"),
-        (
-            "/sampler/logit_bias",
-            json!(vec![(0, 0.0); vocab + 1]),
-            "logit_bias",
-        ),
+        ("/sampler/logit_bias", biases, "logit_bias"),
         ("/sampler/penalty_window", json!(u64::MAX), "penalty_window"),
+        ("/messages", json!(7), "not of a conversation"),
+        ("/messages/0/role", json!(7), "not of a conversation"),
     ] {
         let mut forged = note.clone();
         *forged.pointer_mut(pointer).expect(pointer) = value;
@@ -222,11 +285,20 @@ fn numbers_of_a_saved_conversation_have_ranges() {
         changed.note = serde_json::to_vec(&forged).expect("JSON");
         let refused = chat.restore(&mut session, &changed).expect_err(pointer);
         assert!(refused.to_string().contains(said), "{pointer}: {refused}");
-        assert_eq!((session.position(), chat.messages().len()), (here, 4));
+        assert_eq!((session.position(), chat.messages().len()), (here, 2));
     }
-    chat.restore(&mut session, &snapshot).expect("its own");
-    chat.send(&mut session, "Three", Session::feed)
-        .expect("sent");
+    // Older notes say where turns begin and what is to be read; that follows from the messages.
+    let mut older = note.clone();
+    older["starts"] = json!([{ "position": u64::MAX, "unread": [u32::MAX] }]);
+    older["unread"] = json!([u32::MAX]);
+    let mut changed = snapshot.clone();
+    changed.note = serde_json::to_vec(&older).expect("JSON");
+    chat.restore(&mut session, &changed).expect("its own");
+    chat.send(&mut session, "Two", |_, _| ()).expect("sent");
     chat.undo(&mut session).expect("undone");
-    assert_eq!(session.position(), here);
+    // The messages alone are enough.
+    chat.restore_note(&mut session, &snapshot.note)
+        .expect("a note");
+    chat.send(&mut session, "Two", |_, _| ()).expect("sent");
+    assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
 }

@@ -3,9 +3,12 @@
 mod batch;
 mod chat;
 mod generate;
+mod history;
 mod lookup;
 mod note;
 mod options;
+mod prefix_store;
+mod reading;
 mod saved;
 mod speculation;
 
@@ -14,7 +17,12 @@ use std::sync::Arc;
 pub use batch::Batch;
 pub use chat::Chat;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
+pub use history::HistoryRead;
 pub use options::{ContextEnd, SessionOptions, SessionPlan};
+pub use prefix_store::{PrefixStore, PrefixStoreOptions, PrefixStoreStats};
+use reading::Reading;
+pub use reading::grid_of;
+use saved::{Mark, check_numbers};
 use speculation::Speculation;
 
 use crate::bound::Model;
@@ -49,8 +57,10 @@ pub struct Session {
     options: SessionOptions,
     pool: Arc<Pool>,
     engine: Box<dyn Engine>,
-    /// The position of each mark that [`Session::rewind`] can return to; none: not taken yet.
-    marks: Vec<Option<u64>>,
+    /// The marks that [`Session::rewind`] can return to; none: not taken yet.
+    marks: Vec<Option<Mark>>,
+    /// The tokens that were read so far, in a few numbers.
+    reading: Reading,
     sampler: Sampler,
     canceller: Canceller,
     /// True if some attention reads the whole context.
@@ -84,6 +94,7 @@ impl Session {
         Ok(Session {
             speculation: Speculation::new(&model, &*engine, &options)?,
             marks: vec![None; options.marks],
+            reading: Reading::new(),
             engine,
             sampler: Sampler::new(options.sampler.clone(), model.spec().vocab)?,
             canceller: Canceller::default(),
@@ -228,13 +239,14 @@ impl Session {
         self.engine.reset()?;
         self.set_random(SamplerState::new(self.sampler.params().seed));
         self.forget_marks(0);
+        self.reading = Reading::new();
         Ok(())
     }
 
     /// Marks from `position` on belong to tokens that were taken back.
     fn forget_marks(&mut self, position: u64) {
         for mark in &mut self.marks {
-            *mark = mark.filter(|&p| p < position);
+            *mark = mark.filter(|mark| mark.position < position);
         }
     }
 
@@ -245,6 +257,7 @@ impl Session {
     pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
         self.read(
             tokens,
+            |_| usize::MAX,
             |session, chunk| session.engine.compute_logits(chunk - 1),
             |_, _| Ok(()),
         )
@@ -261,6 +274,7 @@ impl Session {
     ) -> Result<()> {
         self.read(
             tokens,
+            |_| usize::MAX,
             |session, chunk| session.engine.compute_logits(chunk - 1),
             |_, (first, length)| {
                 progress(first + length);
@@ -280,6 +294,7 @@ impl Session {
         let mut logits = room(together * vocab)?;
         self.read(
             tokens,
+            |_| usize::MAX,
             |_, _| Ok(()),
             |session, (first, length)| {
                 for start in (0..length).step_by(together) {
@@ -295,10 +310,12 @@ impl Session {
         )
     }
 
-    /// The loop over chunks: `shown` after each, `last` once at the end of the reading.
+    /// The loop over chunks: `shown` after each, `last` once at the end of the reading. `cut` gives the longest next chunk for the number
+    /// of tokens that are read.
     fn read(
         &mut self,
         tokens: &[u32],
+        cut: impl Fn(usize) -> usize,
         last: impl FnOnce(&mut Self, usize) -> Result<()>,
         mut shown: impl FnMut(&mut Self, (usize, usize)) -> Result<()>,
     ) -> Result<()> {
@@ -310,7 +327,7 @@ impl Session {
             if cancelled {
                 break;
             }
-            chunk = (tokens.len() - fed).min(self.options.chunk);
+            chunk = (tokens.len() - fed).min(self.options.chunk).min(cut(fed));
             let piece = &tokens[fed..fed + chunk];
             self.engine.read(piece)?;
             self.advance(piece);
@@ -327,7 +344,7 @@ impl Session {
         }
     }
 
-    /// Moves the position on by tokens that were read.
+    /// Moves the position on by tokens that were read in one chunk.
     fn advance(&mut self, tokens: &[u32]) {
         let position = self.position();
         let history = self.engine.arena_mut().tensor_mut::<u32>(HISTORY);
@@ -335,9 +352,17 @@ impl Session {
             history[((position + i as u64) % history.len() as u64) as usize] = token;
         }
         self.engine.arena_mut().tensor_mut::<u64>(HEADER)[0] = position + tokens.len() as u64;
+        let end = position + tokens.len() as u64;
+        self.reading
+            .advance(tokens, Some(end).filter(|_| !self.options.exact));
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
+        self.check_from(self.position(), tokens)
+    }
+
+    /// Refuses tokens that a session at `position` could not read.
+    fn check_from(&self, position: u64, tokens: &[u32]) -> Result<()> {
         let vocab = self.model.spec().vocab;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
             return Err(Error::invalid(
@@ -347,10 +372,10 @@ impl Session {
         }
         let context = self.options.state.context;
         let refuse = self.bounded && self.options.context_end == ContextEnd::Refuse;
-        if refuse && self.position() + tokens.len() as u64 > context as u64 {
+        if refuse && position + tokens.len() as u64 > context as u64 {
             return Err(Error::ContextFull {
                 context,
-                position: self.position(),
+                position,
                 requested: tokens.len(),
             });
         }

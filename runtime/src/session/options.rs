@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::PrefixStore;
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::Device;
@@ -51,6 +52,8 @@ pub struct SessionOptions {
     /// restores, batches, drafts or threads. Prompts are read more slowly; on a GPU at most 16 tokens are read at once, and
     /// steps are recorded.
     pub exact: bool,
+    /// Where checkpoints are kept, for [`crate::Session::read_history`].
+    pub store: Option<Arc<PrefixStore>>,
     /// How tokens are chosen.
     pub sampler: SamplerParams,
     /// Where it runs; none means the CPU.
@@ -113,6 +116,7 @@ impl Default for SessionOptions {
             lookup: 0,
             mtp: 0,
             exact: false,
+            store: None,
             sampler: SamplerParams::default(),
             device: None,
             step: StepProgram::default(),

@@ -2,11 +2,24 @@
 
 use std::sync::Arc;
 
+use super::reading::Reading;
 use super::{Session, SessionOptions, setup};
 use crate::error::{Error, Result};
-use crate::state::{Arena, HEADER, Snapshot, StateDtype, StateRange};
+use crate::state::{Arena, HEADER, HISTORY, Snapshot, StateDtype, StateRange, StateTensorPlan};
+
+/// A state to return to.
+#[derive(Clone, Copy)]
+pub(super) struct Mark {
+    pub position: u64,
+    pub reading: Reading,
+}
 
 impl Session {
+    /// True for a state of this model, whatever the options of the session that it was saved from.
+    pub fn is_of_model(&self, snapshot: &Snapshot) -> bool {
+        snapshot.fingerprint() == self.model.fingerprint()
+    }
+
     /// A second session in the same state, independent from now on. It shares the threads.
     pub fn fork(&self) -> Result<Session> {
         let options = SessionOptions {
@@ -15,12 +28,14 @@ impl Session {
             ..self.options.clone()
         };
         let engine = self.engine.fork(&setup(&options, &self.pool))?;
-        Session::with_engine(
+        let mut fork = Session::with_engine(
             Arc::clone(&self.model),
             options,
             Arc::clone(&self.pool),
             engine,
-        )
+        )?;
+        fork.reading = self.reading;
+        Ok(fork)
     }
 
     /// A copy of the state, in the host's memory.
@@ -31,7 +46,9 @@ impl Session {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut arena = Arena::new(Arc::clone(self.engine.plan()))?;
         self.engine.download(arena.bytes_mut())?;
-        Ok(Snapshot::new(self.model.fingerprint(), arena))
+        let mut snapshot = Snapshot::new(self.model.fingerprint(), arena);
+        (snapshot.grid, snapshot.tokens) = (self.grid(), self.reading.tokens());
+        Ok(snapshot)
     }
 
     /// Returns to a copied state. To go on from there is, bit for bit, to go on from where it was taken.
@@ -41,8 +58,15 @@ impl Session {
     /// as it was.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.check_snapshot(snapshot)?;
-        self.engine.upload(snapshot.arena().bytes())?;
+        let arena = snapshot.arena();
+        let position = arena.tensor::<u64>(HEADER)[0];
+        self.engine.upload(arena.bytes())?;
         self.forget_marks(0);
+        let history = arena.tensor::<u32>(HISTORY);
+        let all = usize::try_from(position)
+            .ok()
+            .and_then(|position| history.get(..position));
+        self.reading = Reading::restored(snapshot.grid, snapshot.tokens, all);
         Ok(())
     }
 
@@ -52,13 +76,19 @@ impl Session {
     /// [`Error::Snapshot`] if it is of another model or another layout; the copy is as it was.
     pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
+        (snapshot.grid, snapshot.tokens) = (self.grid(), self.reading.tokens());
         self.engine.download(snapshot.bytes_mut())
     }
 
     /// Refuses a state that this session cannot go on from.
     pub(super) fn check_snapshot(&self, snapshot: &Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
-        self.check_numbers(snapshot)
+        let position = snapshot.arena().tensor::<u64>(HEADER)[0];
+        let ours = self.engine.plan().tensors().iter();
+        check_numbers(
+            position,
+            ours.zip(snapshot.tensors().map(|(_, bytes)| bytes)),
+        )
     }
 
     fn check_layout(&self, snapshot: &Snapshot) -> Result<()> {
@@ -97,39 +127,6 @@ impl Session {
         Ok(())
     }
 
-    /// Every whole number of the state must be within the range that its state tensor declares: what follows uses them as indices
-    /// and counts, on the CPU and on a device.
-    fn check_numbers(&self, snapshot: &Snapshot) -> Result<()> {
-        let arena = snapshot.arena();
-        let position = arena.tensor::<u64>(HEADER)[0];
-        for (i, tensor) in self.engine.plan().tensors().iter().enumerate() {
-            let most = match tensor.range() {
-                StateRange::Any => continue,
-                StateRange::UpTo(most) => most,
-                StateRange::UpToPosition => position,
-            };
-            let largest = match tensor.dtype {
-                StateDtype::U32 => arena.tensor::<u32>(i).iter().copied().map(u64::from).max(),
-                StateDtype::U64 => arena.tensor::<u64>(i).iter().copied().max(),
-                StateDtype::F16 | StateDtype::F32 | StateDtype::Kv => None,
-            };
-            if let Some(number) = largest.filter(|&number| number > most) {
-                let layer = match tensor.layer {
-                    Some(layer) => format!(" of layer {layer}"),
-                    None => String::new(),
-                };
-                return Err(Error::Snapshot {
-                    file: "state".into(),
-                    reason: format!(
-                        "tensor {}{layer} holds {number}, expected at most {most}",
-                        tensor.name
-                    ),
-                });
-            }
-        }
-        Ok(())
-    }
-
     /// Remembers this state for [`Session::rewind`], in place of the oldest mark if all are taken. Without marks in
     /// the options it does nothing.
     ///
@@ -138,11 +135,14 @@ impl Session {
     pub fn mark(&mut self) -> Result<()> {
         let position = self.position();
         self.forget_marks(position);
-        let oldest =
-            (0..self.marks.len()).min_by_key(|&mark| self.marks[mark].map_or(0, |p| p + 1));
+        let oldest = (0..self.marks.len())
+            .min_by_key(|&mark| self.marks[mark].map_or(0, |m| m.position + 1));
         if let Some(oldest) = oldest {
             self.engine.save_mark(oldest)?;
-            self.marks[oldest] = Some(position);
+            self.marks[oldest] = Some(Mark {
+                position,
+                reading: self.reading,
+            });
         }
         Ok(())
     }
@@ -164,10 +164,11 @@ impl Session {
         if position == here {
             return Ok(());
         }
+        let at = |mark: usize| self.marks[mark].map(|mark| mark.position);
         let mark = (0..self.marks.len())
-            .filter(|&mark| self.marks[mark].is_some_and(|p| p <= position))
-            .max_by_key(|&mark| self.marks[mark]);
-        let from = mark.and_then(|mark| self.marks[mark]).unwrap_or(0);
+            .filter(|&mark| at(mark).is_some_and(|p| p <= position))
+            .max_by_key(|&mark| at(mark));
+        let from = mark.and_then(at).unwrap_or(0);
         let (older, newer) = self.recent();
         let first = here - (older.len() + newer.len()) as u64;
         if from < position && from < first {
@@ -184,9 +185,7 @@ impl Session {
             .take((position - from) as usize)
             .collect();
         match mark {
-            Some(mark) => {
-                self.engine.load_mark(mark)?;
-            }
+            Some(mark) => self.load_mark(mark)?,
             None => self.reset()?,
         }
         self.forget_marks(position + 1);
@@ -205,4 +204,49 @@ impl Session {
         }
         Ok(())
     }
+
+    /// Returns to a mark that was taken.
+    pub(super) fn load_mark(&mut self, mark: usize) -> Result<()> {
+        if let Some(taken) = self.marks[mark] {
+            self.engine.load_mark(mark)?;
+            self.reading = taken.reading;
+        }
+        Ok(())
+    }
+}
+
+/// Every whole number of a state at `position` must be within the range that its state tensor declares: what follows uses them as
+/// indices and counts, on the CPU and on a device.
+pub(super) fn check_numbers<'a>(
+    position: u64,
+    tensors: impl Iterator<Item = (&'a StateTensorPlan, &'a [u8])>,
+) -> Result<()> {
+    for (tensor, bytes) in tensors {
+        let most = match tensor.range() {
+            StateRange::Any => continue,
+            StateRange::UpTo(most) => most,
+            StateRange::UpToPosition => position,
+        };
+        let u32s = bytes.as_chunks::<4>().0.iter();
+        let u64s = bytes.as_chunks::<8>().0.iter();
+        let largest = match tensor.dtype {
+            StateDtype::U32 => u32s.map(|&n| u32::from_le_bytes(n).into()).max(),
+            StateDtype::U64 => u64s.map(|&n| u64::from_le_bytes(n)).max(),
+            StateDtype::F16 | StateDtype::F32 | StateDtype::Kv => None,
+        };
+        if let Some(number) = largest.filter(|&number| number > most) {
+            let layer = match tensor.layer {
+                Some(layer) => format!(" of layer {layer}"),
+                None => String::new(),
+            };
+            return Err(Error::Snapshot {
+                file: "state".into(),
+                reason: format!(
+                    "tensor {}{layer} holds {number}, expected at most {most}",
+                    tensor.name
+                ),
+            });
+        }
+    }
+    Ok(())
 }

@@ -6,6 +6,7 @@
 //! read. Where a draft is not accepted whole, only these ops run again over the accepted tokens: a recurrence repeats its rank-one
 //! updates, and no matrix is read twice.
 
+use super::reading::Reading;
 use super::{Session, SessionOptions, lookup};
 use crate::bound::Model;
 use crate::engine::{Ahead, Engine, plan_ahead};
@@ -53,6 +54,8 @@ pub(super) struct Speculation {
     /// The tokens that were read last, and the random numbers' state after each was chosen.
     tokens: Vec<u32>,
     random: Vec<SamplerState>,
+    /// The session's reading before them.
+    before: Reading,
     /// Longest draft.
     draft: usize,
     /// Tokens that were drafted so far, and how many of them stood.
@@ -77,6 +80,7 @@ impl Speculation {
             source,
             tokens: Vec::with_capacity(most),
             random: Vec::with_capacity(most),
+            before: Reading::new(),
             draft: most - 1,
             drafted: 0,
             accepted: 0,
@@ -155,6 +159,7 @@ impl Session {
         speculation.drafted += count as u64 - 1;
         let greedy = self.sampler.params().is_greedy();
         let tokens = &speculation.tokens;
+        speculation.before = self.reading;
         speculation.ahead.read(&mut *self.engine, tokens, greedy)?;
         for row in 0..count {
             self.advance(&speculation.tokens[row..=row]);
@@ -197,7 +202,10 @@ impl Session {
         speculation
             .ahead
             .commit(&mut *self.engine, &speculation.tokens)?;
-        self.advance(&speculation.tokens);
+        self.reading = speculation.before;
+        for token in &speculation.tokens {
+            self.advance(std::slice::from_ref(token));
+        }
         self.set_random(speculation.random[count - 1]);
         speculation.ahead.end(&mut *self.engine, count - 1)
     }

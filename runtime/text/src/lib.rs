@@ -2,6 +2,7 @@
 
 #[cfg_attr(not(feature = "tokenizer"), path = "no_date.rs")]
 mod date;
+mod history;
 mod jinja;
 mod placeholders;
 mod stop;
@@ -14,10 +15,11 @@ mod turns;
 #[cfg(all(test, feature = "tokenizer"))]
 mod tests;
 
+pub use history::History;
 pub use stop::StopStrings;
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, Role, TemplateOptions};
-pub use tokenizer::{Piece, Tokenizer};
+pub use tokenizer::{Piece, Run, Runs, Tokenizer};
 pub use turns::Turns;
 
 use waterline_error::{self as error, cancel};

@@ -1,6 +1,10 @@
 //! What stands for the tokenizer in a build without it: tokens go in and out, no text.
 
 use crate::error::{Error, Result};
+pub use runs::{Run, Runs};
+
+#[path = "tokenizer/runs.rs"]
+mod runs;
 
 /// Text to tokens and tokens to bytes. This build has none: the feature `tokenizer` is off.
 pub struct Tokenizer {
@@ -58,6 +62,24 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub(crate) fn encode_pieces(&self, _: &[Piece], _: bool) -> Result<Vec<u32>> {
+        match self.none {}
+    }
+
+    /// Tokens of text put together from a template and contents, with runs that were seen before.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_runs(
+        &self,
+        _: &[Piece],
+        _: bool,
+        _: Option<&mut Runs>,
+    ) -> Result<(Vec<u32>, Run)> {
+        match self.none {}
+    }
+
+    /// True if a text holds the name of a special token.
+    pub(crate) fn names_special(&self, _: &str) -> bool {
         match self.none {}
     }
 

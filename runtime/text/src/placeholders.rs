@@ -23,8 +23,9 @@ pub(super) struct Part<'a> {
 
 /// The messages with a placeholder in place of each content.
 pub(super) fn placeholders(messages: &[Message]) -> Vec<Message> {
-    let placeholder = |(index, message): (usize, &Message)| {
-        Message::new(message.role, format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"))
+    let placeholder = |(index, message): (usize, &Message)| Message {
+        content: format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"),
+        ..message.clone()
     };
     messages.iter().enumerate().map(placeholder).collect()
 }

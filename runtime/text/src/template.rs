@@ -2,28 +2,48 @@ use super::jinja::{Failure, Template};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-/// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Who speaks. A template decides which roles it takes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub enum Role {
-    /// Instructions ahead of the conversation.
+    /// Instructions.
     System,
     /// The person.
     User,
     /// The model.
     Assistant,
+    /// Another, such as `tool` or `developer`.
+    Other(String),
 }
 
 impl Role {
     /// The name in chat templates.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &str {
         match self {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
+            Role::Other(name) => name,
         }
+    }
+}
+
+impl From<String> for Role {
+    fn from(name: String) -> Self {
+        match name.as_str() {
+            "system" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            _ => Role::Other(name),
+        }
+    }
+}
+
+impl From<Role> for String {
+    fn from(role: Role) -> Self {
+        role.name().into()
     }
 }
 
@@ -33,7 +53,11 @@ pub struct Message {
     /// Who speaks.
     pub role: Role,
     /// What is said.
+    #[serde(default, deserialize_with = "content")]
     pub content: String,
+    /// Further fields for the template, such as `name` or `tool_calls`.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
 }
 
 impl Message {
@@ -42,7 +66,35 @@ impl Message {
         Self {
             role,
             content: content.into(),
+            fields: Map::new(),
         }
+    }
+}
+
+/// The content of a message in JSON: a text, none, or parts that are texts.
+fn content<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
+    let wrong = |found: &str| {
+        serde::de::Error::custom(format!(
+            "content: {found}, expected a text or parts of type \"text\""
+        ))
+    };
+    match Value::deserialize(from)? {
+        Value::Null => Ok(String::new()),
+        Value::String(text) => Ok(text),
+        Value::Array(parts) => {
+            let text = |part: &Value| match part {
+                Value::String(text) => Ok(text.clone()),
+                part => match (part["type"].as_str(), part["text"].as_str()) {
+                    (Some("text") | None, Some(text)) => Ok(text.to_string()),
+                    (kind, _) => Err(wrong(&format!(
+                        "found a part of type {:?}",
+                        kind.unwrap_or("none")
+                    ))),
+                },
+            };
+            parts.iter().map(text).collect()
+        }
+        other => Err(wrong(&format!("found {other}"))),
     }
 }
 
@@ -126,8 +178,12 @@ impl ChatTemplate {
         options: &TemplateOptions,
         canceller: &Canceller,
     ) -> Result<String> {
-        let message =
-            |message: &Message| json!({ "role": message.role.name(), "content": message.content });
+        let message = |message: &Message| {
+            let mut fields = message.fields.clone();
+            fields.insert("role".into(), message.role.name().into());
+            fields.insert("content".into(), message.content.as_str().into());
+            Value::Object(fields)
+        };
         let tools = match options.tools.is_empty() {
             // As transformers passes it: defined, and none.
             true => Value::Null,

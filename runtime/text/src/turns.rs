@@ -110,7 +110,20 @@ impl Turns {
         self.canceller = canceller;
     }
 
-    fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+    pub(super) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Whether the template leaves out the thought of an answer once another message follows.
+    pub(super) fn drops_thoughts(&self) -> bool {
+        self.drops_thoughts
+    }
+
+    pub(super) fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         let (options, canceller) = (&self.options, &self.canceller);
         self.template
             .render_with(messages, add_generation_prompt, options, canceller)
@@ -129,76 +142,6 @@ impl Turns {
             Err(error @ Error::Cancelled { .. }) => Err(error),
             Err(_) => Ok(false),
         }
-    }
-
-    /// What the template puts before the answer to the last message: the tokens with which the tokens of
-    /// [`user`](Self::user) end. None if the template keeps thoughts, or if nothing separates the two.
-    ///
-    /// # Errors
-    /// As [`user`](Self::user).
-    #[doc(hidden)]
-    pub fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
-        if !self.drops_thoughts {
-            return Ok(None);
-        }
-        let placeholders = placeholders(&self.messages);
-        let with = self.render(&placeholders, true)?;
-        let without = self.render(&placeholders, false)?;
-        let prefix = with
-            .strip_prefix(without.as_str())
-            .filter(|prefix| !prefix.is_empty());
-        let Some(prefix) = prefix else {
-            return Ok(None);
-        };
-        let tokens = self.tokenizer.encode_with_special(prefix)?;
-        let separate = tokens
-            .first()
-            .is_some_and(|&token| self.tokenizer.is_special(token));
-        Ok(separate.then_some(tokens))
-    }
-
-    /// The tokens of the last answer without its thought, from behind the user's message to the answer's end: what the
-    /// template makes of it once another message follows. None if there is no thought, or the template keeps it.
-    ///
-    /// # Errors
-    /// As [`user`](Self::user).
-    #[doc(hidden)]
-    pub fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
-        let Some((answer, question)) = self.messages.split_last() else {
-            return Ok(None);
-        };
-        let thought = answer.content.rsplit_once(THOUGHT_END);
-        let (Some((_, content)), true) = (
-            thought,
-            self.drops_thoughts && answer.role == Role::Assistant,
-        ) else {
-            return Ok(None);
-        };
-        let mut messages = self.messages.clone();
-        let content = content.trim_start_matches('\n');
-        messages[question.len()].content = content.into();
-        messages.push(Message::new(Role::User, "question"));
-        let asked = self.render(&placeholders(question), false)?;
-        let answered = self.render(&placeholders(&messages), false)?;
-        let (asked, answered) = (parts(&asked, question)?, parts(&answered, &messages)?);
-        // What stands between the user's message and the answer, without what the session has read of it.
-        let read = asked.last().map(|part| part.piece);
-        let at = answered
-            .iter()
-            .position(|part| part.message == Some(question.len()));
-        let Some((Piece::Template(read), at)) = read.zip(at.filter(|&at| at > 0)) else {
-            return Ok(None);
-        };
-        let Piece::Template(between) = answered[at - 1].piece else {
-            return Ok(None);
-        };
-        let Some(header) = between.strip_prefix(read) else {
-            return Ok(None);
-        };
-        let pieces = [Piece::Template(header), answered[at].piece];
-        let mut tokens = self.tokenizer.encode_pieces(&pieces, false)?;
-        tokens.extend(&self.end);
-        Ok(Some(tokens))
     }
 
     /// Whether the template begins an answer inside of a thought, so that only its end is generated.
@@ -339,66 +282,6 @@ impl Turns {
         &self.messages
     }
 
-    /// Continues a saved conversation.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the messages are not an optional system message, then user and
-    /// assistant by turns.
-    #[doc(hidden)]
-    pub fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
-        check_roles("saved conversation", &messages)?;
-        self.messages = messages;
-        Ok(())
-    }
-
-    /// Takes over messages that were said elsewhere and begin with those here. Returns the tokens of each turn that is
-    /// new, up to the end of its answer; [`end`](Self::end) follows each answer. On an error the conversation is as before.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if they are not an optional system message, then user and assistant by turns, the last one an
-    /// answer; [`Error::Template`] if the template refuses them.
-    #[doc(hidden)]
-    pub fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
-        check_roles("messages", &messages)?;
-        if messages.last().is_some_and(|last| last.role == Role::User) {
-            let reason = "the last one has no answer yet; send it as the next message";
-            return Err(invalid(reason, "messages"));
-        }
-        if !messages.iter().any(|message| message.role == Role::User) {
-            let system = messages.first();
-            self.system(system.map_or("", |message| &message.content))?;
-            return Ok(Vec::new());
-        }
-        let rendered = placeholders(&messages);
-        let rendered = self.render(&rendered, false)?;
-        let parts = parts(&rendered, &messages)?;
-        let (mut turns, mut start) = (Vec::new(), 0);
-        let is_answer = |index: &usize| messages[*index].role == Role::Assistant;
-        for answer in (0..messages.len()).filter(is_answer) {
-            let at = parts.iter().rposition(|part| part.message == Some(answer));
-            let at = at.filter(|&at| at >= start);
-            let at = at.ok_or_else(|| template_error("it leaves out an answer"))?;
-            let pieces: Vec<Piece> = parts[start..=at].iter().map(|part| part.piece).collect();
-            let tokens = self.tokenizer.encode_pieces(&pieces, start == 0)?;
-            let end: &[u32] = if start == 0 { &[] } else { &self.end };
-            let tokens = tokens.strip_prefix(end).ok_or_else(|| {
-                template_error("it closes an answer differently when a message follows")
-            })?;
-            if answer >= self.messages.len() {
-                turns.push(tokens.to_vec());
-            }
-            start = at + 1;
-        }
-        self.messages = messages;
-        Ok(turns)
-    }
-
-    /// What the template puts behind an answer, up to the token that closes it.
-    #[doc(hidden)]
-    pub fn end(&self) -> &[u32] {
-        &self.end
-    }
-
     /// Tokens of a whole conversation, as the model was trained to read it; the roles may come in any order that the
     /// template takes. The conversation held here is left alone.
     ///
@@ -440,24 +323,6 @@ impl Turns {
         let pieces: Vec<Piece> = parts[start..].iter().map(|part| part.piece).collect();
         self.tokenizer.encode_pieces(&pieces, start == 0)
     }
-}
-
-/// Checks that messages are an optional system message, then user and assistant by turns.
-fn check_roles(what: &str, messages: &[Message]) -> Result<()> {
-    let first = messages.first().map(|message| message.role);
-    let system = usize::from(first == Some(Role::System));
-    let expected = [Role::User, Role::Assistant].into_iter().cycle();
-    for (index, (message, expected)) in messages.iter().skip(system).zip(expected).enumerate() {
-        if message.role != expected {
-            let (found, expected) = (message.role.name(), expected.name());
-            let reason = format!(
-                "message {} has the role {found}, expected {expected}",
-                index + system
-            );
-            return Err(invalid(&reason, what));
-        }
-    }
-    Ok(())
 }
 
 fn invalid(reason: &str, what: &str) -> Error {

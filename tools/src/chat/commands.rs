@@ -8,8 +8,9 @@ use super::completion;
 use super::conversation::Conversation;
 use super::forks::Forks;
 use super::screen::Screen;
-use super::sessions::{Sessions, title_of};
+use super::sessions::{Saved, Sessions, title_of};
 use super::{gauge, settings};
+use crate::bench::TransformerCache;
 use crate::error::{Error, Result};
 use crate::text::shown_line;
 use crate::units::{bytes, rounded, thousands};
@@ -38,7 +39,7 @@ const fn help(
 }
 
 /// Every command.
-pub const COMMANDS: [Help; 16] = [
+pub const COMMANDS: [Help; 18] = [
     help(&["help", "?"], "", "this list"),
     help(
         &["system"],
@@ -68,13 +69,27 @@ pub const COMMANDS: [Help; 16] = [
         "keep the conversation in FILE or under its first words",
     ),
     help(&["save!"], "FILE", "the same in place of what FILE holds"),
-    help(&["load"], "FILE", "go on with the conversation in FILE"),
+    help(
+        &["load"],
+        "FILE",
+        "go on with the conversation in FILE, or with that title",
+    ),
     help(
         &["sessions"],
         "[N]",
         "list the kept conversations, or go on with number N",
     ),
     help(&["resume"], "", "go on with the last conversation"),
+    help(
+        &["delete"],
+        "N",
+        "remove the kept conversation N of /sessions",
+    ),
+    help(
+        &["rename"],
+        "N NAME",
+        "name the kept conversation N of /sessions",
+    ),
     help(
         &["state"],
         "[--all]",
@@ -155,9 +170,31 @@ impl Commands {
             "save" => self.save(rest, false, conversation)?,
             "save!" => self.save(rest, true, conversation)?,
             "load" if rest.is_empty() => return Err(Error::usage("/load FILE: which file?")),
-            "load" => self.resume(&completion::path(rest), conversation)?,
+            "load" => {
+                let path = completion::path(rest);
+                let titled = self.sessions.titled(rest).filter(|_| !path.exists());
+                self.resume(&titled.unwrap_or(path), conversation)?
+            }
             "sessions" => self.sessions(rest, conversation)?,
             "resume" => self.sessions("1", conversation)?,
+            "delete" => {
+                let saved = self.numbered(known.names[0], rest)?;
+                self.sessions.delete(&saved)?;
+                format!("\"{}\" is removed", saved.title())
+            }
+            "rename" => {
+                let (number, name) = rest.split_once(' ').unwrap_or((rest, ""));
+                if name.trim().is_empty() {
+                    return Err(Error::usage("/rename N NAME: which name?"));
+                }
+                let saved = self.numbered(known.names[0], number)?;
+                let path = self.sessions.rename(&saved, name)?;
+                format!(
+                    "\"{}\" is called \"{}\" now",
+                    saved.title(),
+                    title_of(&path)
+                )
+            }
             "state" => match rest {
                 "" => gauge::gauges(conversation)?,
                 "--all" => gauge::tensors(conversation)?,
@@ -207,16 +244,42 @@ impl Commands {
         }
     }
 
-    /// Goes on with the conversation in `path`.
+    /// Goes on with the conversation in `path`. A state that this session cannot have (another context, type of cache) is left, and the
+    /// messages are read with the next one.
     pub fn resume(&mut self, path: &Path, conversation: &mut Conversation) -> Result<String> {
-        conversation.restore(&Snapshot::load(path)?)?;
+        let messages_only = match Snapshot::load(path) {
+            Ok(snapshot) => match conversation.restore(&snapshot) {
+                Err(Error::Library(waterline::Error::Snapshot { reason, .. }))
+                    if conversation.session().is_of_model(&snapshot) =>
+                {
+                    conversation.restore_note(&snapshot.note)?;
+                    Some(reason)
+                }
+                other => {
+                    other?;
+                    None
+                }
+            },
+            Err(error) => match self.sessions.messages(path) {
+                Some(note) => {
+                    conversation.restore_note(&note)?;
+                    Some("only messages are kept".into())
+                }
+                None => return Err(error.into()),
+            },
+        };
         self.sessions.resume(path.to_path_buf());
-        let mut said = format!(
-            "{}: {} tokens, {} messages",
-            self.name(path),
-            conversation.session().position(),
-            conversation.messages().len()
-        );
+        let messages = conversation.messages().len();
+        let mut said = match messages_only {
+            None => {
+                let read = conversation.session().position();
+                format!("{}: {read} tokens, {messages} messages", self.name(path))
+            }
+            Some(reason) => format!(
+                "{}: {messages} messages, which are read with the next one: {reason}",
+                self.name(path)
+            ),
+        };
         for message in conversation.messages().iter().rev().take(2).rev() {
             said += &format!(
                 "\n{}: {}",
@@ -246,13 +309,20 @@ impl Commands {
                 .collect::<Vec<_>>()
                 .join("\n"));
         }
-        let chosen = number.parse::<usize>().ok();
-        match chosen.and_then(|n| list.get(n.checked_sub(1)?)) {
-            Some(saved) => self.resume(&saved.path, conversation),
-            None => Err(Error::usage(format!(
-                "/sessions {number}: expected a number from 1 to {}",
-                list.len()
-            ))),
+        let saved = self.numbered("sessions", number)?;
+        self.resume(&saved.path, conversation)
+    }
+
+    /// The kept conversation with this number, for a command.
+    fn numbered(&self, command: &str, number: &str) -> Result<Saved> {
+        let mut list = self.sessions.list();
+        let chosen = number.parse::<usize>().ok().and_then(|n| n.checked_sub(1));
+        match chosen.filter(|&index| index < list.len()) {
+            Some(index) => Ok(list.swap_remove(index)),
+            None => Err(Error::usage(match list.len() {
+                0 => format!("/{command}: no other conversation with this model is kept"),
+                count => format!("/{command} {number}: expected a number from 1 to {count}"),
+            })),
         }
     }
 }
@@ -337,11 +407,28 @@ fn stats(conversation: &Conversation) -> String {
         line("read", totals.read, totals.read_seconds),
         line("generated", totals.generated, totals.generate_seconds),
         format!(
-            "memory     {} of state, {} to work with and to go back",
+            "memory     {} of state{}, {} to work with",
             bytes(session.state_bytes()),
+            compared(conversation),
             bytes(session.work_bytes())
         ),
         format!("threads    {}", session.threads()),
     ]
     .join("\n")
+}
+
+/// The size of a Transformer's cache after as many tokens, where the state does not grow.
+fn compared(conversation: &Conversation) -> String {
+    let session = conversation.session();
+    let cache = TransformerCache::of(session.model().spec());
+    match cache.filter(|_| conversation.context().is_none()) {
+        None => String::new(),
+        Some(cache) => {
+            let size = bytes(cache.bytes(session.position()) as usize);
+            match cache.own_kv_heads {
+                true => format!(" (a Transformer of this size: {size})"),
+                false => format!(" (a Transformer of this size, {}: {size})", cache.heads()),
+            }
+        }
+    }
 }

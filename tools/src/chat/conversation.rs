@@ -3,14 +3,15 @@
 use std::time::Instant;
 
 use waterline::{
-    Chat, ContextEnd, Finish, GenerateOptions, Message, Role, SamplerParams, Session, Snapshot,
+    Chat, ContextEnd, Finish, GenerateOptions, HistoryRead, Message, Role, SamplerParams, Session,
+    Snapshot,
 };
 
 use super::screen::Screen;
 use super::thoughts::Thoughts;
 use crate::error::{Error, Result};
 use crate::prompt::rendered;
-use crate::session::{LimitArgs, feed};
+use crate::session::{LimitArgs, ReadingBar};
 
 /// A conversation with a model.
 pub struct Conversation {
@@ -41,6 +42,10 @@ pub struct Reply {
     pub tokens: usize,
     /// How long they took.
     pub seconds: f64,
+    /// Tokens of the conversation before it, reused and read.
+    pub read: HistoryRead,
+    /// Seconds from the message to the first token.
+    pub first: f64,
     /// Whether Ctrl-C ended it.
     pub stopped: bool,
 }
@@ -163,17 +168,31 @@ impl Conversation {
         // First: Ctrl-C may end it, and a message that is sent must be answered.
         let thoughts = Thoughts::new(self.chat.opens_thought()?);
         let clock = Instant::now();
-        self.totals.read += self.chat.send(&mut self.session, text, feed)?;
+        let bar = ReadingBar::new();
+        let read = self
+            .chat
+            .send(&mut self.session, text, |read, of| bar.show(read, of))?;
+        drop(bar);
+        self.totals.read += read.read;
         self.totals.read_seconds += clock.elapsed().as_secs_f64();
-        self.answer(thoughts, screen)
+        let reply = self.answer(thoughts, screen, clock)?;
+        Ok(Reply { read, ..reply })
     }
 
-    fn answer(&mut self, mut thoughts: Thoughts, screen: &mut Screen) -> Result<Reply> {
+    /// Generates an answer to what was sent at `sent`.
+    fn answer(
+        &mut self,
+        mut thoughts: Thoughts,
+        screen: &mut Screen,
+        sent: Instant,
+    ) -> Result<Reply> {
         let clock = Instant::now();
+        let mut first = None;
         let mut answer = String::new();
         let mut pieces = self.session.generate(self.limits.clone())?;
         let mut outcome = Ok(());
         for piece in pieces.by_ref() {
+            first.get_or_insert_with(|| sent.elapsed().as_secs_f64());
             outcome = piece.map_err(Error::from).and_then(|piece| {
                 answer.push_str(&piece.text);
                 let mut parts = thoughts.push(&piece.text).into_iter();
@@ -187,7 +206,7 @@ impl Conversation {
         let seconds = clock.elapsed().as_secs_f64();
         self.totals.generated += tokens;
         self.totals.generate_seconds += seconds;
-        self.chat.answered(&self.session, &answer, finish)?;
+        self.chat.answered(&mut self.session, &answer)?;
         let (thought, held) = thoughts.finish();
         outcome
             .and_then(|()| screen.answer(&held, thought))
@@ -199,6 +218,8 @@ impl Conversation {
         Ok(Reply {
             tokens,
             seconds,
+            read: HistoryRead::default(),
+            first: first.unwrap_or_default(),
             stopped: finish == Some(Finish::Cancelled),
         })
     }
@@ -208,14 +229,23 @@ impl Conversation {
         Ok(self.chat.undo(&mut self.session)?)
     }
 
-    /// Takes back the last answer and gives another one: the random numbers are not taken back.
+    /// Takes back the last answer and gives another one: the random numbers go on.
     pub fn say_again(&mut self, screen: &mut Screen) -> Result<Reply> {
-        let draws = self.session.draws();
-        let Some(text) = self.undo()? else {
+        let asked = self
+            .messages()
+            .iter()
+            .rposition(|message| message.role == Role::User);
+        let Some(asked) = asked else {
             return Err(Error::usage("nothing has been said yet"));
         };
-        self.session.set_draws(draws);
-        self.say(&text, screen)
+        let thoughts = Thoughts::new(self.chat.opens_thought()?);
+        let clock = Instant::now();
+        let messages = self.messages()[..=asked].to_vec();
+        let read = self
+            .chat
+            .set_messages(&mut self.session, messages, |_, _| ())?;
+        let reply = self.answer(thoughts, screen, clock)?;
+        Ok(Reply { read, ..reply })
     }
 
     /// Forgets all but the instructions ahead of the conversation.
@@ -226,6 +256,16 @@ impl Conversation {
     /// The whole conversation as a value.
     pub fn snapshot(&self) -> Result<Snapshot> {
         Ok(self.chat.snapshot(&self.session)?)
+    }
+
+    /// The messages and the sampling parameters as a value.
+    pub fn note(&self) -> Result<Vec<u8>> {
+        Ok(self.chat.note(&self.session)?)
+    }
+
+    /// Continues a conversation from its messages alone, which are read with the next one.
+    pub fn restore_note(&mut self, note: &[u8]) -> Result<()> {
+        Ok(self.chat.restore_note(&mut self.session, note)?)
     }
 
     /// Continues a conversation from a value. On an error this conversation is as it was.

@@ -26,6 +26,8 @@ use crate::text::utf8;
 pub enum Line {
     /// One message or command; a message may have several lines.
     Text(String),
+    /// A message, whatever it begins with: one in quotes.
+    Quoted(String),
     /// Something that is no text.
     Unreadable(Error),
     /// Ctrl-C where nothing was typed.
@@ -76,16 +78,15 @@ fn goes_on(typed: &str) -> bool {
     }
 }
 
-/// The message that was typed in one or several lines.
-fn message(typed: &str) -> String {
+/// The line or lines that were typed.
+fn line(typed: &str) -> Line {
     let text = typed.trim();
     match text.strip_prefix(QUOTES) {
-        Some(rest) => rest
-            .strip_suffix(QUOTES)
-            .unwrap_or(rest)
-            .trim_matches('\n')
-            .into(),
-        None => typed.replace("\\\n", "\n"),
+        Some(rest) => {
+            let text = rest.strip_suffix(QUOTES).unwrap_or(rest);
+            Line::Quoted(text.trim_matches('\n').into())
+        }
+        None => Line::Text(typed.replace("\\\n", "\n")),
     }
 }
 
@@ -112,7 +113,7 @@ fn next_from_pipe() -> Result<Line> {
         bytes.push(b'\n');
     }
     let text = utf8(bytes, "standard input");
-    Ok(text.map_or_else(Line::Unreadable, |text| Line::Text(message(&text))))
+    Ok(text.map_or_else(Line::Unreadable, |text| line(&text)))
 }
 
 /// A person at a terminal.
@@ -186,7 +187,7 @@ impl Person {
         }
         let was_about_to_leave = std::mem::take(&mut self.about_to_leave);
         match self.editor.readline(&("> ", "\x1b[1;36m> \x1b[0m")) {
-            Ok(line) => {
+            Ok(typed) => {
                 let kept = self
                     .history
                     .as_ref()
@@ -194,7 +195,7 @@ impl Person {
                 if let Err(error) = kept {
                     self.give_up_history(error, screen)?;
                 }
-                Ok(Line::Text(message(&line)))
+                Ok(line(&typed))
             }
             Err(ReadlineError::Interrupted) if !self.was_empty.load(Ordering::SeqCst) => {
                 Ok(Line::Text(String::new()))
@@ -281,7 +282,13 @@ mod tests {
         ] {
             assert_eq!(goes_on(typed), on, "{typed:?}");
         }
-        assert_eq!(message("one\\\ntwo"), "one\ntwo");
-        assert_eq!(message("\"\"\"\none\n\n two\n\"\"\""), "one\n\n two");
+        let is = |typed: &str, quoted: bool, text: &str| match line(typed) {
+            Line::Text(found) => assert_eq!((false, text), (quoted, &*found)),
+            Line::Quoted(found) => assert_eq!((true, text), (quoted, &*found)),
+            _ => panic!("{typed}"),
+        };
+        is("one\\\ntwo", false, "one\ntwo");
+        is("\"\"\"\none\n\n two\n\"\"\"", true, "one\n\n two");
+        is("\"\"\"/help\"\"\"", true, "/help");
     }
 }

@@ -18,6 +18,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use waterline::{PrefixStore, PrefixStoreOptions};
+
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::{INTERRUPTED, on_interrupt};
@@ -28,12 +30,16 @@ use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
 use input::{Input, Line};
 use screen::Screen;
-use sessions::Sessions;
+use sessions::{Kept, Sessions};
 
 /// Talk with a model.
 ///
 /// On a terminal /help lists the commands; Ctrl-C stops an answer. Through a pipe each line is a message, only answers
-/// go to standard output, and the status is 1 if any message or command failed.
+/// go to standard output, and the status is 1 if any message or command failed. A message that begins with a slash has
+/// a second one before it, or is put in """.
+///
+/// Conversations on a terminal are kept in $XDG_STATE_HOME/waterline, or else in ~/.local/state/waterline, for their
+/// owner alone: the messages as JSON always, and the state if it takes at most 64 MiB.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
@@ -65,15 +71,18 @@ pub struct Args {
     drafts: DraftArgs,
 }
 
-/// Memory for the states that /undo and /regen return to.
-const MARK_BYTES: usize = 256 << 20;
+/// Memory for the states that /undo, /regen and dropped thoughts return to.
+const STORE_BYTES: usize = 512 << 20;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let session = args.session.with_drafts(args.drafts);
     let open = args.open.for_sessions(&session);
     let model = open.model(args.model.as_deref())?;
-    let session = session.open(&model, args.sampling.params(), MARK_BYTES)?;
+    let mut options = PrefixStoreOptions::default();
+    options.bytes = STORE_BYTES;
+    let store = PrefixStore::new(options)?;
+    let session = session.open_with_store(&model, args.sampling.params(), store)?;
     let mut conversation = Conversation::new(session, &args.limits)?;
     if let Some(system) = &args.system {
         conversation.set_system(system)?;
@@ -89,6 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         keeps: screen.interactive() && !args.private,
         ends_at_signal: Arc::new(AtomicBool::new(true)),
         warned: false,
+        said: false,
         conversation,
     };
     // While a line is read Ctrl-C is a key, so what arrives is SIGTERM or SIGHUP; through a pipe each of them ends the program.
@@ -119,6 +129,8 @@ struct Talk {
     warned: bool,
     /// Set while a signal ends the program rather than an answer.
     ends_at_signal: Arc<AtomicBool>,
+    /// True once the person knows that only the messages are.
+    said: bool,
 }
 
 impl Talk {
@@ -131,8 +143,9 @@ impl Talk {
             let line = input.next(screen, self.commands.forks.names())?;
             let answers = screen.interactive();
             self.ends_at_signal.store(!answers, Ordering::SeqCst);
-            let line = match line {
-                Line::Text(line) => line,
+            let (line, quoted) = match line {
+                Line::Text(line) => (line, false),
+                Line::Quoted(line) => (line, true),
                 Line::Unreadable(error) => {
                     screen.problem(&error)?;
                     failed = true;
@@ -147,7 +160,7 @@ impl Talk {
             if line.trim().is_empty() {
                 continue;
             }
-            match self.answer(line, screen) {
+            match self.answer(line, quoted, screen) {
                 Ok(true) => {}
                 Ok(false) => return Ok(failed),
                 // The terminal is gone.
@@ -160,9 +173,10 @@ impl Talk {
         }
     }
 
-    /// Does what a line says; returns whether the conversation goes on.
-    fn answer(&mut self, line: String, screen: &mut Screen) -> Result<bool> {
-        let action = match line.strip_prefix('/') {
+    /// Does what a line says; returns whether the conversation goes on. In quotes, or after a second slash, a line is a message.
+    fn answer(&mut self, line: String, quoted: bool, screen: &mut Screen) -> Result<bool> {
+        let action = match line.strip_prefix('/').filter(|_| !quoted) {
+            Some(message) if message.starts_with('/') => Action::Say(message.into()),
             Some(command) => self.commands.run(command, &mut self.conversation, screen)?,
             None => Action::Say(line),
         };
@@ -204,7 +218,14 @@ impl Talk {
                 self.keeps = false;
                 screen.notice(&format!("the conversation is not kept: {error}"))
             }
-            Ok(()) => Ok(()),
+            Ok(Kept::Nothing) => {
+                self.keeps = false;
+                screen.notice("the conversation is not kept: there is no home folder")
+            }
+            Ok(Kept::Messages) if !std::mem::replace(&mut self.said, true) => screen.notice(
+                "the state takes more than 64 MiB: the messages alone are kept, and read again by --resume",
+            ),
+            Ok(_) => Ok(()),
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Conversations that are kept in the user's state folder, those of each model apart.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use jiff::ZonedDateTime;
 use waterline::Model;
+use waterline_quant::{NewFile, create_private_folder};
 
 use super::conversation::Conversation;
 use crate::error::{Error, Result};
@@ -13,11 +15,24 @@ use crate::units;
 
 /// Conversations that are kept automatically, for each model.
 const KEPT: usize = 20;
-/// Larger states are not written after every answer.
-const LARGEST: usize = 64 << 20;
+/// Larger states are not written after every answer: the messages alone are.
+const LARGEST: u64 = 64 << 20;
 /// How the name of a conversation begins that was kept automatically.
 const AUTOMATIC: &str = "auto-";
+/// The extension of a state with its messages.
 const EXTENSION: &str = "state";
+/// The extension of messages alone.
+const MESSAGES: &str = "json";
+
+/// How a conversation was kept.
+pub enum Kept {
+    /// There is no place to keep it.
+    Nothing,
+    /// Its messages.
+    Messages,
+    /// Its messages and its state.
+    Whole,
+}
 
 /// The user's folder for what the program remembers.
 pub fn state_folder() -> Option<PathBuf> {
@@ -42,8 +57,11 @@ pub struct Saved {
 impl Saved {
     /// The conversation in a file, if there is one.
     fn at(path: PathBuf) -> Option<Self> {
+        let kind = path.extension()?;
+        // A state has its messages inside.
+        let is_saved =
+            kind == EXTENSION || kind == MESSAGES && !path.with_extension(EXTENSION).exists();
         let about = std::fs::metadata(&path).ok()?;
-        let is_saved = path.extension().is_some_and(|kind| kind == EXTENSION);
         (is_saved && about.is_file()).then_some(Saved {
             written: about.modified().ok()?,
             bytes: about.len(),
@@ -105,7 +123,11 @@ impl Sessions {
         let saved = |entry: std::io::Result<std::fs::DirEntry>| Saved::at(entry.ok()?.path());
         let mut list: Vec<Saved> = entries.flatten().filter_map(saved).collect();
         let own = [&self.automatic, &self.earlier];
-        list.retain(|saved| own.iter().all(|path| path.as_ref() != Some(&saved.path)));
+        let is_own = |saved: &Saved| {
+            let stem = saved.path.with_extension(EXTENSION);
+            own.iter().any(|path| path.as_ref() == Some(&stem))
+        };
+        list.retain(|saved| !is_own(saved));
         list.sort_by_key(|saved| std::cmp::Reverse(saved.written));
         list
     }
@@ -114,7 +136,7 @@ impl Sessions {
     pub fn present(&self) -> Option<Saved> {
         let own = [&self.automatic, &self.named].into_iter().flatten();
         let path = own.clone().find(|path| self.has(path))?;
-        Saved::at(path.clone())
+        Saved::at(path.clone()).or_else(|| Saved::at(path.with_extension(MESSAGES)))
     }
 
     /// Another conversation begins: it gets a file of its own with its first answer.
@@ -126,7 +148,7 @@ impl Sessions {
     pub fn resume(&mut self, path: PathBuf) {
         self.begin();
         match is_automatic(&path) && self.has(&path) {
-            true => self.earlier = Some(path),
+            true => self.earlier = Some(path.with_extension(EXTENSION)),
             false => self.named = Some(path),
         }
     }
@@ -140,8 +162,7 @@ impl Sessions {
     pub fn pin(&mut self, path: &Path) {
         let before = self.automatic.replace(path.into());
         if let Some(before) = before.filter(|before| before != path) {
-            // What cannot be removed is a copy too many.
-            let _ = std::fs::remove_file(before);
+            remove(&before);
         }
     }
 
@@ -150,11 +171,14 @@ impl Sessions {
         std::mem::replace(&mut self.automatic, other)
     }
 
-    /// Keeps the conversation, so that it can go on after a crash. An empty one is not kept, nor one whose state is large.
-    pub fn keep(&mut self, conversation: &Conversation) -> Result<()> {
-        let bytes = conversation.session().state_bytes();
-        if conversation.messages().is_empty() || bytes > LARGEST || self.folder.is_none() {
-            return Ok(());
+    /// Keeps the conversation, so that it can go on after a crash: the messages, and the state unless it is large. An empty one is not
+    /// kept.
+    pub fn keep(&mut self, conversation: &Conversation) -> Result<Kept> {
+        if self.folder.is_none() {
+            return Ok(Kept::Nothing);
+        }
+        if conversation.messages().is_empty() {
+            return Ok(Kept::Whole);
         }
         let path = match &self.automatic {
             Some(path) => path.clone(),
@@ -164,13 +188,69 @@ impl Sessions {
                 self.automatic.insert(path).clone()
             }
         };
-        conversation.snapshot()?.save(&path)?;
+        let messages = path.with_extension(MESSAGES);
+        let write = || -> std::io::Result<()> {
+            let note = conversation.note().map_err(std::io::Error::other)?;
+            let mut file = NewFile::create_private(&messages)?;
+            file.write_all(&note)?;
+            file.finish()
+        };
+        write().map_err(|error| Error::io(&messages, error))?;
+        let snapshot = conversation.snapshot()?;
+        let is_small = snapshot.file_bytes() <= LARGEST;
+        if is_small {
+            snapshot.save(&path)?;
+        } else {
+            // An older state would go on from the middle.
+            let _ = std::fs::remove_file(&path);
+        }
         if let Some(earlier) = self.earlier.take() {
-            // What cannot be removed is a copy too many.
-            let _ = std::fs::remove_file(earlier);
+            remove(&earlier);
         }
         self.drop_oldest();
+        Ok(match is_small {
+            true => Kept::Whole,
+            false => Kept::Messages,
+        })
+    }
+
+    /// The messages of a kept conversation whose state cannot be read.
+    pub fn messages(&self, path: &Path) -> Option<Vec<u8>> {
+        let path = path.with_extension(MESSAGES);
+        waterline_quant::read_file(&path, 1 << 28)
+            .ok()
+            .filter(|_| self.has(&path))
+    }
+
+    /// Removes a kept conversation.
+    pub fn delete(&self, saved: &Saved) -> Result<()> {
+        std::fs::remove_file(&saved.path).map_err(|e| Error::io(&saved.path, e))?;
+        remove(&saved.path);
         Ok(())
+    }
+
+    /// Gives a kept conversation a name, by which it is not removed when there are many.
+    pub fn rename(&self, saved: &Saved, name: &str) -> Result<PathBuf> {
+        let free = self.free(&slug(name))?;
+        for extension in [EXTENSION, MESSAGES] {
+            let (from, to) = (
+                saved.path.with_extension(extension),
+                free.with_extension(extension),
+            );
+            if from.exists() {
+                std::fs::rename(&from, to).map_err(|e| Error::io(&from, e))?;
+            }
+        }
+        Ok(free)
+    }
+
+    /// The kept conversation with this title, as it is printed when it is saved.
+    pub fn titled(&self, title: &str) -> Option<PathBuf> {
+        let title = title.trim_matches('"');
+        let present = self.present().into_iter();
+        let mut all = present.chain(self.list());
+        all.find(|saved| saved.title() == title)
+            .map(|saved| saved.path)
     }
 
     /// A file in the folder for a conversation that the user saves.
@@ -184,13 +264,14 @@ impl Sessions {
             .folder
             .as_ref()
             .ok_or_else(|| Error::usage("there is no home folder: give a file"))?;
-        std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        create_private_folder(folder).map_err(|e| Error::io(folder, e))?;
         let names = (1..).map(|n| match n {
             1 => name.to_string(),
             n => format!("{name}-{n}"),
         });
         let mut paths = names.map(|name| folder.join(name).with_extension(EXTENSION));
-        let free = paths.find(|path| !path.exists());
+        let taken = |path: &Path| path.exists() || path.with_extension(MESSAGES).exists();
+        let free = paths.find(|path| !taken(path));
         free.ok_or_else(|| Error::input(folder, "no name is free"))
     }
 
@@ -199,9 +280,15 @@ impl Sessions {
         let list = self.list().into_iter();
         let automatic = list.filter(|saved| is_automatic(&saved.path));
         for old in automatic.skip(KEPT) {
-            // One that cannot be removed does no harm.
-            let _ = std::fs::remove_file(old.path);
+            remove(&old.path);
         }
+    }
+}
+
+/// Removes the files of a conversation; one that cannot be removed is a copy too many.
+fn remove(path: &Path) {
+    for extension in [EXTENSION, MESSAGES] {
+        let _ = std::fs::remove_file(path.with_extension(extension));
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::conversation::{Conversation, Reply};
 use super::sessions::Sessions;
-use crate::bench::TransformerCache;
 use crate::builtin;
 use crate::text::shown_line;
 use crate::units::{bytes, count, rounded, thousands};
@@ -61,32 +60,18 @@ fn openings(builtin: bool) -> [&'static str; 3] {
     }
 }
 
-/// What stands below an answer: speed, how far the conversation is, and what it takes.
+/// The line below an answer: its speed, tokens read and reused, the time to its first token, the size of the state.
 pub fn after(conversation: &Conversation, reply: &Reply) -> String {
     let session = conversation.session();
-    let read = session.position();
-    let state = bytes(session.state_bytes());
-    let memory = match conversation.context() {
-        Some(context) => format!("state {state} for {} tokens", thousands(context as u64)),
-        None => {
-            let compared = TransformerCache::of(session.model().spec()).map(|cache| {
-                let (size, heads) = (bytes(cache.bytes(read) as usize), cache.heads());
-                match cache.own_kv_heads {
-                    true => format!(" (a Transformer of this size: {size})"),
-                    false => format!(" (a Transformer of this size, {heads}: {size})"),
-                }
-            });
-            format!(
-                "state {state}, as at the first token{}",
-                compared.unwrap_or_default()
-            )
-        }
-    };
     format!(
-        "{}{} tok/s · {} tokens read · {memory}",
+        "{}{} tok/s · {} tokens read · {} reused, {} new · first {} s · {}",
         if reply.stopped { "stopped · " } else { "" },
         rounded(reply.tokens_per_second()),
-        thousands(read)
+        thousands(session.position()),
+        thousands(reply.read.reused as u64),
+        thousands(reply.read.read as u64),
+        rounded(reply.first),
+        bytes(session.state_bytes()),
     )
 }
 

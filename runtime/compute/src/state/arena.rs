@@ -26,15 +26,23 @@ impl Arena {
     /// # Errors
     /// [`Error::Memory`] if the system refuses the memory.
     pub fn new(plan: Arc<StatePlan>) -> Result<Self> {
-        let lines = try_zeroed_vec(plan.bytes() / size_of::<Line>()).map_err(|()| {
-            let what = format!("a state of {} bytes", plan.bytes());
-            Error::memory(what, "choose a smaller context")
-        })?;
-        let mut arena = Arena { lines, plan };
+        let mut arena = Arena::untouched(plan)?;
         // The allocator may hand out untouched zero pages: writing makes the memory resident now rather than
         // while tokens are read.
         arena.reset();
         Ok(arena)
+    }
+
+    /// As [`Arena::new`], in memory that the system provides where it is written.
+    ///
+    /// # Errors
+    /// As for [`Arena::new`].
+    pub fn untouched(plan: Arc<StatePlan>) -> Result<Self> {
+        let lines = try_zeroed_vec(plan.bytes() / size_of::<Line>()).map_err(|()| {
+            let what = format!("a state of {} bytes", plan.bytes());
+            Error::memory(what, "choose a smaller context")
+        })?;
+        Ok(Arena { lines, plan })
     }
 
     /// A copy.

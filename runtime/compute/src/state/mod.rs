@@ -3,6 +3,9 @@
 mod arena;
 mod plan;
 mod snapshot;
+mod sparse;
+mod stretch;
+mod summed;
 mod touched;
 
 pub use arena::Arena;
@@ -12,4 +15,5 @@ pub use plan::{
     StateTensorPlan,
 };
 pub use snapshot::Snapshot;
+pub use summed::Summed;
 pub use touched::Touched;

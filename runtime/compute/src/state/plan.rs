@@ -170,6 +170,18 @@ pub struct StateTensorPlan {
     /// Range of its counters. It follows from the model, so no file says it.
     #[serde(skip)]
     range: StateRange,
+    /// Where its rows follow the context, which no file says either.
+    #[serde(skip)]
+    growth: Option<Growth>,
+}
+
+/// How a state tensor grows with the context: the dimension that counts rows, and the tokens that one row holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Growth {
+    /// The dimension of the shape.
+    pub dimension: usize,
+    /// Tokens of a row.
+    pub tokens: usize,
 }
 
 impl StateTensorPlan {
@@ -179,11 +191,17 @@ impl StateTensorPlan {
         self.range
     }
 
+    /// How its rows follow the context, if they do.
+    pub(super) fn growth(&self) -> Option<Growth> {
+        self.growth
+    }
+
     /// Whether `other`, from a file, is the same state tensor in the same place.
     #[doc(hidden)]
     pub fn lies_like(&self, other: &Self) -> bool {
         let other = StateTensorPlan {
             range: self.range,
+            growth: self.growth,
             ..other.clone()
         };
         *self == other
@@ -287,6 +305,18 @@ impl StatePlan {
                 Size::ContextBlocks(tokens) => options.context.div_ceil(*tokens),
             })
             .collect();
+        let growth = tensor
+            .shape
+            .iter()
+            .enumerate()
+            .find_map(|(dimension, size)| {
+                let tokens = match size {
+                    Size::Fixed(_) => return None,
+                    Size::Context => 1,
+                    Size::ContextBlocks(tokens) => *tokens,
+                };
+                Some(Growth { dimension, tokens })
+            });
         let dtype = match (tensor.dtype, options.kv) {
             (StateDtype::Kv, Kv::F16) => StateDtype::F16,
             (StateDtype::Kv, Kv::F32) => StateDtype::F32,
@@ -314,6 +344,7 @@ impl StatePlan {
             offset,
             bytes,
             range: tensor.range,
+            growth,
         });
         self.bytes = end.next_multiple_of(ALIGNMENT);
         Ok(())

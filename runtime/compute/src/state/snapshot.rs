@@ -1,7 +1,8 @@
 //! A session's state as a value: in memory, and as a file.
 //!
-//! The file: a magic number and version, the model's fingerprint, the table of state tensors as JSON, the arena (which holds
-//! position, sampler, history and last logits as well), the user's note, and a checksum of all before it.
+//! The file: a magic number and version, the model's fingerprint, the table of state tensors as JSON, the used part of the arena (which
+//! holds position, sampler, history and last logits as well), the grid, a hash of the tokens, the user's note, and a checksum of all before it. Older files
+//! hold the arena whole and neither of these numbers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
@@ -11,9 +12,13 @@ use waterline_quant::{NewFile, open_file, read_bytes};
 
 use super::arena::Arena;
 use super::plan::{HISTORY, StatePlan, StateTensorPlan};
+use super::sparse;
+use super::summed::Summed;
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"WLSTATE1";
+const MAGIC: &[u8; 8] = b"WLSTATE2";
+/// Begins a file that holds the arena whole.
+const OLDER_MAGIC: &[u8; 8] = b"WLSTATE1";
 /// Longest state tensor table or note that is believed.
 const LARGEST: u64 = 1 << 28;
 
@@ -22,6 +27,12 @@ const LARGEST: u64 = 1 << 28;
 pub struct Snapshot {
     fingerprint: u64,
     arena: Arena,
+    /// Where the chunks ended in which the tokens were read, as one number.
+    #[doc(hidden)]
+    pub grid: u64,
+    /// A hash of all tokens, if they are known.
+    #[doc(hidden)]
+    pub tokens: Option<u64>,
     /// Kept with the state, not interpreted: a program's own notes, such as the messages of a chat.
     pub note: Vec<u8>,
 }
@@ -33,6 +44,8 @@ impl Snapshot {
         Snapshot {
             fingerprint,
             arena,
+            grid: 0,
+            tokens: None,
             note: Vec::new(),
         }
     }
@@ -88,18 +101,26 @@ impl Snapshot {
     /// Writes the snapshot to `out`.
     pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         let tensors = serde_json::to_vec(self.arena.plan().tensors())?;
-        let mut out = Checked {
-            inner: out,
-            hash: crc32fast::Hasher::new(),
-        };
+        let mut out = Summed::new(out);
         out.write_all(MAGIC)?;
         out.write_all(&self.fingerprint.to_le_bytes())?;
-        for part in [&tensors[..], self.arena.bytes(), &self.note] {
-            out.write_all(&(part.len() as u64).to_le_bytes())?;
-            out.write_all(part)?;
-        }
-        let sum = out.hash.clone().finalize();
-        out.inner.write_all(&sum.to_le_bytes())
+        out.write_all(&(tensors.len() as u64).to_le_bytes())?;
+        out.write_all(&tensors)?;
+        sparse::write(&self.arena, &mut out)?;
+        out.write_all(&self.grid.to_le_bytes())?;
+        out.write_all(&self.tokens.unwrap_or(0).to_le_bytes())?;
+        out.write_all(&(self.note.len() as u64).to_le_bytes())?;
+        out.write_all(&self.note)?;
+        let sum = out.sum();
+        out.write_all(&sum.to_le_bytes())
+    }
+
+    /// Bytes of a file of it.
+    pub fn file_bytes(&self) -> u64 {
+        let mut counted = Counted(0);
+        // Nothing that only counts can fail.
+        let _ = self.write(&mut counted);
+        counted.0
     }
 
     /// Reads a snapshot file.
@@ -128,17 +149,15 @@ impl Snapshot {
             ErrorKind::OutOfMemory => Error::memory("a saved session", "free some memory"),
             _ => Error::io(Path::new(name), "cannot read", error),
         };
-        let mut input = Checked {
-            inner: input,
-            hash: crc32fast::Hasher::new(),
-        };
+        let mut input = Summed::new(input);
         let mut magic = [0; 8];
         input.read_exact(&mut magic).map_err(failed)?;
-        if &magic != MAGIC {
+        let is_older = &magic == OLDER_MAGIC;
+        if &magic != MAGIC && !is_older {
             return Err(bad("this is not a saved session of this version"));
         }
         let mut number = [0; 8];
-        let mut next = |input: &mut Checked<_>| -> Result<u64> {
+        let mut next = |input: &mut Summed<_>| -> Result<u64> {
             input.read_exact(&mut number).map_err(failed)?;
             Ok(u64::from_le_bytes(number))
         };
@@ -159,55 +178,58 @@ impl Snapshot {
         }
         let length = next(&mut input)?;
         let plan = StatePlan::of_placed(tensors).filter(|plan| plan.bytes() as u64 == length);
-        let Some(plan) = plan.filter(|_| length <= size) else {
+        let Some(plan) = plan.filter(|_| length <= size || !is_older) else {
             return Err(bad("its tensor table and its state do not fit together"));
         };
-        let mut arena = Arena::new(Arc::new(plan))?;
-        input.read_exact(arena.bytes_mut()).map_err(failed)?;
+        let plan = Arc::new(plan);
+        let (mut grid, mut tokens) = (u64::from_le_bytes(*OLDER_MAGIC), 0);
+        let arena = match is_older {
+            true => {
+                let mut arena = Arena::new(plan)?;
+                input.read_exact(arena.bytes_mut()).map_err(failed)?;
+                arena
+            }
+            false => {
+                // Memory that is not written takes none, so that a small file takes little.
+                let mut arena = Arena::untouched(plan)?;
+                if !sparse::read(&mut input, &mut arena).map_err(failed)? {
+                    return Err(bad("its state is longer than its tensor table says"));
+                }
+                (grid, tokens) = (next(&mut input)?, next(&mut input)?);
+                arena
+            }
+        };
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {
             return Err(bad("its note is longer than the file"));
         }
         let note = read_bytes(&mut input, length).map_err(failed)?;
-        let sum = input.hash.clone().finalize();
-        let mut stored = [0; 4];
-        input.inner.read_exact(&mut stored).map_err(failed)?;
-        if u32::from_le_bytes(stored) != sum {
+        if !input.check().map_err(failed)? {
             return Err(bad("the checksum does not match: the file is damaged"));
         }
-        if input.inner.read(&mut [0]).map_err(failed)? != 0 {
+        if input.read(&mut [0]).map_err(failed)? != 0 {
             return Err(bad("it goes on after its checksum"));
         }
         Ok(Snapshot {
             fingerprint,
             arena,
+            grid,
+            tokens: Some(tokens).filter(|&tokens| tokens != 0),
             note,
         })
     }
 }
 
-/// Counts a checksum of all that passes.
-struct Checked<T> {
-    inner: T,
-    hash: crc32fast::Hasher,
-}
+/// Counts bytes.
+struct Counted(u64);
 
-impl<T: Write> Write for Checked<T> {
+impl Write for Counted {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let n = self.inner.write(bytes)?;
-        self.hash.update(&bytes[..n]);
-        Ok(n)
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-}
-
-impl<T: Read> Read for Checked<T> {
-    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
-        let n = self.inner.read(bytes)?;
-        self.hash.update(&bytes[..n]);
-        Ok(n)
+        Ok(())
     }
 }

@@ -346,6 +346,54 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
+    fn copy_out(
+        &self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        if self.programs.persistent.is_some() {
+            self.settle()?;
+        }
+        let mut rest = bytes;
+        for part in parts {
+            let (here, after) = rest.split_at_mut(part.len());
+            self.queue()?
+                .read(self.arena.address() + part.start as u64, here)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn copy_in(
+        &mut self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        self.replaced();
+        let mut rest = bytes;
+        for part in parts {
+            let (here, after) = rest.split_at(part.len());
+            self.queue()?
+                .write(self.arena.address() + part.start as u64, here)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()> {
+        self.replaced();
+        for part in parts {
+            self.queue()?
+                .clear(self.arena.address() + part.start as u64, part.len())?;
+        }
+        Ok(())
+    }
+
+    fn replace_own(&mut self) -> Result<()> {
+        self.replaced();
+        self.queue()?.write(self.arena.address(), self.own.bytes())
+    }
+
     fn save_mark(&mut self, mark: usize) -> Result<()> {
         let (from, to) = (self.arena.address(), self.marks[mark].0.address());
         self.queue()?.copy(from, to, self.plan.bytes())?;

@@ -5,6 +5,7 @@ mod charsmap;
 #[cfg(test)]
 mod hostile_tests;
 mod pattern;
+mod runs;
 mod rwkv;
 mod sentencepiece;
 mod steps;
@@ -21,6 +22,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use crate::error::{Error, Result};
 use build::Parts;
 use pattern::deadline;
+pub use runs::{Run, Runs};
 use steps::{NormalizerStep, Normalizing, SplitStep};
 use token_bytes::ByteTable;
 use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType};
@@ -165,17 +167,46 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub(crate) fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
+        let (tokens, _) = self.encode_runs(pieces, at_start, None)?;
+        Ok(tokens)
+    }
+
+    /// As `encode_pieces`, with the runs that were seen before; the last run as well, which is empty after a special token.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_runs(
+        &self,
+        pieces: &[Piece],
+        at_start: bool,
+        mut runs: Option<&mut Runs>,
+    ) -> Result<(Vec<u32>, Run)> {
         let bytes = pieces.iter().map(|piece| match piece {
             Piece::Template(text) | Piece::Content(text) => text.len(),
         });
         let deadline = deadline(bytes.sum());
         let mut tokens = Vec::new();
-        let mut run = String::new();
-        let (mut at_start, mut border) = (at_start, at_start);
+        let mut run = Run {
+            text: String::new(),
+            at_start,
+            border: at_start,
+        };
+        let mut encode = |run: &Run, tokens: &mut Vec<u32>| -> Result<()> {
+            if let Some(known) = runs.as_ref().and_then(|runs| runs.get(run)) {
+                tokens.extend_from_slice(known);
+                return Ok(());
+            }
+            let found = self.encode_run(&run.text, [run.at_start, run.border], deadline)?;
+            tokens.extend_from_slice(&found);
+            if let Some(runs) = &mut runs {
+                runs.set(run.clone(), found);
+            }
+            Ok(())
+        };
         for piece in pieces {
             let mut rest = match *piece {
                 Piece::Content(text) => {
-                    run.push_str(text);
+                    run.text.push_str(text);
                     continue;
                 }
                 Piece::Template(text) => text,
@@ -183,25 +214,32 @@ impl Tokenizer {
             while let Some((position, special)) = self.next_special(rest) {
                 let (before, after) =
                     (&rest[..position], &rest[position + special.content.len()..]);
-                run.push_str(if special.lstrip {
+                run.text.push_str(if special.lstrip {
                     before.trim_end()
                 } else {
                     before
                 });
-                tokens.extend(self.encode_run(&run, [at_start, border], deadline)?);
+                encode(&run, &mut tokens)?;
                 tokens.push(special.id);
-                run.clear();
-                (at_start, border) = (false, true);
+                run = Run {
+                    border: true,
+                    ..Run::default()
+                };
                 rest = if special.rstrip {
                     after.trim_start()
                 } else {
                     after
                 };
             }
-            run.push_str(rest);
+            run.text.push_str(rest);
         }
-        tokens.extend(self.encode_run(&run, [at_start, border], deadline)?);
-        Ok(tokens)
+        encode(&run, &mut tokens)?;
+        Ok((tokens, run))
+    }
+
+    /// True if `text` holds the name of a special token.
+    pub(crate) fn names_special(&self, text: &str) -> bool {
+        self.next_special(text).is_some()
     }
 
     /// The exact bytes of a token, possibly part of a character; none for an unknown id.

@@ -159,7 +159,7 @@ impl Writer {
     fn locate(&self, messages: Vec<(Role, Text)>) -> Result<Sequence> {
         let plain = messages.iter();
         let plain: Vec<Message> = plain
-            .map(|(role, text)| Message::new(*role, text.text.as_str()))
+            .map(|(role, text)| Message::new(role.clone(), text.text.as_str()))
             .collect();
         let tokens = self.turns.transcript(&plain)?;
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(tokens.len()));

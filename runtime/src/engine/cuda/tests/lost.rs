@@ -148,8 +148,8 @@ fn a_conversation_outlives_its_device() {
     let talk = |device: Arc<Device>| -> Result<(Chat, Session, Snapshot)> {
         let mut session = Session::new(Arc::clone(&model), options(Some(device)))?;
         let mut chat = Chat::new(&session)?;
-        chat.send(&mut session, "Hi", Session::feed)?;
-        chat.answered(&session, "Hello", None)?;
+        chat.send(&mut session, "Hi", |_, _| ())?;
+        chat.answered(&mut session, "Hello")?;
         let snapshot = chat.snapshot(&session)?;
         Ok((chat, session, snapshot))
     };
@@ -168,7 +168,7 @@ fn a_conversation_outlives_its_device() {
     let before = said(&chat);
     assert_eq!(before, ["Hi", "Hello"]);
     let lost = |error: Error| assert!(matches!(error, Error::Device { .. }), "{error}");
-    lost(chat.send(&mut session, "Again", Session::feed).unwrap_err());
+    lost(chat.send(&mut session, "Again", |_, _| ()).unwrap_err());
     lost(chat.undo(&mut session).unwrap_err());
     lost(chat.clear(&mut session).unwrap_err());
     lost(chat.snapshot(&session).err().expect("an error"));
@@ -183,8 +183,7 @@ fn a_conversation_outlives_its_device() {
     let mut session = Session::new(Arc::clone(&model), options(None)).expect("a session");
     chat.restore(&mut session, &snapshot).expect("a state");
     assert_eq!(said(&chat), before);
-    chat.send(&mut session, "Again", Session::feed)
-        .expect("sent");
+    chat.send(&mut session, "Again", |_, _| ()).expect("sent");
 }
 
 #[test]

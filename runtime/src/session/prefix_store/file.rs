@@ -1,0 +1,261 @@
+//! The form of a checkpoint's file.
+//!
+//! A magic number with the version; numbers (below); the tokens; a checksum of all this, so that the head can be believed without the
+//! rest; the rows of each piece; the state; the logits; a checksum of everything. A piece is what one checkpoint in memory holds: a
+//! file has the pieces since the last ancestor that has a file.
+
+use std::io::{self, Error, ErrorKind, Read, Write};
+use std::sync::Arc;
+
+use super::tree::{Key, Present};
+use crate::session::reading::Hash;
+use crate::state::Summed;
+
+const MAGIC: &[u8; 8] = b"WLPREFX1";
+/// Most pieces of a file.
+const MOST_PIECES: u64 = 1 << 20;
+
+/// A piece's sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PieceHead {
+    pub tokens: usize,
+    pub rows: usize,
+    pub grid: u64,
+}
+
+/// The head of a file, before its rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    pub key: Key,
+    /// The file that holds the rows before; 0 if it begins at the first token.
+    pub parent: u64,
+    /// Tokens from the beginning.
+    pub position: u64,
+    pub pieces: Vec<PieceHead>,
+    pub state: usize,
+    pub logits: usize,
+    /// Those of all pieces.
+    pub tokens: Vec<u32>,
+}
+
+/// A file's rows, piece by piece, and its state.
+pub struct Body {
+    pub rows: Vec<Arc<Vec<u8>>>,
+    pub present: Arc<Present>,
+}
+
+impl Head {
+    /// The file's name as a number: a hash of what it is, never 0.
+    pub fn id(&self) -> u64 {
+        let mut hash = Hash::new();
+        let grid = self.pieces.last().map_or(0, |piece| piece.grid);
+        for number in [
+            self.key.model,
+            u64::from(self.key.shape),
+            self.parent,
+            self.position,
+            grid,
+        ] {
+            hash.add(number);
+        }
+        for &token in &self.tokens {
+            hash.add(token.into());
+        }
+        hash.value().max(1)
+    }
+
+    fn body_bytes(&self) -> Option<u64> {
+        let mut rows = self.pieces.iter().map(|piece| piece.rows as u64);
+        let rows = rows.try_fold(0u64, u64::checked_add)?;
+        rows.checked_add(self.state as u64)?
+            .checked_add(4 * self.logits as u64)
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_bytes(&self) -> Option<u64> {
+        let numbers = 8 * (7 + 3 * self.pieces.len() as u64);
+        let head = 8 + numbers + 4 * self.tokens.len() as u64 + 4;
+        self.body_bytes()?.checked_add(head + 4)
+    }
+}
+
+fn damaged(reason: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, reason)
+}
+
+/// Writes a file.
+pub fn write(
+    out: &mut impl Write,
+    head: &Head,
+    rows: &[Arc<Vec<u8>>],
+    present: &Present,
+) -> io::Result<()> {
+    let mut out = Summed::new(out);
+    out.write_all(MAGIC)?;
+    let numbers = [
+        head.key.model,
+        head.key.shape.into(),
+        head.parent,
+        head.position,
+        head.pieces.len() as u64,
+        head.state as u64,
+        head.logits as u64,
+    ];
+    for number in numbers {
+        out.write_all(&number.to_le_bytes())?;
+    }
+    for piece in &head.pieces {
+        for number in [piece.tokens as u64, piece.rows as u64, piece.grid] {
+            out.write_all(&number.to_le_bytes())?;
+        }
+    }
+    out.write_all(bytemuck::cast_slice(&head.tokens))?;
+    let sum = out.sum();
+    out.write_all(&sum.to_le_bytes())?;
+    for rows in rows {
+        out.write_all(rows)?;
+    }
+    out.write_all(&present.state)?;
+    out.write_all(bytemuck::cast_slice(&present.logits))?;
+    let sum = out.sum();
+    out.write_all(&sum.to_le_bytes())
+}
+
+/// Reads the head of a file of `size` bytes.
+pub fn read_head(input: &mut impl Read, size: u64) -> io::Result<Head> {
+    read_summed_head(&mut Summed::new(input), size)
+}
+
+fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Result<Head> {
+    let mut magic = [0; 8];
+    input.read_exact(&mut magic)?;
+    if &magic != MAGIC {
+        return Err(damaged("it is no checkpoint of this version"));
+    }
+    let [model, shape, parent, position, pieces, state, logits] = numbers(input)?;
+    let fits = |bytes: Option<u64>| bytes.filter(|&bytes| bytes <= size).is_some();
+    if pieces == 0 || pieces > MOST_PIECES || !fits(pieces.checked_mul(24)) {
+        return Err(damaged("it has no pieces, or too many"));
+    }
+    if !fits(Some(state)) || !fits(logits.checked_mul(4)) || shape > u64::from(u32::MAX) {
+        return Err(damaged("its numbers do not fit its size"));
+    }
+    let mut head = Head {
+        key: Key {
+            model,
+            shape: shape as u32,
+        },
+        parent,
+        position,
+        pieces: Vec::with_capacity(pieces as usize),
+        state: state as usize,
+        logits: logits as usize,
+        tokens: Vec::new(),
+    };
+    let mut count = 0u64;
+    for _ in 0..pieces {
+        let [tokens, rows, grid] = numbers(input)?;
+        count = count.saturating_add(tokens);
+        if tokens == 0 || !fits(count.checked_mul(4)) || !fits(Some(rows)) {
+            return Err(damaged("its numbers do not fit its size"));
+        }
+        head.pieces.push(PieceHead {
+            tokens: tokens as usize,
+            rows: rows as usize,
+            grid,
+        });
+    }
+    if count > position {
+        return Err(damaged("it has more tokens than its position"));
+    }
+    head.tokens = room(count as usize)?;
+    input.read_exact(bytemuck::cast_slice_mut(&mut head.tokens))?;
+    if !input.check()? {
+        return Err(damaged("the checksum of its head does not match"));
+    }
+    if head.file_bytes() != Some(size) {
+        return Err(damaged("it is shorter or longer than it says"));
+    }
+    Ok(head)
+}
+
+/// Reads a file of `size` bytes whole.
+pub fn read(input: &mut impl Read, size: u64) -> io::Result<(Head, Body)> {
+    let mut input = Summed::new(input);
+    let head = read_summed_head(&mut input, size)?;
+    let mut rows = Vec::with_capacity(head.pieces.len());
+    for piece in &head.pieces {
+        let mut bytes = room(piece.rows)?;
+        input.read_exact(&mut bytes)?;
+        rows.push(Arc::new(bytes));
+    }
+    let mut state = room(head.state)?;
+    input.read_exact(&mut state)?;
+    let mut logits = room::<f32>(head.logits)?;
+    input.read_exact(bytemuck::cast_slice_mut(&mut logits))?;
+    if !input.check()? {
+        return Err(damaged("the checksum does not match"));
+    }
+    let present = Arc::new(Present { state, logits });
+    Ok((head, Body { rows, present }))
+}
+
+/// Zeros, or the system's refusal.
+fn room<T: bytemuck::Zeroable>(count: usize) -> io::Result<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(count).map_err(|()| ErrorKind::OutOfMemory.into())
+}
+
+fn numbers<const N: usize>(input: &mut impl Read) -> io::Result<[u64; N]> {
+    let mut bytes = [[0; 8]; N];
+    input.read_exact(bytes.as_flattened_mut())?;
+    Ok(bytes.map(u64::from_le_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> (Head, Vec<Arc<Vec<u8>>>, Present) {
+        let piece = |tokens, rows, grid| PieceHead { tokens, rows, grid };
+        let head = Head {
+            key: Key { model: 7, shape: 9 },
+            parent: 3,
+            position: 10,
+            pieces: vec![piece(2, 5, 1), piece(1, 0, 2)],
+            state: 4,
+            logits: 2,
+            tokens: vec![1, 2, 3],
+        };
+        let rows = vec![Arc::new(vec![9; 5]), Arc::new(Vec::new())];
+        let present = Present {
+            state: vec![1, 2, 3, 4],
+            logits: vec![0.5, -1.0],
+        };
+        (head, rows, present)
+    }
+
+    #[test]
+    fn a_file_is_read_as_it_was_written_and_no_bit_of_it_can_change() {
+        let (head, rows, present) = example();
+        let mut bytes = Vec::new();
+        write(&mut bytes, &head, &rows, &present).expect("memory");
+        let size = bytes.len() as u64;
+        assert_eq!(Some(size), head.file_bytes());
+        let (read_head, body) = read(&mut &bytes[..], size).expect("whole");
+        assert_eq!(read_head, head);
+        assert_eq!(body.rows, rows);
+        assert_eq!(body.present.state, present.state);
+        assert_eq!(body.present.logits, present.logits);
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut changed = bytes.clone();
+                changed[at] ^= 1 << bit;
+                assert!(
+                    read(&mut &changed[..], size).is_err(),
+                    "bit {bit} of byte {at}"
+                );
+            }
+            assert!(read(&mut &bytes[..at], at as u64).is_err(), "cut at {at}");
+        }
+    }
+}

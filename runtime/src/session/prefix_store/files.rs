@@ -1,0 +1,121 @@
+//! The files of a store's directory, as far as this process knows them.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use waterline_quant::open_file;
+
+use super::file::{self, Head};
+use super::tree::Key;
+
+const EXTENSION: &str = "prefix";
+
+/// The files of the directory, as far as this process knows them.
+#[derive(Default)]
+pub struct Files {
+    pub known: HashMap<u64, Known>,
+    /// When the directory changed last before it was read.
+    pub read_at: Option<SystemTime>,
+}
+
+/// A file.
+pub struct Known {
+    pub bytes: u64,
+    pub used: SystemTime,
+    /// None for a file that cannot be used.
+    pub head: Option<Head>,
+}
+
+impl Known {
+    /// Reads the head of the file with this number.
+    pub fn read(path: &Path, id: u64) -> io::Result<Self> {
+        let file = open_file(path)?;
+        let about = file.metadata()?;
+        let head = file::read_head(&mut BufReader::new(&file), about.len())?;
+        if head.id() != id {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it has another file's name",
+            ));
+        }
+        Ok(Known {
+            bytes: about.len(),
+            used: about.modified()?,
+            head: Some(head),
+        })
+    }
+
+    /// A file that cannot be used, but takes its bytes.
+    pub fn unusable(path: &Path) -> Self {
+        let about = std::fs::metadata(path).ok();
+        let used = about.as_ref().and_then(|about| about.modified().ok());
+        Known {
+            bytes: about.map_or(0, |about| about.len()),
+            used: used.unwrap_or(SystemTime::UNIX_EPOCH),
+            head: None,
+        }
+    }
+}
+
+impl Files {
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.known.values().map(|known| known.bytes).sum()
+    }
+
+    /// The files from the first token on that lead to the deepest checkpoint which `tokens` begin with, if it is deeper than `position`.
+    pub fn chain(&self, key: Key, tokens: &[u32], position: u64) -> Vec<u64> {
+        let heads = self
+            .known
+            .iter()
+            .filter_map(|(&id, known)| Some((id, known.head.as_ref()?)));
+        let mut heads: Vec<(u64, &Head)> = heads.filter(|(_, head)| head.key == key).collect();
+        heads.sort_by_key(|(_, head)| head.position);
+        let mut matched: HashMap<u64, &Head> = HashMap::new();
+        let mut best = None;
+        for (id, head) in heads {
+            let start = head.position - head.tokens.len() as u64;
+            let follows = match head.parent {
+                0 => start == 0,
+                parent => matched
+                    .get(&parent)
+                    .is_some_and(|parent| parent.position == start),
+            };
+            let rest = tokens.get(start as usize..).unwrap_or_default();
+            if !follows || !rest.starts_with(&head.tokens) {
+                continue;
+            }
+            matched.insert(id, head);
+            let is_whole = head.position < tokens.len() as u64 || head.logits > 0;
+            if is_whole && head.position > position {
+                best = Some(id);
+            }
+        }
+        let mut chain: Vec<u64> = best.into_iter().collect();
+        while let Some(head) = chain
+            .last()
+            .and_then(|id| matched.get(id))
+            .filter(|head| head.parent != 0)
+        {
+            chain.push(head.parent);
+        }
+        chain.reverse();
+        chain
+    }
+}
+
+/// The number that a checkpoint's file has as its name.
+pub fn id_of(path: &Path) -> Option<u64> {
+    let is_ours = path
+        .extension()
+        .is_some_and(|extension| extension == EXTENSION);
+    let stem = path.file_stem()?.to_str()?;
+    (is_ours && stem.len() == 16).then(|| u64::from_str_radix(stem, 16).ok())?
+}
+
+/// The path of the file with this number.
+pub fn path_of(folder: &Path, id: u64) -> PathBuf {
+    folder.join(format!("{id:016x}.{EXTENSION}"))
+}

@@ -1,0 +1,108 @@
+//! The tokens that a session has read, in a few numbers: they find states to go on from and know states of equal bits.
+
+use super::prefix_store::Place;
+
+/// A hash of numbers in their order, by which equal sequences are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Hash(u64);
+
+impl Hash {
+    pub fn new() -> Self {
+        Hash(0x9e37_79b9_7f4a_7c15)
+    }
+
+    pub fn add(&mut self, number: u64) {
+        // splitmix64.
+        let mut mixed = self.0.rotate_left(23) ^ number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        self.0 = mixed ^ (mixed >> 31);
+    }
+
+    pub fn value(self) -> u64 {
+        self.0
+    }
+
+    fn of(tokens: &[u32]) -> Self {
+        let mut hash = Hash::new();
+        for &token in tokens {
+            hash.add(token.into());
+        }
+        hash
+    }
+}
+
+/// The grid of a session whose chunks and steps ended at these positions: [`Session::grid`].
+#[doc(hidden)]
+pub fn grid_of(ends: &[u64]) -> u64 {
+    let mut grid = Hash::new();
+    for &end in ends {
+        grid.add(end);
+    }
+    grid.value()
+}
+
+/// The tokens that a session has read, in a few numbers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reading {
+    /// All tokens; none if the state came from elsewhere and they are not known.
+    tokens: Option<Hash>,
+    /// The positions where a chunk or a step ended.
+    grid: Hash,
+    /// The checkpoint from which the state came.
+    pub origin: Option<Place>,
+}
+
+impl Reading {
+    /// Nothing was read.
+    pub fn new() -> Self {
+        Reading {
+            tokens: Some(Hash::new()),
+            grid: Hash::new(),
+            origin: None,
+        }
+    }
+
+    /// The state of a checkpoint that has read these tokens.
+    pub fn at_checkpoint(place: Place, grid: u64, tokens: &[u32]) -> Self {
+        Reading {
+            origin: Some(place),
+            ..Reading::restored(grid, None, Some(tokens))
+        }
+    }
+
+    /// A state that was saved by this grid; `tokens` are all that it has read or their hash, if they are known.
+    pub fn restored(grid: u64, hash: Option<u64>, tokens: Option<&[u32]>) -> Self {
+        Reading {
+            tokens: tokens.map(Hash::of).or(hash.map(Hash)),
+            grid: Hash(grid),
+            origin: None,
+        }
+    }
+
+    pub fn grid(&self) -> u64 {
+        self.grid.value()
+    }
+
+    /// The hash of the tokens, if they are known.
+    pub fn tokens(&self) -> Option<u64> {
+        self.tokens.map(Hash::value)
+    }
+
+    /// Tokens were read in one chunk, which ends at `position`; none if no bit depends on it.
+    pub fn advance(&mut self, tokens: &[u32], position: Option<u64>) {
+        if let Some(hash) = &mut self.tokens {
+            for &token in tokens {
+                hash.add(token.into());
+            }
+        }
+        if let Some(position) = position {
+            self.grid.add(position);
+        }
+    }
+
+    /// True if these are the tokens that were read.
+    pub fn is_of(&self, tokens: &[u32]) -> bool {
+        self.tokens == Some(Hash::of(tokens))
+    }
+}

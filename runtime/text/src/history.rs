@@ -1,0 +1,128 @@
+//! The tokens of a whole history: rendered by the model's template, which alone decides what messages it takes, and tokenized.
+
+use serde_json::Value;
+
+use super::placeholders::{Part, parts, placeholders, template_error};
+use super::{Message, Piece, Role, Run, Runs, Turns};
+use crate::error::{Error, Result};
+
+/// The tag after a thought.
+const THOUGHT_END: &str = "</think>";
+
+/// A history as a session reads it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct History {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Positions where other histories may go on otherwise: the end of the instructions with their tools, and where an answer begins.
+    pub borders: Vec<usize>,
+    /// The text after the last special token, which an answer goes on.
+    pub tail: Run,
+}
+
+impl Turns {
+    /// The tokens of `messages`. If `reply`, an answer can be generated after them; where the last message is one, it goes on.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template refuses the messages or leaves the last one out, [`Error::Invalid`] for a message whose fields
+    /// hold a control token's name, [`Error::Tokenizer`] if a text cannot be encoded, [`Error::Cancelled`].
+    pub fn history(&self, messages: &[Message], reply: bool, runs: &mut Runs) -> Result<History> {
+        self.check_fields(messages)?;
+        let messages = self.without_thoughts(messages);
+        let goes_on = reply
+            && messages
+                .last()
+                .is_some_and(|last| last.role == Role::Assistant);
+        let masked = placeholders(&messages);
+        let rendered = self.render(&masked, reply && !goes_on)?;
+        let mut pieces = parts(&rendered, &messages)?;
+        let end_of = |pieces: &[Part], message: usize| {
+            let at = pieces
+                .iter()
+                .rposition(|part| part.message == Some(message));
+            at.map(|at| at + 1)
+        };
+        if let Some(last) = messages.len().checked_sub(1) {
+            let end = end_of(&pieces, last);
+            match (end, messages[last].content.trim().is_empty()) {
+                (None, false) => return Err(template_error("it leaves out the last message")),
+                (Some(end), _) if goes_on => pieces.truncate(end),
+                _ => {}
+            }
+        }
+        let (tokens, tail) = self.encode(&pieces, runs)?;
+        let mut borders = Vec::new();
+        // The instructions end where the first other message begins.
+        let first = messages
+            .iter()
+            .position(|message| message.role != Role::System);
+        let first =
+            first.and_then(|first| pieces.iter().position(|part| part.message == Some(first)));
+        if let Some(first) = first.filter(|&first| first > 1 || !self.options().tools.is_empty()) {
+            borders.push(self.encode(&pieces[..first], runs)?.0);
+        }
+        if reply && !goes_on && self.drops_thoughts() {
+            let without = self.render(&masked, false)?;
+            borders.push(self.encode(&parts(&without, &messages)?, runs)?.0);
+        }
+        let common = |begin: Vec<u32>| {
+            begin
+                .iter()
+                .zip(&tokens)
+                .take_while(|(a, b)| a == b)
+                .count()
+        };
+        Ok(History {
+            borders: borders
+                .into_iter()
+                .map(common)
+                .filter(|&border| border > 0)
+                .collect(),
+            tokens,
+            tail,
+        })
+    }
+
+    fn encode(&self, parts: &[Part], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {
+        let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
+        self.tokenizer().encode_runs(&pieces, true, Some(runs))
+    }
+
+    /// The messages as the template shows them once a question follows: where it leaves out thoughts, it cannot find them in a
+    /// placeholder, so they are taken out here.
+    fn without_thoughts(&self, messages: &[Message]) -> Vec<Message> {
+        let mut messages = messages.to_vec();
+        let last = messages
+            .iter()
+            .rposition(|message| message.role == Role::User);
+        for message in messages
+            .iter_mut()
+            .take(last.filter(|_| self.drops_thoughts()).unwrap_or(0))
+        {
+            if message.role == Role::Assistant
+                && let Some((_, answer)) = message.content.rsplit_once(THOUGHT_END)
+            {
+                message.content = answer.trim_start_matches('\n').into();
+            }
+        }
+        messages
+    }
+
+    /// Fields other than contents pass through the template, so none of them may name a control token.
+    fn check_fields(&self, messages: &[Message]) -> Result<()> {
+        for (index, message) in messages.iter().enumerate() {
+            let role = Value::from(message.role.name());
+            let fields = message
+                .fields
+                .iter()
+                .map(|(key, value)| (key.as_str(), value));
+            for (key, value) in fields.chain([("role", &role)]) {
+                if self.tokenizer().names_special(&value.to_string()) {
+                    let what = format!("messages[{index}].{key}");
+                    return Err(Error::invalid(what, "it holds the name of a control token"));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,240 @@
+//! A store's directory: shared by processes, bounded, damaged, forged, gone, or left by a process that was killed.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use waterline::{Model, PrefixStore, PrefixStoreOptions};
+
+use super::{Random, models, session, state, store};
+
+/// A small hybrid of recurrent layers and attention.
+fn hybrid() -> Arc<Model> {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/hf_qwen3_5_moe_fused"
+    );
+    Model::open(path).expect("a fixture opens")
+}
+
+/// Reads a history; tokens that were read, and whether the state is that of a fresh session with the same store's grid.
+fn reads(model: &Arc<Model>, shared: &Arc<PrefixStore>, tokens: &[u32]) -> usize {
+    let mut one = session(model, &None, Some(shared));
+    let read = one.read_history(tokens).expect("a history").read;
+    let mut fresh = session(model, &None, Some(&store(usize::MAX, shared.grid(), None)));
+    fresh.read_history(tokens).expect("a history");
+    assert!(one.grid() != fresh.grid() || state(&one) == state(&fresh));
+    assert!(one.logits().expect("logits").iter().all(|x| x.is_finite()));
+    read
+}
+
+#[test]
+fn processes_share_a_directory_and_files_are_their_owners() {
+    let (model, folder) = (hybrid(), tempfile::tempdir().expect("a folder"));
+    let path = folder.path().join("deep/er");
+    let (one, other) = (
+        store(1 << 24, 16, Some(&path)),
+        store(1 << 24, 16, Some(&path)),
+    );
+    let tokens = Random(3).tokens(100, model.spec().vocab);
+    assert_eq!(reads(&model, &one, &tokens), 100);
+    one.flush();
+    assert_eq!(reads(&model, &other, &tokens), 0);
+    let longer = [&tokens[..], &[1, 2, 3]].concat();
+    assert_eq!(reads(&model, &other, &longer), 3);
+    other.flush();
+    assert_eq!(reads(&model, &one, &longer), 0);
+    assert!(one.stats().files == 2 && one.stats().file_bytes > 0);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode =
+            |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        assert_eq!(
+            (mode(&path), mode(path.parent().expect("above"))),
+            (0o700, 0o700)
+        );
+        for entry in std::fs::read_dir(&path).expect("the directory") {
+            assert_eq!(mode(&entry.expect("an entry").path()), 0o600);
+        }
+    }
+    // Another model's checkpoints are passed over, without a note.
+    let foreign = models()
+        .into_iter()
+        .find(|(name, _)| name == "gdn_plain")
+        .expect("a fixture")
+        .1;
+    assert_eq!(reads(&foreign, &one, &[1, 2, 3, 4]), 4);
+    one.clear();
+    assert_eq!((one.stats().files, one.stats().checkpoints), (0, 0));
+    let fresh = store(1 << 24, 16, Some(&path));
+    assert_eq!(reads(&model, &fresh, &longer), 103);
+    for store in [one, other, fresh] {
+        assert_eq!(store.take_notes(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_directory_keeps_its_bound_and_can_vanish() {
+    let (model, folder) = (hybrid(), tempfile::tempdir().expect("a folder"));
+    let path = folder.path().join("store");
+    let mut options = PrefixStoreOptions::default();
+    (options.grid, options.directory) = (16, Some(path.clone()));
+    let probe = PrefixStore::new(options.clone()).expect("a store");
+    let vocab = model.spec().vocab;
+    reads(&model, &probe, &Random(1).tokens(60, vocab));
+    probe.flush();
+    let one_file = probe.stats().file_bytes;
+    probe.clear();
+    drop(probe);
+    options.directory_bytes = 3 * one_file + one_file / 2;
+    let bounded = PrefixStore::new(options.clone()).expect("a store");
+    for seed in 0..12 {
+        reads(&model, &bounded, &Random(seed).tokens(60, vocab));
+        bounded.flush();
+        let listed = std::fs::read_dir(&path).expect("the directory");
+        let bytes: u64 = listed
+            .map(|entry| entry.expect("an entry").metadata().expect("there").len())
+            .sum();
+        assert!(bytes <= options.directory_bytes && bytes == bounded.stats().file_bytes);
+    }
+    assert_eq!(bounded.stats().files, 3);
+    // The last ones are there.
+    drop(bounded);
+    let again = PrefixStore::new(options.clone()).expect("a store");
+    assert_eq!(reads(&model, &again, &Random(11).tokens(60, vocab)), 0);
+    // A folder that is gone, as a disk that is full, costs the file and nothing else.
+    std::fs::remove_dir_all(&path).expect("removed");
+    let tokens = Random(20).tokens(60, vocab);
+    assert_eq!(reads(&model, &again, &tokens), 60);
+    again.flush();
+    assert!(
+        again
+            .take_notes()
+            .iter()
+            .any(|note| note.contains("cannot be written"))
+    );
+    assert_eq!(reads(&model, &again, &tokens), 0);
+    // No checkpoint fits: nothing is kept, and nothing is wrong.
+    options.directory_bytes = 10;
+    let none = PrefixStore::new(options).expect("a store");
+    reads(&model, &none, &tokens);
+    none.flush();
+    assert_eq!(none.stats().files, 0);
+    assert!(none.take_notes()[0].contains("leaves no room"));
+}
+
+#[test]
+fn a_killed_process_leaves_nothing_wrong() {
+    const CHILD: &str = "WATERLINE_STORE_CHILD";
+    let model = hybrid();
+    let vocab = model.spec().vocab;
+    if let Some(path) = std::env::var_os(CHILD) {
+        let shared = store(1 << 24, 16, Some(Path::new(&path)));
+        for seed in 0.. {
+            reads(
+                &model,
+                &shared,
+                &Random(seed % 7).tokens(40 + seed as usize % 90, vocab),
+            );
+        }
+    }
+    let (folder, mut random) = (tempfile::tempdir().expect("a folder"), Random(5));
+    let mut found = 0;
+    for _ in 0..6 {
+        let program = std::env::current_exe().expect("this program");
+        let mut child = std::process::Command::new(program)
+            .args([
+                "--exact",
+                "directory::a_killed_process_leaves_nothing_wrong",
+            ])
+            .env(CHILD, folder.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("a child");
+        // Until it has written something, and a little longer.
+        for _ in 0..600 {
+            let names = std::fs::read_dir(folder.path()).expect("the directory");
+            if names.count() > 3 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(random.below(150) as u64));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        let shared = store(1 << 24, 16, Some(folder.path()));
+        assert_eq!(shared.take_notes(), [""; 0]);
+        for seed in 0..7 {
+            let tokens = Random(seed).tokens(129, vocab);
+            found += 129 - reads(&model, &shared, &tokens);
+        }
+    }
+    assert!(found > 0);
+}
+
+#[test]
+fn forged_numbers_of_a_file_harm_nothing() {
+    let (mut refused, mut taken) = (0, 0);
+    for (name, model) in models() {
+        if ![
+            "lansa",
+            "lalte_stream_gqa",
+            "hax_mamba_argmax_ks_stream",
+            "gdn_swa",
+        ]
+        .contains(&&*name)
+        {
+            continue;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let tokens = Random(7).tokens(60, model.spec().vocab);
+        let maker = store(1 << 24, 32, Some(folder.path()));
+        session(&model, &None, Some(&maker))
+            .read_history(&tokens)
+            .expect("a history");
+        drop(maker);
+        let entry = std::fs::read_dir(folder.path())
+            .expect("the directory")
+            .next();
+        let path = entry.expect("a file").expect("an entry").path();
+        let file = std::fs::read(&path).expect("a file");
+        // The state lies before the logits and the checksum.
+        let end = file.len() - 4 - 4 * model.spec().vocab;
+        let number =
+            |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().expect("four bytes"));
+        // Small whole numbers are counters, all others values.
+        let all: Vec<usize> = (end / 2..end - 3).filter(|at| at % 4 == 0).collect();
+        let is_small = |at: &usize| (1..=200).contains(&number(*at));
+        let (counters, values): (Vec<usize>, Vec<usize>) = all.into_iter().partition(is_small);
+        let mut random = Random(11);
+        for _ in 0..60 {
+            let mut forged = file.clone();
+            let places = match random.below(2) {
+                0 if !counters.is_empty() => &counters,
+                _ => &values,
+            };
+            let at = places[random.below(places.len())];
+            let value = [u32::MAX, 1 << 31, 0x7fff_ffff, 300][random.below(4)];
+            forged[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            let sum = crc32fast::hash(&forged[..forged.len() - 4]);
+            let last = forged.len() - 4;
+            forged[last..].copy_from_slice(&sum.to_le_bytes());
+            std::fs::write(&path, forged).expect("forged");
+            let shared = store(1 << 24, 32, Some(folder.path()));
+            let mut one = session(&model, &None, Some(&shared));
+            let read = one
+                .read_history(&[&tokens[..], &[1]].concat())
+                .expect("a history");
+            match read.reused {
+                0 => refused += 1,
+                _ => taken += 1,
+            }
+            one.feed(&tokens[..20]).expect("more");
+        }
+    }
+    println!("{refused} states refused, {taken} read on");
+    assert!(
+        refused > 0 && taken > 0,
+        "{refused} refused, {taken} read on"
+    );
+}
