@@ -319,7 +319,8 @@ fn what_a_failed_download_left_is_named() {
 fn vocabularies_of_other_files_make_tokens_and_convert() {
     let place = Workplace::new();
     let data = |name: &str| {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../runtime/models/tests/data/vocab");
+        let folder =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../runtime/models/tests/data/vocab");
         std::fs::read(folder.join(name)).expect("recorded data")
     };
     let bare = || Folder::new().without("tokenizer.json");

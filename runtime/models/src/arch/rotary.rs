@@ -34,7 +34,9 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
         "longrope" | "su" if rope.object().contains_key("short_factor") => {
             long(rope, config).map(Some)
         }
-        "longrope" | "su" => Err(rope.wrong(key, "short_factor with it, a divisor of each frequency")),
+        "longrope" | "su" => {
+            Err(rope.wrong(key, "short_factor with it, a divisor of each frequency"))
+        }
         _ => Err(rope.wrong(key, "default, linear, llama3, yarn, dynamic or longrope")),
     }
 }
