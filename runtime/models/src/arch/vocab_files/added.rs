@@ -74,7 +74,7 @@ pub(super) fn begins_with(id: u64, content: &str) -> Value {
 }
 
 /// The texts that files name as special tokens.
-fn specials<'j>(files: [&'j Value; 2]) -> HashSet<&'j str> {
+fn specials(files: [&Value; 2]) -> HashSet<&str> {
     let named = files.into_iter().filter_map(Value::as_object).flatten();
     let named =
         named.filter(|(key, _)| key.ends_with("_token") || *key == "additional_special_tokens");
