@@ -106,7 +106,7 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
             .iter()
             .position(|c| mixed.starts_with(c));
         let index = index.unwrap_or(0);
-        let mut one = rows(name, &all, &[index..index + 1])?;
+        let mut one = rows(name, &all, std::slice::from_ref(&(index..index + 1)))?;
         one.shape.remove(0);
         return transposed(name, &one, 1);
     }
