@@ -6,9 +6,8 @@ pub struct Alphabet {
     characters: [char; 256],
 }
 
-impl Alphabet {
-    /// The alphabet.
-    pub fn new() -> Self {
+impl Default for Alphabet {
+    fn default() -> Self {
         let (mut byte_of, mut characters) = ([None; 0x144], ['\0'; 256]);
         let mut next = 0x100;
         for byte in 0..=255u8 {
@@ -27,7 +26,9 @@ impl Alphabet {
             characters,
         }
     }
+}
 
+impl Alphabet {
     /// The bytes of a token. Characters outside the alphabet stand for themselves.
     pub fn decode(&self, token: &str) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(token.len());
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_alphabet_holds_every_byte_once() {
-        let alphabet = Alphabet::new();
+        let alphabet = Alphabet::default();
         let mut bytes: Vec<u8> = alphabet.byte_of.iter().flatten().copied().collect();
         bytes.sort();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());

@@ -269,7 +269,7 @@ impl<'g> Vocabulary<'g> {
         if self.get("merges").is_some() {
             return Ok(json!(self.strings("merges")?));
         }
-        let alphabet = Alphabet::new();
+        let alphabet = Alphabet::default();
         let normal = tokens.iter().zip(types).zip(0u64..);
         let normal = normal.filter(|((_, kind), _)| **kind == NORMAL);
         let ranks = normal.map(|((token, _), id)| (alphabet.decode(token), id));

@@ -41,7 +41,7 @@ impl ByteTable {
             ));
         }
 
-        let alphabet = Alphabet::new();
+        let alphabet = Alphabet::default();
         let mut spelled: Vec<Vec<u8>> = vec![Vec::new(); vocab];
         for (token, id) in tokens {
             spelled[*id as usize] = match spelling {

@@ -43,7 +43,7 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
         let reserved = || added::token(id, &format!("<|reserved_token_{id}|>"), true);
         added.entry(id).or_insert_with(reserved);
     }
-    let alphabet = Alphabet::new();
+    let alphabet = Alphabet::default();
     let spelled = |(token, rank): (&Vec<u8>, &u64)| (alphabet.encode(token), json!(rank));
     let patterns = splits("kimi-k2").map_or(&[][..], |splits| splits.patterns);
     Ok(json!({
@@ -79,7 +79,7 @@ pub(in crate::arch) fn merges_by_rank(ranks: &HashMap<Vec<u8>, u64>) -> Vec<[Str
         }
     }
     pairs.sort_unstable();
-    let alphabet = Alphabet::new();
+    let alphabet = Alphabet::default();
     let spelled = pairs
         .iter()
         .map(|(.., pair)| pair.map(|part| alphabet.encode(part)));
