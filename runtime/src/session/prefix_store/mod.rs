@@ -92,7 +92,7 @@ pub struct PrefixStoreStats {
     pub read_tokens: u64,
 }
 
-/// A bounded set of checkpoints that the sessions of any models share; see the [module](self).
+/// A bounded set of checkpoints that the sessions of any models share.
 pub struct PrefixStore {
     tree: Mutex<Tree>,
     directory: Option<Directory>,
@@ -103,7 +103,7 @@ impl PrefixStore {
     /// An empty store, or one with the checkpoints of a directory, which is made if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Io`] if the directory cannot be made or read.
+    /// [`Error::Io`](crate::Error::Io) if the directory cannot be made or read.
     pub fn new(options: PrefixStoreOptions) -> Result<Arc<Self>> {
         let directory = match options.directory {
             Some(path) => Some(Directory::open(path, options.directory_bytes)?),
