@@ -1,7 +1,7 @@
 //! Learnable token eviction on two backends, whose scores differ in their last bits: how often they evict different tokens. The second
 //! backend is a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with `WATERLINE_DEVICE=emulator` and the feature `emulator`, and
 //! else the CPU that reads token by token. WATERLINE_TOKENS is how many tokens are read. Why scores are not rounded before they are
-//! compared: runtime/docs/lab/2026-11-25-evictions-in-the-last-bit.md.
+//! compared: runtime/docs/DECISIONS.md.
 
 use std::path::PathBuf;
 use std::sync::Arc;
