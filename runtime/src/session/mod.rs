@@ -1,4 +1,4 @@
-//! A session: one conversation's state, and the only hot loop.
+//! A session: one conversation's state, tokens and sampler. It gives its engine the tokens chunk by chunk.
 
 mod batch;
 mod chat;

@@ -55,7 +55,7 @@ pub fn gauges(conversation: &Conversation) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// A line such as `window     [#####...............] 32 of 128 tokens`.
+/// A line such as `window    █████··············· 32 of 128 tokens, 4 layers`.
 fn gauge(name: &str, held: u64, capacity: u64, rest: &str) -> String {
     let full = (GAUGE as u64 * held.min(capacity)).div_ceil(capacity.max(1)) as usize;
     let bar: String = (0..GAUGE)

@@ -240,8 +240,8 @@ impl<'a> Lowering<'a> {
         full_name(&self.scope, name)
     }
 
-    /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors are
-    /// counted from the mixer's number `state tensor` on, and it reads and adds as `sum` says.
+    /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors
+    /// begin at number `tensor` of the mixer's, and it reads and adds as `sum` says.
     pub fn part(
         &mut self,
         prefix: &str,

@@ -61,7 +61,7 @@ __device__ inline float penalized(float x, u32 count, const Sampling* s) {
   return __fsub_rn(x, __fadd_rn(__fmul_rn((float)count, s->frequency), s->presence));
 }
 
-// A logit's weight, by `exp` of cpu/simd.rs, for what is not above 0.
+// A logit's weight, by `exp` of cpu/simd/mod.rs. The argument is at most 0.
 __device__ inline float weight_of(float logit, const Range& range) {
   float x = __fdiv_rn(__fsub_rn(logit, range.largest), range.temperature);
   constexpr float round = 12582912.0f;

@@ -13,7 +13,7 @@ __device__ inline void multiply_add_split(float* sums, const u32* high, const u3
   multiply_add(sums, high, b_high);
 }
 
-// The running softmaxes of 16 query heads over the keys of one warp's tiles. `g` and `t` are as in tensor.cu. A lane has columns
+// The running softmaxes of 16 query heads over the keys of one warp's tiles. `g` and `t` are as in cuda/instructions.cu. A lane has columns
 // `t * of_key ..` of keys and queries, and `g * of_value ..` of values.
 template <class E, int dim>
 struct GroupSoftmax {

@@ -11,7 +11,7 @@ struct PrepareMap {
   int pad;
 };
 
-// In the order of `Map`.
+// The numbers of `map_kind` in launch.rs.
 enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY, MAP_GATE };
 
 constexpr int most_maps = 6;

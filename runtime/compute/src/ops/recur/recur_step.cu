@@ -245,7 +245,7 @@ struct RecurrenceStep {
     }
   }
 
-  // As MAP_L2_NORM does it.
+  // The factor of MAP_L2_NORM, by the approximate reciprocal root.
   __device__ static float unit_factor(float squares) { return rsqrtf(squares + 1e-6f); }
 
   // One of the sums over all rows, for this thread's columns.
