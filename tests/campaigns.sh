@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export WATERLINE_SEED=${1:-1} WATERLINE_MUTATIONS=${2:-13000}
 export WATERLINE_SCHEDULES=$((WATERLINE_MUTATIONS / 60))
-cargo build --release
-cargo test --release -p waterline-ffi --test mutations -- --nocapture
-cargo test --release -p waterline --test wrong_models --test schedules --test counters --test evictions -- --nocapture
+# The features of the test suite, so that nothing is compiled twice.
+build=(--release --workspace --features emulator)
+cargo build "${build[@]}"
+cargo test "${build[@]}" --test mutations --test wrong_models --test schedules --test counters --test evictions -- --nocapture
 python3 tests/campaign.py target/release/waterline --seed "$WATERLINE_SEED" --count $((WATERLINE_MUTATIONS / 20))
