@@ -92,7 +92,7 @@ fn work(path: &Path) -> Result<(), Error> {
     let mut fork = session.fork()?;
     Batch::new(&session, 2)?.feed(&mut [&mut session, &mut fork], &[1, 2])?;
     let snapshot = session.snapshot()?;
-    let mut bytes = Vec::with_capacity(snapshot.bytes() + LARGE);
+    let mut bytes = unfailing(|| Vec::with_capacity(snapshot.bytes() + LARGE));
     snapshot
         .write(&mut bytes)
         .map_err(|e| Error::io(path, "write", e))?;

@@ -151,7 +151,7 @@ const NO_EFFECT: &[(&str, &str)] = &[
         "the reference does the same whatever the file says",
     ),
     (
-        "falcon_h1: mamba_expand, falcon_mamba: expand, hax_mamba: expand, mamba: expand, samba: expand, \
+        "bailing_hybrid: rope_theta, falcon_h1: mamba_expand, falcon_mamba: expand, hax_mamba: expand, mamba: expand, samba: expand, \
          qwen3_5: text_config.model_type, qwen3_5: text_config.tie_word_embeddings, \
          qwen3_5_moe: text_config.tie_word_embeddings",
         "another key says it",

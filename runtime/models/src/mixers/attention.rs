@@ -264,6 +264,10 @@ impl Attention {
         groups: Vec<HeadGroup>,
         gates: Vec<(View, Gate)>,
     ) {
+        // Without head norms, positions and gates there is nothing to do.
+        if groups.iter().all(|group| group.maps.is_empty()) && gates.is_empty() {
+            return;
+        }
         let rope = self.rope_theta.map(|theta| {
             let table = layer.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling.as_ref(), table)
