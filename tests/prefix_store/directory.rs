@@ -193,23 +193,25 @@ fn forged_numbers_of_a_file_harm_nothing() {
             .read_history(&tokens)
             .expect("a history");
         drop(maker);
-        // The deepest checkpoint: its position is the fourth number after the magic.
-        let position = |path: &PathBuf| {
+        // The deepest checkpoint. After the magic its head has seven numbers: the position is the fourth, then come how many pieces,
+        // bytes of state and logits it has.
+        let head = |path: &PathBuf, index: usize| {
             let file = std::fs::read(path).expect("a file");
-            u64::from_le_bytes(file[32..40].try_into().expect("eight bytes"))
+            let number = file[8 + 8 * index..][..8].try_into();
+            u64::from_le_bytes(number.expect("eight bytes")) as usize
         };
         let files = std::fs::read_dir(folder.path()).expect("the directory");
         let path = (files.map(|entry| entry.expect("an entry").path()))
-            .max_by_key(position)
+            .max_by_key(|path| head(path, 3))
             .expect("a file");
-        let deepest = position(&path) as usize;
+        let (deepest, state, logits) = (head(&path, 3), head(&path, 5), head(&path, 6));
         let file = std::fs::read(&path).expect("a file");
         // The state lies before the logits and the checksum.
-        let end = file.len() - 4 - 4 * model.spec().vocab;
+        let end = file.len() - 4 - 4 * logits;
         let number =
             |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().expect("four bytes"));
         // Small whole numbers are counters, all others values.
-        let all: Vec<usize> = (end / 2..end - 3).filter(|at| at % 4 == 0).collect();
+        let all: Vec<usize> = (end - state..end - 3).step_by(4).collect();
         let is_small = |at: &usize| (1..=200).contains(&number(*at));
         let (counters, values): (Vec<usize>, Vec<usize>) = all.into_iter().partition(is_small);
         let mut random = Random(11);
