@@ -420,7 +420,8 @@ wl_status wl_model_spec_json(const wl_model *model,
 
 // Gives what a person should know of the model's files, a sentence a line: keys that nothing reads, ids without a token. It
 // is valid until the model is freed.
-wl_status wl_model_notes(const wl_model *model, const char **notes);
+wl_status wl_model_notes(const wl_model *model,
+                         const char **notes);
 
 // Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to
 // `count`. WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. Nothing is put

@@ -141,7 +141,8 @@ fn instructions_are_shown_and_no_escape_sequence_with_them() {
     assert_eq!(said.status, Some(0), "{}", said.stderr);
     let lines: Vec<&str> = said.stderr.lines().collect();
     let expected = [
-        "no instructions",
+        "no instructions; the template begins with:",
+        "<|bos|><|user|>",
         "the instructions are set",
         "Be \u{fffd}[31mred.",
     ];

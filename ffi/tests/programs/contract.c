@@ -530,7 +530,7 @@ static void stores(const wl_model *model, const char *folder)
         CHECK(memcmp(a, b, count * sizeof *a) == 0);
         uint32_t tokens[] = {1, 2, 3};
         OK(wl_session_read_history(other, tokens, 3, &reused));
-        CHECK(reused == 0 && position(other) == 3);
+        CHECK(reused == (run == 0 ? 0 : 3) && position(other) == 3);
         OK(wl_session_checkpoint(other));
         OK(wl_store_flush(store));
         OK(wl_store_get_stats(store, &stats));
@@ -742,7 +742,8 @@ static void chatting(const wl_model *model, const char *folder)
 
     /* Taken back and said again it is the same; saved in between, in another session too. */
     OK(wl_chat_undo(session));
-    CHECK(position(session) == here);
+    /* The token that ends the first answer is read with the next message. */
+    CHECK(position(session) == here - 1);
     REFUSED(WL_ERROR_REWIND, "wl_chat_undo", wl_session_rewind(session, 0));
     char path[1024];
     snprintf(path, sizeof path, "%s/chat.state", folder);

@@ -77,7 +77,8 @@ with Model.builtin() as model:
         slow.on_progress(None)
         slow.feed([1])
 
-        # Ctrl-C, and what a progress raises, end the reading after its chunk.
+        # Ctrl-C, and what a progress raises, end the reading after its chunk. A program in the background begins with the signal ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         slow.reset()
         slow.on_progress(lambda read, total: signal.raise_signal(signal.SIGINT))
         raises(KeyboardInterrupt, "", slow.feed, range(1, 11))
@@ -119,7 +120,8 @@ with Model.builtin() as model:
             found = one.set_messages(history)
             assert found.read == 0 if again else found.reused == 0
             assert other.set_messages(history) == (one.position, 0)
-            assert other.read_history(model.tokenize("Once")).reused == 0
+            once = model.tokenize("Once")
+            assert other.read_history(once).reused == (len(once) if again else 0)
             other.checkpoint()
             store.flush()
             stats = store.stats

@@ -334,9 +334,14 @@ impl Session {
                 .all(|node| node.rows.len() == plan.row_bytes(start(node)..node.position))
             && check_numbers(place.position, plan.present_tensors(&present.state)).is_ok();
         if !fits {
+            let file = nodes.last().and_then(|node| node.file);
             drop(nodes);
             drop(present);
             tree.discard(place);
+            drop(tree);
+            if let Some(file) = file {
+                store.pass_over(file);
+            }
             return Ok(false);
         }
         // Rows that this session has written and the checkpoint has not are zeros again, as in a session that never had them.

@@ -137,10 +137,7 @@ mod tests {
             ("{}", "neither"),
             (r#"{"text":"a","messages":[]}"#, "both"),
             (r#"{"messages":[]}"#, "empty"),
-            (
-                r#"{"messages":[{"role":"robot","content":"x"}]}"#,
-                "unknown variant",
-            ),
+            (r#"{"messages":[{"role":5,"content":"x"}]}"#, "role"),
             ("[", "EOF"),
         ] {
             let error = parse(line).err().unwrap();

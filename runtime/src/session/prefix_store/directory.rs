@@ -187,6 +187,12 @@ impl Directory {
         }
     }
 
+    /// Never loads a file again whose numbers are no state of its model.
+    pub fn pass_over(&self, id: u64) {
+        let error = io::Error::new(io::ErrorKind::InvalidData, "a counter is beyond its range");
+        self.shared.pass_over(id, &error);
+    }
+
     /// Loads the deepest checkpoint that `tokens` begin with into the tree, with the rows before it, if it is deeper than `position`.
     pub fn load(&self, tree: &Mutex<Tree>, key: Key, tokens: &[u32], position: u64) {
         let chain = {

@@ -167,6 +167,13 @@ impl PrefixStore {
         }
     }
 
+    /// Never loads the file again: its state cannot be this model's.
+    pub(super) fn pass_over(&self, file: u64) {
+        if let Some(directory) = &self.directory {
+            directory.pass_over(file);
+        }
+    }
+
     /// Has the checkpoint at `place` written to the directory.
     pub(super) fn keep(&self, place: Place) {
         if let Some(directory) = &self.directory {
