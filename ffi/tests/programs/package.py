@@ -1,6 +1,7 @@
 """What the Python package says of itself, held against it. The argument is a folder to write to."""
 
 import gc
+import shutil
 import signal
 import sys
 import threading
@@ -114,6 +115,7 @@ with Model.builtin() as model:
 
     # Sessions share what they have read, and so do processes by a directory.
     history = [{"role": "user", "content": "Tell me a story."}]
+    shutil.rmtree(folder / "store", ignore_errors=True)
     for again in (False, True):
         with Store(directory=folder / "store") as store:
             one, other = (model.session(temperature=0, store=store) for _ in range(2))

@@ -137,7 +137,7 @@ mod tests {
             ("{}", "neither"),
             (r#"{"text":"a","messages":[]}"#, "both"),
             (r#"{"messages":[]}"#, "empty"),
-            (r#"{"messages":[{"role":5,"content":"x"}]}"#, "role"),
+            (r#"{"messages":[{"role":5,"content":"x"}]}"#, "a string"),
             ("[", "EOF"),
         ] {
             let error = parse(line).err().unwrap();
