@@ -496,5 +496,7 @@ fn keys_that_cannot_be_are_errors() {
     let mut file = qwen35();
     file.number("split.count", 3);
     file.write(&path);
-    place.run(inspect).failed(2, &["of-00003.gguf", "parts of a file"]);
+    place
+        .run(inspect)
+        .failed(2, &["of-00003.gguf", "parts of a file"]);
 }
