@@ -268,7 +268,8 @@ fn a_conversation_outlives_a_crash() {
     person.commands("/resume", &format!("{second} tokens, 4 messages"));
     person.commands("/undo", "taken back: And then?");
     person.commands("/stats", "messages   2, position ");
-    assert_eq!(person.says("And then?"), second);
+    // The first answer is read again as its text, which may be other tokens than were generated.
+    assert!(person.says("And then?").abs_diff(second) <= 1);
     person.types("/bye");
     person.ends_with(0);
     // It is kept once, not once for each chat.
