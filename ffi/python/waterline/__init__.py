@@ -9,7 +9,6 @@ import ctypes
 import enum
 import functools
 import json
-import os
 import signal
 import threading
 from ctypes import byref, c_size_t, c_uint32, c_void_p
