@@ -16,8 +16,8 @@ use waterline::Session;
 const HIDDEN: usize = 24;
 const TOKENS: usize = 45;
 
-/// Compares a model of one layer with its equations: `mixer(weights, position, normed input)` is what the output matrix
-/// takes.
+/// Compares a model of one layer with its equations: `mixer(weights, position, normed input)` is the input of the
+/// output matrix.
 fn compare(kind: &str, parameters: Value, mut mixer: impl FnMut(&Plain, usize, &[f64]) -> Vector) {
     let what = format!("{kind} {parameters}");
     let spec = spec(HIDDEN, vec![block(kind, parameters, None)]);
@@ -252,7 +252,8 @@ impl Memory {
         }
     }
 
-    /// Reads a token into the memory with these projections of it, and returns what its heads read.
+    /// Reads a token into the memory with these projections of it, and returns the outputs of its
+    /// heads.
     fn read(&mut self, w: &Plain, qkv: [Vector; 3], beta: &[f64], step: &[f64]) -> Vec<Vector> {
         let mut convolved = Vec::new();
         for ((name, inputs), x) in ["q", "k", "v"].into_iter().zip(&mut self.inputs).zip(qkv) {
@@ -285,7 +286,8 @@ impl Memory {
     }
 }
 
-/// `heads` convolved heads of `width` columns, each channel by itself, with silu behind; `past` is what came before.
+/// `heads` convolved heads of `width` columns, each channel by itself, followed by silu; `past` are the previous
+/// inputs.
 fn convolved(w: &Plain, name: &str, x: Vector, past: &mut Vec<Vector>) -> Vector {
     let taps = w.values(&format!("{name}.weight"));
     let count = taps.len() / x.len();
@@ -366,7 +368,7 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
             Some(theta) => rotate(x, t, theta),
             None => x.to_vec(),
         };
-        // Of every token, each head's key and value.
+        // Each head's key and value, for every token.
         let mut keys: Vec<Vec<Vector>> = Vec::new();
         let mut values: Vec<Vec<Vector>> = Vec::new();
         compare("latent_attention", parameters, |w, t, h| {

@@ -155,7 +155,7 @@ impl Plain<'_> {
     }
 }
 
-/// A model of mixtures alone, whose outputs are multiplied.
+/// A model of mixtures only, with scaled outputs.
 fn mixtures(hidden: usize, all: &[Value]) -> ModelSpec {
     let layer =
         |numbers: &Value| json!({ "experts": numbers, "ffn_sublayer": { "multiplier": 0.75 } });

@@ -68,7 +68,7 @@ fn options() -> SessionOptions {
     options
 }
 
-/// Does what must not fail here.
+/// Runs work whose allocations must not fail.
 fn unfailing<T>(work: impl FnOnce() -> T) -> T {
     let left = LEFT.swap(-1, Ordering::SeqCst);
     let done = work();
@@ -123,7 +123,7 @@ fn child() {
             eprintln!("{error}");
             std::process::exit(REFUSED);
         }
-        // A panic inside of a tokenizer is an error of it, and some memory is asked for twice.
+        // A panic inside a tokenizer becomes an error, and some memory is requested twice.
         Ok(()) => std::process::exit(if never { DONE } else { 0 }),
     }
 }

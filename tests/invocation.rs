@@ -1,10 +1,10 @@
-//! Command lines as people type them: what is left out, and what is wrong.
+//! Command lines as people type them: omissions and mistakes.
 
 mod common;
 
 use common::{Workplace, copy_fixture, outcome_of_input};
 
-/// Each wrong command line, and what the sentence about it says.
+/// Wrong command lines, and parts of their error messages.
 #[test]
 fn a_wrong_command_line_is_answered_with_the_right_one() {
     let place = Workplace::new();

@@ -1,4 +1,4 @@
-//! `bench` and `eval recall` from outside: what they write and how they refuse. No test asserts a time.
+//! `bench` and `eval recall` from outside: their outputs and refusals. No test asserts a time.
 
 mod common;
 
@@ -165,7 +165,7 @@ fn several_models_and_thread_counts_are_measured_in_one_call() {
     for label in ["gdn-tiny.gguf, 1 thread", "lalte-tiny.gguf, 2 threads"] {
         assert!(svg.contains(label), "{label}");
     }
-    // What a token used, or that nothing counts it.
+    // The energy of a token, or that there is no counter.
     let table = place.run([
         "bench", &models[0], "--prompt", "8", "--gen", "4", "--depth", "0",
     ]);
@@ -237,7 +237,7 @@ fn two_results_can_be_compared() {
     let other = compare(&a, &b).succeeded().text();
     assert!(other.contains("cannot be compared"), "{other}");
 
-    // An interval is of the number beside it: a difference of nothing lies in it.
+    // An interval contains its estimate: here a difference of zero.
     for line in same.lines().filter(|line| line.ends_with("%]")) {
         let (low, high) = line.rsplit_once('[').unwrap().1.split_once(", ").unwrap();
         let number = |text: &str| {

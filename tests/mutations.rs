@@ -131,7 +131,7 @@ const NUMBERS: &[&[u8]] = &[
     &[0, 0, 0, 0, 1, 0, 0, 0],
 ];
 
-/// A place in a file: mostly in its first part, where what the rest means is said.
+/// A place in a file: mostly in its first part, which describes the rest.
 fn place(random: &mut Random, length: usize) -> usize {
     match random.below(4) {
         0 => random.below(length),
@@ -245,7 +245,8 @@ fn campaign(name: &str) {
     assert!(accepted < count, "{name}: everything is accepted");
 }
 
-/// Files that did harm once, or were built to: tests/fuzz/kept, a folder for each kind. Fuzzing begins with them too.
+/// Files that caused a failure once, or were built to: tests/fuzz/kept, a folder for each kind. Fuzzing starts from
+/// them too.
 #[test]
 fn kept_files_are_refused() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/kept");

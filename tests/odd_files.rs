@@ -1,6 +1,6 @@
-//! Shapes of files that people publish: names of tensors that a training program wrapped, quantized numbers, vocabularies without a
-//! `tokenizer.json`, texts where a file should be; and how the program shows what a model reads. The model is a table: "Q" is
-//! followed by "ok" and an end.
+//! Variants of published files: names of tensors wrapped by a training program, quantized numbers, vocabularies without a
+//! `tokenizer.json`, texts in place of a file; and how the program shows a model's input. The model is a table: "Q" is followed by
+//! "ok" and an end.
 
 mod common;
 
@@ -355,7 +355,7 @@ fn vocabularies_of_other_files_make_tokens_and_convert() {
             );
         }
     }
-    // These have more tokens than the table: what they make is compared in unit tests.
+    // These have more tokens than the table: unit tests compare their tokens.
     let wide = bare().with("tokenizer.model", data("bpe.model"));
     let name = wide.write(&place, "wide").display().to_string();
     let run = place.run(["run", &name, "-p", "Q"]);

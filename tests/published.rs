@@ -1,6 +1,6 @@
-//! Directories as people publish them: token ids in five files, as numbers, lists and names, templates in four places, keys that nobody
-//! knows. Each opens, ends where its files say, has the beginning that its tokenizer adds, and so does the GGUF file that `convert`
-//! makes of it. The model is a table: "Q" is followed by "ok" and an end, a chat's ":" by "Hi" and an end, an end by "x".
+//! Directories in published forms: token ids in five files, as numbers, lists and names, templates in four places, unknown keys. Each
+//! opens, ends as its files say, and begins as its tokenizer does; so does the GGUF file that `convert` makes of it. The model is a
+//! table: "Q" is followed by "ok" and an end, a chat's ":" by "Hi" and an end, an end by "x".
 
 mod common;
 
@@ -23,7 +23,7 @@ const EOT: u32 = 259;
 /// The rows of the model's matrices: a few more than tokens.
 const ROWS: usize = 264;
 
-/// A chat template whose answers `end` closes.
+/// A chat template whose answers end with `end`.
 fn template(end: &str) -> String {
     let turn = "<|im_start|>{{ m.role }}:{{ m.content }}";
     format!(
@@ -190,7 +190,7 @@ struct Kind {
     files: Vec<(&'static str, Value)>,
     /// Tokens of "Q".
     plain: usize,
-    /// A part of what standard error says.
+    /// Part of standard error.
     note: &'static str,
 }
 
@@ -389,7 +389,7 @@ fn kinds() -> Vec<Kind> {
     ]
 }
 
-/// What is wrong with a model of a kind.
+/// Defects of a model of a kind.
 fn wrong(place: &Workplace, model: &str, kind: &Kind) -> Vec<String> {
     let has_template = kind
         .files

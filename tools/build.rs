@@ -1,4 +1,4 @@
-//! What the program's sources do not say: the commit that it is built from, for the reports of `waterline bench`; its presets, deflated;
+//! Build facts that the program's sources do not contain: the commit, for the reports of `waterline bench`; its presets, deflated;
 //! whether its linker folds functions.
 
 #[path = "../runtime/kernels/deflated.rs"]

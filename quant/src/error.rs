@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// What can go wrong with a format, a matrix or a file. Each message names the place, what was found and what was expected.
+/// Errors of formats, matrices and files. Each message names the place, what was found and what was expected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,7 +11,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was being done: "open", "map", "write", ...
+        /// The action that failed: "open", "map", "write", ...
         action: &'static str,
         /// The system's reason.
         source: std::io::Error,
@@ -23,9 +23,9 @@ pub enum Error {
         file: String,
         /// The key, tensor or header field.
         item: String,
-        /// What is there.
+        /// The value that was found.
         found: String,
-        /// What should be there.
+        /// The value that was expected.
         expected: String,
     },
     /// A file lacks a key or tensor.

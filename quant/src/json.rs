@@ -6,7 +6,7 @@ use serde_json::Value;
 /// Reads a text of at most `most` values.
 ///
 /// # Errors
-/// A part of a sentence: what was found that cannot be read.
+/// A noun phrase that names the unreadable part.
 pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
     let values = values_at_most(text);
     if values > most {

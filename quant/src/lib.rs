@@ -1,9 +1,9 @@
 //! Quantized number formats, matrix products over them, and the files that hold them.
 //!
-//! Reading order: [`Format`] (what a block of numbers looks like; one file per format under `formats/`),
-//! [`Activations`] and [`Matrix`] (products of quantized rows with f32 inputs), `kernel.rs` and `simd/` (how a product is
-//! tiled and computed on each CPU), [`Bytes`] and [`Tensor`] (where numbers live), [`gguf`] and [`safetensors`] (files),
-//! [`NewFile`] (files that appear whole or not at all).
+//! Reading order: [`Format`] (the layout of a block; one file per format under `formats/`), [`Activations`] and
+//! [`Matrix`] (products of quantized rows with f32 inputs), `kernel.rs` and `simd/` (how a product is tiled and computed
+//! on each CPU), [`Bytes`] and [`Tensor`] (storage), [`gguf`] and [`safetensors`] (files), [`NewFile`] (atomic file
+//! creation).
 //!
 //! Every format is bit-compatible with ggml's format of the same name.
 

@@ -105,11 +105,11 @@ impl Matrix {
             .decode(&self.data[row * self.row_bytes..][..self.row_bytes], out);
     }
 
-    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` says whose
-    /// working memory in `x` is used; another call that has the same waits.
+    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` selects the
+    /// scratch memory in `x`; concurrent calls with the same number wait for each other.
     ///
-    /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls,
-    /// bit for bit; but products with at least eight tokens, and again with at least 32, may be summed in another order than
+    /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls, bit
+    /// for bit; but products with at least eight tokens, and again with at least 32, may be summed in another order than
     /// those with fewer, unless [`Activations::sum_as_alone`] forbids it.
     ///
     /// # Safety
@@ -238,7 +238,8 @@ pub struct Output<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: the buffer is written only by `Matrix::mul_rows`, whose callers keep the threads' columns apart.
+// SAFETY: the buffer is written only by `Matrix::mul_rows`, whose callers give each thread its own
+// columns.
 unsafe impl Send for Output<'_> {}
 // SAFETY: as for Send.
 unsafe impl Sync for Output<'_> {}

@@ -15,7 +15,7 @@ use crate::common::tokenizer_folder;
 pub struct Kind {
     /// In `config.json`.
     pub model_type: &'static str,
-    /// Of GGUF files.
+    /// Architecture in GGUF files.
     pub architecture: &'static str,
     /// Whether its networks are mixtures of experts.
     pub experts: bool,
@@ -72,7 +72,7 @@ impl Kind {
         let mut all = Tensors::new();
         let mut add = |name: String, shape: &[usize]| {
             let inputs: usize = shape[shape.len() - 1];
-            // A norm's gain is stored as its distance from one. What the layers add is little beside the embedding.
+            // A norm's gain is stored as its distance from one. The layers add little compared with the embedding.
             let scale = match name.as_str() {
                 _ if shape.len() == 1 && name.contains("norm") => 0.0,
                 _ if shape.len() == 1 => 0.5,
@@ -304,7 +304,7 @@ impl Kind {
     }
 }
 
-/// What a tensor is called in GGUF files.
+/// Name of a tensor in GGUF files.
 pub fn stored_name(name: &str) -> String {
     const NAMES: &[(&str, &str)] = &[
         ("model.embed_tokens", "token_embd"),

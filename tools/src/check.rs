@@ -15,8 +15,8 @@ use crate::progress;
 use crate::text::shown;
 use crate::units::thousands;
 
-/// Reads every weight, then a few tokens; says which tensors hold what is no finite number, and which layer is the first
-/// that computes it.
+/// Reads every weight, then a few tokens; reports tensors with values that are not finite, and the first layer whose
+/// output is not finite.
 pub fn run(checkpoint: &Checkpoint) -> Result<ExitCode> {
     let interrupt = Interrupt::watch()?;
     let wrong = wrong_tensors(checkpoint, &interrupt)?;
@@ -68,8 +68,8 @@ fn wrong_tensors(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Vec<S
 /// Tokens that a check reads, evenly spread over the vocabulary.
 const TOKENS: usize = 16;
 
-/// The first part of a model whose output is not finite. What is not finite stays so in the sums of later layers, so the layer is
-/// found by halving: a model of the first layers alone has finite logits as long as they are all right.
+/// The first part of a model whose output is not finite. Such values persist in the sums of later layers, so the layer is found
+/// by bisection: a model of the first layers alone has finite logits as long as they are all right.
 fn first_wrong_part(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Option<String>> {
     let layers = checkpoint.spec.layers.len();
     if is_finite(checkpoint, layers)? {
@@ -111,7 +111,7 @@ fn is_finite(checkpoint: &Checkpoint, layers: usize) -> Result<bool> {
     Ok(all)
 }
 
-/// What the values of a tensor are.
+/// A summary of a tensor's values.
 #[derive(Default)]
 struct Values {
     all: u64,

@@ -8,15 +8,15 @@ use waterline_quant::{BF16, F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 pub struct FormatArgs {
     /// Number format of the matrices: f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4, q3_k or q2_k; q4_0x16 for CPUs with AVX-512.
     ///
-    /// q4_0x16 has the numbers of q4_0 in another order, which no other program reads. It suits rows of a multiple of 512 numbers, others stay q4_0.
-    /// Norms, gates, decays, convolutions and routers stay f32 (a --tensor-type may make them f16 or bf16, no less). A matrix whose rows are not a whole number of blocks
-    /// falls back to q8_0 or f16.
+    /// q4_0x16 stores the values of q4_0 in another order, which no other program reads. It applies to rows of a multiple of 512 values, others stay q4_0. Norms, gates,
+    /// decays, convolutions and routers stay f32 (a --tensor-type may make them f16 or bf16, no less). A matrix whose rows are not a whole number of blocks falls back to
+    /// q8_0 or f16.
     #[arg(long = "type", value_name = "T", value_parser = Format::by_name)]
     format: &'static Format,
     /// Number format of the embedding and output matrices; q6_k if --type is q4_0, q4_k or q5_k, else as --type.
     #[arg(long, value_name = "T", value_parser = Format::by_name)]
     embedding_type: Option<&'static Format>,
-    /// Number format of the matrices whose name contains PART; the last one that fits decides. May be repeated.
+    /// Number format of the matrices whose name contains PART; the last match decides. May be repeated.
     #[arg(long, value_name = "PART=T", value_parser = parse_rule)]
     tensor_type: Vec<Rule>,
 }
@@ -38,7 +38,7 @@ fn parse_rule(text: &str) -> Result<Rule, String> {
 }
 
 impl FormatArgs {
-    /// What `weight` is to be stored as, and what it is stored as: another format where its rows are not whole blocks.
+    /// The wanted format of `weight`, and the actual one: another format if its rows are not whole blocks.
     pub fn choose(&self, weight: &WeightSpec) -> (&'static Format, &'static Format) {
         let wanted = self.wanted(weight);
         let cols = weight.shape.last().copied().unwrap_or(1);

@@ -49,14 +49,14 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Watches from now on, and ends what a session is doing at a Ctrl-C.
+    /// Watches from now on, and cancels a session's work at a Ctrl-C.
     pub fn cancelling(canceller: Canceller) -> Result<Self> {
         let interrupt = Self::watch()?;
         interrupt.follow(canceller)?;
         Ok(interrupt)
     }
 
-    /// Ends what another session is doing from now on.
+    /// Cancels another session's work from now on.
     pub fn follow(&self, canceller: Canceller) -> Result<()> {
         if let Ok(mut session) = self.session.lock() {
             *session = Some(canceller);

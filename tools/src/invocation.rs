@@ -1,4 +1,5 @@
-//! Command lines as people type them: the command that was left out, and what was meant by one that is wrong.
+//! Command lines as people type them: completes a missing command, and suggests the right form of a wrong
+//! one.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::session::MOST_TOKENS;
 use crate::wrong_model::{advice, is_like_a_model, quoted};
 
-/// The arguments with the command that was left out: `chat`, where there is none, a flag of its own, or a model.
+/// The arguments with the command that was left out: `chat`, if there are none, a flag of it, or a model.
 pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
     if arguments.is_empty() {
         arguments.push("waterline".into());
@@ -31,7 +32,7 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
     arguments
 }
 
-/// What was meant by arguments that were refused, with the right command; none if that is not known.
+/// The likely meaning of arguments that were refused, with the right command; none if unknown.
 pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
     let words: Vec<String> = arguments
         .iter()
@@ -67,7 +68,7 @@ pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
     }
 }
 
-/// What `eval` was to measure, which it cannot.
+/// The word after `eval` that is not a measure.
 fn unknown_measure(word: &str, suggested: Option<String>) -> String {
     let name = suggested.unwrap_or_else(|| "ppl".into());
     format!(

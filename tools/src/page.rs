@@ -4,17 +4,17 @@ use std::path::Path;
 
 use crate::plot::{Picture, Plot, escape};
 
-/// A plot with what is said about it.
+/// A plot with its texts.
 pub struct Figure {
     /// Above it.
     pub title: String,
     /// The plot.
     pub plot: Plot,
-    /// Below it: what was measured how.
+    /// Below it: the measurement and its method.
     pub caption: String,
 }
 
-/// What a file is, by its name.
+/// The type of a file, by its name.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     /// A page with plots and tables.
@@ -40,13 +40,13 @@ impl Kind {
 pub struct Page {
     /// Its heading.
     pub title: String,
-    /// What was measured, above the plots.
+    /// The measurement, above the plots.
     pub lines: Vec<String>,
-    /// The same with where it comes from, in short lines below plots that stand alone.
+    /// The origin of the data, in short lines below plots that are shown alone.
     pub notes: Vec<String>,
     /// The plots.
     pub figures: Vec<Figure>,
-    /// A table, whose first row is its head.
+    /// A table; the first row is its head.
     pub rows: Vec<Vec<String>>,
     /// Names and values.
     pub facts: Vec<(String, String)>,

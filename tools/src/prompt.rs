@@ -144,7 +144,7 @@ impl EncodingArgs {
     }
 }
 
-/// The text that tokens stand for, with the names of control tokens.
+/// The text of tokens, with the names of control tokens.
 pub fn rendered(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
     let bytes = tokens.iter().map(|&token| tokenizer.token_bytes(token));
     String::from_utf8_lossy(&bytes.collect::<Vec<_>>().concat()).into_owned()

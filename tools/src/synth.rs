@@ -19,7 +19,7 @@ use crate::write_model::{Source, Values, check_output, write_model};
 
 /// Write a model with random weights, for measurements and tests.
 ///
-/// It computes what a trained model of its shape computes, at the same speed, and says nothing sensible.
+/// It runs as fast as a trained model of its shape, but its text is meaningless.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model's shape.

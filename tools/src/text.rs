@@ -8,7 +8,7 @@ use waterline_quant::NewFile;
 
 use crate::error::{Error, Result};
 
-/// What a person reads who talks with a model without a chat template.
+/// A note for people who talk with a model without a chat template.
 pub const NO_TEMPLATE: &str =
     "note: the model has no chat template; messages are written in ChatML";
 
@@ -46,7 +46,8 @@ fn is_hostile(c: char) -> bool {
     reverses || c.is_control() && c != '\n' && c != '\t'
 }
 
-/// A line of JSON. What a terminal would obey is escaped: JSON itself escapes only the control characters of ASCII.
+/// A line of JSON. Characters that a terminal would interpret are escaped: JSON itself escapes only the control
+/// characters of ASCII.
 pub fn json_line(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("numbers and texts are JSON");
     let mut line = String::with_capacity(text.len() + 1);

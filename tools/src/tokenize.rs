@@ -10,9 +10,8 @@ use crate::error::{Error, Result};
 use crate::prompt::{EncodingArgs, PromptArgs};
 use crate::text::json_line;
 
-/// Show the tokens of a text.
-///
-/// They are what `run` would read with the same flags: an id and its piece in each line.
+/// Show the tokens of a text. They are the tokens that `run` reads with the same flags: an id and
+/// its piece in each line.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

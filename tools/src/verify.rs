@@ -190,7 +190,7 @@ fn table(dir: &Path, case: &Case, result: &serde_json::Value, within: bool) -> S
     lines.join("\n")
 }
 
-/// The same model with every tensor in f32.
+/// The model with every tensor in f32.
 fn in_f32(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     for tensor in checkpoint.tensors.values_mut() {
         if tensor.format.ggml_type != F32.ggml_type {
@@ -355,8 +355,8 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     top
 }
 
-/// Two final states, state tensor by state tensor: counters must be equal, floats differ by their difference, which a tensor
-/// whose largest value exceeds one measures in that value: a tolerance is made for logits, of a few units.
+/// Two final states, state tensor by state tensor: counters must be equal; floats differ by their difference, divided by the
+/// tensor's largest value if it exceeds one, since the tolerance is made for logits of a few units.
 fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     let mut worst = Difference::default();
     for ((tensor, a), (_, b)) in a.tensors().zip(b.tensors()) {

@@ -36,7 +36,7 @@ pub struct Source {
 /// Values that one thread converts at a time.
 const PIECE: usize = 1 << 20;
 
-/// Writes `sources` in the formats that `formats` chooses, and reports what came out. The file appears under its name when it is whole.
+/// Writes `sources` in the formats that `formats` chooses, and reports the result. The file appears under its name when complete.
 pub fn write_model(
     path: &Path,
     metadata: &[(String, Value)],
@@ -79,7 +79,7 @@ pub fn write_model(
     .map_err(Error::Stdout)
 }
 
-/// Refuses to put the output where the input is read from, in place of what is no file, or into a folder that is not there.
+/// Refuses an output that is the input, that would replace something other than a file, or whose folder does not exist.
 pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
     let output = match path.canonicalize() {
         Ok(output) => output,

@@ -1,4 +1,4 @@
-//! Paths that are no model: what each one is, and the command that leads to the model.
+//! Recognizes paths that are not a model, and suggests the command that leads to the model.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const PICKLES: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 /// The files of a Hugging Face folder that are easily taken for the model.
 const PARTS: [&str; 2] = ["safetensors", "json"];
 
-/// `error`, which came of opening `path`; or, where it is known what `path` is instead of a model, that and what to do.
+/// `error`, from opening `path`; or, if `path` is recognized as something else, its kind and a remedy.
 pub fn explain(path: &Path, error: Error) -> Error {
     match advice(path) {
         Some(reason) => Error::input(path, reason),
@@ -28,7 +28,7 @@ pub fn is_like_a_model(word: &Path) -> bool {
     like_a_path && !text.contains(char::is_whitespace) || word.exists()
 }
 
-/// What `path` is, and the command that helps; none if that is not known.
+/// The kind of `path`, and the command that helps; none if unknown.
 pub fn advice(path: &Path) -> Option<String> {
     if path.is_dir() {
         return about_folder(path);

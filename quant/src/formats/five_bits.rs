@@ -1,4 +1,4 @@
-//! What Q5_0 and Q5_1 share: 32 codes of five bits.
+//! Five-bit codes, shared by Q5_0 and Q5_1.
 
 /// The low four bits of code i and of code i + 16 in byte i, and the fifth bits of all codes as bits of one number.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -64,7 +64,7 @@ pub(crate) mod x86 {
         )
     }
 
-    /// The same of two blocks.
+    /// The codes of two blocks.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(crate) fn two_blocks(blocks: [&FiveBits; 2]) -> (__m256i, __m256i) {

@@ -25,7 +25,7 @@ pub static IQ4_NL: Format = Format {
     kernel: kernel::integer::<Block>,
 };
 
-/// What the codes stand for, as ggml has it.
+/// The values of the codes, as in ggml.
 pub(crate) const VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
@@ -62,7 +62,7 @@ pub(crate) fn nearest_codes(x: &[f32; 32], scale: f32) -> [u8; 16] {
     std::array::from_fn(|i| codes[i] | codes[i + 16] << 4)
 }
 
-/// What two codes in each byte stand for.
+/// The values of the two codes in each byte.
 pub(crate) fn values(q: &[u8; 16], values: &[i8; 16]) -> [i8; 32] {
     std::array::from_fn(|i| values[usize::from(q[i % 16] >> (i / 16 * 4) & 15)])
 }
@@ -103,7 +103,7 @@ pub(crate) mod x86 {
         values
     };
 
-    /// Of sixteen bytes, those that the low and the high halves of the bytes of `codes` stand for.
+    /// Looks up the low and the high halves of the bytes of `codes` in a table of sixteen bytes.
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     pub(crate) fn look_up_512(values: &'static [i8; 16], codes: __m512i) -> (__m512i, __m512i) {
@@ -201,7 +201,7 @@ pub(crate) mod arm {
     use super::{Block, VALUES};
     use crate::simd::neon;
 
-    /// Of sixteen bytes, those that the low and the high halves of the bytes of `codes` stand for.
+    /// Looks up the low and the high halves of the bytes of `codes` in a table of sixteen bytes.
     #[inline]
     pub(crate) fn look_up(values: &[i8; 16], codes: &[u8; 16]) -> (int8x16_t, int8x16_t) {
         let codes = neon::load(codes, 0);

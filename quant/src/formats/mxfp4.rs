@@ -26,7 +26,7 @@ pub static MXFP4: Format = Format {
     kernel: kernel::integer::<Block>,
 };
 
-/// Twice what the codes stand for: a sign, two bits of exponent, one of mantissa.
+/// Twice the values of the codes, which have a sign, two bits of exponent and one of mantissa.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]

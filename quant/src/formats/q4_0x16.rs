@@ -1,7 +1,7 @@
 //! Q4_0x16: the numbers of sixteen blocks of Q4_0, ordered for registers of sixteen 32-bit lanes: a lane belongs to a block.
 //!
-//! A register of codes meets the inputs without being put together, and one conversion and two multiply-adds serve 512 numbers instead of 128. No other
-//! program reads it.
+//! A register of codes is multiplied without shuffles, and one conversion and two multiply-adds serve 512 numbers instead of 128. No other program
+//! reads this format.
 
 use crate::format::{Format, Reordered};
 use crate::formats::q4_0::{Block, Q4_0};

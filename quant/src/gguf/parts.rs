@@ -80,8 +80,8 @@ pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
 }
 
 impl Gguf {
-    /// Adds a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys` in
-    /// place of those here.
+    /// Adds a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys`,
+    /// which replace those of this file.
     pub fn with_block(mut self, other: Gguf, keys: &str, tensors: &str) -> Result<Gguf> {
         for (key, value) in other.metadata {
             match self.keys.get(&key) {
@@ -115,7 +115,7 @@ struct PartNames {
 }
 
 impl PartNames {
-    /// Those of the file whose part `number` lies at `path`.
+    /// The names of the parts of which `path` is number `number`.
     fn of(path: &Path, number: u64, count: u64) -> Option<PartNames> {
         let name = path.file_name()?.to_str()?;
         let end = format!("-{:05}-of-{count:05}.gguf", number + 1);

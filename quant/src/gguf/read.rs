@@ -1,4 +1,4 @@
-//! The parser. The file is not trusted: every count, length and offset is checked against what the file can hold before
+//! The parser. The file is not trusted: every count, length and offset is checked against the file's size before
 //! anything is allocated or read.
 
 use std::ops::Range;
@@ -22,7 +22,7 @@ const MAX_TENSORS: usize = 1 << 18;
 /// Longest key and longest name of a tensor, which sentences repeat.
 const MAX_NAME: usize = 1 << 10;
 
-/// Most notes that are kept.
+/// Maximum number of notes.
 const MAX_NOTES: usize = 16;
 
 /// The content of a file's header.
@@ -128,7 +128,7 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
                 format!("a multiple of {alignment}"),
             ));
         }
-        // Of an unknown format only the start can be checked.
+        // For an unknown format only the start can be checked.
         let len = match tensor.format() {
             Some(format) => format.tensor_bytes(&tensor.shape).map_err(|e| {
                 invalid(

@@ -13,7 +13,7 @@ const PARALLEL: &str = "module.";
 /// First parts that the names of a model without its head lack.
 const MODELS: [&str; 3] = ["model.", "backbone.", "transformer."];
 
-/// The name without what wraps it.
+/// The name without wrapping prefixes.
 pub(super) fn unwrapped(name: &str) -> String {
     let parts = name.split('.').filter(|part| !WRAPPERS.contains(part));
     let parts = parts.collect::<Vec<_>>().join(".");

@@ -10,7 +10,8 @@ use super::avx512_panel::{add_block, store, unpack};
 use crate::activations::{BLOCK, TokenPanel};
 use crate::panel::{DEPTH, LANES, Panel, Panels, ROWS, Sums};
 
-/// Whether this CPU multiplies tiles of 8-bit codes and of bf16 numbers, and the system lets this process do so. Asks the system once.
+/// Whether this CPU multiplies tiles of 8-bit codes and of bf16 numbers, and the system lets this process do so. Queries the system
+/// once.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_instructions() && is_permitted())
@@ -42,7 +43,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// What the tile instructions read: the sizes of the eight tiles.
+/// Operand of `ldtilecfg`: the sizes of the eight tiles.
 #[repr(C, align(64))]
 pub(super) struct Config {
     palette: u8,
@@ -92,8 +93,8 @@ static HALVES: Config = Config::new(BLOCK / 2);
 #[repr(C, align(64))]
 struct Dots([[[i32; LANES]; ROWS]; 2]);
 
-/// Multiplies two pieces of sixteen rows, at `weights` and `next` bytes behind it, with two of sixteen tokens, at `inputs` and
-/// 16 tokens times `next` behind it.
+/// Multiplies two pieces of sixteen rows, at `weights` and `next` bytes later, with two pieces of sixteen tokens, at `inputs`
+/// and 16 tokens times `next` later.
 ///
 /// # Safety
 /// The tiles are configured and lie within a panel's codes and a token panel's.

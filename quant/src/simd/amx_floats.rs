@@ -1,6 +1,6 @@
 //! BF16 matrices times many tokens on AMX, whose tiles of bf16 are multiplied exactly and added in f32.
 //!
-//! The 24 significant bits of an f32 input are three bf16 pieces, so the products of the pieces are exact, as those in f32 are.
+//! The 24 significant bits of an f32 input are three bf16 pieces, so the products of the pieces are exact.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -23,7 +23,7 @@ const COLUMNS: usize = 32;
 const DEPTH: usize = 128;
 /// Steps of a tile's columns in them.
 const STEPS: usize = DEPTH / COLUMNS;
-/// Tokens whose pieces are kept meanwhile.
+/// Tokens whose bf16 pieces are held at a time.
 const TOKENS: usize = 256;
 /// Most pieces of an input.
 const PIECES: usize = 3;
@@ -156,8 +156,8 @@ fn steps(pieces: usize) -> ([Step; STEPS * PIECES], usize) {
 /// Adds the products of two tiles of tokens with two tiles of rows to `sums`, whose tokens are `stride` numbers apart.
 ///
 /// # Safety
-/// The tiles are configured; `tokens` and `weights` are valid for two tiles at each step's places, `sums` for 32 numbers of 32
-/// tokens; there is a step.
+/// The tiles are configured; `tokens` and `weights` are valid for two tiles at each step, `sums` for 32 numbers of 32 tokens;
+/// there is a step.
 #[inline(always)]
 unsafe fn multiply_tiles(
     steps: &[Step],

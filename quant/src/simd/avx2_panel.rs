@@ -13,7 +13,7 @@ use crate::panel::{DEPTH, LANES, Minima, Panel, Panels, ROWS, Sums};
 const TILE: usize = 4;
 /// Tokens of a register.
 const WIDTH: usize = 8;
-/// What makes a signed code unsigned.
+/// Added to a signed code, makes it unsigned.
 const SIGN: i8 = -128;
 
 pub(crate) struct Panel8<B, const VNNI: bool>(PhantomData<B>);
@@ -35,7 +35,7 @@ fn dot_pairs<const SIGNED: bool>(w: __m256i, x: __m256i) -> __m256i {
 }
 
 impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
-    /// Groups of four columns whose products of two still add up to 16 bits.
+    /// Groups of four columns whose products can be added in 16 bits.
     const STEPS: usize = if B::SIGNED {
         1
     } else {

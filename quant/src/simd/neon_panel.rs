@@ -17,7 +17,7 @@ const REGISTERS: usize = TILE * WIDTH / 4;
 
 /// With `SQUARES` a register holds two rows by two tokens, as `smmla` makes them, else a row by four tokens.
 ///
-/// `smmla` wants eight columns of a row and then the same of the next: so lie the panel's codes then, and those of the inputs
+/// `smmla` reads eight columns of a row and then those of the next; the panel's codes and the inputs are laid out that way
 /// ([`Activations`](crate::Activations)).
 pub(crate) struct NeonPanel<B, const SQUARES: bool>(PhantomData<B>);
 
@@ -135,7 +135,8 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
                 let x = x.add(sixteen * 16 * LANES + lane * 4);
                 let w = [0, 1, 2, 3]
                     .map(|r| vld1q_s8(codes.add((row + r) * DEPTH + column + sixteen * 16)));
-                // Four columns after another, so that a register of the inputs meets all rows.
+                // Groups of four consecutive columns, so that a register of the inputs is
+                // multiplied with all rows.
                 let x = |four: usize| [0, 16].map(|t| vld1q_s8(x.add(four * 4 * LANES + t)));
                 add_fours::<0>(&mut dots, w, x(0));
                 add_fours::<1>(&mut dots, w, x(1));

@@ -1,4 +1,4 @@
-//! Tensors that a model needs: what they are called, their shapes, and which formats keep their meaning.
+//! Tensors that a model needs: their names and shapes, and the formats that preserve their meaning.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub enum Precision {
     Full,
 }
 
-/// What the names of tensors begin with that several layers have in common.
+/// Prefix of tensors that several layers share.
 pub const OF_MODEL: &str = "model.";
 
 /// The name of a tensor that all layers that list it have in common, of the same shape in each.

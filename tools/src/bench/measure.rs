@@ -1,4 +1,4 @@
-//! What is run and timed, in which order.
+//! The measurement: its steps and their order.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ const UNTIMED: usize = 1;
 const PASSES: usize = 3;
 /// A prompt that takes longer, in seconds, is read once.
 const LONG: f64 = 5.0;
-/// Copies of the state that are larger in all are not kept.
+/// Copies of the state that are larger in total are not made.
 const MOST_COPIED: usize = 1 << 30;
 /// Memory is measured when the position has grown by this part since the last time.
 const STRIDE: f64 = 0.03;
@@ -31,7 +31,7 @@ const SEED: u64 = 1;
 /// About how many tokens of a prompt are read in the time of a generated one; for the bar.
 const STEP_COST: usize = 8;
 
-/// What to measure.
+/// Settings of a measurement.
 pub struct Plan {
     /// Tokens of the prompt.
     pub prompt: usize,
@@ -39,7 +39,7 @@ pub struct Plan {
     pub generate: usize,
     /// Positions, ascending.
     pub depths: Vec<usize>,
-    /// The GPU whose energy counts.
+    /// The GPU whose energy is included.
     pub gpu: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ pub struct Measured {
     pub prompt_s: Vec<f64>,
     /// Seconds from a prompt to the first token after it.
     pub first_token_s: Vec<f64>,
-    /// What was timed at each depth.
+    /// The times at each depth.
     pub depths: Vec<Timed>,
     /// Position and resident bytes, along the way to the deepest position.
     pub memory: Vec<(u64, u64)>,
@@ -94,7 +94,7 @@ pub struct Measured {
     pub counted_tokens: u64,
     /// Joules for each token of a turn, where the machine counts them.
     pub joules_per_token: Vec<f64>,
-    /// What they are counted of.
+    /// The sources of the energy.
     pub energy_of: Option<String>,
     /// Hash of the generated tokens and the logits.
     pub hash: String,
@@ -249,7 +249,7 @@ impl Run<'_> {
                 self.step()?;
             }
         }
-        // What was used before the first timed token does not count.
+        // Energy before the first timed token is not included.
         let _ = self.energy.as_mut().map(Energy::joules);
         for _ in 0..tokens {
             let start = Instant::now();

@@ -38,15 +38,15 @@ pub use transformer::TransformerCache;
 /// Measure latency, speed and memory.
 ///
 /// The prompt is read up to three times from an empty state (median): its speed, and the time to the first token. Then
-/// --depth many random tokens are read, and a copy of the state is kept at each depth. At last the copies take turns to
-/// generate 16 tokens each, most probable ones, until each has generated --gen: what the machine does besides meets all depths alike. (Copies of
-/// more than 1 GiB in all are not kept; each depth is timed when it is reached instead.) Each turn begins with one token
-/// that is not timed. Between the turns as many threads read a buffer of four times the last cache, and nothing else: the
-/// median of these passes is the bandwidth that the bytes per token are compared with. Resident memory is that of the
-/// process without this buffer. Percentiles are nearest ranks; jitter is the mean difference of successive times.
+/// --depth random tokens are read, with a copy of the state at each depth. The copies then generate greedily,
+/// interleaved in runs of 16 tokens, until each has generated --gen: other load on the machine affects all depths alike.
+/// (If the copies exceed 1 GiB in total, each depth is timed when it is reached instead.) Each run begins with one
+/// untimed token. Between the runs, equally many threads read a buffer of four times the last-level cache: the median of
+/// these passes is the bandwidth with which the bytes per token are compared. Resident memory is that of the process
+/// without this buffer. Percentiles are nearest ranks; jitter is the mean difference of successive times.
 ///
-/// Several models (in several number formats, for instance) or several numbers of --threads are measured one after the
-/// other; the plots lie over each other.
+/// Several models (in several number formats, for instance) or several numbers of --threads are measured one after the other and plotted
+/// together.
 #[derive(clap::Args)]
 pub struct Args {
     /// GGUF files or Hugging Face directories.
@@ -63,7 +63,7 @@ pub struct Args {
     /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
-    /// Show the time of each op of a step, behind the table.
+    /// Show the time of each op of a step, after the table.
     #[arg(long)]
     ops: bool,
     #[command(flatten)]
@@ -254,7 +254,7 @@ impl Outputs {
             .collect()
     }
 
-    /// Refuses what could not be written, before an hour of measuring.
+    /// Refuses outputs that cannot be written, before an hour of measuring.
     fn check(&self) -> Result<()> {
         for (path, _) in self.wanted() {
             if is_dash(path) {

@@ -1,4 +1,4 @@
-//! The page of `--html`: latency and memory against position, beside what a Transformer would need.
+//! The page of `--html`: latency and memory against position, compared with a Transformer.
 
 use super::overview;
 use super::provenance::{self, Provenance};
@@ -121,7 +121,7 @@ fn cache_bytes(cache: &TransformerCache, position: f64) -> f64 {
 /// The number of grey.
 const GREY: usize = 5;
 
-/// The colour of what is computed: beside a single result one of its own, beside several grey.
+/// The colour of computed curves: a separate one for a single result, grey for several.
 fn computed_color(reports: &[Report]) -> usize {
     match reports.len() {
         1 => 1,

@@ -4,7 +4,7 @@ use super::report::{Depth, Report};
 use super::statistics::spread;
 use crate::units::{self, rounded, thousands};
 
-/// What stands in place of the energy where nothing counts it.
+/// Text in place of the energy if there is no counter.
 const NO_COUNTER: &str = "unknown: no counter can be read (RAPL, NVML, the sensors of a Jetson)";
 const TOO_SHORT: &str = "unknown: the counter moved too seldom; a larger --gen tells it";
 
@@ -54,7 +54,7 @@ impl Report {
         self.depths.iter().map(line).collect()
     }
 
-    /// What was measured and where, in a line each.
+    /// The model and the machine, in a line each.
     pub fn titles(&self) -> [String; 2] {
         let (model, machine) = (&self.model, &self.machine);
         let threads = if self.threads == 1 { "" } else { "s" };
@@ -77,7 +77,7 @@ impl Report {
         ]
     }
 
-    /// Names and values of the numbers that stand for the whole run.
+    /// Names and values of the numbers for the whole run.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let bytes = |n: u64| units::bytes(n as usize);
         let cached = self.machine.cache_bytes >= Some(self.model.weight_bytes);

@@ -35,12 +35,12 @@ pub struct Provenance {
     pub load: Option<[f64; 2]>,
     /// How many cores other programs used during the measurement, on average.
     pub others_cores: Option<f64>,
-    /// What is to be thought of a measurement beside them.
+    /// A caveat about the measurements, if any.
     pub warning: Option<String>,
 }
 
 impl Provenance {
-    /// Of a measurement of the model at `path` that begins now.
+    /// For a measurement of the model at `path` that begins now.
     pub fn new(path: Option<&Path>, checkpoint: &Checkpoint) -> Result<Self> {
         let words = std::env::args().skip(1).map(|word| quoted(&word));
         let now = jiff::ZonedDateTime::now();
@@ -86,7 +86,7 @@ impl Provenance {
     }
 }
 
-/// The facts of several measurements: one that all share once, others behind the label of each.
+/// The facts of several measurements: shared ones once, others with the label of each.
 pub fn facts(labels: &[String], from: &[&Provenance]) -> Vec<(String, String)> {
     let [first, others @ ..] = from else {
         return Vec::new();
@@ -177,7 +177,7 @@ fn formats(checkpoint: &Checkpoint) -> String {
     parts.join(", ")
 }
 
-/// The processor's time from one moment to another: what others use of it. Linux only.
+/// Processor time between two moments that other programs used. Linux only.
 pub struct Others {
     busy: u64,
     all: u64,
@@ -206,7 +206,7 @@ impl Others {
         })
     }
 
-    /// Notes the load, and what other programs have used since `self`.
+    /// Notes the load, and the processor time of other programs since `self`.
     pub fn note(&self, cores: usize, provenance: &mut Provenance) {
         let Some(now) = Others::now() else {
             return;

@@ -1,4 +1,4 @@
-//! The result of a run: what its figures mean.
+//! The result of a run: the definitions of its figures.
 
 use std::path::Path;
 
@@ -16,10 +16,10 @@ use crate::machine::Machine;
 pub struct Report {
     /// Version of the program.
     pub version: String,
-    /// With what, on what and beside what it was measured.
+    /// Conditions of the measurement.
     #[serde(default)]
     pub provenance: Provenance,
-    /// What was measured.
+    /// The model.
     pub model: ModelInfo,
     /// Where it computed.
     pub device: String,
@@ -50,7 +50,7 @@ pub struct Report {
     pub interleaved: bool,
     /// Latency at each depth.
     pub depths: Vec<Depth>,
-    /// What a token must move: the mean of the depths.
+    /// Bytes that a token must move: the mean of the depths.
     pub bytes_per_token: u64,
     /// Plain reading with as many threads: the median of passes between the timed tokens.
     pub read_bytes_per_s: f64,
@@ -60,10 +60,10 @@ pub struct Report {
     /// Joules for each timed token, where the machine counts them.
     #[serde(default)]
     pub joules_per_token: Option<f64>,
-    /// The same for each turn of 16 tokens.
+    /// For each run of 16 tokens.
     #[serde(default)]
     pub joules_samples: Vec<f64>,
-    /// What they are counted of.
+    /// The sources of the energy.
     #[serde(default)]
     pub energy_of: Option<String>,
     /// The mean of the depths' shares.
@@ -83,7 +83,7 @@ pub struct Report {
     pub hash: String,
 }
 
-/// What the model is.
+/// The model.
 #[derive(Serialize, Deserialize)]
 pub struct ModelInfo {
     /// The file.
@@ -116,7 +116,7 @@ pub struct Depth {
     pub max_us: f64,
     /// Mean difference of successive times.
     pub jitter_us: f64,
-    /// What a token must move here, see [`bytes_per_token`].
+    /// Bytes that a token must move at this depth, see [`bytes_per_token`].
     pub bytes_per_token: u64,
     /// These bytes in the median time, as a share of plain reading. Above 1 if caches hold the weights.
     pub bandwidth_share: f64,
@@ -157,13 +157,13 @@ impl ModelInfo {
     }
 }
 
-/// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.
+/// Bytes that the token at `position` must move: every weight once, and its reads and writes of the state.
 fn bytes_per_token(session: &Session, plan: &StatePlan, position: u64) -> u64 {
     let model = session.model();
     (model.weight_bytes() + model.state_bytes(plan, position)) as u64
 }
 
-/// The mean of what `of` says of each depth.
+/// The mean of `of` over the depths.
 fn mean_of(depths: &[Depth], of: fn(&Depth) -> f64) -> f64 {
     mean(&depths.iter().map(of).collect::<Vec<_>>())
 }
@@ -193,7 +193,7 @@ impl Depth {
     }
 }
 
-/// What was measured, besides the plan.
+/// Measured values that are not part of the plan.
 pub struct Measurement<'a> {
     /// Where the result comes from.
     pub provenance: Provenance,
@@ -277,8 +277,8 @@ impl Report {
     }
 }
 
-/// The mean energy of turns. A GPU's counter moves only some ten times a second, so that a turn often has none, and the one that meets
-/// a move has that of many: their mean says something if there were ten moves.
+/// The mean energy of runs. A GPU's counter is updated only about ten times a second, so that most runs see no change, and the one
+/// that sees a change has the energy of many: the mean is meaningful after ten updates.
 fn known_energy(turns: &[f64]) -> Option<f64> {
     let moves = turns.iter().filter(|&&joules| joules > 0.0).count();
     let known = moves > 0 && (moves == turns.len() || moves >= 10);

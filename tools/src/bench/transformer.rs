@@ -10,7 +10,7 @@ const ASSUMED_SHARING: usize = 4;
 /// The cache of a Transformer with as many layers: a key and a value for each layer and token, 16 bits a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransformerCache {
-    /// What every token adds.
+    /// Bytes added by every token.
     pub bytes_per_token: u64,
     /// Whether the KV heads are those of the model's own attention; otherwise their width is a quarter of the hidden width.
     pub own_kv_heads: bool,

@@ -1,4 +1,4 @@
-//! What can be typed after a slash.
+//! The slash commands.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ use crate::text::shown_line;
 use crate::units::{bytes, rounded, thousands};
 use crate::write_model::check_output;
 
-/// A command: its names, what may follow, what it does.
+/// A command: its names, arguments and description.
 pub struct Help {
     /// The first is the one that is listed; the others do the same.
     pub names: &'static [&'static str],
-    /// What may follow; empty if nothing may.
+    /// Arguments; empty if there are none.
     pub arguments: &'static str,
-    /// What it does.
+    /// Description.
     about: &'static str,
 }
 
@@ -103,7 +103,7 @@ pub const COMMANDS: [Help; 18] = [
 const KEYS: &str = "A backslash at the end of a line, or Alt-Enter, begins a new line; so does Enter between \"\"\" and \"\"\". \
                     Tab completes commands and what follows them. Ctrl-C stops an answer.";
 
-/// What is to be done after a command.
+/// The next step after a command.
 pub enum Action {
     /// Nothing.
     Done,
@@ -115,7 +115,7 @@ pub enum Action {
     Quit,
 }
 
-/// Commands, and what they have made.
+/// Commands, and the forks they have created.
 pub struct Commands {
     /// The forks of the conversation.
     pub forks: Forks,
@@ -124,7 +124,7 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Commands of a conversation that is kept in `sessions`.
+    /// Commands of a conversation that `sessions` saves.
     pub fn new(sessions: Sessions) -> Self {
         Commands {
             forks: Forks::new(),
@@ -236,7 +236,7 @@ impl Commands {
         Ok(said)
     }
 
-    /// What a conversation's file is called: by its title where it has one.
+    /// Display name of a conversation's file: its title if it has one.
     fn name(&self, path: &Path) -> String {
         match self.sessions.has(path) {
             true => format!("\"{}\"", title_of(path)),
@@ -313,7 +313,7 @@ impl Commands {
         self.resume(&saved.path, conversation)
     }
 
-    /// The kept conversation with this number, for a command.
+    /// The saved conversation with this number, for a command.
     fn numbered(&self, command: &str, number: &str) -> Result<Saved> {
         let mut list = self.sessions.list();
         let chosen = number.parse::<usize>().ok().and_then(|n| n.checked_sub(1));

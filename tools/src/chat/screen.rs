@@ -1,4 +1,4 @@
-//! What a person sees: answers, and everything else in a dimmer colour.
+//! The terminal output: answers, and everything else in a dimmer colour.
 
 use std::io::{IsTerminal, Write};
 

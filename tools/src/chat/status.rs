@@ -1,4 +1,4 @@
-//! What the program says about a conversation: at its start, after each answer, and before its context is full.
+//! The lines about a conversation: at its start, after each answer, and before its context is full.
 
 use super::conversation::{Conversation, Reply};
 use super::sessions::Sessions;
@@ -9,7 +9,7 @@ use crate::units::{bytes, count, rounded, thousands};
 /// The share of a context from which on it is said to be nearly full.
 const NEARLY_FULL: f64 = 0.75;
 
-/// What stands above the first prompt.
+/// The lines above the first prompt.
 pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
     let session = conversation.session();
     let model = session.model();

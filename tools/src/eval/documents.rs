@@ -110,7 +110,7 @@ impl Encoder {
         Ok(turns.transcript(messages)?)
     }
 
-    /// Bytes of text that the tokens stand for; control tokens stand for none.
+    /// Bytes of text that the tokens decode to; control tokens have none.
     pub fn text_bytes(&self, tokens: &[u32]) -> usize {
         let text = |&&token: &&u32| !self.tokenizer.is_special(token);
         let bytes = |&token: &u32| self.tokenizer.token_bytes(token).len();

@@ -52,7 +52,7 @@ pub enum Headline {
     Perplexity,
 }
 
-/// What one document cost.
+/// The cost of one document.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     bits: f64,

@@ -1,4 +1,4 @@
-//! `waterline eval`: how well a model predicts, and what its memory keeps.
+//! `waterline eval`: prediction quality and recall of a model.
 
 mod documents;
 mod likelihood;

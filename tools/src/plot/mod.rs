@@ -16,7 +16,7 @@ use crate::pdf::Pdf;
 /// A line through points in ascending order.
 #[derive(Clone)]
 pub struct Series {
-    /// What the legend says.
+    /// Text in the legend.
     pub label: String,
     /// Points.
     pub points: Vec<(f64, f64)>,
@@ -30,7 +30,7 @@ pub struct Series {
 
 /// An area between lower and upper values.
 pub struct Band {
-    /// What the legend says.
+    /// Text in the legend.
     pub label: String,
     /// Positions with their lower and upper value.
     pub points: Vec<(f64, f64, f64)>,
@@ -46,7 +46,7 @@ pub struct Plot {
     pub x: Axis,
     /// Upwards.
     pub y: Axis,
-    /// Behind the lines.
+    /// Drawn below the lines.
     pub bands: Vec<Band>,
     /// Lines. Where they leave the axes they are cut.
     pub series: Vec<Series>,
@@ -278,7 +278,7 @@ impl Plot {
 pub struct Picture<'a> {
     /// Titles and plots.
     pub plots: &'a [(Option<&'a str>, &'a Plot)],
-    /// What was measured, when and on what, a line each.
+    /// The measurement, its date and its machine, a line each.
     pub notes: &'a [String],
 }
 
@@ -356,7 +356,7 @@ fn title_height(title: &Option<&str>) -> u32 {
     title.map_or(0, |_| TITLE)
 }
 
-/// Text as it may stand in a page.
+/// Text escaped for a page.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

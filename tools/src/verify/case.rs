@@ -1,4 +1,4 @@
-//! What a case recorded: tokens, and logits of some of the positions.
+//! A recorded case: tokens, and logits at some of the positions.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 
 /// A recorded case.
 pub(super) struct Case {
-    /// What the model reads.
+    /// Input of the model.
     pub tokens: Vec<u32>,
-    /// What it is compared with.
+    /// The recorded outputs.
     pub recorded: Vec<Recorded>,
     /// Whether every tensor is decoded to f32 first; else the model runs in the formats of its file.
     pub in_f32: bool,
@@ -41,9 +41,9 @@ pub(super) struct Recorded {
 /// Which logits of a position are recorded.
 #[derive(Clone, Copy)]
 pub(super) enum Columns {
-    /// Those of the first so many tokens.
+    /// Logits of the first n tokens.
     First(usize),
-    /// The largest so many, which differ by no more than all logits do.
+    /// The largest n logits, which differ by no more than all logits do.
     Largest(usize),
 }
 
@@ -201,7 +201,7 @@ fn largest(row: &[f32], count: usize) -> Vec<f32> {
 }
 
 impl Best {
-    /// Of all logits of a position; the first of equal ones.
+    /// The best of all logits of a position; the first of equal ones.
     pub fn of(row: &[f32]) -> Self {
         let mut best = Best {
             token: 0,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::simd;
 
-/// A function of single values: a feature map, or what an output gate passes through.
+/// A function of single values: a feature map, or the function of an output gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -33,7 +33,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Maps every value in place. One function, whatever the caller is compiled for: the maps of all functions are large.
+    /// Maps every value in place. Not inlined: the maps of all functions are large.
     #[inline(never)]
     pub(crate) fn apply(self, values: &mut [f32]) {
         simd::vectorize(

@@ -33,7 +33,8 @@ pub struct Snapshot {
     /// A hash of all tokens, if they are known.
     #[doc(hidden)]
     pub tokens: Option<u64>,
-    /// Kept with the state, not interpreted: a program's own notes, such as the messages of a chat.
+    /// Stored with the state, not interpreted: a program's own data, such as the messages of a
+    /// chat.
     pub note: Vec<u8>,
 }
 
@@ -50,7 +51,7 @@ impl Snapshot {
         }
     }
 
-    /// What differs for different models.
+    /// Identifies the model.
     #[doc(hidden)]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -83,8 +84,8 @@ impl Snapshot {
             .map(move |tensor| (tensor, &bytes[tensor.offset..tensor.offset + tensor.bytes]))
     }
 
-    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when it is whole; until then what had its
-    /// name stays.
+    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when complete; until then an earlier file
+    /// of that name stays.
     ///
     /// # Errors
     /// [`Error::Io`], also if `path` is something other than a file.

@@ -38,12 +38,12 @@ pub struct ExpertsSpec {
     pub bias: bool,
     /// Whether experts have gates.
     pub gated: bool,
-    /// What a gate passes through; without gates, what the first product passes through.
+    /// Function of the gate; without gates, of the first product.
     pub activation: Activation,
-    /// Width of what experts read and write, if they work between two common projections.
+    /// Width of the experts' inputs and outputs, if they work between two common projections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<usize>,
-    /// What every token passes.
+    /// The expert of every token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedSpec>,
 }
@@ -59,7 +59,7 @@ pub struct SharedSpec {
 }
 
 impl Default for ExpertsSpec {
-    /// Gated experts of no size, whose weights are softmax over the chosen.
+    /// Gated experts of size zero, whose weights are softmax over the chosen.
     fn default() -> Self {
         ExpertsSpec {
             experts: 0,

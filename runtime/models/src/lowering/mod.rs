@@ -1,4 +1,4 @@
-//! What mixers and feed-forward networks write their ops with.
+//! The builder with which mixers and feed-forward networks write their ops.
 
 mod products;
 mod sublayer;
@@ -19,7 +19,8 @@ pub(crate) const FIRST_FREE: usize = 3;
 /// The name under which the tokens' embeddings are published.
 pub(crate) const EMBEDDING: &str = "embedding";
 
-/// How a part of a mixer that sums several reads the layer's input, and what becomes of its product.
+/// How a part of a mixer that sums several parts reads the layer's input, and where its product
+/// goes.
 #[derive(Debug, Clone, Copy)]
 pub enum Sum {
     /// The product passes the norm `merge_norm.weight` of the part, times this share.
@@ -36,7 +37,7 @@ pub enum Sum {
     },
 }
 
-/// Where the weights of a model come from, and what all its layers have in common.
+/// Source of a model's weights, and settings common to all layers.
 pub struct Source<'a> {
     /// The file, for errors.
     pub file: &'a str,
@@ -48,12 +49,12 @@ pub struct Source<'a> {
     pub norm_eps: f32,
 }
 
-/// What the layers so far have written.
+/// Output of the layers so far.
 pub(crate) struct Written {
     program: Program,
     /// Buffers that live on after their layer, by name.
     published: Vec<(&'static str, View)>,
-    /// The residual stream is so many times what its buffer holds: norms see this in their epsilon alone.
+    /// Scale of the residual stream relative to its buffer; it only affects the norms' epsilon.
     stream: f32,
 }
 
@@ -72,7 +73,7 @@ impl Written {
         self.program.ops.push(Box::new(op));
     }
 
-    /// Publishes what the residual stream holds, such as the tokens' embeddings for [`Lowering::embedding`].
+    /// Publishes the residual stream, such as the tokens' embeddings for [`Lowering::embedding`].
     pub fn keep_stream(&mut self, name: &'static str, hidden: usize) {
         let view = View::whole(self.program.widths.len(), hidden);
         self.program.widths.push(hidden);
@@ -109,15 +110,15 @@ pub struct Lowering<'a> {
     program: &'a mut Program,
     hidden: usize,
     norm_eps: f32,
-    /// What this sublayer reads: the residual stream, but where a mixer says otherwise.
+    /// Input of this sublayer: the residual stream unless a mixer sets another.
     input: View,
-    /// What the names of the tensors begin with.
+    /// Prefix of the tensors' names.
     scope: String,
     /// Applied to the residual stream in front of this sublayer.
     pre_norm: Option<Norm>,
-    /// Applied to what this sublayer, or this part of it, adds to the residual stream.
+    /// Norm of the term that this sublayer, or this part of it, adds to the residual stream.
     post_norm: Option<Norm>,
-    /// Multiplies what it adds.
+    /// Factor of that term.
     multiplier: f32,
     stream: &'a mut f32,
     /// Sums into the residual stream, which come last: all parts read the layer's input.
@@ -125,7 +126,7 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    /// For layer number `layer`, whose state tensors begin at number `first_tensor` of the plan.
+    /// For layer number `layer`, whose state tensors begin at index `first_tensor` of the plan.
     pub(crate) fn new(
         source: &Source<'a>,
         layer: usize,
@@ -152,7 +153,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Begins a sublayer, whose tensors' names begin with `scope` behind the layer's number.
+    /// Begins a sublayer, whose tensors' names begin with the layer's number and `scope`.
     pub(crate) fn begin(&mut self, scope: &str, kind: NormKind, sublayer: &Sublayer) -> Result<()> {
         self.buffers = FIRST_FREE;
         self.scope = format!("blk.{}.{scope}", self.layer);
@@ -327,7 +328,7 @@ impl<'a> Lowering<'a> {
         self.published(EMBEDDING, self.hidden)
     }
 
-    /// Writes what reads `input`, as wide as the residual stream, in its place, behind the norm in front of this sublayer.
+    /// Writes ops that read `input`, as wide as the residual stream, in its place, through the norm of this sublayer.
     pub fn reading(
         &mut self,
         input: View,

@@ -26,7 +26,7 @@ impl Lowering<'_> {
         Ok(self.project_linears(linears, width))
     }
 
-    /// As [`Lowering::project_scaled`], of parts of one matrix: so many rows each, and what multiplies them.
+    /// As [`Lowering::project_scaled`], for sections of one matrix: the rows and the factor of each.
     pub fn project_sections(&mut self, name: &str, sections: &[(usize, f32)]) -> Result<Vec<View>> {
         let whole = self.linear(name, 1.0, 0)?;
         let rows = sections.iter().map(|(rows, _)| rows).sum::<usize>();
@@ -54,7 +54,7 @@ impl Lowering<'_> {
         Ok(self.project_linears(linears, rows))
     }
 
-    /// Multiplies the input of this sublayer with these matrices, whose products are `width` columns side by side.
+    /// Multiplies the input of this sublayer with these matrices, whose products are `width` adjacent columns.
     fn project_linears(&mut self, linears: Vec<Linear>, width: usize) -> Vec<View> {
         let input = self.input;
         self.wide_inputs(input.width);
@@ -121,8 +121,8 @@ impl Lowering<'_> {
         Ok((Project::new(input, norm, linears, output), views))
     }
 
-    /// Multiplies several columns with a matrix each, as [`Lowering::project_from`]; the results stand side by side in
-    /// one buffer.
+    /// Multiplies several views with one matrix each, as [`Lowering::project_from`]; the results are adjacent columns
+    /// of one buffer.
     pub fn project_each(&mut self, pairs: &[(View, &str)]) -> Result<Vec<View>> {
         let mut projects = Vec::new();
         let mut width = 0;
@@ -157,10 +157,10 @@ impl Lowering<'_> {
         })
     }
 
-    /// The matrix that ends the sublayer, its product multiplied, and the norm behind it: what is to be added to the
-    /// residual stream.
+    /// The last matrix of the sublayer with a scaled product, and the norm after it, for the term that is added to
+    /// the residual stream.
     pub fn output_linear(&mut self, name: &str, multiplier: f32) -> Result<(Linear, Option<Norm>)> {
-        // A norm does not see what multiplies its input, but for its epsilon.
+        // A scaled input changes a norm only through its epsilon.
         let (before, norm) = match &self.post_norm {
             Some(norm) => (multiplier, Some(norm.scaled(self.multiplier))),
             None => (multiplier * self.multiplier, None),
@@ -170,7 +170,7 @@ impl Lowering<'_> {
         Ok((linear, norm))
     }
 
-    /// What multiplies this sublayer's output, which no norm may follow.
+    /// Factor of this sublayer's output, if no norm follows.
     pub(crate) fn plain_multiplier(&self) -> Result<f32> {
         match self.post_norm {
             None => Ok(self.multiplier),

@@ -1,5 +1,5 @@
-//! Gated DeltaNet-2 (arXiv 2605.22791; flash-linear-attention `layers/gdn2.py`): what is erased and what is written have
-//! a gate each, by channel.
+//! Gated DeltaNet-2 (arXiv 2605.22791; flash-linear-attention `layers/gdn2.py`): separate gates per channel for erasing
+//! and writing.
 //!
 //! With x the normed input, per value head (value head h uses key head `h / (value_heads / heads)`):
 //! ```text

@@ -1,13 +1,13 @@
-//! Sparse attention that Mamba and Mamba-2 may have beside their scan (HAX, arXiv 2507.00449). With x the mixer's
-//! inner channels after the convolution:
+//! Sparse attention in parallel with the scan of Mamba and Mamba-2, optional (HAX, arXiv 2507.00449). With x the
+//! mixer's inner channels after the convolution:
 //!
 //! ```text
 //! k, q = W_xx x, k <- k / sqrt(state);   a_t = sum_j softmax_j(q_t k_j) x_j   over the tokens j that t sees
 //! ```
-//! and `E a` is added to the mixer's output before its gate. What t sees is the union of sources of a few tokens
-//! each: the last ones, the first ones, every n-th one, the last ones whose key hashes as the query does, those whose
-//! keys score highest. Hashed keys and queries are centred by the mean so far, and the score sees the mean query so
-//! far, where the released code takes means over the whole sequence, also of what follows.
+//! and `E a` is added to the mixer's output before its gate. The tokens that t sees are the union of sources of a few
+//! tokens each: the last ones, the first ones, every n-th one, the last ones whose key hashes as the query does,
+//! those whose keys score highest. Hashed keys and queries are centred by the mean so far, and scores use the mean
+//! query so far, whereas the released code takes means over the whole sequence, including later tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub struct Hax {
     pub keys: usize,
     /// The sources.
     pub sources: Vec<Source>,
-    /// From what the hash matrices were drawn; none: they are the checkpoint's.
+    /// Seed of the random hash matrices; none: they are in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_seed: Option<u32>,
 }
@@ -48,12 +48,12 @@ pub enum Source {
         /// How many, in place of [`Hax::keys`].
         keys: usize,
     },
-    /// The last tokens in the query's bin, whose number is made of signs.
+    /// The last tokens in the query's bin, whose number consists of signs.
     SignBins {
         /// Signs: the bins are 2 to this power.
         bits: usize,
     },
-    /// The last tokens in the query's bin, whose number is that of the largest product.
+    /// The last tokens in the query's bin, which is the index of the largest product.
     ArgmaxBins {
         /// Products.
         bins: usize,
@@ -206,8 +206,8 @@ impl Hax {
         tensors
     }
 
-    /// Attends over the columns `x` with keys of `width` values; the mixer's state tensor `first` is the first of these.
-    /// Returns what to add to the mixer's output.
+    /// Attends over the columns `x` with keys of `width` values; its state tensors start at number `first` of the
+    /// mixer's. Returns the term to add to the mixer's output.
     pub(super) fn lower(
         &self,
         layer: &mut Lowering,

@@ -47,7 +47,7 @@ pub struct Mamba {
     /// Whether these norms have gains.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub norm_gains: bool,
-    /// Sparse attention beside the scan.
+    /// Sparse attention in parallel with the scan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hax: Option<Hax>,
 }

@@ -1,5 +1,5 @@
 //! Griffin's recurrent block (arXiv 2402.19427; transformers `models/recurrent_gemma`): a short convolution and the
-//! real-gated linear recurrent unit, gated by a branch of its own.
+//! real-gated linear recurrent unit, gated by a separate branch.
 //!
 //! With x the normed input, and heads of `width / heads` channels:
 //! ```text
@@ -30,7 +30,7 @@ pub(super) const KIND: &str = "rg_lru";
 pub struct RgLru {
     /// Channels.
     pub width: usize,
-    /// Parts of the channels with gates of their own.
+    /// Groups of channels with separate gates.
     pub heads: usize,
     /// Taps of the convolution.
     pub conv: usize,

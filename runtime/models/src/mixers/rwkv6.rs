@@ -8,9 +8,9 @@
 //! o     = r S + (sum r u k) v;  S <- diag(decay) S + k^T v
 //! y     = W_o (silu(g) group_norm(o))
 //! ```
-//! A token reads the state of the tokens before it. The recurrence here reads what the token has written, so it gets keys, values
-//! and decays one token late; the token's own share is the bonus.
-//! State: `S [heads, head_dim, head_dim]`, the last h twice, the last keys, values and decays.
+//! A token reads the state before its own write. The recurrence op reads after the write, so it gets keys, values and decays one
+//! token late; the token's own share is the bonus. State: `S [heads, head_dim, head_dim]`, the last h twice, the last keys,
+//! values and decays.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ pub struct Rwkv6 {
     pub norm_eps: f32,
 }
 
-/// What is mixed, each with a vector `x_` and a matrix `mix_b.`.
+/// The mixed inputs, each with a vector `x_` and a matrix `mix_b.`.
 const MIXED: [&str; 5] = ["w", "k", "v", "r", "g"];
 
 const SHIFT: usize = 1;
@@ -58,7 +58,8 @@ impl Rwkv6 {
         self.heads * self.head_dim
     }
 
-    /// `previous` of each channel's value of the token before and `current` of its own, in place.
+    /// Sums `previous` times each channel's value at the previous token and `current` times its own
+    /// value, in place.
     fn with_previous(&self, view: View, [previous, current]: [f32; 2], tensor: usize) -> HeadGroup {
         let taps = [previous, current].repeat(view.width);
         let conv = Conv::new(&taps, view.width, None, tensor);
@@ -197,7 +198,7 @@ impl Mixer for Rwkv6 {
             rope: None,
             gates: vec![(decay, Gate::Exponential)],
         });
-        // Of what RWKV-7 makes of keys and values only the bonus is used.
+        // Only the bonus of RWKV-7's key and value update is used.
         let constant = |value| Vector::from(vec![value; self.width()]);
         let [removal, bonus, kept] = [(); 3].map(|()| layer.buffer(self.width()));
         layer.push(Replace {

@@ -10,7 +10,7 @@ use super::value::{List, Loop, Value, as_list};
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
 
-/// What follows a statement.
+/// Control flow after a statement.
 #[derive(PartialEq)]
 enum Flow {
     Next,
@@ -154,7 +154,7 @@ impl Evaluator {
         }
     }
 
-    /// What a body renders, in a scope of its own.
+    /// The rendered body, in a new scope.
     fn captured(&mut self, body: &[Statement]) -> Outcome<Value> {
         let before = std::mem::take(&mut self.out);
         self.scopes.push(HashMap::new());
@@ -278,7 +278,7 @@ impl Evaluator {
         Ok(Value::Namespace(self.namespaces.len() - 1))
     }
 
-    /// What a macro renders.
+    /// The rendered body of a macro.
     pub fn call_macro(
         &mut self,
         item: &Macro,

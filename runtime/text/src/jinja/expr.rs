@@ -361,7 +361,7 @@ impl Evaluator {
         }
     }
 
-    /// Filters behind a block, applied to what it rendered.
+    /// Filters of a block, applied to its rendering.
     pub fn filter_chain(&mut self, node: &Node, text: Value) -> Outcome<Value> {
         self.work.enter()?;
         let Expr::Filter(inner, name, arguments) = &*node.expr else {

@@ -255,7 +255,7 @@ impl Parser {
         }
     }
 
-    /// An index or a slice, behind its bracket.
+    /// An index or a slice, after the bracket.
     fn subscript(&mut self, node: Node, line: u32) -> Outcome<Node> {
         let mut parts = [None, None, None];
         let mut part = 0;
@@ -283,7 +283,7 @@ impl Parser {
         }
     }
 
-    /// Arguments of a call, behind its parenthesis.
+    /// Arguments of a call, after the parenthesis.
     fn arguments(&mut self) -> Outcome<Arguments> {
         let mut arguments = Arguments::default();
         let mut first = true;
@@ -329,7 +329,7 @@ impl Parser {
         }
     }
 
-    /// A chain of filters, the first of which is applied to `node`, or to what a block renders.
+    /// A chain of filters; the first is applied to `node`, or to a block's rendering.
     pub(super) fn filters(&mut self, node: Option<Node>) -> Outcome<Node> {
         let mut node = self.one_filter(node)?;
         while self.skip_op("|") {

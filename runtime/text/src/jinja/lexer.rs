@@ -93,7 +93,7 @@ impl<'s> Lexer<'s> {
         starts.find(|&at| matches!(bytes.get(at + 1), Some(b'{' | b'%' | b'#')))
     }
 
-    /// Without the blanks that stand alone between the beginning of a line and a tag.
+    /// Without blanks that are alone between the beginning of a line and a tag.
     fn without_indentation<'t>(&self, text: &'t str) -> &'t str {
         let cut = text.trim_end_matches([' ', '\t']);
         let alone = cut.ends_with('\n') || (cut.is_empty() && self.line_start);

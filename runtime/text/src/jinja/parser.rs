@@ -279,7 +279,7 @@ impl Parser {
         })))
     }
 
-    /// What is assigned to: a name, an attribute of a namespace, or several of them.
+    /// The target of an assignment: a name, an attribute of a namespace, or several of them.
     fn target(&mut self) -> Outcome<Target> {
         let mut targets = Vec::new();
         loop {

@@ -42,7 +42,7 @@ pub struct Dict {
     size: Size,
 }
 
-/// What `loop` is in a loop.
+/// The variable `loop`.
 pub struct Loop {
     pub items: Rc<List>,
     pub index: usize,
@@ -52,7 +52,8 @@ pub struct Loop {
 /// How far a value reaches.
 #[derive(Clone, Copy)]
 struct Size {
-    /// Units of work to walk it. What it holds twice counts twice, so that it bounds every walk.
+    /// Units of work to walk it. A value contained twice counts twice, so that this bounds every
+    /// walk.
     weight: usize,
     depth: u32,
 }
@@ -147,7 +148,7 @@ impl Value {
         match self {
             Value::List(list) => list.size.depth,
             Value::Dict(dict) => dict.size.depth,
-            // A loop keeps what it goes through, which may hold another loop.
+            // A loop holds its items, which may hold another loop.
             Value::Loop(state) => 1 + state.items.size.depth,
             _ => 0,
         }
@@ -208,7 +209,7 @@ impl Value {
         }
     }
 
-    /// What a loop over the value goes through: elements, keys or characters.
+    /// The items of a loop over the value: elements, keys or characters.
     pub fn iterate(&self, work: &mut Work) -> Outcome<Rc<List>> {
         match self {
             Value::List(list) => Ok(Rc::clone(list)),

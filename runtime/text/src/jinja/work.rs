@@ -15,8 +15,8 @@ pub const ELEMENT: usize = 32;
 /// Units between two reads of the clock and of the cancellation: less than 10 ms.
 const CLOCK: u64 = 1 << 20;
 
-/// What a rendering may still do. Whatever reads, writes or allocates pays first, so a template's time and memory are
-/// bounded by one number, whatever it computes.
+/// Work budget of a rendering. Every read, write and allocation is charged first, so one number bounds a template's
+/// time and memory.
 pub struct Work {
     left: u64,
     clock_at: u64,

@@ -1,5 +1,5 @@
-//! A `tokenizer.json` to the parts of a tokenizer. The file comes from a stranger: each component is checked before it is
-//! built, and what encoding does not need (decoder, post-processor, truncation, padding) is not built at all.
+//! Builds the parts of a tokenizer from a `tokenizer.json`. The file is not trusted: each component is checked before it
+//! is built, and components that encoding does not need (decoder, post-processor, truncation, padding) are not built.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,7 +29,7 @@ const MAX_TRIE_TOKEN: usize = 128;
 
 type Reason = String;
 
-/// What a tokenizer is made of.
+/// The parts of a tokenizer.
 pub(super) struct Parts {
     pub words: Words,
     pub added: AddedVocabulary,
@@ -40,7 +40,7 @@ pub(super) struct Parts {
     pub spelling: Spelling,
     /// The unknown token.
     pub unknown: Option<u32>,
-    /// A sentencepiece vocabulary puts a space before text at the start and behind special tokens.
+    /// A sentencepiece vocabulary puts a space before text at the start and after special tokens.
     pub space_prefix: bool,
 }
 
@@ -349,7 +349,7 @@ fn crate_model(
     built.map_err(|error| error.to_string())
 }
 
-/// Merges, which older files write "a b" in place of ["a", "b"]. Merges of what is no token are left out.
+/// Merges, which older files write "a b" instead of ["a", "b"]. Merges of unknown tokens are left out.
 fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String)>, Reason> {
     let ids: HashSet<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
     let longest = ids.iter().map(|token| token.len()).max().unwrap_or(0);
@@ -364,7 +364,7 @@ fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String
         };
         let (first, second) =
             pair.ok_or_else(|| format!("model: merges: {merge:.60} is no pair"))?;
-        // A merge of or to what is no token never applies.
+        // A merge of or to an unknown token never applies.
         let known = [first, second].iter().all(|part| ids.contains(part))
             && first.len() + second.len() <= longest
             && ids.contains(&*format!("{first}{second}"));

@@ -1,4 +1,4 @@
-//! What happens to text before it is tokenized: normalizing, and splitting into words. The steps come from a stranger's
+//! Steps before tokenization: normalizing, and splitting into words. They come from an untrusted
 //! `tokenizer.json`; each is checked before it is built.
 
 use std::sync::Mutex;
@@ -168,7 +168,7 @@ pub(super) struct Normalizing<'s> {
 }
 
 impl<'s> Normalizing<'s> {
-    /// Of `text`, by `deadline`.
+    /// The steps for `text`, with a deadline.
     pub fn new(steps: &'s [NormalizerStep], text: &str, deadline: Instant) -> Self {
         Normalizing {
             steps,

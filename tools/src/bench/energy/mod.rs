@@ -11,7 +11,7 @@ trait Counter {
     fn joules(&mut self) -> f64;
 }
 
-/// All counters of what computes.
+/// The energy counters of all devices in use.
 pub struct Energy {
     counters: Vec<Box<dyn Counter>>,
     sources: String,
@@ -48,7 +48,7 @@ impl Energy {
         counters.map(|counter| counter.joules()).sum()
     }
 
-    /// What is counted.
+    /// The names of the counters.
     pub fn sources(&self) -> &str {
         &self.sources
     }

@@ -28,7 +28,7 @@ impl Gpu {
     /// GPU number `ordinal` of those that CUDA shows; none without NVML or where the GPU does not count.
     pub fn new(ordinal: usize) -> Option<Self> {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        // SAFETY: the driver's own library, whose initialisation does nothing but load.
+        // SAFETY: the driver's own library, whose initialisation only loads it.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
         // SAFETY: the types are those of nvml.h.
         let (init, shutdown, total) = unsafe {

@@ -2,10 +2,10 @@
 
 use super::{Level, level};
 
-/// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) stands at
+/// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) is at
 /// `i * a_row + p * a_col`, so that a transposed A needs no copy.
 ///
-/// One function for each unit, whatever the caller is compiled for. Where the unit has fused multiply-adds, they are used.
+/// Compiled once for each vector unit. Uses fused multiply-adds if the unit has them.
 pub fn gemm(
     size: [usize; 3],
     a: &[f32],

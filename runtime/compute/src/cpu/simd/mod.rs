@@ -53,10 +53,10 @@ fn on_avx2<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// Runs `body` compiled for this CPU's vector unit. Only what is inlined is compiled for it: mark the closure itself,
-/// `vectorize(#[inline(always)] || ...)`, what it calls, and closures inside it, unless they are tiny. Each call is compiled three
-/// times: what is large and called from several places is a function of its own that calls this (`#[inline(never)]`).
-/// The results do not depend on the unit: no operation is fused or reordered by it, but in [`gemm`].
+/// Runs `body` compiled for this CPU's vector unit. Only inlined code is compiled for it: mark the closure itself,
+/// `vectorize(#[inline(always)] || ...)`, its callees, and closures inside it, unless they are tiny. Each call is compiled three
+/// times: put large code with several callers into an `#[inline(never)]` function. The results
+/// do not depend on the unit, since no operation is fused or reordered, except in [`gemm`].
 #[inline(always)]
 pub fn vectorize<R>(body: impl FnOnce() -> R) -> R {
     match level() {

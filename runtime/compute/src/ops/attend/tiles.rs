@@ -5,9 +5,9 @@ use crate::cuda::TensorCores;
 /// Tokens and keys of a tile, and threads, in attend_tiles.cu.
 const TILE: usize = 64;
 const THREADS: usize = 128;
-/// Bytes of its static shared memory: the queue of keys, what sees each of a tile, and factors.
+/// Bytes of static shared memory: the queue of keys, the visibility masks of a tile, and factors.
 const STATIC: usize = 256 * (4 + 2) + THREADS / 32 * 4 + 3 * TILE * 4;
-/// Longest heads whose sums a thread's registers hold their part of.
+/// Largest head_dim whose sums fit into a thread's registers.
 const LONGEST: usize = 256;
 /// Those of attend_wide.cu.
 const WIDE_TILE: usize = 32;
@@ -26,8 +26,8 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Those of chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes` each, on a
-    /// device with so many bytes of `room` in shared memory; none where chunks are read otherwise.
+    /// The tiles for chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes` each,
+    /// on a device with `room` bytes of shared memory; none if chunks use another kernel.
     pub(super) fn of(
         (dim, kv_bytes): (usize, usize),
         keys_only: bool,

@@ -1,7 +1,7 @@
 //! The most important of the blocks that were offered.
 
-/// Blocks by their numbers, the most important first, in `2 * places` values: their importances, and behind these their
-/// numbers. Places that are not taken hold [`NOBODY`].
+/// Blocks by their numbers, the most important first, in `2 * places` values: the importances, then the numbers. Empty
+/// places hold [`NOBODY`].
 pub(super) struct Best<'a> {
     importance: &'a mut [f32],
     numbers: &'a mut [u32],

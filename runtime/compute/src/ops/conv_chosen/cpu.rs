@@ -40,7 +40,8 @@ impl CpuOp for ConvChosen {
                     let past = group.conv.weight.len() / width - 1;
                     let kept = |row: usize| {
                         let start = (partition * past + row) * width + inner;
-                        // SAFETY: each task has its own columns of its own partition's last inputs (rules: widths, bounds).
+                        // SAFETY: each task writes its own columns of its own partition's last inputs (rules: widths,
+                        // bounds).
                         unsafe {
                             state.tensor::<f32>(group.conv.state, start..start + group.head_dim)
                         }
@@ -69,7 +70,7 @@ impl CpuOp for ConvChosen {
 }
 
 impl ChosenGroup {
-    /// One token of one head: `kept(row)` are the head's last inputs, oldest first.
+    /// One token of one head: `kept(row)` returns the head's last inputs, oldest first.
     #[inline(always)]
     fn step<'s>(
         &self,

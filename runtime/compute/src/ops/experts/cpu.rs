@@ -68,14 +68,14 @@ impl Part<'_> {
                     None => activation.apply(up),
                 }
                 let start = first + (batch * BATCH + i) * width;
-                // SAFETY: a task has its own columns of its group's rows; groups have rows and parts have ranges of their own
-                // (rule: widths).
+                // SAFETY: a task writes its own columns of its group's rows; groups have separate rows and parts separate
+                // ranges (rule: widths).
                 unsafe { inner.part(start..start + piece.len()) }.copy_from_slice(up);
             }
         }
     }
 
-    /// Adds to columns `piece` of every token's output what its networks make of the inputs, times their weights.
+    /// Adds the networks' weighted outputs to columns `piece` of every token's output.
     fn end(
         &self,
         piece: std::ops::Range<usize>,
@@ -109,7 +109,7 @@ impl Part<'_> {
 }
 
 impl Experts {
-    /// The inner values of all parts. Those whose inputs are rounded alike are made together.
+    /// The inner values of all parts. Parts whose inputs are rounded alike are computed together.
     fn make_inner(&self, frame: &mut Frame, parts: &[Part], inner: &mut [f32]) {
         let inner = Shared::new(inner);
         let rounding = |part: &Part| part.expert.rounding();
@@ -129,7 +129,7 @@ impl Experts {
         }
     }
 
-    /// The sum over all parts of what they make of their inner values.
+    /// The sum of the outputs of all parts for their inner values.
     fn sum(&self, frame: &mut Frame, parts: &[Part], inner: &[f32], out: &mut [f32]) {
         let (rows, output) = (self.output.width, self.output);
         if !self.add {

@@ -29,8 +29,8 @@ impl<'a> Grouped<'a> {
         3 * experts + 1
     }
 
-    /// What `route` chose for `tokens` tokens; all its lists lie in `order` and `common`. `common` is of as many numbers as
-    /// [`Grouped::common`] says.
+    /// Groups the choices of `route` for `tokens` tokens; all lists are stored in `order` and `common`, whose length is
+    /// [`Grouped::common`].
     pub fn of(route: Chosen, tokens: usize, order: &'a mut [f32], common: &'a mut [f32]) -> Self {
         let experts = common.len() / 3;
         let pairs = tokens * route.count();

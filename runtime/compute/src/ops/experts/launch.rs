@@ -1,4 +1,4 @@
-//! The op as kernels: what `experts.cu` is called with.
+//! Launches of the kernels in `experts.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
@@ -70,7 +70,8 @@ impl DeviceOp for Experts {
         .map(|matrices| Parameter::value("Matrices", matrices));
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let threads = launches.prologue_threads();
-        // A block makes its input once, whatever its rows. In the decode kernel blocks of one SM run one after another.
+        // A block prepares its input once, regardless of the number of rows. In the decode kernel the blocks of one SM
+        // run one after another.
         let most = launches.sms() * if launches.persistent() { 1 } else { 8 };
         let blocks = |rows: usize, of_block: usize| rows.div_ceil(of_block).min(most);
         let width = self.expert.width();

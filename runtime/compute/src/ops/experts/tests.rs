@@ -86,7 +86,7 @@ fn fill(buffer: usize, t: usize, row: &mut [f32]) {
             .iter_mut()
             .enumerate()
             .for_each(|(i, x)| *x = noise(buffer + 64 * t + i)),
-        // What no one may read.
+        // Values that must not be read.
         _ => row.fill(f32::NAN),
     }
 }
@@ -98,7 +98,7 @@ fn read(op: &Experts, chunks: &[usize]) -> Vec<f32> {
         .0
 }
 
-/// What one network makes of an input, in f64.
+/// The output of one network, in f64.
 fn network(expert: &Expert, number: usize, x: &[f32], activation: Activation) -> Vec<f64> {
     let product = |matrix: &Matrix, row: usize, x: &[f64]| -> f64 {
         let mut weights = vec![0.0; matrix.cols()];

@@ -1,4 +1,4 @@
-//! Sparse attention beside a state-space model as kernels: what `hax.cu` is called with.
+//! Launches of sparse attention in parallel with a state-space model, in `hax.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};

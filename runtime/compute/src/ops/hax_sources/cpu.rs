@@ -4,7 +4,7 @@ use super::{NONE, Pattern, Source, Sources};
 use crate::cpu::simd;
 use crate::ops::softmax::Element;
 
-/// What the sources remember.
+/// State of the sources.
 pub(in crate::ops) struct State<'a, E> {
     pub keys: &'a mut [E],
     pub positions: &'a mut [u64],
@@ -41,7 +41,7 @@ impl Sources {
             .take(count.to_bits() as usize)
     }
 
-    /// One token: takes its key in, then plans what it writes and what its query sees.
+    /// One token: adds its key, then plans its writes and the rows that its query reads.
     #[inline(always)]
     pub(in crate::ops) fn step<E: Element>(
         &self,

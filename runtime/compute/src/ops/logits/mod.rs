@@ -21,7 +21,7 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// What it reads and writes.
+    /// Operands of the op.
     pub fn access(&self) -> Access {
         Access {
             writes: vec![Operand::State(LOGITS)],

@@ -27,7 +27,7 @@ impl CpuOp for Mlp {
             frame.pool.each(pieces, |worker, index| {
                 for linear in linears {
                     let range = piece(intermediate, index, pieces);
-                    // SAFETY: gate and up have halves of their own (rule: widths), and a task has its own piece of each.
+                    // SAFETY: gate and up have separate halves (rule: widths), and a task writes its own piece of each.
                     unsafe {
                         linear
                             .matrix

@@ -13,17 +13,17 @@ use crate::ops::Rules;
 pub struct Mlp {
     /// Applied to the residual stream first.
     pub norm: Option<Norm>,
-    /// `[intermediate, hidden]`; its product stands in the first columns of `inner`.
+    /// `[intermediate, hidden]`; its product is stored in the first columns of `inner`.
     pub gate: Linear,
-    /// `[intermediate, hidden]`; its product stands behind the gate's.
+    /// `[intermediate, hidden]`; its product follows the gate's.
     pub up: Linear,
     /// `[hidden, intermediate]`.
     pub down: Linear,
-    /// What the gate passes through.
+    /// Function of the gate.
     pub activation: Activation,
     /// Room for gate and up, side by side.
     pub inner: View,
-    /// Applied to what is added `[hidden]`.
+    /// Norm of the output before it is added `[hidden]`.
     pub post_norm: Option<Norm>,
 }
 

@@ -237,7 +237,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// Runs the gathered tokens over the partition's state, and adds what they read to their outputs.
+    /// Runs the gathered tokens over the partition's state, and adds the results to their outputs.
     #[inline(never)]
     fn flush<'o>(&mut self, state: &mut [f32], out: &impl Fn(usize) -> &'o mut [f32]) {
         let (dk, dv) = (self.op.recur.dk, self.op.recur.dv);

@@ -6,7 +6,7 @@ use crate::operands::View;
 use crate::weights::Vector;
 
 /// Rotary position embedding on halves: with a, b the halves of a head's leading values,
-/// `(a cos - b sin, b cos + a sin)`. What follows them stays.
+/// `(a cos - b sin, b cos + a sin)`. Later values do not change.
 pub struct Rope {
     /// Angle per position of each pair, `[table.width / 2]`.
     pub frequencies: Vector,
@@ -25,13 +25,14 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f32,
     },
-    /// Llama 3: slow angles divided by `factor`, fast ones kept, a smooth passage between.
+    /// Llama 3: low frequencies divided by `factor`, high ones unchanged, a smooth transition
+    /// between.
     Llama3 {
         /// The divisor.
         factor: f32,
         /// Pairs that turn less often than this within `trained` tokens are divided.
         low: f32,
-        /// Pairs that turn more often than this are kept.
+        /// Pairs with a higher frequency do not change.
         high: f32,
         /// The context of the first training, in tokens.
         trained: f32,
@@ -40,7 +41,7 @@ pub enum RopeScaling {
     Yarn {
         /// The divisor.
         factor: f32,
-        /// Pairs that turn more often than this within `trained` tokens are kept.
+        /// Pairs with more turns within `trained` tokens do not change.
         fast: f32,
         /// Pairs that turn less often than this are divided.
         slow: f32,
@@ -51,7 +52,7 @@ pub enum RopeScaling {
         /// Whether the passage begins and ends at whole numbers of pairs.
         whole: bool,
     },
-    /// Of all pairs only the first turn, as many as `turned` values make.
+    /// Only the first pairs turn, those of `turned` values.
     Proportional {
         /// Values that turn.
         turned: usize,
@@ -153,7 +154,7 @@ fn plain(theta: f32, width: usize, pair: usize) -> f64 {
     f64::from(theta).powf(-2.0 * pair as f64 / width as f64)
 }
 
-/// `kept` of an angle and the rest of it divided by `factor`.
+/// Blends an angle, with weight `kept`, and the angle divided by `factor`.
 fn mix(plain: f64, factor: f32, kept: f64) -> f64 {
     let kept = kept.clamp(0.0, 1.0);
     plain * (kept + (1.0 - kept) / f64::from(factor))

@@ -1,9 +1,9 @@
-//! The recurrence in matrix form, for chunks. In a block of C tokens, with S the state before it, and the fade from
+//! The recurrence in matrix form, for chunks. In a block of C tokens, with S the state before it, and the decay from
 //! token j to token i `F_ij = a_{j+1} * ... * a_i` (one factor for each key channel; j = 0: before the block):
 //!
 //! ```text
 //! u_i = beta_i (v_i - (k_i F_i0) S - sum_{j<i} (k_i . F_ij k_j) u_j)     the delta rule; else u_i = v_i
-//!       (with an erasing key e_i it stands for k_i on the left of F, and beta_i is one)
+//!       (an erasing key e_i replaces k_i on the left of F, and beta_i is one)
 //! o_i = scale ((q_i F_i0) S + sum_{j<=i} (q_i . F_ij k_j) u_j)
 //! S  <- F_C0 S + sum_j (F_Cj k_j)^T u_j
 //! ```
@@ -11,9 +11,9 @@
 //! Where a token removes what its key r_i reads, with the rates b_i, there is a second write `w_i` under the key
 //! `b_i r_i`: `w_i = -(r_i F_{i-1,0}) S - sum_{j<i} (r_i . F_{i-1,j} k_j) u_j - sum_{j<i} (r_i . F_{i-1,j} b_j r_j) w_j`.
 //!
-//! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel fades fast. Here the block's keys stand in a tile
-//! and fade with every token, as the state would: the products of factors at most one that the recurrence itself
-//! takes, and no exponential but one for each factor.
+//! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel fades fast. Here the block's keys are held in a tile
+//! and decay with every token, as the state would: only products of factors of at most one, and one exponential for each
+//! factor.
 
 use super::{Inputs, Outputs, Rows, one_fade};
 use crate::cpu::simd::{axpy, gemm, multiply, scale, vectorize};
@@ -63,7 +63,7 @@ fn block(
     let (weights, rest) = rest.split_at_mut(n * BLOCK);
     let (u, rest) = rest.split_at_mut(n * dv);
     let (o, rest) = rest.split_at_mut(n * dv);
-    // Of what is removed: its keys, their tile, the values read, the weights.
+    // Data of the removal: its keys, their tile, the values read, the weights.
     let (removals, rest) = rest.split_at_mut(n * dk);
     let (removal_tile, rest) = rest.split_at_mut(BLOCK * dk);
     let (w, rest) = rest.split_at_mut(n * dv);
@@ -182,7 +182,7 @@ fn block(
 }
 
 /// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, faded to the
-/// last token. One function, whatever the caller is compiled for: it is called five times.
+/// last token. Not inlined: it has five call sites.
 #[inline(never)]
 fn triangle(
     n: usize,

@@ -47,8 +47,7 @@ pub(in crate::ops) fn run(
 }
 
 impl Recur {
-    /// What the state number `state` takes from the buffers; from part `part.0` of their columns, which have `part.1`
-    /// equal ones.
+    /// The inputs of state number `state`; from part `part.0` of their columns, which have `part.1` equal ones.
     pub(in crate::ops) fn inputs<'a>(
         &self,
         buffers: &'a Buffers,

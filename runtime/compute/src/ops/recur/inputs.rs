@@ -1,4 +1,4 @@
-//! What one state takes from the buffers over a chunk, on the CPU.
+//! The inputs of one state over a chunk, on a CPU.
 
 use crate::cpu::{Shared, simd};
 
@@ -93,7 +93,7 @@ pub(in crate::ops) struct Inputs<'a> {
     pub scale: f32,
 }
 
-/// What [`Write::Replace`] takes off a state.
+/// The removal of [`Write::Replace`].
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Removal<'a> {
     pub key: Rows<'a>,
@@ -153,7 +153,7 @@ impl Inputs<'_> {
         self.write_gate.map_or(1.0, |gate| gate.get(t, 1)[0])
     }
 
-    /// Factor of what the state's query `query` reads at token t.
+    /// Gate of output `query` of the state at token t.
     #[inline(always)]
     pub fn read_factor(&self, t: usize, query: usize) -> f32 {
         let gate = self

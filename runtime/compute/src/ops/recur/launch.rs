@@ -1,4 +1,4 @@
-//! The op as kernels: what `recur.cu` is called with.
+//! Launches of the kernels in `recur.cu`.
 
 use std::ops::Range;
 
@@ -61,7 +61,7 @@ pub(in crate::ops) struct Inputs {
     pub constant_sharing: i32,
     /// Whether a step gives queries and keys the length of one.
     pub unit: i32,
-    /// Of gates.
+    /// Activation of the gate.
     pub function: i32,
 }
 
@@ -77,7 +77,7 @@ pub(in crate::ops) enum Fading {
     ByValue,
 }
 
-/// What is written, by its number in recur.cu.
+/// The kind of write, by its number in recur.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::ops) enum Writing {
     Add,
@@ -87,7 +87,8 @@ pub(in crate::ops) enum Writing {
 }
 
 impl Writing {
-    /// Vectors of a key's width beside the key: what is removed, and how much of each of its channels.
+    /// Vectors of a key's width in addition to the key: the removal's key, and the rate of each of its
+    /// channels.
     pub fn removal_vectors(self) -> usize {
         match self {
             Writing::Add | Writing::Delta => 0,
@@ -108,7 +109,7 @@ pub(in crate::ops) struct Plan {
     /// Whether keys are one minus the fade.
     pub complement: bool,
     pub writing: Writing,
-    /// What becomes of an output, by its number in recur.cu.
+    /// The output's finish, by its number in recur.cu.
     pub finish: i32,
     /// Whether every input begins at a multiple of four floats.
     pub aligned: bool,
@@ -120,8 +121,8 @@ pub(in crate::ops) struct Plan {
     warps: usize,
     /// Tokens that are in shared memory at once, twice where there are many.
     batch: usize,
-    /// bf16 numbers whose sum is an operand of the matrix form. Two are within 4e-6 of a number; where a model chooses experts that
-    /// is enough to change a choice, and three are used, which is an f32 number exactly.
+    /// Number of bf16 terms per operand of the matrix form. Two are within 4e-6 of a number; mixture-of-experts models use three,
+    /// an exact f32, because 4e-6 is enough to change routing.
     pub parts: usize,
 }
 
@@ -132,10 +133,10 @@ const SHARED: usize = 64 << 10;
 /// Warps of a block where there are many tokens: one for each of a SM's schedulers, so that as few blocks as can be
 /// load the same inputs.
 const WARPS: usize = 4;
-/// The same in a persistent program, of which each SM runs one block at a time.
+/// In a persistent program, in which each SM runs one block at a time.
 const PERSISTENT_WARPS: usize = 16;
 
-/// What a token does to a state.
+/// The update of a state by a token.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Update {
     pub fading: Fading,
@@ -144,7 +145,7 @@ pub(in crate::ops) struct Update {
     pub writing: Writing,
 }
 
-/// What a kernel runs on.
+/// The shape of the kernel and of the device.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Place {
     /// Tokens of the largest chunk.
@@ -362,7 +363,7 @@ impl DeviceOp for Recur {
 }
 
 impl Recur {
-    /// What the kernel takes from the buffers; views have `parts` equal parts.
+    /// The kernel's input columns; views have `parts` equal parts.
     pub(in crate::ops) fn device_inputs(
         &self,
         parts: usize,

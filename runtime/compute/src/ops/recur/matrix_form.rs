@@ -1,5 +1,5 @@
-//! The op in matrix form on tensor cores, for chunks: what `recur_chunk.cu` or `recur_rows.cu`, and `recur_states.cu`, are called
-//! with.
+//! The op in matrix form on tensor cores, for chunks: launches of the kernels in `recur_chunk.cu` or `recur_rows.cu`, and
+//! `recur_states.cu`.
 
 use super::launch::{Fading, Inputs, Plan, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
@@ -20,19 +20,19 @@ const MOST_QUERIES: usize = 6;
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Lists {
     pub partitions: usize,
-    /// Lists in which each token stands.
+    /// Number of lists that contain each token.
     pub used: usize,
-    /// Where the first block of each list stands, and the end of the last one.
+    /// The first block of each list, and the end of the last one.
     pub firsts: Address,
 }
 
 impl Lists {
-    /// Most places that the lists of so many tokens take, whole blocks each.
+    /// Largest number of places in the lists of this many tokens, whole blocks each.
     pub fn places_of(&self, tokens: usize) -> usize {
         self.grid(1).blocks(tokens)[1] as usize * BLOCK
     }
 
-    /// So many blocks of threads for each block of places.
+    /// A grid with this many thread blocks for each block of places.
     pub fn grid(&self, blocks: usize) -> Grid {
         Grid::EachListedTile {
             blocks,
@@ -53,8 +53,9 @@ pub(in crate::ops) struct MatrixForm {
 }
 
 impl MatrixForm {
-    /// How this recurrence of so many states runs over chunks of up to `tokens` tokens on a device of these tensor cores,
-    /// SMs and bytes of shared memory for a block; none where one token after another is all that it can do, or faster.
+    /// The matrix form of this recurrence with this many states, for chunks of up to `tokens` tokens, on a device with
+    /// these tensor cores, SMs and bytes of shared memory per block; none if token after token is the only way, or
+    /// faster.
     pub fn of(
         plan: Plan,
         states: usize,
@@ -93,12 +94,12 @@ impl MatrixForm {
         self.plan.fading == Fading::ByValue
     }
 
-    /// Bytes of a matrix [64, 64] whose numbers are sums of some in 16 bits, on its way.
+    /// Bytes of a [64, 64] operand in transit (bf16, `parts` terms per number).
     fn image(&self) -> usize {
         self.plan.parts * 2 * BLOCK * BLOCK
     }
 
-    /// The same in shared memory, with gaps.
+    /// Bytes of such an operand in shared memory, with padding.
     fn tile(&self) -> usize {
         self.plan.parts * 2 * BLOCK * (BLOCK + 8)
     }
@@ -107,7 +108,7 @@ impl MatrixForm {
         self.plan.queries + usize::from(self.plan.writing != Writing::Add)
     }
 
-    /// What a token writes: one product of a key and values, or two.
+    /// Writes per token: one product of a key and values, or two.
     fn writes(&self) -> usize {
         1 + usize::from(self.plan.writing == Writing::Replace)
     }

@@ -18,7 +18,7 @@ pub(super) struct Recurrence<'a> {
 }
 
 impl<'a> Recurrence<'a> {
-    /// None if rows fade apart, or a token takes off what another key than its own reads.
+    /// None if rows decay separately, or a token removes the value under another key than its own.
     #[inline(always)]
     pub fn of(inputs: &'a Inputs<'a>) -> Option<Self> {
         let alike = match inputs.decay {
@@ -133,7 +133,7 @@ impl Span {
         span
     }
 
-    /// `weights[i, j] = F_ij (reader_i . k_j)` for j up to i, else 0; the keys stand in the tile `[dk, BLOCK]`.
+    /// `weights[i, j] = F_ij (reader_i . k_j)` for j up to i, else 0; the tile holds the keys `[dk, BLOCK]`.
     #[inline(always)]
     fn weigh(&self, readers: Rows, [n, dk]: [usize; 2], tile: &[f32], weights: &mut [f32]) {
         weights.fill(0.0);

@@ -40,7 +40,7 @@ const MOST_HELD: usize = 64;
 /// Most bytes of shared memory for sums.
 const MOST_SHARED: usize = 32 << 10;
 
-/// Appends the step of a recurrence on so many states and SMs; whether it can be one.
+/// Appends the step of a recurrence with this many states and SMs; returns whether it can be one.
 pub(super) fn push(
     plan: &Plan,
     states: usize,
@@ -130,7 +130,7 @@ impl StepInput {
     }
 }
 
-/// What a head's number is multiplied with, and divided by 65536, to get that of its columns, which so many heads share.
+/// Fixed-point reciprocal of the number of heads that share columns: columns = head * factor / 65536.
 fn shares(sharing: i32) -> u32 {
     (1u32 << 16).div_ceil(sharing.max(1) as u32)
 }

@@ -6,7 +6,7 @@ use crate::operands::View;
 use crate::ops::rig::{Rig, noise, side_by_side};
 use crate::state::StateDtype;
 
-/// A case: the numbers of heads, and what the recurrence does.
+/// A case: the numbers of heads, and the variant of the recurrence.
 #[derive(Clone, Copy)]
 struct Case {
     heads: usize,
@@ -312,7 +312,7 @@ fn heads_share_queries_keys_values_and_states() {
         ..PLAIN
     }
     .check(false);
-    // Query heads on fewer key and value heads, with states of their own or shared.
+    // Query heads on fewer key and value heads, with separate or shared states.
     let shared = Case {
         heads: 6,
         q_heads: 6,

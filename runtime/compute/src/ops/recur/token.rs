@@ -1,4 +1,4 @@
-//! One token on the CPU: the equations as they stand.
+//! One token on the CPU: the plain equations.
 
 use super::Inputs;
 use crate::cpu::simd;
@@ -81,7 +81,7 @@ impl Token<'_> {
         let value: &[f32; N] = self.value[column..].first_chunk().expect("columns of v");
         let mut write = value.map(|v| self.gate * v);
         let rows = self.key.iter().zip(self.fade);
-        // What reads the faded state, and how much of the difference is written.
+        // The key that reads the decayed state, and the write strength.
         let corrected = match (self.beta, self.erase) {
             (Some(beta), _) => Some((beta, self.key)),
             (None, Some(erase)) => Some((1.0, erase)),

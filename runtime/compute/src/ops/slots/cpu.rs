@@ -7,7 +7,7 @@ use crate::ops::CpuOp;
 use crate::ops::recur::{self, Fade, Inputs, Outputs, Rows};
 use crate::ops::softmax::softmax;
 
-/// Tokens between whose first and second pass the softmax is kept.
+/// Tokens whose softmax is held between the first and the second pass.
 const PIECE: usize = 16;
 
 /// Whether the matrix form pays for a piece of this many tokens.

@@ -1,4 +1,5 @@
-//! Tokens that leave a window and stay, on a CPU: which ones, and what queries see of them.
+//! Retained tokens on a CPU: which tokens stay after leaving the window, and which of them a query
+//! sees.
 
 use super::Task;
 use crate::cpu::simd;
