@@ -16,7 +16,6 @@ mod invocation;
 mod kernels;
 mod machine;
 mod page;
-mod pdf;
 mod plot;
 mod presets;
 mod progress;

@@ -1,6 +1,6 @@
 //! Pages and pictures that need no other file, for light and dark.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::plot::{Picture, Plot, escape};
 
@@ -21,8 +21,6 @@ pub enum Kind {
     Page,
     /// The plots alone, for a document that takes no pages.
     Svg,
-    /// The same as PDF.
-    Pdf,
 }
 
 impl Kind {
@@ -30,9 +28,18 @@ impl Kind {
     pub fn of(path: &Path) -> Self {
         match path.extension().and_then(|kind| kind.to_str()) {
             Some("svg") => Kind::Svg,
-            Some("pdf") => Kind::Pdf,
             _ => Kind::Page,
         }
+    }
+}
+
+/// The path of a page or picture, as a flag's value.
+pub fn output(text: &str) -> Result<PathBuf, String> {
+    match text.strip_suffix(".pdf") {
+        Some(name) => Err(format!(
+            "PDF is not written here: write {name}.svg, then rsvg-convert -f pdf -o {text} {name}.svg"
+        )),
+        None => Ok(text.into()),
     }
 }
 
@@ -66,7 +73,6 @@ impl Page {
         match kind {
             Kind::Page => self.to_html(),
             Kind::Svg => picture.to_document(),
-            Kind::Pdf => picture.to_pdf(),
         }
     }
 

@@ -25,7 +25,7 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::{self, Machine};
-use crate::page::Kind;
+use crate::page::{Kind, output};
 use crate::session::SessionArgs;
 use crate::text::shown;
 use crate::units::parse_count;
@@ -87,25 +87,26 @@ struct Outputs {
     /// Write the tables as Markdown.
     #[arg(long, value_name = "F")]
     md: Option<PathBuf>,
-    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg or .pdf gives the plots
-    /// alone.
-    #[arg(long, visible_alias = "plot", value_name = "F")]
+    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg gives the plots alone.
+    #[arg(long, visible_alias = "plot", value_name = "F", value_parser = output)]
     html: Option<PathBuf>,
 }
 
 fn count(text: &str) -> Result<usize, String> {
     let count = parse_count(text)?;
-    match (1..=1 << 30).contains(&count) {
-        true => Ok(count),
-        false => Err(format!("{text}: expected 1 to {}", 1 << 30)),
+    if (1..=1 << 30).contains(&count) {
+        Ok(count)
+    } else {
+        Err(format!("{text}: expected 1 to {}", 1 << 30))
     }
 }
 
 fn depth(text: &str) -> Result<usize, String> {
     let depth = parse_count(text)?;
-    match depth <= 1 << 40 {
-        true => Ok(depth),
-        false => Err(format!("{text}: expected at most {}", 1u64 << 40)),
+    if depth <= 1 << 40 {
+        Ok(depth)
+    } else {
+        Err(format!("{text}: expected at most {}", 1u64 << 40))
     }
 }
 
@@ -239,7 +240,6 @@ impl Outputs {
     fn wanted(&self) -> Vec<(&Path, Text)> {
         let page: Text = match self.html.as_deref().map(Kind::of) {
             Some(Kind::Svg) => |reports| page::page(reports).write(Kind::Svg),
-            Some(Kind::Pdf) => |reports| page::page(reports).write(Kind::Pdf),
             _ => |reports| page::page(reports).write(Kind::Page),
         };
         let outputs: [(_, Text); 4] = [
@@ -277,9 +277,10 @@ impl Outputs {
     }
 
     fn put(&self, path: &Path, text: &str) -> Result<()> {
-        match is_dash(path) {
-            true => print(text),
-            false => crate::text::write(path, text),
+        if is_dash(path) {
+            print(text)
+        } else {
+            crate::text::write(path, text)
         }
     }
 }

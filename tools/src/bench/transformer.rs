@@ -42,9 +42,10 @@ impl TransformerCache {
 
     /// Where the number of KV heads is from.
     pub fn heads(&self) -> &'static str {
-        match self.own_kv_heads {
-            true => "the model's KV heads",
-            false => "one KV head for four query heads, as transformer-1.3b has",
+        if self.own_kv_heads {
+            "the model's KV heads"
+        } else {
+            "one KV head for four query heads, as transformer-1.3b has"
         }
     }
 }

@@ -74,7 +74,7 @@ pub struct Args {
     #[arg(long, value_name = "F")]
     csv: Option<PathBuf>,
     /// Write a page with plots of accuracy by number of keys and by distance; it needs no other file. A name that ends in .svg gives the plots alone.
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", value_parser = crate::page::output)]
     html: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
