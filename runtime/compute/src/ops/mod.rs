@@ -17,7 +17,6 @@ mod partitions;
 mod prepare;
 mod project;
 mod recur;
-mod renew;
 mod replace;
 mod rg_lru;
 #[cfg(test)]
@@ -46,7 +45,6 @@ pub use partitions::Partitions;
 pub use prepare::{Conv, Gate, HeadGroup, HeadOp, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, Finish, HeadGates, Key, Recur, Write};
-pub use renew::Renew;
 pub use replace::{FirstValues, Replace};
 pub use rg_lru::{HeadMatrices, RgLru};
 pub use route::{Groups, Route, Router, Scoring};

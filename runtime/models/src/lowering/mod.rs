@@ -9,7 +9,7 @@ use waterline_quant::Matrix;
 use crate::error::{Error, Result};
 use crate::functions::Norm;
 use crate::operands::{INPUTS, RESIDUAL, View};
-use crate::ops::{Emit, HeadGroup, HeadOp, Op, Prepare, Renew};
+use crate::ops::{Emit, HeadGroup, HeadOp, Normalize, Op, Prepare};
 use crate::program::Program;
 use crate::weights::{Tensors, Vector, full_name};
 
@@ -170,17 +170,16 @@ impl<'a> Lowering<'a> {
             return Err(Error::Config {
                 file: self.file.into(),
                 key: format!("layers[{}]", self.layer),
-                found: "no norm in front, behind a layer with a multiplied normed residual".into(),
-                expected: "a norm in front".into(),
+                found: "no norm before the layer, after one with a scaled normed residual".into(),
+                expected: "a norm before the layer".into(),
             });
         }
         self.pre_norm = self.pre_norm.take().map(|norm| norm.of_divided(stream));
         if let Some(residual) = sublayer.normed_residual {
-            self.program.ops.extend(
-                self.pre_norm
-                    .take()
-                    .map(|norm| Box::new(Renew { norm }) as Box<dyn Op>),
-            );
+            if let Some(norm) = self.pre_norm.take() {
+                let columns = View::whole(RESIDUAL, norm.weight.len());
+                self.program.ops.push(Box::new(Normalize { columns, norm }));
+            }
             *self.stream = residual;
         }
         self.multiplier = sublayer.multiplier / *self.stream;
@@ -193,7 +192,7 @@ impl<'a> Lowering<'a> {
             return Err(Error::Config {
                 file: self.file.into(),
                 key: format!("layers[{}]", self.layer),
-                found: format!("a norm behind {} sums", self.sums.len()),
+                found: format!("a norm after {} sums", self.sums.len()),
                 expected: "a mixer that adds one product to the residual stream".into(),
             });
         }
@@ -226,9 +225,10 @@ impl<'a> Lowering<'a> {
 
     /// A f32 tensor of the mixer, if its table has one of that name.
     pub fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
-        match self.tensors.contains_key(&self.full_name(name)) {
-            true => self.vector(name).map(Some),
-            false => Ok(None),
+        if self.tensors.contains_key(&self.full_name(name)) {
+            self.vector(name).map(Some)
+        } else {
+            Ok(None)
         }
     }
 

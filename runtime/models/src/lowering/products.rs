@@ -177,7 +177,7 @@ impl Lowering<'_> {
             Some(_) => Err(Error::Config {
                 file: self.file.into(),
                 key: format!("layers[{}]", self.layer),
-                found: "a norm behind a mixture of experts or a gated channel mix".into(),
+                found: "a norm after a mixture of experts or a gated channel mix".into(),
                 expected: "none".into(),
             }),
         }

@@ -46,9 +46,10 @@ impl Default for Sublayer {
 impl Sublayer {
     /// Names of the norms before and after a mixer or a feed-forward network.
     pub(crate) fn norms(of_mixer: bool) -> [&'static str; 2] {
-        match of_mixer {
-            true => ["attn_norm", "post_attention_norm"],
-            false => ["ffn_norm", "post_ffw_norm"],
+        if of_mixer {
+            ["attn_norm", "post_attention_norm"]
+        } else {
+            ["ffn_norm", "post_ffw_norm"]
         }
     }
 }

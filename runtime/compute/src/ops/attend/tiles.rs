@@ -36,32 +36,29 @@ impl Tiles {
         room: usize,
     ) -> Option<Tiles> {
         let wide = dim > LONGEST;
-        let (tiles, fits) = match wide {
-            false => {
-                // Queries in two parts of 16 bits, keys and values in one or two.
-                let rows = (2 + kv_bytes) * TILE;
-                let tiles = Tiles {
-                    wide,
-                    tokens: TILE,
-                    threads: THREADS,
-                    shared: rows * (dim.next_multiple_of(16) + 8) * size_of::<u16>(),
-                };
-                let fits = tiles.shared + STATIC <= room;
-                (tiles, fits)
-            }
-            true => {
-                // Queries, keys, and scores of both halves of the depth.
-                let scores = 2 * WIDE_TILE * (WIDE_TILE + 4) * size_of::<f32>();
-                let seen = 2 * WIDE_TILE * size_of::<i32>();
-                let tiles = Tiles {
-                    wide,
-                    tokens: WIDE_TILE,
-                    threads: WIDE_THREADS,
-                    shared: 2 * WIDE_TILE * (dim + 8) * 4 + scores + seen,
-                };
-                let fits = keys_only && dim.is_multiple_of(32) && tiles.shared <= room;
-                (tiles, fits)
-            }
+        let (tiles, fits) = if wide {
+            // Queries, keys, and scores of both halves of the depth.
+            let scores = 2 * WIDE_TILE * (WIDE_TILE + 4) * size_of::<f32>();
+            let seen = 2 * WIDE_TILE * size_of::<i32>();
+            let tiles = Tiles {
+                wide,
+                tokens: WIDE_TILE,
+                threads: WIDE_THREADS,
+                shared: 2 * WIDE_TILE * (dim + 8) * 4 + scores + seen,
+            };
+            let fits = keys_only && dim.is_multiple_of(32) && tiles.shared <= room;
+            (tiles, fits)
+        } else {
+            // Queries in two parts of 16 bits, keys and values in one or two.
+            let rows = (2 + kv_bytes) * TILE;
+            let tiles = Tiles {
+                wide,
+                tokens: TILE,
+                threads: THREADS,
+                shared: rows * (dim.next_multiple_of(16) + 8) * size_of::<u16>(),
+            };
+            let fits = tiles.shared + STATIC <= room;
+            (tiles, fits)
         };
         (fits && tokens >= 16 && cores != TensorCores::None).then_some(tiles)
     }

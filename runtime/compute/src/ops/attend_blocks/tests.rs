@@ -110,9 +110,12 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
                     .collect();
                 let current = t / block;
                 let mut order: Vec<(f64, usize)> = (0..=current)
-                    .map(|c| match c == 0 || c + 1 >= current {
-                        true => (-(group as f64), c),
-                        false => (-by_means.iter().map(|(_, s)| s[c]).sum::<f64>(), c),
+                    .map(|c| {
+                        if c == 0 || c + 1 >= current {
+                            (-(group as f64), c)
+                        } else {
+                            (-by_means.iter().map(|(_, s)| s[c]).sum::<f64>(), c)
+                        }
                     })
                     .collect();
                 order.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));

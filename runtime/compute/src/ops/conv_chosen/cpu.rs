@@ -32,9 +32,10 @@ impl CpuOp for ConvChosen {
                         column / group.width(self.partitions),
                         column % group.width(self.partitions),
                     );
-                    let input = match group.input.width == group.out.width {
-                        true => column,
-                        false => inner,
+                    let input = if group.input.width == group.out.width {
+                        column
+                    } else {
+                        inner
                     };
                     let width = group.width(self.partitions);
                     let past = group.conv.weight.len() / width - 1;

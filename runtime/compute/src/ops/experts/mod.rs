@@ -115,9 +115,10 @@ impl Op for Experts {
     fn access(&self) -> Access {
         let gate = self.shared.as_ref().and_then(|shared| shared.gate);
         let access = Access::default().reads([self.route]).reads(gate);
-        let access = match self.add {
-            true => access.updates([self.output]),
-            false => access.writes([self.output]),
+        let access = if self.add {
+            access.updates([self.output])
+        } else {
+            access.writes([self.output])
         };
         let is_named = self.add && self.input == self.output;
         let input = (!is_named).then_some(self.input);

@@ -49,9 +49,10 @@ fn op(
             gate: Some(gate),
             multiplier: 0.7,
         }),
-        activation: match gated {
-            true => Activation::Silu,
-            false => Activation::SquaredRelu,
+        activation: if gated {
+            Activation::Silu
+        } else {
+            Activation::SquaredRelu
         },
         inner: View::whole(3, inner),
         order: View::whole(4, Experts::order_width(CHOSEN)),

@@ -29,9 +29,10 @@ fn form(tokens: usize) -> Form {
 impl Partitions {
     /// The inputs of a head in a partition.
     fn inputs<'a>(&self, buffers: &'a Buffers, head: usize, partition: usize) -> Inputs<'a> {
-        let part = match self.own_columns {
-            true => (partition, self.partitions),
-            false => (0, 1),
+        let part = if self.own_columns {
+            (partition, self.partitions)
+        } else {
+            (0, 1)
         };
         self.recur.inputs(buffers, head, part)
     }
@@ -39,9 +40,10 @@ impl Partitions {
     #[inline(always)]
     fn weigh(&self, weighed: bool, weight: f32, x: &mut [f32]) {
         let weight = if weighed { weight } else { 1.0 };
-        let norm = match self.unit_length {
-            true => (weight * weight * simd::dot(x, x) + 1e-6).sqrt(),
-            false => 1.0,
+        let norm = if self.unit_length {
+            (weight * weight * simd::dot(x, x) + 1e-6).sqrt()
+        } else {
+            1.0
         };
         simd::scale(weight / norm, x);
     }

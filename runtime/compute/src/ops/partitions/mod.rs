@@ -57,9 +57,10 @@ impl Op for Partitions {
             .reads(self.recur.columns())
             .reads([self.route])
             .state([self.recur.state]);
-        match self.add {
-            true => access.updates([self.recur.out]),
-            false => access.writes([self.recur.out]),
+        if self.add {
+            access.updates([self.recur.out])
+        } else {
+            access.writes([self.recur.out])
         }
     }
 

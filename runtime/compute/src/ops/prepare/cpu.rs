@@ -14,11 +14,12 @@ impl Prepare {
         // Columns that a head group reads besides its own.
         let columns = |view: &View, t: usize, column: usize, dim: usize| {
             let start = t * view.stride + view.start + column;
-            match view.buffer == buffer {
+            if view.buffer == buffer {
                 // SAFETY: no head group changes columns that another one reads (rule: concurrent
                 // heads).
-                true => unsafe { values.read(start..start + dim) },
-                false => &frame.buffers.get(view.buffer)[start..start + dim],
+                unsafe { values.read(start..start + dim) }
+            } else {
+                &frame.buffers.get(view.buffer)[start..start + dim]
             }
         };
         let state = frame.arena.shared();

@@ -69,9 +69,10 @@ pub enum RopeScaling {
 impl RopeScaling {
     /// YaRN's magnitude for a divisor; `scale` is usually 1.
     pub fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
-        match factor > 1.0 {
-            true => 0.1 * scale * factor.ln() + 1.0,
-            false => 1.0,
+        if factor > 1.0 {
+            0.1 * scale * factor.ln() + 1.0
+        } else {
+            1.0
         }
     }
 
@@ -111,10 +112,13 @@ impl RopeScaling {
                 let divided = (pair as f64 - low) / (high - low).max(1e-3);
                 mix(plain, factor, 1.0 - divided)
             }
-            RopeScaling::Proportional { turned } => match pair < turned / 2 {
-                true => plain,
-                false => 0.0,
-            },
+            RopeScaling::Proportional { turned } => {
+                if pair < turned / 2 {
+                    plain
+                } else {
+                    0.0
+                }
+            }
             RopeScaling::Divided { ref divisors, .. } => {
                 plain
                     / divisors
@@ -130,12 +134,13 @@ impl RopeScaling {
             return None;
         };
         let is_sound = |divisor: &f32| divisor.is_finite() && *divisor > 0.0;
-        match divisors.len() == pairs && divisors.iter().all(is_sound) {
-            true => None,
-            false => Some(format!(
+        if divisors.len() == pairs && divisors.iter().all(is_sound) {
+            None
+        } else {
+            Some(format!(
                 "{} divisors for {pairs} pairs, each above zero",
                 divisors.len()
-            )),
+            ))
         }
     }
 

@@ -120,10 +120,11 @@ impl MatrixForm {
     /// Bytes of shared memory of `recur_blocks` or `recur_row_blocks`.
     fn blocks_shared(&self) -> usize {
         let vector = BLOCK * size_of::<f32>();
-        let own = match self.row_fades() || self.column_fades() {
+        let own = if self.row_fades() || self.column_fades() {
             // The operands of all levels.
-            true => 3 * self.tile() + GROUPS,
-            false => 2 * self.tile() + 3 * vector,
+            3 * self.tile() + GROUPS
+        } else {
+            2 * self.tile() + 3 * vector
         };
         own + self.panels() * self.writes() * self.tile() + (2 + self.plan.queries) * vector
     }
@@ -188,10 +189,11 @@ impl MatrixForm {
         let scratch = launches.shared_address("blocks of recurrences", bytes)?;
         launches.push(Call {
             source: SOURCE,
-            kernel: match self.row_fades() {
-                true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}, {parts}>"),
-                false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}, {parts}>"),
-            },
+            kernel: if self.row_fades() {
+format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}, {parts}>")
+} else {
+format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}, {parts}>")
+},
             grid,
             threads: THREADS,
             shared: self.blocks_shared(),

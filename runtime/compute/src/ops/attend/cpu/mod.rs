@@ -156,9 +156,10 @@ impl<E: Element> Task<'_, E> {
         let (running, tile) = scratch.split_at_mut(QUERIES * group * (dim + 2));
         // If a query's weights decide which tokens the next query sees, queries run one at a time.
         let weighs = |e: &Eviction| matches!(e.policy, Policy::Attention(_));
-        let side_by_side = match self.attend.eviction.as_ref().is_some_and(weighs) {
-            true => 1,
-            false => QUERIES,
+        let side_by_side = if self.attend.eviction.as_ref().is_some_and(weighs) {
+            1
+        } else {
+            QUERIES
         };
         let mut first = 0;
         while first < tokens {

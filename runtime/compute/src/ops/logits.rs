@@ -1,14 +1,38 @@
-//! The op on a CPU.
+//! From the residual stream to logits.
 
 use std::ops::Range;
 
-use waterline_quant::{Activations, Output};
+use waterline_kernels::file;
+use waterline_quant::{Activations, Matrix, Output};
 
-use super::Logits;
+use super::project::{load, piece};
+use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::functions::Activation;
-use crate::operands::RESIDUAL;
-use crate::ops::project::{load, piece};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, WeightMatrix};
+use crate::error::Result;
+use crate::functions::{Activation, Norm};
+use crate::operands::{RESIDUAL, View};
+use crate::state::LOGITS;
+
+/// The final norm and the output matrix.
+pub struct Logits {
+    /// The final norm.
+    pub norm: Norm,
+    /// `[vocab, hidden]`; the embedding itself in tied models.
+    pub matrix: Matrix,
+    /// Bounds the logits: `cap tanh(logits / cap)`.
+    pub softcap: Option<f32>,
+}
+
+impl Logits {
+    /// Operands of the op.
+    pub fn access(&self) -> Access {
+        Access {
+            writes: vec![Operand::State(LOGITS)],
+            ..Access::default().reads([View::whole(RESIDUAL, self.matrix.cols())])
+        }
+    }
+}
 
 impl Logits {
     /// Writes the logits `[rows, vocab]` after these tokens of the chunk, in one pass over the output matrix.
@@ -59,5 +83,33 @@ impl Logits {
                 );
             });
         }
+    }
+}
+
+impl Logits {
+    /// The logits after each token in `residual`.
+    pub fn launch(&self, launches: &mut Launches, residual: View, logits: Rows) -> Result<()> {
+        let prologue = launches.prologue(residual, Some(&self.norm))?;
+        launches.gemm_into(
+            prologue,
+            &[WeightMatrix::plain(&self.matrix)],
+            logits,
+            false,
+        )?;
+        if let Some(cap) = self.softcap {
+            const THREADS: usize = 256;
+            launches.push(Call {
+                source: const { &[file("ops/logits.cu")] },
+                kernel: "cap_logits".into(),
+                grid: Grid::EachToken(self.matrix.rows().div_ceil(THREADS)),
+                threads: THREADS,
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Rows", logits),
+                    Parameter::value("float", cap),
+                ],
+            });
+        }
+        Ok(())
     }
 }
