@@ -145,9 +145,10 @@ fn takes(place: &Workplace, words: &[String]) -> Result<(), String> {
     let usage = help.lines().find(|line| line.starts_with("Usage: "));
     let mut missing = required(usage.unwrap_or_default());
     missing.retain(|flag| !has(words, flag));
-    match has(words, "--output") && !missing.is_empty() {
-        true => Err(format!("{missing:?} must be given")),
-        false => Ok(()),
+    if has(words, "--output") && !missing.is_empty() {
+        Err(format!("{missing:?} must be given"))
+    } else {
+        Ok(())
     }
 }
 
@@ -165,12 +166,13 @@ fn has_flags(folder: &Path, script: &str, arguments: &[String]) -> Result<(), St
             return Err(format!("{} has no {word}", path.display()));
         }
     }
-    let parse: (&str, &[&str]) = match script.ends_with(".py") {
-        true => (
+    let parse: (&str, &[&str]) = if script.ends_with(".py") {
+        (
             "python3",
             &["-c", "import ast, sys; ast.parse(open(sys.argv[1]).read())"],
-        ),
-        false => ("bash", &["-n"]),
+        )
+    } else {
+        ("bash", &["-n"])
     };
     match Command::new(parse.0).args(parse.1).arg(&path).output() {
         Err(_) => skipped(&format!("`{}`", parse.0)),

@@ -225,9 +225,10 @@ fn granite(
                 ],
             ),
         }
-        match experts {
-            true => mixture(&mut file, &block, [5, ff, 40]),
-            false => dense(&mut file, &block, ff),
+        if experts {
+            mixture(&mut file, &block, [5, ff, 40])
+        } else {
+            dense(&mut file, &block, ff)
         }
     }
     file

@@ -95,9 +95,12 @@ fn row_sparse_gla_changes_its_largest_rows_only() {
                 for (&row, share) in rows.iter().zip(softmax(&chosen)) {
                     shares[row] = share;
                 }
-                let fade = |i: usize| match rows.contains(&i) {
-                    true => sigmoid(decay[g * DK + i] + bias[g * DK + i]).powf(0.5),
-                    false => 1.0,
+                let fade = |i: usize| {
+                    if rows.contains(&i) {
+                        sigmoid(decay[g * DK + i] + bias[g * DK + i]).powf(0.5)
+                    } else {
+                        1.0
+                    }
                 };
                 let before = states[g].clone();
                 write(&mut states[g], fade, &shares, head(&v, g, DV));
@@ -214,12 +217,11 @@ fn softmax_gated_deltanet_weighs_heads_by_any_input() {
                 .map(|i| {
                     let g = i / (HEADS / KV_HEADS);
                     let key = head(&k, g, DK);
-                    let fade = match decays {
-                        true => {
-                            let step = w.apply("a_proj", h)[i] + w.values("dt_bias")[i];
-                            (-w.values("A_log")[i].exp() * softplus(step)).exp()
-                        }
-                        false => 1.0,
+                    let fade = if decays {
+                        let step = w.apply("a_proj", h)[i] + w.values("dt_bias")[i];
+                        (-w.values("A_log")[i].exp() * softplus(step)).exp()
+                    } else {
+                        1.0
                     };
                     write(&mut states[i], |_| fade, &[0.0; DK], &[0.0; DV]);
                     let known = read(&states[i], key);
@@ -446,9 +448,10 @@ fn a_mixture_of_memories_is_gated_deltanet_over_the_tokens_of_each() {
                 }
             };
             for m in best {
-                let (qkv, b, a) = match single {
-                    true => inputs(common_names, 0, 1),
-                    false => inputs(["k_proj", "v_proj", "b_proj", "a_proj"], m, MEMORIES),
+                let (qkv, b, a) = if single {
+                    inputs(common_names, 0, 1)
+                } else {
+                    inputs(["k_proj", "v_proj", "b_proj", "a_proj"], m, MEMORIES)
                 };
                 add(shares[m] / sum, memories[m].read(w, qkv, &b, &a));
             }

@@ -28,18 +28,20 @@ fn fails(bytes: usize) -> bool {
 // SAFETY: everything is handed to the system's allocator, or refused as it may refuse.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match fails(layout.size()) {
-            true => std::ptr::null_mut(),
+        if fails(layout.size()) {
+            std::ptr::null_mut()
+        } else {
             // SAFETY: the caller's contract is the system's.
-            false => unsafe { System.alloc(layout) },
+            unsafe { System.alloc(layout) }
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match fails(layout.size()) {
-            true => std::ptr::null_mut(),
+        if fails(layout.size()) {
+            std::ptr::null_mut()
+        } else {
             // SAFETY: the caller's contract is the system's.
-            false => unsafe { System.alloc_zeroed(layout) },
+            unsafe { System.alloc_zeroed(layout) }
         }
     }
 
@@ -49,10 +51,11 @@ unsafe impl GlobalAlloc for Failing {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        match fails(size) {
-            true => std::ptr::null_mut(),
+        if fails(size) {
+            std::ptr::null_mut()
+        } else {
             // SAFETY: the caller's contract is the system's.
-            false => unsafe { System.realloc(pointer, layout, size) },
+            unsafe { System.realloc(pointer, layout, size) }
         }
     }
 }

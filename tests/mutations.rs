@@ -146,9 +146,10 @@ fn mutate(random: &mut Random, kind: &Kind, seed: &[u8]) -> Vec<u8> {
         if file.is_empty() {
             break;
         }
-        let at = match kind.is_text {
-            true => random.below(file.len()),
-            false => place(random, file.len()),
+        let at = if kind.is_text {
+            random.below(file.len())
+        } else {
+            place(random, file.len())
         };
         let end = (at + 1 + random.below(24)).min(file.len());
         match (kind.is_text, random.below(8)) {

@@ -38,9 +38,12 @@ fn floats(values: &[f32]) -> Vec<u8> {
 fn letters() -> Vec<char> {
     let is_visible = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
-    let code = |byte| match is_visible(byte) {
-        true => byte,
-        false => others.next().unwrap_or_default(),
+    let code = |byte| {
+        if is_visible(byte) {
+            byte
+        } else {
+            others.next().unwrap_or_default()
+        }
     };
     let codes: Vec<u32> = (0..256).map(code).collect();
     codes.into_iter().filter_map(char::from_u32).collect()

@@ -35,9 +35,12 @@ fn template(end: &str) -> String {
 fn letters() -> Vec<char> {
     let visible = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
-    let letter = |byte: u32| match visible(byte) {
-        true => byte,
-        false => others.next().unwrap_or_default(),
+    let letter = |byte: u32| {
+        if visible(byte) {
+            byte
+        } else {
+            others.next().unwrap_or_default()
+        }
     };
     let codes: Vec<u32> = (0..256).map(letter).collect();
     codes.into_iter().filter_map(char::from_u32).collect()

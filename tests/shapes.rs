@@ -80,9 +80,10 @@ fn hax(random: &mut Random) -> Value {
 fn sse(random: &mut Random, value_heads: usize) -> Value {
     let heads = random.within(1, 3);
     let partitions = random.within(1, 5);
-    let update = match random.flip() {
-        true => json!({ "kind": "gla", "rank": random.within(1, 5), "normalizer": 4.0 }),
-        false => json!({ "kind": "gated_delta", "negative_eigenvalues": random.flip() }),
+    let update = if random.flip() {
+        json!({ "kind": "gla", "rank": random.within(1, 5), "normalizer": 4.0 })
+    } else {
+        json!({ "kind": "gated_delta", "negative_eigenvalues": random.flip() })
     };
     let maps = ["silu", "relu", "softmax"];
     let rank = random.within(1, 9);
@@ -400,9 +401,10 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
     }
     spec["tied"] = json!(random.flip());
     spec["embedding_norm"] = json!(random.flip());
-    spec["norm"] = match random.flip() {
-        true => json!("rms"),
-        false => json!({ "layer": { "bias": true } }),
+    spec["norm"] = if random.flip() {
+        json!("rms")
+    } else {
+        json!({ "layer": { "bias": true } })
     };
     let spec = described(&spec);
     let what = format!("{kind} {seed}: {}", spec.to_json());

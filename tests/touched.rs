@@ -174,9 +174,10 @@ fn constant() -> Vec<(&'static str, Value)> {
 fn row_bytes(tensor: &StateTensorPlan) -> usize {
     let last = tensor.shape.last().copied().unwrap_or(1);
     // Scores are single numbers.
-    match tensor.name.contains("scores") {
-        true => 4,
-        false => tensor.bytes / tensor.shape.iter().product::<usize>().max(1) * last,
+    if tensor.name.contains("scores") {
+        4
+    } else {
+        tensor.bytes / tensor.shape.iter().product::<usize>().max(1) * last
     }
 }
 
@@ -248,16 +249,15 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
                         return false;
                     }
                     let own = row * length..(row + 1) * length;
-                    match other == index {
-                        true => {
-                            now[..own.start] != then[..own.start]
-                                || now[own.end..] != then[own.end..]
-                                || now[own.clone()] != then[own.clone()]
-                                    && now[own.clone()].chunks_exact(4).any(|x| {
-                                        !f32::from_le_bytes(x.try_into().expect("four")).is_nan()
-                                    })
-                        }
-                        false => now != then,
+                    if other == index {
+                        now[..own.start] != then[..own.start]
+                            || now[own.end..] != then[own.end..]
+                            || now[own.clone()] != then[own.clone()]
+                                && now[own.clone()].chunks_exact(4).any(|x| {
+                                    !f32::from_le_bytes(x.try_into().expect("four")).is_nan()
+                                })
+                    } else {
+                        now != then
                     }
                 });
             let shows = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();

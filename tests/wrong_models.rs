@@ -398,10 +398,13 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
             }
             match folder.with_weights(&changed) {
                 Err(_) => refused += 1,
-                Ok(after) => match logits(after) != before {
-                    true => different += 1,
-                    false => drop(idle.insert(tensor.name.clone())),
-                },
+                Ok(after) => {
+                    if logits(after) != before {
+                        different += 1
+                    } else {
+                        idle.insert(tensor.name.clone());
+                    }
+                }
             }
         }
     }

@@ -140,9 +140,10 @@ impl Activations {
 
     /// Bytes of a worker's working memory.
     fn room_bytes(max_rows: usize) -> usize {
-        match max_rows >= PANEL_TOKENS {
-            true => kernel::ROOM,
-            false => 0,
+        if max_rows >= PANEL_TOKENS {
+            kernel::ROOM
+        } else {
+            0
         }
     }
 
@@ -154,9 +155,10 @@ impl Activations {
 
     /// Length of the panel codes for at most this many rows and columns.
     fn panel_len(max_rows: usize, max_cols: usize) -> usize {
-        match max_rows >= PANEL_TOKENS {
-            true => max_rows.next_multiple_of(LANES) * max_cols.next_multiple_of(PAD),
-            false => 0,
+        if max_rows >= PANEL_TOKENS {
+            max_rows.next_multiple_of(LANES) * max_cols.next_multiple_of(PAD)
+        } else {
+            0
         }
     }
 

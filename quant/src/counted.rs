@@ -59,9 +59,10 @@ pub fn read_bytes(input: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // `read_to_end` reserves fallibly, in proportion to the bytes read so far.
     input.take(length).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 == length {
-        true => Ok(bytes),
-        false => Err(ErrorKind::UnexpectedEof.into()),
+    if bytes.len() as u64 == length {
+        Ok(bytes)
+    } else {
+        Err(ErrorKind::UnexpectedEof.into())
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Product<'a> {
     pub(crate) x: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
     pub(crate) simd: Simd,                // the level of the kernel
-    pub(crate) worker: usize,             // index of the thread, which selects the kernel's scratch memory
+    pub(crate) worker: usize,             // number of the thread, for scratch memory
     pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
 }
@@ -45,9 +45,10 @@ impl Product<'_> {
 
 /// Bytes of working memory that a kernel may need besides 16 KiB of the stack.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const ROOM: usize = match float_panel::ROOM > amx_floats::ROOM {
-    true => float_panel::ROOM,
-    false => amx_floats::ROOM,
+pub(crate) const ROOM: usize = if float_panel::ROOM > amx_floats::ROOM {
+    float_panel::ROOM
+} else {
+    amx_floats::ROOM
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) const ROOM: usize = 0;

@@ -31,9 +31,10 @@ pub fn read_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     bytes.try_reserve_exact(length as usize)?;
     // The file may grow while it is read.
     file.take(limit + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > limit {
-        true => Err(too_large()),
-        false => Ok(bytes),
+    if bytes.len() as u64 > limit {
+        Err(too_large())
+    } else {
+        Ok(bytes)
     }
 }
 

@@ -18,9 +18,10 @@ pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
         "Access to model",
     ];
     if page || refusal.into_iter().any(begins) {
-        let found = match page {
-            true => "a page of HTML",
-            false => "a server's refusal",
+        let found = if page {
+            "a page of HTML"
+        } else {
+            "a server's refusal"
         };
         return Some((
             found,

@@ -130,12 +130,11 @@ fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     for file in ["config.json", "model.safetensors"] {
         let to = folder.path().join(file);
-        match file == name {
-            true => std::fs::write(to, bytes).expect("a file"),
-            false => {
-                let from = tests().join("fixtures").join(case).join(file);
-                std::fs::copy(from, to).expect("a copy");
-            }
+        if file == name {
+            std::fs::write(to, bytes).expect("a file")
+        } else {
+            let from = tests().join("fixtures").join(case).join(file);
+            std::fs::copy(from, to).expect("a copy");
         }
     }
     let options = OpenOptions {

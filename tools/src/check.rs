@@ -85,9 +85,10 @@ fn first_wrong_part(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Op
     while wrong - right > 1 {
         interrupt.check()?;
         let middle = right.midpoint(wrong);
-        match is_finite(checkpoint, middle)? {
-            true => right = middle,
-            false => wrong = middle,
+        if is_finite(checkpoint, middle)? {
+            right = middle
+        } else {
+            wrong = middle
         }
     }
     let kind = checkpoint.spec.layers[right].kind();
@@ -136,9 +137,10 @@ impl Values {
             let values = &mut decoded[..stored.len() / row_bytes * cols];
             tensor.format.decode(stored, values);
             for (i, value) in values.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
-                match value.is_nan() {
-                    true => found.nan += 1,
-                    false => found.infinite += 1,
+                if value.is_nan() {
+                    found.nan += 1
+                } else {
+                    found.infinite += 1
                 }
                 found.first.get_or_insert(found.all as usize + i);
             }

@@ -76,9 +76,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     let device = Device::ahead(&args.arch, args.processors, None);
     let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
-    let text = match args.json {
-        true => json_line(&schedule),
-        false => schedule.to_string(),
+    let text = if args.json {
+        json_line(&schedule)
+    } else {
+        schedule.to_string()
     };
     std::io::stdout()
         .write_all(text.as_bytes())

@@ -18,9 +18,12 @@ pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
 /// Calls `handler` at the first of them; the second ends the program at once.
 pub fn on_first_interrupt(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     let mut is_first = true;
-    on_interrupt(move || match std::mem::take(&mut is_first) {
-        true => handler(),
-        false => std::process::exit(INTERRUPTED.into()),
+    on_interrupt(move || {
+        if std::mem::take(&mut is_first) {
+            handler()
+        } else {
+            std::process::exit(INTERRUPTED.into())
+        }
     })
 }
 
@@ -66,9 +69,10 @@ impl Interrupt {
 
     /// An error once Ctrl-C was pressed.
     pub fn check(&self) -> Result<()> {
-        match self.seen.load(Ordering::SeqCst) {
-            true => Err(Error::Interrupted),
-            false => Ok(()),
+        if self.seen.load(Ordering::SeqCst) {
+            Err(Error::Interrupted)
+        } else {
+            Ok(())
         }
     }
 }

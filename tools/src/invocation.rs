@@ -20,9 +20,10 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
         Some(first) => {
             let text = first.to_string_lossy();
             let known = commands.iter().any(|command| *command == text);
-            match text.starts_with('-') {
-                true => !OWN_FLAGS.contains(&text.as_ref()),
-                false => !known && text != "help" && Path::new(first).exists(),
+            if text.starts_with('-') {
+                !OWN_FLAGS.contains(&text.as_ref())
+            } else {
+                !known && text != "help" && Path::new(first).exists()
             }
         }
     };

@@ -33,9 +33,12 @@ pub fn utf8(mut bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
 /// Text of a model or a file as a terminal may be sent it: line breaks and tabs stay; every other control character (an
 /// escape sequence begins with one) and every character that reverses the direction of writing becomes a replacement character.
 pub fn shown(text: &str) -> String {
-    let safe = |c: char| match is_hostile(c) {
-        true => char::REPLACEMENT_CHARACTER,
-        false => c,
+    let safe = |c: char| {
+        if is_hostile(c) {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            c
+        }
     };
     text.chars().map(safe).collect()
 }
@@ -52,9 +55,10 @@ pub fn json_line(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("numbers and texts are JSON");
     let mut line = String::with_capacity(text.len() + 1);
     for c in text.chars() {
-        match is_hostile(c) {
-            true => line.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => line.push(c),
+        if is_hostile(c) {
+            line.push_str(&format!("\\u{:04x}", u32::from(c)))
+        } else {
+            line.push(c)
         }
     }
     line.push('\n');

@@ -79,9 +79,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let checkpoint = args.open.checkpoint(Some(&case::model_path(&args.dir)))?;
     let case = Case::read(&args.dir, checkpoint.spec.vocab)?;
-    let model = Model::bind(match case.in_f32 {
-        true => in_f32(checkpoint)?,
-        false => checkpoint,
+    let model = Model::bind(if case.in_f32 {
+        in_f32(checkpoint)?
+    } else {
+        checkpoint
     })?;
     let tokens = &case.tokens;
     let tolerance = case.tolerance(device.is_some());

@@ -89,9 +89,10 @@ pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
         }
         Err(_) => {
             let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-            return match folder.is_none_or(Path::is_dir) {
-                true => Ok(()),
-                false => Err(Error::input(path, "there is no such folder")),
+            return if folder.is_none_or(Path::is_dir) {
+                Ok(())
+            } else {
+                Err(Error::input(path, "there is no such folder"))
             };
         }
     };

@@ -43,12 +43,13 @@ pub fn advice(path: &Path) -> Option<String> {
     if let Some((owner, name)) = hub_name(&text) {
         return Some(about_hub(owner, name));
     }
-    Some(match is_like_a_model(path) {
-        true => "no such file or folder".into(),
-        false => format!(
+    Some(if is_like_a_model(path) {
+        "no such file or folder".into()
+    } else {
+        format!(
             "no such file; to complete a text: waterline run {}; to talk: waterline chat",
             quoted(&text)
-        ),
+        )
     })
 }
 
@@ -93,16 +94,15 @@ fn about_file(file: &Path) -> Option<String> {
     }
     if is_one_of(&kind, &PARTS) {
         let whole = folder.join("config.json").is_file();
-        return Some(match whole {
-            true => format!(
+        return Some(if whole {
+            format!(
                 "a part of a Hugging Face folder; give the folder: waterline chat {}",
                 quoted_path(folder)
-            ),
-            false => {
-                "a part of a Hugging Face folder, without its config.json; download the whole \
+            )
+        } else {
+            "a part of a Hugging Face folder, without its config.json; download the whole \
                  repository: hf download OWNER/NAME --local-dir NAME"
-                    .into()
-            }
+                .into()
         });
     }
     let Ok(gguf) = Gguf::open(file) else {
@@ -164,15 +164,16 @@ fn about_pickle(file: &Path, folder: &Path) -> String {
 
 fn about_hub(owner: &str, name: &str) -> String {
     let download = format!("hf download {owner}/{name}");
-    match name.to_lowercase().ends_with("gguf") {
-        true => format!(
+    if name.to_lowercase().ends_with("gguf") {
+        format!(
             "no such file or folder; if it is on the Hugging Face Hub: \
              {download} --include '*Q4_K_M*.gguf' --local-dir {name}, then waterline chat {name}"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "no such file or folder; if it is on the Hugging Face Hub: \
              {download} --local-dir {name}, then waterline chat {name}"
-        ),
+        )
     }
 }
 
@@ -244,9 +245,10 @@ fn is_one_of(kind: &str, kinds: &[&str]) -> bool {
 /// `word` as a shell takes it for one word.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.into(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

@@ -77,9 +77,10 @@ mod x86 {
             product.picked.is_none() && x.are_many() && x.rows() >= amx_floats::LEAST_TOKENS;
         // SAFETY: as the caller vouches.
         unsafe {
-            match is_in_tiles {
-                true => amx_floats::multiply(product, rows),
-                false => kernel::float::<Number>(Simd::Avx512Vnni)(product, rows),
+            if is_in_tiles {
+                amx_floats::multiply(product, rows)
+            } else {
+                kernel::float::<Number>(Simd::Avx512Vnni)(product, rows)
             }
         }
     }

@@ -230,9 +230,10 @@ impl<'a> Cursor<'a> {
 
     /// Refuses a number of things above `most`.
     fn at_most(&self, item: &str, count: usize, most: usize) -> Result<()> {
-        match count <= most {
-            true => Ok(()),
-            false => Err(self.invalid(item, count, format!("at most {most}"))),
+        if count <= most {
+            Ok(())
+        } else {
+            Err(self.invalid(item, count, format!("at most {most}")))
         }
     }
 

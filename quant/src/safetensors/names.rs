@@ -28,9 +28,10 @@ pub(super) fn unwrapped(name: &str) -> String {
 pub(super) fn headless<'n, T>(name: &'n str, entries: &BTreeMap<String, T>) -> Option<&'n str> {
     let part = MODELS.into_iter().find(|part| name.starts_with(part))?;
     let has_part = entries.range(part.to_string()..).next();
-    match has_part.is_some_and(|(name, _)| name.starts_with(part)) {
-        true => None,
-        false => name.strip_prefix(part),
+    if has_part.is_some_and(|(name, _)| name.starts_with(part)) {
+        None
+    } else {
+        name.strip_prefix(part)
     }
 }
 

@@ -156,18 +156,20 @@ impl<B: Integer> Panels for Amx<B> {
         let codes = panel.codes.as_ptr().cast::<i8>();
         // Two pieces at a time: blocks, the last of an odd number twice, or the halves of a block. They are multiplied
         // while those before them are added, so that nothing waits for a tile on its way through memory.
-        let (pieces, columns) = match B::HALF_SCALES {
-            true => (x.blocks, BLOCK),
-            false => (x.blocks.div_ceil(2), 2 * BLOCK),
+        let (pieces, columns) = if B::HALF_SCALES {
+            (x.blocks, BLOCK)
+        } else {
+            (x.blocks.div_ceil(2), 2 * BLOCK)
         };
         assert!(x.blocks <= DEPTH / BLOCK);
         let blocks = x.blocks;
         let mut dots = [const { Dots([[[0; LANES]; ROWS]; 2]) }; 2];
         for step in 0..=pieces {
             if step < pieces {
-                let next = match !B::HALF_SCALES && 2 * step + 1 == blocks {
-                    true => 0,
-                    false => columns / 2,
+                let next = if !B::HALF_SCALES && 2 * step + 1 == blocks {
+                    0
+                } else {
+                    columns / 2
                 };
                 // SAFETY: blocks of the panels.
                 unsafe {

@@ -47,9 +47,10 @@ pub(super) unsafe fn unpack<B: Integer, const SIGNED: bool>(
             let codes = &mut panel.codes[index][group * GROUP..][..GROUP];
             for (order, codes) in ORDER.iter().zip(codes.as_chunks_mut::<64>().0) {
                 let ordered = _mm512_permutex2var_epi64(w.first, constant(order), w.second);
-                let ordered = match SIGNED {
-                    true => _mm512_sub_epi8(ordered, offset),
-                    false => ordered,
+                let ordered = if SIGNED {
+                    _mm512_sub_epi8(ordered, offset)
+                } else {
+                    ordered
                 };
                 // SAFETY: 64 codes.
                 unsafe { _mm512_storeu_si512(codes.as_mut_ptr().cast(), ordered) };

@@ -62,9 +62,10 @@ fn add_fours<const FOUR: usize>(
 impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
     /// Row and token, within a tile, of the first sum of a register.
     const fn place(register: usize) -> [usize; 2] {
-        match SQUARES {
-            true => [register / 4 * 2, register % 4 * 2],
-            false => [register / 2, register % 2 * 4],
+        if SQUARES {
+            [register / 4 * 2, register % 4 * 2]
+        } else {
+            [register / 2, register % 2 * 4]
         }
     }
 
@@ -163,9 +164,10 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
             for (i, sum) in sum.iter_mut().enumerate() {
                 let [r, t] = at(i);
                 let line = |r: usize| sums.0[r][t..].as_ptr();
-                *sum = match SQUARES {
-                    true => vcombine_f32(vld1_f32(line(r)), vld1_f32(line(r + 1))),
-                    false => vld1q_f32(line(r)),
+                *sum = if SQUARES {
+                    vcombine_f32(vld1_f32(line(r)), vld1_f32(line(r + 1)))
+                } else {
+                    vld1q_f32(line(r))
                 };
             }
             for block in 0..x.blocks {

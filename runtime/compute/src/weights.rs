@@ -41,9 +41,10 @@ pub fn of_model(name: &str) -> String {
 
 /// The full name of a tensor that a part of a model calls `name` where names begin with `scope`.
 pub fn full_name(scope: &str, name: &str) -> String {
-    match name.starts_with(OF_MODEL) {
-        true => name.into(),
-        false => format!("{scope}{name}"),
+    if name.starts_with(OF_MODEL) {
+        name.into()
+    } else {
+        format!("{scope}{name}")
     }
 }
 

@@ -184,10 +184,11 @@ impl ChatTemplate {
             fields.insert("content".into(), message.content.as_str().into());
             Value::Object(fields)
         };
-        let tools = match options.tools.is_empty() {
+        let tools = if options.tools.is_empty() {
             // As transformers passes it: defined, and none.
-            true => Value::Null,
-            false => Value::Array(options.tools.clone()),
+            Value::Null
+        } else {
+            Value::Array(options.tools.clone())
         };
         let [bos, eos, pad] = &self.names;
         let mut variables = vec![
@@ -209,9 +210,12 @@ impl ChatTemplate {
         let for_tools = self.tool_use.as_ref().filter(|_| !options.tools.is_empty());
         let template = for_tools.unwrap_or(&self.template);
         let rendered = template.render(&variables, canceller);
-        rendered.map_err(|failure| match canceller.take() {
-            true => Error::Cancelled { fed: 0 },
-            false => error(failure),
+        rendered.map_err(|failure| {
+            if canceller.take() {
+                Error::Cancelled { fed: 0 }
+            } else {
+                error(failure)
+            }
         })
     }
 }

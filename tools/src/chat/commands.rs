@@ -238,9 +238,10 @@ impl Commands {
 
     /// Display name of a conversation's file: its title if it has one.
     fn name(&self, path: &Path) -> String {
-        match self.sessions.has(path) {
-            true => format!("\"{}\"", title_of(path)),
-            false => path.display().to_string(),
+        if self.sessions.has(path) {
+            format!("\"{}\"", title_of(path))
+        } else {
+            path.display().to_string()
         }
     }
 
@@ -330,18 +331,20 @@ impl Commands {
 /// The text that the model has read, or that it will read first.
 fn prompt(conversation: &Conversation) -> Result<String> {
     let read = conversation.last_text(usize::MAX);
-    match read.is_empty() {
-        true => Ok(format!("nothing yet; {}", beginning(conversation)?)),
-        false => Ok(read),
+    if read.is_empty() {
+        Ok(format!("nothing yet; {}", beginning(conversation)?))
+    } else {
+        Ok(read)
     }
 }
 
 /// The template's text before the first message.
 fn beginning(conversation: &Conversation) -> Result<String> {
     let text = conversation.beginning()?;
-    Ok(match text.is_empty() {
-        true => "the template adds nothing before the first message".into(),
-        false => format!("the template begins with:\n{text}"),
+    Ok(if text.is_empty() {
+        "the template adds nothing before the first message".into()
+    } else {
+        format!("the template begins with:\n{text}")
     })
 }
 
@@ -375,9 +378,10 @@ fn list_commands() -> String {
             .iter()
             .map(|name| format!("/{name}"))
             .collect();
-        let others = match others.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", others.join(", ")),
+        let others = if others.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", others.join(", "))
         };
         format!("{usage:<18} {}{others}", help.about)
     };
@@ -425,9 +429,10 @@ fn compared(conversation: &Conversation) -> String {
         None => String::new(),
         Some(cache) => {
             let size = bytes(cache.bytes(session.position()) as usize);
-            match cache.own_kv_heads {
-                true => format!(" (a Transformer of this size: {size})"),
-                false => format!(" (a Transformer of this size, {}: {size})", cache.heads()),
+            if cache.own_kv_heads {
+                format!(" (a Transformer of this size: {size})")
+            } else {
+                format!(" (a Transformer of this size, {}: {size})", cache.heads())
             }
         }
     }

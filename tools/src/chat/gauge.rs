@@ -35,9 +35,10 @@ pub fn gauges(conversation: &Conversation) -> Result<String> {
     lines.extend(matrices(&snapshot));
     for (rows, holders) in windows(&snapshot) {
         let held = read.min(rows as u64);
-        let name = match conversation.context() == Some(rows) {
-            true => "context",
-            false => "window",
+        let name = if conversation.context() == Some(rows) {
+            "context"
+        } else {
+            "window"
         };
         lines.push(gauge(name, held, rows as u64, &layers(holders)));
         if held > 0 {

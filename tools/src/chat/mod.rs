@@ -104,9 +104,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     // While a line is read Ctrl-C is a key, so any signal is SIGTERM or SIGHUP; through a pipe each of them ends the program.
     let ends = talk.ends_at_signal.clone();
     let canceller = talk.conversation.session().canceller();
-    on_interrupt(move || match ends.load(Ordering::SeqCst) {
-        true => std::process::exit(INTERRUPTED.into()),
-        false => canceller.cancel(),
+    on_interrupt(move || {
+        if ends.load(Ordering::SeqCst) {
+            std::process::exit(INTERRUPTED.into())
+        } else {
+            canceller.cancel()
+        }
     })?;
     if screen.interactive() {
         screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;

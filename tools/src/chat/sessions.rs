@@ -148,9 +148,10 @@ impl Sessions {
     /// file.
     pub fn resume(&mut self, path: PathBuf) {
         self.begin();
-        match is_automatic(&path) && self.has(&path) {
-            true => self.earlier = Some(path.with_extension(EXTENSION)),
-            false => self.named = Some(path),
+        if is_automatic(&path) && self.has(&path) {
+            self.earlier = Some(path.with_extension(EXTENSION))
+        } else {
+            self.named = Some(path)
         }
     }
 
@@ -209,9 +210,10 @@ impl Sessions {
             remove(&earlier);
         }
         self.drop_oldest();
-        Ok(match is_small {
-            true => Kept::Whole,
-            false => Kept::Messages,
+        Ok(if is_small {
+            Kept::Whole
+        } else {
+            Kept::Messages
         })
     }
 
@@ -332,9 +334,10 @@ fn slug(text: &str) -> String {
         }
         slug += &word.to_lowercase();
     }
-    match slug.is_empty() {
-        true => "conversation".into(),
-        false => slug,
+    if slug.is_empty() {
+        "conversation".into()
+    } else {
+        slug
     }
 }
 

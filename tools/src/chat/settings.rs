@@ -30,9 +30,10 @@ pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
         let lines: Vec<String> = wanted
             .filter_map(|name| Some(format!("{name:<18} {}", value(name)?)))
             .collect();
-        return match lines.is_empty() {
-            true => unknown(arguments),
-            false => Ok(lines.join("\n")),
+        return if lines.is_empty() {
+            unknown(arguments)
+        } else {
+            Ok(lines.join("\n"))
         };
     };
     let value = value.trim();

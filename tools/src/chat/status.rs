@@ -46,17 +46,18 @@ pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
 
 /// Three messages to begin with.
 fn openings(builtin: bool) -> [&'static str; 3] {
-    match builtin {
-        true => [
+    if builtin {
+        [
             "My name is Ann and I have a red ball.",
             "What is 12 plus 7?",
             "Tell me a story about a dog.",
-        ],
-        false => [
+        ]
+    } else {
+        [
             "What can you do?",
             "Explain in two sentences why the sky is blue.",
             "Write a short poem about rain.",
-        ],
+        ]
     }
 }
 

@@ -82,18 +82,20 @@ const EXPECT: &str = "expect.json";
 
 /// The model of the case in `dir`: a GGUF file in it, or the folder itself.
 pub(super) fn model_path(dir: &Path) -> PathBuf {
-    match dir.join(EXPECT).is_file() {
-        true => dir.join("model.gguf"),
-        false => dir.into(),
+    if dir.join(EXPECT).is_file() {
+        dir.join("model.gguf")
+    } else {
+        dir.into()
     }
 }
 
 impl Case {
     /// Reads the case in `dir` of a model with `vocab` tokens.
     pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
-        match dir.join(EXPECT).is_file() {
-            true => Self::of_gguf(&dir.join(EXPECT), vocab),
-            false => Self::of_directory(dir, vocab),
+        if dir.join(EXPECT).is_file() {
+            Self::of_gguf(&dir.join(EXPECT), vocab)
+        } else {
+            Self::of_directory(dir, vocab)
         }
     }
 
@@ -209,12 +211,13 @@ impl Best {
         };
         for (token, &logit) in row.iter().enumerate().skip(1) {
             let lead = row[best.token] - logit;
-            best = match lead < 0.0 {
-                true => Best { token, lead: -lead },
-                false => Best {
+            best = if lead < 0.0 {
+                Best { token, lead: -lead }
+            } else {
+                Best {
                     lead: best.lead.min(lead),
                     ..best
-                },
+                }
             };
         }
         best

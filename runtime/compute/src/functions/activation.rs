@@ -124,9 +124,10 @@ mod tests {
                 let term = term * x * x / f64::from(2 * n + 1);
                 (sum + term, term)
             });
-            match x.abs() > 6.0 {
-                true => f64::from(u8::from(x > 0.0)),
-                false => 0.5 + density * series.0,
+            if x.abs() > 6.0 {
+                f64::from(u8::from(x > 0.0))
+            } else {
+                0.5 + density * series.0
             }
         };
         let definitions: [(Activation, &dyn Fn(f64) -> f64); 8] = [

@@ -184,21 +184,18 @@ impl Snapshot {
         };
         let plan = Arc::new(plan);
         let (mut grid, mut tokens) = (u64::from_le_bytes(*OLDER_MAGIC), 0);
-        let arena = match is_older {
-            true => {
-                let mut arena = Arena::new(plan)?;
-                input.read_exact(arena.bytes_mut()).map_err(failed)?;
-                arena
+        let arena = if is_older {
+            let mut arena = Arena::new(plan)?;
+            input.read_exact(arena.bytes_mut()).map_err(failed)?;
+            arena
+        } else {
+            // Memory that is not written takes none, so that a small file takes little.
+            let mut arena = Arena::untouched(plan)?;
+            if !sparse::read(&mut input, &mut arena).map_err(failed)? {
+                return Err(bad("its state is longer than its tensor table says"));
             }
-            false => {
-                // Memory that is not written takes none, so that a small file takes little.
-                let mut arena = Arena::untouched(plan)?;
-                if !sparse::read(&mut input, &mut arena).map_err(failed)? {
-                    return Err(bad("its state is longer than its tensor table says"));
-                }
-                (grid, tokens) = (next(&mut input)?, next(&mut input)?);
-                arena
-            }
+            (grid, tokens) = (next(&mut input)?, next(&mut input)?);
+            arena
         };
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {

@@ -165,9 +165,10 @@ impl ExpertsSpec {
         let (logits, shared_gate) = (views.next().expect("the router"), views.next());
 
         let route = layer.buffer(2 * self.chosen);
-        let bias = match self.bias {
-            true => Some(layer.vector("exp_probs_b.bias")?),
-            false => None,
+        let bias = if self.bias {
+            Some(layer.vector("exp_probs_b.bias")?)
+        } else {
+            None
         };
         let scale = match latent {
             Some(_) => 1.0,
@@ -230,9 +231,10 @@ impl ExpertsSpec {
     fn expert(&self, layer: &Lowering, end: &str) -> Result<Expert> {
         let matrix = |name: &str| layer.matrix(&format!("ffn_{name}_{end}.weight"));
         Ok(Expert {
-            gate: match self.gated {
-                true => Some(matrix("gate")?),
-                false => None,
+            gate: if self.gated {
+                Some(matrix("gate")?)
+            } else {
+                None
             },
             up: matrix("up")?,
             down: matrix("down")?,

@@ -327,12 +327,11 @@ impl Attention {
         }
         let eviction = before(layer, k, v)?;
         let learned = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
-        let [q, k, v] = match eviction.as_ref().is_some_and(learned) {
-            true => self.prepare_apart(layer, [q, k, v])?,
-            false => {
-                self.prepare(layer, q, k, Vec::new())?;
-                [q, k, v]
-            }
+        let [q, k, v] = if eviction.as_ref().is_some_and(learned) {
+            self.prepare_apart(layer, [q, k, v])?
+        } else {
+            self.prepare(layer, q, k, Vec::new())?;
+            [q, k, v]
         };
         let out = layer.buffer(self.heads * self.head_dim);
         layer.push(Attend {
@@ -395,9 +394,12 @@ impl Mixer for Attention {
             }
         }
         if self.head_norm_eps.is_some() {
-            let over_heads = [width, self.kv_width()].map(|width| match self.norm_over_heads {
-                true => width,
-                false => self.head_dim,
+            let over_heads = [width, self.kv_width()].map(|width| {
+                if self.norm_over_heads {
+                    width
+                } else {
+                    self.head_dim
+                }
             });
             for (name, width) in ["q_norm.weight", "k_norm.weight"].iter().zip(over_heads) {
                 weights.push(WeightSpec::full(name, &[width]));

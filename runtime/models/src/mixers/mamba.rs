@@ -60,9 +60,10 @@ impl Mamba {
         };
         let mut groups = Vec::new();
         for (name, view) in parameters {
-            let gains = match self.norm_gains {
-                true => layer.vector(&format!("{name}.weight"))?,
-                false => vec![1.0; view.width].into(),
+            let gains = if self.norm_gains {
+                layer.vector(&format!("{name}.weight"))?
+            } else {
+                vec![1.0; view.width].into()
             };
             groups.push(HeadGroup {
                 view,

@@ -237,9 +237,10 @@ impl Mixer for Mom {
             decay: views[3],
         };
         let shared = (self.single || self.shared).then(|| inputs(&views[views.len() - 4..]));
-        let own = match self.single {
-            true => None,
-            false => Some(inputs(&layer.project_chosen(&OWN, n, route)?)),
+        let own = if self.single {
+            None
+        } else {
+            Some(inputs(&layer.project_chosen(&OWN, n, route)?))
         };
 
         // The memories' inputs in separate columns: the shared memory changes its inputs in place.

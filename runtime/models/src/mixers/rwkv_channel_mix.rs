@@ -104,9 +104,10 @@ impl Mixer for RwkvChannelMix {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let names: &[&str] = match self.receptance {
-            true => &["x_k", "x_r"],
-            false => &["x_k"],
+        let names: &[&str] = if self.receptance {
+            &["x_k", "x_r"]
+        } else {
+            &["x_k"]
         };
         let mixed = token_shift(layer, names, 0)?;
         let inner = layer.project_from(mixed[0], None, &["key"])?[0];

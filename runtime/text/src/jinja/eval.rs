@@ -148,9 +148,10 @@ impl Evaluator {
     }
 
     fn check_length(&self) -> Outcome<()> {
-        match self.out.len() > self.most {
-            true => Err(Failure::new("it writes more than a chat template may")),
-            false => Ok(()),
+        if self.out.len() > self.most {
+            Err(Failure::new("it writes more than a chat template may"))
+        } else {
+            Ok(())
         }
     }
 

@@ -136,12 +136,15 @@ impl Evaluator {
                 _ => self.value(b),
             },
             Expr::Compare(first, rest) => self.comparison(first, rest),
-            Expr::If(condition, value, otherwise) => match self.value(condition)?.is_true() {
-                true => self.value(value),
-                false => otherwise
-                    .as_ref()
-                    .map_or(Ok(Value::Undefined), |node| self.value(node)),
-            },
+            Expr::If(condition, value, otherwise) => {
+                if self.value(condition)?.is_true() {
+                    self.value(value)
+                } else {
+                    otherwise
+                        .as_ref()
+                        .map_or(Ok(Value::Undefined), |node| self.value(node))
+                }
+            }
         }
     }
 

@@ -16,9 +16,10 @@ impl Parser {
                 let line = parser.line();
                 parser.next();
                 let condition = parser.or()?;
-                let otherwise = match parser.skip_name("else") {
-                    true => Some(parser.expression()?),
-                    false => None,
+                let otherwise = if parser.skip_name("else") {
+                    Some(parser.expression()?)
+                } else {
+                    None
                 };
                 value = Node::new(Expr::If(condition, value, otherwise), line)?;
             }
@@ -76,9 +77,10 @@ impl Parser {
         while let Some(comparison) = self.comparison_sign()? {
             rest.push((comparison, self.sum()?));
         }
-        match rest.is_empty() {
-            true => Ok(left),
-            false => Node::new(Expr::Compare(left, rest), line),
+        if rest.is_empty() {
+            Ok(left)
+        } else {
+            Node::new(Expr::Compare(left, rest), line)
         }
     }
 
@@ -93,9 +95,10 @@ impl Parser {
             Token::Name(name) if name == "in" => Comparison::In,
             Token::Name(name) if name == "not" => {
                 self.next();
-                match self.skip_name("in") {
-                    true => return Ok(Some(Comparison::NotIn)),
-                    false => return self.fail("expected \"in\""),
+                if self.skip_name("in") {
+                    return Ok(Some(Comparison::NotIn));
+                } else {
+                    return self.fail("expected \"in\"");
                 }
             }
             _ => return Ok(None),
@@ -158,9 +161,10 @@ impl Parser {
             self.primary()?
         };
         let node = self.postfix(node)?;
-        match with_filters {
-            true => self.filters_and_tests(node),
-            false => Ok(node),
+        if with_filters {
+            self.filters_and_tests(node)
+        } else {
+            Ok(node)
         }
     }
 
@@ -341,9 +345,10 @@ impl Parser {
     fn one_filter(&mut self, node: Option<Node>) -> Outcome<Node> {
         let line = self.line();
         let name = self.name()?;
-        let arguments = match self.skip_op("(") {
-            true => self.arguments()?,
-            false => Arguments::default(),
+        let arguments = if self.skip_op("(") {
+            self.arguments()?
+        } else {
+            Arguments::default()
         };
         Node::new(Expr::Filter(node, name, arguments), line)
     }

@@ -256,9 +256,10 @@ fn split(text: &str, from_right: bool, arguments: &Values, work: &mut Work) -> O
         (None, false) => {
             let (mut parts, mut rest) = (Vec::new(), text.trim_start());
             while !rest.is_empty() {
-                let end = match parts.len() + 1 < limit {
-                    true => rest.find(char::is_whitespace).unwrap_or(rest.len()),
-                    false => rest.len(),
+                let end = if parts.len() + 1 < limit {
+                    rest.find(char::is_whitespace).unwrap_or(rest.len())
+                } else {
+                    rest.len()
                 };
                 parts.push(&rest[..end]);
                 rest = rest[end..].trim_start();
@@ -318,9 +319,10 @@ pub fn title(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut inside = false;
     for character in text.chars() {
-        match inside {
-            true => result.extend(character.to_lowercase()),
-            false => result.extend(character.to_uppercase()),
+        if inside {
+            result.extend(character.to_lowercase())
+        } else {
+            result.extend(character.to_uppercase())
         }
         inside = character.is_alphabetic();
     }

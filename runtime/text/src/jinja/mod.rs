@@ -93,9 +93,10 @@ impl std::fmt::Display for Failure {
             write!(f, "line {line}: ")?;
         }
         for character in self.message.chars().take(MAX_MESSAGE) {
-            match character.is_control() {
-                true => write!(f, "{}", character.escape_default())?,
-                false => write!(f, "{character}")?,
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())?
+            } else {
+                write!(f, "{character}")?
             }
         }
         Ok(())

@@ -68,9 +68,10 @@ impl Size {
             size.weight = size.weight.saturating_add(value.weight());
             size.depth = size.depth.max(1 + value.depth());
         }
-        match size.depth > MAX_DEPTH {
-            true => Err(Failure::new("a value nests too deep")),
-            false => Ok(size),
+        if size.depth > MAX_DEPTH {
+            Err(Failure::new("a value nests too deep"))
+        } else {
+            Ok(size)
         }
     }
 }

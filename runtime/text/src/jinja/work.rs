@@ -68,9 +68,10 @@ impl Work {
     /// Runs `inner` one level deeper.
     pub fn enter(&mut self) -> Outcome<()> {
         self.depth += 1;
-        match self.depth > MAX_DEPTH {
-            true => Err(Failure::new("it nests too deep")),
-            false => self.spend(NODE),
+        if self.depth > MAX_DEPTH {
+            Err(Failure::new("it nests too deep"))
+        } else {
+            self.spend(NODE)
         }
     }
 

@@ -112,9 +112,10 @@ impl Parts {
                 let built = crate_model(kind, model, &tokens)?;
                 let added = surplus::registered(added, &built, &normalizer, rows)?;
                 let built = Box::new(built);
-                let words = match model["line_breaks_are_whole"] == true {
-                    true => Words::Lines(built, line_breaks(&tokens)),
-                    false => Words::Crate(built),
+                let words = if model["line_breaks_are_whole"] == true {
+                    Words::Lines(built, line_breaks(&tokens))
+                } else {
+                    Words::Crate(built)
                 };
                 (words, added)
             }
@@ -224,12 +225,13 @@ fn scores(model: &Value, count: usize) -> Result<Vec<f32>, Reason> {
         .filter_map(Value::as_f64)
         .map(|score| score as f32)
         .collect();
-    match found.len() == count && found.iter().all(|score| score.is_finite()) {
-        true => Ok(found),
-        false => Err(format!(
+    if found.len() == count && found.iter().all(|score| score.is_finite()) {
+        Ok(found)
+    } else {
+        Err(format!(
             "model: scores: found {} numbers, expected {count}",
             found.len()
-        )),
+        ))
     }
 }
 
@@ -265,11 +267,12 @@ fn check_trie(lengths: impl Iterator<Item = usize>) -> Result<(), Reason> {
     let (bytes, longest) = lengths.fold((0, 0), |(sum, most), length| {
         (sum + length, length.max(most))
     });
-    match bytes > MAX_TRIE_BYTES || longest > MAX_TRIE_TOKEN {
-        true => Err(format!(
+    if bytes > MAX_TRIE_BYTES || longest > MAX_TRIE_TOKEN {
+        Err(format!(
             "its tokens have {bytes} bytes and the longest {longest}, at most {MAX_TRIE_BYTES} and {MAX_TRIE_TOKEN} are read"
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

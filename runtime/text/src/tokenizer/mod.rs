@@ -371,9 +371,12 @@ impl Tokenizer {
 
 /// A reason without control characters, which a file may put into it.
 fn printable(reason: &str) -> String {
-    let escaped = |character: char| match character.is_control() {
-        true => character.escape_default().to_string(),
-        false => character.to_string(),
+    let escaped = |character: char| {
+        if character.is_control() {
+            character.escape_default().to_string()
+        } else {
+            character.to_string()
+        }
     };
     reason.chars().take(1_000).map(escaped).collect()
 }

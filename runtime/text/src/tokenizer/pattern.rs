@@ -73,9 +73,12 @@ pub(super) struct Search<'r> {
 
 impl Pattern for Search<'_> {
     fn find_matches(&self, inside: &str) -> Result<Vec<(Offsets, bool)>> {
-        let late = || match Instant::now() > self.deadline {
-            true => Err("its pattern takes too long"),
-            false => Ok(()),
+        let late = || {
+            if Instant::now() > self.deadline {
+                Err("its pattern takes too long")
+            } else {
+                Ok(())
+            }
         };
         late()?;
         match self.parts(inside, &late) {

@@ -58,9 +58,10 @@ fn flat<'j>(
             flat(step, list, depth + 1, steps)?;
         }
     }
-    match steps.len() > MAX_STEPS {
-        true => Err(format!("found more than {MAX_STEPS} steps in a sequence")),
-        false => Ok(()),
+    if steps.len() > MAX_STEPS {
+        Err(format!("found more than {MAX_STEPS} steps in a sequence"))
+    } else {
+        Ok(())
     }
 }
 
@@ -218,9 +219,10 @@ impl SplitStep {
         match self {
             SplitStep::Regex(pattern, behavior, inverted) => text.split(|_, part| {
                 let search = Search { pattern, deadline };
-                match inverted {
-                    true => part.split(Invert(search), *behavior),
-                    false => part.split(search, *behavior),
+                if *inverted {
+                    part.split(Invert(search), *behavior)
+                } else {
+                    part.split(search, *behavior)
                 }
             }),
             SplitStep::Crate(PreTokenizerWrapper::Metaspace(step))

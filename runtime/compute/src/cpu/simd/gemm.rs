@@ -127,9 +127,10 @@ impl Gemm<'_> {
             // The lanes outside, and nothing that can fail inside: only so do all sums stay in vector registers.
             for l in 0..N {
                 for i in 0..M {
-                    sums[i][l] = match FUSED {
-                        true => factors[i].mul_add(row[l], sums[i][l]),
-                        false => sums[i][l] + factors[i] * row[l],
+                    sums[i][l] = if FUSED {
+                        factors[i].mul_add(row[l], sums[i][l])
+                    } else {
+                        sums[i][l] + factors[i] * row[l]
                     };
                 }
             }
