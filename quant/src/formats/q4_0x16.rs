@@ -4,7 +4,8 @@
 //! reads this format.
 
 use crate::format::{Format, Reordered};
-use crate::formats::q4_0::{Block, Q4_0};
+use crate::formats::codes::Nibbles;
+use crate::formats::q4_0::{self, Block, Q4_0};
 use crate::formats::{Half, encode_blocks};
 use crate::kernel;
 use crate::rounding::Rounding;
@@ -58,7 +59,7 @@ impl Wide {
         let mut wide: Wide = bytemuck::Zeroable::zeroed();
         for (b, block) in blocks.iter().enumerate() {
             wide.d[b] = block.d;
-            for (j, bytes) in block.q.as_chunks::<4>().0.iter().enumerate() {
+            for (j, bytes) in block.q.0.as_chunks::<4>().0.iter().enumerate() {
                 wide.q[j][b] = *bytes;
             }
         }
@@ -67,14 +68,14 @@ impl Wide {
 
     fn encode(x: &[f32; 512]) -> Wide {
         let (blocks, _) = x.as_chunks::<32>();
-        Wide::of(&std::array::from_fn(|b| Block::encode(&blocks[b])))
+        Wide::of(&std::array::from_fn(|b| q4_0::encode(&blocks[b])))
     }
 
     #[inline]
     fn block(&self, b: usize) -> Block {
         Block {
             d: self.d[b],
-            q: bytemuck::cast([0, 1, 2, 3].map(|j| self.q[j][b])),
+            q: Nibbles(bytemuck::cast([0, 1, 2, 3].map(|j| self.q[j][b]))),
         }
     }
 
