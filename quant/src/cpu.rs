@@ -66,7 +66,7 @@ impl Simd {
     }
 
     /// Whether this CPU has the level.
-    pub fn is_available(self) -> bool {
+    pub(crate) fn is_available(self) -> bool {
         match self {
             Simd::Scalar => true,
             #[cfg(target_arch = "x86_64")]

@@ -53,7 +53,7 @@ pub use formats::mxfp4::MXFP4;
 pub use formats::q2_k::Q2_K;
 pub use formats::q3_k::Q3_K;
 pub use formats::q4_0::Q4_0;
-pub use formats::q4_0x16::Q4_0X16;
+use formats::q4_0x16::Q4_0X16;
 pub use formats::q4_1::Q4_1;
 pub use formats::q4_k::Q4_K;
 pub use formats::q5_0::Q5_0;

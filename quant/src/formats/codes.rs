@@ -23,6 +23,8 @@ pub(crate) trait Codes: Pod {
     const LARGEST: u8 = 63;
     /// Whether [`Codes::unpack_256`] gives signed codes, because unsigned ones may exceed 63.
     const SIGNED: bool = false;
+    /// Whether unpacking looks values up, by shuffles: then scales had better not be shuffled too.
+    const LOOKS_UP: bool = false;
 
     /// The signed codes.
     fn signed(&self) -> [i8; 32];
@@ -241,6 +243,7 @@ impl<T: Table> Lookup<T> {
 impl<T: Table> Codes for Lookup<T> {
     const OFFSET: i8 = T::OFFSET;
     const SIGNED: bool = T::SIGNED;
+    const LOOKS_UP: bool = true;
 
     #[inline]
     fn signed(&self) -> [i8; 32] {

@@ -11,7 +11,7 @@ use crate::kernel;
 use crate::rounding::Rounding;
 
 /// 4.5 bits per number: [`Q4_0`] in blocks of 512, for CPUs with AVX-512.
-pub static Q4_0X16: Format = Format {
+pub(crate) static Q4_0X16: Format = Format {
     name: "Q4_0x16",
     ggml_type: 0x1000 + 2, // ggml has no such number
     block_len: 512,

@@ -95,9 +95,9 @@ impl Scale for Half {
     #[inline]
     unsafe fn lanes_512<C: Codes>(blocks: &[Scaled<Self, C>; 4]) -> __m512 {
         use crate::simd::avx512::{constant, spread_halves};
-        if !Scaled::<Self, C>::SCALES_IN_64_BYTES {
-            let [a, b, c, d] = blocks.each_ref().map(|block| block.d.bits());
-            return spread_halves(a, b, c, d);
+        if C::LOOKS_UP || !Scaled::<Self, C>::SCALES_IN_64_BYTES {
+            let [a, b, c, d] = blocks;
+            return spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
         }
         // SAFETY: four blocks have at least 64 bytes.
         let start = unsafe { _mm512_loadu_si512(blocks.as_ptr().cast()) };
@@ -148,7 +148,8 @@ mod x86 {
             // SAFETY: the chunk is valid and blocks need no alignment; the level has these instructions.
             unsafe {
                 let blocks = &*chunk;
-                let (first, second) = C::unpack_512(blocks.each_ref().map(|block| &block.q));
+                let [a, b, c, d] = blocks;
+                let (first, second) = C::unpack_512([&a.q, &b.q, &c.q, &d.q]);
                 avx512::Group::new(first, second, S::lanes_512(blocks))
             }
         }

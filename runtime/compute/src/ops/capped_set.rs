@@ -12,7 +12,7 @@ pub(super) struct CappedSet<'a> {
 impl CappedSet<'_> {
     /// Offers a token whose score is above zero: it enters if there is room or a retained score is lower. Returns
     /// its row.
-    pub fn offer(&mut self, score: f32) -> Option<usize> {
+    pub(crate) fn offer(&mut self, score: f32) -> Option<usize> {
         (score > 0.0).then(|| self.insert(score))?
     }
 

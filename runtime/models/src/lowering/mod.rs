@@ -74,7 +74,7 @@ impl Written {
     }
 
     /// Publishes the residual stream, such as the tokens' embeddings for [`Lowering::embedding`].
-    pub fn keep_stream(&mut self, name: &'static str, hidden: usize) {
+    pub(crate) fn keep_stream(&mut self, name: &'static str, hidden: usize) {
         let view = View::whole(self.program.widths.len(), hidden);
         self.program.widths.push(hidden);
         self.published.push((name, view));
@@ -87,7 +87,7 @@ impl Written {
     }
 
     /// The ops so far end a layer.
-    pub fn end_layer(&mut self) {
+    pub(crate) fn end_layer(&mut self) {
         self.program.layer_ends.push(self.program.ops.len());
     }
 
@@ -214,7 +214,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The arena's number of the mixer's state tensor `index`.
-    pub fn state_tensor(&self, index: usize) -> usize {
+    pub(crate) fn state_tensor(&self, index: usize) -> usize {
         self.first_tensor + index
     }
 
@@ -224,7 +224,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// A f32 tensor of the mixer, if its table has one of that name.
-    pub fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
+    pub(crate) fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
         if self.tensors.contains_key(&self.full_name(name)) {
             self.vector(name).map(Some)
         } else {
@@ -341,7 +341,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The norm in front of this sublayer, if it has one.
-    pub fn input_norm(&self) -> Option<Norm> {
+    pub(crate) fn input_norm(&self) -> Option<Norm> {
         self.pre_norm.clone()
     }
 

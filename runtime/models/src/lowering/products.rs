@@ -15,7 +15,7 @@ impl Lowering<'_> {
     }
 
     /// As [`Lowering::project`], each matrix' product and bias multiplied by a number.
-    pub fn project_scaled(&mut self, factors: &[(&str, f32)]) -> Result<Vec<View>> {
+    pub(crate) fn project_scaled(&mut self, factors: &[(&str, f32)]) -> Result<Vec<View>> {
         let mut linears = Vec::with_capacity(factors.len());
         let mut width = 0;
         for (name, multiplier) in factors {
@@ -27,7 +27,11 @@ impl Lowering<'_> {
     }
 
     /// As [`Lowering::project_scaled`], for sections of one matrix: the rows and the factor of each.
-    pub fn project_sections(&mut self, name: &str, sections: &[(usize, f32)]) -> Result<Vec<View>> {
+    pub(crate) fn project_sections(
+        &mut self,
+        name: &str,
+        sections: &[(usize, f32)],
+    ) -> Result<Vec<View>> {
         let whole = self.linear(name, 1.0, 0)?;
         let rows = sections.iter().map(|(rows, _)| rows).sum::<usize>();
         if whole.matrix.rows() != rows {
@@ -70,7 +74,7 @@ impl Lowering<'_> {
     }
 
     /// As [`Lowering::project`], from any columns and with or without a norm.
-    pub fn project_from(
+    pub(crate) fn project_from(
         &mut self,
         input: View,
         norm: Option<Norm>,
@@ -83,7 +87,7 @@ impl Lowering<'_> {
 
     /// As [`Lowering::project`], with matrices of as many equal parts as there are `partitions`, of which only those are
     /// multiplied that `route` has chosen.
-    pub fn project_chosen(
+    pub(crate) fn project_chosen(
         &mut self,
         names: &[&str],
         partitions: usize,
@@ -123,7 +127,7 @@ impl Lowering<'_> {
 
     /// Multiplies several views with one matrix each, as [`Lowering::project_from`]; the results are adjacent columns
     /// of one buffer.
-    pub fn project_each(&mut self, pairs: &[(View, &str)]) -> Result<Vec<View>> {
+    pub(crate) fn project_each(&mut self, pairs: &[(View, &str)]) -> Result<Vec<View>> {
         let mut projects = Vec::new();
         let mut width = 0;
         for (input, name) in pairs {
@@ -159,7 +163,11 @@ impl Lowering<'_> {
 
     /// The last matrix of the sublayer with a scaled product, and the norm after it, for the term that is added to
     /// the residual stream.
-    pub fn output_linear(&mut self, name: &str, multiplier: f32) -> Result<(Linear, Option<Norm>)> {
+    pub(crate) fn output_linear(
+        &mut self,
+        name: &str,
+        multiplier: f32,
+    ) -> Result<(Linear, Option<Norm>)> {
         // A scaled input changes a norm only through its epsilon.
         let (before, norm) = match &self.post_norm {
             Some(norm) => (multiplier, Some(norm.scaled(self.multiplier))),
@@ -190,7 +198,7 @@ impl Lowering<'_> {
     }
 
     /// As [`Lowering::emit`], the product multiplied.
-    pub fn emit_scaled(
+    pub(crate) fn emit_scaled(
         &mut self,
         input: View,
         finish: Vec<OutputOp>,

@@ -280,7 +280,7 @@ impl Evaluator {
     }
 
     /// The rendered body of a macro.
-    pub fn call_macro(
+    pub(crate) fn call_macro(
         &mut self,
         item: &Macro,
         positional: Vec<Value>,

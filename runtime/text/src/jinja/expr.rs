@@ -233,7 +233,7 @@ impl Evaluator {
     }
 
     /// An attribute of a value that is defined; undefined if there is none.
-    pub fn attribute_of(&mut self, object: &Value, name: &str) -> Outcome<Value> {
+    pub(crate) fn attribute_of(&mut self, object: &Value, name: &str) -> Outcome<Value> {
         Ok(match object {
             Value::Dict(dict) => dict
                 .get_str(name, &mut self.work)?
@@ -365,7 +365,7 @@ impl Evaluator {
     }
 
     /// Filters of a block, applied to its rendering.
-    pub fn filter_chain(&mut self, node: &Node, text: Value) -> Outcome<Value> {
+    pub(crate) fn filter_chain(&mut self, node: &Node, text: Value) -> Outcome<Value> {
         self.work.enter()?;
         let Expr::Filter(inner, name, arguments) = &*node.expr else {
             return Err(Failure::at(node.line, "expected a filter"));

@@ -101,7 +101,7 @@ fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Va
 }
 
 /// Filters that read an attribute of each element, if one is given.
-pub fn by_attribute(
+pub(crate) fn by_attribute(
     evaluator: &mut Evaluator,
     name: &str,
     value: Value,
@@ -257,7 +257,7 @@ fn sort(keyed: &mut Vec<(Value, Value)>, work: &mut Work) -> Outcome<()> {
     Ok(())
 }
 
-pub fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
+pub(crate) fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
     let Value::Dict(dict) = value else {
         return Err(Failure::new(format!(
             "{} is no mapping to sort",

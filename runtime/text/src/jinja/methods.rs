@@ -207,7 +207,7 @@ fn every(text: &str, holds: fn(char) -> bool) -> Value {
 }
 
 /// Text without white space, or without `chars`, at its ends.
-pub fn strip<'t>(
+pub(crate) fn strip<'t>(
     text: &'t str,
     chars: Option<&str>,
     ends: [bool; 2],
@@ -306,7 +306,7 @@ pub fn join(value: &Value, separator: &str, work: &mut Work) -> Outcome<Value> {
 }
 
 /// The first letter large, the others small.
-pub fn capitalize(text: &str) -> String {
+pub(crate) fn capitalize(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().into_iter().flat_map(char::to_uppercase);
     first

@@ -92,7 +92,7 @@ impl Value {
     }
 
     /// A mapping of entries with different keys.
-    pub fn dict(entries: Vec<(Value, Value)>) -> Outcome<Value> {
+    pub(crate) fn dict(entries: Vec<(Value, Value)>) -> Outcome<Value> {
         let size = Size::of(entries.iter().flat_map(|(key, value)| [key, value]))?;
         Ok(Value::Dict(Rc::new(Dict { entries, size })))
     }
@@ -125,7 +125,7 @@ impl Value {
         })
     }
 
-    pub fn from_constant(constant: &Constant) -> Value {
+    pub(crate) fn from_constant(constant: &Constant) -> Value {
         match constant {
             Constant::None => Value::None,
             Constant::Bool(value) => Value::Bool(*value),
@@ -187,7 +187,7 @@ impl Value {
     }
 
     /// As an integer, which booleans are too.
-    pub fn as_int(&self) -> Option<i64> {
+    pub(crate) fn as_int(&self) -> Option<i64> {
         match self {
             Value::Int(value) => Some(*value),
             Value::Bool(value) => Some(i64::from(*value)),
@@ -196,7 +196,7 @@ impl Value {
     }
 
     /// As a number.
-    pub fn as_float(&self) -> Option<f64> {
+    pub(crate) fn as_float(&self) -> Option<f64> {
         match self {
             Value::Float(value) => Some(*value),
             other => other.as_int().map(|value| value as f64),
@@ -211,7 +211,7 @@ impl Value {
     }
 
     /// The items of a loop over the value: elements, keys or characters.
-    pub fn iterate(&self, work: &mut Work) -> Outcome<Rc<List>> {
+    pub(crate) fn iterate(&self, work: &mut Work) -> Outcome<Rc<List>> {
         match self {
             Value::List(list) => Ok(Rc::clone(list)),
             Value::Undefined => as_list(Vec::new()),
@@ -351,7 +351,7 @@ fn all_equal<'v>(
 }
 
 /// Items as a list that is no value yet.
-pub fn as_list(items: Vec<Value>) -> Outcome<Rc<List>> {
+pub(crate) fn as_list(items: Vec<Value>) -> Outcome<Rc<List>> {
     match Value::list(items)? {
         Value::List(list) => Ok(list),
         _ => unreachable!("a list was made"),

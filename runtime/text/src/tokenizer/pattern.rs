@@ -57,7 +57,7 @@ impl BoundedRegex {
     }
 
     /// The expression without its matches of nothing, which the crate cannot replace.
-    pub fn without_empty(self) -> Self {
+    pub(crate) fn without_empty(self) -> Self {
         BoundedRegex {
             empty: false,
             ..self

@@ -19,7 +19,7 @@ pub fn gemm(
 }
 
 /// `C <- keep C + A B`, otherwise as [`gemm`].
-pub fn scaled_gemm(
+pub(crate) fn scaled_gemm(
     size: [usize; 3],
     keep: f32,
     (a, a_steps): (&[f32], [usize; 2]),

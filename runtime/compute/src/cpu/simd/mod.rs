@@ -4,7 +4,8 @@ mod gemm;
 
 use half::f16;
 
-pub use gemm::{gemm, scaled_gemm};
+pub use gemm::gemm;
+pub(crate) use gemm::scaled_gemm;
 
 /// Values in flight per loop turn: four AVX-512 registers, eight AVX2 ones.
 const LANES: usize = 64;
@@ -91,7 +92,7 @@ fn halve<const N: usize, const HALF: usize>(x: [f32; N]) -> [f32; HALF] {
 
 /// Sum of squares: each in f32, their sum in f64.
 #[inline(always)]
-pub fn square_sum(x: &[f32]) -> f64 {
+pub(crate) fn square_sum(x: &[f32]) -> f64 {
     let mut sums = [0.0f64; 16];
     let (chunks, rest) = x.as_chunks::<16>();
     for x in chunks {
@@ -137,7 +138,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// `y += a x`.
 #[inline(always)]
-pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+pub(crate) fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y += a * x;
     }
@@ -198,7 +199,7 @@ pub fn max(x: &[f32]) -> f32 {
 
 /// `y += sum_i weights[i] rows[i]`, the rows as long as y.
 #[inline(always)]
-pub fn add_rows(weights: &[f32], rows: &[f32], y: &mut [f32]) {
+pub(crate) fn add_rows(weights: &[f32], rows: &[f32], y: &mut [f32]) {
     const WIDTH: usize = 64;
     let width = y.len();
     let mut column = 0;

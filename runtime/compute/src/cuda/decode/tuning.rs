@@ -60,7 +60,12 @@ impl Tuning {
     }
 
     /// Large tiles in flight, one or two for each of the producer warps.
-    pub fn tiles_in_flight(self, producers: usize, stages: usize, stage_bytes: usize) -> usize {
+    pub(crate) fn tiles_in_flight(
+        self,
+        producers: usize,
+        stages: usize,
+        stage_bytes: usize,
+    ) -> usize {
         let tiles = (self.bytes_in_flight / stage_bytes.max(1) as f64).ceil() as usize;
         let even = tiles.next_multiple_of(producers);
         even.clamp(producers, 2 * producers).min(stages)

@@ -44,7 +44,7 @@ impl Cache {
     ///
     /// # Errors
     /// A part of a sentence that says why there is none.
-    pub fn of_environment() -> Result<Self, String> {
+    pub(crate) fn of_environment() -> Result<Self, String> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let folder = match (set("WATERLINE_KERNELS"), set("XDG_CACHE_HOME"), set("HOME")) {
             (Some(folder), ..) => folder.into(),

@@ -69,7 +69,7 @@ impl Emulator {
 
     /// A device whose blocks have so many bytes of shared memory.
     #[cfg(test)]
-    pub fn with_shared_memory(bytes: usize) -> Arc<Self> {
+    pub(crate) fn with_shared_memory(bytes: usize) -> Arc<Self> {
         Arc::new(Emulator {
             libraries: Mutex::default(),
             operations: usize::MAX.into(),

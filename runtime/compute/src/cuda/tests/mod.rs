@@ -103,7 +103,7 @@ impl Bench {
     }
 
     /// Runs calls as the ops of a decode kernel.
-    pub fn run_decode(&self, calls: &[Queued], blocks: usize) {
+    pub(crate) fn run_decode(&self, calls: &[Queued], blocks: usize) {
         let calls: Vec<&Queued> = calls.iter().collect();
         let control = Control::new(self.device.driver(), &*self.queue);
         let control = Arc::new(control.expect("memory"));

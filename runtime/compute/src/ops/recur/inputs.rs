@@ -155,7 +155,7 @@ impl Inputs<'_> {
 
     /// Gate of output `query` of the state at token t.
     #[inline(always)]
-    pub fn read_factor(&self, t: usize, query: usize) -> f32 {
+    pub(crate) fn read_factor(&self, t: usize, query: usize) -> f32 {
         let gate = self
             .read_gate
             .map_or(1.0, |gate| gate.get(t, query + 1)[query]);

@@ -89,7 +89,7 @@ pub(in crate::ops) enum Writing {
 impl Writing {
     /// Vectors of a key's width in addition to the key: the removal's key, and the rate of each of its
     /// channels.
-    pub fn removal_vectors(self) -> usize {
+    pub(crate) fn removal_vectors(self) -> usize {
         match self {
             Writing::Add | Writing::Delta => 0,
             Writing::Erase => 1,

@@ -28,7 +28,7 @@ pub(in crate::ops) struct Lists {
 
 impl Lists {
     /// Largest number of places in the lists of this many tokens, whole blocks each.
-    pub fn places_of(&self, tokens: usize) -> usize {
+    pub(crate) fn places_of(&self, tokens: usize) -> usize {
         self.grid(1).blocks(tokens)[1] as usize * BLOCK
     }
 
