@@ -43,7 +43,7 @@ impl Product<'_> {
     }
 }
 
-/// Bytes of working memory that a kernel may need besides 16 KiB of the stack.
+/// Bytes of working memory that a kernel may need in addition to the stack.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const ROOM: usize = if float_panel::ROOM > amx_floats::ROOM {
     float_panel::ROOM
