@@ -198,7 +198,7 @@ struct Kind {
 }
 
 impl Kind {
-    fn of(name: &'static str, files: Vec<(&'static str, Value)>) -> Self {
+    fn new(name: &'static str, files: Vec<(&'static str, Value)>) -> Self {
         Kind {
             name,
             end: STOP,
@@ -239,15 +239,15 @@ fn kinds() -> Vec<Kind> {
         .expect("tokens")
         .extend(more);
     vec![
-        Kind::of(
+        Kind::new(
             "a number",
             vec![config_file(json!({ "eos_token_id": STOP }))],
         ),
-        Kind::of(
+        Kind::new(
             "a list",
             vec![config_file(json!({ "eos_token_id": [FIRST, STOP] }))],
         ),
-        Kind::of(
+        Kind::new(
             "a list of the generation",
             vec![
                 config_file(json!({ "eos_token_id": FIRST })),
@@ -257,35 +257,35 @@ fn kinds() -> Vec<Kind> {
                 ),
             ],
         ),
-        Kind::of(
+        Kind::new(
             "an inner configuration",
             vec![config_file(
                 json!({ "text_config": { "eos_token_id": STOP } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "another inner configuration",
             vec![config_file(
                 json!({ "llm_config": { "eos_token_id": [STOP] } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a name",
             vec![tokenizer_config(json!({ "eos_token": stop }))],
         ),
-        Kind::of(
+        Kind::new(
             "a name with flags",
             vec![tokenizer_config(
                 json!({ "eos_token": { "content": stop, "special": true } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a map of names",
             vec![("special_tokens_map.json", json!({ "eos_token": stop }))],
         ),
         Kind {
             end: 260,
-            ..Kind::of(
+            ..Kind::new(
                 "a token that only other files have",
                 vec![
                     ("tokenizer.json", {
@@ -300,7 +300,7 @@ fn kinds() -> Vec<Kind> {
         },
         Kind {
             plain: 2,
-            ..Kind::of(
+            ..Kind::new(
                 "a beginning that the tokenizer adds",
                 vec![
                     ("tokenizer.json", begun),
@@ -308,7 +308,7 @@ fn kinds() -> Vec<Kind> {
                 ],
             )
         },
-        Kind::of(
+        Kind::new(
             "a beginning that the tokenizer does not add",
             vec![
                 config_file(json!({ "eos_token_id": STOP, "bos_token_id": FIRST })),
@@ -317,7 +317,7 @@ fn kinds() -> Vec<Kind> {
         ),
         Kind {
             note: "nothing reads the keys a_new_key, is_new",
-            ..Kind::of(
+            ..Kind::new(
                 "keys that nobody knows",
                 vec![config_file(
                     json!({ "eos_token_id": STOP, "a_new_key": { "a": 1 }, "is_new": true }),
@@ -326,59 +326,59 @@ fn kinds() -> Vec<Kind> {
         },
         Kind {
             note: "config.json names the token 300, but the model has 264",
-            ..Kind::of(
+            ..Kind::new(
                 "an end beyond the model",
                 vec![config_file(json!({ "eos_token_id": [300, STOP] }))],
             )
         },
-        Kind::of(
+        Kind::new(
             "a token without a row",
             vec![
                 ("tokenizer.json", surplus),
                 config_file(json!({ "eos_token_id": STOP })),
             ],
         ),
-        Kind::of(
+        Kind::new(
             "a template",
             vec![
                 tokenizer_config(named.clone()),
                 config_file(json!({ "eos_token_id": STOP })),
             ],
         ),
-        Kind::of("a template alone", vec![tokenizer_config(named.clone())]),
+        Kind::new("a template alone", vec![tokenizer_config(named.clone())]),
         Kind {
             end: EOT,
-            ..Kind::of(
+            ..Kind::new(
                 "a template that ends with a token that is not special",
                 vec![tokenizer_config(
                     json!({ "chat_template": template(SPECIAL[3].0) }),
                 )],
             )
         },
-        Kind::of(
+        Kind::new(
             "a template that ends with the name of the end",
             vec![tokenizer_config(
                 json!({ "chat_template": template("{{ eos_token }}"), "eos_token": stop }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a list of templates",
             vec![tokenizer_config(json!({ "chat_template": [
                 { "name": "tool_use", "template": "{{ raise_exception('no') }}" },
                 { "name": "default", "template": template(stop) },
             ] }))],
         ),
-        Kind::of(
+        Kind::new(
             "an object of templates",
             vec![tokenizer_config(
                 json!({ "chat_template": { "rag": "none", "default": template(stop) } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a processor's template",
             vec![("chat_template.json", named)],
         ),
-        Kind::of(
+        Kind::new(
             "templates in files",
             vec![
                 tokenizer_config(json!({ "chat_template": "another" })),

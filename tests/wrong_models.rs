@@ -110,7 +110,7 @@ fn inner<'a>(config: &'a mut Value, path: &[String]) -> &'a mut Map<String, Valu
 struct Folder(tempfile::TempDir);
 
 impl Folder {
-    fn of(case: &Path) -> Self {
+    fn new(case: &Path) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         for entry in std::fs::read_dir(case).expect("a case") {
             let path = entry.expect("an entry").path();
@@ -228,7 +228,7 @@ fn a_key_that_is_renamed_is_noticed_and_one_with_another_value_is_refused_or_mat
         let Ok(config) = serde_json::from_slice::<Value>(&config) else {
             continue;
         };
-        let (folder, mut paths) = (Folder::of(&case), Vec::new());
+        let (folder, mut paths) = (Folder::new(&case), Vec::new());
         let before = folder.with_config(&config).expect("it opens");
         let family = config["model_type"].as_str().unwrap_or_default();
         keys(&config, &mut Vec::new(), &mut paths);
@@ -355,7 +355,7 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
         let Ok(file) = std::fs::read(case.join("model.safetensors")) else {
             continue;
         };
-        let (folder, (header, at)) = (Folder::of(&case), header(&file));
+        let (folder, (header, at)) = (Folder::new(&case), header(&file));
         let data = &file[at..];
         let before = logits(folder.with_weights(&file).expect("it opens"));
         for tensor in stored(&header) {

@@ -7,7 +7,7 @@ use once_cell::sync::OnceCell;
 use waterline_quant::{BF16, BF16_IN_BF16, Bytes, Tensor};
 
 use crate::error::{Error, Result};
-use crate::lowering::Source;
+use crate::lowering::WeightSource;
 use crate::model::{
     Checkpoint, DEFAULT_TEMPLATE, Draft, LayerSpec, ModelSpec, OpenOptions, TextFiles, lower,
 };
@@ -57,7 +57,7 @@ impl Model {
             .iter()
             .take_while(|tensor| tensor.layer.is_none());
         let first_tensor = own.count();
-        let source = Source {
+        let source = WeightSource {
             file: &checkpoint.file,
             tensors: &checkpoint.tensors,
             hidden: checkpoint.spec.hidden,

@@ -50,7 +50,7 @@ fn wrong_tensors(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Vec<S
     let mut wrong = Vec::new();
     for (name, tensor) in &all {
         bar.set_message(name.clone());
-        let found = Values::of(tensor, interrupt, &bar)?;
+        let found = Values::read(tensor, interrupt, &bar)?;
         if found.nan + found.infinite > 0 {
             wrong.push(format!(
                 "{name}: {} NaN and {} infinite of {} values, the first at {:?}",
@@ -124,7 +124,7 @@ struct Values {
 
 impl Values {
     /// Decodes a tensor row by row.
-    fn of(tensor: &Tensor, interrupt: &Interrupt, bar: &ProgressBar) -> Result<Self> {
+    fn read(tensor: &Tensor, interrupt: &Interrupt, bar: &ProgressBar) -> Result<Self> {
         /// Values that are decoded at once, unless a row has more.
         const PIECE: usize = 1 << 16;
         let cols = tensor.shape.last().copied().unwrap_or(1).max(1);

@@ -25,7 +25,7 @@ pub enum Kind {
 
 impl Kind {
     /// By the end of the file's name.
-    pub fn of(path: &Path) -> Self {
+    pub fn new(path: &Path) -> Self {
         match path.extension().and_then(|kind| kind.to_str()) {
             Some("svg") => Kind::Svg,
             _ => Kind::Page,

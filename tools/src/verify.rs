@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         for record in &case.recorded {
             let vocab = model.spec().vocab;
             let ours = &reading.logits[record.first * vocab..];
-            let difference = compare(&record.columns.of(ours, vocab, record.rows), &record.logits);
+            let difference = compare(&record.columns.select(ours, vocab, record.rows), &record.logits);
             worst_of_all = worst_of_all.max(difference.absolute);
             let mut compared = difference.to_json();
             if !record.best.is_empty() {
@@ -347,7 +347,7 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     let mut top = TopOne::default();
     for (row, theirs) in ours.chunks_exact(vocab).zip(best) {
         top.rows += 1;
-        if Best::of(row).token == theirs.token {
+        if Best::new(row).token == theirs.token {
             top.equal += 1;
         } else if theirs.lead > tolerance {
             top.different += 1;
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn another_token_counts_where_the_recorded_logits_lie_apart() {
         let theirs = [1.0, 3.0, 2.0, 1.0, 3.0, 2.999, 5.0, 0.0, 0.0];
-        let best: Vec<_> = theirs.chunks_exact(3).map(Best::of).collect();
+        let best: Vec<_> = theirs.chunks_exact(3).map(Best::new).collect();
         let ours = [1.0, 2.0, 3.0, 1.0, 2.999, 3.0, 4.0, 0.0, 0.0];
         let top = top_one(&ours, 3, &best, 0.01);
         assert_eq!((top.rows, top.equal, top.different), (3, 1, 1));

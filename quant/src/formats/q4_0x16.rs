@@ -22,7 +22,7 @@ pub(crate) static Q4_0X16: Format = Format {
         of: &Q4_0,
         order: |bytes| {
             let (blocks, _) = bytemuck::cast_slice::<u8, Block>(bytes).as_chunks();
-            let wides: Vec<Wide> = blocks.iter().map(Wide::of).collect();
+            let wides: Vec<Wide> = blocks.iter().map(Wide::new).collect();
             bytemuck::cast_slice(&wides).to_vec()
         },
         restore: |bytes, restored| {
@@ -55,7 +55,7 @@ pub(crate) struct Wide {
 const _: () = assert!(size_of::<Wide>() == 16 * size_of::<Block>());
 
 impl Wide {
-    fn of(blocks: &[Block; 16]) -> Wide {
+    fn new(blocks: &[Block; 16]) -> Wide {
         let mut wide: Wide = bytemuck::Zeroable::zeroed();
         for (b, block) in blocks.iter().enumerate() {
             wide.d[b] = block.d;
@@ -68,7 +68,7 @@ impl Wide {
 
     fn encode(x: &[f32; 512]) -> Wide {
         let (blocks, _) = x.as_chunks::<32>();
-        Wide::of(&std::array::from_fn(|b| q4_0::encode(&blocks[b])))
+        Wide::new(&std::array::from_fn(|b| q4_0::encode(&blocks[b])))
     }
 
     #[inline]

@@ -74,7 +74,7 @@ impl Config {
     }
 
     /// All tiles of sixteen lines of 64 bytes.
-    pub(super) const fn of_floats() -> Config {
+    pub(super) const fn for_floats() -> Config {
         let mut config = Config::new(BLOCK);
         let mut tile = 0;
         while tile < 8 {

@@ -133,14 +133,14 @@ impl Weights {
 /// Where the pieces that are multiplied lie, in bytes from the first: of tokens and of weights.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Step {
+struct TileStep {
     tokens: u32,
     weights: u32,
 }
 
 /// The products of all of an input's pieces.
-fn steps(pieces: usize) -> ([Step; STEPS * PIECES], usize) {
-    let mut steps = [Step {
+fn steps(pieces: usize) -> ([TileStep; STEPS * PIECES], usize) {
+    let mut steps = [TileStep {
         tokens: 0,
         weights: 0,
     }; STEPS * PIECES];
@@ -160,7 +160,7 @@ fn steps(pieces: usize) -> ([Step; STEPS * PIECES], usize) {
 /// there is a step.
 #[inline(always)]
 unsafe fn multiply_tiles(
-    steps: &[Step],
+    steps: &[TileStep],
     tokens: *const u16,
     weights: *const u16,
     sums: *mut f32,
@@ -230,7 +230,7 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
         // SAFETY: the caller vouches for these rows of every token.
         unsafe { std::slice::from_raw_parts_mut(line(token, rows.start), rows.len()) }.fill(0.0);
     }
-    static WHOLE: Config = Config::of_floats();
+    static WHOLE: Config = Config::for_floats();
     // SAFETY: 64 bytes of sizes that the palette allows.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE, options(nostack, preserves_flags)) };
     for first in (0..product.x.rows()).step_by(TOKENS) {

@@ -59,7 +59,7 @@ const PART: usize = 32;
 const TOKENS: usize = 4;
 
 /// A part of a token's input in lanes.
-struct Part {
+struct InputPart {
     codes: [[[__m512i; 4]; 2]; PART],
     /// The share of the codes' offset in every row's products.
     starts: [__m512i; PART],
@@ -71,7 +71,7 @@ struct Part {
 /// As for [`Kernel`](crate::kernel::Kernel).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
-    let mut parts = [const { MaybeUninit::<Part>::uninit() }; TOKENS];
+    let mut parts = [const { MaybeUninit::<InputPart>::uninit() }; TOKENS];
     let blocks = product.row_bytes / size_of::<Wide>();
     for first in (0..product.tokens()).step_by(TOKENS) {
         let parts = &mut parts[..(product.tokens() - first).min(TOKENS)];
@@ -107,7 +107,7 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
 /// # Safety
 /// The CPU has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<Part>) {
+unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<InputPart>) {
     let part = part.as_mut_ptr();
     let (zero, offset) = (_mm512_setzero_si512(), _mm512_set1_epi8(OFFSET));
     let (blocks, _) = codes.as_chunks::<{ 32 * LANES }>();
@@ -131,7 +131,12 @@ unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<Part>) {
 /// `weights`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 #[inline]
-unsafe fn dot(weights: &[u8], part: &MaybeUninit<Part>, scales: &[f32], is_first: bool) -> f32 {
+unsafe fn dot(
+    weights: &[u8],
+    part: &MaybeUninit<InputPart>,
+    scales: &[f32],
+    is_first: bool,
+) -> f32 {
     let steps = weights.len() / size_of::<Wide>();
     assert!(steps <= PART && steps * LANES <= scales.len());
     let low = _mm512_set1_epi8(15);

@@ -74,7 +74,7 @@ impl FloatPanelFunctions {
 }
 
 /// Some columns of some rows, `[height, width]` numbers from the first byte on.
-struct Part<'a> {
+struct PanelRows<'a> {
     bytes: &'a [u8],
     row_bytes: usize,
     size: [usize; 2],
@@ -85,7 +85,7 @@ impl FloatPanelFunctions {
     ///
     /// # Safety
     /// The CPU has the level's instructions.
-    unsafe fn widen(&self, part: &Part, lines: &mut [f32; PANEL]) {
+    unsafe fn widen(&self, part: &PanelRows, lines: &mut [f32; PANEL]) {
         let step = self.rows / 2;
         let [height, width] = part.size;
         for half in [0, step] {
@@ -139,7 +139,7 @@ pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, r
                 }
                 for (panel, sums) in sums.chunks_exact_mut(count * most).enumerate() {
                     let start = (first + panel * most) * product.row_bytes;
-                    let part = Part {
+                    let part = PanelRows {
                         bytes: &product.weights[start + from * panels.number_bytes..],
                         row_bytes: product.row_bytes,
                         size: [(height - panel * most).min(most), columns],

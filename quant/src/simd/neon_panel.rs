@@ -71,7 +71,7 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
 
     /// A number of each row, for every sum of a register.
     #[inline(always)]
-    fn of_rows(
+    fn load_rows(
         values: &[[f32; DEPTH / BLOCK]; ROWS],
         row: usize,
         block: usize,
@@ -94,7 +94,7 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
     /// # Safety
     /// `values` is valid for a tile's tokens.
     #[inline(always)]
-    unsafe fn of_tokens(values: *const f32, register: usize) -> float32x4_t {
+    unsafe fn load_tokens(values: *const f32, register: usize) -> float32x4_t {
         // SAFETY: two or four of the tokens.
         unsafe {
             let values = values.add(Self::place(register)[1]);
@@ -172,26 +172,26 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
             }
             for block in 0..x.blocks {
                 let column = block * BLOCK;
-                let of_rows = |values, i| Self::of_rows(values, row, block, i);
+                let load_rows = |values, i| Self::load_rows(values, row, block, i);
                 let tokens = block * LANES + lane;
-                let scale = |i| Self::of_tokens(x.scales.add(tokens), i);
+                let scale = |i| Self::load_tokens(x.scales.add(tokens), i);
                 if B::HALF_SCALES {
                     const HALF: usize = BLOCK / 2;
                     let first = Self::dots::<HALF>(panel, x, [row, lane, column]);
                     let second = Self::dots::<HALF>(panel, x, [row, lane, column + HALF]);
                     for i in 0..REGISTERS {
-                        let first = vmulq_f32(vcvtq_f32_s32(first[i]), of_rows(&panel.scales, i));
+                        let first = vmulq_f32(vcvtq_f32_s32(first[i]), load_rows(&panel.scales, i));
                         let both = vfmaq_f32(
                             first,
                             vcvtq_f32_s32(second[i]),
-                            of_rows(&panel.second_scales, i),
+                            load_rows(&panel.second_scales, i),
                         );
                         sum[i] = vfmaq_f32(sum[i], both, scale(i));
                     }
                 } else {
                     let dots = Self::dots::<BLOCK>(panel, x, [row, lane, column]);
                     for i in 0..REGISTERS {
-                        let scale = vmulq_f32(of_rows(&panel.scales, i), scale(i));
+                        let scale = vmulq_f32(load_rows(&panel.scales, i), scale(i));
                         sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(dots[i]), scale);
                     }
                 }
@@ -199,20 +199,20 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
                     Minima::None => (),
                     Minima::Blocks => {
                         for i in 0..REGISTERS {
-                            let sums = Self::of_tokens(x.sums.add(tokens), i);
-                            sum[i] = vfmsq_f32(sum[i], of_rows(&panel.mins, i), sums);
+                            let sums = Self::load_tokens(x.sums.add(tokens), i);
+                            sum[i] = vfmsq_f32(sum[i], load_rows(&panel.mins, i), sums);
                         }
                     }
                     Minima::Halves => {
                         let half_sums = |half: usize, i: usize| {
                             let at = x.half_sums.add((2 * block + half) * LANES + lane);
                             // As bits: they are whole numbers.
-                            let sums = vreinterpretq_s32_f32(Self::of_tokens(at.cast(), i));
+                            let sums = vreinterpretq_s32_f32(Self::load_tokens(at.cast(), i));
                             vmulq_f32(scale(i), vcvtq_f32_s32(sums))
                         };
                         for i in 0..REGISTERS {
-                            let first = of_rows(&panel.mins, i);
-                            let second = of_rows(&panel.second_mins, i);
+                            let first = load_rows(&panel.mins, i);
+                            let second = load_rows(&panel.second_mins, i);
                             sum[i] = vfmsq_f32(sum[i], first, half_sums(0, i));
                             sum[i] = vfmsq_f32(sum[i], second, half_sums(1, i));
                         }

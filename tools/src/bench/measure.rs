@@ -32,7 +32,7 @@ const SEED: u64 = 1;
 const STEP_COST: usize = 8;
 
 /// Settings of a measurement.
-pub struct Plan {
+pub struct RunPlan {
     /// Tokens of the prompt.
     pub prompt: usize,
     /// Tokens to time at each depth.
@@ -43,7 +43,7 @@ pub struct Plan {
     pub gpu: Option<usize>,
 }
 
-impl Plan {
+impl RunPlan {
     fn turns(&self) -> usize {
         self.generate.div_ceil(TURN)
     }
@@ -127,7 +127,11 @@ struct Run<'a> {
 }
 
 /// Measures a new session.
-pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> Result<Measured> {
+pub fn measure(
+    session: &mut Session,
+    plan: &RunPlan,
+    cache_bytes: Option<u64>,
+) -> Result<Measured> {
     // All of this is allocated before memory is measured first: the run itself adds nothing to it.
     let interleaved =
         plan.depths.len() > 1 && plan.depths.len() * session.state_bytes() <= MOST_COPIED;

@@ -30,7 +30,7 @@ use crate::session::SessionArgs;
 use crate::text::shown;
 use crate::units::parse_count;
 use crate::write_model::check_output;
-use measure::Plan;
+use measure::RunPlan;
 use provenance::{Others, Provenance};
 use report::{Measurement, Report};
 pub use transformer::TransformerCache;
@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let comparison = compare::Comparison::read(a, b)?;
         let html = args.outputs.html.as_deref();
         if let Some(path) = html {
-            let page = comparison.to_page().write(Kind::of(path));
+            let page = comparison.to_page().write(Kind::new(path));
             args.outputs.put(path, &page)?;
         }
         if html != Some(Path::new("-")) {
@@ -188,7 +188,7 @@ fn measure(
     let mut depths = args.depth.clone();
     depths.sort_unstable();
     depths.dedup();
-    let plan = Plan {
+    let plan = RunPlan {
         prompt: args.prompt,
         generate: args.generate,
         depths,
@@ -238,7 +238,7 @@ fn measure(
 impl Outputs {
     /// The files to write, and their contents.
     fn wanted(&self) -> Vec<(&Path, Text)> {
-        let page: Text = match self.html.as_deref().map(Kind::of) {
+        let page: Text = match self.html.as_deref().map(Kind::new) {
             Some(Kind::Svg) => |reports| page::page(reports).write(Kind::Svg),
             _ => |reports| page::page(reports).write(Kind::Page),
         };

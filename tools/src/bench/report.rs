@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use waterline::{Session, StatePlan};
 
-use super::measure::{Measured, Plan, Timed};
+use super::measure::{Measured, RunPlan, Timed};
 use super::provenance::Provenance;
 use super::statistics::{jitter, mean, median, percentile};
 use super::transformer::TransformerCache;
@@ -143,7 +143,7 @@ impl ModelInfo {
     }
 
     /// The model of a session.
-    pub fn of(session: &Session) -> Self {
+    pub fn new(session: &Session) -> Self {
         let model = session.model();
         let spec = model.spec();
         ModelInfo {
@@ -152,7 +152,7 @@ impl ModelInfo {
             parameters: spec.parameters(),
             weight_bytes: model.weight_bytes() as u64,
             session_bytes: session.state_bytes() as u64,
-            transformer: TransformerCache::of(spec),
+            transformer: TransformerCache::new(spec),
         }
     }
 }
@@ -211,7 +211,7 @@ pub struct Measurement<'a> {
 
 impl Report {
     /// Puts a run's numbers together.
-    pub fn new(plan: &Plan, measured: Measured, on: Measurement) -> Self {
+    pub fn new(plan: &RunPlan, measured: Measured, on: Measurement) -> Self {
         let Measurement {
             provenance,
             machine,
@@ -234,7 +234,7 @@ impl Report {
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
             provenance,
-            model: ModelInfo::of(session),
+            model: ModelInfo::new(session),
             device: device.into(),
             threads: session.threads(),
             chunk: session.options().chunk,

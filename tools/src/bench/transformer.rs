@@ -18,7 +18,7 @@ pub struct TransformerCache {
 
 impl TransformerCache {
     /// The cache for a model that is not a Transformer itself.
-    pub fn of(spec: &ModelSpec) -> Option<Self> {
+    pub fn new(spec: &ModelSpec) -> Option<Self> {
         let layers: Vec<Value> = spec.layers.iter().map(|layer| layer.to_json()).collect();
         let mixers = layers.iter().filter(|layer| layer.get("mixer").is_some());
         let is_full_attention = |layer: &Value| {
@@ -72,7 +72,7 @@ mod tests {
     fn cache(layers: Value) -> Option<TransformerCache> {
         let model =
             json!({"vocab": 256, "hidden": 64, "norm_eps": 1e-6, "tied": true, "layers": layers});
-        TransformerCache::of(&ModelSpec::from_json("a test", &model).unwrap())
+        TransformerCache::new(&ModelSpec::from_json("a test", &model).unwrap())
     }
 
     fn attention() -> Value {

@@ -13,11 +13,11 @@ use crate::error::Result;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    task: Task,
+    task: Measure,
 }
 
 #[derive(clap::Subcommand)]
-enum Task {
+enum Measure {
     /// Bits per byte of a text.
     Bpb(likelihood::Args),
     /// Perplexity per token of a text.
@@ -29,8 +29,8 @@ enum Task {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.task {
-        Task::Bpb(args) => likelihood::run(args, likelihood::Headline::BitsPerByte),
-        Task::Ppl(args) => likelihood::run(args, likelihood::Headline::Perplexity),
-        Task::Recall(args) => recall::run(args),
+        Measure::Bpb(args) => likelihood::run(args, likelihood::Headline::BitsPerByte),
+        Measure::Ppl(args) => likelihood::run(args, likelihood::Headline::Perplexity),
+        Measure::Recall(args) => recall::run(args),
     }
 }

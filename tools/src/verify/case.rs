@@ -93,9 +93,9 @@ impl Case {
     /// Reads the case in `dir` of a model with `vocab` tokens.
     pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
         if dir.join(EXPECT).is_file() {
-            Self::of_gguf(&dir.join(EXPECT), vocab)
+            Self::read_gguf(&dir.join(EXPECT), vocab)
         } else {
-            Self::of_directory(dir, vocab)
+            Self::read_directory(dir, vocab)
         }
     }
 
@@ -111,7 +111,7 @@ impl Case {
         }
     }
 
-    fn of_directory(dir: &Path, vocab: usize) -> Result<Self> {
+    fn read_directory(dir: &Path, vocab: usize) -> Result<Self> {
         let meta = dir.join("meta.json");
         if !meta.is_file() {
             let reason = "no recorded case: expected meta.json and case.safetensors beside the model, or expect.json beside model.gguf";
@@ -132,7 +132,7 @@ impl Case {
     }
 
     /// Logits before each of the tokens `ids` that llama.cpp chose after the prompt. The last of them is not read.
-    fn of_gguf(path: &Path, vocab: usize) -> Result<Self> {
+    fn read_gguf(path: &Path, vocab: usize) -> Result<Self> {
         let Expect {
             prompt,
             ids,
@@ -186,7 +186,7 @@ impl Case {
 
 impl Columns {
     /// The recorded ones among all logits of `rows` positions, `[rows, vocab]`.
-    pub fn of(self, logits: &[f32], vocab: usize, rows: usize) -> Vec<f32> {
+    pub fn select(self, logits: &[f32], vocab: usize, rows: usize) -> Vec<f32> {
         let rows = logits.chunks_exact(vocab).take(rows);
         match self {
             Columns::First(count) => rows.flat_map(|row| &row[..count]).copied().collect(),
@@ -204,7 +204,7 @@ fn largest(row: &[f32], count: usize) -> Vec<f32> {
 
 impl Best {
     /// The best of all logits of a position; the first of equal ones.
-    pub fn of(row: &[f32]) -> Self {
+    pub fn new(row: &[f32]) -> Self {
         let mut best = Best {
             token: 0,
             lead: f32::INFINITY,
@@ -271,7 +271,7 @@ fn read_array(
         first,
         rows,
         columns: Columns::First(vocab),
-        best: logits.chunks_exact(vocab).map(Best::of).collect(),
+        best: logits.chunks_exact(vocab).map(Best::new).collect(),
         logits,
     })
 }

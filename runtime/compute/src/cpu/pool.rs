@@ -130,7 +130,7 @@ unsafe impl Sync for State {}
 unsafe impl Send for State {}
 
 impl State {
-    /// A task for this worker: one of its own, or else one that another worker has not started.
+    /// A task for this worker: from its share, or else one that another worker has not started.
     fn claim(&self, worker: usize) -> Option<usize> {
         let (before, from) = self.lanes.split_at(worker);
         let own = from[0].claim(true);

@@ -38,7 +38,7 @@ impl Norm {
     }
 
     /// The norm of `factor x`, to be applied to x: its epsilon alone differs.
-    pub fn of_divided(self, factor: f32) -> Self {
+    pub fn divided(self, factor: f32) -> Self {
         Norm {
             eps: self.eps / (factor * factor),
             ..self

@@ -37,8 +37,8 @@ pub enum Sum {
     },
 }
 
-/// Source of a model's weights, and settings common to all layers.
-pub struct Source<'a> {
+/// WeightSource of a model's weights, and settings common to all layers.
+pub struct WeightSource<'a> {
     /// The file, for errors.
     pub file: &'a str,
     /// Its tensors.
@@ -80,7 +80,7 @@ impl Written {
         self.published.push((name, view));
         let copy = HeadOp::Copy(View::whole(RESIDUAL, hidden));
         self.program.ops.push(Box::new(Prepare {
-            groups: vec![HeadGroup::of_channels(view, None, vec![copy])],
+            groups: vec![HeadGroup::per_channel(view, None, vec![copy])],
             rope: None,
             gates: Vec::new(),
         }));
@@ -93,7 +93,7 @@ impl Written {
 
     /// The whole program.
     pub fn finish(mut self) -> Program {
-        self.program.logits.norm = self.program.logits.norm.of_divided(self.stream);
+        self.program.logits.norm = self.program.logits.norm.divided(self.stream);
         self.program
     }
 }
@@ -128,7 +128,7 @@ pub struct Lowering<'a> {
 impl<'a> Lowering<'a> {
     /// For layer number `layer`, whose state tensors begin at index `first_tensor` of the plan.
     pub(crate) fn new(
-        source: &Source<'a>,
+        source: &WeightSource<'a>,
         layer: usize,
         first_tensor: usize,
         written: &'a mut Written,
@@ -174,7 +174,7 @@ impl<'a> Lowering<'a> {
                 expected: "a norm before the layer".into(),
             });
         }
-        self.pre_norm = self.pre_norm.take().map(|norm| norm.of_divided(stream));
+        self.pre_norm = self.pre_norm.take().map(|norm| norm.divided(stream));
         if let Some(residual) = sublayer.normed_residual {
             if let Some(norm) = self.pre_norm.take() {
                 let columns = View::whole(RESIDUAL, norm.weight.len());

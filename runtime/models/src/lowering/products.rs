@@ -51,7 +51,7 @@ impl Lowering<'_> {
                 column: first,
                 bias: whole.bias.as_ref().map(part),
                 multiplier,
-                matrix: whole.matrix.of_rows(first..column),
+                matrix: whole.matrix.rows_in(first..column),
             }
         };
         let linears = sections.iter().map(section).collect();
@@ -95,7 +95,7 @@ impl Lowering<'_> {
     ) -> Result<Vec<View>> {
         let input = self.input;
         let (project, views) = self.projection(input, self.input_norm(), names)?;
-        let project = project.of_chosen(partitions, route);
+        let project = project.for_chosen(partitions, route);
         self.push(project);
         Ok(views)
     }

@@ -249,7 +249,7 @@ impl Attention {
         let mut groups = vec![
             self.group(layer, own_q, "q_norm.weight")?,
             self.group(layer, own_k, "k_norm.weight")?,
-            HeadGroup::of_channels(own_v, None, Vec::new()),
+            HeadGroup::per_channel(own_v, None, Vec::new()),
         ];
         for (group, from) in groups.iter_mut().zip([q, k, v]) {
             group.maps.insert(0, HeadOp::Copy(from));

@@ -59,9 +59,9 @@ impl GatedDeltaNet2 {
     /// The logarithm of the decay `[heads, head_dim]`.
     fn decay(&self, layer: &Lowering) -> Result<Gate> {
         let rates = layer.vector("A_log")?;
-        let of_channels = |a: &f32| std::iter::repeat_n(a.exp(), self.head_dim);
+        let per_channel = |a: &f32| std::iter::repeat_n(a.exp(), self.head_dim);
         Ok(Gate::Decay {
-            rate: rates.iter().flat_map(of_channels).collect(),
+            rate: rates.iter().flat_map(per_channel).collect(),
             bias: layer.vector("dt_bias")?,
         })
     }

@@ -27,7 +27,7 @@ pub struct Hax {
     /// Tokens that a query sees of each source.
     pub keys: usize,
     /// The sources.
-    pub sources: Vec<Source>,
+    pub sources: Vec<KeySource>,
     /// Seed of the random hash matrices; none: they are in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_seed: Option<u32>,
@@ -36,7 +36,7 @@ pub struct Hax {
 /// Where a query finds earlier tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum KeySource {
     /// The last tokens.
     Window,
     /// The first tokens.
@@ -65,12 +65,12 @@ pub enum Source {
 /// Bins have a ring each, so that their number is a matter of memory.
 const MOST_BITS: usize = 16;
 
-impl Source {
+impl KeySource {
     /// Columns of the hash matrix, and bins.
     fn hash(&self) -> Option<(usize, usize)> {
         match *self {
-            Source::SignBins { bits } => Some((bits, 1 << bits.min(MOST_BITS))),
-            Source::ArgmaxBins { bins } => Some((bins, bins)),
+            KeySource::SignBins { bits } => Some((bits, 1 << bits.min(MOST_BITS))),
+            KeySource::ArgmaxBins { bins } => Some((bins, bins)),
             _ => None,
         }
     }
@@ -78,7 +78,7 @@ impl Source {
 
 impl Hax {
     fn hash(&self) -> Option<(usize, usize)> {
-        self.sources.iter().find_map(Source::hash)
+        self.sources.iter().find_map(KeySource::hash)
     }
 
     /// A sentence on how its scores differ from the released code's, where they do.
@@ -94,19 +94,19 @@ impl Hax {
     }
 
     fn selects(&self) -> bool {
-        self.sources.contains(&Source::Best)
+        self.sources.contains(&KeySource::Best)
     }
 
     /// Tokens that a query sees of a source.
-    fn seen(&self, source: &Source) -> usize {
+    fn seen(&self, source: &KeySource) -> usize {
         match source {
-            Source::Dilated { keys, .. } => *keys,
+            KeySource::Dilated { keys, .. } => *keys,
             _ => self.keys,
         }
     }
 
     fn rows(&self) -> usize {
-        let rows = |source: &Source| {
+        let rows = |source: &KeySource| {
             let bins = source.hash().map_or(1, |(_, bins)| bins);
             self.seen(source).saturating_mul(bins)
         };
@@ -127,17 +127,17 @@ impl Hax {
         )?;
         for (i, source) in self.sources.iter().enumerate() {
             let fits = match *source {
-                Source::Dilated { every, keys } => every > 0 && (1..=1 << 16).contains(&keys),
-                Source::SignBins { bits } => (1..=MOST_BITS).contains(&bits),
-                Source::ArgmaxBins { bins } => (1..=1 << MOST_BITS).contains(&bins),
-                Source::Window | Source::Sink | Source::Best => true,
+                KeySource::Dilated { every, keys } => every > 0 && (1..=1 << 16).contains(&keys),
+                KeySource::SignBins { bits } => (1..=MOST_BITS).contains(&bits),
+                KeySource::ArgmaxBins { bins } => (1..=1 << MOST_BITS).contains(&bins),
+                KeySource::Window | KeySource::Sink | KeySource::Best => true,
             };
             Mismatch::unless(
                 fits,
                 || format!("{source:?}"),
                 "steps and keys of one or more; 1 to 16 bits, or as many bins, since each bin has a ring of its own",
             )?;
-            let like = |other: &Source| {
+            let like = |other: &KeySource| {
                 std::mem::discriminant(other) == std::mem::discriminant(source)
                     || (other.hash().is_some() && source.hash().is_some())
             };
@@ -219,14 +219,14 @@ impl Hax {
         let mut patterns = Vec::new();
         for source in &self.sources {
             let pattern = match source {
-                Source::Window => Pattern::Window,
-                Source::Sink => Pattern::Sink,
-                Source::Dilated { every, .. } => Pattern::Dilated(*every),
-                Source::SignBins { .. } | Source::ArgmaxBins { .. } => Pattern::Bins(Hash {
+                KeySource::Window => Pattern::Window,
+                KeySource::Sink => Pattern::Sink,
+                KeySource::Dilated { every, .. } => Pattern::Dilated(*every),
+                KeySource::SignBins { .. } | KeySource::ArgmaxBins { .. } => Pattern::Bins(Hash {
                     weight: layer.vector("lsh_hash")?,
-                    signs: matches!(source, Source::SignBins { .. }),
+                    signs: matches!(source, KeySource::SignBins { .. }),
                 }),
-                Source::Best => Pattern::Best(scorer(layer)?),
+                KeySource::Best => Pattern::Best(scorer(layer)?),
             };
             patterns.push((pattern, self.seen(source)));
         }

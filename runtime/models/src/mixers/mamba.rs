@@ -167,7 +167,7 @@ impl Mixer for Mamba {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::per_channel(
                 x,
                 Some(conv),
                 vec![HeadOp::Activation(Activation::Silu)],

@@ -216,7 +216,7 @@ impl Mixer for Mamba2 {
             max: self.step_max.unwrap_or(f32::INFINITY),
         };
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::per_channel(
                 xbc,
                 Some(conv),
                 vec![HeadOp::Activation(Activation::Silu)],

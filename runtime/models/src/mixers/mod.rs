@@ -51,7 +51,7 @@ pub use gated_deltanet::GatedDeltaNet;
 pub use gated_deltanet2::GatedDeltaNet2;
 pub use gla::Gla;
 pub use gsa::Gsa;
-pub use hax::{Hax, Source};
+pub use hax::{Hax, KeySource};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;

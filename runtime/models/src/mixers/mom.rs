@@ -61,7 +61,7 @@ pub struct Mom {
 
 /// The columns of one input: key, value, write strength and decay.
 #[derive(Clone, Copy)]
-struct Inputs {
+struct MemoryInputs {
     k: View,
     v: View,
     beta: View,
@@ -89,7 +89,7 @@ impl Mom {
     }
 
     /// Recurrences on these columns, with as many states as heads.
-    fn recur(&self, q: View, inputs: Inputs, tensor: usize, out: View) -> Recur {
+    fn recur(&self, q: View, inputs: MemoryInputs, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.heads,
             states: self.heads,
@@ -112,7 +112,7 @@ impl Mom {
     fn gates(
         &self,
         layer: &Lowering,
-        inputs: Inputs,
+        inputs: MemoryInputs,
         memories: usize,
     ) -> Result<[(View, Gate); 2]> {
         let rate: Vec<f32> = layer.vector("A_log")?.iter().map(|a| a.exp()).collect();
@@ -230,7 +230,7 @@ impl Mixer for Mom {
             bias: None,
             out: route,
         });
-        let inputs = |views: &[View]| Inputs {
+        let inputs = |views: &[View]| MemoryInputs {
             k: views[0],
             v: views[1],
             beta: views[2],
@@ -284,7 +284,7 @@ impl Mixer for Mom {
                 (beta, decay)
             }
         };
-        let memory = Inputs {
+        let memory = MemoryInputs {
             k: memory_k,
             v: memory_v,
             beta,

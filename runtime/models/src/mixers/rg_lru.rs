@@ -101,7 +101,7 @@ impl Mixer for RgLru {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(views[0], Some(conv), Vec::new())],
+            groups: vec![HeadGroup::per_channel(views[0], Some(conv), Vec::new())],
             rope: None,
             gates: Vec::new(),
         });

@@ -63,7 +63,7 @@ impl Rwkv6 {
     fn with_previous(&self, view: View, [previous, current]: [f32; 2], tensor: usize) -> HeadGroup {
         let taps = [previous, current].repeat(view.width);
         let conv = Conv::new(&taps, view.width, None, tensor);
-        HeadGroup::of_channels(view, Some(conv), Vec::new())
+        HeadGroup::per_channel(view, Some(conv), Vec::new())
     }
 
     /// The mixes of each token with the one before.
@@ -96,7 +96,7 @@ impl Rwkv6 {
         )]));
         let inner = layer.project_from(view(0), None, &["mix_a"])?[0];
         let tanh = vec![HeadOp::Activation(Activation::Tanh)];
-        layer.push(prepare(vec![HeadGroup::of_channels(inner, None, tanh)]));
+        layer.push(prepare(vec![HeadGroup::per_channel(inner, None, tanh)]));
         let names = MIXED.map(|name| format!("mix_b.{name}"));
         let part = |i| View {
             start: inner.start + i * self.mix_rank,
@@ -107,7 +107,7 @@ impl Rwkv6 {
         let mixed = layer.project_each(&pairs)?;
         let group = |(i, &mixed): (usize, &View)| {
             let maps = vec![HeadOp::Multiply(difference), HeadOp::Add(view(1 + i))];
-            HeadGroup::of_channels(mixed, None, maps)
+            HeadGroup::per_channel(mixed, None, maps)
         };
         layer.push(prepare(mixed.iter().enumerate().map(group).collect()));
         Ok(mixed)
@@ -187,7 +187,7 @@ impl Mixer for Rwkv6 {
         let mixed = self.mixed(layer)?;
         let decay = layer.project_from(mixed[0], None, &["w_lora.0"])?[0];
         let tanh = vec![HeadOp::Activation(Activation::Tanh)];
-        layer.push(prepare(vec![HeadGroup::of_channels(decay, None, tanh)]));
+        layer.push(prepare(vec![HeadGroup::per_channel(decay, None, tanh)]));
         let decay = layer.project_from(decay, None, &["w_lora.2"])?[0];
         let k = layer.project_from(mixed[1], None, &["k_proj"])?[0];
         let v = layer.project_from(mixed[2], None, &["v_proj"])?[0];

@@ -100,7 +100,7 @@ fn lora(
     if let Some(activation) = activation {
         let maps = vec![HeadOp::Activation(activation)];
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(inner, None, maps)],
+            groups: vec![HeadGroup::per_channel(inner, None, maps)],
             rope: None,
             gates: Vec::new(),
         });

@@ -45,7 +45,7 @@ impl RwkvChannelMix {
     /// Adds the product of the value matrix and `inner`, gated by the receptance of `mixed`, to the residual stream.
     fn gated(&self, layer: &mut Lowering, inner: View, mixed: View) -> Result<()> {
         let maps = |view, maps| Prepare {
-            groups: vec![HeadGroup::of_channels(view, None, maps)],
+            groups: vec![HeadGroup::per_channel(view, None, maps)],
             rope: None,
             gates: Vec::new(),
         };

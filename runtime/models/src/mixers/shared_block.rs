@@ -139,7 +139,7 @@ impl SharedBlockSpec {
         let hidden = layer.hidden();
         let both = layer.buffer(2 * hidden);
         let (stream, embedding) = both.split(hidden);
-        let copy = |view, from| HeadGroup::of_channels(view, None, vec![HeadOp::Copy(from)]);
+        let copy = |view, from| HeadGroup::per_channel(view, None, vec![HeadOp::Copy(from)]);
         let groups = vec![
             copy(stream, View::whole(RESIDUAL, hidden)),
             copy(embedding, layer.embedding()?),
@@ -226,7 +226,7 @@ impl SharedBlockSpec {
         names.extend(self.rank.map(|_| "ffn_a"));
         let views = layer.project_from(input, Some(norm), &names)?;
         let (gate, up) = (views[0], views[1]);
-        let mut groups = [gate, up].map(|view| HeadGroup::of_channels(view, None, Vec::new()));
+        let mut groups = [gate, up].map(|view| HeadGroup::per_channel(view, None, Vec::new()));
         if self.rank.is_some() {
             let pairs = [(views[2], "ffn_gate_b"), (views[2], "ffn_up_b")];
             let corrections = layer.project_each(&pairs)?;
@@ -236,7 +236,7 @@ impl SharedBlockSpec {
         }
         groups[0].maps.push(HeadOp::Activation(Activation::GeluErf));
         // The gates are whole before they multiply.
-        let gated = HeadGroup::of_channels(up, None, vec![HeadOp::Multiply(gate)]);
+        let gated = HeadGroup::per_channel(up, None, vec![HeadOp::Multiply(gate)]);
         let mut groups = Vec::from(groups);
         groups.retain(|group| !group.maps.is_empty());
         for groups in [groups, vec![gated]] {
@@ -341,7 +341,7 @@ impl Mixer for SharedBlock {
         let input = self.block.feed_forward(layer, attended)?;
         let residual = View::whole(RESIDUAL, layer.hidden());
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::per_channel(
                 input,
                 None,
                 vec![HeadOp::Add(residual)],

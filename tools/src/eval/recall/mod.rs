@@ -113,14 +113,14 @@ struct Setting {
     length: usize,
 }
 
-/// What is fed, and the questions in it.
+/// The text that is fed, and the questions in it.
 struct Sequence {
     tokens: Vec<u32>,
     /// In the order of the tokens.
     questions: Vec<Question>,
 }
 
-/// A question whose answer stands in the sequence.
+/// A question whose answer is in the sequence.
 struct Question {
     /// The answer's tokens.
     answer: Range<usize>,
@@ -136,7 +136,7 @@ enum Generator {
 
 impl Generator {
     /// The one for a model: words if it has a tokenizer, else tokens.
-    fn of(model: &Arc<Model>) -> Result<Self> {
+    fn new(model: &Arc<Model>) -> Result<Self> {
         if model.has_tokenizer() {
             return Ok(Generator::Text(Box::new(text::Writer::new(model)?)));
         }
@@ -151,7 +151,7 @@ impl Generator {
         Ok(Generator::Tokens)
     }
 
-    /// What questions are made of: `text` or `tokens`.
+    /// Form of the questions: `text` or `tokens`.
     fn form(&self) -> &'static str {
         match self {
             Generator::Tokens => "tokens",
@@ -188,7 +188,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ablate(&mut checkpoint, mechanism)?;
     }
     let model = Model::bind(checkpoint)?;
-    let generator = Generator::of(&model)?;
+    let generator = Generator::new(&model)?;
     if args.task.contains(&Task::Marked) && generator.form() == "text" {
         return Err(Error::usage(
             "--task marked is for models without a tokenizer",
@@ -230,7 +230,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         crate::text::write(path, &report.to_csv())?;
     }
     if let Some(path) = &args.html {
-        crate::text::write(path, &report.to_page().write(Kind::of(path)))?;
+        crate::text::write(path, &report.to_page().write(Kind::new(path)))?;
     }
     let text = if args.json {
         report.to_json()

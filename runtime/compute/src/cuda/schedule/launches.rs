@@ -25,7 +25,7 @@ pub struct OpMemory {
     pub op: usize,
     /// The named memory, and workspaces that it shares with other ops.
     pub accesses: Accesses,
-    /// Workspaces of its own.
+    /// Private workspaces.
     pub own: Vec<Range<Address>>,
 }
 
@@ -69,11 +69,11 @@ pub struct Launches<'a> {
     pub read_once: bool,
     /// An op that the next call computes too.
     pub(crate) taken_over: Option<usize>,
-    /// What the last call does, if it does nothing else and the next op may do it instead.
+    /// The work of the last call, if it does nothing else and the next op may do it instead.
     pub(crate) deferred: Option<Deferred>,
 }
 
-/// What a call does that the next op may do itself.
+/// Work of a call that the next op may do itself.
 #[derive(Clone, Copy)]
 pub enum Deferred {
     /// It gives the heads of queries and keys, of these columns, the length of one.
@@ -89,7 +89,7 @@ pub struct Rotation {
     pub columns: [Rows; 3],
     /// Values of a query's or key's head.
     pub head_dim: i32,
-    /// What they are made of.
+    /// Their inputs.
     pub from: RotaryInputs,
 }
 
@@ -327,7 +327,7 @@ impl Launches<'_> {
         self.sms
     }
 
-    /// The part of the SMs that the current op may take, beside those that run at once.
+    /// The part of the SMs that the current op may take, given the ops that run concurrently.
     pub(crate) fn share_of_sms(&self) -> usize {
         (self.sms / self.sharing).max(1)
     }

@@ -330,7 +330,7 @@ impl Attend {
         let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
         let keys_only = !retains && !self.has_own_values();
         let size = (dim, launches.kv_bytes());
-        if let Some(tiles) = Tiles::of(size, keys_only, launches.tokens, cores, room) {
+        if let Some(tiles) = Tiles::new(size, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
             let kernel = match tiles.wide {
                 true => format!("attend_wide<{kv}, {dim}, {aligned}>"),

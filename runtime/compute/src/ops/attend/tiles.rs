@@ -28,7 +28,7 @@ pub(super) struct Tiles {
 impl Tiles {
     /// The tiles for chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes` each,
     /// on a device with `room` bytes of shared memory; none if chunks use another kernel.
-    pub(super) fn of(
+    pub(super) fn new(
         (dim, kv_bytes): (usize, usize),
         keys_only: bool,
         tokens: usize,
@@ -72,14 +72,14 @@ mod tests {
     fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
         let fits = |size, keys_only, tokens, kilobytes: usize| {
             let room = kilobytes << 10;
-            Tiles::of(size, keys_only, tokens, TensorCores::Warps, room).is_some()
+            Tiles::new(size, keys_only, tokens, TensorCores::Warps, room).is_some()
         };
         let on = |dim, tokens, kilobytes| fits((dim, 2), false, tokens, kilobytes);
         assert!(on(128, 2048, 99) && on(256, 16, 163) && on(64, 2048, 99));
         assert!(!on(128, 1, 163) && !on(256, 2048, 99) && !on(512, 2048, 227));
         let in_f32 = |dim, kilobytes| fits((dim, 4), false, 2048, kilobytes);
         assert!(in_f32(128, 163) && in_f32(256, 227) && !in_f32(128, 99));
-        assert!(Tiles::of((64, 2), false, 2048, TensorCores::None, 227 << 10).is_none());
+        assert!(Tiles::new((64, 2), false, 2048, TensorCores::None, 227 << 10).is_none());
         let latent = |dim, kilobytes| fits((dim, 2), true, 2048, kilobytes);
         assert!(latent(576, 163) && !latent(576, 99) && !latent(300, 227));
     }

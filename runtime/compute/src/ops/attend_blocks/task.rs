@@ -319,7 +319,7 @@ impl<E: Element> Task<'_, E> {
     fn out(&self, head: usize, g: usize, t: usize) -> &mut [f32] {
         let (out, dim) = (&self.attend.out, self.attend.head_dim());
         let start = t * out.stride + out.start + (head * self.attend.group() + g) * dim;
-        // SAFETY: each task writes its own heads' columns of its own token (rules: widths, disjoint
+        // SAFETY: each task writes its heads' columns of one token (rules: widths, disjoint
         // writes).
         unsafe { self.out.part(start..start + dim) }
     }

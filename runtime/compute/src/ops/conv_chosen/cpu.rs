@@ -41,7 +41,7 @@ impl CpuOp for ConvChosen {
                     let past = group.conv.weight.len() / width - 1;
                     let kept = |row: usize| {
                         let start = (partition * past + row) * width + inner;
-                        // SAFETY: each task writes its own columns of its own partition's last inputs (rules: widths,
+                        // SAFETY: each task writes its columns of one partition's last inputs (rules: widths,
                         // bounds).
                         unsafe {
                             state.tensor::<f32>(group.conv.state, start..start + group.head_dim)

@@ -27,7 +27,7 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    pub fn of(expert: &Expert, launches: &Launches) -> Result<Self> {
+    pub fn new(expert: &Expert, launches: &Launches) -> Result<Self> {
         let gate = expert.gate.as_ref();
         Ok(Matrices {
             gate: gate.map_or(Ok(0), |gate| launches.matrix_address(gate))?,
@@ -62,9 +62,9 @@ impl DeviceOp for Experts {
         ]
         .join(", ");
         let matrices = [
-            Matrices::of(&self.expert, launches)?,
+            Matrices::new(&self.expert, launches)?,
             common.map_or(Ok(Matrices::zeroed()), |expert| {
-                Matrices::of(expert, launches)
+                Matrices::new(expert, launches)
             })?,
         ]
         .map(|matrices| Parameter::value("Matrices", matrices));

@@ -1,6 +1,6 @@
 //! How a CPU finds the tokens that a query sees.
 
-use super::{NONE, Pattern, Source, Sources};
+use super::{KeySource, NONE, Pattern, Sources};
 use crate::cpu::simd;
 use crate::ops::softmax::Element;
 
@@ -16,7 +16,7 @@ pub(in crate::ops) struct State<'a, E> {
 impl Sources {
     /// Floats of scratch for keys of this width.
     pub(in crate::ops) fn scratch(&self, width: usize) -> usize {
-        let columns = |source: &Source| match &source.pattern {
+        let columns = |source: &KeySource| match &source.pattern {
             Pattern::Bins(hash) => hash.weight.len() / width,
             _ => 0,
         };

@@ -45,8 +45,8 @@ impl CpuOp for HeadLinear {
                     for (i, product) in scratch.chunks_exact(ROWS).take(count).enumerate() {
                         let start = (first + i) * self.out.stride + place;
                         let columns = start + piece.start..start + piece.end;
-                        // SAFETY: each task writes its own rows of its own head, which are columns of the output (rules:
-                        // widths, disjoint writes).
+                        // SAFETY: each task writes its rows of one head, which are columns of the output (rules: widths,
+                        // disjoint writes).
                         unsafe { out.part(columns) }.copy_from_slice(&product[..piece.len()]);
                         if piece.start == 0 {
                             let kept = start + rows..start + rows + self.kept;

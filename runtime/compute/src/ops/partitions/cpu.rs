@@ -79,7 +79,8 @@ impl Partitions {
                 }
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let room = tokens.min(PIECE);
-                let mut piece = Piece::new(self, frame.buffers, head, chosen, room, &mut scratch);
+                let mut piece =
+                    HeadColumns::new(self, frame.buffers, head, chosen, room, &mut scratch);
                 match form {
                     Form::Tokens => {
                         for t in 0..tokens {
@@ -127,7 +128,7 @@ impl CpuOp for Partitions {
 }
 
 /// Tokens gathered for one partition of one head.
-struct Piece<'a> {
+struct HeadColumns<'a> {
     op: &'a Partitions,
     buffers: &'a Buffers,
     head: usize,
@@ -153,7 +154,7 @@ struct Token {
     reads: bool,
 }
 
-impl<'a> Piece<'a> {
+impl<'a> HeadColumns<'a> {
     fn new(
         op: &'a Partitions,
         buffers: &'a Buffers,
@@ -169,7 +170,7 @@ impl<'a> Piece<'a> {
         let (v, scratch) = scratch.split_at_mut(room * dv);
         let (out, scratch) = scratch.split_at_mut(room * dv);
         let (beta, scratch) = scratch.split_at_mut(room);
-        Piece {
+        HeadColumns {
             op,
             buffers,
             head,

@@ -100,7 +100,7 @@ impl Partitions {
         // Average number of a chunk's tokens per partition.
         let tokens = launches.tokens * self.chosen() / self.partitions;
         let room = [launches.sms(), launches.shared_memory()];
-        let form = MatrixForm::of(plan, states, tokens, launches.tensor_cores(), room);
+        let form = MatrixForm::new(plan, states, tokens, launches.tensor_cores(), room);
         form.filter(|_| covered)
     }
 

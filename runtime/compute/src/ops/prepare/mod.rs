@@ -43,7 +43,7 @@ pub struct HeadGroup {
 
 impl HeadGroup {
     /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
-    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<HeadOp>) -> Self {
+    pub fn per_channel(view: View, conv: Option<Conv>, maps: Vec<HeadOp>) -> Self {
         let divides = |n: &usize| view.width.is_multiple_of(*n);
         HeadGroup {
             view,

@@ -87,7 +87,7 @@ impl Project {
     }
 
     /// As [`Project::new`], but only for the partitions that `route` has chosen.
-    pub fn of_chosen(self, partitions: usize, route: View) -> Self {
+    pub fn for_chosen(self, partitions: usize, route: View) -> Self {
         let parts = Some(Parts { partitions, route });
         Project { parts, ..self }
     }

@@ -4,21 +4,13 @@
 //! Heads share: where a view holds n heads, head h of the output takes number `h / (heads / n)`. So do the states:
 //! where there are fewer than heads, the heads of one state must differ in their queries only.
 
-mod chunk;
 mod cpu;
-mod inputs;
 mod launch;
-mod matrix_form;
-mod one_fade;
-mod step;
-mod token;
 
-pub(super) use cpu::{run, scratch};
-pub(super) use inputs::{Fade, Inputs, Outputs, Rows};
+pub(super) use cpu::{Fade, Inputs, Outputs, Rows, run, scratch};
 pub(super) use launch::{
-    Fading, Input, Inputs as DeviceInputs, Place, Plan, SOURCE, Update, Writing,
+    DeviceInputs, Fading, Input, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing,
 };
-pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::{Access, Op};
 use crate::functions::Activation;

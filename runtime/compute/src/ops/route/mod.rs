@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn groups_compete_with_the_sums_of_their_two_best() {
-        // The best logit is in a group whose second is poor. Of two equal groups the first one wins.
+        // The best logit is in a group whose second is poor. The first of two equal groups wins.
         let logits = [0.9, 0.1, 0.1, 0.6, 0.5, 0.4, 0.6, 0.5, 0.1].map(logit);
         let router = Router {
             scoring: Scoring::Sigmoid,

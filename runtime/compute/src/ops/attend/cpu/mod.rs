@@ -40,7 +40,7 @@ impl Attend {
             let out = Shared::new(&mut out);
             let projected = Shared::new(&mut projected);
             let state = frame.arena.shared();
-            let task = |head: usize, members: Range<usize>| Task::<E> {
+            let task = |head: usize, members: Range<usize>| HeadTask::<E> {
                 attend: self,
                 buffers: frame.buffers,
                 tokens: frame.tokens.len(),
@@ -98,7 +98,7 @@ impl CpuOp for Attend {
 }
 
 /// One key and value head over a chunk, or some of its query heads.
-struct Task<'a, E> {
+struct HeadTask<'a, E> {
     attend: &'a Attend,
     buffers: &'a Buffers,
     tokens: usize,
@@ -115,7 +115,7 @@ struct Task<'a, E> {
     element: std::marker::PhantomData<E>,
 }
 
-impl<E: Element> Task<'_, E> {
+impl<E: Element> HeadTask<'_, E> {
     /// Rounds the new keys and values as they will be cached, so that a chunk gives the same result as
     /// single steps.
     #[inline(always)]

@@ -15,7 +15,7 @@
 //! and decay with every token, as the state would: only products of factors of at most one, and one exponential for each
 //! factor.
 
-use super::{Inputs, Outputs, Rows, one_fade};
+use super::{Inputs, Outputs, Rows, uniform_decay};
 use crate::cpu::simd::{axpy, gemm, multiply, scale, vectorize};
 
 /// Tokens of a block, side by side in a row of the tile. A longer block passes over the state less often, but costs
@@ -38,7 +38,7 @@ pub(super) fn run(
 ) {
     for first in (0..tokens).step_by(BLOCK) {
         let length = (tokens - first).min(BLOCK);
-        match one_fade::Recurrence::of(inputs) {
+        match uniform_decay::Recurrence::new(inputs) {
             Some(recurrence) => recurrence.block(first, length, state, out, scratch),
             None => block(inputs, first, length, state, out, scratch),
         }

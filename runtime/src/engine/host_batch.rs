@@ -12,25 +12,25 @@ use crate::program::Program;
 use crate::state::{Arena, HEADER, LOGITS};
 
 /// Slots, and the logits after each.
-pub(super) struct Together {
+pub(super) struct HostBatch {
     slots: Slots,
     /// `[most, vocab]`
     logits: Vec<f32>,
     vocab: usize,
 }
 
-impl Together {
-    /// Allocates for up to `most` states, and if it `keeps` the columns that ops with a state read, for [`Together::repeat`].
+impl HostBatch {
+    /// Allocates for up to `most` states, and if it `keeps` the columns that ops with a state read, for [`HostBatch::repeat`].
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
         let vocab = program.logits.matrix.rows();
-        Ok(Together {
+        Ok(HostBatch {
             slots: Slots::new(program, pool, most, keeps)?,
             logits: room(vocab * most)?,
             vocab,
         })
     }
 
-    /// Bytes of working memory that [`Together::new`] would allocate, with the columns that it keeps.
+    /// Bytes of working memory that [`HostBatch::new`] would allocate, with the columns that it keeps.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
         let logits = program.logits.matrix.rows() * most * size_of::<f32>();
         Slots::plan(program, threads, most, true) + logits
@@ -63,7 +63,7 @@ impl Together {
 /// Sessions on the CPU that step together.
 pub(super) struct HostGroup {
     pub model: Arc<Model>,
-    pub together: Together,
+    pub together: HostBatch,
 }
 
 impl Group for HostGroup {
@@ -96,7 +96,7 @@ impl States for Arenas<'_> {
 /// Tokens of one session on the CPU that are read together.
 pub(super) struct HostAhead {
     pub model: Arc<Model>,
-    pub together: Together,
+    pub together: HostBatch,
     /// The state before; while tokens are drafted, what the MTP block reads them into.
     pub before: Arena,
     pub draft: Option<HostDraft>,
@@ -107,7 +107,7 @@ pub(super) struct HostAhead {
 pub(crate) fn plan_ahead(model: &Model, threads: usize, most: usize, drafts: bool) -> usize {
     let draft = model.draft().filter(|_| drafts);
     let draft = draft.map_or(0, |draft| HostDraft::plan(draft, threads));
-    Together::plan(model.program(), threads, most) + draft
+    HostBatch::plan(model.program(), threads, most) + draft
 }
 
 impl Ahead for HostAhead {
@@ -139,7 +139,7 @@ impl Ahead for HostAhead {
         }
         let program = self.model.program();
         self.together
-            .step(program, &mut OneState::of(arena), tokens);
+            .step(program, &mut OneState::new(arena), tokens);
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl Ahead for HostAhead {
         arena.copy_from(&self.before);
         let program = self.model.program();
         self.together
-            .repeat(program, &mut OneState::of(arena), tokens);
+            .repeat(program, &mut OneState::new(arena), tokens);
         Ok(())
     }
 

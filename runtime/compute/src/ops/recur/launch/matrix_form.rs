@@ -1,7 +1,7 @@
 //! The op in matrix form on tensor cores, for chunks: launches of the kernels in `recur_chunk.cu` or `recur_rows.cu`, and
 //! `recur_states.cu`.
 
-use super::launch::{Fading, Inputs, Plan, SOURCE, Writing};
+use super::{DeviceInputs, Fading, Plan, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
 use crate::error::Result;
 
@@ -56,7 +56,7 @@ impl MatrixForm {
     /// The matrix form of this recurrence with this many states, for chunks of up to `tokens` tokens, on a device with
     /// these tensor cores, SMs and bytes of shared memory per block; none if token after token is the only way, or
     /// faster.
-    pub fn of(
+    pub fn new(
         plan: Plan,
         states: usize,
         tokens: usize,
@@ -159,7 +159,7 @@ impl MatrixForm {
     pub fn launch(
         &self,
         states: usize,
-        inputs: Inputs,
+        inputs: DeviceInputs,
         lists: Option<Lists>,
         launches: &mut Launches,
     ) -> Result<()> {
@@ -227,7 +227,7 @@ format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}, {parts}
 mod tests {
     use bytemuck::Zeroable;
 
-    use super::super::launch::{Place, Update};
+    use super::super::{Place, Update};
     use super::*;
 
     fn form(
@@ -247,8 +247,8 @@ mod tests {
             persistent: false,
             has_choices: false,
         };
-        let plan = Plan::new(sizes, 6, update, &Inputs::zeroed(), place);
-        MatrixForm::of(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])
+        let plan = Plan::new(sizes, 6, update, &DeviceInputs::zeroed(), place);
+        MatrixForm::new(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])
     }
 
     #[test]

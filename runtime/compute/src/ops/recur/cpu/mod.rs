@@ -1,8 +1,15 @@
 //! The op on a CPU: step by step, or in matrix form.
 
-use super::inputs::{Fade, Inputs, Outputs, Removal, Rows};
-use super::token::step;
-use super::{Decay, Finish, Key, Recur, Write, chunk};
+mod chunk;
+mod inputs;
+mod token;
+mod uniform_decay;
+
+use inputs::Removal;
+pub(in crate::ops) use inputs::{Fade, Inputs, Outputs, Rows};
+use token::step;
+
+use super::{Decay, Finish, Key, Recur, Write};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;

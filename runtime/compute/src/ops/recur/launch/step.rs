@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::launch::{Fading, Input, Inputs, Plan, SOURCE, Writing};
+use super::{DeviceInputs, Fading, Input, Plan, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Recurrence};
 
 /// `StepInput` in recur_step.cu. Where it is passed is filled in when the program is laid out.
@@ -30,7 +30,7 @@ struct RecurStep {
     pad: i32,
 }
 
-/// Inputs, and those of them without which there are no sums: all but the gates.
+/// DeviceInputs, and those of them without which there are no sums: all but the gates.
 const INPUTS: usize = 10;
 const OF_SUMS: usize = INPUTS - 1;
 /// Columns of a state that a block may take.
@@ -44,7 +44,7 @@ const MOST_SHARED: usize = 32 << 10;
 pub(super) fn push(
     plan: &Plan,
     states: usize,
-    inputs: Inputs,
+    inputs: DeviceInputs,
     sms: usize,
     launches: &mut Launches,
 ) -> bool {
@@ -88,7 +88,7 @@ pub(super) fn push(
         blocks,
     };
     let step = RecurStep {
-        input: given.map(|(input, width)| StepInput::of(input, width)),
+        input: given.map(|(input, width)| StepInput::new(input, width)),
         out: inputs.out.first,
         gains: inputs.gains,
         constants: inputs.constants,
@@ -120,7 +120,7 @@ pub(super) fn push(
 }
 
 impl StepInput {
-    fn of(input: Input, width: usize) -> Self {
+    fn new(input: Input, width: usize) -> Self {
         StepInput {
             from: 0,
             plain: input.rows.first,

@@ -1,12 +1,15 @@
 //! Launches of the kernels in `recur.cu`.
 
+mod matrix_form;
+mod step;
+
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
 
-use super::matrix_form::MatrixForm;
-use super::step;
+pub(in crate::ops) use matrix_form::{Lists, MatrixForm};
+
 use super::{Decay, Key, Recur, Write};
 use crate::cuda::{Address, Call, Deferred, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
@@ -41,7 +44,7 @@ pub(in crate::ops) struct Input {
 /// `RecurInputs` in recur.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(in crate::ops) struct Inputs {
+pub(in crate::ops) struct DeviceInputs {
     pub q: Input,
     pub k: Input,
     pub v: Input,
@@ -163,7 +166,7 @@ impl Plan {
         [dk, dv, queries]: [usize; 3],
         states: usize,
         update: Update,
-        inputs: &Inputs,
+        inputs: &DeviceInputs,
         place: Place,
     ) -> Self {
         let Place {
@@ -275,10 +278,15 @@ impl Plan {
     }
 
     /// Runs the recurrence over the chunk, in matrix form where that is faster.
-    pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) -> Result<()> {
+    pub fn launch(
+        &self,
+        states: usize,
+        inputs: DeviceInputs,
+        launches: &mut Launches,
+    ) -> Result<()> {
         let room = [launches.sms(), launches.shared_memory()];
         let (tokens, cores) = (launches.tokens, launches.tensor_cores());
-        if let Some(form) = MatrixForm::of(*self, states, tokens, cores, room) {
+        if let Some(form) = MatrixForm::new(*self, states, tokens, cores, room) {
             return form.launch(states, inputs, None, launches);
         }
         launches.push_prefetching(Call {
@@ -294,7 +302,7 @@ impl Plan {
     }
 }
 
-impl Inputs {
+impl DeviceInputs {
     /// The columns of one token that are read.
     pub fn read(&self) -> Vec<Range<Address>> {
         let inputs = [
@@ -368,7 +376,7 @@ impl Recur {
         &self,
         parts: usize,
         launches: &Launches,
-    ) -> Result<Inputs> {
+    ) -> Result<DeviceInputs> {
         let input = |view: &View, width: usize| {
             let columns = view.width / parts;
             Input {
@@ -377,14 +385,14 @@ impl Recur {
                 part: if parts == 1 { 0 } else { columns as i32 },
             }
         };
-        let mut inputs = Inputs {
+        let mut inputs = DeviceInputs {
             q: input(&self.q, self.dk),
             v: input(&self.v, self.dv),
             out: launches.rows(self.out),
             states: launches.state_address(self.state),
             scale: self.scale,
             constant_sharing: 1,
-            ..Inputs::zeroed()
+            ..DeviceInputs::zeroed()
         };
         if let Key::View(view) = &self.k {
             inputs.k = input(view, self.dk);
@@ -426,7 +434,12 @@ impl Recur {
     }
 
     /// The kernel for `states` states that are computed at once.
-    pub(in crate::ops) fn plan(&self, states: usize, inputs: &Inputs, launches: &Launches) -> Plan {
+    pub(in crate::ops) fn plan(
+        &self,
+        states: usize,
+        inputs: &DeviceInputs,
+        launches: &Launches,
+    ) -> Plan {
         let update = Update {
             fading: match &self.decay {
                 Decay::None => Fading::None,
@@ -470,7 +483,7 @@ mod tests {
             persistent: false,
             has_choices: false,
         };
-        Plan::new(sizes, states, update, &Inputs::zeroed(), place)
+        Plan::new(sizes, states, update, &DeviceInputs::zeroed(), place)
     }
 
     #[test]

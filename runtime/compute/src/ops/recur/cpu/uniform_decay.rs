@@ -20,7 +20,7 @@ pub(super) struct Recurrence<'a> {
 impl<'a> Recurrence<'a> {
     /// None if rows decay separately, or a token removes the value under another key than its own.
     #[inline(always)]
-    pub fn of(inputs: &'a Inputs<'a>) -> Option<Self> {
+    pub fn new(inputs: &'a Inputs<'a>) -> Option<Self> {
         let alike = match inputs.decay {
             Fade::None | Fade::Fixed(_) | Fade::Head(_) | Fade::Step(..) => true,
             Fade::Key(_) | Fade::Complement(_) | Fade::Factors(_) => false,
