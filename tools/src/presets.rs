@@ -147,40 +147,7 @@ impl Preset {
 
     /// The model's dimensions.
     pub fn spec(&self) -> Result<ModelSpec> {
-        let mut fields: Map<String, Value> =
-            serde_json::from_str(self.text()?).map_err(|e| self.wrong(e))?;
-        for key in ["about", "paper", "table"] {
-            fields.remove(key);
-        }
-        let Some(Value::Array(pattern)) = fields.remove("layers") else {
-            return Err(self.wrong("layers: expected a list"));
-        };
-        let mut layers = Vec::new();
-        self.unroll(&pattern, &mut layers)?;
-        fields.insert("layers".into(), Value::Array(layers));
-        Ok(ModelSpec::from_json(self.name, &Value::Object(fields))?)
-    }
-
-    /// Appends the layers of a pattern.
-    fn unroll(&self, pattern: &[Value], layers: &mut Vec<Value>) -> Result<()> {
-        for item in pattern {
-            match item.get("of").and_then(Value::as_array) {
-                Some(inner) => {
-                    let times = item["repeat"].as_u64();
-                    let times =
-                        times.ok_or_else(|| self.wrong("repeat: expected how many times"))?;
-                    for _ in 0..times.min(MOST_LAYERS as u64 + 1) {
-                        self.unroll(inner, layers)?;
-                    }
-                }
-                None => layers.push(item.clone()),
-            }
-            if layers.len() > MOST_LAYERS {
-                let reason = format!("layers: found more than {MOST_LAYERS}");
-                return Err(self.wrong(reason));
-            }
-        }
-        Ok(())
+        spec(&self.file(), self.text()?)
     }
 
     /// Its file.
@@ -191,9 +158,50 @@ impl Preset {
         Ok(&TEXTS[start..][..TABLE[at].1])
     }
 
-    fn wrong(&self, reason: impl ToString) -> Error {
-        Error::input(format!("{}.json", self.name), reason.to_string())
+    fn file(&self) -> String {
+        format!("{}.json", self.name)
     }
+
+    fn wrong(&self, reason: impl ToString) -> Error {
+        Error::input(self.file(), reason.to_string())
+    }
+}
+
+/// The dimensions that a text says, laid out as the files under `presets/` are; `file` names it in errors.
+pub fn spec(file: &str, text: &str) -> Result<ModelSpec> {
+    let wrong = |reason: String| Error::input(file, reason);
+    let mut fields: Map<String, Value> =
+        serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
+    for key in ["about", "paper", "table"] {
+        fields.remove(key);
+    }
+    let Some(Value::Array(pattern)) = fields.remove("layers") else {
+        return Err(wrong("layers: expected a list".into()));
+    };
+    let mut layers = Vec::new();
+    unroll(&pattern, &mut layers).map_err(wrong)?;
+    fields.insert("layers".into(), Value::Array(layers));
+    Ok(ModelSpec::from_json(file, &Value::Object(fields))?)
+}
+
+/// Appends the layers of a pattern; if it cannot, says why.
+fn unroll(pattern: &[Value], layers: &mut Vec<Value>) -> Result<(), String> {
+    for item in pattern {
+        match item.get("of").and_then(Value::as_array) {
+            Some(inner) => {
+                let times = item["repeat"].as_u64();
+                let times = times.ok_or("repeat: expected how many times")?;
+                for _ in 0..times.min(MOST_LAYERS as u64 + 1) {
+                    unroll(inner, layers)?;
+                }
+            }
+            None => layers.push(item.clone()),
+        }
+        if layers.len() > MOST_LAYERS {
+            return Err(format!("layers: found more than {MOST_LAYERS}"));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -241,22 +249,15 @@ mod tests {
 
     #[test]
     fn patterns_are_repeated_inside_out() {
-        let preset = preset("x");
         let pattern =
             serde_json::json!([1, { "repeat": 2, "of": [{ "repeat": 2, "of": [2] }, 3] }]);
         let mut layers = Vec::new();
-        preset
-            .unroll(pattern.as_array().unwrap(), &mut layers)
-            .unwrap();
+        unroll(pattern.as_array().unwrap(), &mut layers).unwrap();
         assert_eq!(
             Value::Array(layers),
             serde_json::json!([1, 2, 2, 3, 2, 2, 3])
         );
         let endless = serde_json::json!([{ "repeat": 1_000_000_000_000u64, "of": [1] }]);
-        assert!(
-            preset
-                .unroll(endless.as_array().unwrap(), &mut Vec::new())
-                .is_err()
-        );
+        assert!(unroll(endless.as_array().unwrap(), &mut Vec::new()).is_err());
     }
 }
