@@ -58,7 +58,7 @@ pub unsafe extern "C" fn wl_batch_step(
     tokens: *mut u32,
 ) -> wl_status {
     border(|| {
-        // SAFETY: the caller gives so many sessions.
+        // SAFETY: the caller passes `count` sessions.
         let sessions = unsafe { slice("sessions", sessions, count) }?;
         if count > 0 {
             place("the places for tokens", tokens)?;
@@ -82,9 +82,9 @@ pub unsafe extern "C" fn wl_batch_feed(
     count: usize,
 ) -> wl_status {
     border(|| {
-        // SAFETY: the caller gives so many sessions.
+        // SAFETY: the caller passes `count` sessions.
         let sessions = unsafe { slice("sessions", sessions, count) }?;
-        // SAFETY: the caller gives so many tokens.
+        // SAFETY: the caller passes room for `count` tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
         each(batch, sessions, |batch, sessions| {
             Ok(batch.feed(sessions, tokens)?)

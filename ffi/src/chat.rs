@@ -19,7 +19,7 @@ use crate::status::{Failure, Outcome, wl_status};
 pub struct wl_message {
     /// "system", "user", "assistant", or another that the model's template takes.
     pub role: *const c_char,
-    /// What is said.
+    /// The text.
     pub content: *const c_char,
 }
 
@@ -47,7 +47,7 @@ impl Inner {
         let message = unsafe { text("message", message, length) }?;
         // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
         let options = unsafe { generate_options(params) }?;
-        // What can fail without the message comes before it.
+        // Failures that do not depend on the message come first.
         self.chat()?;
         let mut running = self.prepare(options, true)?;
         let mut hearing = Hearing::new(&self.session, self.progress);
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn wl_chat_set_messages(
     count: usize,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives so many messages.
+        // SAFETY: the caller passes `count` messages.
         let messages = unsafe { slice("messages", messages, count) }?;
         let messages = messages.iter().enumerate().map(|(index, message)| {
             // SAFETY: the caller's texts end at zero bytes.
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn wl_session_set_messages(
     read: *mut usize,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives so many bytes.
+        // SAFETY: the caller passes `length` bytes.
         let json = unsafe { text("json", json, length) }?;
         let messages = serde_json::from_str(json)
             .map_err(|error| Failure::argument(format!("the messages: {error}")))?;
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn wl_chat_system(
     length: usize,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives so many bytes.
+        // SAFETY: the caller passes `length` bytes.
         let text = unsafe { self::text("text", text, length) }?;
         Ok(inner.chat()?.0.set_system(text)?)
     })

@@ -95,7 +95,7 @@ unsafe impl Tagged for wl_generate_result {}
 /// A generation that has begun.
 pub(crate) struct Running {
     generation: Generation,
-    /// What was generated so far, if it is the answer in a conversation.
+    /// The text generated so far, if it is the answer in a conversation.
     answer: Option<String>,
     /// The last piece, with a zero byte after it.
     piece: String,

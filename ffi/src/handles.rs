@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::status::{Failure, Outcome, wl_status};
 
 /// The live handles of one kind. A tree rather than a hash table: an empty one holds no memory, so that a program that
-/// has freed everything leaves nothing behind.
+/// frees everything leaks nothing.
 pub(crate) struct Handles<T> {
     kind: &'static str,
     live: RwLock<BTreeMap<usize, Arc<T>>>,
@@ -33,7 +33,7 @@ impl<T> Handles<T> {
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// What `handle` stands for.
+    /// The object of `handle`.
     pub fn get<H>(&self, handle: *const H) -> Outcome<Arc<T>> {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         let value = live.get(&handle.addr()).cloned();

@@ -6,7 +6,8 @@
 
 // The header speaks C, and so do the names that are in it.
 #![allow(non_camel_case_types)]
-// What a caller must keep to stands in each function's comment, and for all of them in the header's first.
+// Each function's comment, and the header's first comment for all of them, states the caller's
+// obligations.
 #![allow(clippy::missing_safety_doc)]
 
 // In the order of the header. Empty lines between them, because rustfmt sorts adjacent modules.

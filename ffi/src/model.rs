@@ -88,7 +88,7 @@ unsafe impl Tagged for wl_model_params {}
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_model_info {}
 
-/// What a handle of a model stands for.
+/// The object of a model's handle.
 pub(crate) struct OpenModel {
     pub model: Arc<Model>,
     pub weight_bytes: u64,
@@ -200,7 +200,8 @@ unsafe fn open(
     })
 }
 
-/// Opens the device for a model with so many bytes of weights; none is the processor. Says where that is.
+/// Opens the device for a model with this many bytes of weights; none is the processor. Also returns its
+/// description.
 fn choose_device(
     params: &wl_model_params,
     weight_bytes: u64,
@@ -277,7 +278,7 @@ pub unsafe extern "C" fn wl_model_from_memory(
     model: *mut *mut wl_model,
 ) -> wl_status {
     let checkpoint = |options: &_| {
-        // SAFETY: the caller gives so many bytes.
+        // SAFETY: the caller passes `length` bytes.
         let bytes = unsafe { slice("bytes", bytes.cast::<u8>(), length) }?;
         Ok(Checkpoint::from_bytes(
             Bytes::copy_from(bytes).map_err(waterline::Error::from)?,

@@ -1,4 +1,4 @@
-//! Sessions behind their handles: one call at a time uses each.
+//! Sessions of handles: each is used by one call at a time.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::sampling::wl_logit_bias;
 use crate::session::wl_session;
 use crate::status::{Failure, Outcome, border, wl_status};
 
-/// What a handle of a session stands for.
+/// The object of a session's handle.
 pub(crate) struct OpenSession {
     pub canceller: Canceller,
     /// Locked by the one call at a time that uses it.
@@ -28,7 +28,7 @@ pub(crate) struct Inner {
     /// How messages that wait for their answer were read, and how long that took.
     pub prompt: Option<(HistoryRead, Duration)>,
     pub progress: Option<Progress>,
-    /// What wl_session_get_sampler points to.
+    /// Target of the pointer from wl_session_get_sampler.
     pub bias: Vec<wl_logit_bias>,
 }
 

@@ -82,7 +82,7 @@ pub(crate) unsafe fn write<T: Tagged>(what: &str, to: *mut T, value: T) -> Outco
 /// Writes defaults to a struct of `size` bytes, and its size.
 ///
 /// # Safety
-/// There are so many bytes at `to`.
+/// `to` is valid for `size` bytes.
 pub(crate) unsafe fn init<T: Tagged>(what: &str, to: *mut T, size: usize) -> Outcome {
     place(what, to)?;
     if !(size_of::<u32>()..=LARGEST).contains(&size) {

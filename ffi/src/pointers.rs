@@ -27,7 +27,7 @@ fn check<T>(what: &str, pointer: *const T, length: usize) -> Outcome {
 /// `length` values at `pointer`, which may be NULL if there are none.
 ///
 /// # Safety
-/// There are so many, and they stay as they are while the slice is used.
+/// There are `length` of them, and they do not change while the slice is used.
 pub(crate) unsafe fn slice<'a, T>(
     what: &str,
     pointer: *const T,

@@ -364,7 +364,7 @@ pub unsafe extern "C" fn wl_feed(
     fed: *mut usize,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives so many tokens.
+        // SAFETY: the caller passes `count` tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
         place_if_wanted("the place for the number of tokens", fed)?;
         let outcome = feed(&mut inner.session, tokens, inner.progress);
@@ -391,7 +391,7 @@ pub unsafe extern "C" fn wl_session_read_history(
     reused: *mut usize,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives so many tokens.
+        // SAFETY: the caller passes `count` tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
         place_if_wanted("the place for the number of tokens", reused)?;
         let mut hearing = Hearing::new(&inner.session, inner.progress);

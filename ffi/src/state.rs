@@ -88,7 +88,7 @@ pub unsafe extern "C" fn wl_state_read(
     length: usize,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives so many bytes.
+        // SAFETY: the caller passes `length` bytes.
         let mut bytes = unsafe { slice("bytes", bytes.cast::<u8>(), length) }?;
         let size = bytes.len() as u64;
         inner.restore(&Snapshot::read(&mut bytes, size, "memory")?)

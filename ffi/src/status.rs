@@ -1,4 +1,4 @@
-//! What a call returns, and the border that nothing but a status crosses.
+//! Results of calls, and the boundary that only a status crosses.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

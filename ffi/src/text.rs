@@ -22,7 +22,7 @@ pub unsafe extern "C" fn wl_tokenize(
 ) -> wl_status {
     border(|| {
         let tokenizer = MODELS.get(model)?.model.tokenizer()?;
-        // SAFETY: the caller gives so many bytes.
+        // SAFETY: the caller passes `length` bytes.
         let text = unsafe { self::text("text", text, length) }?;
         let found = match special {
             0 => tokenizer.encode(text)?,
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn wl_detokenize(
     border(|| {
         let model = &MODELS.get(model)?.model;
         let tokenizer = model.tokenizer()?;
-        // SAFETY: the caller gives so many tokens.
+        // SAFETY: the caller passes `count` tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
         let mut text = Vec::new();
         for &token in tokens {

@@ -1,7 +1,7 @@
 //! How close products come to the machine's limits.
 //!
 //! For one token a product reads every weight once, so its speed is compared with that of plainly reading as many bytes with as
-//! many threads; the two are measured in turns, because a shared machine's bandwidth changes from second to second. For 64
+//! many threads; the two are measured alternately, because a shared machine's bandwidth changes from second to second. For 64
 //! tokens the speed is given in GFLOP/s.
 //!
 //! ```text

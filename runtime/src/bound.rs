@@ -118,7 +118,7 @@ impl Model {
         &self.program
     }
 
-    /// What drafts tokens, if its MTP block was read.
+    /// The program of drafts, if the MTP block was read.
     pub(crate) fn draft(&self) -> Option<&Draft> {
         self.draft.as_ref()
     }
@@ -128,7 +128,7 @@ impl Model {
         self.program.weight_bytes()
     }
 
-    /// What reading the token at `position` touches of the layers' state tensors.
+    /// The parts of the layers' state tensors that the token at `position` reads and writes.
     pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         self.program.touched(plan, position)
     }
@@ -181,7 +181,7 @@ impl Model {
         tensors.any(|tensor| tensor.shape.contains(&Size::Context))
     }
 
-    /// What a person should know of the files, each a sentence.
+    /// Notes on the files for users, each a sentence.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

@@ -1,5 +1,5 @@
-//! waterline decodes recurrent and hybrid language models in fixed memory: everything a session needs is allocated
-//! when it is made, and nothing grows while tokens are read.
+//! waterline runs recurrent and hybrid language models in fixed memory: a session allocates everything when it is created
+//! and never grows.
 //!
 //! ```no_run
 //! use waterline::{GenerateOptions, Model, Session, SessionOptions};
@@ -15,10 +15,10 @@
 //! # }
 //! ```
 //!
-//! What stands here is all that is public. Reading order of the rest: `model` (what a model is), `mixers` (one file each:
-//! its equations, weights, state and ops), `program` and `ops` (the fused operations), `state` (the one buffer of a
-//! session), `engine` (runs a program over it), `cpu` and `cuda` (what ops run on), `session` (the loop), `text`
-//! (tokenizer, chat templates), `arch` (other people's files).
+//! This page lists the whole public API. Reading order of the rest: `model` (descriptions), `mixers` (one file each: its
+//! equations, weights, state and ops), `program` and `ops` (the fused operations), `state` (the one buffer of a session),
+//! `engine` (runs a program over it), `cpu` and `cuda` (backends), `session` (the loop), `text` (tokenizer, chat
+//! templates), `arch` (other people's files).
 
 // The crates below hold the other modules, so that several are compiled at once and those that no token waits for are built to be small.
 mod bound;
@@ -60,7 +60,7 @@ pub use state::{
 #[doc(inline)]
 pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
 
-/// What the programs of this repository take besides, to write and to check model files. It has no stable interface.
+/// Internals for this repository's programs, to write and to check model files. No stable interface.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::model::{Checkpoint, LayerSpec, TextFiles};

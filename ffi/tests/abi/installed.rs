@@ -36,7 +36,7 @@ pub fn prefix() -> &'static Path {
     })
 }
 
-/// What `pkg-config` says of the installed library.
+/// Output of `pkg-config` for the installed library.
 pub fn pkg_config(arguments: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");
     command

@@ -1,4 +1,4 @@
-//! What the documents of this crate show, run as it stands there: commands and programs.
+//! Runs the commands and programs in the documents of this crate.
 
 use std::path::Path;
 use std::process::Command;

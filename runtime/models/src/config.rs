@@ -22,7 +22,7 @@ pub(crate) struct Config {
     file: String,
     object: Map<String, Value>,
     used: Used,
-    /// Names of the tensors beside it, where they are known.
+    /// Names of the checkpoint's tensors, if known.
     tensors: Option<HashSet<String>>,
 }
 
@@ -132,7 +132,7 @@ impl Config {
         Config::new(file, value)
     }
 
-    /// The same beside a checkpoint with these tensors.
+    /// This configuration with the tensors of its checkpoint.
     pub fn beside<'a>(self, names: impl Iterator<Item = &'a str>) -> Self {
         Config {
             tensors: Some(names.map(str::to_string).collect()),
@@ -140,13 +140,13 @@ impl Config {
         }
     }
 
-    /// Whether the checkpoint beside it is known to have no tensor of which a name ends so.
+    /// Whether the checkpoint is known to have no tensor whose name ends so.
     pub fn lacks_tensor(&self, ending: &str) -> bool {
         let lacks = |names: &HashSet<String>| !names.iter().any(|name| name.ends_with(ending));
         self.tensors.as_ref().is_some_and(lacks)
     }
 
-    /// Whether the checkpoint beside it is known to have a tensor of which a name ends so.
+    /// Whether the checkpoint is known to have a tensor whose name ends so.
     pub fn has_tensor(&self, ending: &str) -> bool {
         self.tensors.is_some() && !self.lacks_tensor(ending)
     }
@@ -441,7 +441,7 @@ fn quote_non_finite(text: &[u8]) -> Cow<'_, [u8]> {
 
 /// Largest width, depth or count that is believed; what is larger is a corrupt file.
 pub(crate) const LARGEST: usize = 1 << 24;
-/// The same for the number of layers.
+/// Largest number of layers.
 pub(crate) const DEEPEST: usize = 1 << 16;
 
 /// Those fields of an object that differ from the usual ones.

@@ -28,7 +28,8 @@ pub(crate) trait Engine: Send {
     /// history, which come first.
     fn arena(&self) -> &Arena;
 
-    /// The same, to change. A device has its own copy of what a session changes there.
+    /// As [`Engine::arena`], mutable. A device has its own copy of the parts that a session changes
+    /// there.
     fn arena_mut(&mut self) -> &mut Arena;
 
     /// The layout of the whole state.
@@ -123,7 +124,7 @@ pub(crate) trait Engine: Send {
     /// Memory to step up to `most` states like this one together.
     fn group(&self, most: usize) -> Result<Box<dyn Group>>;
 
-    /// Memory to read up to `most` tokens into this state together, or fewer where an engine has no program for so many, and if
+    /// Memory to read up to `most` tokens into this state together, or fewer if the engine has no program for `most`, and if
     /// `drafts` for [`Ahead::draft`].
     fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>>;
 
@@ -171,31 +172,31 @@ pub(crate) trait Ahead: Send {
     /// Bytes of working memory besides one state.
     fn bytes(&self) -> usize;
 
-    /// Appends up to `count` tokens to `tokens` that the model's MTP block predicts behind its last one, which the state has not
-    /// read. The state stays.
+    /// Appends up to `count` tokens to `tokens`, predicted by the model's MTP block after the last one, which the state has not
+    /// read. The state does not change.
     fn draft(&mut self, engine: &mut dyn Engine, tokens: &mut Vec<u32>, count: usize)
     -> Result<()>;
 
-    /// Reads tokens; if `choose`, the most probable ones behind each may be chosen.
+    /// Reads tokens; with `choose`, the most probable token after each may be chosen.
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()>;
 
-    /// The most probable token behind token `row`, if it was chosen; beyond the vocabulary if the logits are not finite.
+    /// The most probable token after token `row`, if it was chosen; beyond the vocabulary if the logits are not finite.
     fn chosen(&self, _row: usize) -> Option<u32> {
         None
     }
 
-    /// The logits `[vocab]` behind token `row` of those that were read last.
+    /// The logits `[vocab]` after token `row` of the last reading.
     fn logits(&mut self, row: usize) -> Result<&[f32]>;
 
-    /// Of the tokens that were read last, which are two or more, only these first ones stand. The state returns to that before
-    /// them, and only ops with a state run again, over the inputs that the reading kept: no matrix is read.
+    /// Accepts the first tokens of the last reading, which had at least two: restores the state and replays only the ops with
+    /// a state from saved inputs. No weights are read.
     fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()>;
 
-    /// Ends a reading: the state's logits are those behind token `row`.
+    /// Ends a reading: the state's logits become those after token `row`.
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()>;
 }
 
-/// What an engine is made with.
+/// Settings of an engine.
 pub(crate) struct Setup {
     /// Where it runs; none means the CPU.
     pub device: Option<Arc<Device>>,

@@ -17,7 +17,7 @@ pub enum StepProgram {
 pub(crate) struct StepForm {
     /// [`StepProgram::Persistent`] or [`StepProgram::Recorded`].
     program: StepProgram,
-    /// Of one kernel what it takes of the device, of a graph why it is one: part of a sentence.
+    /// For one kernel its use of the device, for a graph the reason: part of a sentence.
     reason: String,
 }
 

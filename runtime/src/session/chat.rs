@@ -57,7 +57,7 @@ impl Chat {
         }
     }
 
-    /// What was said.
+    /// The messages.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }

@@ -14,7 +14,7 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<|a
 const PLAIN: &str = "{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>{{ m.content }}<|eos|>{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// What is read when the second message waits for its answer.
+/// The text read when the second message waits for its answer.
 const BEFORE_THE_SECOND: &str =
     "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
 

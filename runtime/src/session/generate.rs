@@ -85,10 +85,10 @@ pub struct Generation {
     /// The logits that a hook may change, `[vocab]`.
     logits: Vec<f32>,
     finish: Option<Finish>,
-    /// What comes after the text that was held back.
+    /// An error that follows the text that was held back.
     error: Option<Error>,
     ended: bool,
-    /// Of the tokens that the session has read ahead, those that were taken in; none if it does not read ahead.
+    /// Of the tokens that the session has read ahead, the number taken; none if it does not read ahead.
     taken: Option<usize>,
 }
 
@@ -126,7 +126,7 @@ impl Generation {
     }
 
     /// The next piece from `session`, which is of the same model; none at the end. Text that an error would lose comes
-    /// before it; after it the generation has ended, and what was read so far stands.
+    /// before it; after it the generation has ended, and the tokens read so far remain.
     pub fn next(&mut self, session: &mut Session) -> Option<Result<Piece>> {
         self.next_with(session, None)
     }

@@ -37,7 +37,7 @@ use crate::state::{HEADER, HISTORY, SAMPLER, StateDtype};
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
 
-/// What the engine of a session with such options is made with.
+/// Engine settings for these options.
 fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
     Setup {
         device: options.device.clone(),
@@ -105,8 +105,8 @@ impl Session {
         })
     }
 
-    /// What a session on `model` would allocate. As [`Session::state_bytes`] and, on the CPU, [`Session::work_bytes`] say
-    /// afterwards.
+    /// The memory that a session on `model` would allocate, as [`Session::state_bytes`] and, on the CPU,
+    /// [`Session::work_bytes`] report afterwards.
     pub fn plan(model: &Model, options: &SessionOptions) -> Result<SessionPlan> {
         let chunk = options.chunk_size(model)?;
         let state_bytes = model.plan(&options.state)?.bytes();
@@ -130,7 +130,7 @@ impl Session {
         &self.model
     }
 
-    /// What the session was made with.
+    /// The session's options.
     pub fn options(&self) -> &SessionOptions {
         &self.options
     }

@@ -1,4 +1,4 @@
-//! The part of a conversation that is saved beside the state of its session.
+//! The part of a conversation that is saved with the state of its session.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -14,7 +14,7 @@ use crate::state::StateOptions;
 /// Most tokens that are read at once.
 const LARGEST_CHUNK: usize = 1 << 16;
 
-/// What happens when full attention's context is full.
+/// Behaviour when full attention's context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContextEnd {
     /// [`crate::Error::ContextFull`], and nothing is read.
@@ -24,7 +24,7 @@ pub enum ContextEnd {
     DropOldest,
 }
 
-/// What a user chooses about a session.
+/// User options of a session.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct SessionOptions {

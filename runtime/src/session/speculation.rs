@@ -1,5 +1,5 @@
-//! Speculation: a draft of the next tokens is read in one pass over the weights, and of it as much stands as steps would have
-//! chosen one by one. Each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
+//! Speculation: a draft of the next tokens is read in one pass over the weights, and the prefix that single steps would have
+//! chosen is accepted. Each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
 //! to the bit, whatever the sampler; on a GPU, those of recorded steps. Drafts come from [`lookup`] or from the model's MTP block.
 //!
 //! The memory is fixed: one more state, to return to where a draft went wrong, and of every draft token what the ops with a state
@@ -47,7 +47,7 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usi
     }
 }
 
-/// What a session needs to read ahead.
+/// Data of a session that reads ahead.
 pub(super) struct Speculation {
     ahead: Box<dyn Ahead>,
     source: Source,
@@ -110,7 +110,7 @@ impl Speculation {
 }
 
 impl Session {
-    /// Chooses tokens and reads them: at least one, at most `most`, and none behind one of `ends`. They are those of as many
+    /// Chooses tokens and reads them: at least one, at most `most`, and none after one of `ends`. They are those of as many
     /// [`Session::step`]s; [`Session::ahead`] has them.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl Session {
         ahead.map_or((0, 0), |ahead| (ahead.drafted, ahead.accepted))
     }
 
-    /// Of the tokens that were read ahead, which are two or more, the first `count` stand.
+    /// Accepts the first `count` of the tokens that were read ahead, which are two or more.
     fn commit(&mut self, speculation: &mut Speculation, count: usize) -> Result<()> {
         speculation.tokens.truncate(count);
         speculation
@@ -220,7 +220,7 @@ impl Session {
         self.speculation.as_ref().map_or(&[], |ahead| &ahead.tokens)
     }
 
-    /// Of the tokens that were read ahead only the first `count` stand, which are one at least.
+    /// Accepts only the first `count` of the tokens that were read ahead, at least one.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost.

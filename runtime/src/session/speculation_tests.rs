@@ -147,7 +147,7 @@ fn layer(w: &Plain, number: usize, mut x: Vector, cache: &mut Cache) -> Vector {
     x
 }
 
-/// What the block reads of a token: its embedding and the hidden state of the token before.
+/// Input of the block for a token: its embedding and the previous token's hidden state.
 fn joined(w: &Plain, embedding: &str, token: u32, before: &[f64]) -> Vector {
     let rows = w.values(&format!("{embedding}.weight"));
     let row = &rows[token as usize * HIDDEN..][..HIDDEN];
@@ -159,8 +159,8 @@ fn joined(w: &Plain, embedding: &str, token: u32, before: &[f64]) -> Vector {
     w.apply("blk.1.nextn.eh_proj", &pair)
 }
 
-/// What the block drafts after a text whose last token the model has not read: tokens, and how far their logits are from the next
-/// ones.
+/// The block's drafts after a text whose last token the model has not read: tokens, and the distance of their logits from the
+/// next ones.
 fn drafted(w: &Plain, own: [bool; 3], text: &[u32], count: usize) -> Vec<(u32, f64)> {
     let name = |own: bool, part: &str, other: &str| match own {
         true => format!("blk.1.nextn.{part}"),
@@ -222,7 +222,7 @@ fn drafts_of_an_mtp_block_are_its_equations() {
             let found = draft_of(&mut session, text[length], 6);
             assert!(state_of(&session) == before, "a draft changed the state");
             for ((expected, distance), found) in drafted(&plain, own, &text, 6).iter().zip(&found) {
-                // What follows a token that rounding chose is another draft.
+                // After a token that rounding chose, the draft differs.
                 if *distance < 1e-3 {
                     break;
                 }
@@ -324,7 +324,7 @@ fn drafting_on(
     session
 }
 
-/// Reads ahead so many times, and takes back some tokens at times.
+/// Reads ahead this many times, and takes back some tokens at times.
 fn rounds(session: &mut Session, most: usize, count: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
     for round in 0..count {
@@ -381,7 +381,7 @@ fn drafts_of_an_mtp_block_change_no_token_and_no_bit_of_the_state() {
             }
         }
     }
-    // Of the drafts of each session some stand, and some do not of all.
+    // In each session some drafts are accepted, and some are not accepted whole.
     assert!(
         counts.iter().all(|(_, accepted)| *accepted > 5),
         "{counts:?}"

@@ -24,7 +24,7 @@ type Owner = dyn Any + Send + Sync;
 /// Kernels of a source text. A thread that needs kernels which another one compiles waits for it.
 type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 
-/// What the memory of chunks depends on.
+/// Parameters that determine the memory of chunks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ChunkKey {
     /// Address of the model, which its sessions keep.
@@ -37,8 +37,8 @@ pub struct ChunkKey {
     pub kv: Kv,
 }
 
-/// Buffers and working memory of chunks. Sessions of a model use them in turns: whoever holds the lock waits for the device before
-/// it lets go.
+/// Buffers and working memory of chunks. Sessions of a model use them one at a time: the holder of the lock waits for the device
+/// before it releases it.
 #[derive(Default)]
 pub struct ChunkMemory {
     /// The buffers between ops.
@@ -58,7 +58,7 @@ impl ChunkMemory {
 /// A device that sessions can run on, with the weights and kernels that it holds. Cloning the `Arc` shares them.
 pub struct Device {
     driver: Arc<dyn Driver>,
-    /// Of every model in use, by its address.
+    /// Weights of every model in use, by its address.
     weights: Mutex<Vec<(Weak<Owner>, Arc<Weights>)>>,
     /// By source text.
     kernels: Mutex<HashMap<String, Compiled>>,
@@ -75,8 +75,8 @@ impl Device {
         Ok(Self::on(gpu::Gpu::open(ordinal)?))
     }
 
-    /// GPU number 0, if it can serve sessions on a model with so many bytes of weights: it has room for a quarter more than
-    /// that, and NVRTC is there to compile kernels.
+    /// GPU number 0, if it can serve sessions on a model with this many bytes of weights: it has room for a quarter more,
+    /// and NVRTC can compile kernels.
     ///
     /// # Errors
     /// [`crate::Error::Device`] with the reason why the CPU serves better.
@@ -108,7 +108,7 @@ impl Device {
         Ok(())
     }
 
-    /// A device of `architecture` (such as `sm_87`) with so many SMs, on which nothing can run. Opening a session on it
+    /// A device of `architecture` (such as `sm_87`) with `sms` SMs, on which nothing can run. Opening a session on it
     /// compiles the session's kernels into `folder`; without one nothing is compiled: for [`crate::Model::schedule_on`].
     pub fn ahead(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
         Self::on(ahead::Ahead::new(architecture, sms, folder))
@@ -120,13 +120,13 @@ impl Device {
         Self::on(emulator::Emulator::open())
     }
 
-    /// An emulator whose blocks have so many bytes of shared memory.
+    /// An emulator whose blocks have this many bytes of shared memory.
     #[cfg(all(test, feature = "emulator"))]
     pub(crate) fn emulated_with_shared(bytes: usize) -> Arc<Self> {
         Self::on(emulator::Emulator::with_shared_memory(bytes))
     }
 
-    /// An emulator that is lost after so many operations.
+    /// An emulator that is lost after this many operations.
     #[cfg(feature = "emulator")]
     pub fn emulated_until(operations: usize) -> Arc<Self> {
         Self::on(emulator::Emulator::within(operations, usize::MAX))
@@ -138,7 +138,7 @@ impl Device {
         Self::on(emulator::Emulator::sharing())
     }
 
-    /// An emulator with so many bytes of memory.
+    /// An emulator with this many bytes of memory.
     #[cfg(feature = "emulator")]
     pub fn emulated_with(bytes: usize) -> Arc<Self> {
         Self::on(emulator::Emulator::within(usize::MAX, bytes))

@@ -69,7 +69,7 @@ __device__ inline void copy_async(void* to, const void* from) {
 #endif
 }
 
-// The same for 16 bytes that are read once, bypassing L1, whose lines would bound the copies in flight.
+// As above for 16 bytes that are read once, bypassing L1, whose lines would bound the copies in flight.
 __device__ inline void copy_async_once(void* to, const void* from) {
 #ifdef WATERLINE_EMULATOR
   memcpy(to, from, 16);

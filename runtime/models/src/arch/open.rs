@@ -45,7 +45,7 @@ impl Checkpoint {
         Self::from_gguf(gguf, options)?.checked()
     }
 
-    /// Opens a GGUF file in memory, aligned to 64 bytes; `name` stands for the file in errors.
+    /// Opens a GGUF file in memory, aligned to 64 bytes; `name` is the file's name in errors.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -118,7 +118,7 @@ impl Checkpoint {
             });
         }
         let mut tensors = Tensors::new();
-        // What is missing is named when the whole is checked.
+        // Missing tensors are reported when the whole is checked.
         for weight in spec.weights() {
             if gguf.has_tensor(&weight.name) {
                 let tensor = gguf.tensor(&weight.name)?;

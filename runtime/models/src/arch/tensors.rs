@@ -109,7 +109,7 @@ pub(super) fn halves(
     rows(name, tensor, &order)
 }
 
-/// Of `count` matrices, one after another, each with its rows as columns.
+/// Transposes each of `count` concatenated matrices.
 pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Tensor> {
     let (all, cols) = tensor.rows_cols();
     if count == 0 || cols == 0 || !all.is_multiple_of(count) {
@@ -141,7 +141,7 @@ pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
     from_f32(&tensor.shape, &gains)
 }
 
-/// What is stored as the logarithm of its distance below zero.
+/// Values stored as the logarithm of their distance below zero.
 pub(super) fn minus_exp(tensor: &Tensor) -> Result<Tensor> {
     let values: Vec<f32> = tensor.to_f32().into_iter().map(|x| -x.exp()).collect();
     from_f32(&tensor.shape, &values)

@@ -143,7 +143,7 @@ impl<'a> Files<'a> {
         (bos, bos.is_some() && !has_json && switch)
     }
 
-    /// What a file says of a special token: its text, or that there is none (null); nothing if no file has the key.
+    /// A file's entry for a special token: its text, or none (null); nothing if no file has the key.
     fn said(&self, key: &str) -> Option<&Value> {
         self.tokenizer.get(key).or_else(|| self.special.get(key))
     }

@@ -45,7 +45,7 @@ pub struct Checkpoint {
     pub text: TextFiles,
     /// Tokens of the longest texts that it was trained on, where its files say so.
     pub trained_context: Option<usize>,
-    /// What a person should know of the files, each a sentence: keys that nothing reads, ids without a token.
+    /// Notes on the files for users, each a sentence: unread keys, ids without a token.
     pub notes: Vec<String>,
 }
 

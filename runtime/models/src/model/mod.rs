@@ -1,4 +1,4 @@
-//! What a model is: its dimensions, its tensors, and the program that they become.
+//! A model: its dimensions, its tensors, and its program.
 
 mod binding;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! What a model is: checked dimensions, from which every other size follows.
+//! The description of a model: checked dimensions, from which every other size follows.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::weights::{OF_MODEL, WeightSpec, full_name};
 pub struct LayerSpec {
     /// The token mixer.
     pub(crate) mixer: Option<Arc<dyn Mixer>>,
-    /// The feed-forward network. One with a state of its own is a mixer in a layer of its own.
+    /// The feed-forward network. One with a state is a mixer in a separate layer.
     pub(crate) ffn: Option<FeedForward>,
-    /// What is around the mixer.
+    /// Norms and multipliers of the mixer.
     pub(crate) mixer_sublayer: Sublayer,
-    /// What is around the feed-forward network.
+    /// Norms and multipliers of the feed-forward network.
     pub(crate) ffn_sublayer: Sublayer,
 }
 
 impl LayerSpec {
-    /// A mixer and perhaps a network, each behind a norm.
+    /// A mixer and perhaps a network, each after a norm.
     pub(crate) fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
         LayerSpec {
             mixer: Some(mixer),
@@ -138,7 +138,8 @@ impl LayerSpec {
             return Ok(());
         };
         let part = format!(" ({})", mixer.kind());
-        // Of numbers this small no product of two overflows, and no mixer multiplies more of them unchecked.
+        // With numbers this small no product of two overflows, and no mixer multiplies more of them
+        // unchecked.
         if let Some((name, number)) = too_large("", &mixer.to_json()) {
             let expected = format!("a number up to {LARGEST}");
             return Err(wrong(&part, format!("{name} {number}"), &expected));
@@ -379,7 +380,7 @@ impl ModelSpec {
         changed
     }
 
-    /// What is added under the square root of the norms before every layer's parts.
+    /// Added under the square root of the norms before every layer's parts.
     #[doc(hidden)]
     pub fn norm_eps(&self) -> f32 {
         self.norm_eps
@@ -402,7 +403,7 @@ impl ModelSpec {
         self.weights().iter().map(WeightSpec::len).sum()
     }
 
-    /// The description as JSON, as it stands in a GGUF file under `waterline.spec`.
+    /// The description as JSON, as in a GGUF file under `waterline.spec`.
     pub fn to_json(&self) -> Value {
         let layers: Vec<Value> = self.layers.iter().map(LayerSpec::to_json).collect();
         let mut model = json!({

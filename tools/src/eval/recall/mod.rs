@@ -94,7 +94,7 @@ pub enum Task {
     Needle,
     /// Several pairs.
     Needles,
-    /// The same keys in several contexts.
+    /// Equal keys in several contexts.
     Joint,
     /// Marked pairs with long values among many plain pairs; for models without a tokenizer.
     Marked,

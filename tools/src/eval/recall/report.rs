@@ -23,7 +23,7 @@ pub struct Counted {
     length: usize,
     /// Right answers and questions of each sequence.
     sequences: Vec<(f64, f64)>,
-    /// The same by the bound of the distance.
+    /// Counts by the bound of the distance.
     by_distance: BTreeMap<usize, (usize, usize)>,
 }
 

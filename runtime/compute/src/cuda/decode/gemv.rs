@@ -11,7 +11,7 @@ use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::Activation;
 
-/// Bits beside those of `Prologue::flags`, as in gemm/prologue.cu.
+/// Bits in addition to those of `Prologue::flags`, as in gemm/prologue.cu.
 const QUADS: usize = 256;
 const LATE_NORM: usize = 512;
 const WARP_HAS_SUPER_BLOCK: usize = 128;
@@ -24,7 +24,7 @@ const PART_BITS: u32 = 13;
 /// Bytes of an input as three bf16 numbers.
 const SPLIT_BYTES: usize = 6;
 
-/// What becomes of the products, as in epilogue.cu.
+/// Destination of the products, as in epilogue.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Epilogue {
     /// They are stored.
@@ -296,7 +296,7 @@ impl Launches<'_> {
         let cols = gemv.cols();
         let (number, function) = epilogue.numbers();
         let [codes_at, parts_at, bytes] = gemv.input_ends();
-        // Without its factor a value beside a tie may have another code, and values in 16 bits are others.
+        // Without the factor a value near a tie may have another code, and values in 16 bits differ.
         let rounds_late = match rounding {
             Some(rounding) => rounding.is_integer() && !self.has_choices,
             None => true,

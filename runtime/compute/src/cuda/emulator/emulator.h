@@ -115,8 +115,8 @@ static bool moved;
 static pthread_mutex_t one_grid = PTHREAD_MUTEX_INITIALIZER;
 static void (*body)(const void*);
 static const void* body_data;
-// What each thread shows to its warp, in two buffers that alternate: between two writes to one lies a shuffle, at which the whole
-// warp has read the first.
+// Values that each thread shows to its warp, in two buffers that alternate: between two writes to one there is a shuffle, at
+// which the whole warp has read the first.
 static uint64_t shown[2][most_threads];
 static unsigned char buffer_of[most_threads];
 alignas(128) static unsigned char shared[256 << 10];
@@ -197,7 +197,7 @@ static void run_block(unsigned threads) {
   members = threads;
   for (;;) {
     moved = false;
-    // What was waited for may have come.
+    // The awaited event may have happened.
     release(0, threads, WAITING);
     for (unsigned warp = 0; warp < threads; warp += 32) {
       unsigned last = warp + 32 < threads ? warp + 32 : threads;

@@ -128,7 +128,7 @@ pub(crate) fn shared_bytes(cols: usize) -> usize {
     cols.next_multiple_of(32) * 5 + cols.div_ceil(32) * 8
 }
 
-/// Whether so many tokens are multiplied in tiles; fewer go token by token.
+/// Whether this many tokens are multiplied in tiles; fewer go token by token.
 fn in_tiles(tokens: usize) -> bool {
     tokens >= 8
 }

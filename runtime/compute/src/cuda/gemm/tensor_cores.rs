@@ -152,7 +152,8 @@ impl Launches<'_> {
         self.linears_at(weights, tile, add, &addresses)
     }
 
-    /// A call of `wgmma.cu`, of so many tiles of rows of `cols` columns: one persistent block per SM.
+    /// A call of `wgmma.cu`, for this many tiles of rows of `cols` columns: one persistent block per
+    /// SM.
     fn push_wgmma(
         &mut self,
         kernel: String,
