@@ -95,7 +95,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         for record in &case.recorded {
             let vocab = model.spec().vocab;
             let ours = &reading.logits[record.first * vocab..];
-            let difference = compare(&record.columns.select(ours, vocab, record.rows), &record.logits);
+            let difference = compare(
+                &record.columns.select(ours, vocab, record.rows),
+                &record.logits,
+            );
             worst_of_all = worst_of_all.max(difference.absolute);
             let mut compared = difference.to_json();
             if !record.best.is_empty() {
