@@ -21,6 +21,7 @@ mod plot;
 mod presets;
 mod progress;
 mod prompt;
+mod provenance;
 mod quantize;
 mod random;
 mod retain;

@@ -8,7 +8,6 @@ mod op_times;
 mod overview;
 mod page;
 mod printed;
-mod provenance;
 mod report;
 mod statistics;
 mod transformer;
@@ -26,12 +25,13 @@ use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::{self, Machine};
 use crate::page::Kind;
+use crate::provenance::{Others, Provenance};
 use crate::session::SessionArgs;
 use crate::text::shown;
 use crate::units::parse_count;
 use crate::write_model::check_output;
 use measure::Plan;
-use provenance::{Others, Provenance};
+
 use report::{Measurement, Report};
 pub use transformer::TransformerCache;
 

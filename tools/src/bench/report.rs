@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use waterline::{Session, StatePlan};
 
 use super::measure::{Measured, Plan, Timed};
-use super::provenance::Provenance;
 use super::statistics::{jitter, mean, median, percentile};
 use super::transformer::TransformerCache;
 use crate::machine::Machine;
+use crate::provenance::Provenance;
 
 /// Everything that `--json` writes.
 #[derive(Serialize, Deserialize)]
