@@ -15,6 +15,7 @@ mod interrupt;
 mod invocation;
 mod kernels;
 mod machine;
+mod mix;
 mod page;
 mod pdf;
 mod plot;
