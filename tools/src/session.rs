@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Session")]
 pub struct StateArgs {
     /// Tokens that full attention can look back on; models without it have no such bound.
-    #[arg(long, value_name = "N", default_value_t = StateOptions::default().context)]
+    #[arg(long, short = 'c', alias = "ctx-size", value_name = "N", default_value_t = StateOptions::default().context)]
     context: usize,
     /// Number format of cached keys and values.
     #[arg(long, default_value = "f16", value_parser = PossibleValuesParser::new(["f16", "f32"])
@@ -48,7 +48,7 @@ pub struct SessionArgs {
     #[arg(long)]
     drop_oldest: bool,
     /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
-    #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
+    #[arg(long, short = 't', value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: Vec<usize>,
     /// Most tokens of a prompt that are read at once; 0 means 256 on the CPU and 2048 on a GPU.
     #[arg(long, value_name = "N", default_value = "0")]
