@@ -132,7 +132,49 @@ impl Generation {
     }
 
     /// As [`Generation::next`], with a hook.
-    fn next_with(
+    pub fn next_with(
+        &mut self,
+        session: &mut Session,
+        hook: Option<&mut LogitsHook<'_>>,
+    ) -> Option<Result<Piece>> {
+        let piece = self.advance(session, hook);
+        // A stop text may have come before the last token that was read ahead.
+        if self.ended
+            && let Err(error) = self.leave(session)
+        {
+            return Some(Err(error));
+        }
+        piece
+    }
+
+    /// Uses the drafts of `session`, if it has any ([`crate::SessionOptions::lookup`], [`crate::SessionOptions::mtp`]) and
+    /// log-probabilities are not requested. Such a generation ignores hooks, and one that is left before its end needs
+    /// [`Generation::leave`].
+    #[must_use]
+    pub fn with_drafts(mut self, session: &Session) -> Self {
+        let drafts = session.looks_ahead() && !self.logprobs;
+        // Tokens that an earlier generation has read ahead are part of the session now.
+        self.taken = drafts.then(|| session.ahead().len());
+        self
+    }
+
+    /// Takes back what `session` has read ahead of the pieces that were shown.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub fn leave(&mut self, session: &mut Session) -> Result<()> {
+        match self.taken.take() {
+            Some(taken) => session.keep_ahead(taken),
+            None => Ok(()),
+        }
+    }
+
+    /// True if the generation goes on with a token.
+    pub fn wants_token(&self) -> bool {
+        !self.ended && self.left > 0
+    }
+
+    fn advance(
         &mut self,
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,
@@ -270,9 +312,7 @@ pub struct Generate<'s> {
 
 impl<'s> Generate<'s> {
     fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
-        let mut generation = Generation::new(session.model(), options)?;
-        let steps = generation.logprobs || !session.looks_ahead();
-        generation.taken = (!steps).then_some(0);
+        let generation = Generation::new(session.model(), options)?.with_drafts(session);
         Ok(Generate {
             session,
             generation,
@@ -304,15 +344,7 @@ impl Iterator for Generate<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let hook = self.hook.as_deref_mut();
-        let piece = self.generation.next_with(self.session, hook);
-        if let Some(taken) = self.generation.taken.filter(|_| self.generation.ended) {
-            self.generation.taken = None;
-            // A stop text may have come before the last token that was read ahead.
-            if let Err(error) = self.session.keep_ahead(taken) {
-                return Some(Err(error));
-            }
-        }
-        piece
+        self.generation.next_with(self.session, hook)
     }
 }
 
