@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
 use crate::error::{Error, Result};
 use crate::format::{BF16, F16, F32, Format};
-use crate::json::{read_json, values_at_most};
+use crate::json::{ask_room_for_json, read_json, values_at_most};
 use crate::regular_file::read_file;
 use crate::storage::{Bytes, FileAccess, Tensor};
 use crate::stray::stray;
@@ -120,6 +120,7 @@ impl Checkpoint {
                 expected,
             ));
         }
+        ask_room_for_json(header(&bytes).unwrap_or_default())?;
         let (header, metadata): (usize, Metadata) =
             SafeTensors::read_metadata(&bytes).map_err(|e| {
                 Error::invalid(

@@ -253,7 +253,7 @@ impl Packing {
                 (&F32, all.unwrap_or_default())
             }
         };
-        Tensor::new(format, shape.clone(), Bytes::from_vec(data))
+        Tensor::new(format, shape.clone(), Bytes::copy_from(&data)?)
     }
 
     /// Rows and columns of a block of one scale.
