@@ -23,6 +23,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Largest index that is read: a hundred bytes for each of a million tensors.
 const LARGEST_INDEX: u64 = 100 << 20;
+/// Largest header that the safetensors crate reads.
+const LARGEST_HEADER: u64 = 100_000_000;
 /// Most values in an index: half a million names of tensors and of their shards.
 const MOST_NAMES: usize = 1 << 20;
 /// Most values in a header: thirty thousand tensors of one file.
@@ -277,7 +279,12 @@ impl Entry {
 /// The header of a file, as far as the file has what it says.
 fn header(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_first_chunk()?;
-    rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)
+    let length = u64::from_le_bytes(*length);
+    rest.get(
+        ..usize::try_from(length)
+            .ok()
+            .filter(|_| length <= LARGEST_HEADER)?,
+    )
 }
 
 /// Shard file name -> names of its tensors.
