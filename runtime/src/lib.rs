@@ -58,7 +58,9 @@ pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
 #[doc(inline)]
-pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
+pub use text::{
+    ChatTemplate, History, Message, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
+};
 
 /// What the programs of this repository take besides, to write and to check model files. It has no stable interface.
 #[doc(hidden)]

@@ -3,6 +3,7 @@
 mod allocations;
 mod bench;
 mod builtin;
+mod calls;
 mod chat;
 mod check;
 mod convert;
@@ -27,10 +28,13 @@ mod retain;
 mod run;
 mod samples;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 mod session;
 mod splitmix;
 mod synth;
 mod text;
+mod thoughts;
 mod tokenize;
 mod units;
 mod verify;
@@ -67,6 +71,8 @@ struct Cli {
 enum Command {
     Chat(chat::Args),
     Run(run::Args),
+    #[cfg(feature = "serve")]
+    Serve(serve::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
@@ -100,6 +106,8 @@ fn main() -> ExitCode {
     let result = match parse().command {
         Command::Chat(args) => chat::run(&args),
         Command::Run(args) => run::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),

@@ -30,8 +30,6 @@ struct Answer {
     position: u64,
     /// The text after the last special token before it.
     tail: Run,
-    /// The tokens of that text.
-    tail_tokens: Vec<u32>,
 }
 
 impl Chat {
@@ -162,7 +160,10 @@ impl Chat {
         let history = self.turns.history(&messages, true, &mut self.runs)?;
         let read = session.read_history_with(&history.tokens, &history.borders, progress)?;
         self.messages = messages;
-        self.answer = Some(Answer::after(&history, &self.runs));
+        self.answer = Some(Answer {
+            position: history.tokens.len() as u64,
+            tail: history.tail,
+        });
         let count = self.messages.len();
         self.random.retain(|&(before, _)| before < count);
         self.random.push((count, session.random()));
@@ -181,36 +182,13 @@ impl Chat {
             Some(last) if last.role == Role::Assistant => last.content.push_str(answer),
             Some(_) => self.messages.push(Message::new(Role::Assistant, answer)),
         }
-        if let Some(begun) = self.answer.take() {
-            self.remember(session, begun, answer)?;
+        if let Some(begun) = self.answer.take()
+            && let Some(tokens) = session.tokens_since(begun.position)
+        {
+            self.turns
+                .remember(&mut self.runs, &begun.tail, answer, &tokens);
         }
         session.checkpoint()
-    }
-
-    /// Remembers which tokens the model generated for a text: other tokens of the same text would have to be read again.
-    fn remember(&mut self, session: &Session, begun: Answer, answer: &str) -> Result<()> {
-        let tokenizer = session.model().tokenizer()?;
-        let Some(mut tokens) = session.tokens_since(begun.position) else {
-            return Ok(());
-        };
-        while tokens
-            .last()
-            .is_some_and(|&token| tokenizer.is_special(token))
-        {
-            tokens.pop();
-        }
-        let bytes: Vec<u8> = tokens
-            .iter()
-            .flat_map(|&token| tokenizer.token_bytes(token))
-            .copied()
-            .collect();
-        let plain = tokens.iter().all(|&token| !tokenizer.is_special(token));
-        if plain && bytes == answer.as_bytes() {
-            let mut run = begun.tail;
-            run.text.push_str(answer);
-            self.runs.set(run, [begun.tail_tokens, tokens].concat());
-        }
-        Ok(())
     }
 
     /// Takes back the last message of the user and what follows it, random numbers too; returns the message, if there was one.
@@ -316,16 +294,6 @@ impl Chat {
         options.tools.clone_from(&note.tools);
         turns.set_options(options)?;
         Ok(turns)
-    }
-}
-
-impl Answer {
-    fn after(history: &History, runs: &Runs) -> Self {
-        Answer {
-            position: history.tokens.len() as u64,
-            tail: history.tail.clone(),
-            tail_tokens: runs.get(&history.tail).unwrap_or_default().to_vec(),
-        }
     }
 }
 

@@ -19,6 +19,8 @@ pub struct GenerateOptions {
     pub stop_at_eos: bool,
     /// Tokens that end the generation besides them, such as a chat template's end of turn.
     pub stop_tokens: Vec<u32>,
+    /// Control tokens whose names are part of the text, such as those around calls of tools.
+    pub shown_tokens: Vec<u32>,
     /// Whether each piece has the log-probability of its token. A GPU then sends all logits of every token.
     pub logprobs: bool,
 }
@@ -30,6 +32,7 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             stop_at_eos: true,
             stop_tokens: Vec::new(),
+            shown_tokens: Vec::new(),
             logprobs: false,
         }
     }
@@ -79,6 +82,7 @@ pub struct Generation {
     stream: TextStream,
     stops: StopStrings,
     ends: Vec<u32>,
+    shown: Vec<u32>,
     left: usize,
     logprobs: bool,
     tokens: usize,
@@ -104,6 +108,7 @@ impl Generation {
             stream: TextStream::new(),
             stops: StopStrings::new(options.stop)?,
             ends,
+            shown: options.shown_tokens,
             left: options.max_tokens,
             logprobs: options.logprobs,
             tokens: 0,
@@ -215,7 +220,7 @@ impl Generation {
             return self.last(Some(token), Finish::End);
         }
         let mut text = String::new();
-        if !self.tokenizer.is_special(token) {
+        if !self.tokenizer.is_special(token) || self.shown.contains(&token) {
             let bytes = self.tokenizer.token_bytes(token);
             let step = self.stops.push(self.stream.push(bytes));
             text.push_str(step.text);

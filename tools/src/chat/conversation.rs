@@ -8,10 +8,10 @@ use waterline::{
 };
 
 use super::screen::Screen;
-use super::thoughts::Thoughts;
 use crate::error::{Error, Result};
 use crate::prompt::rendered;
 use crate::session::{LimitArgs, ReadingBar};
+use crate::thoughts::Thoughts;
 
 /// A conversation with a model.
 pub struct Conversation {

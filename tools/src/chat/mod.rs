@@ -10,7 +10,6 @@ mod screen;
 mod sessions;
 mod settings;
 mod status;
-mod thoughts;
 mod wrap;
 
 use std::path::PathBuf;
