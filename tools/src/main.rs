@@ -11,6 +11,8 @@ mod device;
 mod error;
 mod eval;
 mod format_choice;
+#[cfg_attr(not(feature = "constraints"), path = "no_grammar.rs")]
+mod grammar;
 mod inspect;
 mod interrupt;
 mod invocation;

@@ -56,6 +56,8 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// The token that ends an answer besides the model's own.
     pub end: Option<u32>,
+    /// Whether the answer begins inside of a thought.
+    pub opens_thought: bool,
 }
 
 impl PromptArgs {
@@ -125,6 +127,7 @@ impl EncodingArgs {
             return Ok(Prompt {
                 tokens: turns.user(text)?,
                 end: turns.end_token(),
+                opens_thought: turns.opens_thought()?,
             });
         }
         let tokens = match self.special {
@@ -139,7 +142,11 @@ impl EncodingArgs {
             true => Err(Error::usage(
                 "the prompt is empty, and nothing can follow nothing",
             )),
-            false => Ok(Prompt { tokens, end: None }),
+            false => Ok(Prompt {
+                tokens,
+                end: None,
+                opens_thought: false,
+            }),
         }
     }
 }

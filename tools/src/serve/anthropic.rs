@@ -6,7 +6,7 @@ use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use waterline::{Finish, Message};
+use waterline::{Finish, Grammar, Message};
 
 use super::App;
 use super::answer::{Part, Reply};
@@ -25,8 +25,20 @@ struct Request {
     tools: Option<Vec<Tool>>,
     tool_choice: Option<Value>,
     thinking: Option<Value>,
+    output_config: Option<OutputConfig>,
     #[serde(flatten)]
     sampling: Sampling,
+}
+
+#[derive(Deserialize)]
+struct OutputConfig {
+    format: Option<Format>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Format {
+    JsonSchema { schema: Value },
 }
 
 #[derive(Deserialize)]
@@ -208,6 +220,8 @@ pub async fn answer(
     let (messages, tools, thinking) = conversation(app, &mut request)?;
     let stop = stops(request.stop_sequences.map(OneOrMany::Many))?;
     let mut settings = app.settings(request.sampling, (None, request.max_tokens), stop)?;
+    let format = request.output_config.and_then(|config| config.format);
+    settings.form = format.map(|Format::JsonSchema { schema }| Grammar::JsonSchema(schema));
     let prompt = app
         .conversation(messages, (tools.clone(), thinking))
         .await?;

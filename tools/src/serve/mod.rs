@@ -16,13 +16,13 @@ mod scheduler;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use waterline::{Model, PrefixStore, PrefixStoreOptions};
+use waterline::{Constraint, Constraints, Grammar, Model, PrefixStore, PrefixStoreOptions};
 
 use crate::builtin::{OpenArgs, is_builtin};
 use crate::calls::Format;
@@ -130,6 +130,8 @@ pub struct App {
     format: Option<&'static Format>,
     /// Tokens that a session can read; none if that has no bound.
     context: Option<usize>,
+    /// Compiles the forms of answers: made for the first one.
+    constraints: Mutex<Option<Arc<Constraints>>>,
     started: u64,
     ids: AtomicU64,
 }
@@ -139,6 +141,26 @@ impl App {
     fn id(&self, prefix: &str) -> String {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}{number:06x}", self.started)
+    }
+
+    /// Compiles a grammar.
+    fn compile(&self, grammar: &Grammar) -> waterline::Result<Constraint> {
+        let compiler = {
+            let mut made = self
+                .constraints
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            match &*made {
+                Some(compiler) => Arc::clone(compiler),
+                None => {
+                    let end = self.prompter.end()?;
+                    let compiler = Constraints::new(self.prompter.model(), end)?;
+                    *made = Some(Arc::clone(&compiler));
+                    compiler
+                }
+            }
+        };
+        compiler.compile(grammar)
     }
 }
 
@@ -186,6 +208,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         format,
         context,
         started: now(),
+        constraints: Mutex::default(),
         ids: AtomicU64::new(0),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -6,6 +6,7 @@ use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use waterline::Grammar;
 
 use super::App;
 use super::answer::{Part, Reply};
@@ -33,6 +34,7 @@ struct Request {
     tool_choice: Option<Value>,
     chat_template_kwargs: Option<Value>,
     reasoning_effort: Option<String>,
+    response_format: Option<Format>,
     #[serde(flatten)]
     sampling: Sampling,
 }
@@ -41,6 +43,34 @@ struct Request {
 pub struct StreamOptions {
     #[serde(default)]
     pub include_usage: bool,
+}
+
+/// The form of an answer.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Format {
+    Text,
+    JsonObject,
+    JsonSchema { json_schema: Schema },
+    Regex { regex: String },
+    Lark { lark: String },
+}
+
+#[derive(Deserialize)]
+struct Schema {
+    schema: Value,
+}
+
+impl Format {
+    fn grammar(self) -> Option<Grammar> {
+        match self {
+            Format::Text => None,
+            Format::JsonObject => Some(Grammar::JsonObject),
+            Format::JsonSchema { json_schema } => Some(Grammar::JsonSchema(json_schema.schema)),
+            Format::Regex { regex } => Some(Grammar::Regex(regex)),
+            Format::Lark { lark } => Some(Grammar::Lark(lark)),
+        }
+    }
 }
 
 impl Request {
@@ -73,8 +103,15 @@ pub async fn chat(
         }
         settings.logprobs = Some(top);
     }
-    let tools = match request.tool_choice.as_ref().and_then(Value::as_str) {
-        Some("none") => Vec::new(),
+    settings.form = request.response_format.and_then(Format::grammar);
+    let tools = match &request.tool_choice {
+        Some(Value::String(choice)) if choice == "none" => Vec::new(),
+        Some(Value::String(choice)) if choice != "auto" => {
+            return Err(Refusal::bad("tool_choice: expected \"auto\" or \"none\""));
+        }
+        Some(Value::Object(_)) => {
+            return Err(Refusal::bad("tool_choice: a tool cannot be forced"));
+        }
         _ => request.tools.unwrap_or_default(),
     };
     let messages = messages(request.messages, &app.limits)?;

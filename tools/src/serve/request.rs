@@ -9,7 +9,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use waterline::{Finish, GenerateOptions, Message, SamplerParams, TemplateOptions};
+use waterline::{
+    Constraint, Finish, GenerateOptions, Grammar, Message, SamplerParams, TemplateOptions,
+};
 
 use super::answer::{Parts, Reply};
 use super::http::Refusal;
@@ -98,6 +100,8 @@ pub struct Settings {
     pub n: usize,
     pub logprobs: Option<usize>,
     pub echo: bool,
+    /// The form of answers.
+    pub form: Option<Grammar>,
 }
 
 /// Stop texts of a request, with the server's bound.
@@ -279,6 +283,7 @@ impl App {
             n,
             logprobs: None,
             echo: false,
+            form: None,
         })
     }
 
@@ -325,9 +330,25 @@ impl App {
         }
     }
 
+    /// A grammar, compiled; it holds after the thought in which an answer begins.
+    async fn form(
+        self: &Arc<Self>,
+        grammar: Option<Grammar>,
+        opens_thought: bool,
+    ) -> Result<Option<Constraint>, Refusal> {
+        let Some(grammar) = grammar else {
+            return Ok(None);
+        };
+        let form = self.make(move |app| app.compile(&grammar)).await?;
+        Ok(Some(match opens_thought {
+            true => form.after_thought(),
+            false => form,
+        }))
+    }
+
     /// Hands prompts over; returns when the first one is read.
     pub async fn answers(
-        &self,
+        self: &Arc<Self>,
         prompts: Vec<Prompt>,
         settings: &Settings,
     ) -> Result<Answers, Refusal> {
@@ -346,6 +367,11 @@ impl App {
                 )));
             }
         }
+        let opens = prompts[0]
+            .template
+            .as_ref()
+            .is_some_and(|t| t.opens_thought);
+        let form = self.form(settings.form.clone(), opens).await?;
         let count = prompts.len() * settings.n;
         let tickets = (0..count).map(|_| self.queue.ticket());
         let mut tickets = tickets.collect::<Option<Vec<_>>>().ok_or_else(busy)?;
@@ -364,6 +390,7 @@ impl App {
                     borders: prompt.borders.clone(),
                     sampler,
                     generate: settings.generate.clone(),
+                    form: form.clone(),
                     logprobs: settings.logprobs,
                     echo: settings.echo,
                     deadline,

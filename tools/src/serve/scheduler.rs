@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 use waterline::{
-    Batch, Error, Finish, GenerateOptions, Generation, Run, SamplerParams, Session, Turns,
+    Batch, Constraint, Error, Finish, GenerateOptions, Generation, Run, SamplerParams, Session,
+    Turns,
 };
 
 use super::logprobs::TokenLogprob;
@@ -28,6 +29,8 @@ pub struct Job {
     pub sampler: SamplerParams,
     /// When the answer ends.
     pub generate: GenerateOptions,
+    /// The form of the answer.
+    pub form: Option<Constraint>,
     /// How many of the most probable tokens are reported for each token; none reports nothing.
     pub logprobs: Option<usize>,
     /// Whether the prompt's tokens are reported too.
@@ -192,13 +195,18 @@ impl Scheduler {
                 let generation = Generation::new(session.model(), job.generate.clone());
                 let _ = job.events.send((job.index, event));
                 match generation {
-                    Ok(generation) => self.group.answers.push(Answer {
-                        session,
-                        generation,
-                        job,
-                        tokens: Vec::new(),
-                        text: String::new(),
-                    }),
+                    Ok(mut generation) => {
+                        if let Some(form) = job.form.take() {
+                            generation.constrain(form);
+                        }
+                        self.group.answers.push(Answer {
+                            session,
+                            generation,
+                            job,
+                            tokens: Vec::new(),
+                            text: String::new(),
+                        });
+                    }
                     Err(error) => self.fail(session, &job, error),
                 }
             }
@@ -281,7 +289,8 @@ impl Group {
             return;
         }
         let began = Instant::now();
-        let is_plain = |answer: &Answer| answer.job.logprobs.is_none();
+        let is_plain =
+            |answer: &Answer| answer.job.logprobs.is_none() && !answer.generation.chooses();
         let mut logprobs = Vec::new();
         let tokens = if self.answers.iter().all(is_plain) {
             let mut sessions: Vec<&mut Session> =
@@ -315,7 +324,7 @@ impl Group {
     fn choose(&mut self, logprobs: &mut Vec<Option<TokenLogprob>>) -> waterline::Result<Vec<u32>> {
         let mut tokens = Vec::with_capacity(self.answers.len());
         for answer in &mut self.answers {
-            let token = answer.session.sample()?;
+            let token = answer.generation.choose(&mut answer.session)?;
             tokens.push(token);
             logprobs.push(match answer.job.logprobs {
                 Some(top) => Some(TokenLogprob::new(answer.session.logits()?, token, top)),
