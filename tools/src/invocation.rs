@@ -21,7 +21,11 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
             let known = commands.iter().any(|command| *command == text);
             match text.starts_with('-') {
                 true => !OWN_FLAGS.contains(&text.as_ref()),
-                false => !known && text != "help" && Path::new(first).exists(),
+                false => {
+                    !known
+                        && text != "help"
+                        && (Path::new(first).exists() || text.starts_with("hf:"))
+                }
             }
         }
     };

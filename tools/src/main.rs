@@ -24,6 +24,8 @@ mod plot;
 mod presets;
 mod progress;
 mod prompt;
+#[cfg(feature = "pull")]
+mod pull;
 mod quantize;
 mod random;
 mod retain;
@@ -57,7 +59,7 @@ Exit status:
   2    bad usage, or a file that cannot be read or used
   130  interrupted by Ctrl-C, or ended by SIGTERM or SIGHUP
 
-A model is a GGUF file or a Hugging Face directory. Without one, the built-in model is used.";
+A model is a GGUF file, a Hugging Face directory, or hf:org/name, which is downloaded. Without one, the built-in model is used.";
 
 /// Recurrent and hybrid language models in fixed memory.
 ///
@@ -78,6 +80,8 @@ enum Command {
     Inspect(inspect::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
+    #[cfg(feature = "pull")]
+    Pull(pull::Args),
     Verify(verify::Args),
     Synth(synth::Args),
     Eval(eval::Args),
@@ -113,6 +117,8 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => pull::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Eval(args) => eval::run(&args),

@@ -36,7 +36,7 @@ pub fn functions(text: &str, tools: &Tools) -> Option<Vec<Call>> {
 pub fn pairs(text: &str, tools: &Tools) -> Option<Vec<Call>> {
     let end = text.find("<arg_key>").unwrap_or(text.len());
     let name = text[..end].trim();
-    if name.is_empty() || name.contains(['<', '>', '\n']) {
+    if name.is_empty() || name.contains(|c: char| c.is_whitespace() || "<>".contains(c)) {
         return None;
     }
     let mut arguments = Map::new();

@@ -130,6 +130,8 @@ pub struct App {
     format: Option<&'static Format>,
     /// Tokens that a session can read; none if that has no bound.
     context: Option<usize>,
+    /// Bytes of a session's state.
+    state_bytes: usize,
     /// Compiles the forms of answers: made for the first one.
     constraints: Mutex<Option<Arc<Constraints>>>,
     started: u64,
@@ -186,6 +188,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let context = model
         .reads_context()
         .then(|| sessions[0].options().state.context);
+    let state_bytes = sessions[0].state_bytes();
     let (known, metrics) = (Arc::<Known>::default(), Arc::<Metrics>::default());
     let prompter = Prompter::new(&model, Arc::clone(&known))?;
     let (queue, jobs) = Queue::new(args.limits.queue);
@@ -207,6 +210,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         address: SocketAddr::new(args.host, args.port),
         format,
         context,
+        state_bytes,
         started: now(),
         constraints: Mutex::default(),
         ids: AtomicU64::new(0),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, AUTHORIZATION, HOST, HeaderValue, ORIGIN};
+use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_SECURITY_POLICY, HOST, HeaderValue, ORIGIN};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -93,7 +93,7 @@ impl App {
             "/v1/models" => Ok(json_response(
                 &json!({ "object": "list", "data": [self.card()] }),
             )),
-            "/" => Ok(text_response("text/plain", "waterline\n")),
+            "/" => Ok(page()),
             _ if path.strip_prefix("/v1/models/") == Some(&self.name) => {
                 Ok(json_response(&self.card()))
             }
@@ -112,6 +112,7 @@ impl App {
             "created": self.started,
             "owned_by": "waterline",
             "max_model_len": self.context,
+            "state_bytes": self.state_bytes,
             "tool_format": self.format.map(|format| format.name),
         })
     }
@@ -160,6 +161,16 @@ impl App {
             )),
         }
     }
+}
+
+/// The page with a chat, which loads nothing from elsewhere.
+fn page() -> Response<Body> {
+    const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+                          form-action 'none'; frame-ancestors 'none'; base-uri 'none'";
+    let mut response = text_response("text/html; charset=utf-8", include_str!("page.html"));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    response
 }
 
 /// Compares keys in a time that does not depend on where they differ.
