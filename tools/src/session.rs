@@ -170,6 +170,21 @@ impl SessionArgs {
         Ok(session)
     }
 
+    /// Opens sessions that step together: they share a device, threads and a prefix store.
+    #[cfg(feature = "serve")]
+    pub fn open_together(
+        &self,
+        model: &Arc<Model>,
+        count: usize,
+        store: &Arc<PrefixStore>,
+    ) -> Result<Vec<Session>> {
+        let mut options = self.options(self.device.open()?)?;
+        options.pool = Some(Arc::new(waterline::Pool::new(options.threads)?));
+        options.store = Some(Arc::clone(store));
+        let open = || Ok(Session::new(Arc::clone(model), options.clone())?);
+        (0..count).map(|_| open()).collect()
+    }
+
     /// Opens a session without marks on a device.
     pub fn open_on(&self, model: &Arc<Model>, device: Option<Arc<Device>>) -> Result<Session> {
         Ok(Session::new(Arc::clone(model), self.options(device)?)?)
