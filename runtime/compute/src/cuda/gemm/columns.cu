@@ -8,19 +8,25 @@ constexpr int codes_pitch = (cols + cols / 32 * 8 + 15) / 16 * 16;
 template <int cols>
 constexpr int floats_pitch = (cols + 31) / 32 * 32;
 
-// Makes the input of token `blockIdx.y` as `gemv` does: its floats, and the same in 8 bits, as the formats need them.
-template <int formats, int rounding, int cols, int flags>
-__device__ void columns_prologue(const Prologue& prologue, float* floats, u8* codes) {
+// Stores an input that `load_input` made as products on plain cores read it: floats, and 8 bits, where one of the formats needs them.
+template <int formats, int rounding, int cols>
+__device__ void store_columns(const float* x, const int* rounded, float* floats, u8* codes) {
   constexpr int pitch = floats_pitch<cols>;
-  float* x = shared_memory<float>();
-  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
   if constexpr ((formats & ~integer_formats) != 0) {
     for (int i = threadIdx.x; i < cols; i += blockDim.x) floats[(long long)blockIdx.y * pitch + i] = x[i];
   }
-  if constexpr (to_codes(rounding)) {
+  if constexpr ((formats & integer_formats) != 0 && to_codes(rounding)) {
     int* to = reinterpret_cast<int*>(codes + (long long)blockIdx.y * codes_pitch<cols>);
     for (int i = threadIdx.x; i < sizeof(Rounded<cols>) / 4; i += blockDim.x) to[i] = rounded[i];
   }
+}
+
+// Makes the input of token `blockIdx.y` as `gemv` does.
+template <int formats, int rounding, int cols, int flags>
+__device__ void columns_prologue(const Prologue& prologue, float* floats, u8* codes) {
+  float* x = shared_memory<float>();
+  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
+  store_columns<formats, rounding, cols>(x, rounded, floats, codes);
 }
 
 // The inputs of the columns that a block multiplies. All columns of a tile are there, the last ones perhaps without a use: a branch
@@ -137,17 +143,19 @@ __device__ void prefetch_row_codes(const Linear& linear, int row) {
   }
 }
 
-// Which rows and columns a warp multiplies. Blocks with the same rows follow one another, so that those are read once.
+// Which rows and columns a warp multiplies: those of the block's tile of rows, and of columns from `first` on.
 template <int cols, int rows, int columns>
 struct ColumnTile {
   static constexpr int pitch = floats_pitch<cols>;
   int tile;
   int first;
 
+  // Blocks with the same rows follow one another, so that those are read once.
   __device__ ColumnTile() {
     int block = blockIdx.y * gridDim.x + blockIdx.x;
     tile = block / gridDim.y, first = block % gridDim.y * columns;
   }
+  __device__ ColumnTile(int tile, int first) : tile(tile), first(first) {}
   __device__ int row(int tiles_before) const {
     return ((tile - tiles_before) * (int)(blockDim.x / 32) + warp_index()) * rows;
   }
@@ -163,23 +171,30 @@ struct ColumnTile {
   }
 };
 
+// Multiplies a warp's rows of a matrix, one of `formats`, by the tile's columns.
 template <int formats, int cols, int rows, int columns>
-__device__ void gemm_columns(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
-  using Tile = ColumnTile<cols, rows, columns>;
-  Tile tile;
+__device__ void multiply_columns(
+    const ColumnTile<cols, rows, columns>& tile, const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   const Linear& linear = linear_of(linears, tile.tile);
   int row = tile.row(linear.first), column = 0;
-  prefetch_row_codes<formats, cols, rows>(linear, row);
-  wait_for_dependencies();
-  launch_dependents();
   if (row >= linear.rows) return;
   float product = columns_by_format<formats, cols, rows, columns>(linear, row, tile.inputs(floats, codes));
-  bool mine = Tile::place(row, column);
+  bool mine = tile.place(row, column);
   if (!mine || row >= linear.rows || tile.first + column >= tokens) return;
   product = linear.multiplier * product;
   if (linear.bias) product += linear.bias[row];
   float* place = output.token(tile.first + column) + linear.column + row;
   *place = linears.add ? *place + product : product;
+}
+
+template <int formats, int cols, int rows, int columns>
+__device__ void gemm_columns(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
+  ColumnTile<cols, rows, columns> tile;
+  const Linear& linear = linear_of(linears, tile.tile);
+  prefetch_row_codes<formats, cols, rows>(linear, tile.row(linear.first));
+  wait_for_dependencies();
+  launch_dependents();
+  multiply_columns<formats>(tile, floats, codes, linears, output, tokens);
 }
 
 // `output = function(gate x) * up x`, as `gemv_gated`.
