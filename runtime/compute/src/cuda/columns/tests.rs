@@ -103,7 +103,7 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
     for (format, columns, with_norm, rows) in [
         (&Q4_0, 3, true, [37, 5]),
         (&Q4_0, 20, false, [37, 5]),
-        (&Q8_0, 9, true, [70, 21]),
+        (&Q8_0, 9, true, [150, 21]),
         (&Q8_0, 8, false, [70, 0]),
     ] {
         let bench = Bench::new(

@@ -63,14 +63,23 @@ __device__ void columns_prologue_spans(const Prologue& prologue, u8* inputs) {
   store_column_units<span / 32>(*reinterpret_cast<const Rounded<span>*>(rounded), inputs, blockIdx.x * (span / 32), cols / 32);
 }
 
+// Sixteen rows of a matrix that has `rows` in all.
+struct RowTile {
+  const u8* weights;
+  int rows;
+  int first;
+
+  __device__ RowTile(const Linear& linear, int first) : weights(linear.weights), rows(linear.rows), first(first) {}
+};
+
 // The sums of a warp's part of the depth, [16 rows, 8 columns] for each tile of columns that is used. Eight numbers of the depth that
 // follow one another are a lane's, in both operands.
 template <int cols, int tiles>
-__device__ void sums_of_parts(const Linear& linear, int first_row, const u16* inputs, int used, float (&sums)[1][tiles][4]) {
+__device__ void sums_of_parts(const RowTile& own, const u16* inputs, int used, float (&sums)[1][tiles][4]) {
   int g = lane_index() / 4, t = lane_index() % 4;
-  const u16* weights = reinterpret_cast<const u16*>(linear.weights);
+  const u16* weights = reinterpret_cast<const u16*>(own.weights);
   const u16* rows[2];
-  for (int i = 0; i < 2; i++) rows[i] = weights + (long long)min(first_row + g + 8 * i, linear.rows - 1) * cols + 8 * t;
+  for (int i = 0; i < 2; i++) rows[i] = weights + (long long)min(own.first + g + 8 * i, own.rows - 1) * cols + 8 * t;
   const u16* column = inputs + (long long)g * 2 * cols + 8 * t;
 #pragma unroll 4
   for (int depth = 32 * warp_index(); depth < cols; depth += 32 * column_warps) {
@@ -90,12 +99,6 @@ __device__ void sums_of_parts(const Linear& linear, int first_row, const u16* in
   }
 }
 
-// Sixteen rows of a matrix.
-struct RowTile {
-  const Linear* linear;
-  int first;
-};
-
 // The codes and scales of a block's rows in shared memory, in pieces of 1 KB of each row, `stages` of them at a time. Sixteen bytes behind
 // each row let the eight rows of an operand lie in different banks. `StagedRows` in columns.rs counts the same bytes.
 template <int format, int cols, int row_tiles, int stages>
@@ -107,7 +110,8 @@ struct StagedRows {
   static constexpr int piece = units > most ? most : (units + 7) / 8 * 8, pieces = (units + piece - 1) / piece;
   static constexpr int pitch = piece * unit_bytes + 16, scale_pitch = 2 * piece + 16;
 
-  const RowTile (&tiles)[row_tiles];
+  RowTile first;
+  RowTile last;
   u8* room;
 
   __device__ u8* codes(int number) const { return room + number % stages * (rows * (pitch + scale_pitch)); }
@@ -132,9 +136,10 @@ struct StagedRows {
     for (int i = threadIdx.x; i < rows * (most / size); i += blockDim.x) {
       int row = i / (most / size), at = i % (most / size) * size;
       if (at >= used) continue;
-      const RowTile& tile = tiles[row_tiles == 1 || row < column_rows ? 0 : row_tiles - 1];
-      int all = tile.linear->rows, own = min(tile.first + row % column_rows, all - 1);
-      const u8* place = tile.linear->weights + (long long)all * behind + (long long)own * row_bytes + from + at;
+      bool is_last = row_tiles > 1 && row >= column_rows;
+      const u8* weights = is_last ? last.weights : first.weights;
+      int all = is_last ? last.rows : first.rows, own = min((is_last ? last.first : first.first) + row % column_rows, all - 1);
+      const u8* place = weights + (long long)all * behind + (long long)own * row_bytes + from + at;
       if constexpr (size == 16) {
         copy_async_once(to + row * pitch + at, place);
       } else {
@@ -191,7 +196,7 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
       if (first >= units) break;
       // The next inputs come while these are multiplied.
       InputWords<tiles, units> next;
-      if (tiles <= 2) next.load(inputs, first + 32, used);
+      if (tiles * row_tiles == 1) next.load(inputs, first + 32, used);
 #pragma unroll
       for (int part = 0; part < lanes; part++) {
         bool is_unit = first + column_warps * part < units;
@@ -225,7 +230,7 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
           }
         }
       }
-      if (tiles <= 2) in = next;
+      if (tiles * row_tiles == 1) in = next;
       else in.load(inputs, first + 32, used);
     }
     if (Rows::pieces > stages) __syncthreads();
@@ -244,20 +249,21 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
   }
 }
 
-// The sums of a block's rows from all warps in shared memory, [row tile, warp, column, row], complete after a barrier. Calls `inputs_come`
-// when the weights are on their way.
+// The sums of a block's rows, those of `first` and, of two tiles, of `last`, from all warps: in shared memory [row tile, warp, column, row].
 template <int format, int cols, int tiles, int row_tiles, int stages>
-__device__ float* column_sums(const RowTile (&rows)[row_tiles], const u8* inputs, int tokens) {
+__device__ const float* column_sums(const RowTile& first, const RowTile& last, const u8* inputs, int tokens) {
   u8* room = shared_memory<u8>();
   float sums[row_tiles][tiles][4] = {};
   int used = (tokens + 7) / 8;
   if constexpr (format == BF16) {
-    if (warp_index() == 0) prefetch_row_codes<1 << format, cols, column_rows>(*rows[0].linear, rows[0].first);
+    if (warp_index() == 0 && lane_index() < min(column_rows, first.rows - first.first)) {
+      prefetch(first.weights + (long long)(first.first + lane_index()) * (2 * cols), 2 * cols);
+    }
     wait_for_dependencies();
     launch_dependents();
-    sums_of_parts<cols, tiles>(*rows[0].linear, rows[0].first, reinterpret_cast<const u16*>(inputs), used, sums);
+    sums_of_parts<cols, tiles>(first, reinterpret_cast<const u16*>(inputs), used, sums);
   } else {
-    StagedRows<format, cols, row_tiles, stages> staged = {rows, room};
+    StagedRows<format, cols, row_tiles, stages> staged = {first, last, room};
     for (int number = 0; number < stages; number++) staged.copy(number);
     wait_for_dependencies();
     launch_dependents();
@@ -279,10 +285,9 @@ __device__ float* column_sums(const RowTile (&rows)[row_tiles], const u8* inputs
   return shared;
 }
 
-// One product: the sum over warps, multiplied, with its bias. `place` counts the columns' rows.
+// One product of row `row`: the sum over warps, multiplied, with its bias. `place` counts the columns' rows.
 template <int tiles>
-__device__ float column_product(const RowTile& tile, const float* sums_of_warps, int place) {
-  const Linear& linear = *tile.linear;
+__device__ float column_product(const Linear& linear, const float* sums_of_warps, int place, int row) {
   float sums[column_warps];
 #pragma unroll
   for (int warp = 0; warp < column_warps; warp++) sums[warp] = sums_of_warps[warp * (8 * tiles * column_rows) + place];
@@ -292,7 +297,7 @@ __device__ float column_product(const RowTile& tile, const float* sums_of_warps,
     for (int i = 0; i < distance; i++) sums[i] += sums[i + distance];
   }
   float product = linear.multiplier * sums[0];
-  return linear.bias ? product + linear.bias[tile.first + place % column_rows] : product;
+  return linear.bias ? product + linear.bias[row] : product;
 }
 
 // Matrices of `format` on tensor cores, `row_tiles` tiles of rows a block, and behind them those of `formats` on plain cores, `rows` rows a
@@ -310,17 +315,16 @@ __device__ void gemm_columns_tensor(const u8* inputs, const float* floats, const
       return;
     }
   }
-  RowTile of_block[row_tiles];
-#pragma unroll
-  for (int m = 0; m < row_tiles; m++) of_block[m] = {&linear, ((blockIdx.x - linear.first) * row_tiles + m) * column_rows};
-  const float* sums = column_sums<format, cols, tiles, row_tiles, stages>(of_block, inputs, tokens);
+  int first = ((int)blockIdx.x - linear.first) * row_tiles * column_rows;
+  const float* sums = column_sums<format, cols, tiles, row_tiles, stages>(
+      {linear, first}, {linear, first + column_rows}, inputs, tokens);
 #pragma unroll
   for (int m = 0; m < row_tiles; m++) {
     const float* own = sums + m * column_warps * (8 * tiles * column_rows);
     for (int i = threadIdx.x; i < tokens * column_rows; i += blockDim.x) {
-      int row = of_block[m].first + i % column_rows;
+      int row = first + m * column_rows + i % column_rows;
       if (row >= linear.rows) continue;
-      float product = column_product<tiles>(of_block[m], own, i);
+      float product = column_product<tiles>(linear, own, i, row);
       float* place = output.token(i / column_rows) + linear.column + row;
       *place = linears.add ? *place + product : product;
     }
@@ -331,13 +335,13 @@ __device__ void gemm_columns_tensor(const u8* inputs, const float* floats, const
 template <int format, int cols, int tiles, int stages, int function>
 __device__ void gemm_gated_columns_tensor(const u8* inputs, const Linears& linears, Rows output, int tokens) {
   int first = blockIdx.x * column_rows;
-  const RowTile of_block[2] = {{&linears.at[0], first}, {&linears.at[1], first}};
-  const float* sums = column_sums<format, cols, tiles, 2, stages>(of_block, inputs, tokens);
+  const Linear &gate = linears.at[0], &up = linears.at[1];
+  const float* sums = column_sums<format, cols, tiles, 2, stages>({gate, first}, {up, first}, inputs, tokens);
   const float* other = sums + column_warps * (8 * tiles * column_rows);
   for (int i = threadIdx.x; i < tokens * column_rows; i += blockDim.x) {
     int row = first + i % column_rows;
-    if (row >= linears.at[0].rows) continue;
-    float gate = column_product<tiles>(of_block[0], sums, i), product = column_product<tiles>(of_block[1], other, i);
-    output.token(i / column_rows)[row] = activate(function, gate) * product;
+    if (row >= gate.rows) continue;
+    float gate_value = column_product<tiles>(gate, sums, i, row), product = column_product<tiles>(up, other, i, row);
+    output.token(i / column_rows)[row] = activate(function, gate_value) * product;
   }
 }
