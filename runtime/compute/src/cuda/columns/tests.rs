@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{BF16, F32, FORMATS, Q4_0, Q8_0};
+use waterline_quant::{BF16, F32, FORMATS, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 
 use crate::cuda::gemm::{GatedUnit, WeightMatrix};
 use crate::cuda::tests::{Bench, device, matrix, numbers};
@@ -105,6 +105,9 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
         (&Q4_0, 20, false, [37, 5]),
         (&Q8_0, 9, true, [150, 21]),
         (&Q8_0, 8, false, [70, 0]),
+        (&Q6_K, 9, true, [150, 5]),
+        (&Q4_K, 2, false, [37, 0]),
+        (&Q5_K, 5, true, [37, 3]),
     ] {
         let bench = Bench::new(
             Arc::clone(&device),

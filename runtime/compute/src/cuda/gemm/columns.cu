@@ -52,7 +52,8 @@ __device__ void column_products(const Linear& linear, int row, const In& in, flo
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
   Units matrix = all_units<Weights>(linear.weights, linear.rows);
-#pragma unroll 2
+  constexpr int together = rows * columns == 1 ? 8 : 2;
+#pragma unroll(together)
   for (int unit = lane_index(); unit < units; unit += 32) {
     long long index[rows];
 #pragma unroll
@@ -143,19 +144,29 @@ __device__ void prefetch_row_codes(const Linear& linear, int row) {
   }
 }
 
-// Which rows and columns a warp multiplies: those of the block's tile of rows, and of columns from `first` on.
+// Multiplies one row of a matrix, one of `formats`: a warp takes a column after another.
+template <int formats, int cols>
+__device__ void multiply_row(const float* floats, const u8* codes, const Linear& linear, int row, bool add, Rows output, int tokens) {
+  for (int column = warp_index(); column < tokens; column += blockDim.x / 32) {
+    Columns in = {floats + (long long)column * floats_pitch<cols>, codes + (long long)column * codes_pitch<cols>};
+    float product = linear.multiplier * columns_by_format<formats, cols, 1, 1>(linear, row, in);
+    if (linear.bias) product += linear.bias[row];
+    float* place = output.token(column) + linear.column + row;
+    if (lane_index() == 0) *place = add ? *place + product : product;
+  }
+}
+
+// Which rows and columns a warp multiplies. Blocks with the same rows follow one another, so that those are read once.
 template <int cols, int rows, int columns>
 struct ColumnTile {
   static constexpr int pitch = floats_pitch<cols>;
   int tile;
   int first;
 
-  // Blocks with the same rows follow one another, so that those are read once.
   __device__ ColumnTile() {
     int block = blockIdx.y * gridDim.x + blockIdx.x;
     tile = block / gridDim.y, first = block % gridDim.y * columns;
   }
-  __device__ ColumnTile(int tile, int first) : tile(tile), first(first) {}
   __device__ int row(int tiles_before) const {
     return ((tile - tiles_before) * (int)(blockDim.x / 32) + warp_index()) * rows;
   }
@@ -171,30 +182,23 @@ struct ColumnTile {
   }
 };
 
-// Multiplies a warp's rows of a matrix, one of `formats`, by the tile's columns.
 template <int formats, int cols, int rows, int columns>
-__device__ void multiply_columns(
-    const ColumnTile<cols, rows, columns>& tile, const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
+__device__ void gemm_columns(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
+  using Tile = ColumnTile<cols, rows, columns>;
+  Tile tile;
   const Linear& linear = linear_of(linears, tile.tile);
   int row = tile.row(linear.first), column = 0;
+  prefetch_row_codes<formats, cols, rows>(linear, row);
+  wait_for_dependencies();
+  launch_dependents();
   if (row >= linear.rows) return;
   float product = columns_by_format<formats, cols, rows, columns>(linear, row, tile.inputs(floats, codes));
-  bool mine = tile.place(row, column);
+  bool mine = Tile::place(row, column);
   if (!mine || row >= linear.rows || tile.first + column >= tokens) return;
   product = linear.multiplier * product;
   if (linear.bias) product += linear.bias[row];
   float* place = output.token(tile.first + column) + linear.column + row;
   *place = linears.add ? *place + product : product;
-}
-
-template <int formats, int cols, int rows, int columns>
-__device__ void gemm_columns(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
-  ColumnTile<cols, rows, columns> tile;
-  const Linear& linear = linear_of(linears, tile.tile);
-  prefetch_row_codes<formats, cols, rows>(linear, tile.row(linear.first));
-  wait_for_dependencies();
-  launch_dependents();
-  multiply_columns<formats>(tile, floats, codes, linears, output, tokens);
 }
 
 // `output = function(gate x) * up x`, as `gemv_gated`.

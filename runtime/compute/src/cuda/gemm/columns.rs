@@ -46,12 +46,12 @@ struct Inputs {
 
 impl Launches<'_> {
     /// Columns that a warp multiplies at once: a power of two.
-    pub(super) fn column_tile(&self) -> usize {
+    fn column_tile(&self) -> usize {
         self.tokens.next_power_of_two().min(COLUMNS)
     }
 
     /// Rows of a warp, so that the blocks of `rows` rows in all are as many as the SMs, if they can be.
-    pub(super) fn rows_of_warp(&self, rows: usize) -> usize {
+    fn rows_of_warp(&self, rows: usize) -> usize {
         let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.sms;
         *ROWS.iter().find(fills).unwrap_or(&ROWS[1])
     }

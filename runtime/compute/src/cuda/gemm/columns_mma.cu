@@ -2,7 +2,7 @@
 // of its warps a part of their depth. A slot's sums do not depend on the other slots.
 //
 // BF16: an input is the sum of two bf16 numbers, which leaves out less than 2^-16 of it; sums are f32.
-// Q8_0 and Q4_0: the products of codes are summed in integers, unit by unit, and each product has the bits of `gemv`: a warp keeps the
+// Inputs in 8 bits: the products of codes are summed in integers, unit by unit, and each product has the bits of `gemv`: a warp keeps the
 // sums of four of that function's lanes apart, and all sums are added in the order of `warp_sum`. The weights are on their way into shared
 // memory before the kernels that make the inputs have ended.
 
@@ -105,10 +105,11 @@ template <int format, int cols, int row_tiles, int stages>
 struct StagedRows {
   using Weights = Format<format, cols>;
   static constexpr int units = cols / 32, rows = column_rows * row_tiles;
-  static constexpr int unit_bytes = Weights::row_bytes / units, most = 1024 / unit_bytes;
-  // Units of a piece.
+  // Units of a piece, whole super-blocks where the format has such, and their bytes in a row: codes, and scales that stand apart.
+  static constexpr int most = 1024 * units / Weights::row_bytes / 32 * 32;
   static constexpr int piece = units > most ? most : (units + 7) / 8 * 8, pieces = (units + piece - 1) / piece;
-  static constexpr int pitch = piece * unit_bytes + 16, scale_pitch = 2 * piece + 16;
+  static constexpr int code_bytes = piece * Weights::row_bytes / units, scale_bytes = piece * Weights::scale_row_bytes / units;
+  static constexpr int pitch = code_bytes + 16, scale_pitch = (scale_bytes + 15) / 16 * 16 + 16;
 
   RowTile first;
   RowTile last;
@@ -121,10 +122,13 @@ struct StagedRows {
   __device__ void copy(int number) const {
     int used = min(piece, units - number * piece);
     if (used > 0) {
-      copy_rows<piece * unit_bytes, 16>(codes(number), pitch, used * unit_bytes, number * piece * unit_bytes, Weights::row_bytes, 0);
-      constexpr bool aligned = Weights::scale_row_bytes % 16 == 0;
-      copy_rows<piece * 2, aligned ? 16 : 2>(
-          scales(number), scale_pitch, used * 2, number * piece * 2, Weights::scale_row_bytes, Weights::row_bytes);
+      int of_codes = used * Weights::row_bytes / units, of_scales = used * Weights::scale_row_bytes / units;
+      copy_rows<code_bytes, 16>(codes(number), pitch, of_codes, number * code_bytes, Weights::row_bytes, 0);
+      if constexpr (scale_bytes > 0) {
+        constexpr int alignment = Weights::scale_row_bytes | scale_bytes, size = alignment % 16 == 0 ? 16 : alignment % 4 == 0 ? 4 : 2;
+        copy_rows<scale_bytes, size>(
+            scales(number), scale_pitch, of_scales, number * scale_bytes, Weights::scale_row_bytes, Weights::row_bytes);
+      }
     }
     commit_copies();
   }
@@ -142,6 +146,8 @@ struct StagedRows {
       const u8* place = weights + (long long)all * behind + (long long)own * row_bytes + from + at;
       if constexpr (size == 16) {
         copy_async_once(to + row * pitch + at, place);
+      } else if constexpr (size == 4) {
+        copy_async<4>(to + row * pitch + at, place);
       } else {
         *reinterpret_cast<u16*>(to + row * pitch + at) = *reinterpret_cast<const u16*>(place);
       }
@@ -205,11 +211,18 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
         for (int m = 0; m < row_tiles; m++) {
           u32 codes[4];
           float scales[2];
+          Affine lines[2];
+          const i8* halves[2];
 #pragma unroll
           for (int i = 0; i < 2; i++) {
             Units row = staged.row_units(number, column_rows * m + 8 * i + g);
-            Weights::code_words(row, unit, t, codes[i], codes[2 + i]);
-            scales[i] = Weights::scale(row, unit);
+            if constexpr (Weights::tiles == AFFINE_TILES) {
+              lines[i] = Weights::code_words(row, unit, t, codes[i], codes[2 + i]);
+            } else if constexpr (Weights::tiles == HALVED_TILES) {
+              halves[i] = Weights::code_words(row, unit, t, codes[i], codes[2 + i]), scales[i] = Weights::scale(row, unit);
+            } else {
+              Weights::code_words(row, unit, t, codes[i], codes[2 + i]), scales[i] = Weights::scale(row, unit);
+            }
           }
 #pragma unroll
           for (int tile = 0; tile < tiles; tile++) {
@@ -218,14 +231,34 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
             uint4 pair = in.scales[part][tile];
             u32 right[2] = {words.x, words.y};
             float column_scales[2] = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
-            int bases[2] = {magic - Weights::offset * (int)pair.z, magic - Weights::offset * (int)pair.w};
-            int products[4] = {bases[0], bases[1], bases[0], bases[1]};
-            multiply_add_codes(products, codes, right);
-            if (!is_unit) continue;
+            float (&sums)[4] = parts[part][m][tile];
+            if constexpr (Weights::tiles == PLAIN_TILES) {
+              int bases[2] = {magic - Weights::offset * (int)pair.z, magic - Weights::offset * (int)pair.w};
+              int products[4] = {bases[0], bases[1], bases[0], bases[1]};
+              multiply_add_codes(products, codes, right);
+              if (!is_unit) continue;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-              float product = __uint_as_float((u32)products[i]) - __uint_as_float((u32)magic);
-              parts[part][m][tile][i] += product * (scales[i / 2] * column_scales[i % 2]);
+              for (int i = 0; i < 4; i++) {
+                float product = __uint_as_float((u32)products[i]) - __uint_as_float((u32)magic);
+                sums[i] += product * (scales[i / 2] * column_scales[i % 2]);
+              }
+            } else if constexpr (Weights::tiles == HALVED_TILES) {
+              int lower[4] = {}, upper[4] = {};
+              u32 first_half[4] = {codes[0], codes[1], 0, 0}, second_half[4] = {0, 0, codes[2], codes[3]};
+              multiply_add_codes(lower, first_half, right);
+              multiply_add_codes(upper, second_half, right);
+              if (!is_unit) continue;
+#pragma unroll
+              for (int i = 0; i < 4; i++) {
+                int product = halves[i / 2][0] * lower[i] + halves[i / 2][1] * upper[i];
+                sums[i] += product * (scales[i / 2] * column_scales[i % 2]);
+              }
+            } else {
+              int products[4] = {}, column_sums[2] = {(int)pair.z, (int)pair.w};
+              multiply_add_codes(products, codes, right);
+              if (!is_unit) continue;
+#pragma unroll
+              for (int i = 0; i < 4; i++) sums[i] += affine_product(lines[i / 2], column_scales[i % 2], products[i], column_sums[i % 2]);
             }
           }
         }
@@ -300,19 +333,16 @@ __device__ float column_product(const Linear& linear, const float* sums_of_warps
   return linear.bias ? product + linear.bias[row] : product;
 }
 
-// Matrices of `format` on tensor cores, `row_tiles` tiles of rows a block, and behind them those of `formats` on plain cores, `rows` rows a
-// warp, `columns` columns at once.
-template <int format, int cols, int tiles, int row_tiles, int stages, int formats, int rows, int columns>
+// Matrices of `format` on tensor cores, `row_tiles` tiles of rows a block, and behind them those of `formats`, which have few rows, on plain
+// cores, one row a block.
+template <int format, int cols, int tiles, int row_tiles, int stages, int formats>
 __device__ void gemm_columns_tensor(const u8* inputs, const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   const Linear& linear = linear_of(linears, blockIdx.x);
   if constexpr (formats != 0) {
     if (linear.format != format) {
       wait_for_dependencies();
       launch_dependents();
-      for (int first = 0; first < tokens; first += columns) {
-        multiply_columns<formats>(ColumnTile<cols, rows, columns>(blockIdx.x, first), floats, codes, linears, output, tokens);
-      }
-      return;
+      return multiply_row<formats, cols>(floats, codes, linear, (int)blockIdx.x - linear.first, linears.add, output, tokens);
     }
   }
   int first = ((int)blockIdx.x - linear.first) * row_tiles * column_rows;
@@ -331,7 +361,7 @@ __device__ void gemm_columns_tensor(const u8* inputs, const float* floats, const
   }
 }
 
-// `output = function(gate x) * up x` of two matrices of the same shape in Q8_0 or Q4_0.
+// `output = function(gate x) * up x` of two matrices of the same shape that meet inputs in 8 bits.
 template <int format, int cols, int tiles, int stages, int function>
 __device__ void gemm_gated_columns_tensor(const u8* inputs, const Linears& linears, Rows output, int tokens) {
   int first = blockIdx.x * column_rows;

@@ -1,7 +1,7 @@
-//! Matrix products of the slots of a batch on tensor cores (`columns_mma.cu`): of Q8_0 and Q4_0 matrices, with the bits of a step, and of BF16
-//! matrices with more than eight slots, whose inputs have 16 bits of fraction.
+//! Matrix products of the slots of a batch on tensor cores (`columns_mma.cu`): of matrices that meet inputs in 8 bits, with the bits of a step,
+//! and of BF16 matrices with more than eight slots, whose inputs have 16 bits of fraction.
 
-use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0, Rounding};
+use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Rounding};
 
 use super::columns::{COLUMNS, SOURCE, WARPS};
 use super::{MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes};
@@ -15,9 +15,11 @@ use crate::operands::{INPUTS, View};
 const ROWS: usize = 16;
 const TILE: usize = 8;
 /// Formats of matrices that meet columns on tensor cores.
-const FORMATS: [&Format; 3] = [&BF16, &Q8_0, &Q4_0];
+const FORMATS: [&Format; 6] = [&BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
 /// Bytes of 32 inputs of a tile: `ColumnUnit` in columns_mma.cu.
 const COLUMN_UNIT: usize = TILE * (32 + 8);
+/// Most rows of matrices on plain cores that the same kernel multiplies, such as gates.
+const MOST_JOINED: usize = 256;
 /// Most tiles of columns with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
 const TILES_OF_TWO: usize = 2;
 
@@ -34,16 +36,30 @@ impl StagedRows {
     fn of(matrix: &Matrix, row_tiles: usize, shared_memory: usize) -> Self {
         const BYTES: usize = 1024;
         let units = matrix.cols() / 32;
-        let unit_bytes = if format_is(matrix, &Q8_0) { 32 } else { 16 };
-        let piece = units.next_multiple_of(8).min(BYTES / unit_bytes);
+        let format = matrix.format().plain();
+        let blocks = matrix.cols() / format.block_len;
+        let scales = blocks * format.device_apart_bytes();
+        let codes = blocks * format.block_bytes - scales;
+        let most = BYTES * units / codes / 32 * 32;
+        let piece = if units > most {
+            most
+        } else {
+            units.next_multiple_of(8)
+        };
         let pieces = units.div_ceil(piece);
-        let stage = row_tiles * ROWS * (piece * (unit_bytes + size_of::<u16>()) + 2 * 16);
+        let (codes, scales) = (piece * codes / units, piece * scales / units);
+        let stage = row_tiles * ROWS * (codes + 16 + scales.next_multiple_of(16) + 16);
         let stages = (shared_memory / 3 / stage).clamp(pieces.min(2), pieces);
         StagedRows {
             stages,
             bytes: stages * stage,
         }
     }
+}
+
+/// Rows of all matrices.
+fn rows(weights: &[WeightMatrix]) -> usize {
+    weights.iter().map(|weight| weight.matrix.rows()).sum()
 }
 
 fn format_is(matrix: &Matrix, format: &Format) -> bool {
@@ -188,11 +204,10 @@ impl Launches<'_> {
             if alike.is_empty() {
                 continue;
             }
-            let few = format != &BF16 && alike.len() + others.len() <= MOST_LINEARS;
-            let joined = if few {
-                std::mem::take(&mut others)
-            } else {
-                Vec::new()
+            let joins = format != &BF16 && alike.len() + others.len() <= MOST_LINEARS;
+            let joined = match joins && rows(&others) <= MOST_JOINED {
+                true => std::mem::take(&mut others),
+                false => Vec::new(),
             };
             let inputs = match format == &BF16 {
                 true => {
@@ -221,8 +236,6 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
-        let rows =
-            |weights: &[WeightMatrix]| weights.iter().map(|w| w.matrix.rows()).sum::<usize>();
         let (first, tiles) = (alike[0].matrix, self.column_tiles());
         let in_bf16 = format_is(first, &BF16);
         let many = rows(alike) / (2 * ROWS) >= self.sms;
@@ -237,22 +250,20 @@ impl Launches<'_> {
             },
             false => StagedRows::of(first, row_tiles, self.shared_memory),
         };
-        let of_warp = self.rows_of_warp(rows(joined));
         let format = format_of(first);
         let tile = |matrix: &Matrix| match format_of(matrix) == format {
             true => row_tiles * ROWS,
-            false => WARPS * of_warp,
+            false => 1,
         };
         let all = [alike, joined].concat();
         let (linears, blocks) = self.linears_in_tiles(&all, tile, add)?;
         self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
-                "gemm_columns_tensor<{format}, {}, {tiles}, {row_tiles}, {}, {}, {of_warp}, {}>",
+                "gemm_columns_tensor<{format}, {}, {tiles}, {row_tiles}, {}, {}>",
                 first.cols(),
                 staged.stages,
-                formats_of(joined),
-                self.column_tile()
+                formats_of(joined)
             ),
             grid: Grid::Blocks(blocks),
             threads: THREADS,
