@@ -46,7 +46,6 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         marks: options.marks,
         kv: options.state.kv,
         step: options.step,
-        ahead: options.lookup > 0 || options.mtp > 0,
         exact: options.exact,
     }
 }
