@@ -126,8 +126,8 @@ impl Writer<'_> {
     /// The calls of each column, whose number `write` gets.
     fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
         let beside = match self.of {
-            Of::Sessions => self.rooms.1.len(),
-            Of::Tokens => 1,
+            SlotKind::Sessions => self.rooms.1.len(),
+            SlotKind::Tokens => 1,
         };
         let columns = self.rooms.1.iter_mut().enumerate().map(|(row, rooms)| {
             let memory = SessionMemory {
