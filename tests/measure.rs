@@ -394,6 +394,24 @@ fn the_built_in_model_recalls_a_needle() {
 }
 
 #[test]
+fn sessions_of_a_batch_are_timed_together() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let found = bench(&place, &model, &["--sessions", "1,3"]);
+    let batches = found["batches"].as_array().unwrap();
+    assert_eq!(batches.len(), 2);
+    for (batch, count) in batches.iter().zip([1.0, 3.0]) {
+        let number = |key: &str| batch[key].as_f64().unwrap();
+        assert_eq!(number("sessions"), count);
+        let samples = batch["samples_us"].as_array().unwrap();
+        let sum: f64 = samples.iter().map(|us| us.as_f64().unwrap()).sum();
+        let expected = count * samples.len() as f64 / (1e-6 * sum);
+        assert!((number("tokens_per_s") / expected - 1.0).abs() < 1e-6);
+        assert!(number("p50_us") <= number("p99_us"));
+    }
+}
+
+#[test]
 fn recall_that_cannot_be_asked_is_refused() {
     let place = Workplace::new();
     let recall = |flags: &[&str]| place.run(["eval", "recall"].iter().chain(flags));

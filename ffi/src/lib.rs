@@ -36,6 +36,7 @@ mod chat;
 mod state;
 
 mod handles;
+mod hooks;
 mod open_session;
 mod params;
 mod pointers;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused a file operation.
-    #[error("{path}: {action}: {source}", path = .path.display())]
+    #[error("{path}: {action}: {reason}", path = .path.display(), reason = reason(.source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -87,6 +87,15 @@ pub enum Error {
 
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// The operating system's reason in words, without its number.
+pub fn reason(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" (os error ") {
+        Some((words, _)) => words.into(),
+        None => text,
+    }
+}
 
 impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Error {

@@ -101,6 +101,21 @@ impl Bytes {
         Ok(Bytes::new(Storage::Owned(aligned)))
     }
 
+    /// A copy of all parts, one after another, that starts on a 64-byte boundary.
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory) if the system refuses the memory.
+    pub fn concat(parts: &[&[u8]]) -> Result<Bytes> {
+        let mut aligned = Aligned::zeroed(parts.iter().map(|part| part.len()).sum())?;
+        let mut rest: &mut [u8] = aligned.as_mut_slice();
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            to.copy_from_slice(part);
+            rest = after;
+        }
+        Ok(Bytes::new(Storage::Owned(aligned)))
+    }
+
     fn new(storage: Storage) -> Bytes {
         let range = 0..storage.as_slice().len();
         Bytes {

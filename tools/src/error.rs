@@ -18,7 +18,7 @@ pub enum Error {
     #[error(transparent)]
     Format(#[from] waterline_quant::Error),
     /// The operating system refused a file operation.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", path.display(), waterline_quant::reason(source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum Error {
     #[error(transparent)]
     Output(waterline_quant::Error),
     /// Standard output cannot be written.
-    #[error("cannot write to standard output: {0}")]
+    #[error("cannot write to standard output: {}", waterline_quant::reason(.0))]
     Stdout(std::io::Error),
     /// Ctrl-C.
     #[error("interrupted")]

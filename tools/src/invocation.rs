@@ -23,12 +23,27 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
             if text.starts_with('-') {
                 !OWN_FLAGS.contains(&text.as_ref())
             } else {
-                !known && text != "help" && Path::new(first).exists()
+                !known
+                    && text != "help"
+                    && (Path::new(first).exists() || text.starts_with("hf:"))
             }
         }
     };
     if is_chat {
         arguments.insert(1, "chat".into());
+    }
+    with_device(arguments)
+}
+
+/// llama.cpp's number of layers on a GPU as a device: a model is on it whole or not at all.
+fn with_device(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    const FLAGS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
+    let is_flag = |word: &OsString| FLAGS.iter().any(|flag| word == flag);
+    if let Some(at) = arguments.iter().position(is_flag)
+        && let Some(layers) = arguments.get(at + 1)
+    {
+        let device = if layers == "0" { "cpu" } else { "cuda" };
+        arguments.splice(at..at + 2, ["--device".into(), device.into()]);
     }
     arguments
 }

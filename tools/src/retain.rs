@@ -35,6 +35,11 @@ fn policy(text: &str) -> Result<RetainedPolicy, String> {
 }
 
 impl RetainArgs {
+    /// Whether anything changes.
+    pub fn is_given(&self) -> bool {
+        self.retain.is_some()
+    }
+
     /// Changes the attention layers of `spec`; `file` is named in errors.
     pub fn apply(&self, spec: &mut ModelSpec, file: &str) -> Result<()> {
         let (Some(policy), Some(capacity)) = (self.retain, self.kept) else {

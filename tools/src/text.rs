@@ -1,6 +1,6 @@
 //! Text that comes from outside.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -11,6 +11,21 @@ use crate::error::{Error, Result};
 /// A note for people who talk with a model without a chat template.
 pub const NO_TEMPLATE: &str =
     "note: the model has no chat template; messages are written in ChatML";
+
+/// The text of a file, `-` being standard input.
+///
+/// # Errors
+/// A file that cannot be read or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
+    if path.as_os_str() != "-" {
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        return utf8(bytes, path);
+    }
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().read_to_end(&mut bytes);
+    read.map_err(|e| Error::io("standard input", e))?;
+    utf8(bytes, "standard input")
+}
 
 /// The text in `bytes`, which errors call `name`, without the byte order mark that it may begin with.
 pub fn utf8(mut bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {

@@ -24,7 +24,11 @@ pub use write::{NewTensor, Writer};
 
 use crate::error::{Error, Result};
 use crate::format::Format;
+use crate::room::ask_room;
 use crate::storage::{Bytes, FileAccess, Tensor};
+
+/// Bytes of a name in the tables of keys and tensors.
+const OF_NAME: usize = 256;
 
 /// An opened GGUF file. Nothing of the tensors is read until they are used.
 pub struct Gguf {
@@ -94,6 +98,8 @@ impl Gguf {
             used_tensors: Vec::new(),
         };
         let read = read::parse(&bytes, &gguf.name)?;
+        let names = read.metadata.len() + read.tensors.len();
+        ask_room(names.saturating_mul(OF_NAME))?;
         for (i, (key, _)) in read.metadata.iter().enumerate() {
             if gguf.keys.insert(key.clone(), i).is_some() {
                 let item = format!("key '{key}'");
@@ -136,6 +142,11 @@ impl Gguf {
             tensors_end: self.tensors.len(),
         });
         Ok(())
+    }
+
+    /// Bytes before the data of the tensors, in all files.
+    pub fn description_bytes(&self) -> usize {
+        self.files.iter().map(|part| part.data.start).sum()
     }
 
     /// Name of this file in error messages.

@@ -7,6 +7,7 @@ use super::value::{ARRAY, STRING};
 use super::{Array, TensorInfo, Value};
 use crate::counted::{converted, read_list};
 use crate::error::{Error, Result};
+use crate::room::ask_room_for_text;
 use crate::stray::stray;
 
 /// ggml's limit.
@@ -21,6 +22,9 @@ const MAX_KEYS: usize = 1 << 16;
 const MAX_TENSORS: usize = 1 << 18;
 /// Longest key and longest name of a tensor, which sentences repeat.
 const MAX_NAME: usize = 1 << 10;
+
+/// Bytes for whose values there is always room.
+const AHEAD: usize = 64 << 10;
 
 /// Maximum number of notes.
 const MAX_NOTES: usize = 16;
@@ -40,6 +44,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
     let mut cursor = Cursor {
         bytes,
         position: 0,
+        roomy: 0,
         file,
         notes: Vec::new(),
     };
@@ -168,6 +173,8 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
 struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
+    /// Up to which position there is room for what is read.
+    roomy: usize,
     file: &'a str,
     notes: Vec<String>,
 }
@@ -197,6 +204,10 @@ impl<'a> Cursor<'a> {
         }
         let taken = &self.bytes[self.position..][..len];
         self.position += len;
+        if self.position > self.roomy {
+            self.roomy = self.position + AHEAD;
+            ask_room_for_text(AHEAD)?;
+        }
         Ok(taken)
     }
 
@@ -256,6 +267,9 @@ impl<'a> Cursor<'a> {
     fn string(&mut self, item: &str) -> Result<String> {
         let len = self.count(item, 1)?;
         let bytes = self.take(len, item)?;
+        if len > AHEAD {
+            ask_room_for_text(len)?;
+        }
         let end = bytes
             .iter()
             .rposition(|&byte| byte != 0)

@@ -71,6 +71,7 @@ pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
         let Some(entry) = entries.get(stored).filter(|entry| is_small(entry.dtype)) else {
             continue;
         };
+        let in_fp8 = scale.is_some_and(|(_, scales)| scales.dtype == Dtype::F8_E4M3);
         let scale = match scale {
             Some((scale, scales)) => (scales.shape.clone(), floats(scale, scales)?),
             None if [Dtype::F8_E4M3, Dtype::F8_E5M2].contains(&entry.dtype) => (vec![1], vec![1.0]),
@@ -85,11 +86,27 @@ pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
             let values = floats(&format!("{name}{end}"), entry)?;
             Ok(values.first().copied())
         };
-        let divisor = single("_global_scale")?.unwrap_or(1.0);
+        let of_all = [single("_scale_2")?, single("_global_scale")?];
+        // NVFP4: the scales of its blocks are numbers of eight bits only because another one is common to all.
+        if in_fp8 && matches!(numbers, Numbers::Fp4) && of_all == [None, None] {
+            let item = format!("tensor '{stored}'");
+            let expected = format!("{name}_scale_2 or {name}_global_scale too");
+            return Err(Error::invalid(
+                &entry.file,
+                item,
+                "scales of blocks alone",
+                expected,
+            ));
+        }
+        let factor = of_all[0].unwrap_or(1.0) / of_all[1].unwrap_or(1.0);
+        if !factor.is_finite() {
+            let item = format!("scale of tensor '{stored}'");
+            return Err(Error::invalid(&entry.file, item, factor, "a finite number"));
+        }
         let packing = Packing {
             numbers,
             scale,
-            factor: single("_scale_2")?.unwrap_or(1.0) / divisor,
+            factor,
             zeros: part("_zero_point").map(|entry| entry.data.clone()),
         };
         let entry = entries.remove(stored).map(|entry| Entry {
@@ -253,7 +270,7 @@ impl Packing {
                 (&F32, all.unwrap_or_default())
             }
         };
-        Tensor::new(format, shape.clone(), Bytes::from_vec(data))
+        Tensor::new(format, shape.clone(), Bytes::copy_from(&data)?)
     }
 
     /// Rows and columns of a block of one scale.

@@ -18,7 +18,7 @@ pub enum Error {
     #[error(transparent)]
     Quant(waterline_quant::Error),
     /// The operating system refused a file operation.
-    #[error("{}: {action}: {source}", path.display())]
+    #[error("{}: {action}: {}", path.display(), waterline_quant::reason(source))]
     Io {
         /// The file or folder.
         path: PathBuf,

@@ -210,8 +210,6 @@ pub(crate) struct Setup {
     pub kv: Kv,
     /// How a step runs on a device.
     pub step: StepProgram,
-    /// Whether tokens are read ahead, with the bits of recorded steps.
-    pub ahead: bool,
     /// Chunks have the bits of steps, too.
     pub exact: bool,
 }
@@ -224,7 +222,7 @@ pub(crate) fn new(
 ) -> Result<Box<dyn Engine>> {
     // Before anything is touched: a state and marks that can never fit.
     let bytes = plan.bytes().saturating_mul(setup.marks.saturating_add(1));
-    if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+    if waterline_quant::ask_room(bytes).is_err() {
         let what = format!("a session of {bytes} bytes");
         return Err(Error::memory(
             what,

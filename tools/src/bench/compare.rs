@@ -4,11 +4,11 @@ use std::path::Path;
 
 use super::overview::columns;
 use super::page::{figures, notes};
-use super::provenance;
 use super::report::{Depth, Report};
 use super::statistics::{mean, median, p99, ratio};
 use crate::error::{Error, Result};
 use crate::page::Page;
+use crate::provenance;
 use crate::units::{bytes, rounded, thousands};
 
 /// Two results.

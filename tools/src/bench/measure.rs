@@ -6,6 +6,7 @@ use indicatif::ProgressBar;
 use waterline::{Session, Snapshot};
 
 use super::bandwidth::Bandwidth;
+use super::batches::BatchSpeed;
 use super::energy::Energy;
 use super::statistics::Hash;
 use crate::allocations;
@@ -96,6 +97,8 @@ pub struct Measured {
     pub joules_per_token: Vec<f64>,
     /// The sources of the energy.
     pub energy_of: Option<String>,
+    /// The speed of batches, measured by [`super::batches`].
+    pub batches: Vec<BatchSpeed>,
     /// Hash of the generated tokens and the logits.
     pub hash: String,
     /// Whether the depths took turns.
@@ -196,6 +199,7 @@ pub fn measure(
         counted_tokens: run.counted_tokens,
         joules_per_token: run.joules_per_token,
         energy_of: run.energy.map(|energy| energy.sources().to_string()),
+        batches: Vec::new(),
         hash: run.hash.digits(),
         interleaved,
     })

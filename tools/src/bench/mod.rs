@@ -1,6 +1,7 @@
 //! `waterline bench`: latency, speed and memory at chosen positions.
 
 mod bandwidth;
+mod batches;
 mod compare;
 mod energy;
 mod measure;
@@ -8,7 +9,6 @@ mod op_times;
 mod overview;
 mod page;
 mod printed;
-mod provenance;
 mod report;
 mod statistics;
 mod transformer;
@@ -26,12 +26,12 @@ use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::{self, Machine};
 use crate::page::{Kind, output};
+use crate::provenance::{Others, Provenance};
 use crate::session::SessionArgs;
 use crate::text::shown;
 use crate::units::parse_count;
 use crate::write_model::check_output;
 use measure::RunPlan;
-use provenance::{Others, Provenance};
 use report::{Measurement, Report};
 pub use transformer::TransformerCache;
 
@@ -63,6 +63,9 @@ pub struct Args {
     /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
+    /// Numbers of sessions that step in one batch, by commas, such as 1,8,32: tokens per second of all, and the times of steps after the prompt.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    sessions: Vec<usize>,
     /// Show the time of each op of a step, after the table.
     #[arg(long)]
     ops: bool,
@@ -201,7 +204,7 @@ fn measure(
     let others = Others::now();
     let start = Instant::now();
     let model = args.open.model(path)?;
-    let session = session.with_context(plan.positions());
+    let session = session.with_context(plan.positions() + batches::UNTIMED);
     let mut greedy = SamplerParams::default();
     greedy.temperature = 0.0;
     let device = session.device();
@@ -219,6 +222,8 @@ fn measure(
     if let Some(others) = others {
         others.note(machine.logical_cores, &mut provenance);
     }
+    let work = (plan.prompt, plan.generate);
+    measured.batches = batches::measure(&mut session, &args.sessions, work)?;
     let measurement = Measurement {
         provenance,
         machine,

@@ -1,11 +1,11 @@
 //! The page of `--html`: latency and memory against position, compared with a Transformer.
 
 use super::overview;
-use super::provenance::{self, Provenance};
 use super::report::{Depth, Report};
 use super::transformer::TransformerCache;
 use crate::page::{Figure, Page};
 use crate::plot::{Axis, Band, COLORS, Plot, Series};
+use crate::provenance::{self, Provenance};
 use crate::text::lines_of;
 use crate::units;
 

@@ -5,11 +5,12 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use waterline::{Session, StatePlan};
 
+use super::batches::BatchSpeed;
 use super::measure::{Measured, RunPlan, Timed};
-use super::provenance::Provenance;
 use super::statistics::{jitter, mean, median, percentile};
 use super::transformer::TransformerCache;
 use crate::machine::Machine;
+use crate::provenance::Provenance;
 
 /// Everything that `--json` writes.
 #[derive(Serialize, Deserialize)]
@@ -50,6 +51,12 @@ pub struct Report {
     pub interleaved: bool,
     /// Latency at each depth.
     pub depths: Vec<Depth>,
+    /// Sessions that step in one batch.
+    #[serde(default)]
+    pub batches: Vec<BatchSpeed>,
+    /// Tokens that full attention can look back on.
+    #[serde(default)]
+    pub context: usize,
     /// Bytes that a token must move: the mean of the depths.
     pub bytes_per_token: u64,
     /// Plain reading with as many threads: the median of passes between the timed tokens.
@@ -252,6 +259,8 @@ impl Report {
             energy_of: measured.energy_of,
             decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
             interleaved: measured.interleaved,
+            batches: measured.batches,
+            context: session.options().state.context,
             bytes_per_token: mean_of(&depths, |d| d.bytes_per_token as f64) as u64,
             bandwidth_share: mean_of(&depths, |d| d.bandwidth_share),
             depths,

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use waterline_quant::Activations;
+use waterline_quant::{Activations, zeroed};
 
 use super::Pool;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::state::Arena;
 /// # Errors
 /// [`Error::Memory`] if the system refuses them.
 pub fn room(floats: usize) -> Result<Vec<f32>> {
-    bytemuck::allocation::try_zeroed_vec(floats).map_err(|()| {
+    zeroed(floats).map_err(|_| {
         let bytes = floats.saturating_mul(size_of::<f32>());
         let what = format!("{bytes} bytes of working memory");
         Error::memory(what, "choose a smaller chunk or fewer threads")

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use waterline_quant::{NewFile, open_file, read_bytes};
+use waterline_quant::{NewFile, ask_room, ask_room_for_text, open_file, read_bytes};
 
 use super::arena::Arena;
 use super::plan::{HISTORY, StatePlan, StateTensorPlan};
@@ -19,6 +19,8 @@ use crate::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"WLSTATE2";
 /// Begins a file that holds the arena whole.
 const OLDER_MAGIC: &[u8; 8] = b"WLSTATE1";
+/// Bytes of memory that an entry of the state tensor table takes, as text and while the text grows.
+const LONGEST_ENTRY: usize = 1 << 10;
 /// Longest state tensor table or note that is believed.
 const LARGEST: u64 = 1 << 28;
 
@@ -101,7 +103,10 @@ impl Snapshot {
 
     /// Writes the snapshot to `out`.
     pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        let tensors = serde_json::to_vec(self.arena.plan().tensors())?;
+        let tensors = self.arena.plan().tensors();
+        let asked = ask_room(tensors.len().saturating_mul(LONGEST_ENTRY));
+        asked.map_err(|_| std::io::Error::from(ErrorKind::OutOfMemory))?;
+        let tensors = serde_json::to_vec(tensors)?;
         let mut out = Summed::new(out);
         out.write_all(MAGIC)?;
         out.write_all(&self.fingerprint.to_le_bytes())?;
@@ -168,6 +173,7 @@ impl Snapshot {
             return Err(bad("its tensor table is longer than the file"));
         }
         let json = read_bytes(&mut input, length).map_err(failed)?;
+        ask_room_for_text(json.len())?;
         let mut tensors: Vec<StateTensorPlan> =
             serde_json::from_slice(&json).map_err(|_| bad("its tensor table is damaged"))?;
         // Older files call the history "log".

@@ -26,11 +26,14 @@ pub use runs::{Run, Runs};
 use steps::{NormalizerStep, Normalizing, SplitStep};
 use token_bytes::ByteTable;
 use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType};
-use waterline_quant::read_json;
+use waterline_quant::{ask_room, read_json};
 use words::Words;
 
 /// Most values in a `tokenizer.json`: twice those of the largest published ones.
 const MOST_VALUES: usize = 1 << 22;
+/// Bytes of memory that a tokenizer takes, while it is made, for each of its file, and for its patterns.
+const OF_BYTE: usize = 4;
+const PATTERNS: usize = 8 << 20;
 /// Words cut inside of words, where letters become control tokens.
 const MAX_CUTS: usize = 64;
 /// The reason of a panic inside of the `tokenizers` crate, which would otherwise be the caller's.
@@ -93,6 +96,7 @@ impl Tokenizer {
     /// Also if a text may become such a token.
     #[doc(hidden)]
     pub fn for_rows(bytes: &[u8], source_name: &str, rows: usize) -> Result<Self> {
+        ask_room(bytes.len().saturating_mul(OF_BYTE).saturating_add(PATTERNS))?;
         let build = || -> std::result::Result<Self, String> {
             let json = read_json(bytes, MOST_VALUES)?;
             Self::from_parts(Parts::new(&json, rows)?, source_name)

@@ -17,6 +17,7 @@ use clap::builder::RangedU64ValueParser;
 use serde::Serialize;
 use waterline::{Model, SamplerParams, Session};
 
+use super::largest;
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
@@ -304,26 +305,4 @@ fn answers(session: &mut Session, sequence: &Sequence) -> Result<Vec<bool>> {
         return Err(Error::input(session.model().file(), reason));
     }
     Ok(right)
-}
-
-/// The place of the largest value, the first one of equals.
-fn largest(values: &[f32]) -> usize {
-    let mut best = 0;
-    for (i, value) in values.iter().enumerate() {
-        if *value > values[best] {
-            best = i;
-        }
-    }
-    best
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_of_equal_logits_wins() {
-        assert_eq!(largest(&[0.0, 2.0, -1.0, 2.0]), 1);
-        assert_eq!(largest(&[f32::NEG_INFINITY, 1.0]), 1);
-    }
 }
