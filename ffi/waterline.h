@@ -36,7 +36,7 @@
 // Counts changes of this interface that break programs built before. It is the number in the library's soname.
 #define WL_ABI_VERSION 1
 
-// What a call returns. A program treats any other number as an error.
+// Result of a call. A program treats any other number as an error.
 typedef enum {
   // Done.
   WL_OK = 0,
@@ -62,7 +62,7 @@ typedef enum {
   WL_ERROR_STATE = 10,
   // The session cannot go back to that position. It is as it was.
   WL_ERROR_REWIND = 11,
-  // wl_session_cancel ended the call. The session stands after a whole token and can go on.
+  // wl_session_cancel ended the call. The session ends at a whole token and can continue.
   WL_CANCELLED = 12,
   // A defect of the library. A session that was in use can only be freed.
   WL_ERROR_INTERNAL = 13,
@@ -153,7 +153,7 @@ typedef struct {
   uint32_t mtp;
 } wl_model_params;
 
-// What a model is.
+// A model's description.
 typedef struct {
   // sizeof(wl_model_info).
   uint32_t size;
@@ -177,7 +177,7 @@ typedef struct {
 typedef struct {
   // The token.
   uint32_t token;
-  // What is added, a finite number: -1e9 forbids the token.
+  // Added to the logit, a finite number: -1e9 forbids the token.
   float bias;
 } wl_logit_bias;
 
@@ -303,7 +303,7 @@ typedef struct {
   uint64_t work_bytes;
 } wl_plan;
 
-// What a session is at.
+// The position and size of a session.
 typedef struct {
   // sizeof(wl_session_info).
   uint32_t size;
@@ -391,7 +391,7 @@ typedef struct {
 typedef struct {
   // "system", "user", "assistant", or another that the model's template takes.
   const char *role;
-  // What is said.
+  // The text.
   const char *content;
 } wl_message;
 
@@ -405,7 +405,7 @@ uint32_t wl_abi_version(void);
 // The library's version, such as "0.1.0".
 const char *wl_version(void);
 
-// What was wrong with the last call on this thread that did not return WL_OK, as a sentence; "" if there was none.
+// The reason why the last call on this thread did not return WL_OK, as a sentence; "" if there was none.
 // It is valid until the next such call on this thread.
 const char *wl_last_error(void);
 
@@ -441,8 +441,8 @@ wl_status wl_model_get_info(const wl_model *model, wl_model_info *info);
 // Gives the model's name. It is valid until the model is freed.
 wl_status wl_model_name(const wl_model *model, const char **name);
 
-// Says where sessions of the model compute: a GPU's name, or "CPU", with the reason behind it in parentheses if that was
-// left to the library. It is valid until the model is freed.
+// Says where sessions of the model compute: a GPU's name, or "CPU", followed by the reason in parentheses if that was left
+// to the library. It is valid until the model is freed.
 wl_status wl_model_device(const wl_model *model,
                           const char **device);
 

@@ -1,5 +1,5 @@
 //! Answers that fit a form: random schemas, answered by a model that has never seen JSON, before and after a thought, alone and eight at
-//! once. Every finished answer is JSON that the schema describes, by a validator of its own; together and alone it has the same bytes.
+//! once. Every finished answer is JSON that the schema describes, by an independent validator; together and alone it has the same bytes.
 
 use std::sync::Arc;
 

@@ -20,7 +20,7 @@ fn saved_logits_are_no_distance_from_themselves() {
     assert!(perplexity > 1.0 && perplexity.is_finite(), "{found}");
     let windows = found["windows"].as_u64().unwrap();
     assert!(windows >= 2, "{found}");
-    // Of 64 tokens the last 31 are predicted behind the middle.
+    // The last 31 of 64 tokens are predicted after the middle.
     assert_eq!(found["tokens"].as_u64().unwrap(), 31 * windows);
     assert_eq!(found["model_sha256"].as_str().unwrap().len(), 64);
 

@@ -110,7 +110,7 @@ pub unsafe extern "C" fn wl_batch_generate(
     lengths: *mut usize,
 ) -> wl_status {
     border(|| {
-        // SAFETY: the caller gives so many sessions.
+        // SAFETY: the caller passes `count` sessions.
         let sessions = unsafe { slice("sessions", sessions, count) }?;
         if count > 0 {
             place("the places for texts", texts)?;

@@ -179,7 +179,7 @@ pub unsafe extern "C" fn wl_chat_tools(
     length: usize,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives so many bytes.
+        // SAFETY: the caller passes `length` bytes.
         let json = unsafe { text("json", json, length) }?;
         let tools = serde_json::from_str(json)
             .map_err(|error| Failure::argument(format!("the tools: {error}")))?;

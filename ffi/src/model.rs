@@ -52,7 +52,7 @@ pub struct wl_model_params {
     pub mtp: u32,
 }
 
-/// What a model is.
+/// A model's description.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct wl_model_info {
@@ -368,8 +368,8 @@ pub unsafe extern "C" fn wl_model_name(
     })
 }
 
-/// Says where sessions of the model compute: a GPU's name, or "CPU", with the reason behind it in parentheses if that was
-/// left to the library. It is valid until the model is freed.
+/// Says where sessions of the model compute: a GPU's name, or "CPU", followed by the reason in parentheses if that was left
+/// to the library. It is valid until the model is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_device(
     model: *const wl_model,

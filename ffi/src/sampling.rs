@@ -12,7 +12,7 @@ use crate::status::{Outcome, border, wl_status};
 pub struct wl_logit_bias {
     /// The token.
     pub token: u32,
-    /// What is added, a finite number: -1e9 forbids the token.
+    /// Added to the logit, a finite number: -1e9 forbids the token.
     pub bias: f32,
 }
 

@@ -85,7 +85,7 @@ pub struct wl_plan {
     pub work_bytes: u64,
 }
 
-/// What a session is at.
+/// The position and size of a session.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct wl_session_info {

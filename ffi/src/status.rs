@@ -10,7 +10,7 @@ use waterline::Error;
 
 use crate::log::{log, wl_log_level};
 
-/// What a call returns. A program treats any other number as an error.
+/// Result of a call. A program treats any other number as an error.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum wl_status {
@@ -38,7 +38,7 @@ pub enum wl_status {
     WL_ERROR_STATE = 10,
     /// The session cannot go back to that position. It is as it was.
     WL_ERROR_REWIND = 11,
-    /// wl_session_cancel ended the call. The session stands after a whole token and can go on.
+    /// wl_session_cancel ended the call. The session ends at a whole token and can continue.
     WL_CANCELLED = 12,
     /// A defect of the library. A session that was in use can only be freed.
     WL_ERROR_INTERNAL = 13,
@@ -156,7 +156,7 @@ fn text_of(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("a panic without a text")
 }
 
-/// What was wrong with the last call on this thread that did not return WL_OK, as a sentence; "" if there was none.
+/// The reason why the last call on this thread did not return WL_OK, as a sentence; "" if there was none.
 /// It is valid until the next such call on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_last_error() -> *const c_char {

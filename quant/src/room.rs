@@ -8,7 +8,7 @@ use bytemuck::allocation::try_zeroed_vec;
 
 use crate::error::{Error, Result};
 
-/// Bytes that the values of a text take for each of its own, with what is made of them.
+/// Bytes that the values of a text take per byte of the text, derived data included.
 const OF_TEXT: usize = 4;
 /// Bytes for sentences, names and short lists.
 pub(crate) const SMALL: usize = 64 << 10;

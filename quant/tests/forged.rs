@@ -96,7 +96,7 @@ fn a_later_part_is_checked_like_the_first() {
         let said = second(&bytes, 0);
         assert!(said.contains("expected part 1 of 2"), "{said}");
     }
-    // What a mended first part says of them all.
+    // A mended first part describes them all.
     write_part(&path(2), &numbers(1, 2), "b");
     let count = |count: u64| ("split.tensors.count", Value::U64(count));
     for wrong in [0, 1, 3, u64::MAX] {

@@ -44,9 +44,9 @@ fn parse_rule(text: &str) -> Result<Rule, String> {
 /// The format of a tensor.
 #[derive(Clone, Copy)]
 pub struct Choice {
-    /// What it is to be stored as.
+    /// The wanted format.
     pub wanted: &'static Format,
-    /// What it is stored as: another format where its rows are not whole blocks.
+    /// The actual format: another one if its rows are not whole blocks.
     pub stored: &'static Format,
 }
 
@@ -116,7 +116,7 @@ impl FormatArgs {
         }
     }
 
-    /// What a weight is to be stored as; `usual` is the mix's choice for a matrix.
+    /// The wanted format of a weight; `usual` is the mix's choice for a matrix.
     fn wanted(&self, weight: &WeightSpec, usual: Option<&'static Format>) -> &'static Format {
         let named = |rule: &&Rule| weight.name.contains(&rule.part);
         let rule = self.tensor_type.iter().rfind(named).map(|rule| rule.format);

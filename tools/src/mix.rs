@@ -36,7 +36,7 @@ pub struct Mix {
     size: Size,
 }
 
-/// What a mix depends on besides the tensor.
+/// Facts of the model on which a mix depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Facts {
     /// Layers of the model.
@@ -102,7 +102,7 @@ impl Mix {
         })
     }
 
-    /// What llama-quantize takes the name for: `q4_k` is `q4_k_m`.
+    /// The meaning of the name for llama-quantize: `q4_k` is `q4_k_m`.
     pub fn as_llama_quantize(self) -> Self {
         let is_mixed = [&Q2_K, &Q3_K, &Q4_K, &Q5_K].contains(&self.format);
         let size = match self.size {

@@ -138,7 +138,7 @@ impl Args {
     }
 }
 
-/// What llama-quantize's choices depend on.
+/// Facts on which llama-quantize's choices depend.
 fn facts(gguf: &Gguf) -> Facts {
     let architecture = gguf.get_str("general.architecture").unwrap_or_default();
     // The first layer's, where layers differ.

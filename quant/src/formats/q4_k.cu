@@ -15,7 +15,7 @@ struct Q4KSubBlock {
     }
     return affine(load_once(first), sub);
   }
-  // For tensor cores, of a unit in shared memory: its line, and its codes 4t..4t + 3 and those sixteen behind them.
+  // For tensor cores, from a unit in shared memory: its line, its codes 4t..4t + 3 and the same ones sixteen later.
   static __device__ Affine code_words(Units row, int unit, int t, u32& low, u32& high) {
     const u8* first = row.codes + unit / 8 * block_bytes;
     int sub = unit % 8;

@@ -26,7 +26,7 @@ struct Format<Q6_K, cols> {
   static __device__ float scale(Units matrix, long long index) {
     return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index / 8]);
   }
-  // For tensor cores, of a unit in shared memory: the scales of its halves, and its codes 4t..4t + 3 and those sixteen behind them.
+  // For tensor cores, from a unit in shared memory: the scales of its halves, its codes 4t..4t + 3 and the same ones sixteen later.
   static __device__ const i8* code_words(Units row, int unit, int t, u32& low, u32& high) {
     const u8* block = row.codes + unit / 8 * 208;
     int part = unit % 8 / 4, run = unit % 4;

@@ -94,7 +94,7 @@ pub struct Generation {
     /// An error that follows the text that was held back.
     error: Option<Error>,
     ended: bool,
-    /// Of the tokens that the session has read ahead, the number taken; none if it does not read ahead.
+    /// Number of read-ahead tokens that were taken; none if the session does not read ahead.
     taken: Option<usize>,
 }
 

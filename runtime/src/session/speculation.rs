@@ -72,7 +72,7 @@ impl Pause {
         pauses
     }
 
-    /// Of `drafted` tokens that were read together `accepted` stood.
+    /// `accepted` of `drafted` tokens that were read together were right.
     fn end_draft(&mut self, drafted: usize, accepted: usize) {
         if drafted > 0 && 2 * accepted >= drafted {
             return *self = Pause::default();

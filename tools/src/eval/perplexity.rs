@@ -19,8 +19,8 @@ use crate::text::read_text;
 use crate::write_model::check_output;
 
 /// With --ctx or --kl, FILE is one plain text, read as llama-perplexity reads it: in windows of N tokens, each from an empty state, of which
-/// the tokens behind the middle are counted. The first token of a window is the one that the tokenizer puts before texts, if it does.
-/// The standard error is over tokens.
+/// the tokens after the middle are counted. The first token of a window is the one that the tokenizer puts before texts, if it does. The
+/// standard error is over tokens.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {

@@ -97,7 +97,7 @@ pub async fn complete(
     Ok(response)
 }
 
-/// What comes back of the prompts.
+/// Text and logits of the prompts that are returned.
 struct Echoes {
     texts: Vec<String>,
     hidden: Vec<usize>,

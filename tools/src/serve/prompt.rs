@@ -15,7 +15,7 @@ pub struct Prompt {
     pub template: Option<Templated>,
 }
 
-/// Of a prompt that a template made.
+/// The origin of a prompt made by a template.
 #[derive(Clone)]
 pub struct Templated {
     pub turns: Arc<Turns>,

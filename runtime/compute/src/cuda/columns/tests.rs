@@ -9,8 +9,8 @@ use crate::cuda::tests::{Bench, device, matrix, numbers};
 use crate::functions::{Activation, Norm};
 use crate::operands::View;
 
-/// Of every format, the product of a gated unit's three matrices: the bits of `gemv_gated` and `gemv`, but of BF16 among more
-/// than eight columns, where inputs are rounded to 16 bits of fraction.
+/// For every format, the product of a gated unit's three matrices: the bits of `gemv_gated` and `gemv`, except for BF16 among
+/// more than eight columns, where inputs are rounded to 16 bits of fraction.
 #[test]
 fn columns_of_every_format_have_the_bits_of_steps() {
     let Some(device) = device() else {
@@ -84,8 +84,8 @@ fn columns_of_every_format_have_the_bits_of_steps() {
     }
 }
 
-/// Of matrices whose rows come in several pieces, some of which are multiplied on plain cores by the same kernel, with a norm: the bits of
-/// `gemv`.
+/// For matrices whose rows come in several pieces, some of which are multiplied on plain cores by the same kernel, with a norm: the bits
+/// of `gemv`.
 #[test]
 fn pieces_of_wide_rows_have_the_bits_of_steps() {
     const STEPS: usize = 3;

@@ -250,7 +250,7 @@ impl Launches<'_> {
         self.gemm(prologue, &[down], output, add)
     }
 
-    /// Appends a product of `tiles` blocks with so many rows of a warp.
+    /// Appends a product of `tiles` blocks with this many rows per warp.
     fn push_columns(
         &mut self,
         kernel: &str,

@@ -9,7 +9,7 @@
 constexpr int column_rows = 16;
 constexpr int column_warps = 8;
 
-// Makes the input of token `blockIdx.y` in two parts, one behind the other.
+// Makes the input of token `blockIdx.y` in two consecutive parts.
 template <int rounding, int cols, int flags>
 __device__ void columns_prologue_parts(const Prologue& prologue, u8* inputs) {
   float* x = shared_memory<float>();
@@ -99,8 +99,8 @@ __device__ void sums_of_parts(const RowTile& own, const u16* inputs, int used, f
   }
 }
 
-// The codes and scales of a block's rows in shared memory, in pieces of 1 KB of each row, `stages` of them at a time. Sixteen bytes behind
-// each row let the eight rows of an operand lie in different banks. `StagedRows` in columns.rs counts the same bytes.
+// The codes and scales of a block's rows in shared memory, in pieces of 1 KB of each row, `stages` of them at a time. Sixteen bytes after
+// each row put the eight rows of an operand in different banks. `StagedRows` in columns.rs counts the same bytes.
 template <int format, int cols, int row_tiles, int stages>
 struct StagedRows {
   using Weights = Format<format, cols>;
@@ -333,7 +333,7 @@ __device__ float column_product(const Linear& linear, const float* sums_of_warps
   return linear.bias ? product + linear.bias[row] : product;
 }
 
-// Matrices of `format` on tensor cores, `row_tiles` tiles of rows a block, and behind them those of `formats`, which have few rows, on plain
+// Matrices of `format` on tensor cores, `row_tiles` tiles of rows a block, followed by those of `formats`, which have few rows, on plain
 // cores, one row a block.
 template <int format, int cols, int tiles, int row_tiles, int stages, int formats>
 __device__ void gemm_columns_tensor(const u8* inputs, const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {

@@ -350,7 +350,7 @@ impl Launches<'_> {
         self.linears_in_tiles(weights, |_| tile, add)
     }
 
-    /// As [`Launches::linears`], with so many rows of a tile for each matrix.
+    /// As [`Launches::linears`], with this many rows per tile for each matrix.
     fn linears_in_tiles(
         &self,
         weights: &[WeightMatrix],

@@ -163,7 +163,7 @@ __device__ void prefetch_rows(const Linear& linear, int row) {
   }
 }
 
-// Rounds the input x of `cols` values to 8 bits, behind it. Complete after a barrier.
+// Rounds the input x of `cols` values to 8 bits, stored after it. Complete after a barrier.
 template <int rounding, int cols>
 __device__ int* round_input(float* x) {
   int* rounded = reinterpret_cast<int*>(x + (cols + 31) / 32 * 32);
@@ -171,7 +171,7 @@ __device__ int* round_input(float* x) {
   return rounded;
 }
 
-// Computes the input of token t in x: rounded to 16 bits, or in f32 and, behind it, in 8 bits.
+// Computes the input of token t in x: rounded to 16 bits, or in f32 followed by the 8-bit form.
 template <int rounding, int cols, int flags>
 __device__ int* load_input(const Prologue& prologue, int t, float* x) {
   Fragment<cols, flags> input = prologue_row<cols, flags>(prologue, t, x);

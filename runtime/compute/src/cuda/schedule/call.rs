@@ -87,16 +87,16 @@ pub enum Grid {
     Tokens,
     /// This many for every token: `blockIdx.y` is the token.
     EachToken(usize),
-    /// This many for every tile of so many tokens: `blockIdx.y` is the tile.
+    /// This many for every tile of this many tokens: `blockIdx.y` is the tile.
     EachTile(usize, usize),
     /// This many for every tile of lists of tokens: `blockIdx.y` is the tile.
     EachListedTile {
         blocks: usize,
         /// Tokens of a tile.
         tile: usize,
-        /// Lists. Each begins with a tile of its own.
+        /// Lists. Each begins at a new tile.
         lists: usize,
-        /// Lists in which each token stands.
+        /// Number of lists that contain each token.
         used: usize,
     },
     /// As many as run at once, which go through all tiles of rows and tokens. Where there are fewer tiles than blocks, several of them, a
@@ -115,7 +115,7 @@ pub enum Grid {
 
 /// Most blocks of a cluster.
 const MOST_IN_CLUSTER: usize = 8;
-/// What a tile takes beside its steps, in steps, for a block alone and in a cluster, whose blocks wait for each other and exchange sums.
+/// Fixed cost of a tile, in steps, for a block alone and in a cluster, whose blocks wait for each other and exchange sums.
 const TILE_ALONE: usize = 2;
 const TILE_IN_CLUSTER: usize = 7;
 
@@ -230,7 +230,7 @@ impl Call {
     }
 }
 
-/// What a kernel does before its inputs are complete.
+/// Work of a kernel before its inputs are complete.
 pub enum Form {
     /// Nothing.
     Waits,
@@ -338,7 +338,7 @@ impl Queued {
         }
     }
 
-    /// The call of `kernel` for a chunk of so many tokens.
+    /// The call of `kernel` for a chunk of this many tokens.
     pub fn launch(&self, kernel: Kernel, tokens: usize) -> Launch {
         let (mut arguments, counts) = self.call.arguments();
         for argument in counts {

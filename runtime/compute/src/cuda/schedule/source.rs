@@ -18,7 +18,7 @@ const SIMT: File = file("cuda/gemm/simt.cu");
 const INSTRUCTIONS: File = file("cuda/instructions.cu");
 /// Softmax over keys, for all kinds of attention.
 const SOFTMAX: File = file("ops/softmax/softmax.cu");
-/// The decode kernel: before the ops' files, and behind them.
+/// The decode kernel: before the ops' files, and after them.
 const MAILBOX: File = file("cuda/decode/mailbox.cu");
 const CTA: File = file("cuda/decode/cta.cu");
 const PIPELINE: File = file("cuda/decode/pipeline.cu");
@@ -230,8 +230,8 @@ fn wrapper(queued: &Queued) -> String {
     )
 }
 
-/// The same for one whose parameters come from a table: those of column `blockIdx.z`, and of the `tokens` - 1 columns behind it, which
-/// a block goes through one after another. Where another block's work on the column before is needed, nothing begins early.
+/// As above for a kernel whose parameters come from a table: those of column `blockIdx.z`, and of the `tokens` - 1 following columns,
+/// which a block processes in order. If another block's work on the previous column is needed, nothing begins early.
 fn column_wrapper(queued: &Queued) -> String {
     let call = &queued.call;
     let list: Vec<String> = (call.types().into_iter().zip(call.offsets()))

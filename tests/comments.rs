@@ -1,0 +1,148 @@
+//! Comments name files that exist, and use the field's words.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Sources that people read; the folders of builds, environments and data have none.
+const FOLDERS: [&str; 5] = ["quant", "runtime", "ffi", "tools", "tests"];
+const SOURCES: [&str; 4] = ["rs", "cu", "h", "hpp"];
+
+/// Words that a native writer would not use, and first words of comments that hide their noun.
+const HABITS: [&str; 6] = [
+    "stands",
+    "behind",
+    "beside",
+    "so many",
+    "of its own",
+    "in turns",
+];
+const FIRST_WORDS: [&str; 3] = ["What ", "Of ", "The same "];
+
+/// Uses of these words that remain. Lower it when a comment is rewritten; it never rises.
+const MOST_HABITS: usize = 20;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') || ["target", "__pycache__"].contains(&&*name) {
+            continue;
+        }
+        if path.is_dir() {
+            collect(&path, found);
+        } else {
+            found.push(path);
+        }
+    }
+}
+
+fn files() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for folder in FOLDERS {
+        collect(&root().join(folder), &mut found);
+    }
+    found
+}
+
+fn is_source(path: &Path) -> bool {
+    let end = path.extension().unwrap_or_default().to_string_lossy();
+    SOURCES.contains(&&*end)
+}
+
+/// The comments of a file with their first lines. Lines that follow one another are one comment.
+fn comments(text: &str) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    let mut goes_on = false;
+    for (number, line) in text.lines().enumerate() {
+        let comment = line.split_once("//");
+        // An address in a text is not a comment.
+        let comment = comment.filter(|(code, _)| !code.ends_with(':') && !code.contains('"'));
+        let Some((code, comment)) = comment else {
+            goes_on = false;
+            continue;
+        };
+        let comment = comment.trim_start_matches(['/', '!']).trim();
+        let is_alone = code.trim().is_empty();
+        match found.last_mut() {
+            Some((_, text)) if goes_on && is_alone => *text += &format!(" {comment}"),
+            _ => found.push((number + 1, comment.into())),
+        }
+        goes_on = is_alone;
+    }
+    found
+}
+
+/// Names of files of this repository in a comment: sources in Rust and CUDA, and scripts.
+fn named_files(comment: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_alphanumeric() || "_-./".contains(c);
+    let words = comment.split(move |c: char| !is_part(c));
+    let words = words.map(|word| word.trim_matches('.').trim_start_matches("../"));
+    words.filter(|word| {
+        let end = word.rsplit_once('.');
+        end.is_some_and(|(name, end)| {
+            ["rs", "cu", "sh"].contains(&end) && name.contains(|c: char| c.is_lowercase())
+        })
+    })
+}
+
+fn habits(comment: &str) -> usize {
+    let words: Vec<&str> = comment.split(|c: char| !c.is_alphanumeric()).collect();
+    let text = format!(" {} ", words.join(" "));
+    let used = |word: &&str| text.matches(&format!(" {word} ")).count();
+    let first = FIRST_WORDS.iter().any(|word| comment.starts_with(word));
+    HABITS.iter().map(used).sum::<usize>() + usize::from(first)
+}
+
+#[test]
+fn files_named_in_comments_exist() {
+    let files = files();
+    let exists = |name: &str| files.iter().any(|path| path.ends_with(name));
+    let (mut named, mut wrong) = (0, Vec::new());
+    for path in files.iter().filter(|path| is_source(path)) {
+        let text = fs::read_to_string(path).expect("text");
+        for (line, comment) in comments(&text) {
+            for name in named_files(&comment) {
+                named += 1;
+                if !exists(name) {
+                    wrong.push(format!("{}:{line}: {name}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(named > 100, "{named} names");
+    assert!(wrong.is_empty(), "no such files:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn comments_use_the_words_of_the_field() {
+    let (mut count, mut places) = (0, Vec::new());
+    for path in files().iter().filter(|path| is_source(path)) {
+        let text = fs::read_to_string(path).expect("text");
+        for (line, comment) in comments(&text) {
+            let habits = habits(&comment);
+            if habits > 0 {
+                count += habits;
+                places.push(format!("{}:{line}: {comment}", path.display()));
+            }
+        }
+    }
+    let places = places.join("\n");
+    assert!(
+        count <= MOST_HABITS,
+        "{count} in place of {MOST_HABITS}:\n{places}"
+    );
+}
+
+#[test]
+fn a_stale_name_and_a_habit_are_found() {
+    let text = "// As in gone.rs and\n// kernel.rs.\nlet a = 1; // What stands there.\nlet b = \"https://x.rs\";\n";
+    let found = comments(text);
+    assert_eq!(found.len(), 2);
+    let names: Vec<&str> = named_files(&found[0].1).collect();
+    assert_eq!(names, ["gone.rs", "kernel.rs"]);
+    assert_eq!((habits(&found[0].1), habits(&found[1].1)), (0, 2));
+}
