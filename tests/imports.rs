@@ -9,7 +9,6 @@ const LAYERS: &[&str] = &[
     "session",
     "engine",
     "constraint",
-    "no_constraint",
     "bound",
     "arch",
     "model",

@@ -195,8 +195,10 @@ fn a_picture_is_a_document_of_its_own() {
     assert!(document.starts_with("<svg xmlns=") && document.ends_with("</svg>\n"));
     assert!(!document.contains("<html") && !document.contains("NaN"));
 
+    let refused = place.run(["bench", &model, "--html", "out.pdf"]);
+    assert_eq!(refused.status, Some(2));
     let converts = "rsvg-convert -f pdf -o out.pdf out.svg";
-    (place.run(["bench", &model, "--html", "out.pdf"])).failed(2, &[converts]);
+    assert!(refused.stderr.contains(converts), "{}", refused.stderr);
 }
 
 #[test]
