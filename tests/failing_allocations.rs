@@ -44,9 +44,10 @@ fn refuses(bytes: usize, large: usize) -> bool {
         && LEFT.load(Ordering::SeqCst) >= 0
         && LEFT.fetch_sub(1, Ordering::SeqCst) == 0;
     let refused = alone || now > LIMIT.load(Ordering::SeqCst);
-    match refused {
-        true => IN_USE.fetch_sub(bytes, Ordering::SeqCst),
-        false => MOST_IN_USE.fetch_max(now, Ordering::SeqCst),
+    if refused {
+        IN_USE.fetch_sub(bytes, Ordering::SeqCst)
+    } else {
+        MOST_IN_USE.fetch_max(now, Ordering::SeqCst)
     };
     refused
 }
@@ -54,18 +55,20 @@ fn refuses(bytes: usize, large: usize) -> bool {
 // SAFETY: everything is handed to the system's allocator, or refused as it may refuse.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match refuses(layout.size(), layout.size()) {
-            true => std::ptr::null_mut(),
+        if refuses(layout.size(), layout.size()) {
+            std::ptr::null_mut()
+        } else {
             // SAFETY: the caller's contract is the system's.
-            false => unsafe { System.alloc(layout) },
+            unsafe { System.alloc(layout) }
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match refuses(layout.size(), layout.size()) {
-            true => std::ptr::null_mut(),
+        if refuses(layout.size(), layout.size()) {
+            std::ptr::null_mut()
+        } else {
             // SAFETY: the caller's contract is the system's.
-            false => unsafe { System.alloc_zeroed(layout) },
+            unsafe { System.alloc_zeroed(layout) }
         }
     }
 

@@ -444,9 +444,10 @@ pub unsafe extern "C" fn wl_generate_next(
         unsafe { params::check("wl_generate_result", result) }?;
         let more = inner.advance()?;
         let running = inner.running.as_ref().ok_or_else(no_generation)?;
-        let (piece, bytes) = match more {
-            true => running.piece(),
-            false => (std::ptr::null(), 0),
+        let (piece, bytes) = if more {
+            running.piece()
+        } else {
+            (std::ptr::null(), 0)
         };
         // SAFETY: both are checked.
         unsafe {

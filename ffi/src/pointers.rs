@@ -104,9 +104,10 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
 
 /// Checks a place that may be NULL for no result, before there is one.
 pub(crate) fn place_if_wanted<T>(what: &str, to: *mut T) -> Outcome {
-    match to.is_null() {
-        true => Ok(()),
-        false => place(what, to),
+    if to.is_null() {
+        Ok(())
+    } else {
+        place(what, to)
     }
 }
 

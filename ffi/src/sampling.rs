@@ -51,7 +51,7 @@ pub struct wl_sampler_params {
 
 impl wl_sampler_params {
     /// The parameters as C has them, with the biases that they are to point to.
-    pub(crate) fn of(params: &SamplerParams) -> (Self, Vec<wl_logit_bias>) {
+    pub(crate) fn new(params: &SamplerParams) -> (Self, Vec<wl_logit_bias>) {
         let bias = params.logit_bias.iter();
         let bias = bias.map(|&(token, bias)| wl_logit_bias { token, bias });
         let found = wl_sampler_params {
@@ -75,7 +75,7 @@ impl wl_sampler_params {
 
 impl Default for wl_sampler_params {
     fn default() -> Self {
-        Self::of(&SamplerParams::default()).0
+        Self::new(&SamplerParams::default()).0
     }
 }
 

@@ -362,7 +362,7 @@ pub unsafe extern "C" fn wl_session_get_sampler(
     with(session, |inner| {
         // SAFETY: the caller gives a struct of the size that it says, or NULL, which `check` lets pass and `write` refuses.
         unsafe { params::check("wl_sampler_params", params) }?;
-        let (found, bias) = wl_sampler_params::of(inner.session.sampler());
+        let (found, bias) = wl_sampler_params::new(inner.session.sampler());
         inner.bias = bias;
         let found = wl_sampler_params {
             bias: inner.bias.as_ptr(),

@@ -81,9 +81,10 @@ static STORES: Handles<Arc<PrefixStore>> = Handles::new("store");
 
 /// The store of a handle; none for NULL.
 pub(crate) fn store(handle: *const wl_store) -> Outcome<Option<Arc<PrefixStore>>> {
-    match handle.is_null() {
-        true => Ok(None),
-        false => Ok(Some(Arc::clone(&*STORES.get(handle)?))),
+    if handle.is_null() {
+        Ok(None)
+    } else {
+        Ok(Some(Arc::clone(&*STORES.get(handle)?)))
     }
 }
 

@@ -109,10 +109,7 @@ impl Model {
     /// Most slots of a batch on a GPU in which every token has the bits of a recorded step. More of them meet BF16 matrices on tensor
     /// cores, which round their inputs.
     pub(crate) fn most_exact_slots(&self) -> usize {
-        match self.has_bf16 {
-            true => 8,
-            false => 16,
-        }
+        if self.has_bf16 { 8 } else { 16 }
     }
 
     /// The file or directory it came from.
@@ -235,9 +232,10 @@ impl Model {
 
     /// The chat template for a conversation: ChatML where the file has none. Fails if the file's is broken.
     pub fn chat_template_or_chatml(&self) -> Result<ChatTemplate> {
-        match self.has_chat_template() {
-            true => self.chat_template(),
-            false => ChatTemplate::chatml(),
+        if self.has_chat_template() {
+            self.chat_template()
+        } else {
+            ChatTemplate::chatml()
         }
     }
 
@@ -248,16 +246,17 @@ impl Model {
         let source = self.files.chat_template().ok_or_else(|| {
             let names: Vec<&str> = self.files.templates.keys().map(String::as_str).collect();
             Error::Template {
-                reason: match names.is_empty() {
-                    true => format!(
+                reason: if names.is_empty() {
+                    format!(
                         "{} has none: it can complete text (run), but not chat",
                         self.file
-                    ),
-                    false => format!(
+                    )
+                } else {
+                    format!(
                         "{} has several, {}, and none is called {DEFAULT_TEMPLATE}",
                         self.file,
                         names.join(", ")
-                    ),
+                    )
                 },
             }
         })?;

@@ -93,9 +93,10 @@ impl FormatArgs {
         };
         let mut mixed = mixed.into_iter();
         let choices = weights.iter().map(|weight| {
-            let usual = match is_matrix(&weight) {
-                true => mixed.next(),
-                false => None,
+            let usual = if is_matrix(&weight) {
+                mixed.next()
+            } else {
+                None
             };
             let wanted = self.wanted(weight, usual);
             let stored = fitting(wanted, columns(weight));

@@ -71,9 +71,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("{}", shown(&rendered(&*model.tokenizer()?, &tokens)));
     }
     let constraint = args.form.constraint(&model, end)?;
-    let constraint = constraint.map(|constraint| match opens_thought {
-        true => constraint.after_thought(),
-        false => constraint,
+    let constraint = constraint.map(|constraint| {
+        if opens_thought {
+            constraint.after_thought()
+        } else {
+            constraint
+        }
     });
     if constraint.is_some() && args.samples > 1 {
         return Err(Error::usage(

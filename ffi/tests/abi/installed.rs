@@ -50,9 +50,10 @@ pub fn pkg_config(arguments: &[&str]) -> Vec<String> {
 
 /// Builds a program from a source of this crate, found by pkg-config and linked with the shared library.
 pub fn build(compiler: &str, path: &str) -> PathBuf {
-    let standard = match path.ends_with(".cpp") {
-        true => "-std=c++17",
-        false => "-std=c11",
+    let standard = if path.ends_with(".cpp") {
+        "-std=c++17"
+    } else {
+        "-std=c11"
     };
     // Tests run side by side, and two may build the same program.
     static COUNT: AtomicUsize = AtomicUsize::new(0);

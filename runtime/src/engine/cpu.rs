@@ -26,9 +26,10 @@ enum Reading {
 impl Reading {
     fn new(program: &Program, setup: &Setup) -> Result<Self> {
         let pool = Arc::clone(&setup.pool);
-        Ok(match setup.exact {
-            true => Reading::Steps(Slots::new(program, pool, setup.chunk, false)?),
-            false => Reading::Chunks(Workspace::new(program, pool, setup.chunk)?),
+        Ok(if setup.exact {
+            Reading::Steps(Slots::new(program, pool, setup.chunk, false)?)
+        } else {
+            Reading::Chunks(Workspace::new(program, pool, setup.chunk)?)
         })
     }
 
@@ -49,9 +50,10 @@ impl Reading {
 
 /// Bytes of working memory that reading chunks of up to `chunk` tokens would allocate.
 pub(crate) fn plan_reading(program: &Program, threads: usize, chunk: usize, exact: bool) -> usize {
-    match exact {
-        true => Slots::plan(program, threads, chunk, false),
-        false => Workspace::plan(program, threads, chunk),
+    if exact {
+        Slots::plan(program, threads, chunk, false)
+    } else {
+        Workspace::plan(program, threads, chunk)
     }
 }
 

@@ -40,9 +40,10 @@ struct Step {
 impl Step {
     fn new(op: &dyn Op, keeps: bool) -> Self {
         let access = op.access();
-        let width = match keeps && access.changes_state() {
-            true => access.read_columns().map(|view| view.width).sum(),
-            false => 0,
+        let width = if keeps && access.changes_state() {
+            access.read_columns().map(|view| view.width).sum()
+        } else {
+            0
         };
         Step {
             is_tokenwise: op.is_tokenwise(),

@@ -242,12 +242,11 @@ impl Chat {
             return Ok(None);
         };
         let rest = &self.messages[..last];
-        let mut history = match rest.iter().all(|message| message.role == Role::System) {
-            true => History::default(),
-            false => {
-                let answered = rest.last().is_some_and(|last| last.role == Role::Assistant);
-                self.turns.history(rest, answered, &mut self.runs)?
-            }
+        let mut history = if rest.iter().all(|message| message.role == Role::System) {
+            History::default()
+        } else {
+            let answered = rest.last().is_some_and(|last| last.role == Role::Assistant);
+            self.turns.history(rest, answered, &mut self.runs)?
         };
         // The session had read the tokens with which the model ended the answer before.
         let mut answers = self.answers.iter();

@@ -238,9 +238,10 @@ fn the_tokens_of_an_answer_are_kept_with_the_conversation() {
     for whole in [true, false] {
         let mut other = self::session(false);
         let mut again = self::chat(&other, PLAIN);
-        match whole {
-            true => again.restore(&mut other, &snapshot).expect("restored"),
-            false => again.restore_note(&mut other, &note).expect("restored"),
+        if whole {
+            again.restore(&mut other, &snapshot).expect("restored")
+        } else {
+            again.restore_note(&mut other, &note).expect("restored")
         }
         again.undo(&mut other).expect("undone");
         assert_eq!(history(&other), before);

@@ -202,9 +202,10 @@ impl Session {
 
     /// Beyond this position states depend on the context.
     fn most_position(&self) -> u64 {
-        match self.bounded {
-            true => self.options.state.context as u64,
-            false => u64::MAX,
+        if self.bounded {
+            self.options.state.context as u64
+        } else {
+            u64::MAX
         }
     }
 

@@ -21,10 +21,8 @@ pub(super) fn draft(older: &[u32], newer: &[u32], next: &mut Vec<u32>, most: usi
         ends.into_iter().find(|&end| occurs(end, run))
     });
     if let Some(end) = found {
-        let tokens: [u32; MOST_DRAFT] = std::array::from_fn(|i| match end + i < length {
-            true => at(end + i),
-            false => 0,
-        });
+        let tokens: [u32; MOST_DRAFT] =
+            std::array::from_fn(|i| if end + i < length { at(end + i) } else { 0 });
         next.extend_from_slice(&tokens[..most.min(length - end).min(MOST_DRAFT)]);
     }
 }

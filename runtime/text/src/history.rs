@@ -94,9 +94,10 @@ impl Turns {
             .flat_map(|&token| self.tokenizer().token_bytes(token))
             .copied()
             .collect();
-        let tail_tokens = match tail.text.is_empty() {
-            true => Some(Vec::new()),
-            false => runs.get(tail).map(<[u32]>::to_vec),
+        let tail_tokens = if tail.text.is_empty() {
+            Some(Vec::new())
+        } else {
+            runs.get(tail).map(<[u32]>::to_vec)
         };
         if let Some(mut tokens) = tail_tokens
             && !plain.iter().any(is_special)

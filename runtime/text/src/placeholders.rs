@@ -25,9 +25,10 @@ pub(super) struct Part<'a> {
 /// no content is no placeholder there.
 pub(super) fn placeholders(messages: &[Message]) -> Vec<Message> {
     let placeholder = |(index, message): (usize, &Message)| Message {
-        content: match message.content.is_empty() && message.fields.contains_key("tool_calls") {
-            true => String::new(),
-            false => format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"),
+        content: if message.content.is_empty() && message.fields.contains_key("tool_calls") {
+            String::new()
+        } else {
+            format!("{PAD}{OPEN}{index}{CLOSE}{PAD}")
         },
         ..message.clone()
     };

@@ -205,9 +205,10 @@ impl Calls {
 
     /// The text before a call that is not a part of it.
     fn opening(&self) -> &'static str {
-        match self.format.only_first {
-            true => "",
-            false => self.format.open,
+        if self.format.only_first {
+            ""
+        } else {
+            self.format.open
         }
     }
 

@@ -221,9 +221,10 @@ fn two_hundred_calls_of_each_format_are_read_as_their_template_writes_them() {
             calls.dedup_by(|a, b| a.name == b.name);
             count += calls.len();
             let text = written(name, template, &calls);
-            let before = match format.only_first {
-                true => "",
-                false => random.pick(&["", "Let me see. "]),
+            let before = if format.only_first {
+                ""
+            } else {
+                random.pick(&["", "Let me see. "])
             };
             let said = read(
                 format,

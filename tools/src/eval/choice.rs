@@ -190,9 +190,12 @@ fn read(path: &Path, limit: usize) -> Result<Vec<Question>> {
 /// A question from a line.
 fn question(line: &str) -> Result<Question, String> {
     const EXPECTED: &str = "expected \"question\", \"choices\" and \"answerKey\" (ARC), or \"ctx\", \"endings\" and \"label\" (HellaSwag)";
-    let line: Line = serde_json::from_str(line).map_err(|e| match e.is_data() {
-        true => EXPECTED.to_string(),
-        false => e.to_string(),
+    let line: Line = serde_json::from_str(line).map_err(|e| {
+        if e.is_data() {
+            EXPECTED.to_string()
+        } else {
+            e.to_string()
+        }
     })?;
     let question = match line {
         Line::Arc {

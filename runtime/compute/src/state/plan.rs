@@ -266,7 +266,7 @@ impl StatePlan {
     }
 
     /// The plan in which these state tensors, from a file, lie where they say; none if no plan lays them out so.
-    pub(super) fn of_placed(tensors: Vec<StateTensorPlan>) -> Option<Self> {
+    pub(super) fn from_placed(tensors: Vec<StateTensorPlan>) -> Option<Self> {
         let mut bytes = 0usize;
         for tensor in &tensors {
             let mut sizes = tensor.shape.iter();

@@ -184,7 +184,7 @@ impl Snapshot {
             tensor.name = "history".into();
         }
         let length = next(&mut input)?;
-        let plan = StatePlan::of_placed(tensors).filter(|plan| plan.bytes() as u64 == length);
+        let plan = StatePlan::from_placed(tensors).filter(|plan| plan.bytes() as u64 == length);
         let Some(plan) = plan.filter(|_| length <= size || !is_older) else {
             return Err(bad("its tensor table and its state do not fit together"));
         };

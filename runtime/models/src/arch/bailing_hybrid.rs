@@ -34,13 +34,15 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let latent: Arc<dyn Mixer> = Arc::new(latent_attention(config)?);
     let layers = (0..config.layers()?)
         .map(|layer| {
-            let mixer = match is_full(config, layer)? {
-                true => Arc::clone(&latent),
-                false => Arc::clone(&delta),
+            let mixer = if is_full(config, layer)? {
+                Arc::clone(&latent)
+            } else {
+                Arc::clone(&delta)
             };
-            let ffn = match is_sparse(config, layer)? {
-                true => FeedForward::Experts(experts(config)?),
-                false => FeedForward::Dense(mlp(config)?),
+            let ffn = if is_sparse(config, layer)? {
+                FeedForward::Experts(experts(config)?)
+            } else {
+                FeedForward::Dense(mlp(config)?)
             };
             Ok(LayerSpec {
                 mixer: Some(mixer),
@@ -231,9 +233,10 @@ fn tensor(
     // Channels that turn together lie next to each other.
     let turned = |theirs: &str, first: usize| {
         let tensor = of_mixer(theirs)?;
-        match config.bool_or("rope_interleave", true)? {
-            true => halves(name, &tensor, first + rope, first..first + rope),
-            false => Ok(tensor),
+        if config.bool_or("rope_interleave", true)? {
+            halves(name, &tensor, first + rope, first..first + rope)
+        } else {
+            Ok(tensor)
         }
     };
     match part {

@@ -58,9 +58,12 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         None | Some(serde_json::Value::Null) => Vec::new(),
         Some(_) => config.usizes("attn_layer_indices")?,
     };
-    let usual = |layer| match of_attention.contains(&layer) {
-        true => Kind::Attention,
-        false => Kind::Mamba,
+    let usual = |layer| {
+        if of_attention.contains(&layer) {
+            Kind::Attention
+        } else {
+            Kind::Mamba
+        }
     };
     let keys = ["layers_block_type", "layer_types"];
     let layers = hybrid::mixer_kinds(config, &keys, usual)?

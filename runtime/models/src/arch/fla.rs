@@ -293,8 +293,9 @@ pub(super) fn scaled(config: &Config, base: usize, key: &str, default: f32) -> R
 
 /// Taps of the short convolutions, if there are any.
 pub(super) fn taps(config: &Config, default: bool) -> Result<Option<usize>> {
-    Ok(match config.bool_or("use_short_conv", default)? {
-        true => Some(config.usize_or("conv_size", 4)?),
-        false => None,
+    Ok(if config.bool_or("use_short_conv", default)? {
+        Some(config.usize_or("conv_size", 4)?)
+    } else {
+        None
     })
 }

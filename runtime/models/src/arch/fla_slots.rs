@@ -10,9 +10,10 @@ use crate::mixers::{Abc, Gsa};
 /// key where it has not yet been read and written back.
 fn per_head(config: &Config, heads: usize, key: &str, default: f32) -> Result<usize> {
     let misspelt = key.replace("expand", "exapnd");
-    let key = match config.object().contains_key(key) {
-        true => key,
-        false => &misspelt,
+    let key = if config.object().contains_key(key) {
+        key
+    } else {
+        &misspelt
     };
     let width = scaled(config, config.usize("hidden_size")?, key, default)?;
     if heads == 0 || !width.is_multiple_of(heads) {
@@ -56,9 +57,12 @@ pub(super) fn gsa(config: &Config) -> Result<Gsa> {
 pub(super) fn abc(config: &Config) -> Result<Abc> {
     let heads = config.usize_or("num_heads", 4)?;
     let head_dim = per_head(config, heads, "expand_k", 0.5)?;
-    let bound = |key: &str, default: f32| match config.object().contains_key(key) {
-        true => config.optional_f32(key),
-        false => Ok(Some(default)),
+    let bound = |key: &str, default: f32| {
+        if config.object().contains_key(key) {
+            config.optional_f32(key)
+        } else {
+            Ok(Some(default))
+        }
     };
     Ok(Abc {
         heads,

@@ -120,14 +120,16 @@ fn difference(before: &ModelSpec, after: &ModelSpec) -> String {
     }
     let gone = |path: &&String| !after.contains_key(*path) && !other_mixer(path);
     for path in before.keys().filter(gone) {
-        found.push(match path.starts_with('+') {
-            true => shown(path).replacen('+', "-", 1),
-            false => format!("{} gone", shown(path)),
+        found.push(if path.starts_with('+') {
+            shown(path).replacen('+', "-", 1)
+        } else {
+            format!("{} gone", shown(path))
         });
     }
-    match found.is_empty() {
-        true => "nothing".into(),
-        false => found.join(", "),
+    if found.is_empty() {
+        "nothing".into()
+    } else {
+        found.join(", ")
     }
 }
 

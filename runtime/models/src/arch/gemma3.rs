@@ -64,9 +64,10 @@ fn tensor(weights: &safetensors::Checkpoint, name: &str, prefixes: &[&str]) -> R
     let names: Vec<String> = names.collect();
     let found = names.iter().find(|name| weights.contains(name));
     let tensor = weights.tensor(found.unwrap_or(&names[0]))?;
-    match name.ends_with("norm.weight") {
-        true => one_plus(&tensor),
-        false => Ok(tensor),
+    if name.ends_with("norm.weight") {
+        one_plus(&tensor)
+    } else {
+        Ok(tensor)
     }
 }
 
@@ -91,9 +92,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     };
     let layers = (0..config.layers()?)
         .map(|layer| {
-            let attention = match slides(config, layer)? {
-                true => sliding.clone(),
-                false => full.clone(),
+            let attention = if slides(config, layer)? {
+                sliding.clone()
+            } else {
+                full.clone()
             };
             Ok(LayerSpec {
                 mixer_sublayer: around,

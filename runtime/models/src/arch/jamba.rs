@@ -31,9 +31,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             let of_experts = is_periodic(config, layer, "expert_layer", [2, 1])?;
             Ok(LayerSpec {
                 mixer: Some(Arc::clone(if of_attention { &attention } else { &mamba })),
-                ffn: Some(match has_experts && of_experts {
-                    true => FeedForward::Experts(experts(config)?),
-                    false => FeedForward::Dense(mlp(config)?),
+                ffn: Some(if has_experts && of_experts {
+                    FeedForward::Experts(experts(config)?)
+                } else {
+                    FeedForward::Dense(mlp(config)?)
                 }),
                 ..LayerSpec::default()
             })

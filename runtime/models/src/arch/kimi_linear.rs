@@ -39,13 +39,15 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let latent: Arc<dyn Mixer> = Arc::new(latent_attention(config)?);
     let layers = (0..config.layers()?)
         .map(|layer| {
-            let mixer = match is_full(config, layer)? {
-                true => Arc::clone(&latent),
-                false => Arc::clone(&delta),
+            let mixer = if is_full(config, layer)? {
+                Arc::clone(&latent)
+            } else {
+                Arc::clone(&delta)
             };
-            let ffn = match is_sparse(config, layer)? {
-                true => FeedForward::Experts(experts(config)?),
-                false => FeedForward::Dense(mlp(config)?),
+            let ffn = if is_sparse(config, layer)? {
+                FeedForward::Experts(experts(config)?)
+            } else {
+                FeedForward::Dense(mlp(config)?)
             };
             Ok(LayerSpec {
                 mixer: Some(mixer),
@@ -185,9 +187,10 @@ fn tensor(
     let Some(part) = part.strip_prefix("mixer.") else {
         let theirs = tensor_name(name, "");
         // transformers calls dense networks by the experts' name too.
-        return match weights.contains(&theirs) {
-            true => read(&theirs),
-            false => read(&theirs.replace(".mlp.", ".block_sparse_moe.")),
+        return if weights.contains(&theirs) {
+            read(&theirs)
+        } else {
+            read(&theirs.replace(".mlp.", ".block_sparse_moe."))
         };
     };
     let of_mixer = |name: &str| of_layer(&format!("self_attn.{name}"));

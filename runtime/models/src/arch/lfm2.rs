@@ -64,9 +64,10 @@ pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     };
     let layers = (0..config.layers()?)
         .map(|layer| {
-            let mixer: Arc<dyn Mixer> = match is_attention(config, layer)? {
-                true => Arc::new(attention.clone()),
-                false => Arc::new(conv.clone()),
+            let mixer: Arc<dyn Mixer> = if is_attention(config, layer)? {
+                Arc::new(attention.clone())
+            } else {
+                Arc::new(conv.clone())
             };
             Ok(LayerSpec::of(mixer, Some(mlp)))
         })

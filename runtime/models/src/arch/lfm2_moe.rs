@@ -28,9 +28,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let dense_layers = config.usize_or("num_dense_layers", 2)?;
     let experts = experts(config)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        layer.ffn = Some(match i < dense_layers {
-            true => FeedForward::Dense(dense),
-            false => FeedForward::Experts(experts),
+        layer.ffn = Some(if i < dense_layers {
+            FeedForward::Dense(dense)
+        } else {
+            FeedForward::Experts(experts)
         });
     }
     Ok(spec)

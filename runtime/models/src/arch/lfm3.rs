@@ -23,9 +23,10 @@ pub(super) const FAMILY: Family = Family {
 fn tensor(weights: &safetensors::Checkpoint, name: &str) -> Result<Tensor> {
     let theirs = tensor_name(name);
     let in_files = theirs.replace(".g_proj.", ".gate_proj.");
-    let found = match weights.contains(&in_files) {
-        true => in_files,
-        false => theirs,
+    let found = if weights.contains(&in_files) {
+        in_files
+    } else {
+        theirs
     };
     Ok(weights.tensor(&found)?)
 }

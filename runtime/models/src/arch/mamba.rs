@@ -20,9 +20,10 @@ pub(super) const FAMILY: Family = Family {
             let name = tensor_name(&weight.name);
             // The authors' program has the name in the singular.
             let singular = name.replacen(".embeddings.", ".embedding.", 1);
-            match weights.contains(&singular) {
-                true => tensor(weights, singular),
-                false => tensor(weights, name),
+            if weights.contains(&singular) {
+                tensor(weights, singular)
+            } else {
+                tensor(weights, name)
             }
         }
     },

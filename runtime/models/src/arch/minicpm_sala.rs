@@ -33,9 +33,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
     let layers = (0..count)
         .map(|layer| {
-            let mixer = match is_softmax(config, layer)? {
-                true => Arc::clone(&softmax),
-                false => Arc::clone(&lightning),
+            let mixer = if is_softmax(config, layer)? {
+                Arc::clone(&softmax)
+            } else {
+                Arc::clone(&lightning)
             };
             Ok(LayerSpec {
                 mixer_sublayer: sublayer,

@@ -32,9 +32,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let layers = (0..count)
         .map(|layer| {
             let of_softmax = is_softmax(config, layer)?;
-            let mixer: Arc<dyn Mixer> = match of_softmax {
-                true => Arc::clone(&softmax),
-                false => Arc::new(lightning_attention(config, layer, count)?),
+            let mixer: Arc<dyn Mixer> = if of_softmax {
+                Arc::clone(&softmax)
+            } else {
+                Arc::new(lightning_attention(config, layer, count)?)
             };
             let kind = if of_softmax {
                 "full_attn"

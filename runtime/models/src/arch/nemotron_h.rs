@@ -61,9 +61,10 @@ fn tensor_name(name: &str, model: bool) -> String {
         ("ffn_up.", "mixer.up_proj."),
         ("ffn_down.", "mixer.down_proj."),
     ];
-    match model {
-        true => hybrid::renamed(name, &usual, "model.layers", &parts),
-        false => hybrid::renamed(name, &backbone, "backbone.layers", &parts),
+    if model {
+        hybrid::renamed(name, &usual, "model.layers", &parts)
+    } else {
+        hybrid::renamed(name, &backbone, "backbone.layers", &parts)
     }
 }
 

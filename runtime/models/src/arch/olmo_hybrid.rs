@@ -66,13 +66,14 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     };
     let layers = (0..config.layers()?)
         .map(|layer| {
-            Ok(match is_attention(config, layer)? {
-                true => LayerSpec {
+            Ok(if is_attention(config, layer)? {
+                LayerSpec {
                     mixer_sublayer: behind,
                     ffn_sublayer: behind,
                     ..LayerSpec::of(Arc::clone(&normed), Some(mlp))
-                },
-                false => LayerSpec::of(Arc::clone(&delta), Some(mlp)),
+                }
+            } else {
+                LayerSpec::of(Arc::clone(&delta), Some(mlp))
             })
         })
         .collect::<Result<_>>()?;

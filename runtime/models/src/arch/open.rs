@@ -38,9 +38,10 @@ impl Checkpoint {
             return open_directory(path, options)?.checked();
         }
         let gguf = Gguf::open_by(path, options.access())?;
-        let gguf = match options.mtp {
-            true => companion::with_mtp_block(gguf, path)?,
-            false => gguf,
+        let gguf = if options.mtp {
+            companion::with_mtp_block(gguf, path)?
+        } else {
+            gguf
         };
         Self::from_gguf(gguf, options)?.checked()
     }
@@ -134,7 +135,7 @@ impl Checkpoint {
 
     /// The metadata of a GGUF file with this model: llama.cpp's where it has the architecture, else ours.
     pub fn metadata(&self) -> Vec<(String, Value)> {
-        let (architecture, description) = match LlamaCpp::of(&self.spec) {
+        let (architecture, description) = match LlamaCpp::for_spec(&self.spec) {
             Some(known) => (known.name(), known.metadata(&self.spec, &self.text)),
             None => {
                 let spec = Value::String(self.spec.to_json().to_string());
@@ -161,7 +162,7 @@ impl Checkpoint {
 
     /// Every tensor of the description, and the name and shape that it has in a GGUF file with this model.
     pub fn stored(&self) -> Vec<(WeightSpec, WeightSpec)> {
-        let known = LlamaCpp::of(&self.spec);
+        let known = LlamaCpp::for_spec(&self.spec);
         let stored = |weight: &WeightSpec| match &known {
             Some(known) => known.stored(weight),
             None => weight.clone(),

@@ -59,9 +59,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let delta = gated_deltanet(config)?;
     let layers = (0..config.layers()?)
         .map(|layer| {
-            let mixer: Arc<dyn Mixer> = match is_attention(config, layer)? {
-                true => Arc::new(attention.clone()),
-                false => Arc::new(delta.clone()),
+            let mixer: Arc<dyn Mixer> = if is_attention(config, layer)? {
+                Arc::new(attention.clone())
+            } else {
+                Arc::new(delta.clone())
             };
             Ok(LayerSpec {
                 mixer: Some(mixer),
@@ -74,9 +75,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
 }
 
 fn feed_forward(config: &Config, layer: usize) -> Result<FeedForward> {
-    Ok(match has_experts(config, layer)? {
-        true => FeedForward::Experts(experts(config)?),
-        false => FeedForward::Dense(mlp(config)?),
+    Ok(if has_experts(config, layer)? {
+        FeedForward::Experts(experts(config)?)
+    } else {
+        FeedForward::Dense(mlp(config)?)
     })
 }
 
@@ -221,9 +223,10 @@ fn tensor(config: &Config, read: Read, weight: &WeightSpec) -> Result<Tensor> {
     }
     let Some((layer, part)) = mixer_part(name) else {
         let tensor = read(&tensor_name(name, ""))?;
-        return match name.ends_with("norm.weight") {
-            true => one_plus(&tensor),
-            false => Ok(tensor),
+        return if name.ends_with("norm.weight") {
+            one_plus(&tensor)
+        } else {
+            Ok(tensor)
         };
     };
     if is_attention(config, layer)? {

@@ -22,9 +22,10 @@ pub(super) const FAMILY: Family = Family {
             name = name.replace(".temporal_block.o_proj.", ".temporal_block.linear_out.");
         }
         let tensor = weights.tensor(&name)?;
-        match weight.name.ends_with("norm.weight") {
-            true => one_plus(&tensor),
-            false => Ok(tensor),
+        if weight.name.ends_with("norm.weight") {
+            one_plus(&tensor)
+        } else {
+            Ok(tensor)
         }
     },
 };
@@ -77,13 +78,14 @@ fn is_attention(config: &Config, layer: usize) -> Result<bool> {
     } else {
         "block_types"
     };
-    let kinds = match config.object().contains_key(key) {
-        true => config
+    let kinds = if config.object().contains_key(key) {
+        config
             .array(key)?
             .iter()
             .map(|kind| kind.as_str())
-            .collect(),
-        false => vec![Some("recurrent"), Some("recurrent"), Some("attention")],
+            .collect()
+    } else {
+        vec![Some("recurrent"), Some("recurrent"), Some("attention")]
     };
     match kinds.get(layer % kinds.len().max(1)) {
         Some(Some("attention")) => Ok(true),
@@ -115,9 +117,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     };
     let layers = (0..config.layers()?)
         .map(|layer| {
-            let mixer: Arc<dyn Mixer> = match is_attention(config, layer)? {
-                true => Arc::new(attention.clone()),
-                false => Arc::new(recurrent.clone()),
+            let mixer: Arc<dyn Mixer> = if is_attention(config, layer)? {
+                Arc::new(attention.clone())
+            } else {
+                Arc::new(recurrent.clone())
             };
             Ok(LayerSpec::of(mixer, Some(mlp)))
         })

@@ -82,9 +82,12 @@ fn long(rope: &Config, config: &Config) -> Result<RopeScaling> {
     };
     let factor = rope.optional_f32("factor")?;
     let factor = factor.unwrap_or(longest.unwrap_or(original) / original);
-    let usual = || match factor > 1.0 {
-        true => (1.0 + factor.ln() / original.ln()).sqrt(),
-        false => 1.0,
+    let usual = || {
+        if factor > 1.0 {
+            (1.0 + factor.ln() / original.ln()).sqrt()
+        } else {
+            1.0
+        }
     };
     let magnitude = rope.optional_f32("attention_factor")?.unwrap_or_else(usual);
     Ok(RopeScaling::Divided {

@@ -98,9 +98,10 @@ fn attn(config: &Config) -> Result<Config> {
 fn attention(config: &Config, sliding: bool) -> Result<Attention> {
     let attn = attn(config)?;
     let heads = attn.usize("num_heads")?;
-    let window = match sliding {
-        true => Some(attn.usize("window_size")?),
-        false => None,
+    let window = if sliding {
+        Some(attn.usize("window_size")?)
+    } else {
+        None
     };
     attention_of(config, &attn, heads, window)
 }
@@ -126,9 +127,10 @@ fn attention_of(
         window,
         rope_theta: Some(attn.f32_or("rope_theta", 10000.0)?),
         bias: attn.bool_or("qkv_bias", false)?,
-        head_norm_eps: match norm {
-            true => Some(config.f32_or("norm_eps", 1e-6)?),
-            false => None,
+        head_norm_eps: if norm {
+            Some(config.f32_or("norm_eps", 1e-6)?)
+        } else {
+            None
         },
         ..Attention::default()
     })
@@ -150,36 +152,40 @@ fn sse(config: &Config, beside: bool) -> Result<Sse> {
     let value_dim = scaled(config, head_dim, "expand_v", 1.0)?;
     let known = [("gdn", true), ("gla", false)];
     let delta = config.one_of("linear_attn_type", true, &known)?;
-    let plain = match config.bool_or("sse_qk_relu", false)? {
-        true => HeadMap::Relu,
-        false => HeadMap::Silu,
+    let plain = if config.bool_or("sse_qk_relu", false)? {
+        HeadMap::Relu
+    } else {
+        HeadMap::Silu
     };
     let map = |key: &str, softmax: bool| -> Result<HeadMap> {
-        Ok(match options.bool_or(key, softmax)? {
-            true => HeadMap::Softmax,
-            false => plain,
+        Ok(if options.bool_or(key, softmax)? {
+            HeadMap::Softmax
+        } else {
+            plain
         })
     };
     let biased = beside && !delta && attn(config)?.bool_or("qkv_bias", false)?;
     Ok(Sse {
         heads,
-        value_heads: match beside {
-            true => heads,
-            false => config.usize_or("num_v_heads", heads)?,
+        value_heads: if beside {
+            heads
+        } else {
+            config.usize_or("num_v_heads", heads)?
         },
         head_dim,
         value_dim,
         partitions: config.usize_or("num_sparse_partition", 4)?,
         writers: config.usize_or("num_writer", 2)?,
         readers: config.usize_or("num_reader", 2)?,
-        update: match delta {
-            true => StateUpdate::GatedDelta {
+        update: if delta {
+            StateUpdate::GatedDelta {
                 negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
-            },
-            false => StateUpdate::Gla {
+            }
+        } else {
+            StateUpdate::Gla {
                 rank: options.usize_or("gate_low_rank_dim", 16)?,
                 normalizer: options.f32_or("gate_logit_normalizer", 16.0)?,
-            },
+            }
         },
         query_map: map("use_q_softmax", false)?,
         key_map: map("use_k_softmax", !delta)?,

@@ -30,12 +30,13 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let mut uses = 0;
     let mut layers = Vec::new();
     for shared in kinds(config)? {
-        let mixer: Arc<dyn Mixer> = match shared {
-            false => Arc::clone(&mamba),
-            true => Arc::new(SharedBlock {
+        let mixer: Arc<dyn Mixer> = if shared {
+            Arc::new(SharedBlock {
                 block: block(config, uses)?,
                 mixer: Arc::clone(&mamba),
-            }),
+            })
+        } else {
+            Arc::clone(&mamba)
         };
         uses += usize::from(shared);
         layers.push(LayerSpec::of(mixer, None));

@@ -23,9 +23,10 @@ pub fn lower(
     let embed = Embed {
         matrix: embedding,
         multiplier: spec.embedding_multiplier,
-        norm: match spec.embedding_norm {
-            true => Some(named("token_embd_norm")?),
-            false => None,
+        norm: if spec.embedding_norm {
+            Some(named("token_embd_norm")?)
+        } else {
+            None
         },
     };
     let program = Program {

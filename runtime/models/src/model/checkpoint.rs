@@ -23,9 +23,10 @@ pub struct OpenOptions {
 impl OpenOptions {
     /// How the files are read.
     pub(crate) fn access(&self) -> FileAccess {
-        match self.copy {
-            true => FileAccess::Copy,
-            false => FileAccess::Map,
+        if self.copy {
+            FileAccess::Copy
+        } else {
+            FileAccess::Map
         }
     }
 }

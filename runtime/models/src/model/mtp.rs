@@ -160,9 +160,10 @@ impl MtpSpec {
         let hidden = spec.hidden;
         let mut lowering = Lowering::new(source, spec.layers.len(), first_tensor, written);
         lowering.begin("mixer.", spec.norm, &self.layer.mixer_sublayer)?;
-        let embedding = match self.own_embedding {
-            true => lowering.published(OWN_EMBEDDING, hidden)?,
-            false => lowering.published(EMBEDDING, hidden)?,
+        let embedding = if self.own_embedding {
+            lowering.published(OWN_EMBEDDING, hidden)?
+        } else {
+            lowering.published(EMBEDDING, hidden)?
         };
         let pair = lowering.buffer(2 * hidden);
         let (token, before) = pair.split(hidden);
@@ -194,14 +195,15 @@ impl MtpSpec {
             let mut operands = access.reads.iter().chain(&access.writes);
             operands.any(|operand| operand.overlaps(&stream))
         };
-        match lowering.ops()[first..].iter().any(|op| meets(&**op)) {
-            true => Err(Error::Config {
+        if lowering.ops()[first..].iter().any(|op| meets(&**op)) {
+            Err(Error::Config {
                 file: source.file.into(),
                 key: "mtp.layer".into(),
                 found: "a mixer that reads or writes the residual stream by itself".into(),
                 expected: "one that reads its input alone, such as attention".into(),
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }
@@ -227,9 +229,12 @@ impl Draft {
         first_tensor: usize,
     ) -> Result<Self> {
         let (file, tensors, hidden) = (source.file, source.tensors, spec.hidden);
-        let own = |own: bool, part: &str, otherwise: &str| match own {
-            true => spec.mtp_name(part),
-            false => otherwise.into(),
+        let own = |own: bool, part: &str, otherwise: &str| {
+            if own {
+                spec.mtp_name(part)
+            } else {
+                otherwise.into()
+            }
         };
         let of_model = if spec.tied { "token_embd" } else { "output" };
         let embedding = own(mtp.own_embedding, "embed_tokens", "token_embd");

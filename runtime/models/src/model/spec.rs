@@ -440,9 +440,10 @@ impl ModelSpec {
     pub fn from_json(file: &str, value: &Value) -> Result<Self> {
         let config = Config::new(file, value.clone())?;
         // Files written before November 2026 say "blocks".
-        let key = match config.object().contains_key("blocks") {
-            true => "blocks",
-            false => "layers",
+        let key = if config.object().contains_key("blocks") {
+            "blocks"
+        } else {
+            "layers"
         };
         let mut layers = Vec::new();
         for (i, layer) in config.array(key)?.iter().enumerate() {

@@ -141,9 +141,10 @@ impl ProgramWriter<'_> {
 /// All ops but the logits, and the end of a chunk.
 fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
     // Only in one kernel ops run at the same time.
-    let sharing = match launches.persistent() {
-        true => program.concurrent(|op| op.fills_device()),
-        false => vec![1; program.ops.len()],
+    let sharing = if launches.persistent() {
+        program.concurrent(|op| op.fills_device())
+    } else {
+        vec![1; program.ops.len()]
     };
     launches.has_choices = program.has_choices();
     for (index, op) in program.ops.iter().enumerate() {

@@ -181,9 +181,10 @@ impl Directory {
             .jobs
             .as_ref()
             .is_some_and(|jobs| jobs.try_send(job).is_ok());
-        match sent {
-            true => tree.pin(&places, id),
-            false => lock(&self.shared.done).waiting -= 1,
+        if sent {
+            tree.pin(&places, id)
+        } else {
+            lock(&self.shared.done).waiting -= 1
         }
     }
 

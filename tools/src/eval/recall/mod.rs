@@ -254,9 +254,12 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
             Task::Joint => (&[16, 32, 64], &[0]),
             Task::Marked => (&[4], &[256, 512, 1024]),
         };
-        let chosen = |chosen: &Vec<usize>, usual: &[usize]| match chosen.is_empty() {
-            true => usual.to_vec(),
-            false => chosen.clone(),
+        let chosen = |chosen: &Vec<usize>, usual: &[usize]| {
+            if chosen.is_empty() {
+                usual.to_vec()
+            } else {
+                chosen.clone()
+            }
         };
         let contexts = if task == Task::Joint {
             JOINT_CONTEXTS

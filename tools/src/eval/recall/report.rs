@@ -227,9 +227,10 @@ impl Report {
 
     /// The model, its hash and what it goes without.
     fn title(&self) -> String {
-        let without = match self.about.without.is_empty() {
-            true => String::new(),
-            false => format!(", without {}", self.about.without()),
+        let without = if self.about.without.is_empty() {
+            String::new()
+        } else {
+            format!(", without {}", self.about.without())
         };
         format!("{} ({}){without}", self.model, hex(self.about.hash))
     }

@@ -158,9 +158,10 @@ impl Gemv {
                 row_op: Some(row_op),
                 ..weight.rows(start..end)
             };
-            let parts = match start < end {
-                true => vec![weight.rows(0..start), middle, weight.rows(end..weight.rows)],
-                false => vec![weight.clone()],
+            let parts = if start < end {
+                vec![weight.rows(0..start), middle, weight.rows(end..weight.rows)]
+            } else {
+                vec![weight.clone()]
             };
             parts.into_iter().filter(|part| part.rows > 0)
         };
@@ -195,7 +196,7 @@ pub(crate) struct StreamedMatrix {
 impl StreamedMatrix {
     /// A matrix without memory.
     #[cfg(test)]
-    pub(crate) fn of_shape(rows: usize, cols: usize) -> Self {
+    pub(crate) fn for_shape(rows: usize, cols: usize) -> Self {
         StreamedMatrix {
             codes: 0,
             scales: 0,

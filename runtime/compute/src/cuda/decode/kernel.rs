@@ -196,9 +196,12 @@ impl DecodeKernel {
         };
         let stride = lists[0].len();
         // Only an op that is alone in its level uses mailboxes.
-        let links = ops.iter().map(|op| match op.is_concurrent {
-            true => MailboxRole::Barrier,
-            false => op.queued.mailbox_role(),
+        let links = ops.iter().map(|op| {
+            if op.is_concurrent {
+                MailboxRole::Barrier
+            } else {
+                op.queued.mailbox_role()
+            }
         });
         let links: Vec<_> = links.collect();
         let (mailboxes, mailbox_floats) = assign_mailboxes(&links);

@@ -256,9 +256,12 @@ fn connect(last: &mut Member, next: MailboxRole<'_>, run: &[Member]) -> Option<M
     }
     // Loads are aligned to 16 bytes. An output that is added to was read by every block.
     let output = next.output()?;
-    let fits = |member: &Member| match overlap(member.output, output) && next.adds() {
-        true => member.whole && member.output == output,
-        false => true,
+    let fits = |member: &Member| {
+        if overlap(member.output, output) && next.adds() {
+            member.whole && member.output == output
+        } else {
+            true
+        }
     };
     let aligned = last.output.first.is_multiple_of(16);
     (aligned && members().all(fits)).then_some(mailboxes)
@@ -289,7 +292,7 @@ mod tests {
     }
 
     fn gemv(epilogue: Epilogue, input: Option<Rows>, output: Rows) -> Gemv {
-        let matrix = StreamedMatrix::of_shape(output.width as usize, 64);
+        let matrix = StreamedMatrix::for_shape(output.width as usize, 64);
         let twins = if matches!(epilogue, Epilogue::Gated(_)) {
             2
         } else {

@@ -100,9 +100,10 @@ impl Tiling {
             1 => 8 * 16,
             numbers => 8 * 32 * format.block_bytes / numbers,
         };
-        match 16 * STEP_UNITS / 8 * eight_units <= self.sixteen_rows {
-            true => 16,
-            false => 8,
+        if 16 * STEP_UNITS / 8 * eight_units <= self.sixteen_rows {
+            16
+        } else {
+            8
         }
     }
 }

@@ -59,9 +59,10 @@ impl Sharing {
             return Sharing::Pageable;
         }
         let read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
-        Sharing::Registered(match read_only {
-            true => sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_READ_ONLY,
-            false => sys::CU_MEMHOSTREGISTER_DEVICEMAP,
+        Sharing::Registered(if read_only {
+            sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_READ_ONLY
+        } else {
+            sys::CU_MEMHOSTREGISTER_DEVICEMAP
         })
     }
 }

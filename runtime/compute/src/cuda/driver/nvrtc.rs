@@ -162,9 +162,10 @@ fn bytes(program: Program, (size, copy): (Size, Bytes)) -> Option<Vec<u8>> {
 fn open() -> Result<Library, String> {
     if let Some(named) = std::env::var_os("WATERLINE_NVRTC").filter(|name| !name.is_empty()) {
         let named = PathBuf::from(named);
-        let found = match named.is_dir() {
-            true => in_folder(&named),
-            false => load(&named),
+        let found = if named.is_dir() {
+            in_folder(&named)
+        } else {
+            load(&named)
         };
         return found.ok_or_else(|| {
             format!(

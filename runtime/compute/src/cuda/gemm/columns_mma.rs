@@ -205,20 +205,20 @@ impl Launches<'_> {
                 continue;
             }
             let joins = format != &BF16 && alike.len() + others.len() <= MOST_LINEARS;
-            let joined = match joins && rows(&others) <= MOST_JOINED {
-                true => std::mem::take(&mut others),
-                false => Vec::new(),
+            let joined = if joins && rows(&others) <= MOST_JOINED {
+                std::mem::take(&mut others)
+            } else {
+                Vec::new()
             };
-            let inputs = match format == &BF16 {
-                true => {
-                    let units = self.columns_prologue_parts(prologue, rounding, cols)?;
-                    Inputs {
-                        units,
-                        floats: Parameter::pointer("const float", 0),
-                        codes: Parameter::pointer("const u8", 0),
-                    }
+            let inputs = if format == &BF16 {
+                let units = self.columns_prologue_parts(prologue, rounding, cols)?;
+                Inputs {
+                    units,
+                    floats: Parameter::pointer("const float", 0),
+                    codes: Parameter::pointer("const u8", 0),
                 }
-                false => self.columns_prologue_codes(prologue, rounding, cols, &joined)?,
+            } else {
+                self.columns_prologue_codes(prologue, rounding, cols, &joined)?
             };
             for alike in alike.chunks(MOST_LINEARS) {
                 self.push_columns_tensor(&inputs, alike, &joined, output, add)?;
@@ -239,21 +239,26 @@ impl Launches<'_> {
         let (first, tiles) = (alike[0].matrix, self.column_tiles());
         let in_bf16 = format_is(first, &BF16);
         let many = rows(alike) / (2 * ROWS) >= self.sms;
-        let row_tiles = match many && tiles <= TILES_OF_TWO && !in_bf16 {
-            true => 2,
-            false => 1,
+        let row_tiles = if many && tiles <= TILES_OF_TWO && !in_bf16 {
+            2
+        } else {
+            1
         };
-        let staged = match in_bf16 {
-            true => StagedRows {
+        let staged = if in_bf16 {
+            StagedRows {
                 stages: 1,
                 bytes: 0,
-            },
-            false => StagedRows::of(first, row_tiles, self.shared_memory),
+            }
+        } else {
+            StagedRows::of(first, row_tiles, self.shared_memory)
         };
         let format = format_of(first);
-        let tile = |matrix: &Matrix| match format_of(matrix) == format {
-            true => row_tiles * ROWS,
-            false => 1,
+        let tile = |matrix: &Matrix| {
+            if format_of(matrix) == format {
+                row_tiles * ROWS
+            } else {
+                1
+            }
         };
         let all = [alike, joined].concat();
         let (linears, blocks) = self.linears_in_tiles(&all, tile, add)?;

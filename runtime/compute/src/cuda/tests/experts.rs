@@ -113,9 +113,10 @@ fn mixture(case: &Case) {
             gate: Some(gate),
             multiplier: 0.7,
         }),
-        activation: match case.gated {
-            true => Activation::Silu,
-            false => Activation::SquaredRelu,
+        activation: if case.gated {
+            Activation::Silu
+        } else {
+            Activation::SquaredRelu
         },
         inner: View::whole(3, inner),
         order: View::whole(4, Experts::order_width(chosen)),

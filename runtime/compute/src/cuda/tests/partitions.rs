@@ -46,13 +46,15 @@ fn compare(case: Case) {
             q,
             k: Key::View(k),
             v,
-            decay: match case.row_fades {
-                true => Decay::Key(decay),
-                false => Decay::Head(decay),
+            decay: if case.row_fades {
+                Decay::Key(decay)
+            } else {
+                Decay::Head(decay)
             },
-            write: match case.delta {
-                true => Write::Delta(beta),
-                false => Write::Add,
+            write: if case.delta {
+                Write::Delta(beta)
+            } else {
+                Write::Add
             },
             gates: None,
             scale: 0.3,

@@ -91,12 +91,13 @@ fn compare_chunks(
             read: Some(read),
         }),
         scale: 0.3,
-        finish: match gates {
-            true => Finish {
+        finish: if gates {
+            Finish {
                 skip: Some((0..heads * dv).map(noise).collect()),
                 gate: Some((gate, Activation::Silu)),
-            },
-            false => Finish::default(),
+            }
+        } else {
+            Finish::default()
         },
         state: 1,
         out,

@@ -316,9 +316,10 @@ impl Attend {
         let keys = (attended.rows + attended.capacity) as usize;
         // In the decode kernel blocks of one SM run one after another.
         let blocks_of_sm = if launches.persistent() { 1 } else { 2 };
-        let splits = match single && keys >= SPLIT {
-            true => (blocks_of_sm * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
-            false => 1,
+        let splits = if single && keys >= SPLIT {
+            (blocks_of_sm * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4))
+        } else {
+            1
         };
         let mut parts = attended.out.bytes();
         if splits > 1 {
@@ -332,9 +333,10 @@ impl Attend {
         let size = (dim, launches.kv_bytes());
         if let Some(tiles) = Tiles::new(size, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
-            let kernel = match tiles.wide {
-                true => format!("attend_wide<{kv}, {dim}, {aligned}>"),
-                false => format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>"),
+            let kernel = if tiles.wide {
+                format!("attend_wide<{kv}, {dim}, {aligned}>")
+            } else {
+                format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>")
             };
             launches.push(Call {
                 source: SOURCE,
@@ -353,9 +355,10 @@ impl Attend {
         let caches = single && !retains;
         let all = launches.prologue_threads();
         let shares = single && (all / 32).is_multiple_of(heads);
-        let (sharing, (threads, shared)) = match shares {
-            true => (heads, (all, merging_bytes(dim, all, 1))),
-            false => (1, block(dim, heads * tile)),
+        let (sharing, (threads, shared)) = if shares {
+            (heads, (all, merging_bytes(dim, all, 1)))
+        } else {
+            (1, block(dim, heads * tile))
         };
         let mut call = Call {
             source: SOURCE,

@@ -75,14 +75,18 @@ impl DeviceOp for AttendBlocks {
         let heads = heads_together(self.group());
         let splits = splits(self.heads / heads, launches.sms());
         let picks = on_tensor_cores(dim, chunk, launches.tensor_cores());
-        let at_once = match step {
-            true => self.kv_heads,
-            false => (self.kv_heads * chunk).min(TURNS * launches.sms()),
+        let at_once = if step {
+            self.kv_heads
+        } else {
+            (self.kv_heads * chunk).min(TURNS * launches.sms())
         };
         let blocks = launches.state_shape(self.mean_keys)[1];
-        let mut numbers = |wanted: bool, n: usize| match wanted {
-            true => launches.scratch_address(n * size_of::<f32>()),
-            false => Ok(0),
+        let mut numbers = |wanted: bool, n: usize| {
+            if wanted {
+                launches.scratch_address(n * size_of::<f32>())
+            } else {
+                Ok(0)
+            }
         };
         let staged = numbers(true, 2 * self.kv_heads * chunk * dim)?;
         let means = 2 * self.kv_heads * (chunk / self.block + 1) * dim;

@@ -246,21 +246,21 @@ impl ExpertGroup<'_> {
             .iter()
             .chain([&up])
             .all(|matrix| launches.in_code_tiles(matrix));
-        let (kernel, blocks, shared) = match codes {
-            true => ("pair_codes", part.count.div_ceil(CODE_ROWS), CODES_SHARED),
-            false => {
-                let tiles = part.count.div_ceil(THREADS / 32 * PLAIN_ROWS);
-                ("pair_products", tiles * (TILE / PLAIN_PAIRS), 0)
-            }
+        let (kernel, blocks, shared) = if codes {
+            ("pair_codes", part.count.div_ceil(CODE_ROWS), CODES_SHARED)
+        } else {
+            let tiles = part.count.div_ceil(THREADS / 32 * PLAIN_ROWS);
+            ("pair_products", tiles * (TILE / PLAIN_PAIRS), 0)
         };
-        let grid = match listed {
-            true => Grid::EachListedTile {
+        let grid = if listed {
+            Grid::EachListedTile {
                 blocks,
                 tile: TILE,
                 lists: self.networks,
                 used: chosen,
-            },
-            false => Grid::EachTile(blocks, TILE),
+            }
+        } else {
+            Grid::EachTile(blocks, TILE)
         };
         let address = |matrix| launches.matrix_address(matrix);
         let matrices = [gate.map_or(Ok(0), address)?, address(up)?];

@@ -63,9 +63,10 @@ impl DeviceOp for Partitions {
             Parameter::value("RecurInputs", inputs),
             Parameter::value("PartitionRoute", route),
         ];
-        let name = match step {
-            true => "partitions_step",
-            false => "partitions",
+        let name = if step {
+            "partitions_step"
+        } else {
+            "partitions"
         };
         if !step {
             parameters.push(Parameter::tokens());

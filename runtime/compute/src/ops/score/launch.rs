@@ -183,9 +183,10 @@ impl Score {
     ) -> Result<()> {
         let layer = placed.layer;
         let threads = launches.prologue_threads();
-        let width = match is_end {
-            true => layer.outputs.next_power_of_two(),
-            false => STEP_WIDTH,
+        let width = if is_end {
+            layer.outputs.next_power_of_two()
+        } else {
+            STEP_WIDTH
         };
         let blocks = layer.outputs.div_ceil(width) + usize::from(before.is_some());
         launches.push_prefetching(Call {

@@ -22,9 +22,10 @@ fn read(keys: &Keys) -> Result<Description> {
         1 => (),
         other => return Err(keys.wrong(SHIFTS, other, "1")),
     }
-    let gate_rank = match keys.has_tensor("blk.0.time_mix_g1.weight") {
-        true => Some(keys.usize("attention.gate_lora_rank")?),
-        false => None,
+    let gate_rank = if keys.has_tensor("blk.0.time_mix_g1.weight") {
+        Some(keys.usize("attention.gate_lora_rank")?)
+    } else {
+        None
     };
     let time_mix = time_mix(keys, gate_rank, keys.has_tensor("blk.0.time_mix_ln.weight"))?;
     let widths = keys.per_layer("feed_forward_length")?;

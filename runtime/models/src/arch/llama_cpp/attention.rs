@@ -83,9 +83,10 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
     };
     // A query head may be followed by its gate.
     let part = |part| Take::Groups { count: heads, part };
-    let queries = match gate {
-        true => part(0..head_dim),
-        false => rotary.clone(),
+    let queries = if gate {
+        part(0..head_dim)
+    } else {
+        rotary.clone()
     };
     let mut projections = vec![
         ("mixer.q_proj", "attn_q", queries),
@@ -110,9 +111,10 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
         (".bias", is_fused(".bias")),
     ] {
         names.extend(projections.iter().map(|(ours, theirs, take)| {
-            let name = match is_fused {
-                true => Name::new(ours, "attn_qkv", take.clone()).in_rows(rows(theirs)),
-                false => Name::new(ours, theirs, take.clone()),
+            let name = if is_fused {
+                Name::new(ours, "attn_qkv", take.clone()).in_rows(rows(theirs))
+            } else {
+                Name::new(ours, theirs, take.clone())
             };
             name.ending(ending)
         }));
@@ -185,9 +187,10 @@ fn divisors(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
         theta: keys.f32_or("rope.freq_base", 10000.0)?,
         stored: &stored,
     };
-    let scaling = match stored.len() == turned / 2 {
-        true => divisors.scaling(trained),
-        false => None,
+    let scaling = if stored.len() == turned / 2 {
+        divisors.scaling(trained)
+    } else {
+        None
     };
     let what = || {
         keys.unsupported(format!(

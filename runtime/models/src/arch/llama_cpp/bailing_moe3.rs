@@ -107,12 +107,15 @@ fn bounded_names() -> Vec<Name> {
 
 /// Channels that turn together lie next to each other, but in files of models that read images.
 fn turned_names(keys: &Keys, block: usize, latent: &LatentAttention) -> Vec<Name> {
-    let halves = |first: usize| match keys.is_list("rope.dimension_sections") {
-        true => Take::Whole,
-        false => Take::Halves {
-            head_dim: first + latent.rope,
-            turned: first..first + latent.rope,
-        },
+    let halves = |first: usize| {
+        if keys.is_list("rope.dimension_sections") {
+            Take::Whole
+        } else {
+            Take::Halves {
+                head_dim: first + latent.rope,
+                turned: first..first + latent.rope,
+            }
+        }
     };
     let mut names = vec![
         Name::new("mixer.q_proj", "attn_q", halves(latent.nope)),

@@ -34,9 +34,10 @@ fn read(keys: &Keys) -> Result<Description> {
             ..attention(keys, layer)?
         };
         let is_unturned = architecture == "smollm3" && (layer + 1).is_multiple_of(UNTURNED);
-        Ok(match is_unturned {
-            true => unturned(attention),
-            false => attention,
+        Ok(if is_unturned {
+            unturned(attention)
+        } else {
+            attention
         })
     };
     let mixers = (0..keys.layers()?).map(mixer).collect::<Result<Vec<_>>>()?;

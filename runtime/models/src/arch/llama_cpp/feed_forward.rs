@@ -45,9 +45,10 @@ impl Mixture {
 pub(super) fn experts(keys: &Keys, block: usize, mixture: Mixture) -> Result<ExpertsSpec> {
     let whole = keys.per_layer_or("feed_forward_length", 0)?[block];
     let chosen = keys.per_layer("expert_used_count")?[block];
-    let usual = match mixture.together {
-        true => whole / chosen.max(1),
-        false => whole,
+    let usual = if mixture.together {
+        whole / chosen.max(1)
+    } else {
+        whole
     };
     let intermediate = keys.per_layer_or("expert_feed_forward_length", usual)?[block];
     let shared = match keys.optional_usize("expert_shared_feed_forward_length")? {

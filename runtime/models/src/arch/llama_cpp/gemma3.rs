@@ -43,14 +43,15 @@ fn read(keys: &Keys) -> Result<Description> {
             ..attention::attention(keys, i)?
         };
         let window = keys.usize_or("attention.sliding_window", 0)?;
-        let attention = match slides[i] && window > 0 {
-            true => Attention {
+        let attention = if slides[i] && window > 0 {
+            Attention {
                 window: Some(window),
                 rope_theta: Some(keys.f32_or("rope.freq_base_swa", 10000.0)?),
                 rope_scaling: None,
                 ..all
-            },
-            false => all,
+            }
+        } else {
+            all
         };
         tables.push(attention::names(keys, i, &attention, Pairs::Halves));
         let mlp = MlpSpec {

@@ -47,13 +47,12 @@ fn read(keys: &Keys) -> Result<Description> {
                 (Arc::new(attention), names)
             }
         };
-        let ffn = match has_experts {
-            true => {
-                let experts = experts(keys, i, mixture)?;
-                names.extend(expert_names(keys, i, &experts));
-                FeedForward::Experts(experts)
-            }
-            false => dense(keys, i, intermediate[i]),
+        let ffn = if has_experts {
+            let experts = experts(keys, i, mixture)?;
+            names.extend(expert_names(keys, i, &experts));
+            FeedForward::Experts(experts)
+        } else {
+            dense(keys, i, intermediate[i])
         };
         layers.push(LayerSpec {
             mixer_sublayer: sublayer,
@@ -77,8 +76,9 @@ fn scaled_attention(keys: &Keys, block: usize) -> Result<Attention> {
         softmax_scale: (scale != 0.0).then_some(scale),
         ..attention::attention(keys, block)?
     };
-    Ok(match keys.bool_or("rope.scaling.finetuned", true)? {
-        true => attention,
-        false => attention::unturned(attention),
+    Ok(if keys.bool_or("rope.scaling.finetuned", true)? {
+        attention
+    } else {
+        attention::unturned(attention)
     })
 }

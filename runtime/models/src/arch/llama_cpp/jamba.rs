@@ -43,13 +43,12 @@ fn read(keys: &Keys) -> Result<Description> {
                 (Arc::new(attention), names)
             }
         };
-        let ffn = match keys.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight")) {
-            true => {
-                let experts = experts(keys, i, mixture)?;
-                names.extend(expert_names(keys, i, &experts));
-                FeedForward::Experts(experts)
-            }
-            false => dense(keys, i, intermediate[i]),
+        let ffn = if keys.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight")) {
+            let experts = experts(keys, i, mixture)?;
+            names.extend(expert_names(keys, i, &experts));
+            FeedForward::Experts(experts)
+        } else {
+            dense(keys, i, intermediate[i])
         };
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);

@@ -69,9 +69,10 @@ impl<'a> Keys<'a> {
     }
 
     fn bounded(&self, key: &str, number: usize) -> Result<usize> {
-        match number <= LARGEST {
-            true => Ok(number),
-            false => Err(self.wrong(key, number, format!("a number up to {LARGEST}"))),
+        if number <= LARGEST {
+            Ok(number)
+        } else {
+            Err(self.wrong(key, number, format!("a number up to {LARGEST}")))
         }
     }
 
@@ -146,13 +147,14 @@ impl<'a> Keys<'a> {
 
     fn blocks(&self) -> Result<usize> {
         let (blocks, tensors) = (self.usize("block_count")?, self.gguf.tensors().len());
-        match blocks <= tensors {
-            true => Ok(blocks),
-            false => Err(self.wrong(
+        if blocks <= tensors {
+            Ok(blocks)
+        } else {
+            Err(self.wrong(
                 "block_count",
                 blocks,
                 format!("no more than the {tensors} tensors"),
-            )),
+            ))
         }
     }
 

@@ -47,13 +47,12 @@ fn read(keys: &Keys) -> Result<Description> {
             (Arc::new(attention), names)
         };
         names.extend(as_stored(&[("ffn_norm", "post_attention_norm")]));
-        let ffn = match has_experts {
-            true => {
-                let experts = experts(keys, i, mixture)?;
-                names.extend(expert_names(keys, i, &experts));
-                FeedForward::Experts(experts)
-            }
-            false => dense(keys, i, intermediate[i]),
+        let ffn = if has_experts {
+            let experts = experts(keys, i, mixture)?;
+            names.extend(expert_names(keys, i, &experts));
+            FeedForward::Experts(experts)
+        } else {
+            dense(keys, i, intermediate[i])
         };
         Ok((layer(mixer, Some(ffn)), names))
     };
@@ -85,13 +84,14 @@ fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
         .iter()
         .take(3)
         .fold(0, |sum, &n| sum.saturating_add(n));
-    match sections.is_empty() || placed >= pairs {
-        true => Ok(()),
-        false => Err(keys.wrong(
+    if sections.is_empty() || placed >= pairs {
+        Ok(())
+    } else {
+        Err(keys.wrong(
             KEY,
             format!("{sections:?}"),
             format!("three sections of {pairs} angles in all"),
-        )),
+        ))
     }
 }
 

@@ -58,9 +58,10 @@ fn time_names(keys: &Keys, block: usize, hidden: usize) -> Vec<Name> {
     for (i, (vector, matrix, alone)) in MIXED.into_iter().enumerate() {
         let rows = i * hidden..(i + 1) * hidden;
         names.push(Name::of_rows(matrix, "time_mix_w2", rows));
-        names.push(match fused {
-            true => Name::of_rows(vector, "time_mix_lerp_fused.weight", i..i + 1),
-            false => Name::new(vector, alone, Take::Flat),
+        names.push(if fused {
+            Name::of_rows(vector, "time_mix_lerp_fused.weight", i..i + 1)
+        } else {
+            Name::new(vector, alone, Take::Flat)
         });
     }
     names

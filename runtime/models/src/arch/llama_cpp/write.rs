@@ -26,7 +26,7 @@ const CONTEXT_LENGTH: u32 = 1 << 20;
 
 impl LlamaCpp {
     /// llama.cpp's architecture of this model, if it has one.
-    pub fn of(spec: &ModelSpec) -> Option<Self> {
+    pub fn for_spec(spec: &ModelSpec) -> Option<Self> {
         let first = spec.layers.first()?;
         let mixer = first.mixer.as_ref()?;
         let numbers = mixer.to_json();

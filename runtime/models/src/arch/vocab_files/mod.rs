@@ -38,12 +38,13 @@ const LARGEST: usize = 32 << 20;
 pub(super) fn read(file: ReadFile) -> Result<Option<Vec<u8>>> {
     for (name, parse) in FILES {
         if let Some(bytes) = file(name)? {
-            let parsed = match bytes.len() > LARGEST {
-                true => Err(format!(
+            let parsed = if bytes.len() > LARGEST {
+                Err(format!(
                     "found {} bytes, at most {LARGEST} are read",
                     bytes.len()
-                )),
-                false => parse(&bytes, file),
+                ))
+            } else {
+                parse(&bytes, file)
             };
             let parsed = parsed
                 .unwrap_or_else(|reason| json!({ "unreadable": format!("{name}: {reason}") }));

@@ -10,10 +10,13 @@ pub(super) fn literal(source: &str) -> Option<Vec<u8>> {
     let body = quoted[1..].strip_suffix(quote)?;
     let mut bytes = Vec::with_capacity(body.len());
     let mut rest = body.chars();
-    let push = |bytes: &mut Vec<u8>, code: u32| match is_bytes {
-        true => u8::try_from(code).map(|byte| bytes.push(byte)).ok(),
-        false => char::from_u32(code)
-            .map(|c| bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes())),
+    let push = |bytes: &mut Vec<u8>, code: u32| {
+        if is_bytes {
+            u8::try_from(code).map(|byte| bytes.push(byte)).ok()
+        } else {
+            char::from_u32(code)
+                .map(|c| bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()))
+        }
     };
     while let Some(c) = rest.next() {
         if c == quote || is_bytes && !c.is_ascii() {
