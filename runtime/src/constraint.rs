@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// Most bytes of a grammar.
 const MOST_BYTES: usize = 1 << 20;
-/// The tag after a model's thoughts.
+/// What models put after their thoughts.
 const THOUGHT_END: &[u8] = b"</think>";
 /// Keyword of llguidance by which a schema says how its JSON is spaced.
 const SPACING: &str = "x-guidance";

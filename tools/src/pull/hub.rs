@@ -31,7 +31,7 @@ pub struct File {
     pub blob: String,
 }
 
-/// Contents of a repository.
+/// What a repository holds now.
 pub struct Revision {
     pub files: Vec<File>,
     sha: String,

@@ -18,7 +18,7 @@ pub enum Part {
 pub struct Parts {
     thoughts: Thoughts,
     calls: Option<Calls>,
-    /// Left out until other text follows: white space around thoughts.
+    /// What is left out until something else comes: white space around thoughts.
     trims: bool,
 }
 

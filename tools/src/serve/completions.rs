@@ -97,7 +97,7 @@ pub async fn complete(
     Ok(response)
 }
 
-/// Text and logits of the prompts that are returned.
+/// What comes back of the prompts.
 struct Echoes {
     texts: Vec<String>,
     hidden: Vec<usize>,

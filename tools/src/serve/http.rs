@@ -1,4 +1,4 @@
-//! HTTP/1.1: connections, bodies, refusals. The handlers of the paths are in the other files.
+//! HTTP/1.1: connections, bodies, refusals. What is behind the paths is in the other files.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -110,7 +110,7 @@ impl Refusal {
         Refusal { status, message }
     }
 
-    /// The kind of error, in OpenAI's and Anthropic's words.
+    /// What kind of error it is, in OpenAI's and Anthropic's words.
     pub fn kind(&self) -> &'static str {
         match self.status.as_u16() {
             401 => "authentication_error",

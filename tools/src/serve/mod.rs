@@ -51,7 +51,7 @@ pub struct Args {
     /// The port; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// The key that clients must send.
+    /// What clients must send as their key.
     #[arg(
         long,
         value_name = "KEY",
@@ -75,7 +75,7 @@ pub struct Args {
     session: SessionArgs,
 }
 
-/// Limits of a request.
+/// What a request may take.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Limits")]
 pub struct Limits {
@@ -113,7 +113,7 @@ struct StoreArgs {
     directory: Option<PathBuf>,
 }
 
-/// State shared by connections.
+/// What connections share.
 pub struct App {
     /// The model's name to clients.
     name: String,

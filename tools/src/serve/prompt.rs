@@ -15,7 +15,7 @@ pub struct Prompt {
     pub template: Option<Templated>,
 }
 
-/// The origin of a prompt made by a template.
+/// Of a prompt that a template made.
 #[derive(Clone)]
 pub struct Templated {
     pub turns: Arc<Turns>,

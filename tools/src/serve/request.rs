@@ -1,4 +1,4 @@
-//! Shared by requests of all interfaces: their fields, and the way from a prompt to its answers.
+//! What requests of all interfaces have in common, and the way from a prompt to its answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -153,13 +153,12 @@ impl App {
         let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let bearer = bearer.and_then(|value| value.strip_prefix(b"Bearer "));
         let given = bearer.or(headers.get("x-api-key").map(HeaderValue::as_bytes));
-        if given.is_some_and(|given| are_equal(given, key.as_bytes())) {
-            Ok(())
-        } else {
-            Err(Refusal::new(
+        match given.is_some_and(|given| are_equal(given, key.as_bytes())) {
+            true => Ok(()),
+            false => Err(Refusal::new(
                 StatusCode::UNAUTHORIZED,
                 "the key is missing or wrong",
-            ))
+            )),
         }
     }
 }
