@@ -131,7 +131,7 @@ const NUMBERS: &[&[u8]] = &[
     &[0, 0, 0, 0, 1, 0, 0, 0],
 ];
 
-/// A place in a file: mostly in its first part, where what the rest means is said.
+/// A place in a file: mostly in its first part, which describes the rest.
 fn place(random: &mut Random, length: usize) -> usize {
     match random.below(4) {
         0 => random.below(length),
@@ -146,9 +146,10 @@ fn mutate(random: &mut Random, kind: &Kind, seed: &[u8]) -> Vec<u8> {
         if file.is_empty() {
             break;
         }
-        let at = match kind.is_text {
-            true => random.below(file.len()),
-            false => place(random, file.len()),
+        let at = if kind.is_text {
+            random.below(file.len())
+        } else {
+            place(random, file.len())
         };
         let end = (at + 1 + random.below(24)).min(file.len());
         match (kind.is_text, random.below(8)) {
@@ -245,7 +246,8 @@ fn campaign(name: &str) {
     assert!(accepted < count, "{name}: everything is accepted");
 }
 
-/// Files that did harm once, or were built to: tests/fuzz/kept, a folder for each kind. Fuzzing begins with them too.
+/// Files that caused a failure once, or were built to: tests/fuzz/kept, a folder for each kind. Fuzzing starts from
+/// them too.
 #[test]
 fn kept_files_are_refused() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/kept");

@@ -11,7 +11,7 @@ const OF_VALUE: usize = 64;
 /// Reads a text of at most `most` values.
 ///
 /// # Errors
-/// A part of a sentence: what was found that cannot be read.
+/// A noun phrase that names the unreadable part.
 pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
     let values = values_at_most(text);
     if values > most {

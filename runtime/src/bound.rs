@@ -7,7 +7,7 @@ use once_cell::sync::OnceCell;
 use waterline_quant::{BF16, BF16_IN_BF16, Bytes, Tensor, ask_room};
 
 use crate::error::{Error, Result};
-use crate::lowering::Source;
+use crate::lowering::WeightSource;
 use crate::model::{
     Checkpoint, DEFAULT_TEMPLATE, Draft, LayerSpec, ModelSpec, OpenOptions, TextFiles, lower,
 };
@@ -74,7 +74,7 @@ impl Model {
             .iter()
             .take_while(|tensor| tensor.layer.is_none());
         let first_tensor = own.count();
-        let source = Source {
+        let source = WeightSource {
             file: &checkpoint.file,
             tensors: &checkpoint.tensors,
             hidden: checkpoint.spec.hidden,
@@ -193,7 +193,7 @@ impl Model {
     }
 
     /// True if some attention reads the whole context.
-    pub(crate) fn reads_context(&self) -> bool {
+    pub fn reads_context(&self) -> bool {
         let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
         tensors.any(|tensor| tensor.shape.contains(&Size::Context))
     }

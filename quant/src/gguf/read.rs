@@ -1,4 +1,4 @@
-//! The parser. The file is not trusted: every count, length and offset is checked against what the file can hold before
+//! The parser. The file is not trusted: every count, length and offset is checked against the file's size before
 //! anything is allocated or read.
 
 use std::ops::Range;
@@ -26,7 +26,7 @@ const MAX_NAME: usize = 1 << 10;
 /// Bytes for whose values there is always room.
 const AHEAD: usize = 64 << 10;
 
-/// Most notes that are kept.
+/// Maximum number of notes.
 const MAX_NOTES: usize = 16;
 
 /// The content of a file's header.
@@ -133,7 +133,7 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
                 format!("a multiple of {alignment}"),
             ));
         }
-        // Of an unknown format only the start can be checked.
+        // For an unknown format only the start can be checked.
         let len = match tensor.format() {
             Some(format) => format.tensor_bytes(&tensor.shape).map_err(|e| {
                 invalid(
@@ -241,9 +241,10 @@ impl<'a> Cursor<'a> {
 
     /// Refuses a number of things above `most`.
     fn at_most(&self, item: &str, count: usize, most: usize) -> Result<()> {
-        match count <= most {
-            true => Ok(()),
-            false => Err(self.invalid(item, count, format!("at most {most}"))),
+        if count <= most {
+            Ok(())
+        } else {
+            Err(self.invalid(item, count, format!("at most {most}")))
         }
     }
 

@@ -173,7 +173,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// What error messages call this checkpoint.
+    /// Name of this checkpoint in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -183,7 +183,7 @@ impl Checkpoint {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The names of the tensors whose values nobody has read, sorted.
+    /// The names of the tensors that were never read, sorted.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         let unused = |(_, entry): &(&String, &Entry)| !entry.used.load(Ordering::Relaxed);
         let entries = self.entries.iter().filter(unused);
@@ -276,7 +276,7 @@ impl Entry {
     }
 }
 
-/// The header of a file, as far as the file has what it says.
+/// The header of a file, if the file is as long as it claims.
 fn header(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_first_chunk()?;
     let length = u64::from_le_bytes(*length);

@@ -1,12 +1,12 @@
 //! Tensors that are stored as small numbers with scales: FP8 and INT8 with a scale for each tensor, row or block (as DeepSeek,
 //! Qwen and compressed-tensors store them), NVFP4 and MXFP4, and integers of two, four or eight bits in words of 32.
 //!
-//! Next to a tensor `w` lie its scales and what else its numbers need:
+//! The scales of a tensor `w`, and other tensors that decode it:
 //! ```text
 //! w_scale_inv or w_scale   factors, for blocks of the matrix that follow from the shapes
 //! w_scale_2                a factor of all (NVFP4 of ModelOpt)
 //! w_global_scale           a divisor of all (NVFP4 of compressed-tensors)
-//! w_zero_point             the number of zero, packed along the rows
+//! w_zero_point             the zero point, packed along the rows
 //! w_packed, w_shape        the numbers of w in bytes or words, the first in the lowest bits
 //! ```
 //! Values are decoded as f16, in f32 where f16 cannot hold them.
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::format::{F16, F32, Format};
 use crate::storage::{Bytes, Tensor};
 
-/// Ends of the names of what scales activations, which are not quantized here.
+/// Suffixes of tensors that scale activations, which are not quantized here.
 const OF_ACTIVATIONS: [&str; 9] = [
     ".input_scale",
     ".input_scale_inv",
@@ -58,7 +58,7 @@ enum Numbers {
     Words(u32),
 }
 
-/// Finds the tensors that are quantized, gives them their logical names and shapes, and takes what scales them off the list.
+/// Finds the quantized tensors, gives them their logical names and shapes, and removes their scales from the list.
 pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
     let mut found = false;
     let names: Vec<String> = entries.keys().cloned().collect();

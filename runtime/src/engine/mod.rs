@@ -3,17 +3,17 @@
 mod cpu;
 mod cuda;
 mod draft;
+mod host_batch;
 mod slots;
 mod step;
-mod together;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use cpu::plan_reading;
+pub(crate) use host_batch::plan_ahead;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
-pub(crate) use together::plan_ahead;
 
 use crate::bound::Model;
 use crate::cpu::Pool;
@@ -209,8 +209,6 @@ pub(crate) struct Setup {
     pub kv: Kv,
     /// How a step runs on a device.
     pub step: StepProgram,
-    /// Whether tokens are read ahead, with the bits of recorded steps.
-    pub ahead: bool,
     /// Chunks have the bits of steps, too.
     pub exact: bool,
 }

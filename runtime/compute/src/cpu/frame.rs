@@ -1,4 +1,4 @@
-//! What an op sees while it runs.
+//! The context of a running op.
 
 use std::sync::Mutex;
 
@@ -62,7 +62,7 @@ impl Buffers {
     }
 }
 
-/// What an op sees: the chunk's tokens, the buffers, the state, the threads.
+/// The context of a running op: the chunk's tokens, the buffers, the state, the threads.
 pub struct Frame<'a> {
     pub pool: &'a Pool,
     pub buffers: &'a mut Buffers,

@@ -8,7 +8,7 @@ use waterline_quant::zeroed;
 use super::plan::StatePlan;
 use crate::error::{Error, Result};
 
-/// A cache line; the arena is made of them so that every state tensor is aligned to 64 bytes.
+/// A cache line; the arena consists of them so that every state tensor is aligned to 64 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);

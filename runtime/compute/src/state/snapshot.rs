@@ -35,7 +35,8 @@ pub struct Snapshot {
     /// A hash of all tokens, if they are known.
     #[doc(hidden)]
     pub tokens: Option<u64>,
-    /// Kept with the state, not interpreted: a program's own notes, such as the messages of a chat.
+    /// Stored with the state, not interpreted: a program's own data, such as the messages of a
+    /// chat.
     pub note: Vec<u8>,
 }
 
@@ -52,7 +53,7 @@ impl Snapshot {
         }
     }
 
-    /// What differs for different models.
+    /// Identifies the model.
     #[doc(hidden)]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -85,8 +86,8 @@ impl Snapshot {
             .map(move |tensor| (tensor, &bytes[tensor.offset..tensor.offset + tensor.bytes]))
     }
 
-    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when it is whole; until then what had its
-    /// name stays.
+    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when complete; until then an earlier file
+    /// of that name stays.
     ///
     /// # Errors
     /// [`Error::Io`], also if `path` is something other than a file.
@@ -189,21 +190,18 @@ impl Snapshot {
         };
         let plan = Arc::new(plan);
         let (mut grid, mut tokens) = (u64::from_le_bytes(*OLDER_MAGIC), 0);
-        let arena = match is_older {
-            true => {
-                let mut arena = Arena::new(plan)?;
-                input.read_exact(arena.bytes_mut()).map_err(failed)?;
-                arena
+        let arena = if is_older {
+            let mut arena = Arena::new(plan)?;
+            input.read_exact(arena.bytes_mut()).map_err(failed)?;
+            arena
+        } else {
+            // Memory that is not written takes none, so that a small file takes little.
+            let mut arena = Arena::untouched(plan)?;
+            if !sparse::read(&mut input, &mut arena).map_err(failed)? {
+                return Err(bad("its state is longer than its tensor table says"));
             }
-            false => {
-                // Memory that is not written takes none, so that a small file takes little.
-                let mut arena = Arena::untouched(plan)?;
-                if !sparse::read(&mut input, &mut arena).map_err(failed)? {
-                    return Err(bad("its state is longer than its tensor table says"));
-                }
-                (grid, tokens) = (next(&mut input)?, next(&mut input)?);
-                arena
-            }
+            (grid, tokens) = (next(&mut input)?, next(&mut input)?);
+            arena
         };
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {

@@ -41,8 +41,8 @@ const PANICKED: &str = "the tokenizer cannot be handled";
 
 /// Text to tokens and tokens to bytes, as a `tokenizer.json` describes it.
 ///
-/// Nothing is added on its own: neither a beginning-of-text token nor what the file's post
-/// processor says. A chat template writes such tokens out.
+/// Adds no tokens by itself: neither a beginning-of-text token nor those of the file's post
+/// processor. A chat template writes such tokens out.
 pub struct Tokenizer {
     words: Words,
     /// Set to leave special tokens alone; [`encode_pieces`](Self::encode_pieces) finds them.
@@ -58,7 +58,7 @@ pub struct Tokenizer {
     special_names: AhoCorasick,
     /// `[vocab]`
     is_special: Vec<bool>,
-    /// The unknown token: special, yet what plain text may become.
+    /// The unknown token: special, but plain text may become it.
     unknown: Option<u32>,
     bytes: ByteTable,
 }
@@ -267,8 +267,7 @@ impl Tokenizer {
         self.is_special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// Whether the token has a name of its own in text that is more than white space: a control token, or one that the file adds to
-    /// the vocabulary.
+    /// Whether the token has a visible name in text: a control token, or one that the file adds to the vocabulary.
     pub(crate) fn is_mark(&self, id: u32) -> bool {
         let added = self.added.get_added_tokens_decoder().get(&id);
         added.is_some_and(|token| !token.content.trim().is_empty())
@@ -376,9 +375,12 @@ impl Tokenizer {
 
 /// A reason without control characters, which a file may put into it.
 fn printable(reason: &str) -> String {
-    let escaped = |character: char| match character.is_control() {
-        true => character.escape_default().to_string(),
-        false => character.to_string(),
+    let escaped = |character: char| {
+        if character.is_control() {
+            character.escape_default().to_string()
+        } else {
+            character.to_string()
+        }
     };
     reason.chars().take(1_000).map(escaped).collect()
 }
