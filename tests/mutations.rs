@@ -1,5 +1,5 @@
-//! Files that work, and calls from C, changed at random: 2,000 files of each kind and 500 programs of calls, from a seed, must end in an error or in a model that runs, within
-//! 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED give longer campaigns.
+//! Files that work, and calls from C, changed at random: 2,000 files of each kind and 500 programs of calls, from a seed, must end in an
+//! error or in a model that runs, within 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED give longer campaigns.
 
 mod inputs;
 

@@ -20,7 +20,7 @@ fuzz() {
     # A C program may ask for a session of any size; here the system refuses more than a GiB.
     [ "$1" != calls ] || ASAN_OPTIONS+=:max_allocation_size_mb=1024
     program=$(ls "${CARGO_TARGET_DIR:-target}"/*/release/any)
-    WATERLINE_SEEDS=corpus/$1 "$program" "corpus/$1" -runs=1 >"artifacts/$1.log" 2>&1 &&
+    WATERLINE_SEEDS=corpus/$1 "$program" "corpus/$1" -artifact_prefix="artifacts/$1/" -runs=1 >"artifacts/$1.log" 2>&1 &&
         "$program" "corpus/$1" -artifact_prefix="artifacts/$1/" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 \
             -malloc_limit_mb=2048 -max_len=1048576 >"artifacts/$1.log" 2>&1 &&
         echo "$1: $(grep -o 'Done .*' "artifacts/$1.log")" || { tail -40 "artifacts/$1.log"; return 255; }
