@@ -241,6 +241,7 @@ mod tests {
         let place = Place {
             tokens,
             sms: 132,
+            slots: 1,
             persistent: false,
             has_choices: false,
         };
