@@ -393,7 +393,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::sample`].
-    fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
+    pub fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
         self.choose(Some(logits))
     }
 
