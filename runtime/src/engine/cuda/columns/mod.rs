@@ -134,7 +134,8 @@ impl Writer<'_> {
                 ids: at::<u32>(&self.own.ids, row),
                 ..self.memory
             };
-            let position = (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
+            let position =
+                (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
             let column = Column {
                 row,
                 position,
