@@ -101,11 +101,7 @@ struct Recurrence {
     for (int r = 0; r < rows; r++) {
       const float* x = first + (r / 4 * lanes * 4 + r % 4) * dv;
       bool inside = has_column && (dk == depth || row(r) < dk);
-      if constexpr (columns == 4) {
-        float4 quad = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (inside) quad = *reinterpret_cast<const float4*>(x);
-        state[r][0] = quad.x, state[r][1] = quad.y, state[r][2] = quad.z, state[r][3] = quad.w;
-      } else if constexpr (columns == 2) {
+      if constexpr (columns == 2) {
         float2 pair = {0.0f, 0.0f};
         if (inside) pair = *reinterpret_cast<const float2*>(x);
         state[r][0] = pair.x;
@@ -123,9 +119,7 @@ struct Recurrence {
     for (int r = 0; r < rows; r++) {
       float* x = first + (r / 4 * lanes * 4 + r % 4) * dv;
       if (dk != depth && row(r) >= dk) continue;
-      if constexpr (columns == 4) {
-        *reinterpret_cast<float4*>(x) = {state[r][0], state[r][1], state[r][2], state[r][3]};
-      } else if constexpr (columns == 2) {
+      if constexpr (columns == 2) {
         *reinterpret_cast<float2*>(x) = {state[r][0], state[r][1]};
       } else {
         *x = state[r][0];

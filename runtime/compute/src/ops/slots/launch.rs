@@ -50,7 +50,6 @@ impl DeviceOp for Slots {
             let place = Place {
                 tokens: launches.tokens,
                 sms: launches.sms(),
-                slots: 1,
                 persistent: launches.persistent(),
                 has_choices: launches.has_choices,
             };

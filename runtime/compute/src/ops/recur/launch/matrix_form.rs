@@ -244,7 +244,6 @@ mod tests {
         let place = Place {
             tokens,
             sms: 132,
-            slots: 1,
             persistent: false,
             has_choices: false,
         };

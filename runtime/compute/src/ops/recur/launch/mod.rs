@@ -154,8 +154,6 @@ pub(in crate::ops) struct Place {
     /// Tokens of the largest chunk.
     pub tokens: usize,
     pub sms: usize,
-    /// Slots of a batch whose steps run at the same time.
-    pub slots: usize,
     /// Whether it is an op of the decode kernel.
     pub persistent: bool,
     /// Whether the model chooses experts.
@@ -174,7 +172,6 @@ impl Plan {
         let Place {
             tokens,
             sms,
-            slots,
             persistent,
             has_choices,
         } = place;
@@ -188,13 +185,7 @@ impl Plan {
             (257..=512, 1) | (65..=128, _) => 16,
             _ => 32,
         };
-        // Slots of a batch keep all SMs busy with larger pieces of a state's rows, if these fit a thread's registers.
-        const HELD: usize = 64;
-        let columns = match dv {
-            dv if slots > 1 && dv.is_multiple_of(4) && dk.div_ceil(4 * lanes) * 16 <= HELD => 4,
-            dv if dv.is_multiple_of(2) => 2,
-            _ => 1,
-        };
+        let columns = if dv.is_multiple_of(2) { 2 } else { 1 };
         let blocks = |warps: usize| states * dv.div_ceil(32 / lanes * columns * warps);
         // A single token is bound by the loads of the state: all SMs take part.
         let least = if tokens == 1 { sms } else { 1 };
@@ -468,11 +459,6 @@ impl Recur {
         let place = Place {
             tokens: launches.tokens,
             sms: launches.share_of_sms(),
-            slots: if launches.persistent() {
-                1
-            } else {
-                launches.sharing
-            },
             persistent: launches.persistent(),
             has_choices: launches.has_choices,
         };
@@ -494,7 +480,6 @@ mod tests {
         let place = Place {
             tokens,
             sms: 132,
-            slots: 1,
             persistent: false,
             has_choices: false,
         };
