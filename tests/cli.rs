@@ -484,3 +484,19 @@ fn ends_a_run(signal: &str) {
     assert_eq!(last["finish"], "cancelled");
     assert!(last["tokens"].as_u64().unwrap() > 0);
 }
+
+/// The text of a decode kernel has a named function for each op, and asserts the sizes of its parameters.
+#[test]
+fn inspect_prints_the_decode_kernel() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let source = ["inspect", &model, "--schedule", "--source"];
+    let text = place.run(source).succeeded().text();
+    for part in [
+        "op_000_best_of_part()",
+        "_recur_step() {",
+        "sizeof(Rows) == 16",
+    ] {
+        assert!(text.contains(part), "{part}");
+    }
+}

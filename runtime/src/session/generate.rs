@@ -6,6 +6,7 @@ use crate::bound::Model;
 use crate::constraint::Constraint;
 use crate::error::{Error, Result};
 use crate::session::Session;
+use crate::session::pause::Pause;
 use crate::text::{StopStrings, TextStream, Tokenizer};
 
 /// When to stop, and what to report.
@@ -96,6 +97,8 @@ pub struct Generation {
     ended: bool,
     /// Number of read-ahead tokens that were taken; none if the session does not read ahead.
     taken: Option<usize>,
+    /// While few drafts are accepted there are none for a while.
+    pause: Pause,
 }
 
 impl Generation {
@@ -120,6 +123,7 @@ impl Generation {
             error: None,
             ended: false,
             taken: None,
+            pause: Pause::default(),
         })
     }
 
@@ -238,8 +242,14 @@ impl Generation {
     ) -> Result<(u32, Option<f32>)> {
         if let Some(taken) = self.taken {
             let place = match taken == session.ahead().len() {
+                // All that was read ahead is taken in, and stays so.
+                true if self.pause.step() => return Ok((session.step()?, None)),
                 true => {
+                    let before = session.drafts();
                     session.step_ahead(self.left, &self.ends)?;
+                    let (drafted, accepted) = session.drafts();
+                    self.pause
+                        .end_draft(drafted - before.0, accepted - before.1);
                     0
                 }
                 false => taken,

@@ -7,6 +7,7 @@ mod history;
 mod lookup;
 mod note;
 mod options;
+mod pause;
 mod prefix_store;
 mod reading;
 mod saved;

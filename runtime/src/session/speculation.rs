@@ -2,8 +2,7 @@
 //! chosen is accepted. Each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
 //! to the bit, whatever the sampler; on a GPU, those of recorded steps. Drafts come from [`lookup`] or from the model's MTP block.
 //!
-//! Without a draft the session makes a plain step, on a GPU in the decode kernel, whose bits are not those of recorded steps. While few
-//! drafts are accepted there are none for a while ([`Pause`]).
+//! Without a draft the session makes a plain step, on a GPU in the decode kernel, whose bits are not those of recorded steps.
 //!
 //! The memory is fixed: one more state, to return to where a draft went wrong, and of every draft token what the ops with a state
 //! read. Where a draft is not accepted whole, only these ops run again over the accepted tokens: a recurrence repeats its rank-one
@@ -50,42 +49,6 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usi
     }
 }
 
-/// Plain steps after refused drafts, more after each: a refused draft costs a few steps.
-#[derive(Default)]
-struct Pause {
-    /// Drafts in a row of which less than half was accepted.
-    refused: u32,
-    /// Plain steps that are left.
-    left: u32,
-}
-
-impl Pause {
-    /// Refused drafts in a row that are followed by the next one at once.
-    const PATIENCE: u32 = 1;
-    const SHORTEST: u32 = 16;
-    const LONGEST: u32 = 256;
-
-    /// Whether the next step is a plain one.
-    fn step(&mut self) -> bool {
-        let pauses = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        pauses
-    }
-
-    /// `accepted` of `drafted` tokens that were read together were right.
-    fn end_draft(&mut self, drafted: usize, accepted: usize) {
-        if drafted > 0 && 2 * accepted >= drafted {
-            return *self = Pause::default();
-        }
-        if self.refused >= Self::PATIENCE {
-            let doublings = (self.refused - Self::PATIENCE).min(31);
-            let steps = u64::from(Self::SHORTEST) << doublings;
-            self.left = steps.min(u64::from(Self::LONGEST)) as u32;
-        }
-        self.refused += 1;
-    }
-}
-
 /// Data of a session that reads ahead.
 pub(super) struct Speculation {
     ahead: Box<dyn Ahead>,
@@ -100,7 +63,6 @@ pub(super) struct Speculation {
     /// Tokens that were drafted so far, and how many of them stood.
     drafted: u64,
     accepted: u64,
-    pause: Pause,
 }
 
 impl Speculation {
@@ -124,7 +86,6 @@ impl Speculation {
             draft: most - 1,
             drafted: 0,
             accepted: 0,
-            pause: Pause::default(),
         }))
     }
 
@@ -171,7 +132,7 @@ impl Session {
 
     fn step_by(&mut self, speculation: &mut Speculation, most: usize, ends: &[u32]) -> Result<()> {
         speculation.tokens.clear();
-        if speculation.pause.step() || most == 1 || !self.expects_draft(speculation) {
+        if most == 1 || !self.expects_draft(speculation) {
             let token = self.step()?;
             speculation.tokens.push(token);
             return Ok(());
@@ -201,7 +162,6 @@ impl Session {
         }
         let count = speculation.tokens.len();
         if count == 1 {
-            speculation.pause.end_draft(0, 0);
             return self.feed(&[first]).inspect_err(|_| self.set_random(before));
         }
         if self.canceller.take() {
@@ -220,13 +180,11 @@ impl Session {
                     None => self.choose(Some(speculation.ahead.logits(row)?)),
                 };
                 if !chosen.is_ok_and(|chosen| chosen == speculation.tokens[row + 1]) {
-                    speculation.pause.end_draft(count - 1, row);
                     return self.commit(speculation, row + 1);
                 }
                 speculation.random.push(self.random());
             }
         }
-        speculation.pause.end_draft(count - 1, count - 1);
         speculation.ahead.end(&mut *self.engine, count - 1)
     }
 

@@ -67,11 +67,14 @@ impl Source {
             each_once(ops.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
         let mut names = vec![String::new(); cases.len()];
         for (queued, &index) in calls.iter().zip(&of_call) {
-            names[index] = format!("op_{index}_{}", queued.call.template());
+            names[index] = format!("op_{index:03}_{}", queued.call.template());
         }
-        // Not inlined: common subexpressions of several ops would hold registers.
+        // Not inlined: common subexpressions of several ops would hold registers. The compiler lays functions out in the order of their
+        // symbols; in another order than they run a step of Qwen3.5 0.8B took 2 % longer (H100).
         let functions: String = (cases.iter().zip(&names))
-            .map(|(case, name)| format!("\n__device__ __noinline__ void {name}() {{ {case} }}\n"))
+            .map(|(case, name)| {
+                format!("\nextern \"C\" __device__ __noinline__ void {name}() {{ {case} }}\n")
+            })
             .collect();
         let text = [
             constants,

@@ -1,0 +1,64 @@
+//! When a generation drafts: refused drafts cost a few steps each, so that they become rare.
+
+/// Plain steps after refused drafts, more after each.
+#[derive(Default)]
+pub(super) struct Pause {
+    /// Drafts in a row of which less than half was accepted.
+    refused: u32,
+    /// Plain steps that are left.
+    left: u32,
+}
+
+impl Pause {
+    /// Refused drafts in a row that are followed by the next one at once.
+    const PATIENCE: u32 = 1;
+    const SHORTEST: u32 = 16;
+    const LONGEST: u32 = 256;
+
+    /// Whether the next step is a plain one.
+    pub fn step(&mut self) -> bool {
+        let pauses = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        pauses
+    }
+
+    /// `accepted` of `drafted` tokens are those that steps would have chosen.
+    pub fn end_draft(&mut self, drafted: u64, accepted: u64) {
+        if drafted == 0 {
+            return;
+        }
+        if 2 * accepted >= drafted {
+            return *self = Pause::default();
+        }
+        if self.refused >= Self::PATIENCE {
+            let doublings = (self.refused - Self::PATIENCE).min(16);
+            self.left = (Self::SHORTEST << doublings).min(Self::LONGEST);
+        }
+        self.refused = self.refused.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pause;
+
+    /// Refused drafts end in pauses that grow up to a bound; a draft of which half was accepted ends them.
+    #[test]
+    fn refused_drafts_become_rare() {
+        let mut pause = Pause::default();
+        let mut plain_steps = |drafted, accepted| {
+            pause.end_draft(drafted, accepted);
+            (0..).take_while(|_| pause.step()).count()
+        };
+        assert_eq!(plain_steps(4, 1), 0);
+        let pauses = [plain_steps(4, 1), plain_steps(2, 0), plain_steps(1, 0)];
+        assert_eq!(pauses, [16, 32, 64]);
+        for _ in 0..100 {
+            assert!(plain_steps(3, 0) <= 256);
+        }
+        assert_eq!(plain_steps(0, 0), 0);
+        assert_eq!(plain_steps(4, 2), 0);
+        assert_eq!(plain_steps(4, 0), 0);
+        assert_eq!(plain_steps(4, 0), 16);
+    }
+}
