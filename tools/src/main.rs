@@ -24,6 +24,7 @@ mod prompt;
 mod quantize;
 mod random;
 mod retain;
+mod retention;
 mod run;
 mod samples;
 mod sampling;
