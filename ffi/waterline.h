@@ -148,6 +148,9 @@ typedef struct {
   // 1 copies the files into memory, so that they may be rewritten or shortened afterwards. 0, the default, maps them: a
   // mapped file that is shortened ends the process.
   uint32_t copy;
+  // 1 opens the block of the model that predicts the token after the next one (MTP), for `mtp` of wl_session_params; an error where
+  // the file has none. 0 by default.
+  uint32_t mtp;
 } wl_model_params;
 
 // What a model is.
@@ -213,10 +216,10 @@ typedef struct {
 typedef struct {
   // sizeof(wl_store_params).
   uint32_t size;
-  // Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means the `chunk` of the session that reads,
-  // but no fewer than 256.
+  // Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256. A GPU reads long prompts faster
+  // with more.
   uint32_t grid;
-  // Most bytes in memory; 1 GiB by default.
+  // Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most.
   uint64_t bytes;
   // A directory where checkpoints are kept too, for other processes and later runs; NULL, the default, means none. It is made
   // if it does not exist; its files are their owner's alone.
@@ -278,6 +281,12 @@ typedef struct {
   // Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
   // what it needs of the store.
   const wl_store *store;
+  // Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0, the default, means none. The
+  // text is the same without; drafts make it come sooner, and need the memory of one more state.
+  uint32_t lookup;
+  // Most tokens that a generation drafts by the model's MTP block, in place of `lookup`; 0, the default, means none. The model was opened
+  // with `mtp` of wl_model_params.
+  uint32_t mtp;
 } wl_session_params;
 
 // The memory of a model and a session, in bytes. None of it grows while tokens are read.
@@ -306,12 +315,26 @@ typedef struct {
   uint64_t state_bytes;
   // Bytes of working memory and marks.
   uint64_t work_bytes;
+  // Tokens that were drafted since the session was made.
+  uint64_t drafted;
+  // Those of them that were right.
+  uint64_t accepted;
 } wl_session_info;
 
 // Hears how far the reading of a prompt has come, after every `chunk` tokens: `read` of `total`. Returns 0 to go on,
 // anything else to cancel the call. It is called on the caller's thread; other calls on the session return
 // WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
 typedef int (*wl_progress_fn)(uint64_t read, uint64_t total, void *user);
+
+// Takes a token that was generated and read, with its log-probability by the model alone, before bias, penalties and temperature (NaN
+// unless `logprobs` is 1), and the text that it completes: `length` bytes of UTF-8, with a zero byte after them, valid during the
+// call; none while a character or the beginning of a stop text is incomplete. Returns 0 to go on, anything else to stop after it.
+// Otherwise as wl_text_fn.
+typedef int (*wl_token_fn)(uint32_t token, float logprob, const char *text, size_t length, void *user);
+
+// Sees the logits, `count` numbers, before a token is chosen by them; what it changes holds for that choice. Minus infinity forbids a
+// token. A GPU then sends all logits of every token. It must return: no exceptions, no longjmp.
+typedef void (*wl_logits_fn)(float *logits, size_t count, void *user);
 
 // When a generation ends.
 typedef struct {
@@ -329,6 +352,16 @@ typedef struct {
   const uint32_t *stop_tokens;
   // The number of stop tokens; 0 by default.
   size_t stop_token_count;
+  // 1 computes the log-probability of each token, which `on_token` gets; a session then drafts nothing. 0 by default.
+  uint32_t logprobs;
+  // 0.
+  uint32_t reserved;
+  // Called for each token; NULL by default.
+  wl_token_fn on_token;
+  // Called before each token is chosen; a session then drafts nothing. NULL by default.
+  wl_logits_fn on_logits;
+  // Passed to `on_token` and `on_logits`, so it lives as long as the generation; NULL by default.
+  void *user;
 } wl_generate_params;
 
 // Takes a piece of text: `length` bytes of UTF-8, whole characters, with a zero byte after them, valid during the call.
@@ -571,6 +604,17 @@ wl_status wl_batch_step(wl_batch *batch,
 // Session i of `count`, all different, reads `tokens[i]`. Otherwise as wl_batch_step.
 wl_status wl_batch_feed(wl_batch *batch, wl_session *const *sessions, const uint32_t *tokens, size_t count);
 
+// Carries on, by one token each and together, the generations that wl_generate_start or wl_chat_start have begun on `count` sessions,
+// all different. `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, as wl_generate_next
+// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives; such
+// sessions may stay in the call. Each gives the text that it gives alone. Errors and threads are as in wl_batch_step;
+// WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
+wl_status wl_batch_generate(wl_batch *batch,
+                            wl_session *const *sessions,
+                            size_t count,
+                            const char **texts,
+                            size_t *lengths);
+
 // Fills `params` with defaults; `size` is sizeof(wl_generate_params).
 wl_status wl_generate_params_init(wl_generate_params *params, size_t size);
 
@@ -613,6 +657,18 @@ wl_status wl_session_set_messages(wl_session *session,
 
 // Sets the instructions ahead of the conversation, before its first message; an empty text removes them.
 wl_status wl_chat_system(wl_session *session, const char *text, size_t length);
+
+// Sets, from the next message on, whether the model's template requests a thought before the answer: 1 or 0, or -1 as the template does
+// by default. Templates without such a switch ignore it.
+wl_status wl_chat_thinking(wl_session *session,
+                           int32_t thinking);
+
+// Names, from the next message on, the functions that the model may call: a JSON array of schemas as the model's template takes them,
+// such as {"type": "function", "function": {"name", "description", "parameters"}}. An empty array removes them. A call that the model
+// makes is part of its text.
+wl_status wl_chat_tools(wl_session *session,
+                        const char *json,
+                        size_t length);
 
 // Sends a message and gives the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only what is new
 // is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.

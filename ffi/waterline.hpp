@@ -61,6 +61,9 @@ struct FreeStore {
 struct FreeSession {
     void operator()(wl_session *session) const noexcept { wl_session_free(session); }
 };
+struct FreeBatch {
+    void operator()(wl_batch *batch) const noexcept { wl_batch_free(batch); }
+};
 
 // A model. Moves, and frees itself; sessions made on it live on without it.
 class Model {
@@ -203,6 +206,21 @@ public:
     // Takes a piece of text; false stops. It may throw: the exception leaves through the call that generates.
     using OnText = std::function<bool(std::string_view)>;
 
+    // A token with its log-probability, NaN unless params.logprobs is 1, and the text that it completes.
+    struct Token {
+        uint32_t id;
+        float logprob;
+        std::string_view text;
+    };
+
+    // Functions that a generation calls; any may be empty, and any may throw.
+    struct Hooks {
+        // false stops after the token.
+        std::function<bool(const Token &)> on_token;
+        // What it changes of the logits holds for the next choice.
+        std::function<void(float *logits, size_t count)> on_logits;
+    };
+
     explicit Session(const Model &model, const SessionParams &params = {})
     {
         wl_session *session = nullptr;
@@ -247,18 +265,37 @@ public:
         return logits;
     }
 
-    wl_generate_result generate(const OnText &on_text, const GenerateParams &params = {})
+    wl_generate_result generate(const OnText &on_text, const GenerateParams &params = {}, const Hooks &hooks = {})
     {
-        return run(on_text, [&](wl_text_fn function, void *user, wl_generate_result *result) {
-            return wl_generate(get(), &params, function, user, result);
-        });
+        return run({on_text, hooks, nullptr}, params,
+                   [&](const wl_generate_params *with, wl_text_fn function, void *user, wl_generate_result *result) {
+                       return wl_generate(get(), with, function, user, result);
+                   });
     }
 
-    wl_generate_result say(std::string_view message, const OnText &on_text, const GenerateParams &params = {})
+    wl_generate_result say(std::string_view message, const OnText &on_text, const GenerateParams &params = {},
+                           const Hooks &hooks = {})
     {
-        return run(on_text, [&](wl_text_fn function, void *user, wl_generate_result *result) {
-            return wl_chat_say(get(), message.data(), message.size(), &params, function, user, result);
-        });
+        return run({on_text, hooks, nullptr}, params,
+                   [&](const wl_generate_params *with, wl_text_fn function, void *user, wl_generate_result *result) {
+                       return wl_chat_say(get(), message.data(), message.size(), with, function, user, result);
+                   });
+    }
+
+    // Begins a generation, or the answer to a message, that next() or a batch carries on.
+    void start(const GenerateParams &params = {}) { check(wl_generate_start(get(), &params)); }
+    void start_answer(std::string_view message, const GenerateParams &params = {})
+    {
+        check(wl_chat_start(get(), message.data(), message.size(), &params));
+    }
+
+    // The next piece of what was begun, valid until the next call; at its end one without data(), and `result` is filled.
+    std::string_view next(wl_generate_result *result = nullptr)
+    {
+        const char *text = nullptr;
+        size_t length = 0;
+        check(wl_generate_next(get(), &text, &length, result));
+        return {text, length};
     }
 
     // How a history came into the session.
@@ -294,6 +331,10 @@ public:
         check(wl_chat_set_messages(get(), pointers.data(), pointers.size()));
     }
 
+    // Whether the template requests a thought before the answer: 1, 0, or -1 as it does by default.
+    void thinking(int request) { check(wl_chat_thinking(get(), request)); }
+    // The functions that the model may call: an array of schemas as JSON.
+    void tools(std::string_view json) { check(wl_chat_tools(get(), json.data(), json.size())); }
     void system(std::string_view text) { check(wl_chat_system(get(), text.data(), text.size())); }
     void undo() { check(wl_chat_undo(get())); }
 
@@ -341,27 +382,51 @@ private:
 
     struct Call {
         const OnText &on_text;
+        const Hooks &hooks;
         std::exception_ptr thrown;
+
+        // An exception must not pass through the library, so it waits here, and the generation stops.
+        template <typename Function>
+        int guard(Function function) noexcept
+        {
+            try {
+                return thrown || !function();
+            } catch (...) {
+                thrown = std::current_exception();
+                return 1;
+            }
+        }
     };
 
-    // An exception must not pass through the library, so it waits here.
     static int take(const char *text, size_t length, void *user) noexcept
     {
         auto &call = *static_cast<Call *>(user);
-        try {
-            return call.on_text(std::string_view(text, length)) ? 0 : 1;
-        } catch (...) {
-            call.thrown = std::current_exception();
-            return 1;
-        }
+        return call.guard([&] { return call.on_text(std::string_view(text, length)); });
+    }
+
+    static int take_token(uint32_t id, float logprob, const char *text, size_t length, void *user) noexcept
+    {
+        auto &call = *static_cast<Call *>(user);
+        return call.guard([&] { return !call.hooks.on_token || call.hooks.on_token({id, logprob, {text, length}}); });
+    }
+
+    static void take_logits(float *logits, size_t count, void *user) noexcept
+    {
+        auto &call = *static_cast<Call *>(user);
+        call.guard([&] { return call.hooks.on_logits(logits, count), true; });
     }
 
     template <typename Function>
-    static wl_generate_result run(const OnText &on_text, Function function)
+    static wl_generate_result run(Call call, const wl_generate_params &params, Function function)
     {
-        Call call{on_text, nullptr};
+        wl_generate_params with = params;
+        if (call.hooks.on_token || call.hooks.on_logits) {
+            with.on_token = take_token;
+            with.on_logits = call.hooks.on_logits ? take_logits : nullptr;
+            with.user = &call;
+        }
         auto result = with_size<wl_generate_result>();
-        wl_status status = function(take, &call, &result);
+        wl_status status = function(&with, take, &call, &result);
         if (call.thrown)
             std::rethrow_exception(call.thrown);
         check(status);
@@ -369,6 +434,61 @@ private:
     }
 
     std::unique_ptr<wl_session, FreeSession> session_;
+};
+
+// Sessions of one model that step together: one pass over the weights serves them all. Moves, and frees itself.
+class Batch {
+public:
+    // For up to `most` sessions like this one, which compute with its threads.
+    Batch(const Session &session, size_t most)
+    {
+        wl_batch *batch = nullptr;
+        check(wl_batch_new(session.get(), most, &batch));
+        batch_.reset(batch);
+    }
+
+    // Each session chooses a token and reads it.
+    std::vector<uint32_t> step(const std::vector<Session *> &sessions)
+    {
+        auto handles = of(sessions);
+        std::vector<uint32_t> tokens(handles.size());
+        check(wl_batch_step(batch_.get(), handles.data(), handles.size(), tokens.data()));
+        return tokens;
+    }
+
+    // Session i reads tokens[i].
+    void feed(const std::vector<Session *> &sessions, const std::vector<uint32_t> &tokens)
+    {
+        if (tokens.size() != sessions.size())
+            throw std::invalid_argument("expected one token for each session");
+        auto handles = of(sessions);
+        check(wl_batch_feed(batch_.get(), handles.data(), tokens.data(), handles.size()));
+    }
+
+    // Generations that were begun go on by one token each: their texts, without data() where one has ended. They are valid until the
+    // session's next call.
+    std::vector<std::string_view> generate(const std::vector<Session *> &sessions)
+    {
+        auto handles = of(sessions);
+        std::vector<const char *> texts(handles.size());
+        std::vector<size_t> lengths(handles.size());
+        check(wl_batch_generate(batch_.get(), handles.data(), handles.size(), texts.data(), lengths.data()));
+        std::vector<std::string_view> views;
+        for (size_t i = 0; i < texts.size(); i++)
+            views.emplace_back(texts[i], lengths[i]);
+        return views;
+    }
+
+private:
+    static std::vector<wl_session *> of(const std::vector<Session *> &sessions)
+    {
+        std::vector<wl_session *> handles;
+        for (const Session *session : sessions)
+            handles.push_back(session->get());
+        return handles;
+    }
+
+    std::unique_ptr<wl_batch, FreeBatch> batch_;
 };
 
 } // namespace waterline

@@ -1,6 +1,8 @@
 //! Sessions that step together.
 
+use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Instant;
 
 use waterline::{Batch, Session};
 
@@ -63,8 +65,9 @@ pub unsafe extern "C" fn wl_batch_step(
         if count > 0 {
             place("the places for tokens", tokens)?;
         }
-        each(batch, sessions, |batch, sessions| {
-            for (index, &token) in batch.step(sessions)?.iter().enumerate() {
+        each(batch, sessions, |batch, inners| {
+            settle(inners)?;
+            for (index, &token) in batch.step(&mut of(inners))?.iter().enumerate() {
                 // SAFETY: checked, and the caller gives room for one token a session.
                 unsafe { put(tokens.add(index), token) };
             }
@@ -86,17 +89,90 @@ pub unsafe extern "C" fn wl_batch_feed(
         let sessions = unsafe { slice("sessions", sessions, count) }?;
         // SAFETY: the caller gives so many tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
-        each(batch, sessions, |batch, sessions| {
-            Ok(batch.feed(sessions, tokens)?)
+        each(batch, sessions, |batch, inners| {
+            settle(inners)?;
+            Ok(batch.feed(&mut of(inners), tokens)?)
         })
     })
+}
+
+/// Carries on, by one token each and together, the generations that wl_generate_start or wl_chat_start have begun on `count` sessions,
+/// all different. `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, as wl_generate_next
+/// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives; such
+/// sessions may stay in the call. Each gives the text that it gives alone. Errors and threads are as in wl_batch_step;
+/// WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_batch_generate(
+    batch: *mut wl_batch,
+    sessions: *const *mut wl_session,
+    count: usize,
+    texts: *mut *const c_char,
+    lengths: *mut usize,
+) -> wl_status {
+    border(|| {
+        // SAFETY: the caller gives so many sessions.
+        let sessions = unsafe { slice("sessions", sessions, count) }?;
+        if count > 0 {
+            place("the places for texts", texts)?;
+            place("the places for lengths", lengths)?;
+        }
+        each(batch, sessions, |batch, inners| {
+            let mut stepping = Vec::with_capacity(count);
+            for (index, inner) in inners.iter_mut().enumerate() {
+                if inner.wants_token()? {
+                    stepping.push(index);
+                }
+            }
+            generate(batch, inners, &stepping)?;
+            for (index, inner) in inners.iter().enumerate() {
+                let running = inner.running.as_ref();
+                let running = running.filter(|_| stepping.contains(&index));
+                let (text, length) = running.map_or((std::ptr::null(), 0), |r| r.piece());
+                // SAFETY: checked, and the caller gives room for one text and one length a session.
+                unsafe {
+                    put(texts.add(index), text);
+                    put(lengths.add(index), length);
+                }
+            }
+            Ok(())
+        })
+    })
+}
+
+/// The sessions at these indices step together; their generations take the tokens.
+fn generate(batch: &mut Batch, inners: &mut [&mut Inner], stepping: &[usize]) -> Outcome {
+    let clock = Instant::now();
+    let mut inners: Vec<&mut Inner> = inners
+        .iter_mut()
+        .enumerate()
+        .filter(|(index, _)| stepping.contains(index))
+        .map(|(_, inner)| &mut **inner)
+        .collect();
+    let tokens = batch.step(&mut of(&mut inners))?;
+    for (inner, &token) in inners.iter_mut().zip(tokens) {
+        inner.take_token(token, clock.elapsed())?;
+    }
+    Ok(())
+}
+
+/// As in other calls, a cancellation that came before was meant for another call, and generations end.
+fn settle(inners: &mut [&mut Inner]) -> Outcome {
+    inners.iter_mut().try_for_each(|inner| {
+        inner.session.canceller().clear();
+        inner.settle()
+    })
+}
+
+/// The sessions.
+fn of<'a>(inners: &'a mut [&mut Inner]) -> Vec<&'a mut Session> {
+    inners.iter_mut().map(|inner| &mut inner.session).collect()
 }
 
 /// Runs `body` on a batch and sessions that no other call uses.
 fn each(
     batch: *const wl_batch,
     sessions: &[*mut wl_session],
-    body: impl FnOnce(&mut Batch, &mut [&mut Session]) -> Outcome,
+    body: impl FnOnce(&mut Batch, &mut [&mut Inner]) -> Outcome,
 ) -> Outcome {
     let batch = BATCHES.get(batch)?;
     let mut batch = batch.try_lock().map_err(|error| match error {
@@ -113,11 +189,6 @@ fn each(
     let open = open.collect::<Outcome<Vec<_>>>()?;
     let locked = open.iter().map(|session| lock(session));
     let mut locked: Vec<MutexGuard<Inner>> = locked.collect::<Outcome<_>>()?;
-    for inner in &mut locked {
-        // As in other calls, a cancellation that came before was meant for another call.
-        inner.session.canceller().clear();
-        inner.settle()?;
-    }
-    let sessions = locked.iter_mut().map(|inner| &mut inner.session);
-    body(&mut batch, &mut sessions.collect::<Vec<_>>())
+    let mut inners: Vec<&mut Inner> = locked.iter_mut().map(|inner| &mut **inner).collect();
+    body(&mut batch, &mut inners)
 }

@@ -151,6 +151,42 @@ pub unsafe extern "C" fn wl_chat_system(
     })
 }
 
+/// Sets, from the next message on, whether the model's template requests a thought before the answer: 1 or 0, or -1 as the template does
+/// by default. Templates without such a switch ignore it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_thinking(session: *mut wl_session, thinking: i32) -> wl_status {
+    with_settled(session, |inner| {
+        let thinking = match thinking {
+            -1 => None,
+            0 => Some(false),
+            1 => Some(true),
+            other => {
+                let reason = format!("thinking: found {other}, expected 0, 1 or -1");
+                return Err(Failure::argument(reason));
+            }
+        };
+        Ok(inner.chat()?.0.set_thinking(thinking)?)
+    })
+}
+
+/// Names, from the next message on, the functions that the model may call: a JSON array of schemas as the model's template takes them,
+/// such as {"type": "function", "function": {"name", "description", "parameters"}}. An empty array removes them. A call that the model
+/// makes is part of its text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_tools(
+    session: *mut wl_session,
+    json: *const c_char,
+    length: usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives so many bytes.
+        let json = unsafe { text("json", json, length) }?;
+        let tools = serde_json::from_str(json)
+            .map_err(|error| Failure::argument(format!("the tools: {error}")))?;
+        Ok(inner.chat()?.0.set_tools(tools)?)
+    })
+}
+
 /// Sends a message and gives the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only what is new
 /// is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.
 /// Whatever ends the answer, it is part of the conversation as far as it came. `params` and `result` as in wl_generate.

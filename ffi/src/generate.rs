@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use waterline::{Chat, Finish, GenerateOptions, Generation, HistoryRead, Piece, Session};
 
+use crate::hooks::{Hooks, wl_logits_fn, wl_token_fn};
 use crate::open_session::{Inner, with, with_settled};
 use crate::params::{self, Tagged};
 use crate::pointers::{place, put, slice, text};
@@ -45,6 +46,16 @@ pub struct wl_generate_params {
     pub stop_tokens: *const u32,
     /// The number of stop tokens; 0 by default.
     pub stop_token_count: usize,
+    /// 1 computes the log-probability of each token, which `on_token` gets; a session then drafts nothing. 0 by default.
+    pub logprobs: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Called for each token; NULL by default.
+    pub on_token: wl_token_fn,
+    /// Called before each token is chosen; a session then drafts nothing. NULL by default.
+    pub on_logits: wl_logits_fn,
+    /// Passed to `on_token` and `on_logits`, so it lives as long as the generation; NULL by default.
+    pub user: *mut c_void,
 }
 
 /// How a generation ended.
@@ -83,11 +94,16 @@ impl Default for wl_generate_params {
             stop_count: 0,
             stop_tokens: std::ptr::null(),
             stop_token_count: 0,
+            logprobs: 0,
+            reserved: 0,
+            on_token: None,
+            on_logits: None,
+            user: std::ptr::null_mut(),
         }
     }
 }
 
-// SAFETY: numbers and pointers that are checked when they are used, the size first.
+// SAFETY: numbers, functions and pointers that are believed or checked when they are used, the size first.
 unsafe impl Tagged for wl_generate_params {}
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_generate_result {}
@@ -95,6 +111,10 @@ unsafe impl Tagged for wl_generate_result {}
 /// A generation that has begun.
 pub(crate) struct Running {
     generation: Generation,
+    hooks: Hooks,
+    logprobs: bool,
+    /// Set by a hook: no token follows.
+    stopped: bool,
     /// What was generated so far, if it is the answer in a conversation.
     answer: Option<String>,
     /// The last piece, with a zero byte after it.
@@ -111,15 +131,35 @@ impl Running {
         (self.prompt, self.prompt_time) = (read, time);
     }
 
-    /// The next piece with a text.
+    /// The next piece with a text, or the one after which a hook stops.
     fn next(&mut self, session: &mut Session) -> Option<waterline::Result<Piece>> {
         let clock = Instant::now();
-        let mut next = self.generation.next(session);
-        while matches!(&next, Some(Ok(piece)) if piece.text.is_empty()) {
-            next = self.generation.next(session);
-        }
+        let next = loop {
+            let mut next = self.hooks.next(&mut self.generation, session);
+            let Some(Ok(piece)) = &mut next else {
+                break next;
+            };
+            self.stopped = self.hooks.show(piece);
+            if self.stopped || !piece.text.is_empty() {
+                break next;
+            }
+        };
         self.time += clock.elapsed();
         next
+    }
+
+    /// Keeps a piece, and adds it to the answer.
+    fn keep(&mut self, piece: Piece) {
+        self.piece = piece.text;
+        if let Some(answer) = &mut self.answer {
+            answer.push_str(&self.piece);
+        }
+        self.piece.push('\0');
+    }
+
+    /// The last piece: its bytes, with a zero byte after them, and their number.
+    pub fn piece(&self) -> (*const c_char, usize) {
+        (self.piece.as_ptr().cast(), self.piece.len() - 1)
     }
 
     fn result(&self) -> wl_generate_result {
@@ -137,14 +177,26 @@ impl Running {
 
 impl Inner {
     /// A generation to begin with. It is an answer in the conversation if `answer`, or if messages wait for one.
-    pub fn prepare(&mut self, mut options: GenerateOptions, answer: bool) -> Outcome<Running> {
+    pub fn prepare(
+        &mut self,
+        (mut options, hooks): (GenerateOptions, Hooks),
+        answer: bool,
+    ) -> Outcome<Running> {
         let answer = answer || self.chat.as_ref().is_some_and(Chat::awaits_answer);
         if let Some(chat) = self.chat.as_ref().filter(|_| answer && options.stop_at_eos) {
             options.stop_tokens.extend(chat.end_token());
         }
         let prompt = self.prompt.take().filter(|_| answer).unwrap_or_default();
+        let logprobs = options.logprobs;
+        let generation = Generation::new(self.session.model(), options)?;
         Ok(Running {
-            generation: Generation::new(self.session.model(), options)?,
+            generation: match hooks.on_logits {
+                Some(_) => generation,
+                None => generation.with_drafts(&self.session),
+            },
+            hooks,
+            logprobs,
+            stopped: false,
             answer: answer.then(String::new),
             piece: String::new(),
             finish: None,
@@ -160,13 +212,17 @@ impl Inner {
         if running.finish.is_some() {
             return Ok(false);
         }
+        if running.stopped {
+            self.end(wl_finish::WL_FINISH_CALLBACK)?;
+            return Ok(false);
+        }
         match running.next(&mut self.session) {
+            Some(Ok(piece)) if piece.text.is_empty() => {
+                self.end(wl_finish::WL_FINISH_CALLBACK)?;
+                Ok(false)
+            }
             Some(Ok(piece)) => {
-                running.piece = piece.text;
-                if let Some(answer) = &mut running.answer {
-                    answer.push_str(&running.piece);
-                }
-                running.piece.push('\0');
+                running.keep(piece);
                 Ok(true)
             }
             Some(Err(error)) => {
@@ -174,15 +230,46 @@ impl Inner {
                 Err(error.into())
             }
             None => {
-                let finish = match running.generation.finish() {
-                    Some(Finish::End) => wl_finish::WL_FINISH_END,
-                    Some(Finish::Stop) => wl_finish::WL_FINISH_STOP,
-                    Some(Finish::Length) => wl_finish::WL_FINISH_LENGTH,
-                    Some(Finish::Cancelled) | None => wl_finish::WL_FINISH_CANCELLED,
-                };
+                let finish = finish(running.generation.finish());
                 self.end(finish)?;
                 Ok(false)
             }
+        }
+    }
+
+    /// True if the generation takes a token of a batch next; where it does not, it has ended.
+    pub fn wants_token(&mut self) -> Outcome<bool> {
+        let running = self.running.as_mut().ok_or_else(no_generation)?;
+        if running.hooks.on_logits.is_some() || running.logprobs {
+            return Err(Failure::new(
+                wl_status::WL_ERROR_UNSUPPORTED,
+                "a batch computes no log-probabilities and calls no on_logits",
+            ));
+        }
+        running.generation.leave(&mut self.session)?;
+        if running.finish.is_none() && !running.stopped && running.generation.wants_token() {
+            if !self.session.canceller().take() {
+                return Ok(true);
+            }
+            self.end(wl_finish::WL_FINISH_CANCELLED)?;
+            return Ok(false);
+        }
+        // Nothing but the end can follow.
+        self.advance()?;
+        Ok(false)
+    }
+
+    /// Takes in a token that the session has read in a batch, in so much time.
+    pub fn take_token(&mut self, token: u32, time: Duration) -> Outcome {
+        let running = self.running.as_mut().ok_or_else(no_generation)?;
+        running.time += time;
+        let mut piece = running.generation.push(token);
+        running.stopped = running.hooks.show(&mut piece);
+        running.keep(piece);
+        match (running.generation.finish(), running.stopped) {
+            (None, false) => Ok(()),
+            (None, true) => self.end(wl_finish::WL_FINISH_CALLBACK),
+            (ended, _) => self.end(finish(ended)),
         }
     }
 
@@ -192,6 +279,7 @@ impl Inner {
             return Ok(());
         };
         running.finish = Some(finish);
+        running.generation.leave(&mut self.session)?;
         let answer = running.answer.take();
         if let (Some(answer), Some(chat)) = (answer, &mut self.chat) {
             chat.answered(&mut self.session, &answer)?;
@@ -217,10 +305,10 @@ impl Inner {
             let (Some(on_text), Some(running)) = (on_text, &self.running) else {
                 continue;
             };
-            let length = running.piece.len() - 1;
+            let (piece, length) = running.piece();
             // SAFETY: the caller gives a function that can be called with `user`; the piece ends with a zero byte and stays
             // during the call.
-            if unsafe { on_text(running.piece.as_ptr().cast(), length, user) } != 0 {
+            if unsafe { on_text(piece, length, user) } != 0 {
                 self.end(wl_finish::WL_FINISH_CALLBACK)?;
             }
         }
@@ -242,6 +330,15 @@ impl Inner {
     }
 }
 
+fn finish(finish: Option<Finish>) -> wl_finish {
+    match finish {
+        Some(Finish::End) => wl_finish::WL_FINISH_END,
+        Some(Finish::Stop) => wl_finish::WL_FINISH_STOP,
+        Some(Finish::Length) => wl_finish::WL_FINISH_LENGTH,
+        Some(Finish::Cancelled) | None => wl_finish::WL_FINISH_CANCELLED,
+    }
+}
+
 fn no_generation() -> Failure {
     Failure::argument("no generation has been started on this session, or another call ended it")
 }
@@ -250,7 +347,9 @@ fn no_generation() -> Failure {
 ///
 /// # Safety
 /// What is there is such a struct, with as many stops as it says.
-pub(crate) unsafe fn generate_options(from: *const wl_generate_params) -> Outcome<GenerateOptions> {
+pub(crate) unsafe fn generate_options(
+    from: *const wl_generate_params,
+) -> Outcome<(GenerateOptions, Hooks)> {
     // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     let params = unsafe { params::read("wl_generate_params", from) }?;
     // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
@@ -272,7 +371,13 @@ pub(crate) unsafe fn generate_options(from: *const wl_generate_params) -> Outcom
     options.stop = stop.collect::<Outcome<_>>()?;
     options.stop_at_eos = params.ignore_end == 0;
     options.stop_tokens.extend_from_slice(stop_tokens);
-    Ok(options)
+    options.logprobs = params.logprobs != 0;
+    let hooks = Hooks {
+        on_token: params.on_token,
+        on_logits: params.on_logits,
+        user: params.user,
+    };
+    Ok((options, hooks))
 }
 
 /// Fills `params` with defaults; `size` is sizeof(wl_generate_params).
@@ -340,7 +445,7 @@ pub unsafe extern "C" fn wl_generate_next(
         let more = inner.advance()?;
         let running = inner.running.as_ref().ok_or_else(no_generation)?;
         let (piece, bytes) = match more {
-            true => (running.piece.as_ptr().cast(), running.piece.len() - 1),
+            true => running.piece(),
             false => (std::ptr::null(), 0),
         };
         // SAFETY: both are checked.

@@ -35,6 +35,7 @@ mod chat;
 mod state;
 
 mod handles;
+mod hooks;
 mod open_session;
 mod params;
 mod pointers;

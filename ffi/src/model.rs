@@ -47,6 +47,9 @@ pub struct wl_model_params {
     /// 1 copies the files into memory, so that they may be rewritten or shortened afterwards. 0, the default, maps them: a
     /// mapped file that is shortened ends the process.
     pub copy: u32,
+    /// 1 opens the block of the model that predicts the token after the next one (MTP), for `mtp` of wl_session_params; an error where
+    /// the file has none. 0 by default.
+    pub mtp: u32,
 }
 
 /// What a model is.
@@ -79,6 +82,7 @@ impl Default for wl_model_params {
             gpu: 0,
             allow_unused: 0,
             copy: 0,
+            mtp: 0,
         }
     }
 }
@@ -178,7 +182,7 @@ unsafe fn open(
         let options = OpenOptions {
             allow_unused: params.allow_unused != 0,
             copy: params.copy != 0,
-            ..OpenOptions::default()
+            mtp: params.mtp != 0,
         };
         let open = OpenModel::new(checkpoint(&options)?, &params)?;
         log(wl_log_level::WL_LOG_INFO, || {

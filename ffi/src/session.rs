@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use waterline::{ContextEnd, Kv, Session, SessionOptions, physical_cores};
+use waterline::internal::Checkpoint;
+use waterline::{ContextEnd, Kv, OpenOptions, Session, SessionOptions, physical_cores};
 
 use crate::model::{MODELS, OpenModel, wl_device, wl_model, wl_model_params};
 use crate::open_session::{SESSIONS, add, with, with_settled};
@@ -60,6 +61,12 @@ pub struct wl_session_params {
     /// Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
     /// what it needs of the store.
     pub store: *const wl_store,
+    /// Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0, the default, means none. The
+    /// text is the same without; drafts make it come sooner, and need the memory of one more state.
+    pub lookup: u32,
+    /// Most tokens that a generation drafts by the model's MTP block, in place of `lookup`; 0, the default, means none. The model was opened
+    /// with `mtp` of wl_model_params.
+    pub mtp: u32,
 }
 
 /// The memory of a model and a session, in bytes. None of it grows while tokens are read.
@@ -92,6 +99,10 @@ pub struct wl_session_info {
     pub state_bytes: u64,
     /// Bytes of working memory and marks.
     pub work_bytes: u64,
+    /// Tokens that were drafted since the session was made.
+    pub drafted: u64,
+    /// Those of them that were right.
+    pub accepted: u64,
 }
 
 impl Default for wl_session_params {
@@ -110,6 +121,8 @@ impl Default for wl_session_params {
             exact: 0,
             reserved: 0,
             store: std::ptr::null(),
+            lookup: options.lookup as u32,
+            mtp: options.mtp as u32,
         }
     }
 }
@@ -174,6 +187,7 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
     // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     options.sampler = unsafe { sampler_params(params.sampler) }?;
     options.store = store(params.store)?;
+    (options.lookup, options.mtp) = (params.lookup as usize, params.mtp as usize);
     Ok(options)
 }
 
@@ -215,7 +229,11 @@ pub unsafe extern "C" fn wl_plan_file(
             device: wl_device::WL_DEVICE_CPU as u32,
             ..Default::default()
         };
-        let model = OpenModel::new(waterline::internal::Checkpoint::open(path)?, &on_cpu)?;
+        let open = OpenOptions {
+            mtp: options.mtp > 0,
+            ..OpenOptions::default()
+        };
+        let model = OpenModel::new(Checkpoint::open_with(path, &open)?, &on_cpu)?;
         // SAFETY: the caller gives a struct of the size that it says.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })
@@ -305,12 +323,15 @@ pub unsafe extern "C" fn wl_session_get_info(
 ) -> wl_status {
     with(session, |inner| {
         let session = &inner.session;
+        let (drafted, accepted) = session.drafts();
         let value = wl_session_info {
             size: 0,
             threads: session.threads() as u32,
             position: session.position(),
             state_bytes: session.state_bytes() as u64,
             work_bytes: session.work_bytes() as u64,
+            drafted,
+            accepted,
         };
         // SAFETY: the caller gives a struct of the size that it says.
         unsafe { params::write("wl_session_info", info, value) }

@@ -23,10 +23,10 @@ pub struct wl_store {
 pub struct wl_store_params {
     /// sizeof(wl_store_params).
     pub size: u32,
-    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means the `chunk` of the session that reads,
-    /// but no fewer than 256.
+    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256. A GPU reads long prompts faster
+    /// with more.
     pub grid: u32,
-    /// Most bytes in memory; 1 GiB by default.
+    /// Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most.
     pub bytes: u64,
     /// A directory where checkpoints are kept too, for other processes and later runs; NULL, the default, means none. It is made
     /// if it does not exist; its files are their owner's alone.

@@ -88,7 +88,7 @@ fn state(session: &Session) -> Vec<u8> {
     file
 }
 
-/// A session with what it has read.
+/// A session with the tokens it has read.
 struct Actor {
     session: Session,
     tokens: Vec<u32>,
@@ -133,7 +133,7 @@ impl Actor {
         }
     }
 
-    /// Reads a history with a border; where chunks end is what the store's description says.
+    /// Reads a history with a border; chunks end as the store's description says.
     fn read(&mut self, tokens: Vec<u32>, border: usize, grid: usize, ways: &mut Ways) {
         let read = self
             .session
@@ -319,4 +319,21 @@ fn edited_histories_have_the_bits_of_a_fresh_reading() {
     }
     println!("{models_run} models, {compared} states compared, {reused} tokens reused");
     assert!(compared as u64 >= 10 * schedules * models_run && reused > compared as u64);
+}
+
+#[test]
+fn a_store_as_it_comes_has_a_checkpoint_at_every_256_tokens() {
+    let (_, model) = models()
+        .into_iter()
+        .find(|(name, _)| name == "gdn_plain")
+        .expect("a fixture");
+    let mut options = SessionOptions::default();
+    (options.chunk, options.threads) = (512, 1);
+    options.store = Some(PrefixStore::new(PrefixStoreOptions::default()).expect("a store"));
+    let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+    let mut tokens = Random(1).tokens(1000, model.spec().vocab);
+    session.read_history(&tokens).expect("a history");
+    tokens[800] = (tokens[800] + 1) % model.spec().vocab as u32;
+    let read = session.read_history(&tokens).expect("a history");
+    assert_eq!((read.reused, read.read), (768, 232));
 }

@@ -39,7 +39,7 @@ pub struct OpenArgs {
 }
 
 impl OpenArgs {
-    /// The same for models on which such sessions are opened.
+    /// These settings for models of such sessions.
     pub fn for_sessions(self, args: &SessionArgs) -> Self {
         OpenArgs {
             mtp: args.mtp(),
@@ -59,6 +59,13 @@ impl OpenArgs {
             copy: self.copy,
             mtp: self.mtp,
         };
+        #[cfg(feature = "pull")]
+        let downloaded = path
+            .and_then(crate::pull::on_hub)
+            .map(crate::pull::download)
+            .transpose()?;
+        #[cfg(feature = "pull")]
+        let path = downloaded.as_deref().or(path);
         let checkpoint = match path {
             Some(path) => Checkpoint::open_with(path, &options)
                 .map_err(|error| explain(path, error.into()))?,

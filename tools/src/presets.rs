@@ -1,8 +1,8 @@
 //! The shapes that `synth` can make: the files under `presets/`, one for each.
 //!
-//! A file says in which paper and table its shape stands, and holds a model's description in the words of
-//! [`ModelSpec`]'s own JSON. Layers that come again are written once: `{ "repeat": 6, "of": [..] }` stands for
-//! six times the layers in the list, which may hold repeats themselves.
+//! A file names the paper and table of its shape, and holds a model's description as [`ModelSpec`]'s JSON.
+//! Repeated layers are written once: `{ "repeat": 6, "of": [..] }` means six times the layers in the list,
+//! which may contain repeats.
 
 use std::sync::LazyLock;
 
@@ -15,18 +15,18 @@ use crate::error::{Error, Result};
 /// A model's shape by name.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// What `synth` calls it: the model and its number of parameters, or `tiny`.
+    /// Its name for `synth`: the model and its number of parameters, or `tiny`.
     pub name: &'static str,
 }
 
-/// What a preset is and where its shape stands.
+/// Description of a preset and source of its shape.
 #[derive(Deserialize)]
 pub struct About {
-    /// What it is.
+    /// Description.
     pub about: String,
     /// The paper, if there is one.
     pub paper: Option<String>,
-    /// Where the numbers stand, and which are not from there.
+    /// Source of the numbers, and exceptions.
     pub table: String,
 }
 
@@ -153,7 +153,7 @@ pub fn by_name(name: &str) -> Option<Preset> {
 }
 
 impl Preset {
-    /// What it is.
+    /// Description.
     pub fn about(&self) -> Result<About> {
         serde_json::from_str(self.text()?).map_err(|e| self.wrong(e))
     }

@@ -15,11 +15,11 @@ use crate::format_choice::FormatArgs;
 use crate::presets::{self, PRESETS, Preset};
 use crate::random::{Distribution, Random};
 use crate::text;
-use crate::write_model::{Source, Values, check_output, write_model};
+use crate::write_model::{Source, Values, check_output, choose, write_model};
 
 /// Write a model with random weights, for measurements and tests.
 ///
-/// It computes what a trained model of its shape computes, at the same speed, and says nothing sensible.
+/// It runs as fast as a trained model of its shape, but its text is meaningless.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model's shape.
@@ -94,12 +94,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
         })
         .collect();
-    write_model(
-        &args.output,
-        &checkpoint.metadata(),
-        &sources,
-        &args.formats,
-    )?;
+    let chosen = choose(&checkpoint, &sources, &args.formats)?;
+    write_model(&args.output, &checkpoint.metadata(), &sources, &chosen)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,9 +14,11 @@ import threading
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 
 from . import _library as lib
-from ._library import Error, check, library
+from ._batch import Batch
+from ._hooks import Hooks, Token
+from ._library import Closing, Error, check, library
 
-__all__ = ["Cache", "Device", "Error", "Finish", "Generation", "HistoryRead", "Model", "Session", "Store", "plan", "version"]
+__all__ = ["Batch", "Cache", "Device", "Error", "Finish", "Generation", "HistoryRead", "Model", "Session", "Store", "Token", "plan", "version"]
 
 
 def version():
@@ -91,14 +93,16 @@ def _session_params(values):
     return params.set(values)
 
 
-def _generate_params(max_tokens, stop, stop_tokens, ignore_end):
+def _generate_params(max_tokens, stop, stop_tokens, ignore_end, logprobs, on_token, on_logits):
     params = lib.filled(lib.GenerateParams(), library.wl_generate_params_init)
     params.set({"max_tokens": max_tokens})
     texts = [lib.c_string("stop", text.encode()) for text in ([stop] if isinstance(stop, str) else stop)]
     params.stop, params.stop_count = (ctypes.c_char_p * len(texts))(*texts), len(texts)
     tokens = lib.tokens(stop_tokens)
     params.stop_tokens, params.stop_token_count = tokens, len(tokens)
-    params.ignore_end = bool(ignore_end)
+    params.ignore_end, params.logprobs = bool(ignore_end), bool(logprobs)
+    params.hooks = Hooks(on_token, on_logits, logprobs)
+    params.on_token, params.on_logits = params.hooks.token, params.hooks.logits
     return params
 
 
@@ -109,56 +113,32 @@ def plan(path, **params):
     return result.as_dict()
 
 
-class _Closing:
-    """Something with a handle, closed at the end of a `with`."""
-
-    _handle = None
-
-    def close(self):
-        """Gives the handle up. It is freed when nothing uses its memory any more."""
-        self._handle = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    @property
-    def _value(self):
-        """The handle. Who reads what it points to after a call holds it: another thread may close this meanwhile."""
-        handle = self._handle
-        if handle is None:
-            raise ValueError(f"this {type(self).__name__.lower()} is closed")
-        return handle
-
-
-class Model(_Closing):
+class Model(Closing):
     """A model: weights and description, shared by any number of sessions. `device=Device.CUDA, gpu=N` is GPU number N."""
 
-    def __init__(self, path, device=Device.AUTO, gpu=0, allow_unused=False, copy=False):
+    def __init__(self, path, device=Device.AUTO, gpu=0, allow_unused=False, copy=False, mtp=False):
         """Opens a GGUF file or a Hugging Face directory; with `allow_unused` also one that holds what nothing here uses, with
-        `copy` into memory, so that the files may be rewritten."""
-        self._open(library.wl_model_open, (device, gpu, allow_unused, copy), lib.path(path))
+        `copy` into memory, so that the files may be rewritten, with `mtp` together with the block that drafts."""
+        self._open(library.wl_model_open, (device, gpu, allow_unused, copy, mtp), lib.path(path))
 
     @classmethod
     def builtin(cls, device=Device.AUTO, gpu=0):
         """The model that is part of the library."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_builtin, (device, gpu, False, False))
+        model._open(library.wl_model_builtin, (device, gpu, False, False, False))
         return model
 
     @classmethod
     def from_bytes(cls, content, device=Device.AUTO, gpu=0, allow_unused=False):
         """A GGUF file that lies in memory."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_from_memory, (device, gpu, allow_unused, False), *_bytes(content))
+        model._open(library.wl_model_from_memory, (device, gpu, allow_unused, False, False), *_bytes(content))
         return model
 
     def _open(self, function, options, *arguments):
-        device, gpu, allow_unused, copy = options
+        device, gpu, allow_unused, copy, mtp = options
         params = lib.filled(lib.ModelParams(), library.wl_model_params_init)
-        params.set({"device": Device(device), "gpu": gpu, "allow_unused": bool(allow_unused), "copy": bool(copy)})
+        params.set({"device": Device(device), "gpu": gpu, "allow_unused": bool(allow_unused), "copy": bool(copy), "mtp": bool(mtp)})
         self._handle = lib.make(library.wl_model_free, function, *arguments, byref(params))
 
     @property
@@ -292,7 +272,7 @@ class HistoryRead(collections.namedtuple("HistoryRead", ["reused", "read"])):
     """How a history came into a session: tokens that were not read again, and tokens that were."""
 
 
-class Store(_Closing):
+class Store(Closing):
     """Checkpoints that sessions share, `model.session(store=store)`: a history that grew, was edited or is continued by another
     process goes on from the deepest one that it begins with."""
 
@@ -321,7 +301,7 @@ class Store(_Closing):
         check(library.wl_store_flush(self._value))
 
 
-class Session(_Closing):
+class Session(Closing):
     """A conversation or a text, with the state that has read it. A call waits for that of another thread, but for `cancel`. Ctrl-C
     ends the reading of a prompt after its current chunk, with KeyboardInterrupt; what was read until then stays read."""
 
@@ -382,26 +362,29 @@ class Session(_Closing):
         return view
 
     @_locked
-    def generate(self, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
-        """Generates text after what has been read: an iterator of pieces."""
-        params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
+    def generate(self, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False, logprobs=False, on_token=None, on_logits=None):
+        """Generates text after what has been read: an iterator of pieces.
+
+        `on_token` is called with each Token, which has its log-probability if `logprobs`; if it returns False, that was the last one.
+        `on_logits` is called with a numpy array of the logits before each token is chosen: what it changes holds for that choice."""
+        params = _generate_params(max_tokens, stop, stop_tokens, ignore_end, logprobs, on_token, on_logits)
         check(library.wl_generate_start(self._value, byref(params)))
-        return Generation(self)
+        return Generation(self, params.hooks)
 
     @_locked
-    def say(self, message, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
+    def say(self, message, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False, logprobs=False, on_token=None, on_logits=None):
         """Sends a message: an iterator of the pieces of the answer.
 
         `message` is a text, or a whole history of dicts as `set_messages` takes it: only what is new of it is read. If its last
-        message is an answer, the pieces go on with it."""
-        params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
+        message is an answer, the pieces go on with it. The rest is as in `generate`."""
+        params = _generate_params(max_tokens, stop, stop_tokens, ignore_end, logprobs, on_token, on_logits)
         if isinstance(message, str):
             message = message.encode()
             self._watch.call(library.wl_chat_start, self._value, message, len(message), byref(params))
         else:
             self.set_messages(message)
             check(library.wl_generate_start(self._value, byref(params)))
-        return Generation(self)
+        return Generation(self, params.hooks)
 
     @_locked
     def set_messages(self, messages):
@@ -438,6 +421,17 @@ class Session(_Closing):
         """Sets the instructions ahead of the conversation."""
         text = text.encode()
         check(library.wl_chat_system(self._value, text, len(text)))
+
+    @_locked
+    def thinking(self, request):
+        """Whether the template requests a thought before the next answers: True, False, or None as it does by default."""
+        check(library.wl_chat_thinking(self._value, -1 if request is None else bool(request)))
+
+    @_locked
+    def tools(self, schemas):
+        """Names the functions that the model may call: dicts as the model's template takes them."""
+        text = json.dumps(list(schemas)).encode()
+        check(library.wl_chat_tools(self._value, text, len(text)))
 
     @_locked
     def undo(self):
@@ -533,8 +527,8 @@ class Generation:
     `seconds` what they took; `prompt_tokens` and `prompt_seconds` say the same of the message before, and `reused_tokens` how much of
     the conversation was not read again. Any other call on the session ends it early."""
 
-    def __init__(self, session):
-        self._session = session
+    def __init__(self, session, hooks):
+        self._session, self._hooks = session, hooks
         self.finish = self.tokens = self.seconds = self.prompt_tokens = self.prompt_seconds = self.reused_tokens = None
 
     def __iter__(self):
@@ -548,6 +542,7 @@ class Generation:
             handle = self._session._value
             check(library.wl_generate_next(handle, byref(text), byref(length), byref(result)))
             piece = text.value and ctypes.string_at(text.value, length.value)
+            self._hooks.check()
         if text.value is None:
             self.finish = Finish(result.finish)
             self.tokens, self.seconds = result.tokens, result.seconds

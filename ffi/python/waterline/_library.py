@@ -94,7 +94,7 @@ def path(value):
 class ModelParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("device", c_uint32), ("gpu", c_uint32), ("allow_unused", c_uint32),
-        ("copy", c_uint32),
+        ("copy", c_uint32), ("mtp", c_uint32),
     ]
 
 
@@ -122,7 +122,7 @@ class SessionParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("threads", c_uint32), ("context", c_size_t), ("history", c_size_t), ("chunk", c_size_t),
         ("marks", c_size_t), ("cache", c_uint32), ("drop_oldest", c_uint32), ("sampler", POINTER(SamplerParams)),
-        ("exact", c_uint32), ("reserved", c_uint32), ("store", c_void_p),
+        ("exact", c_uint32), ("reserved", c_uint32), ("store", c_void_p), ("lookup", c_uint32), ("mtp", c_uint32),
     ]
 
 
@@ -149,14 +149,19 @@ class Plan(Tagged):
 class SessionInfo(Tagged):
     _fields_ = [
         ("size", c_uint32), ("threads", c_uint32), ("position", c_uint64), ("state_bytes", c_uint64),
-        ("work_bytes", c_uint64),
+        ("work_bytes", c_uint64), ("drafted", c_uint64), ("accepted", c_uint64),
     ]
+
+
+TOKEN = ctypes.CFUNCTYPE(c_int, c_uint32, c_float, c_void_p, c_size_t, c_void_p)
+LOGITS = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, c_void_p)
 
 
 class GenerateParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("ignore_end", c_uint32), ("max_tokens", c_size_t), ("stop", POINTER(c_char_p)),
         ("stop_count", c_size_t), ("stop_tokens", POINTER(c_uint32)), ("stop_token_count", c_size_t),
+        ("logprobs", c_uint32), ("reserved", c_uint32), ("on_token", TOKEN), ("on_logits", LOGITS), ("user", c_void_p),
     ]
 
 
@@ -209,7 +214,14 @@ FUNCTIONS = {
     "wl_logits": [HANDLE, POINTER_OUT, SIZE_OUT],
     "wl_generate_start": [HANDLE, POINTER(GenerateParams)],
     "wl_generate_next": [HANDLE, POINTER_OUT, SIZE_OUT, POINTER(GenerateResult)],
+    "wl_batch_new": [HANDLE, c_size_t, POINTER_OUT],
+    "wl_batch_free": [HANDLE],
+    "wl_batch_step": [HANDLE, POINTER(c_void_p), c_size_t, POINTER(c_uint32)],
+    "wl_batch_feed": [HANDLE, POINTER(c_void_p), POINTER(c_uint32), c_size_t],
+    "wl_batch_generate": [HANDLE, POINTER(c_void_p), c_size_t, POINTER(c_void_p), SIZE_OUT],
     "wl_chat_system": [HANDLE, TEXT, c_size_t],
+    "wl_chat_thinking": [HANDLE, c_int],
+    "wl_chat_tools": [HANDLE, TEXT, c_size_t],
     "wl_session_set_messages": [HANDLE, TEXT, c_size_t, SIZE_OUT, SIZE_OUT],
     "wl_session_read_history": [HANDLE, POINTER(c_uint32), c_size_t, SIZE_OUT],
     "wl_session_checkpoint": [HANDLE],
@@ -286,3 +298,27 @@ def make(free, function, *arguments):
     value = c_void_p()
     check(function(*arguments, ctypes.byref(value)))
     return Handle(value.value, free)
+
+
+class Closing:
+    """Something with a handle, closed at the end of a `with`."""
+
+    _handle = None
+
+    def close(self):
+        """Gives the handle up. It is freed when nothing uses its memory any more."""
+        self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def _value(self):
+        """The handle. Who reads what it points to after a call holds it: another thread may close this meanwhile."""
+        handle = self._handle
+        if handle is None:
+            raise ValueError(f"this {type(self).__name__.lower()} is closed")
+        return handle

@@ -85,6 +85,38 @@ fn a_history_is_read_at_once_and_its_seed_gives_the_same_words() {
     assert_eq!(answer(&said), answer(&run_on(&program, "")));
 }
 
+#[test]
+fn tokens_are_shown_forbidden_drafted_and_batched() {
+    let said = run_on(build("cc", "examples/c/tokens.c"), "");
+    let tokens: Vec<&str> = said.lines().filter(|line| line.contains('"')).collect();
+    let id = |line: &str| line.split_whitespace().next().map(String::from);
+    assert!(
+        tokens.len() == 8 && id(tokens[0]) != id(tokens[4]),
+        "{said}"
+    );
+    assert!(said.contains("drafted tokens were right"), "{said}");
+    assert!(
+        said.contains("My name is Anna. -> ") && said.matches(" -> ").count() == 2,
+        "{said}"
+    );
+    assert!(
+        said.lines()
+            .rev()
+            .nth(1)
+            .is_some_and(|line| line.ends_with(['.', '!', '?'])),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_cpp_program_answers_three_at_once() {
+    let said = run_on(build("c++", "examples/cpp/together.cpp"), "");
+    assert!(
+        said.matches(" -> ").count() == 3 && said.matches(" (0.").count() >= 4,
+        "{said}"
+    );
+}
+
 /// A program finds the library in each way that README.md names: by rpath, by LD_LIBRARY_PATH, or not at all.
 #[test]
 fn readme_says_how_a_program_finds_the_library() {

@@ -742,8 +742,7 @@ static void chatting(const wl_model *model, const char *folder)
 
     /* Taken back and said again it is the same; saved in between, in another session too. */
     OK(wl_chat_undo(session));
-    /* The token that ends the first answer is read with the next message. */
-    CHECK(position(session) == here - 1);
+    CHECK(position(session) == here);
     REFUSED(WL_ERROR_REWIND, "wl_chat_undo", wl_session_rewind(session, 0));
     char path[1024];
     snprintf(path, sizeof path, "%s/chat.state", folder);
@@ -892,6 +891,195 @@ static void batches(wl_model *model)
     }
 }
 
+/* Tokens that a callback collects. */
+struct seen {
+    struct text text;
+    uint32_t tokens[64];
+    float logprobs[64];
+    size_t count, stop_after;
+    uint32_t forbidden;
+    int calls;
+};
+
+static struct seen seen_one, seen_two;
+
+static int see_token(uint32_t token, float logprob, const char *text, size_t length, void *user)
+{
+    struct seen *seen = user;
+    seen->tokens[seen->count] = token;
+    seen->logprobs[seen->count++] = logprob;
+    collect(text, length, &seen->text);
+    return seen->count == seen->stop_after;
+}
+
+static void forbid(float *logits, size_t count, void *user)
+{
+    struct seen *seen = user;
+    CHECK(seen->forbidden < count);
+    logits[seen->forbidden] = -1e30f;
+    seen->calls++;
+}
+
+/* What a program can see and change of a generation, token by token. */
+static void hooks(const wl_model *model)
+{
+    wl_session *session = greedy(model, 0), *fork, *third;
+    read_text(model, session, "Once upon a time");
+    OK(wl_session_fork(session, &fork));
+    OK(wl_session_fork(session, &third));
+    memset(&seen_one, 0, sizeof seen_one);
+    memset(&seen_two, 0, sizeof seen_two);
+    wl_generate_params params;
+    OK(wl_generate_params_init(&params, sizeof params));
+    CHECK(params.logprobs == 0 && params.on_token == NULL && params.on_logits == NULL && params.user == NULL);
+    params.max_tokens = 12;
+    params.ignore_end = 1;
+    params.on_token = see_token;
+    params.user = &seen_one;
+    params.logprobs = 1;
+    OK(wl_generate(session, &params, collect, empty(&one), NULL));
+    CHECK(seen_one.count == 12 && strcmp(seen_one.text.bytes, one.bytes) == 0);
+    for (int i = 0; i < 12; i++) {
+        uint32_t token;
+        OK(wl_step(fork, &token));
+        /* The most probable of some thousand tokens. */
+        CHECK(seen_one.tokens[i] == token && seen_one.logprobs[i] <= 0 && seen_one.logprobs[i] > -9);
+    }
+    /* Without the first token that it had chosen; pulled, and stopped after three. */
+    params.logprobs = 0;
+    params.on_logits = forbid;
+    params.user = &seen_two;
+    seen_two.forbidden = seen_one.tokens[0];
+    seen_two.stop_after = 3;
+    OK(wl_generate_start(third, &params));
+    const char *text;
+    size_t length;
+    wl_generate_result result = {.size = sizeof result};
+    do
+        OK(wl_generate_next(third, &text, &length, &result));
+    while (text);
+    CHECK(seen_two.count == 3 && seen_two.calls == 3 && result.tokens == 3 && result.finish == WL_FINISH_CALLBACK);
+    CHECK(seen_two.tokens[0] != seen_one.tokens[0] && seen_two.logprobs[0] != seen_two.logprobs[0]);
+    OK(wl_session_free(session));
+    OK(wl_session_free(fork));
+    OK(wl_session_free(third));
+
+    /* Drafts change no text. */
+    wl_session_params drafting;
+    OK(wl_session_params_init(&drafting, sizeof drafting));
+    wl_sampler_params sampler;
+    OK(wl_sampler_params_init(&sampler, sizeof sampler));
+    sampler.temperature = 0;
+    drafting.sampler = &sampler;
+    drafting.threads = 1;
+    drafting.lookup = 6;
+    OK(wl_session_new(model, &drafting, &session));
+    third = greedy(model, 0);
+    const char *repeated = "The cat sat on the mat. The cat sat on the mat. The cat sat on";
+    read_text(model, session, repeated);
+    read_text(model, third, repeated);
+    OK(wl_generate_params_init(&params, sizeof params));
+    params.max_tokens = 40;
+    params.ignore_end = 1;
+    OK(wl_generate(session, &params, collect, empty(&one), NULL));
+    OK(wl_generate(third, &params, collect, empty(&two), NULL));
+    CHECK(strcmp(one.bytes, two.bytes) == 0);
+    wl_session_info info = {.size = sizeof info};
+    OK(wl_session_get_info(session, &info));
+    CHECK(info.drafted > 0 && info.accepted <= info.drafted);
+    /* A generation that is left has read what it has shown, and no more. */
+    for (int i = 0; i < 3; i++) {
+        OK(wl_generate_start(session, &params));
+        OK(wl_generate_start(third, &params));
+        for (int piece = 0; piece < 2 + i; piece++) {
+            OK(wl_generate_next(session, &text, &length, NULL));
+            OK(wl_generate_next(third, &text, &length, NULL));
+        }
+        OK(wl_session_checkpoint(session));
+        OK(wl_session_checkpoint(third));
+        CHECK(position(session) == position(third));
+    }
+    OK(wl_session_free(session));
+    OK(wl_session_free(third));
+    drafting.mtp = 2;
+    REFUSED(WL_ERROR_ARGUMENT, "choose one", wl_session_new(model, &drafting, &session));
+    drafting.lookup = 0;
+    REFUSED(WL_ERROR_UNSUPPORTED, "MTP", wl_session_new(model, &drafting, &session));
+}
+
+/* Answers of several conversations, which step together. */
+static void batched_text(wl_model *model)
+{
+    wl_session *alone[2], *all[2];
+    const char *messages[2] = {"My name is Anna.", "Tell me a story."};
+    wl_generate_params params;
+    OK(wl_generate_params_init(&params, sizeof params));
+    for (int i = 0; i < 2; i++) {
+        alone[i] = greedy(model, 0);
+        all[i] = greedy(model, 0);
+        params.max_tokens = i == 0 ? 8 : 20;
+        OK(wl_chat_start(all[i], messages[i], WL_ZERO_TERMINATED, &params));
+    }
+    wl_batch *batch = NULL;
+    OK(wl_batch_new(alone[0], 2, &batch));
+    const char *texts[2];
+    size_t lengths[2];
+    memset(&one, 0, sizeof one);
+    memset(&two, 0, sizeof two);
+    int rounds = 0;
+    do {
+        OK(wl_batch_generate(batch, all, 2, texts, lengths));
+        for (int i = 0; i < 2; i++)
+            if (texts[i])
+                collect(texts[i], lengths[i], i == 0 ? &one : &two);
+        rounds++;
+    } while (texts[0] || texts[1]);
+    CHECK(rounds <= 21);
+    static struct text expected;
+    for (int i = 0; i < 2; i++) {
+        wl_generate_result result = {.size = sizeof result}, lonely = {.size = sizeof lonely};
+        const char *text;
+        size_t length;
+        OK(wl_generate_next(all[i], &text, &length, &result));
+        params.max_tokens = i == 0 ? 8 : 20;
+        OK(wl_chat_say(alone[i], messages[i], WL_ZERO_TERMINATED, &params, collect, empty(&expected), &lonely));
+        CHECK(text == NULL && strcmp(expected.bytes, i == 0 ? one.bytes : two.bytes) == 0);
+        CHECK(result.finish == lonely.finish && result.tokens == lonely.tokens && position(all[i]) == position(alone[i]));
+        char mine[2048], theirs[2048];
+        OK(wl_chat_messages_json(all[i], mine, sizeof mine, &length));
+        OK(wl_chat_messages_json(alone[i], theirs, sizeof theirs, &length));
+        CHECK(strcmp(mine, theirs) == 0);
+    }
+    REFUSED(WL_ERROR_ARGUMENT, "no generation", wl_batch_generate(batch, alone, 1, texts, lengths));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_batch_generate(batch, all, 2, NULL, lengths));
+    params.logprobs = 1;
+    OK(wl_generate_start(all[0], &params));
+    REFUSED(WL_ERROR_UNSUPPORTED, "log-probabilities", wl_batch_generate(batch, all, 1, texts, lengths));
+    OK(wl_batch_free(batch));
+    for (int i = 0; i < 2; i++) {
+        OK(wl_session_free(alone[i]));
+        OK(wl_session_free(all[i]));
+    }
+}
+
+/* What a model's template is given besides the messages. */
+static void templates(const wl_model *model)
+{
+    wl_session *session = greedy(model, 0);
+    OK(wl_chat_thinking(session, 0));
+    OK(wl_chat_thinking(session, 1));
+    OK(wl_chat_thinking(session, -1));
+    REFUSED(WL_ERROR_ARGUMENT, "thinking", wl_chat_thinking(session, 2));
+    const char *tools = "[{\"type\":\"function\",\"function\":{\"name\":\"now\",\"parameters\":{}}}]";
+    OK(wl_chat_tools(session, tools, WL_ZERO_TERMINATED));
+    REFUSED(WL_ERROR_ARGUMENT, "the tools", wl_chat_tools(session, "{", 1));
+    REFUSED(WL_ERROR_ARGUMENT, "the tools", wl_chat_tools(session, "7", 1));
+    OK(wl_chat_say(session, "Hello!", WL_ZERO_TERMINATED, NULL, collect, empty(&one), NULL));
+    CHECK(one.length > 0);
+    OK(wl_chat_tools(session, "[]", 2));
+    OK(wl_session_free(session));
+}
+
 int main(int argc, char **argv)
 {
     const char *folder = argc > 1 ? argv[1] : ".";
@@ -915,6 +1103,9 @@ int main(int argc, char **argv)
     reading(model);
     batches(model);
     generating(model);
+    hooks(model);
+    batched_text(model);
+    templates(model);
     progress(model);
     history(model);
     stores(model, folder);

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 import waterline
-from waterline import Store, Device, Error, Finish, Model, plan
+from waterline import Batch, Store, Device, Error, Finish, Model, plan
 
 folder = Path(sys.argv[1])
 
@@ -112,6 +112,53 @@ with Model.builtin() as model:
         assert told.messages[0]["content"] == "Hi." and told.messages[0]["name"] == "x" and len(told.messages) == 2
         told.cancel()
         assert "".join(told.say("Hello again!"))
+
+    # Token by token: log-probabilities, a hook on logits, exceptions of both; thinking and tools of the template.
+    with model.session(temperature=0, threads=1) as seen, model.session(temperature=0, threads=1, lookup=6) as drafting:
+        prompt = model.tokenize("Once upon a time")
+        seen.feed(prompt)
+        tokens = []
+        text = "".join(seen.generate(max_tokens=6, ignore_end=True, logprobs=True, on_token=tokens.append))
+        assert len(tokens) == 6 and "".join(token.text for token in tokens) == text
+        assert all(-9 < token.logprob <= 0 for token in tokens)
+        drafting.feed(prompt)
+        assert "".join(drafting.generate(max_tokens=6, ignore_end=True)) == text and drafting.info["drafted"] >= 0
+        raises(waterline.Error, "choose one", model.session, lookup=1, mtp=1)
+
+        def forbid(logits):
+            logits[tokens[0].id] = -1e30
+
+        seen.reset()
+        seen.feed(prompt)
+        others = []
+        list(seen.generate(max_tokens=6, on_logits=forbid, on_token=lambda token: others.append(token) or len(others) < 2))
+        assert len(others) == 2 and others[0].id != tokens[0].id and others[0].logprob is None
+        raises(ZeroDivisionError, "zero", lambda: list(seen.generate(max_tokens=3, on_token=lambda token: 1 // 0)))
+        raises(KeyError, "x", lambda: list(seen.generate(max_tokens=3, on_logits=lambda logits: {}["x"])))
+        seen.thinking(False)
+        seen.thinking(None)
+        seen.tools([{"type": "function", "function": {"name": "now", "parameters": {}}}])
+        seen.tools([])
+        assert "".join(seen.say("Hello!", max_tokens=4))
+
+    # Answers that are generated together are those of each alone.
+    messages = ["My name is Anna.", "Tell me a story."]
+    alone = []
+    for message in messages:
+        with model.session(temperature=0, threads=1) as session:
+            alone.append("".join(session.say(message, max_tokens=12)))
+    sessions = [model.session(temperature=0, threads=1) for _ in messages]
+    with Batch(sessions[0], 2) as batch:
+        generations = [session.say(message, max_tokens=12) for session, message in zip(sessions, messages)]
+        answers = ["", ""]
+        while any(piece is not None for piece in (pieces := batch.generate(generations))):
+            answers = [answer + (piece or "") for answer, piece in zip(answers, pieces)]
+        assert answers == alone, (answers, alone)
+        assert [list(generation) for generation in generations] == [[], []] and generations[1].tokens == 12
+        tokens = batch.step(sessions)
+        batch.feed(sessions, tokens)
+        assert len(tokens) == 2 and batch.step([]) == []
+        raises(ValueError, "found 1 for 2", batch.feed, sessions, [1])
 
     # Sessions share what they have read, and so do processes by a directory.
     history = [{"role": "user", "content": "Tell me a story."}]

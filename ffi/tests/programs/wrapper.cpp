@@ -88,6 +88,66 @@ int main()
     moved.say("What is my name?", into(two));
     CHECK(one == two);
 
+    // Tokens with their log-probabilities; a hook forbids the first one; exceptions leave through the call.
+    moved.reset();
+    moved.feed(model.tokenize("Once upon a time"));
+    auto other = moved.fork();
+    std::vector<uint32_t> ids;
+    limits.logprobs = 1;
+    waterline::Session::Hooks hooks;
+    hooks.on_token = [&](const waterline::Session::Token &token) {
+        CHECK(token.logprob <= 0);
+        ids.push_back(token.id);
+        return true;
+    };
+    one.clear();
+    moved.generate(into(one), limits, hooks);
+    CHECK(ids.size() == 8 && model.detokenize(ids) == one);
+    uint32_t first = ids[0];
+    hooks.on_logits = [&](float *logits, size_t) { logits[first] = -1e30f; };
+    ids.clear();
+    auto third = other.fork();
+    other.generate(into(two), limits, hooks);
+    CHECK(ids.size() == 8 && ids[0] != first);
+    hooks.on_logits = [](float *, size_t) { throw std::logic_error("logits"); };
+    try {
+        third.generate(into(two), limits, hooks);
+        CHECK(false);
+    } catch (const std::logic_error &error) {
+        CHECK(error.what() == std::string("logits"));
+    }
+
+    // Answers that are generated together are those of each alone.
+    limits.logprobs = 0;
+    const char *messages[] = {"My name is Anna.", "Tell me a story."};
+    std::vector<waterline::Session> sessions;
+    for (int i = 0; i < 2; i++)
+        sessions.emplace_back(model, params);
+    waterline::Batch batch(sessions[0], 2);
+    std::vector<waterline::Session *> both{&sessions[0], &sessions[1]};
+    CHECK(batch.step({}).empty());
+    std::string answers[2];
+    for (int i = 0; i < 2; i++) {
+        sessions[i].thinking(-1);
+        sessions[i].tools("[]");
+        sessions[i].start_answer(messages[i], limits);
+    }
+    for (bool more = true; more;) {
+        auto texts = batch.generate(both);
+        more = false;
+        for (int i = 0; i < 2; i++) {
+            answers[i] += texts[i];
+            more |= texts[i].data() != nullptr;
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        waterline::Session alone(model, params);
+        one.clear();
+        alone.say(messages[i], into(one), limits);
+        auto ended = waterline::with_size<wl_generate_result>();
+        CHECK(one == answers[i] && sessions[i].next(&ended).data() == nullptr && ended.tokens > 0);
+    }
+
     std::cout << failures << " failures\n";
     return failures != 0;
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::note::Note;
+use super::note::{Generated, Note};
 use super::{HistoryRead, Session};
 use crate::error::{Error, Result};
 use crate::sampler::SamplerState;
@@ -18,6 +18,8 @@ pub struct Chat {
     messages: Vec<Message>,
     /// Texts with their tokens; those of answers are the ones that the model generated.
     runs: Runs,
+    /// Those of the answers in `messages`.
+    answers: Vec<Generated>,
     /// Where the answer that is generated next begins.
     answer: Option<Answer>,
     /// The random numbers after messages were read: where the messages before each are again, they go on from there.
@@ -52,6 +54,7 @@ impl Chat {
             turns,
             messages: Vec::new(),
             runs: Runs::default(),
+            answers: Vec::new(),
             answer: None,
             random: Vec::new(),
         }
@@ -156,17 +159,25 @@ impl Chat {
         if messages.iter().all(|message| message.role == Role::System) {
             // Instructions are read with the first message.
             let read = session.read_history(&[])?;
-            (self.messages, self.answer) = (messages, None);
+            self.replace_messages(messages);
+            self.answer = None;
             return Ok(read);
         }
         let history = self.turns.history(&messages, true, &mut self.runs)?;
         let read = session.read_history_with(&history.tokens, &history.borders, progress)?;
-        self.messages = messages;
+        self.replace_messages(messages);
         self.answer = Some(Answer::after(&history, &self.runs));
         let count = self.messages.len();
         self.random.retain(|&(before, _)| before < count);
         self.random.push((count, session.random()));
         Ok(read)
+    }
+
+    /// The tokens of answers that are no longer there are forgotten.
+    fn replace_messages(&mut self, messages: Vec<Message>) {
+        let before = std::mem::replace(&mut self.messages, messages);
+        let is_same = |index: usize| before.get(index) == self.messages.get(index);
+        self.answers.retain(|answer| is_same(answer.message));
     }
 
     /// True if the session has read the messages and the next generation is the answer to them.
@@ -190,25 +201,30 @@ impl Chat {
     /// Remembers which tokens the model generated for a text: other tokens of the same text would have to be read again.
     fn remember(&mut self, session: &Session, begun: Answer, answer: &str) -> Result<()> {
         let tokenizer = session.model().tokenizer()?;
+        let message = self.messages.len() - 1;
+        self.answers.retain(|answer| answer.message != message);
         let Some(mut tokens) = session.tokens_since(begun.position) else {
             return Ok(());
         };
-        while tokens
-            .last()
-            .is_some_and(|&token| tokenizer.is_special(token))
-        {
-            tokens.pop();
-        }
+        let is_special = |&token: &u32| tokenizer.is_special(token);
+        let last = tokens.iter().rposition(|token| !is_special(token));
+        let end = tokens.split_off(last.map_or(0, |last| last + 1));
         let bytes: Vec<u8> = tokens
             .iter()
             .flat_map(|&token| tokenizer.token_bytes(token))
             .copied()
             .collect();
-        let plain = tokens.iter().all(|&token| !tokenizer.is_special(token));
-        if plain && bytes == answer.as_bytes() {
+        if !tokens.iter().any(is_special) && bytes == answer.as_bytes() {
             let mut run = begun.tail;
             run.text.push_str(answer);
-            self.runs.set(run, [begun.tail_tokens, tokens].concat());
+            let tokens = [begun.tail_tokens, tokens].concat();
+            self.runs.set(run.clone(), tokens.clone());
+            self.answers.push(Generated {
+                message,
+                run,
+                tokens,
+                end,
+            });
         }
         Ok(())
     }
@@ -226,15 +242,23 @@ impl Chat {
             return Ok(None);
         };
         let rest = &self.messages[..last];
-        let history = match rest.iter().all(|message| message.role == Role::System) {
+        let mut history = match rest.iter().all(|message| message.role == Role::System) {
             true => History::default(),
             false => {
                 let answered = rest.last().is_some_and(|last| last.role == Role::Assistant);
                 self.turns.history(rest, answered, &mut self.runs)?
             }
         };
+        // The session had read the tokens with which the model ended the answer before.
+        let mut answers = self.answers.iter();
+        if let Some(before) =
+            answers.find(|answer| answer.message + 1 == last && answer.run == history.tail)
+        {
+            history.tokens.extend_from_slice(&before.end);
+        }
         session.read_history(&history.tokens)?;
         self.answer = None;
+        self.answers.retain(|answer| answer.message < last);
         if let Some(&(_, random)) = self.random.iter().find(|(count, _)| *count == last + 1) {
             session.set_random(random);
         }
@@ -252,6 +276,7 @@ impl Chat {
             .position(|message| message.role != Role::System);
         self.messages
             .truncate(others.unwrap_or(self.messages.len()));
+        self.answers.clear();
         self.answer = None;
         Ok(())
     }
@@ -274,13 +299,15 @@ impl Chat {
             sampler: session.sampler().clone(),
             thinking: self.thinking(),
             tools: self.turns.options().tools.clone(),
+            answers: self.answers.clone(),
         };
         serde_json::to_vec(&note).map_err(|e| Error::invalid("the conversation", e.to_string()))
     }
 
     /// Continues a conversation from a value. On an error conversation and session are as they were.
     pub fn restore(&mut self, session: &mut Session, snapshot: &Snapshot) -> Result<()> {
-        let note = Note::read(&snapshot.note)?;
+        let tokenizer = session.model().tokenizer()?;
+        let note = Note::read(&snapshot.note, &tokenizer)?;
         let turns = self.turns_of(session, &note)?;
         let (params, random) = (session.sampler().clone(), session.random());
         // First, since the state that is restored has its own random numbers.
@@ -290,8 +317,7 @@ impl Chat {
             session.set_random(random);
             return Err(error);
         }
-        (self.turns, self.messages, self.answer) = (turns, note.messages, None);
-        self.random.clear();
+        self.continue_with(turns, note.messages, note.answers);
         Ok(())
     }
 
@@ -300,12 +326,21 @@ impl Chat {
     /// # Errors
     /// [`Error::Invalid`] if it is no such note; conversation and session are as they were.
     pub fn restore_note(&mut self, session: &mut Session, note: &[u8]) -> Result<()> {
-        let note = Note::read(note)?;
+        let tokenizer = session.model().tokenizer()?;
+        let note = Note::read(note, &tokenizer)?;
         let turns = self.turns_of(session, &note)?;
         session.set_sampler(note.sampler)?;
-        (self.turns, self.messages, self.answer) = (turns, note.messages, None);
-        self.random.clear();
+        self.continue_with(turns, note.messages, note.answers);
         Ok(())
+    }
+
+    fn continue_with(&mut self, turns: Turns, messages: Vec<Message>, answers: Vec<Generated>) {
+        for answer in &answers {
+            self.runs.set(answer.run.clone(), answer.tokens.clone());
+        }
+        (self.turns, self.messages, self.answers) = (turns, messages, answers);
+        self.answer = None;
+        self.random.clear();
     }
 
     fn turns_of(&self, session: &Session, note: &Note) -> Result<Turns> {

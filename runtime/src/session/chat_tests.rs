@@ -214,6 +214,66 @@ fn what_follows_an_answer_is_read_alone() {
 }
 
 #[test]
+fn the_tokens_of_an_answer_are_kept_with_the_conversation() {
+    let mut session = session(true);
+    let mut chat = chat(&session, PLAIN);
+    let tokenizer = session.model().tokenizer().expect("a tokenizer");
+    chat.send(&mut session, "One", |_, _| ()).expect("sent");
+    // Other tokens of the same text, as a model may choose them, and the token that ends the answer.
+    for part in ["Se", "co", "nd."] {
+        session
+            .feed(&tokenizer.encode(part).expect("tokens"))
+            .expect("read");
+    }
+    session
+        .feed(&[chat.end_token().expect("an end")])
+        .expect("read");
+    chat.answered(&mut session, "Second.").expect("answered");
+    let before = history(&session);
+    turn(&mut chat, &mut session, "Two", "Then.");
+    let after = history(&session);
+    let snapshot = chat.snapshot(&session).expect("a snapshot");
+    let note = chat.note(&session).expect("a note");
+
+    for whole in [true, false] {
+        let mut other = self::session(false);
+        let mut again = self::chat(&other, PLAIN);
+        match whole {
+            true => again.restore(&mut other, &snapshot).expect("restored"),
+            false => again.restore_note(&mut other, &note).expect("restored"),
+        }
+        again.undo(&mut other).expect("undone");
+        assert_eq!(history(&other), before);
+        turn(&mut again, &mut other, "Two", "Then.");
+        assert_eq!(history(&other), after);
+    }
+    chat.undo(&mut session).expect("undone");
+    assert_eq!(history(&session), before);
+
+    // Tokens of another text, control tokens and numbers of no token are not believed: the text is tokenized again.
+    let parsed: Value = serde_json::from_slice(&note).expect("JSON");
+    let plain = tokenizer.encode("Third.").expect("tokens");
+    let end = chat.end_token().expect("an end");
+    for (tokens, ending) in [
+        (json!(plain), json!([])),
+        (json!([end]), json!([])),
+        (json!([u32::MAX]), json!([])),
+        (parsed["answers"][0]["tokens"].clone(), json!([plain[0]])),
+    ] {
+        let mut forged = parsed.clone();
+        forged["answers"][0]["tokens"] = tokens;
+        forged["answers"][0]["end"] = ending;
+        let forged = serde_json::to_vec(&forged).expect("JSON");
+        let mut other = self::session(false);
+        let mut again = self::chat(&other, PLAIN);
+        again.restore_note(&mut other, &forged).expect("restored");
+        again.undo(&mut other).expect("undone");
+        let text = tokens_of(&other, "<|user|>One<|eos|><|assistant|>Second.");
+        assert_eq!(history(&other), text);
+    }
+}
+
+#[test]
 fn contents_in_json_are_texts_or_none_or_parts() {
     let read = |json: &str| serde_json::from_str::<Message>(json);
     let text = |json: &str| read(json).expect("a message").content;

@@ -8,8 +8,8 @@ use super::{Session, check_numbers};
 use crate::error::{Error, Result};
 use crate::state::{HEADER, HISTORY, LOGITS};
 
-/// Fewest tokens between checkpoints of a long prompt, unless a store says otherwise.
-const LEAST_GRID: usize = 256;
+/// Positions between checkpoints of a long prompt, unless a store says otherwise.
+const GRID: usize = 256;
 
 /// How a history came into a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,7 +56,7 @@ impl Session {
         let reused = self.go_back(tokens)?;
         let (total, store) = (tokens.len() - reused, self.options.store.clone());
         let grid = match store.as_ref().map_or(0, |store| store.grid()) {
-            0 => self.options.chunk.max(LEAST_GRID),
+            0 => GRID,
             grid => grid,
         };
         let is_border = |at: usize| at.is_multiple_of(grid) || borders.contains(&at);
@@ -396,6 +396,6 @@ impl Session {
 
 /// Zeros, or the system's refusal.
 fn room<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
-    let refused = |()| Error::memory("a checkpoint", "give the prefix store fewer bytes");
-    bytemuck::allocation::try_zeroed_vec(count).map_err(refused)
+    let refused = |_| Error::memory("a checkpoint", "give the prefix store fewer bytes");
+    waterline_quant::zeroed(count).map_err(refused)
 }

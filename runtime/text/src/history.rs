@@ -1,4 +1,4 @@
-//! The tokens of a whole history: rendered by the model's template, which alone decides what messages it takes, and tokenized.
+//! The tokens of a whole history: rendered by the model's template, which decides which messages it accepts, and tokenized.
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ pub struct History {
 }
 
 impl Turns {
-    /// The tokens of `messages`. If `reply`, an answer can be generated after them; where the last message is one, it goes on.
+    /// The tokens of `messages`. If `reply`, an answer can be generated after them; a last message that is an answer is continued.
     ///
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages or leaves the last one out, [`Error::Invalid`] for a message whose fields
@@ -81,6 +81,32 @@ impl Turns {
             tokens,
             tail,
         })
+    }
+
+    /// Remembers the tokens that a model generated for `answer`, a text that goes on after `tail`: other tokens of the same text would
+    /// have to be read again. Control tokens may only end them.
+    pub fn remember(&self, runs: &mut Runs, tail: &Run, answer: &str, generated: &[u32]) {
+        let is_special = |token: &u32| self.tokenizer().is_special(*token);
+        let end = generated.iter().rposition(|token| !is_special(token));
+        let plain = &generated[..end.map_or(0, |end| end + 1)];
+        let bytes: Vec<u8> = plain
+            .iter()
+            .flat_map(|&token| self.tokenizer().token_bytes(token))
+            .copied()
+            .collect();
+        let tail_tokens = match tail.text.is_empty() {
+            true => Some(Vec::new()),
+            false => runs.get(tail).map(<[u32]>::to_vec),
+        };
+        if let Some(mut tokens) = tail_tokens
+            && !plain.iter().any(is_special)
+            && bytes == answer.as_bytes()
+        {
+            tokens.extend_from_slice(plain);
+            let mut run = tail.clone();
+            run.text.push_str(answer);
+            runs.set(run, tokens);
+        }
     }
 
     fn encode(&self, parts: &[Part], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {

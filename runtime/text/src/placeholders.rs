@@ -1,4 +1,4 @@
-//! Placeholders in chat templates: where the contents of messages stand in a rendering of a chat template.
+//! Placeholders in chat templates: they mark the contents of messages in a rendering.
 
 use super::{Message, Piece};
 use crate::error::{Error, Result};
@@ -15,16 +15,20 @@ const PAD: char = '\u{205f}';
 
 /// A stretch of a rendering.
 pub(super) struct Part<'a> {
-    /// Index of the message whose content this is; none for the template's own text.
+    /// Index of the message with this content; none for the template's own text.
     pub message: Option<usize>,
     /// Its text.
     pub piece: Piece<'a>,
 }
 
-/// The messages with a placeholder in place of each content.
+/// The messages with a placeholder in place of each content. Templates leave out the text of a message that only calls tools, so
+/// no content is no placeholder there.
 pub(super) fn placeholders(messages: &[Message]) -> Vec<Message> {
     let placeholder = |(index, message): (usize, &Message)| Message {
-        content: format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"),
+        content: match message.content.is_empty() && message.fields.contains_key("tool_calls") {
+            true => String::new(),
+            false => format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"),
+        },
         ..message.clone()
     };
     messages.iter().enumerate().map(placeholder).collect()

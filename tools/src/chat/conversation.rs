@@ -3,21 +3,24 @@
 use std::time::Instant;
 
 use waterline::{
-    Chat, ContextEnd, Finish, GenerateOptions, HistoryRead, Message, Role, SamplerParams, Session,
-    Snapshot,
+    Chat, Constraint, ContextEnd, Finish, GenerateOptions, HistoryRead, Message, Role,
+    SamplerParams, Session, Snapshot,
 };
 
 use super::screen::Screen;
-use super::thoughts::Thoughts;
 use crate::error::{Error, Result};
+use crate::grammar::GrammarArgs;
 use crate::prompt::rendered;
 use crate::session::{LimitArgs, ReadingBar};
+use crate::thoughts::Thoughts;
 
 /// A conversation with a model.
 pub struct Conversation {
     session: Session,
     chat: Chat,
     limits: GenerateOptions,
+    /// The form of answers.
+    form: Option<Constraint>,
     totals: Totals,
     /// Tokens that the session can read, if its state has such a bound.
     context: Option<usize>,
@@ -67,6 +70,7 @@ impl Conversation {
             session,
             limits: limits.options(chat.end_token()),
             chat,
+            form: None,
             totals: Totals::default(),
         })
     }
@@ -76,7 +80,7 @@ impl Conversation {
         &self.session
     }
 
-    /// What was said.
+    /// The messages.
     pub fn messages(&self) -> &[Message] {
         self.chat.messages()
     }
@@ -103,7 +107,7 @@ impl Conversation {
         self.session.options().context_end == ContextEnd::DropOldest
     }
 
-    /// The text of the last `tokens` tokens, as far as the history reaches, with what the template puts between messages.
+    /// The text of the last `tokens` tokens, as far as the history reaches, with the template's text between messages.
     pub fn last_text(&self, tokens: usize) -> String {
         let (older, newer) = self.session.recent();
         let history: Vec<u32> = older.iter().chain(newer).copied().collect();
@@ -162,8 +166,14 @@ impl Conversation {
         }
     }
 
-    /// Sends a message and shows the answer. If the message cannot be read as a whole, it was not sent. Whatever else
-    /// goes wrong, the answer as far as it came is part of the conversation.
+    /// Sets the form of all answers.
+    pub fn set_form(&mut self, form: &GrammarArgs) -> Result<()> {
+        self.form = form.constraint(self.session.model(), self.chat.end_token())?;
+        Ok(())
+    }
+
+    /// Sends a message and shows the answer. A message that cannot be read completely is not sent. After any other
+    /// error, the partial answer is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
         // First: Ctrl-C may end it, and a message that is sent must be answered.
         let thoughts = Thoughts::new(self.chat.opens_thought()?);
@@ -179,7 +189,7 @@ impl Conversation {
         Ok(Reply { read, ..reply })
     }
 
-    /// Generates an answer to what was sent at `sent`.
+    /// Generates an answer to the message sent at `sent`.
     fn answer(
         &mut self,
         mut thoughts: Thoughts,
@@ -190,6 +200,13 @@ impl Conversation {
         let mut first = None;
         let mut answer = String::new();
         let mut pieces = self.session.generate(self.limits.clone())?;
+        if let Some(form) = self.form.clone() {
+            let form = match thoughts.are_open() {
+                true => form.after_thought(),
+                false => form,
+            };
+            pieces = pieces.constrained(form);
+        }
         let mut outcome = Ok(());
         for piece in pieces.by_ref() {
             first.get_or_insert_with(|| sent.elapsed().as_secs_f64());
@@ -274,7 +291,7 @@ impl Conversation {
     }
 }
 
-/// The context of a session whose state is larger with a larger context.
+/// The context of a session whose state grows with its context.
 fn context(session: &Session) -> Result<Option<usize>> {
     let state = session.options().state;
     let mut larger = state;

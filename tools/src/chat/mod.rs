@@ -10,7 +10,6 @@ mod screen;
 mod sessions;
 mod settings;
 mod status;
-mod thoughts;
 mod wrap;
 
 use std::path::PathBuf;
@@ -22,6 +21,7 @@ use waterline::{PrefixStore, PrefixStoreOptions};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
+use crate::grammar::GrammarArgs;
 use crate::interrupt::{INTERRUPTED, on_interrupt};
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
@@ -35,11 +35,11 @@ use sessions::{Kept, Sessions};
 /// Talk with a model.
 ///
 /// On a terminal /help lists the commands; Ctrl-C stops an answer. Through a pipe each line is a message, only answers
-/// go to standard output, and the status is 1 if any message or command failed. A message that begins with a slash has
-/// a second one before it, or is put in """.
+/// go to standard output, and the status is 1 if any message or command failed. To send a message that begins with a
+/// slash, type a second slash or put it in """.
 ///
-/// Conversations on a terminal are kept in $XDG_STATE_HOME/waterline, or else in ~/.local/state/waterline, for their
-/// owner alone: the messages as JSON always, and the state if it takes at most 64 MiB.
+/// Conversations on a terminal are saved in $XDG_STATE_HOME/waterline, or else in ~/.local/state/waterline, readable
+/// by their owner only: the messages as JSON always, and the state if it takes at most 64 MiB.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
@@ -54,6 +54,8 @@ pub struct Args {
     thinking: Option<bool>,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    form: GrammarArgs,
     /// Where to keep the lines that were typed.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
@@ -88,6 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         conversation.set_system(system)?;
     }
     conversation.set_thinking(args.thinking)?;
+    conversation.set_form(&args.form)?;
     let mut screen = Screen::new();
     if !model.has_chat_template() {
         screen.notice(NO_TEMPLATE)?;
@@ -101,12 +104,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         said: false,
         conversation,
     };
-    // While a line is read Ctrl-C is a key, so what arrives is SIGTERM or SIGHUP; through a pipe each of them ends the program.
+    // While a line is read Ctrl-C is a key, so any signal is SIGTERM or SIGHUP; through a pipe each of them ends the program.
     let ends = talk.ends_at_signal.clone();
     let canceller = talk.conversation.session().canceller();
-    on_interrupt(move || match ends.load(Ordering::SeqCst) {
-        true => std::process::exit(INTERRUPTED.into()),
-        false => canceller.cancel(),
+    on_interrupt(move || {
+        if ends.load(Ordering::SeqCst) {
+            std::process::exit(INTERRUPTED.into())
+        } else {
+            canceller.cancel()
+        }
     })?;
     if screen.interactive() {
         screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;
@@ -119,17 +125,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(failed && !screen.interactive())))
 }
 
-/// A conversation and what can be done with it.
+/// A conversation and its commands.
 struct Talk {
     conversation: Conversation,
     commands: Commands,
-    /// Whether the conversation is kept after each answer.
+    /// Whether the conversation is saved after each answer.
     keeps: bool,
     /// Set when the warning about the model's training was shown.
     warned: bool,
     /// Set while a signal ends the program rather than an answer.
     ends_at_signal: Arc<AtomicBool>,
-    /// True once the person knows that only the messages are.
+    /// True once the person has been told that only the messages are saved.
     said: bool,
 }
 
@@ -173,7 +179,7 @@ impl Talk {
         }
     }
 
-    /// Does what a line says; returns whether the conversation goes on. In quotes, or after a second slash, a line is a message.
+    /// Runs a line; returns whether the conversation continues. In quotes, or after a second slash, a line is a message.
     fn answer(&mut self, line: String, quoted: bool, screen: &mut Screen) -> Result<bool> {
         let action = match line.strip_prefix('/').filter(|_| !quoted) {
             Some(message) if message.starts_with('/') => Action::Say(message.into()),
@@ -195,7 +201,7 @@ impl Talk {
         reply.map(|_| true)
     }
 
-    /// What stands below an answer.
+    /// Shows the lines below an answer.
     fn show_reply(&mut self, reply: &Reply, screen: &mut Screen) -> Result<()> {
         screen.notice(&status::after(&self.conversation, reply))?;
         if let Some(warning) = status::nearly_full(&self.conversation) {

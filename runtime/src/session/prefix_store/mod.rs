@@ -37,6 +37,7 @@
 mod directory;
 mod file;
 mod files;
+mod memory;
 mod tree;
 
 use std::path::PathBuf;
@@ -50,10 +51,11 @@ pub(super) use tree::{Checkpoint, Key, Node, Place, Present, Tree};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PrefixStoreOptions {
-    /// Most bytes in memory; 1 GiB by default.
+    /// Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most, and 1 GiB where the system does not
+    /// say how much that is.
     pub bytes: usize,
-    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means the chunk of the session that
-    /// reads, but no fewer than 256. A history that was edited in the middle of its long prompt is read again from the multiple before.
+    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256. A history that was edited
+    /// in the middle of its long prompt is read again from the multiple before. A GPU reads long prompts faster with more.
     pub grid: usize,
     /// A folder where checkpoints are kept too, for other processes and later runs; none by default.
     pub directory: Option<PathBuf>,
@@ -64,7 +66,7 @@ pub struct PrefixStoreOptions {
 impl Default for PrefixStoreOptions {
     fn default() -> Self {
         PrefixStoreOptions {
-            bytes: 1 << 30,
+            bytes: memory::default_bytes(),
             grid: 0,
             directory: None,
             directory_bytes: 4 << 30,

@@ -25,13 +25,15 @@ pub struct Column {
     pub row: usize,
     /// Where the tokens before this one are counted, if not in the state.
     pub position: Option<Address>,
+    /// Columns that run at the same time, of which each has a part of the SMs.
+    pub beside: usize,
 }
 
 /// Calls in their place.
 pub enum Calls {
     /// Over all rows at once.
     Rows(Vec<Queued>),
-    /// The same calls for each column.
+    /// Equal calls for each column.
     Each(Vec<Vec<Queued>>),
 }
 
@@ -62,6 +64,7 @@ impl Calls {
     ) -> Result<Vec<Queued>> {
         let mut launches = Launches::new(memory, scratch, 1, false);
         (launches.row, launches.position) = (column.row, column.position);
+        launches.sharing = column.beside;
         launches.shared = std::mem::take(rooms);
         write(&mut launches)?;
         *rooms = std::mem::take(&mut launches.shared);
@@ -135,7 +138,8 @@ impl Program {
         self.table.set_state(column, state, queue)
     }
 
-    /// The launches of program number `program` for so many columns, side by side or one after another.
+    /// The launches of program number `program` for this many columns, side by side or one after
+    /// another.
     pub fn launches(&self, program: usize, columns: usize, side_by_side: bool) -> Vec<Launch> {
         let stride = self.table.stride();
         let parts = self.parts[program].iter();

@@ -1,0 +1,62 @@
+"""Sessions that step together."""
+
+import contextlib
+import ctypes
+from ctypes import c_size_t, c_uint32, c_void_p
+
+from . import _library as lib
+from ._library import Closing, check, library
+
+
+class Batch(Closing):
+    """Sessions of one model that step together: one pass over the weights serves them all. Each gives the tokens that it gives alone."""
+
+    def __init__(self, session, most):
+        """For up to `most` sessions like this one, which compute with its threads."""
+        with session._lock:
+            self._handle = lib.make(library.wl_batch_free, library.wl_batch_new, session._value, lib.whole("most", most, c_size_t))
+
+    def step(self, sessions):
+        """Each session chooses a token and reads it."""
+        with _Held(sessions) as handles:
+            tokens = (c_uint32 * len(handles))()
+            check(library.wl_batch_step(self._value, handles, len(handles), tokens))
+            return tokens[:]
+
+    def feed(self, sessions, tokens):
+        """Session i reads tokens[i]."""
+        tokens = lib.tokens(tokens)
+        with _Held(sessions) as handles:
+            if len(tokens) != len(handles):
+                raise ValueError(f"tokens: found {len(tokens)} for {len(handles)} sessions")
+            check(library.wl_batch_feed(self._value, handles, tokens, len(handles)))
+
+    def generate(self, generations):
+        """Generations that `generate` or `say` of their sessions has begun go on by one token each: their pieces of text, empty while a
+        character is incomplete, None where one has ended."""
+        with _Held([generation._session for generation in generations]) as handles:
+            texts, lengths = (c_void_p * len(handles))(), (c_size_t * len(handles))()
+            check(library.wl_batch_generate(self._value, handles, len(handles), texts, lengths))
+            pieces = [text and ctypes.string_at(text, length) for text, length in zip(texts, lengths)]
+            for generation in generations:
+                generation._hooks.check()
+        return [piece if piece is None else piece.decode() for piece in pieces]
+
+
+class _Held:
+    """The handles of sessions that no other thread uses meanwhile."""
+
+    def __init__(self, sessions):
+        self._sessions, self._locks = list(sessions), contextlib.ExitStack()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as locks:
+            # In one order, so that two batches do not wait for each other.
+            for session in sorted(self._sessions, key=id):
+                locks.enter_context(session._lock)
+            self._handles = [session._value for session in self._sessions]
+            self._locks = locks.pop_all()
+        return (c_void_p * len(self._handles))(*(handle._as_parameter_ for handle in self._handles))
+
+    def __exit__(self, *_):
+        self._locks.close()
