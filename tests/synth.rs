@@ -82,3 +82,58 @@ fn a_model_can_have_fewer_layers_than_its_preset() {
     synth("1").succeeded();
     assert_eq!(Checkpoint::open(&file).unwrap().spec.layers.len(), 1);
 }
+
+#[test]
+fn a_shape_of_ones_own_is_read_from_a_file() {
+    let place = Workplace::new();
+    let preset = concat!(env!("CARGO_MANIFEST_DIR"), "/presets/sse-tiny.json");
+    let text = std::fs::read_to_string(preset).unwrap();
+    let wider = text.replace("\"partitions\": 4", "\"partitions\": 9");
+    assert_ne!(text, wider);
+    let shape = place.file("wide.json", &wider).display().to_string();
+    let file = place.name("wide.gguf");
+    let synth = |shape: &str| place.run(["synth", "--shape", shape, "--type", "f32", "-o", &file]);
+    synth(&shape).succeeded();
+    let spec = Checkpoint::open(&file).unwrap().spec.to_json();
+    let layers = spec["layers"].as_array().unwrap();
+    let partitions = layers.iter().find_map(|l| l["partitions"].as_u64());
+    assert_eq!(partitions, Some(9));
+    let broken = place
+        .file("broken.json", "{\"vocab\": 4}")
+        .display()
+        .to_string();
+    synth(&broken).failed(1, &["broken.json", "layers"]);
+    let arguments = ["synth", "--type", "f32", "-o", &file];
+    place.run(arguments).failed(2, &["--shape"]);
+}
+
+#[test]
+fn inspect_tells_what_share_of_a_text_each_head_retains() {
+    let place = Workplace::new();
+    let words = "Anna has a cat called Miso, and it is raining. ".repeat(30);
+    let text = place.file("text", &words).display().to_string();
+    let report = place
+        .run(["inspect", "--retention", &text, "--json"])
+        .succeeded()
+        .json();
+    let read = report["tokens"].as_u64().unwrap();
+    let layers = report["layers"].as_array().unwrap();
+    assert!(!layers.is_empty());
+    for layer in layers {
+        let number = |key: &str| layer[key].as_u64().unwrap();
+        assert!(number("window") > 0 && read > number("window"), "{layer}");
+        let counts = layer["counts"].as_array().unwrap();
+        let shares = layer["shares"].as_array().unwrap();
+        assert_eq!(counts.len(), shares.len());
+        for (count, share) in counts.iter().zip(shares) {
+            let (count, share) = (count.as_u64().unwrap(), share.as_f64().unwrap());
+            assert!((1..=number("capacity")).contains(&count), "{layer}");
+            let left = (read - number("window")) as f64;
+            assert!((share * left - count as f64).abs() < 1e-6, "{layer}");
+        }
+    }
+    let short = place.file("short", "Anna.").display().to_string();
+    place
+        .run(["inspect", "--retention", &short])
+        .failed(1, &["short", "windows hold"]);
+}

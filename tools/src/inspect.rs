@@ -13,12 +13,13 @@ use waterline_quant::Tensor;
 use crate::builtin::OpenArgs;
 use crate::check;
 use crate::error::{Error, Result};
+use crate::retention;
 use crate::session::StateArgs;
 use crate::text::{json_line, shown};
 use crate::units;
 
 /// Show a model's description and the memory of a session on it. Only the header is read, so this
-/// is quick for any size; --check reads every weight.
+/// is quick for any size; --check reads every weight, --retention a text.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
@@ -31,6 +32,9 @@ pub struct Args {
     /// layer that computes it; the status is 1 if any does.
     #[arg(long, conflicts_with = "json")]
     check: bool,
+    /// Read a text, and show the share of the tokens out of the window that each head with a retained set holds.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["check", "schedule"])]
+    retention: Option<PathBuf>,
     /// Show the model's ops, with their operands and dependencies.
     #[arg(long, conflicts_with = "check")]
     schedule: bool,
@@ -62,12 +66,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.schedule {
         return schedule(checkpoint, args);
     }
-    let plan = checkpoint.spec.plan(&args.state.options())?;
-    let blocks = blocks(&checkpoint, &plan, args)?;
-    let text = if args.json {
-        json_line(&to_json(&checkpoint, &plan, &blocks, args))
-    } else {
-        shown(&to_text(&checkpoint, &plan, &blocks))
+    let text = match &args.retention {
+        Some(path) => {
+            let model = Model::bind(checkpoint)?;
+            let (text, json) = retention::of_text(&model, path, args.state.options())?;
+            if args.json { json_line(&json) } else { text }
+        }
+        None => {
+            let plan = checkpoint.spec.plan(&args.state.options())?;
+            let blocks = blocks(&checkpoint, &plan, args)?;
+            match args.json {
+                true => json_line(&to_json(&checkpoint, &plan, &blocks, args)),
+                false => shown(&to_text(&checkpoint, &plan, &blocks)),
+            }
+        }
     };
     std::io::stdout()
         .write_all(text.as_bytes())

@@ -30,6 +30,7 @@ mod pull;
 mod quantize;
 mod random;
 mod retain;
+mod retention;
 mod run;
 mod samples;
 mod sampling;

@@ -8,6 +8,7 @@ use waterline::{StateDtype, StateKind, StateTensorPlan};
 
 use super::conversation::Conversation;
 use crate::error::Result;
+use crate::retention::{self, LayerSets, u32s};
 use crate::text::{shown_end, shown_line};
 use crate::units::{bytes, thousands};
 
@@ -46,13 +47,16 @@ pub fn gauges(conversation: &Conversation) -> Result<String> {
             lines.push(format!("{:9} up to: {text}", ""));
         }
     }
-    let counted = retained(&snapshot);
+    let sets = retention::sets(&snapshot);
+    let counted = retained(&sets);
     let positions = retained_positions(&snapshot);
     if counted.is_none() && !positions.is_empty() {
         let (held, capacity) = (positions.len() as u64, positions_capacity(&snapshot));
         lines.push(gauge("retained", held, capacity, "all layers together"));
     }
     lines.extend(counted);
+    let shares = retention::lines(&sets, read);
+    lines.extend(shares.iter().map(|line| format!("{:9} {line}", "")));
     lines.extend(retained_text(&positions, conversation));
     Ok(lines.join("\n"))
 }
@@ -112,17 +116,12 @@ fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
 }
 
 /// How full the sets of retained tokens are: the mean, and the range over layers and heads.
-fn retained(snapshot: &Snapshot) -> Option<String> {
-    let mut counts: Vec<u64> = Vec::new();
-    let mut capacity = 0;
-    for (tensor, data) in snapshot
-        .tensors()
-        .filter(|(tensor, _)| tensor.name == "set_counts")
-    {
-        counts.extend(u32s(data).map(u64::from));
-        let of_layer = tensor.layer.and_then(|layer| set_capacity(snapshot, layer));
-        capacity = capacity.max(of_layer.unwrap_or(0) as u64);
-    }
+fn retained(sets: &[LayerSets]) -> Option<String> {
+    let counts: Vec<u64> = sets
+        .iter()
+        .flat_map(|set| set.counts.iter().map(|&n| n.into()))
+        .collect();
+    let capacity = sets.iter().map(|set| set.capacity as u64).max()?;
     let (least, most) = (*counts.iter().min()?, *counts.iter().max()?);
     let mean = counts.iter().sum::<u64>() / counts.len() as u64;
     let rest = format!(
@@ -185,6 +184,7 @@ pub fn tensors(conversation: &Conversation) -> Result<String> {
     let snapshot = session.snapshot()?;
     let mut groups: Vec<(String, usize, usize)> = Vec::new();
     let mut counters = Vec::new();
+    let sets = retention::sets(&snapshot);
     for (tensor, data) in snapshot.tensors() {
         let what = format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).to_lowercase();
         match groups.iter_mut().find(|(other, ..)| *other == what) {
@@ -194,8 +194,8 @@ pub fn tensors(conversation: &Conversation) -> Result<String> {
         let counts_members = tensor.kind == StateKind::Counter && tensor.dtype == StateDtype::U32;
         if let Some(layer) = tensor.layer.filter(|_| counts_members) {
             let counts: Vec<String> = u32s(data).map(|count| count.to_string()).collect();
-            let capacity =
-                set_capacity(&snapshot, layer).map_or(String::new(), |n| format!(" of {n}"));
+            let set = sets.iter().find(|set| set.layer == layer);
+            let capacity = set.map_or(String::new(), |set| format!(" of {}", set.capacity));
             let counts = counts.join(" ");
             counters.push(format!(
                 "layer {layer:<3} {}: {counts}{capacity}",
@@ -217,21 +217,6 @@ pub fn tensors(conversation: &Conversation) -> Result<String> {
         session.state_bytes()
     ));
     Ok(lines.join("\n"))
-}
-
-fn u32s(data: &[u8]) -> impl Iterator<Item = u32> {
-    data.as_chunks::<4>()
-        .0
-        .iter()
-        .map(|&n| u32::from_le_bytes(n))
-}
-
-/// How many members each set of a layer can have.
-fn set_capacity(snapshot: &Snapshot, layer: usize) -> Option<usize> {
-    let mut tensors = snapshot.tensors().map(|(tensor, _)| tensor);
-    let set =
-        tensors.find(|tensor| tensor.layer == Some(layer) && tensor.kind == StateKind::Set)?;
-    set.shape.get(1).copied()
 }
 
 #[cfg(test)]

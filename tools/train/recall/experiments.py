@@ -65,10 +65,15 @@ def gsa(slots, normalizer=64):
         "gate_logit_normalizer": normalizer}
 
 
+# A first layer that sees four tokens binds a value to its key, so that the second one needs no convolutions, which SSE's partitions lack.
+BINDING = {"attn": {"layers": [0], "num_heads": 4, "num_kv_heads": 4, "window_size": 4, "qkv_bias": False, "rope_theta": 1e4},
+    "use_short_conv": False}
+
+
 def sse(partitions, softmax_keys=True, read=True, write=True):
-    """Two heads of 16, one partition used by each token."""
-    return FLA | {"model_type": "sse_swa_moba", "sse_layer": "pure", "num_heads": 2, "head_dim": 16, "expand_v": 1.0,
-        "linear_attn_type": "gla", "num_sparse_partition": partitions, "num_writer": 1, "num_reader": 1, "sse_lora": True,
+    """Two heads of 16, one partition used by each token, after a layer that binds."""
+    return FLA | BINDING | {"model_type": "sse_swa_moba", "layer_types": ["sliding_attention", "sse"], "num_heads": 2, "head_dim": 16,
+        "expand_v": 1.0, "linear_attn_type": "gla", "num_sparse_partition": partitions, "num_writer": 1, "num_reader": 1, "sse_lora": True,
         "use_output_gate": True, "sse_layer_defaults": {"emulk": write, "emulq": read, "gate_logit_normalizer": 16,
             "gate_low_rank_dim": 16, "use_k_softmax": softmax_keys, "use_q_softmax": False}}
 
@@ -109,6 +114,11 @@ def memory(tokens):
     return prepare
 
 
+def partitions_first(model):
+    """In open rows SSE is without its shared state, so that recall is learned from the partitions first."""
+    model.model.layers[-1].attn.closes = True
+
+
 OF_SSE = ("partitions", "shared")
 OF_GATES = ("read-gate", "write-gate", "read-gate,write-gate")
 # Of GSA's slots with normalizer 64 and 8: sigmoid(0)^(1/64) and sigmoid(0)^(1/8) a token.
@@ -117,24 +127,27 @@ LONG, SHORT = 64 / math.log(2), 8 / math.log(2)
 # As many tokens as LTE has, of the model with attention to all.
 RETAINED = ("--window", "16", "--kept", "32", "--sink", "1")
 
-FIRST = (Stage(1500, 128, 32, 6), Stage(600, 64, 96, 22), Stage(500, 48, 224, 54))
+FIRST = (Stage(3000, 128, 32, 6), Stage(1200, 64, 96, 22), Stage(1000, 48, 224, 54))
 
 EXPERIMENTS = {
     "sse": Experiment(
         {
-            "gla": Arm(gla(2, 0.5, 0.5)),
-            "gla-bytes-of-n4": Arm(gla(2, 1.0, 1.25)),
+            "gla": Arm(gla(2, 0.5, 0.5) | BINDING),
+            "gla-bytes-of-n4": Arm(gla(2, 1.0, 1.25) | BINDING),
             "n2": Arm(sse(2), without=OF_SSE),
             "n4": Arm(sse(4), without=OF_SSE),
             "n8": Arm(sse(8), without=OF_SSE),
             "n16": Arm(sse(16), without=OF_SSE),
-            "n4-silu-keys": Arm(sse(4, softmax_keys=False), without=OF_SSE),
-            "n4-no-gate": Arm(sse(4, read=False, write=False), without=OF_SSE),
-            "n4-read-gate": Arm(sse(4, write=False), without=OF_SSE),
-            "n4-write-gate": Arm(sse(4, read=False), without=OF_SSE),
+            "n2-first": Arm(sse(2), partitions_first, OF_SSE),
+            "n4-first": Arm(sse(4), partitions_first, OF_SSE),
+            "n8-first": Arm(sse(8), partitions_first, OF_SSE),
+            "n16-first": Arm(sse(16), partitions_first, OF_SSE),
+            "n4-first-silu-keys": Arm(sse(4, softmax_keys=False), partitions_first, OF_SSE),
+            "n4-first-no-gate": Arm(sse(4, read=False, write=False), partitions_first, OF_SSE),
+            "n4-first-read-gate": Arm(sse(4, write=False), partitions_first, OF_SSE),
+            "n4-first-write-gate": Arm(sse(4, read=False), partitions_first, OF_SSE),
         },
-        FIRST + (Stage(1500, 32, 512, 126),), ("mqar", "joint"),
-        (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 128, 0), ("joint", 32, 0), ("joint", 64, 0), ("joint", 96, 0))),
+        FIRST + (Stage(2500, 32, 512, 126),), ("mqar",), (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 96, 0), ("mqar", 128, 0))),
     "hax": Experiment(
         {
             "mamba2": Arm(mamba2()),
@@ -146,7 +159,7 @@ EXPERIMENTS = {
             "key-selection": Arm(mamba2("key_selection"), without=("attention",)),
             "hax": Arm(mamba2("sign_bin_lsh+key_selection"), without=("attention",)),
         },
-        FIRST + (Stage(1200, 32, 336, 64),), ("joint",), (("joint", 16, 0), ("joint", 32, 0), ("joint", 64, 0))),
+        FIRST + (Stage(2500, 32, 336, 64),), ("joint",), (("joint", 16, 0), ("joint", 32, 0), ("joint", 64, 0))),
     "sla": Experiment(
         {
             "gla": Arm(gla()),
@@ -161,7 +174,7 @@ EXPERIMENTS = {
             "retnet": Arm(retnet()),
             "retnet-hidden": Arm(retnet("hidden"), without=OF_GATES),
         },
-        FIRST + (Stage(1200, 32, 384, 64),), ("mqar", "needles", "joint"),
+        FIRST + (Stage(2000, 32, 384, 64),), ("mqar", "needles", "joint"),
         (("mqar", 32, 0), ("mqar", 64, 0), ("joint", 32, 0), ("joint", 64, 0), ("needles", 8, 512))),
     "gsa": Experiment(
         {
@@ -173,7 +186,7 @@ EXPERIMENTS = {
             "gla-normalizer-8": Arm(gla(), memory(SHORT)),
             "gsa-normalizer-8": Arm(gsa(8, 8)),
         },
-        FIRST + (Stage(2000, 32, 512, 64),), ("mqar", "needles", "joint"),
+        (Stage(5000, 256, 32, 6),) + FIRST[1:] + (Stage(2500, 32, 512, 64),), ("mqar", "needles", "joint"),
         (("mqar", 16, 0), ("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 64, 512), ("joint", 32, 0), ("needles", 8, 512))),
     "lalte": Experiment(
         {

@@ -178,6 +178,7 @@ class SSE(nn.Module):
         self.partitions, self.used = c["num_sparse_partition"], c["num_writer"]
         assert c["num_reader"] == self.used and c["linear_attn_type"] == "gla" and c["sse_lora"] and c["use_output_gate"]
         options = c["sse_layer_defaults"]
+        self.closes = False  # whether the shared state is missing in the rows that are open
         self.softmax_keys, self.weighs_queries, self.weighs_keys = options["use_k_softmax"], options["emulq"], options["emulk"]
         K = self.heads * d
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = linear(D, K), linear(D, K), linear(D, K), linear(K, D)
@@ -211,7 +212,10 @@ class SSE(nn.Module):
 
         parts = repeated(q2, self.weighs_queries), repeated(k2, self.weighs_keys), repeated(v), repeated(g2)
         sparse = grouped_scan(*parts, chosen.flatten(1)).unflatten(2, (-1, self.used)).sum(3)
-        o = (linear_scan(q1, k1, v, gk=g1) + sparse).transpose(1, 2) * v.shape[-1] ** -0.5
+        shared = linear_scan(q1, k1, v, gk=g1)
+        if self.closes:
+            shared = shared * ~row["open"][:, None, None, None]
+        o = (shared + sparse).transpose(1, 2) * v.shape[-1] ** -0.5
         o = rms(o, self.o_norm.weight, self.eps).flatten(2) * F.silu(self.g_proj(x))
         # As mixtures of experts do it: shares of use times mean weights, least when all partitions are used alike.
         share = torch.zeros_like(p).scatter(-1, chosen, 1.0).mean((0, 1))

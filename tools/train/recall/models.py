@@ -106,7 +106,7 @@ class Model(nn.Module):
                 nn.init.constant_(p, 0.5)
 
     def forward(self, tokens, open_rows=None):
-        """Logits [B, T, V] and the sum of the mixers' penalties. LTE keeps every token of the rows in `open_rows` [B]."""
+        """Logits [B, T, V] and the sum of the mixers' penalties. LTE keeps every token of the rows in `open_rows` [B] (see also SSE)."""
         B, T = tokens.shape
         if open_rows is None:
             open_rows = torch.zeros(B, dtype=torch.bool, device=tokens.device)

@@ -143,6 +143,10 @@ def keep(args, experiment, names):
             archive.add(args.work / name, name)
 
 
+def models(run):
+    return [f"{run[0]}.{run[1]}.{seed}" for seed in SEEDS] + [f"{run[0]}.{run[1]}.csv"]
+
+
 def trained(work, run):
     return (work / f"{run[0]}.{run[1]}.csv").exists()
 
@@ -176,7 +180,7 @@ def main():
         if time.time() < late:
             queue.fill(late)
         for run in queue.ended():
-            keep(args, run[0], [f"{run[0]}.{run[1]}.{seed}" for seed in SEEDS] + [f"{run[0]}.{run[1]}.csv"])
+            keep(args, run[0], models(run))
             if args.waterline:
                 asked |= {team.submit(answer, args.waterline, args.work, *run, seed): (*run, seed) for seed in SEEDS}
         for future in [future for future in asked if future.done()]:
@@ -186,6 +190,8 @@ def main():
             else:
                 keep(args, model[0], [f"{name}.recall.csv" for _, name, _ in files(*model)])
         time.sleep(0.2)
+    for run in queue.ended():
+        keep(args, run[0], models(run))
     queue.stop()
     log.say("complete: " + " ".join("/".join(run) for run in wanted if trained(args.work, run)))
     log.say("left: " + " ".join("/".join(run) for run in wanted if not trained(args.work, run)))

@@ -39,7 +39,7 @@ class Run:
         torch.autograd.grad(loss, self.model.flat)
 
     def open(self, stage, progress):
-        """Rows in which LTE keeps all tokens."""
+        """Rows in which LTE keeps all tokens, and an SSE layer that closes is without its shared state."""
         share = next(share for until, share in OPEN if progress < until)
         return torch.arange(stage.rows, device=self.device) < share * stage.rows
 
