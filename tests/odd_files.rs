@@ -292,6 +292,7 @@ fn what_a_failed_download_left_is_named() {
     for (kind, file, text, said) in [
         ("weights", "model.safetensors", pointer, "git-lfs pointer"),
         ("configuration", "config.json", pointer, "git-lfs pointer"),
+        ("tokenizer", "tokenizer.json", pointer, "git-lfs pointer"),
         (
             "page",
             "model.safetensors",

@@ -379,6 +379,13 @@ fn kinds() -> Vec<Kind> {
             vec![("chat_template.json", named)],
         ),
         Kind::new(
+            "a tokenizer after a byte order mark",
+            vec![
+                config_file(json!({ "eos_token_id": STOP })),
+                ("tokenizer.json", json!(format!("\u{feff}{}", tokenizer()))),
+            ],
+        ),
+        Kind::new(
             "templates in files",
             vec![
                 tokenizer_config(json!({ "chat_template": "another" })),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
@@ -22,8 +22,8 @@ pub(crate) struct Config {
     file: String,
     object: Map<String, Value>,
     used: Used,
-    /// Names of the checkpoint's tensors, if known.
-    tensors: Option<HashSet<String>>,
+    /// Names and rows of the checkpoint's tensors, if known.
+    tensors: Option<HashMap<String, usize>>,
 }
 
 /// The keys that were read, shared by an object and those inside it; a key of an inner object has that object's before
@@ -32,6 +32,7 @@ pub(crate) struct Config {
 struct Used {
     prefix: String,
     keys: Rc<RefCell<BTreeMap<String, Depth>>>,
+    notes: Rc<RefCell<Vec<String>>>,
 }
 
 /// How much of a value was read.
@@ -54,6 +55,7 @@ impl Used {
         Used {
             prefix: format!("{}{key}.", self.prefix),
             keys: Rc::clone(&self.keys),
+            notes: Rc::clone(&self.notes),
         }
     }
 
@@ -132,23 +134,44 @@ impl Config {
         Config::new(file, value)
     }
 
-    /// This configuration with the tensors of its checkpoint.
-    pub fn beside<'a>(self, names: impl Iterator<Item = &'a str>) -> Self {
+    /// This configuration with the names and rows of its checkpoint's tensors.
+    pub fn beside<'a>(self, tensors: impl Iterator<Item = (&'a str, usize)>) -> Self {
+        let owned = tensors.map(|(name, rows)| (name.to_string(), rows));
         Config {
-            tensors: Some(names.map(str::to_string).collect()),
+            tensors: Some(owned.collect()),
             ..self
         }
     }
 
+    /// Rows of the tensors whose names end so, if the checkpoint has any and all have as many.
+    pub fn rows_of(&self, ending: &str) -> Option<usize> {
+        let tensors = self.tensors.as_ref()?;
+        let named = tensors.iter().filter(|(name, _)| name.ends_with(ending));
+        let mut rows = named.map(|(_, &rows)| rows);
+        let first = rows.next()?;
+        rows.all(|rows| rows == first).then_some(first)
+    }
+
     /// Whether the checkpoint is known to have no tensor whose name ends so.
     pub fn lacks_tensor(&self, ending: &str) -> bool {
-        let lacks = |names: &HashSet<String>| !names.iter().any(|name| name.ends_with(ending));
+        let lacks =
+            |tensors: &HashMap<String, usize>| !tensors.keys().any(|name| name.ends_with(ending));
         self.tensors.as_ref().is_some_and(lacks)
     }
 
     /// Whether the checkpoint is known to have a tensor whose name ends so.
     pub fn has_tensor(&self, ending: &str) -> bool {
         self.tensors.is_some() && !self.lacks_tensor(ending)
+    }
+
+    /// Records a sentence for the user on a value that was read and is not followed.
+    pub fn note(&self, sentence: String) {
+        self.used.notes.borrow_mut().push(sentence);
+    }
+
+    /// The sentences that were recorded.
+    pub fn notes(&self) -> Vec<String> {
+        self.used.notes.borrow().clone()
     }
 
     /// The file, for errors.

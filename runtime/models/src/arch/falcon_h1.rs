@@ -33,10 +33,12 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         output: multiplier("ssm_out_multiplier")?,
     };
     let key_multiplier = config.optional_f32("key_multiplier")?;
+    let attention = attention(config)?;
     let attention = ParallelPart {
         mixer: Arc::new(Attention {
             key_multiplier,
-            ..attention(config)?
+            head_dim: head_dim(config, &attention)?,
+            ..attention
         }),
         input: multiplier("attention_in_multiplier")?,
         output: multiplier("attention_out_multiplier")?,
@@ -57,6 +59,28 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         logits_multiplier: multiplier("lm_head_multiplier")?,
         ..model(config, layers)?
     })
+}
+
+/// The width of a head. Without the key `head_dim`, which the reference's configuration class does not declare, it is the hidden size
+/// divided by the heads. Where all projections have that width and the key says another one, the key is a note.
+fn head_dim(config: &Config, attention: &Attention) -> Result<usize> {
+    let divided = config.usize("hidden_size")? / attention.heads.max(1);
+    let has_rows = |projection: &str, rows: usize| {
+        config.rows_of(&format!(".self_attn.{projection}.weight")) == Some(rows)
+    };
+    let said = attention.head_dim;
+    if divided == said
+        || !has_rows("q_proj", attention.heads * divided)
+        || !has_rows("k_proj", attention.kv_heads * divided)
+        || !has_rows("v_proj", attention.kv_heads * divided)
+    {
+        return Ok(said);
+    }
+    let file = config.file();
+    config.note(format!(
+        "{file} says that head_dim is {said}, but all projections have heads of {divided}: these are used"
+    ));
+    Ok(divided)
 }
 
 fn mamba2(config: &Config) -> Result<Mamba2> {
@@ -94,4 +118,36 @@ fn multipliers<const N: usize>(config: &Config, key: &str) -> Result<Option<[f32
     numbers
         .map(Some)
         .ok_or_else(|| config.wrong(key, &format!("{N} numbers")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The width of a head where the file says `said` and the projections of 5 heads over 1 have these rows.
+    fn width(said: usize, rows: [usize; 3]) -> (usize, Vec<String>) {
+        let keys = json!({
+            "model_type": "falcon_h1", "hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": said,
+        });
+        let names =
+            ["q", "k", "v"].map(|part| format!("model.layers.0.self_attn.{part}_proj.weight"));
+        let config = Config::new("config.json", keys).expect("an object");
+        let config = config.beside(names.iter().map(String::as_str).zip(rows));
+        let attention = attention(&config).expect("attention");
+        let width = head_dim(&config, &attention).expect("a width");
+        (width, config.notes())
+    }
+
+    #[test]
+    fn heads_are_as_wide_as_their_projections() {
+        let (found, notes) = width(64, [60, 12, 12]);
+        assert_eq!((found, notes.len()), (12, 1));
+        assert!(notes[0].contains("head_dim is 64"), "{notes:?}");
+        assert_eq!(width(12, [60, 12, 12]), (12, Vec::new()));
+        assert_eq!(width(64, [320, 64, 64]), (64, Vec::new()));
+        // Projections that do not agree with each other are refused with the shape that the file says.
+        assert_eq!(width(64, [60, 12, 64]), (64, Vec::new()));
+    }
 }

@@ -117,7 +117,10 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let config = Config::parse(&file, &text)?;
     let weights = safetensors::Checkpoint::open_by(dir, options.access());
     let config = match &weights {
-        Ok(weights) => config.beside(weights.names()),
+        Ok(weights) => {
+            let rows = |name| weights.shape(name)?.first().copied();
+            config.beside(weights.names().map(|name| (name, rows(name).unwrap_or(1))))
+        }
         Err(_) => config,
     };
     quantization::check(dir, &config, weights.as_ref().ok())?;
@@ -158,6 +161,7 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         tensors.insert(weight.name, tensor);
     }
     let (text, mut notes) = text_files::read(dir, &config, spec.vocab)?;
+    notes.extend(config.notes());
     notes.extend(unread_keys::of_config(&config)?);
     if !options.allow_unused {
         unused::check_tensors(&config, &weights, &tensors, options.mtp)?;

@@ -34,6 +34,7 @@ enum Layer {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let hidden = config.usize("hidden_size")?;
     let mlp = Some(mlp(config, hidden)?);
+    note_moba(config)?;
     let layers = (0..config.layers()?)
         .map(|layer| {
             let mixer: Arc<dyn Mixer> = match layer_of(config, layer)? {
@@ -56,6 +57,29 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         layers,
         ..ModelSpec::default()
     })
+}
+
+/// A note on layers of MoBA, which attend to all tokens. A list of the kinds of layers has none of them.
+fn note_moba(config: &Config) -> Result<()> {
+    let has_kinds = config.object().get("layer_types");
+    let Some(attn) = config.child("attn")? else {
+        return Ok(());
+    };
+    if has_kinds.is_some_and(|kinds| !kinds.is_null()) {
+        return Ok(());
+    }
+    let listed = |key: &str| match attn.object().get(key) {
+        Some(serde_json::Value::Array(layers)) => layers.as_slice(),
+        _ => &[],
+    };
+    let full = listed("full_layers");
+    if listed("layers").iter().any(|layer| !full.contains(layer)) {
+        let file = config.file();
+        config.note(format!(
+            "{file} has layers of block attention (MoBA): they attend to all tokens here, also in prompts of which the reference skips blocks"
+        ));
+    }
+    Ok(())
 }
 
 fn layer_of(config: &Config, layer: usize) -> Result<Layer> {

@@ -247,14 +247,24 @@ fn ids(value: Option<&Value>) -> Vec<u32> {
     }
 }
 
-/// The bytes of a file, if it is there.
+/// The bytes of a file, without a byte order mark, if it is there.
 fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = dir.join(name);
-    match read_file(&path, LARGEST_TEXT) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(path, "cannot read", e)),
+    let bytes = match read_file(&path, LARGEST_TEXT) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(path, "cannot read", e)),
+    };
+    if let Some((found, expected)) = waterline_quant::stray(&bytes) {
+        return Err(Error::Config {
+            file: path.display().to_string(),
+            key: "the file".into(),
+            found: found.into(),
+            expected: expected.into(),
+        });
     }
+    let marked = bytes.strip_prefix(b"\xef\xbb\xbf").map(<[u8]>::to_vec);
+    Ok(Some(marked.unwrap_or(bytes)))
 }
 
 /// The object in a file; an empty one if the file is not there.
