@@ -1,9 +1,10 @@
 """What a history costs that was read before: tokens read and time to the first token, for each thing that clients do.
 
-    PYTHONPATH=ffi/python WATERLINE_LIBRARY=target/release/libwaterline.so python3 tools/reference/histories.py MODEL... [--tokens N,N] [--device cpu|cuda]
+    PYTHONPATH=ffi/python WATERLINE_LIBRARY=target/release/libwaterline_ffi.so python3 tools/reference/histories.py MODEL... [--tokens N,N] [--device cpu|cuda] [--cost]
 
-MODEL is a GGUF file, or `builtin`. Token ids are random, so a model without a tokenizer and with random weights does as well. Every
-bound of the table is checked; the status is 1 if one is not kept."""
+MODEL is a GGUF file, or `builtin`. Token ids are random, so a model without a tokenizer and with random weights does as well. The store
+is one as it comes, with a directory. Every bound of the table is checked; the status is 1 if one is not kept. `--cost` measures what
+checkpoints cost a prompt instead: read without a store, with one as it comes, and with one whose grid is 2048."""
 
 import argparse
 import os
@@ -15,6 +16,7 @@ import time
 
 from waterline import Device, Model, Store
 
+# Positions between the checkpoints of a store as it comes.
 GRID = 256
 # A turn: a message and its answer.
 MESSAGE, ANSWER = 60, 200
@@ -44,7 +46,7 @@ def rows(model, tokens, options, directory):
     said = history(vocab, tokens)
     context = tokens + 4 * (MESSAGE + ANSWER)
     new = lambda store: model.session(temperature=0, context=context, history=context, store=store, **options)
-    with Store(bytes=64 << 30, grid=GRID, directory=directory, directory_bytes=64 << 30) as store:
+    with Store(directory=directory) as store:
         with new(store) as session:
             fresh = read(session, said)
             yield "reads it for the first time", fresh[0], tokens, fresh[1]
@@ -71,6 +73,22 @@ def rows(model, tokens, options, directory):
         store.flush()
 
 
+def cost(model, tokens, options):
+    """Milliseconds that a prompt takes with and without checkpoints, the best of two; and how many checkpoints and bytes were kept."""
+    said = history(model.info["vocab"], tokens)
+    for name, grid in (("no store", None), ("a store as it comes", 0), ("a store with a grid of 2048", 2048)):
+        best, held = float("inf"), (0, 0)
+        for _ in range(2):
+            store = Store(grid=grid) if grid is not None else None
+            with model.session(temperature=0, context=tokens + 8, history=tokens + 8, store=store, **options) as session:
+                best = min(best, read(session, said)[1])
+            if store:
+                stats = store.stats
+                held = stats["checkpoints"], stats["bytes"] >> 20
+                store.close()
+        yield name, best, *held
+
+
 def appended(session, tokens, bound):
     count, ms = read(session, tokens)
     return count, bound, ms
@@ -82,6 +100,7 @@ def main():
     parser.add_argument("--tokens", default="8192,32768")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--cost", action="store_true")
     parser.add_argument("--again", metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
     options = {"threads": args.threads}
@@ -93,11 +112,16 @@ def main():
             if args.again:
                 # Another process, which finds the directory.
                 context = tokens + 4 * (MESSAGE + ANSWER)
-                with Store(bytes=64 << 30, grid=GRID, directory=args.again) as store:
+                with Store(directory=args.again) as store:
                     with model.session(temperature=0, context=context, history=context, store=store, **options) as session:
                         print(*read(session, history(model.info["vocab"], tokens) + [5] * MESSAGE))
                 continue
-            print(f"\n{os.path.basename(name)}, {tokens} tokens, {model.device}\n")
+            print(f"\n{os.path.basename(name)}, {tokens} tokens, {model.device}\n", flush=True)
+            if args.cost:
+                print("| the prompt is read with | ms | checkpoints | MiB |\n|---|---|---|---|")
+                for with_what, ms, checkpoints, mebibytes in cost(model, tokens, options):
+                    print(f"| {with_what} | {ms:.1f} | {checkpoints} | {mebibytes} |", flush=True)
+                continue
             print("| the client | tokens read | at most | ms to the first token |\n|---|---|---|---|")
             with tempfile.TemporaryDirectory() as directory:
                 table = list(rows(model, tokens, options, directory))
@@ -107,7 +131,7 @@ def main():
                 table.append(("starts again in a new process", int(count), MESSAGE + ANSWER + GRID, float(ms)))
             for client, count, bound, ms in table:
                 kept &= count <= bound
-                print(f"| {client} | {count} | {bound} | {ms:.1f} |")
+                print(f"| {client} | {count} | {bound} | {ms:.1f} |", flush=True)
     sys.exit(not kept)
 
 
