@@ -1,4 +1,4 @@
-//! Sessions that step together give what they give alone.
+//! Sessions that step together give the same results as alone.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn options() -> SessionOptions {
     options
 }
 
-/// A session that has read a prompt of its own.
+/// A session that has read its own prompt.
 fn session(model: &Arc<Model>, number: usize) -> Session {
     let mut options = options();
     options.sampler.temperature = if number == 0 { 0.0 } else { 0.8 };

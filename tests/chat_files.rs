@@ -113,7 +113,7 @@ fn what_was_said_before_a_load_leaves_no_trace() {
     let first = talk.answers(turns);
     let whole = talk.answers(format!("{turns}the third\n/save {file}\n"));
     let third = whole.strip_prefix(&first).unwrap();
-    // Other turns, whose marks lie at other positions.
+    // Other turns, with marks at other positions.
     let other = "x\ny\nz\n";
     let before = talk.answers(other);
     let again = talk.answers(format!("{other}/load {file}\n/undo\nthe third\n"));

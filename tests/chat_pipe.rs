@@ -91,7 +91,7 @@ fn failures_are_sentences_and_the_conversation_goes_on() {
         );
         assert!(!failed.stderr.contains("panicked"), "{}", failed.stderr);
     }
-    // After the first turn: what was said stays.
+    // After the first turn: the messages stay.
     for command in [
         "/system Be brief.",
         &format!("/load {foreign}"),
@@ -116,7 +116,7 @@ fn undo_returns_to_the_same_state() {
     let undone = talk.answers(
         "hello\nand then?\n/undo\nand then?\n/undo\n/undo\nhello\nand then?\nwhat next?\n",
     );
-    // The same random numbers are drawn again, so the same words come again.
+    // The random numbers repeat, so the words repeat.
     assert!(undone.ends_with(&plain), "{undone}\n---\n{plain}");
     assert!(undone.lines().count() > lines.len());
 }
@@ -318,7 +318,7 @@ fn quotes_hold_several_lines() {
         talk.answers("\"\"\"\none\ntwo\n\"\"\"\n"),
         talk.answers("one\\\ntwo\n")
     );
-    // What is never closed ends with the input.
+    // Quotes that are never closed end with the input.
     assert_eq!(talk.answers("\"\"\"one\ntwo"), talk.answers("one\\\ntwo\n"));
 }
 
@@ -347,7 +347,7 @@ fn a_full_context_is_a_sentence_and_there_is_a_way_back() {
         failed.stderr
     );
 
-    // The context becomes full in the middle of an answer: what was said stays, and can be taken back.
+    // The context becomes full in the middle of an answer: the messages stay, and can be taken back.
     talk.flags.extend(["-n", "100"]);
     talk.flags.drain(..2);
     let failed = talk.say("hello\nmore\n/undo\n/set max-tokens 12\nhello\n");

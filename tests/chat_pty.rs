@@ -16,7 +16,7 @@ const UP: &str = "\x1b[A";
 const DOWN: &str = "\x1b[B";
 const LEFT: &str = "\x1b[D";
 const PASTE: (&str, &str) = ("\x1b[200~", "\x1b[201~");
-/// What the line editor sends when it has given the terminal back: only from here on Ctrl-C is a signal.
+/// Sent by the line editor when it releases the terminal: only from here on Ctrl-C is a signal.
 const LINE_TAKEN: &str = "\x1b[?2004l";
 
 #[test]
@@ -53,7 +53,7 @@ fn keys_edit_the_line_and_recall_earlier_ones() {
     person.presses(&format!("{LEFT}5\r"));
     person.sees("seed 151\r\n");
     person.sees_prompt();
-    // Tab completes what can be one command only, and what follows it.
+    // Tab completes a unique command, and its arguments.
     person.presses("/cl\t");
     person.sees("ear");
     person.presses("\r");
@@ -100,7 +100,7 @@ fn history_outlives_the_program() {
     person.ends_with(0);
     assert!(own.exists());
 
-    // A history that cannot be kept is no reason not to talk.
+    // Talking works even if the history cannot be saved.
     let file = place.file("file", "");
     let mut command = place.command([
         "chat".as_ref(),
@@ -138,7 +138,7 @@ fn a_conversation_outlives_a_crash() {
     assert_eq!(person.says("And then?"), second);
     person.types("/bye");
     person.ends_with(0);
-    // It is kept once, not once for each chat.
+    // It is saved once, not once for each chat.
     let folder = place.path(".local/state/waterline/sessions");
     let models: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
     assert_eq!(models.len(), 1);
@@ -156,7 +156,7 @@ fn a_conversation_outlives_a_crash() {
     let mut person = Person::waits(command);
     person.sees("4 messages");
     person.sees_prompt();
-    // A private conversation is kept nowhere.
+    // A private conversation is not saved.
     person.commands("/clear", "is empty");
     person.says("A secret");
     person.presses_ctrl('d');
@@ -204,7 +204,7 @@ fn words_are_not_broken_at_the_end_of_a_line() {
     let answer = String::from_utf8(answer).unwrap();
     let lines: Vec<&str> = answer.split("\r\n").collect();
     assert!(lines.len() > 4, "{answer:?}");
-    // A word that was taken back leaves an escape sequence behind it.
+    // A word that was taken back leaves an escape sequence.
     for line in lines {
         let kept = line.split("\x1b[").next().unwrap();
         assert!(kept.chars().count() < 40, "{line:?}");

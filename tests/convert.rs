@@ -1,4 +1,4 @@
-//! What `convert` makes of a model is the model.
+//! A model that `convert` writes equals its source.
 
 mod common;
 
@@ -52,7 +52,7 @@ fn a_model_gives_the_same_logits_from_its_gguf_file() {
         .chain(&cases(&root.join("../shared/fixtures")))
     {
         let model = match Model::open(case) {
-            // Beside the repository may lie models of kinds that are not known yet.
+            // The folder next to the repository may hold models of unknown architectures.
             Err(Error::Unsupported { .. }) if !inside.contains(case) => continue,
             model => model.unwrap(),
         };
@@ -155,7 +155,7 @@ fn files_that_llama_cpp_wrote_give_its_logits() {
         let difference = differences.fold(0.0f32, f32::max);
         assert!(difference < 1e-3, "{name}: {difference}");
 
-        // What is written from such a file is the same again.
+        // Writing such a file again gives the same bytes.
         let file = place.name(&format!("{name}.gguf"));
         let input = theirs.display().to_string();
         place

@@ -1,6 +1,6 @@
-//! What a saved session may say: every whole number of the state beyond its declared range is refused by a sentence, the session is as it
-//! was, and with the largest and smallest numbers that are not refused it reads on. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
-//! `emulator` (a feature) on its kernels on the CPU; tests/sanitize.sh does so under compute-sanitizer.
+//! Hostile numbers in a saved session: every integer of the state outside its declared range is refused with a message, and the session
+//! is unchanged; with the largest and smallest valid numbers it continues. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU, `emulator`
+//! (a feature) on its kernels on the CPU; tests/sanitize.sh does so under compute-sanitizer.
 
 mod older;
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use waterline::{ContextEnd, Device, Error, Model, Session, SessionOptions, Snapshot, StateDtype};
 
-/// Every model under `tests/fixtures`; on a device, whose kernels are compiled for each, one of each way to keep counters.
+/// Every model under `tests/fixtures`; on a device, whose kernels are compiled for each, one for each kind of counters.
 fn models(on_device: bool) -> Vec<(String, Arc<Model>)> {
     const COUNTING: [&str; 6] = [
         "gdn_swa",
@@ -209,7 +209,8 @@ fn tables_that_no_plan_lays_out_are_refused() {
     };
     let all = [
         with_longer_arena(&file),
-        // Two tensors in one place, one behind the arena, one whose bytes are not those of its shape.
+        // Two tensors in one place, one after the arena's end, one with a byte count that does not
+        // match its shape.
         replaced("\"offset\":64,", "\"offset\":0,"),
         replaced("\"offset\":64,", "\"offset\":18446744073709551552,"),
         replaced("\"shape\":[1],", "\"shape\":[2],"),

@@ -1,6 +1,6 @@
-//! Every command that the documents show is one that can be typed: the program takes its subcommand, flags and values, a script has
-//! its flags, cargo its packages and targets. The commands of the C library's documents are run by `ffi/tests/abi/readme.rs`. Every
-//! file that they link or name exists. What the commands do is tested elsewhere.
+//! Every command in the documents can be typed: the program accepts its subcommand, flags and values, a script has its flags, cargo
+//! its packages and targets. The commands of the C library's documents are run by `ffi/tests/abi/readme.rs`. Every file that they
+//! link or name exists. Other tests cover the commands' effects.
 
 mod common;
 mod skipped;
@@ -22,7 +22,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// All files below the top with this end of their names, but for what builds and environments leave there.
+/// All files below the top with this suffix, except those of builds and environments.
 fn files(end: &str) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![root()]);
     while let Some(folder) = folders.pop() {
@@ -40,7 +40,7 @@ fn files(end: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What a command begins with. A script is named by its path.
+/// First words of commands. A script is named by its path.
 const PROGRAMS: [&str; 11] = [
     "waterline",
     "cargo",
@@ -123,8 +123,8 @@ fn has(words: &[String], flag: &str) -> bool {
     words.iter().any(|word| word == flag || word == short)
 }
 
-/// Arguments of the program, with values for the names that stand for a choice, and without the brackets around what may be left
-/// out. A command that names its output is whole: it must have every flag that is required.
+/// Arguments of the program, with values for placeholders, and without the brackets around optional parts. A command that names
+/// its output is complete: it must have every required flag.
 fn takes(place: &Workplace, words: &[String]) -> Result<(), String> {
     if words.iter().any(|word| word == "emulator") && !cfg!(feature = "emulator") {
         return Ok(());
@@ -145,9 +145,10 @@ fn takes(place: &Workplace, words: &[String]) -> Result<(), String> {
     let usage = help.lines().find(|line| line.starts_with("Usage: "));
     let mut missing = required(usage.unwrap_or_default());
     missing.retain(|flag| !has(words, flag));
-    match has(words, "--output") && !missing.is_empty() {
-        true => Err(format!("{missing:?} must be given")),
-        false => Ok(()),
+    if has(words, "--output") && !missing.is_empty() {
+        Err(format!("{missing:?} must be given"))
+    } else {
+        Ok(())
     }
 }
 
@@ -165,12 +166,13 @@ fn has_flags(folder: &Path, script: &str, arguments: &[String]) -> Result<(), St
             return Err(format!("{} has no {word}", path.display()));
         }
     }
-    let parse: (&str, &[&str]) = match script.ends_with(".py") {
-        true => (
+    let parse: (&str, &[&str]) = if script.ends_with(".py") {
+        (
             "python3",
             &["-c", "import ast, sys; ast.parse(open(sys.argv[1]).read())"],
-        ),
-        false => ("bash", &["-n"]),
+        )
+    } else {
+        ("bash", &["-n"])
     };
     match Command::new(parse.0).args(parse.1).arg(&path).output() {
         Err(_) => skipped(&format!("`{}`", parse.0)),
@@ -192,7 +194,7 @@ fn cargo_has(arguments: &[String]) -> Result<(), String> {
     };
     let (command, rest) = arguments.split_first().ok_or("no command")?;
     if command == "deny" {
-        // A program of its own.
+        // A separately installed program.
         let is_there = root().join("deny.toml").is_file();
         return is_there.then_some(()).ok_or("no deny.toml".into());
     }
@@ -212,7 +214,7 @@ fn cargo_has(arguments: &[String]) -> Result<(), String> {
                 folder.join("Cargo.toml").is_file()
             }
             flag if flag.starts_with('-') => help.contains(flag),
-            // Of `cargo test` the name of a test; of `cargo run` the program's arguments.
+            // For `cargo test` the name of a test; for `cargo run` the program's arguments.
             name => {
                 command == "run"
                     || text(Command::new("git").args(["grep", "-c", &format!("fn {name}()")]))
@@ -239,13 +241,13 @@ fn every_command_in_the_documents_can_be_typed() {
                 "waterline" => takes(&place, arguments),
                 "cargo" => cargo_has(arguments),
                 "python" | "python3" => has_flags(folder, &arguments[0], &arguments[1..]),
-                // What ffi/tests/abi/readme.rs runs.
+                // Run by ffi/tests/abi/readme.rs.
                 "export" | "cc" | "pkg-config" | "pip" | "sudo" | "./stress" => {
                     let here = folder.strip_prefix(root()).expect("below the top");
                     let is_run = here.starts_with("ffi");
                     is_run.then_some(()).ok_or("no test runs it".into())
                 }
-                // Other people's programs, beside the places where they are of use.
+                // Other people's programs.
                 "git" | "mkdir" | "perf" | "tar" => Ok(()),
                 script => has_flags(folder, script, arguments),
             };
@@ -274,7 +276,7 @@ fn paths(text: &str) -> Vec<&str> {
     }
     let words = words.into_iter().map(|word| word.trim_matches([',', ';']));
     let is_path = |word: &&str| {
-        // What `ffi/install` makes lies under include/.
+        // Files that `ffi/install` creates are under include/.
         let is_elsewhere = word.starts_with('/') || word.starts_with("include/");
         let is_pattern = word.contains(['*', '<', '{', ' ']);
         let is_file = ENDS.iter().any(|end| word.ends_with(end));
@@ -339,7 +341,7 @@ fn the_first_two_documents_are_short() {
     }
 }
 
-/// Viewers other than browsers ignore style sheets: a colour stands in the element, and a style sheet may only override it.
+/// Viewers other than browsers ignore style sheets: each element has its colour, and a style sheet may only override it.
 #[test]
 fn every_picture_shows_in_every_viewer() {
     let pictures = files(".svg");

@@ -15,7 +15,7 @@ use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
 const VOCAB: usize = 64;
 const HIDDEN: usize = 32;
 
-/// A file: keys, and the shapes of tensors, whose values follow from their names.
+/// A file: keys, and the shapes of tensors, whose values are derived from their names.
 #[derive(Clone)]
 struct Drawn {
     architecture: &'static str,
@@ -24,7 +24,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// A file with an embedding and the norm behind the layers.
+    /// A file with an embedding and the norm after the layers.
     fn new(architecture: &'static str, layers: usize) -> Self {
         let text = |text: &str| Value::String(text.into());
         let mut file = Drawn {
@@ -128,7 +128,7 @@ fn assert_llama_cpps(cases: &[(&str, Drawn, [f32; 6])]) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// The values of a tensor: uniform around zero, with what its kind needs.
+/// The values of a tensor: uniform around zero, adapted to its kind.
 fn values(name: &str, shape: &[usize]) -> Vec<f32> {
     let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -225,9 +225,10 @@ fn granite(
                 ],
             ),
         }
-        match experts {
-            true => mixture(&mut file, &block, [5, ff, 40]),
-            false => dense(&mut file, &block, ff),
+        if experts {
+            mixture(&mut file, &block, [5, ff, 40])
+        } else {
+            dense(&mut file, &block, ff)
         }
     }
     file
@@ -244,7 +245,7 @@ fn dense(file: &mut Drawn, block: &str, ff: usize) {
     );
 }
 
-/// So many experts of a width, and a shared one of its own.
+/// Experts of one width, and a shared one with a different width.
 fn mixture(file: &mut Drawn, block: &str, [experts, ff, shared]: [usize; 3]) {
     file.tensors(
         block,
@@ -321,7 +322,7 @@ fn kimi_linear() -> Drawn {
         ("rope.dimension_count", rope),
         ("attention.key_length_mla", 16 + rope),
         ("attention.value_length_mla", value),
-        // The width of what is cached, and one that says nothing.
+        // The width of the cache, and a meaningless one.
         ("attention.key_length", latent + rope),
         ("attention.value_length", 16),
     ]);

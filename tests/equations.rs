@@ -16,8 +16,8 @@ use waterline::Session;
 const HIDDEN: usize = 24;
 const TOKENS: usize = 45;
 
-/// Compares a model of one layer with its equations: `mixer(weights, position, normed input)` is what the output matrix
-/// takes.
+/// Compares a model of one layer with its equations: `mixer(weights, position, normed input)` is the input of the
+/// output matrix.
 fn compare(kind: &str, parameters: Value, mut mixer: impl FnMut(&Plain, usize, &[f64]) -> Vector) {
     let what = format!("{kind} {parameters}");
     let spec = spec(HIDDEN, vec![block(kind, parameters, None)]);
@@ -95,9 +95,12 @@ fn row_sparse_gla_changes_its_largest_rows_only() {
                 for (&row, share) in rows.iter().zip(softmax(&chosen)) {
                     shares[row] = share;
                 }
-                let fade = |i: usize| match rows.contains(&i) {
-                    true => sigmoid(decay[g * DK + i] + bias[g * DK + i]).powf(0.5),
-                    false => 1.0,
+                let fade = |i: usize| {
+                    if rows.contains(&i) {
+                        sigmoid(decay[g * DK + i] + bias[g * DK + i]).powf(0.5)
+                    } else {
+                        1.0
+                    }
                 };
                 let before = states[g].clone();
                 write(&mut states[g], fade, &shares, head(&v, g, DV));
@@ -214,12 +217,11 @@ fn softmax_gated_deltanet_weighs_heads_by_any_input() {
                 .map(|i| {
                     let g = i / (HEADS / KV_HEADS);
                     let key = head(&k, g, DK);
-                    let fade = match decays {
-                        true => {
-                            let step = w.apply("a_proj", h)[i] + w.values("dt_bias")[i];
-                            (-w.values("A_log")[i].exp() * softplus(step)).exp()
-                        }
-                        false => 1.0,
+                    let fade = if decays {
+                        let step = w.apply("a_proj", h)[i] + w.values("dt_bias")[i];
+                        (-w.values("A_log")[i].exp() * softplus(step)).exp()
+                    } else {
+                        1.0
                     };
                     write(&mut states[i], |_| fade, &[0.0; DK], &[0.0; DV]);
                     let known = read(&states[i], key);
@@ -252,7 +254,8 @@ impl Memory {
         }
     }
 
-    /// Reads a token into the memory with these projections of it, and returns what its heads read.
+    /// Reads a token into the memory with these projections of it, and returns the outputs of its
+    /// heads.
     fn read(&mut self, w: &Plain, qkv: [Vector; 3], beta: &[f64], step: &[f64]) -> Vec<Vector> {
         let mut convolved = Vec::new();
         for ((name, inputs), x) in ["q", "k", "v"].into_iter().zip(&mut self.inputs).zip(qkv) {
@@ -285,7 +288,8 @@ impl Memory {
     }
 }
 
-/// `heads` convolved heads of `width` columns, each channel by itself, with silu behind; `past` is what came before.
+/// `heads` convolved heads of `width` columns, each channel by itself, followed by silu; `past` are the previous
+/// inputs.
 fn convolved(w: &Plain, name: &str, x: Vector, past: &mut Vec<Vector>) -> Vector {
     let taps = w.values(&format!("{name}.weight"));
     let count = taps.len() / x.len();
@@ -366,7 +370,7 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
             Some(theta) => rotate(x, t, theta),
             None => x.to_vec(),
         };
-        // Of every token, each head's key and value.
+        // Each head's key and value, for every token.
         let mut keys: Vec<Vec<Vector>> = Vec::new();
         let mut values: Vec<Vec<Vector>> = Vec::new();
         compare("latent_attention", parameters, |w, t, h| {
@@ -444,9 +448,10 @@ fn a_mixture_of_memories_is_gated_deltanet_over_the_tokens_of_each() {
                 }
             };
             for m in best {
-                let (qkv, b, a) = match single {
-                    true => inputs(common_names, 0, 1),
-                    false => inputs(["k_proj", "v_proj", "b_proj", "a_proj"], m, MEMORIES),
+                let (qkv, b, a) = if single {
+                    inputs(common_names, 0, 1)
+                } else {
+                    inputs(["k_proj", "v_proj", "b_proj", "a_proj"], m, MEMORIES)
                 };
                 add(shares[m] / sum, memories[m].read(w, qkv, &b, &a));
             }

@@ -1,14 +1,14 @@
 //! Learnable token eviction on two backends, whose scores differ in their last bits: how often they evict different tokens. The second
 //! backend is a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with `WATERLINE_DEVICE=emulator` and the feature `emulator`, and
-//! else the CPU that reads token by token. WATERLINE_TOKENS is how many tokens are read. Why scores are not rounded before they are
-//! compared: runtime/docs/DECISIONS.md.
+//! else the CPU that reads token by token. WATERLINE_TOKENS is the number of tokens. Why scores are not rounded before they are compared:
+//! runtime/docs/DECISIONS.md.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use waterline::{Device, Model, Session, SessionOptions, Snapshot};
 
-/// The scores of one layer's and head's tokens, and what its set holds.
+/// The scores of one layer's and head's tokens, and the contents of its set.
 struct Scores {
     of: Vec<f32>,
     capacity: usize,
@@ -145,7 +145,7 @@ fn models() -> Vec<Arc<Model>> {
         .collect()
 }
 
-/// Pairs of keys and values among filler, as the trained model knows them.
+/// Pairs of keys and values among filler, from the training task of the model.
 fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     let mut seed = 1u64;
     let mut random = move |range: std::ops::Range<usize>| {
@@ -164,7 +164,7 @@ fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     tokens.iter().map(|token| (token % vocab) as u32).collect()
 }
 
-/// At most one decision in so many may differ.
+/// At most one decision in this many may differ.
 const AGREES: usize = 1_000;
 
 #[test]

@@ -48,7 +48,7 @@ fn models() -> Vec<(String, Arc<Model>)> {
     paths.iter().map(open).collect()
 }
 
-/// A model whose matrices are in `format`; none if their rows are no whole blocks.
+/// A model whose matrices are in `format`; none if their rows are not whole blocks.
 fn in_format(file: &str, format: &'static Format) -> Option<Arc<Model>> {
     let path = folder().join("models").join(file);
     let mut checkpoint = Checkpoint::open(path).expect("a model");

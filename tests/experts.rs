@@ -126,9 +126,12 @@ impl Plain<'_> {
 
     fn mixture(&self, layer: &str, numbers: &Value, x: &[f64]) -> Vector {
         let latent = numbers["latent"].is_u64();
-        let project = |name: &str, x: &[f64]| match latent {
-            true => self.apply(&format!("{layer}{name}"), (0, 1), x),
-            false => x.to_vec(),
+        let project = |name: &str, x: &[f64]| {
+            if latent {
+                self.apply(&format!("{layer}{name}"), (0, 1), x)
+            } else {
+                x.to_vec()
+            }
         };
         let input = project("ffn_latent_in", x);
         let experts = numbers["experts"].as_u64().expect("experts") as usize;
@@ -155,7 +158,7 @@ impl Plain<'_> {
     }
 }
 
-/// A model of mixtures alone, whose outputs are multiplied.
+/// A model of mixtures only, with scaled outputs.
 fn mixtures(hidden: usize, all: &[Value]) -> ModelSpec {
     let layer =
         |numbers: &Value| json!({ "experts": numbers, "ffn_sublayer": { "multiplier": 0.75 } });

@@ -1,34 +1,60 @@
-//! Memory that the system refuses: each large allocation of copies of files, of sessions, batches, drafts, states and conversations fails
-//! once, and the library returns an error. A refused small allocation ends a Rust program, so allocations of less than LARGE bytes do not
-//! fail here, and those of descriptions and tokenizers, which other crates make, neither.
+//! Memory that the system refuses. Each allocation of 16 KB or more that a session, batch, draft, fork, saved state, prefix store or copy of a
+//! file makes fails once, and the library returns an error. And under limits of all the memory together, from none to enough, opening a
+//! model and all that follows is an error or done: what other crates and the standard library take without asking is asked for before.
+//!
+//! WATERLINE_LIMITS is the number of limits that are tried with each model.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use waterline::internal::Bytes;
-use waterline::{Batch, Chat, Error, Model, Session, SessionOptions, Snapshot};
+use waterline::{
+    Batch, Chat, Error, Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions, Snapshot,
+};
 
-/// Bytes from which on an allocation may fail.
-const LARGE: usize = 1 << 16;
-/// How the process that does the work ends after an error, and after none.
-const REFUSED: i32 = 10;
-const DONE: i32 = 11;
+/// Bytes from which on an allocation may fail alone.
+const LARGE: usize = 1 << 14;
+/// Bytes without which not even an error can be made.
+const LEAST: usize = 1 << 17;
+/// A small model of each kind: GGUF with a tokenizer, a directory with fused experts, one with vectors that are made, GGUF without
+/// a tokenizer.
+const MODELS: [&str; 4] = [
+    "../tools/model/waterline-chat.gguf",
+    "fixtures/hf_qwen3_5_moe_fused",
+    "fixtures/lalte_stream_gqa",
+    "models/mamba2.gguf",
+];
 
 struct Failing;
 
 /// Large allocations until one fails; negative: none does.
 static LEFT: AtomicI64 = AtomicI64::new(-1);
+/// Most bytes in use.
+static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+static MOST_IN_USE: AtomicUsize = AtomicUsize::new(0);
 
-fn fails(bytes: usize) -> bool {
-    bytes >= LARGE && LEFT.load(Ordering::SeqCst) >= 0 && LEFT.fetch_sub(1, Ordering::SeqCst) == 0
+/// Whether `bytes` more are refused; else they are in use.
+fn refuses(bytes: usize, large: usize) -> bool {
+    let now = IN_USE.fetch_add(bytes, Ordering::SeqCst) + bytes;
+    let alone = large >= LARGE
+        && LEFT.load(Ordering::SeqCst) >= 0
+        && LEFT.fetch_sub(1, Ordering::SeqCst) == 0;
+    let refused = alone || now > LIMIT.load(Ordering::SeqCst);
+    match refused {
+        true => IN_USE.fetch_sub(bytes, Ordering::SeqCst),
+        false => MOST_IN_USE.fetch_max(now, Ordering::SeqCst),
+    };
+    refused
 }
 
 // SAFETY: everything is handed to the system's allocator, or refused as it may refuse.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match fails(layout.size()) {
+        match refuses(layout.size(), layout.size()) {
             true => std::ptr::null_mut(),
             // SAFETY: the caller's contract is the system's.
             false => unsafe { System.alloc(layout) },
@@ -36,7 +62,7 @@ unsafe impl GlobalAlloc for Failing {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match fails(layout.size()) {
+        match refuses(layout.size(), layout.size()) {
             true => std::ptr::null_mut(),
             // SAFETY: the caller's contract is the system's.
             false => unsafe { System.alloc_zeroed(layout) },
@@ -44,16 +70,18 @@ unsafe impl GlobalAlloc for Failing {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::SeqCst);
         // SAFETY: the caller's contract is the system's.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        match fails(size) {
-            true => std::ptr::null_mut(),
-            // SAFETY: the caller's contract is the system's.
-            false => unsafe { System.realloc(pointer, layout, size) },
+        if refuses(size.saturating_sub(layout.size()), size) {
+            return std::ptr::null_mut();
         }
+        IN_USE.fetch_sub(layout.size().saturating_sub(size), Ordering::SeqCst);
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
@@ -68,8 +96,8 @@ fn options() -> SessionOptions {
     options
 }
 
-/// Does what must not fail here.
-fn unfailing<T>(work: impl FnOnce() -> T) -> T {
+/// Makes what other crates allocate for, which only a limit can refuse.
+fn opening<T>(work: impl FnOnce() -> T) -> T {
     let left = LEFT.swap(-1, Ordering::SeqCst);
     let done = work();
     LEFT.store(left, Ordering::SeqCst);
@@ -77,11 +105,11 @@ fn unfailing<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// All that a program does with a model.
-fn work(path: &Path) -> Result<(), Error> {
+fn work(path: &Path, open: impl Fn() -> Result<Arc<Model>, Error>) -> Result<(), Error> {
     if path.is_file() {
         Bytes::copy_file(path)?;
     }
-    let model = unfailing(|| Model::open(path))?;
+    let model = open()?;
     let mut session = Session::new(model.clone(), options())?;
     session.feed(&[1, 2, 3])?;
     session.feed_each(&[1, 2, 3], |_, _| ())?;
@@ -92,14 +120,23 @@ fn work(path: &Path) -> Result<(), Error> {
     let mut fork = session.fork()?;
     Batch::new(&session, 2)?.feed(&mut [&mut session, &mut fork], &[1, 2])?;
     let snapshot = session.snapshot()?;
-    let mut bytes = unfailing(|| Vec::with_capacity(snapshot.bytes() + LARGE));
+    let mut bytes = Vec::new();
+    bytes
+        .try_reserve_exact(snapshot.bytes() + LARGE)
+        .map_err(|_| Error::memory("a file in memory", "-"))?;
     snapshot
         .write(&mut bytes)
         .map_err(|e| Error::io(path, "write", e))?;
     let read = Snapshot::read(&mut &bytes[..], bytes.len() as u64, "memory")?;
     fork.restore(&read)?;
+    let mut with_store = options();
+    with_store.store = Some(PrefixStore::new(PrefixStoreOptions::default())?);
+    let mut session = Session::new(model.clone(), with_store)?;
+    let tokens: Vec<u32> = (0..60).map(|i| i % 5).collect();
+    session.read_history(&tokens)?;
+    session.read_history(&tokens[..30])?;
     if model.has_tokenizer() {
-        let mut chat = unfailing(|| Chat::new(&session))?;
+        let mut chat = opening(|| Chat::new(&session))?;
         chat.send(&mut session, "Hello!", |_, _| ())?;
         chat.answered(&mut session, "Hi.")?;
         let snapshot = chat.snapshot(&session)?;
@@ -108,53 +145,96 @@ fn work(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The process that does the work.
-#[test]
-#[ignore = "started by the test below"]
-fn child() {
-    let variable = |name: &str| std::env::var(name).expect(name);
-    let path = PathBuf::from(variable("WATERLINE_MODEL"));
-    let left = variable("WATERLINE_FAIL_AT").parse().expect("a number");
-    LEFT.store(left, Ordering::SeqCst);
-    let done = work(&path);
-    let never = LEFT.swap(-1, Ordering::SeqCst) >= 0;
-    match done {
-        Err(error) => {
-            eprintln!("{error}");
-            std::process::exit(REFUSED);
+fn variable(name: &str) -> String {
+    std::env::var(name).expect(name)
+}
+
+/// Each large allocation fails once. Returns how many errors there were.
+fn alone(path: &Path) -> usize {
+    let model = Model::open(path).expect("a model");
+    let mut refused = 0;
+    for number in 0.. {
+        eprintln!("large allocation {number}");
+        LEFT.store(number, Ordering::SeqCst);
+        let done = work(path, || Ok(Arc::clone(&model)));
+        let was_refused = LEFT.swap(-1, Ordering::SeqCst) < 0;
+        // Some memory is asked for twice, and what a prefix store cannot keep it does without.
+        refused += usize::from(done.is_err());
+        if !was_refused {
+            done.expect("nothing was refused");
+            break;
         }
-        // A panic inside of a tokenizer is an error of it, and some memory is asked for twice.
-        Ok(()) => std::process::exit(if never { DONE } else { 0 }),
     }
+    refused
+}
+
+/// All memory together is limited. Returns how many of the limits were errors.
+fn limited(path: &Path, limits: usize) -> usize {
+    let before = IN_USE.load(Ordering::SeqCst);
+    MOST_IN_USE.store(before, Ordering::SeqCst);
+    work(path, || Model::open(path)).expect("nothing was refused");
+    let most = MOST_IN_USE.load(Ordering::SeqCst) - before;
+    let mut refused = 0;
+    for number in 0..limits {
+        let limit = LEAST + (most - LEAST) / limits * number;
+        eprintln!("{limit} of {most} bytes");
+        LIMIT.store(IN_USE.load(Ordering::SeqCst) + limit, Ordering::SeqCst);
+        let done = work(path, || Model::open(path));
+        LIMIT.store(usize::MAX, Ordering::SeqCst);
+        refused += usize::from(done.is_err());
+    }
+    refused
+}
+
+/// The process that does the work, which an allocation that cannot be refused would end.
+#[test]
+#[ignore = "started by the tests below"]
+fn child() {
+    let path = PathBuf::from(variable("WATERLINE_MODEL"));
+    let refused = match variable("WATERLINE_WAY").as_str() {
+        "alone" => alone(&path),
+        limits => limited(&path, limits.parse().expect("a number")),
+    };
+    println!("{refused} refused");
+}
+
+/// How many errors there were with each model.
+fn refused(way: &str) -> [usize; MODELS.len()] {
+    MODELS.map(|model| {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
+        let ended = Command::new(std::env::current_exe().expect("this program"))
+            .args(["child", "--exact", "--ignored", "--nocapture"])
+            .env("WATERLINE_MODEL", tests.join(model))
+            .env("WATERLINE_WAY", way)
+            .output()
+            .expect("this program starts");
+        let said =
+            [ended.stdout, ended.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        assert!(
+            ended.status.success(),
+            "{model}: {}: {}",
+            ended.status,
+            said[1]
+        );
+        let line = said[0]
+            .lines()
+            .find_map(|line| line.strip_suffix(" refused"));
+        line.expect("a line").parse().expect("a number")
+    })
 }
 
 #[test]
 fn every_large_allocation_may_fail() {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
-    let program = std::env::current_exe().expect("this program");
-    let mut refused = 0;
-    for model in [
-        "../tools/model/waterline-chat.gguf",
-        "fixtures/hf_qwen3_5_moe_fused",
-        "fixtures/lalte_stream_gqa",
-        "models/mamba2.gguf",
-    ] {
-        for number in 0.. {
-            let ended = Command::new(&program)
-                .args(["child", "--exact", "--ignored", "--nocapture"])
-                .env("WATERLINE_MODEL", tests.join(model))
-                .env("WATERLINE_FAIL_AT", number.to_string())
-                .output()
-                .expect("this program starts");
-            let said = String::from_utf8_lossy(&ended.stderr);
-            match ended.status.code() {
-                Some(DONE) => break,
-                Some(REFUSED) => refused += 1,
-                Some(0) => {}
-                other => panic!("{model}: large allocation {number}: {other:?}: {said}"),
-            }
-        }
-    }
-    println!("{refused} large allocations were refused, each with an error");
-    assert!(refused > 10, "{refused}");
+    let refused = refused("alone");
+    println!("refused, each with an error: {refused:?}");
+    assert!(refused.iter().all(|&refused| refused > 10), "{refused:?}");
+}
+
+#[test]
+fn any_limit_of_memory_is_an_error() {
+    let limits = std::env::var("WATERLINE_LIMITS").unwrap_or("50".into());
+    let refused = refused(&limits);
+    println!("of {limits} limits are errors: {refused:?}");
+    let half = limits.parse::<usize>().expect("a number") / 2;
+    assert!(refused.iter().all(|&refused| refused > half), "{refused:?}");
 }

@@ -1,5 +1,5 @@
-//! A disk that fails: each system call of a command on its files fails once, or does less than it was asked. The command ends with a
-//! sentence and a status, the file that it replaces is whole, and nothing is left over; interrupted and short calls change nothing.
+//! A failing disk: each system call of a command on its files fails once, or does less than requested. The command ends with a
+//! message and a status, the file that it replaces is whole, and nothing is left over; interrupted and short calls change nothing.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -131,92 +130,6 @@ fn conversion_to_f32_keeps_every_value() {
         assert_eq!(before.to_f32(), after.to_f32(), "{}", weight.name);
     }
     assert_eq!(place.files(), ["converted.gguf"]);
-}
-
-/// Name and format of every tensor, as `inspect` says.
-fn formats(place: &Workplace, model: &str) -> BTreeSet<(String, String)> {
-    let inspected = place.run(["inspect", model, "--json"]).succeeded().json();
-    let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
-    let tensors = inspected["tensors"].as_array().unwrap();
-    tensors
-        .iter()
-        .map(|tensor| (text(&tensor["name"]), text(&tensor["format"])))
-        .collect()
-}
-
-#[test]
-fn only_matrices_are_quantized() {
-    let place = Workplace::new();
-    let full = place.name("full.gguf");
-    place
-        .run(["synth", "lalte-tiny", "--type", "f32", "-o", &full])
-        .succeeded();
-    let spec = Checkpoint::open(&full).unwrap().spec;
-    for (name, matrices, embedding) in [
-        ("f16", "F16", "F16"),
-        ("bf16", "BF16", "BF16"),
-        ("q8_0", "Q8_0", "Q8_0"),
-        ("Q4_0", "Q4_0", "Q6_K"),
-        ("q4_k", "Q4_K", "Q6_K"),
-        ("q5_k", "Q5_K", "Q6_K"),
-        ("q6_k", "Q6_K", "Q6_K"),
-    ] {
-        let quantized = place.name(&format!("{name}.gguf"));
-        place
-            .run(["quantize", &full, "-o", &quantized, "--type", name])
-            .succeeded();
-        let expected = spec.weights().into_iter().map(|weight| {
-            let format = match weight.precision {
-                waterline::internal::Precision::Full => "F32",
-                waterline::internal::Precision::Quantized
-                    if weight.name.starts_with("token_embd") =>
-                {
-                    embedding
-                }
-                waterline::internal::Precision::Quantized => matrices,
-            };
-            (weight.name, format.to_string())
-        });
-        assert_eq!(formats(&place, &quantized), expected.collect());
-    }
-}
-
-#[test]
-fn rows_that_are_no_whole_blocks_fall_back_with_one_note() {
-    let place = Workplace::new();
-    let output = place.name("out.gguf");
-    // Its rows are 64 and 128 numbers long, a block of Q4_K is 256.
-    let dir = fixture("gdn_swa").display().to_string();
-    let outcome = place.run(["convert", &dir, "-o", &output, "--type", "q4_k"]);
-    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
-    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("Q8_0 instead of"),
-        "{}",
-        outcome.stderr
-    );
-    assert!(
-        formats(&place, &output)
-            .iter()
-            .all(|(_, format)| format == "F32" || format == "Q8_0")
-    );
-}
-
-#[test]
-fn quantizing_to_the_same_format_copies() {
-    let place = Workplace::new();
-    let model = place.model("lalte-tiny");
-    let copy = place.path("copy.gguf");
-    place
-        .run([
-            "quantize".as_ref(),
-            model.as_os_str(),
-            "-o".as_ref(),
-            copy.as_os_str(),
-            "--type=f32".as_ref(),
-        ])
-        .succeeded();
-    assert!(std::fs::read(&model).unwrap() == std::fs::read(&copy).unwrap());
 }
 
 #[test]

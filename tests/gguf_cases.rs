@@ -18,17 +18,17 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Quantized mixtures of experts of which some tokens lie near a tie of two experts, and how far we may be from the recorded logits: the
-/// last bits of sums choose there. The first is as far from the recording by llama.cpp's builds for AVX-512 (0.67) and without AVX2 (0.66),
-/// the second by these (0.40, 0.38) and by the build that recorded it, without repacked weights (0.41). Of the last, three of twelve random
-/// splits are 0.3 from it with AVX-512, all others 0.02. Of the same weights in f32 both programs give the same logits to 1e-5.
+/// Quantized mixtures of experts in which some tokens are near a tie of two experts, and the allowed distance from the recorded logits: the
+/// last bits of sums decide there. The first is as far from the recording by llama.cpp's builds for AVX-512 (0.67) and without AVX2 (0.66),
+/// the second by these (0.40, 0.38) and by the build that recorded it, without repacked weights (0.41). For the last, three of twelve
+/// random splits are 0.3 from it with AVX-512, all others 0.02. With the weights in f32 both programs give equal logits to 1e-5.
 const BEYOND: [(&str, f64); 3] = [
     ("nemotron_h_moe-q8_0", 0.7),
     ("jamba-q4_k_m", 0.45),
     ("qwen3next-q8_0", 0.35),
 ];
 
-/// Verifies every case in `folder`. One that lies `beside` the repository may be of an architecture that is not known yet.
+/// Verifies every case in `folder`. A case outside the repository may have an unknown architecture.
 fn verify(folder: &Path, beside: bool) {
     let place = Workplace::new();
     let entries = std::fs::read_dir(folder).expect("a folder of cases");
@@ -141,8 +141,8 @@ fn reordered((shape, values): &(Vec<usize>, Vec<f32>), order: &[usize]) -> (Vec<
     (shape.clone(), order.iter().flat_map(row).collect())
 }
 
-/// Keys and values are kept in f32: rounded to 16 bits they move logits by 4e-4 from those of the model in f64, and a difference of 1e-6
-/// before the rounding may be one of 2e-4 behind it.
+/// Keys and values are cached in f32: rounding to 16 bits changes logits by 4e-4 from those of the model in f64, and a difference of
+/// 1e-6 before the rounding may become 2e-4 after it.
 fn logits(path: &Path) -> Vec<f32> {
     let mut options = SessionOptions::default();
     options.state.kv = Kv::F32;
@@ -164,8 +164,8 @@ fn assert_close(a: &[f32], b: &[f32], tolerance: f32) {
     assert!(a.len() == b.len() && difference < tolerance, "{difference}");
 }
 
-/// Llama as llama.cpp's converter writes it: the two channels of a head that turn together lie next to each other, and a
-/// tensor has what each frequency is divided by.
+/// Llama as llama.cpp's converter writes it: the two channels of a rotated pair are adjacent, and a tensor holds the
+/// divisor of each frequency.
 fn llama() -> File {
     let mut file = File {
         tensors: tensors("hf_llama3_scaled"),

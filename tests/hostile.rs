@@ -244,7 +244,7 @@ fn hostile_numbers() -> Vec<serde_json::Value> {
     all
 }
 
-/// Opens what a hostile description leaves of a model: whatever it says, it fails with a sentence or is sound.
+/// Opens the model of a hostile description: it fails with a message or is sound.
 fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
     let Ok(spec) = opened else { return };
     let plan = spec.plan(&StateOptions::default());
@@ -272,7 +272,7 @@ fn numbers_of_any_size_are_refused_with_a_sentence_or_make_a_sound_model() {
         let description = checkpoint.spec.to_json();
         let mut paths = Vec::new();
         numbers(&description, "", &mut paths);
-        // Of equal layers the first stands for all.
+        // The first of equal layers represents them all.
         let layers = description["layers"].as_array().unwrap();
         let is_first = |layer: usize| !layers[..layer].contains(&layers[layer]);
         paths.retain(|path| match path.strip_prefix("/layers/") {
@@ -288,7 +288,7 @@ fn numbers_of_any_size_are_refused_with_a_sentence_or_make_a_sound_model() {
                 survives(&what, ModelSpec::from_json("hostile", &changed));
             }
         }
-        // The same with a configuration, as far as its frontend reads it.
+        // As above, with a configuration, if its frontend reads it.
         let place = Workplace::new();
         let dir = place.path("dir");
         copy_fixture(&fixture.file_name().unwrap().to_string_lossy(), &dir);

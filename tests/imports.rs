@@ -127,7 +127,7 @@ fn modules_import_from_below() {
         let file = path.strip_prefix(sources).expect("a file of src");
         let own = file.iter().next().unwrap_or_default().to_string_lossy();
         let own = own.trim_end_matches(".rs");
-        // What a crate cannot see does not compile, and its root has no other imports.
+        // Private names of other crates do not compile, and a crate's root has no other imports.
         if own == "lib" {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Finds an op that touches what it does not name, for tests.
+//! Finds operands that an op accesses without declaring them, for tests.
 
 #![allow(dead_code)] // each crate uses a part
 
@@ -11,8 +11,8 @@ use crate::state::StateDtype;
 /// A NaN that no op makes.
 const POISON: u32 = 0x7fc0_dead;
 
-/// Runs the op over a frame in which everything is poisoned that it does not name as read, then over the frame as it is;
-/// says what differs. Buffers of `working` memory are poisoned and may hold anything afterwards.
+/// Runs the op over a frame in which everything that it does not declare as read is poisoned, then over the original
+/// frame; returns the differences. Buffers of `working` memory are poisoned and may hold anything afterwards.
 pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Result<(), String> {
     let access = op.access();
     let tokens = frame.tokens.len();

@@ -1,10 +1,10 @@
-//! Command lines as people type them: what is left out, and what is wrong.
+//! Command lines as people type them: omissions and mistakes.
 
 mod common;
 
 use common::{Workplace, copy_fixture, outcome_of_input};
 
-/// Each wrong command line, and what the sentence about it says.
+/// Wrong command lines, and parts of their error messages.
 #[test]
 fn a_wrong_command_line_is_answered_with_the_right_one() {
     let place = Workplace::new();
@@ -185,4 +185,25 @@ fn what_is_left_out_is_filled_in() {
         .run(["run", &model])
         .failed(2, &["no prompt", &format!("waterline run {model}")]);
     assert_eq!(place.run(["run", &model, "a", "-p", "b"]).status, Some(2));
+}
+
+#[test]
+fn flags_of_llama_cpp_are_understood() {
+    let place = Workplace::new();
+    let words = "run -c 64 -t 1 --temp 0 -s 1 -ngl 0 -n 3 -p hi";
+    let theirs = place.run(words.split(' ')).succeeded().text();
+    let words = "run --context 64 --threads 1 --temperature 0 --seed 1 --device cpu -n 3 -p hi";
+    assert_eq!(place.run(words.split(' ')).succeeded().text(), theirs);
+}
+
+#[test]
+fn reasons_have_no_numbers_of_the_system() {
+    let place = Workplace::new();
+    let absent = place.name("absent/out.json");
+    let words = [
+        "bench", "--prompt", "4", "--gen", "1", "--depth", "0", "--json", &absent,
+    ];
+    let outcome = place.run(words);
+    assert!(outcome.stderr.contains("absent"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("os error"), "{}", outcome.stderr);
 }

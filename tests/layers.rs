@@ -1,5 +1,5 @@
-//! What is around mixers and feed-forward networks, against its equations, written out in f64: norms in front and behind,
-//! multipliers, networks with and without a gate, layers of one sublayer, several mixers on one norm, bounded logits.
+//! Norms before and after mixers and feed-forward networks, multipliers, networks with and without a gate, layers of one
+//! sublayer, several mixers on one norm, and bounded logits, against their equations in f64.
 
 mod synthetic;
 

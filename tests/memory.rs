@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use waterline::{Error, Model, Session, SessionOptions};
 
-/// Runs [`sessions_under_a_limit`] in a process of its own, whose address space is limited to `kib`.
+/// Runs [`sessions_under_a_limit`] in a new process, whose address space is limited to `kib`.
 fn under_limit(kib: usize, chunk: usize, threads: usize) -> String {
     let program = std::env::current_exe().expect("this test");
     let output = Command::new("sh")

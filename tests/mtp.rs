@@ -1,5 +1,5 @@
 //! Drafts by MTP blocks: small models of the three families that have one, with random weights, as Hugging Face directories and as
-//! GGUF files. Their blocks choose mostly what the models choose.
+//! GGUF files. Their blocks mostly choose the models' tokens.
 
 mod common;
 #[path = "synthetic/mtp.rs"]
@@ -39,7 +39,7 @@ fn prompted(model: &Arc<Model>, mtp: usize, temperature: f32) -> Session {
     session
 }
 
-/// Generates so many tokens.
+/// Generates this many tokens.
 fn generate(session: &mut Session, tokens: usize) -> Vec<u32> {
     let mut options = GenerateOptions::default();
     (options.max_tokens, options.stop_at_eos) = (tokens, false);

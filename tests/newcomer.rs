@@ -1,5 +1,5 @@
-//! What a newcomer writes with README.md and the documentation of the items that it names: completing with
-//! log-probabilities and a hook, and a conversation that goes on from messages said elsewhere.
+//! A newcomer's first program, from README.md and the documentation of the items that it names: completing
+//! with log-probabilities and a hook, and a conversation continued from existing messages.
 
 use std::path::Path;
 use std::sync::Arc;

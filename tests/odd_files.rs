@@ -1,6 +1,6 @@
-//! Shapes of files that people publish: names of tensors that a training program wrapped, quantized numbers, vocabularies without a
-//! `tokenizer.json`, texts where a file should be; and how the program shows what a model reads. The model is a table: "Q" is
-//! followed by "ok" and an end.
+//! Variants of published files: names of tensors wrapped by a training program, quantized numbers, vocabularies without a
+//! `tokenizer.json`, texts in place of a file; and how the program shows a model's input. The model is a table: "Q" is followed by
+//! "ok" and an end.
 
 mod common;
 
@@ -38,9 +38,12 @@ fn floats(values: &[f32]) -> Vec<u8> {
 fn letters() -> Vec<char> {
     let is_visible = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
-    let code = |byte| match is_visible(byte) {
-        true => byte,
-        false => others.next().unwrap_or_default(),
+    let code = |byte| {
+        if is_visible(byte) {
+            byte
+        } else {
+            others.next().unwrap_or_default()
+        }
     };
     let codes: Vec<u32> = (0..256).map(code).collect();
     codes.into_iter().filter_map(char::from_u32).collect()
@@ -355,7 +358,7 @@ fn vocabularies_of_other_files_make_tokens_and_convert() {
             );
         }
     }
-    // These have more tokens than the table: what they make is compared in unit tests.
+    // These have more tokens than the table: unit tests compare their tokens.
     let wide = bare().with("tokenizer.model", data("bpe.model"));
     let name = wide.write(&place, "wide").display().to_string();
     let run = place.run(["run", &name, "-p", "Q"]);

@@ -1,4 +1,5 @@
-//! `waterline verify` on every recorded case: the ones in the repository, and those beside it where they are there.
+//! `waterline verify` on every recorded case: those in the repository, and those in a folder next to it, if
+//! present.
 
 mod skipped;
 
@@ -20,8 +21,7 @@ fn is_excused(case: &Path, output: &std::process::Output) -> bool {
     is_unknown(output) && meta["informational"] == true && meta["why"] != ""
 }
 
-/// The cases whose configuration is also there as an older release or a published file spells it, in folders of their own
-/// in `room`.
+/// The cases whose configuration also exists in an older or published spelling, in separate folders in `room`.
 fn respelled(cases: &[PathBuf], room: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for case in cases

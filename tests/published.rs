@@ -1,6 +1,6 @@
-//! Directories as people publish them: token ids in five files, as numbers, lists and names, templates in four places, keys that nobody
-//! knows. Each opens, ends where its files say, has the beginning that its tokenizer adds, and so does the GGUF file that `convert`
-//! makes of it. The model is a table: "Q" is followed by "ok" and an end, a chat's ":" by "Hi" and an end, an end by "x".
+//! Directories in published forms: token ids in five files, as numbers, lists and names, templates in four places, unknown keys. Each
+//! opens, ends as its files say, and begins as its tokenizer does; so does the GGUF file that `convert` makes of it. The model is a
+//! table: "Q" is followed by "ok" and an end, a chat's ":" by "Hi" and an end, an end by "x".
 
 mod common;
 
@@ -23,7 +23,7 @@ const EOT: u32 = 259;
 /// The rows of the model's matrices: a few more than tokens.
 const ROWS: usize = 264;
 
-/// A chat template whose answers `end` closes.
+/// A chat template whose answers end with `end`.
 fn template(end: &str) -> String {
     let turn = "<|im_start|>{{ m.role }}:{{ m.content }}";
     format!(
@@ -35,9 +35,12 @@ fn template(end: &str) -> String {
 fn letters() -> Vec<char> {
     let visible = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
-    let letter = |byte: u32| match visible(byte) {
-        true => byte,
-        false => others.next().unwrap_or_default(),
+    let letter = |byte: u32| {
+        if visible(byte) {
+            byte
+        } else {
+            others.next().unwrap_or_default()
+        }
     };
     let codes: Vec<u32> = (0..256).map(letter).collect();
     codes.into_iter().filter_map(char::from_u32).collect()
@@ -190,12 +193,12 @@ struct Kind {
     files: Vec<(&'static str, Value)>,
     /// Tokens of "Q".
     plain: usize,
-    /// A part of what standard error says.
+    /// Part of standard error.
     note: &'static str,
 }
 
 impl Kind {
-    fn of(name: &'static str, files: Vec<(&'static str, Value)>) -> Self {
+    fn new(name: &'static str, files: Vec<(&'static str, Value)>) -> Self {
         Kind {
             name,
             end: STOP,
@@ -236,15 +239,15 @@ fn kinds() -> Vec<Kind> {
         .expect("tokens")
         .extend(more);
     vec![
-        Kind::of(
+        Kind::new(
             "a number",
             vec![config_file(json!({ "eos_token_id": STOP }))],
         ),
-        Kind::of(
+        Kind::new(
             "a list",
             vec![config_file(json!({ "eos_token_id": [FIRST, STOP] }))],
         ),
-        Kind::of(
+        Kind::new(
             "a list of the generation",
             vec![
                 config_file(json!({ "eos_token_id": FIRST })),
@@ -254,35 +257,35 @@ fn kinds() -> Vec<Kind> {
                 ),
             ],
         ),
-        Kind::of(
+        Kind::new(
             "an inner configuration",
             vec![config_file(
                 json!({ "text_config": { "eos_token_id": STOP } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "another inner configuration",
             vec![config_file(
                 json!({ "llm_config": { "eos_token_id": [STOP] } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a name",
             vec![tokenizer_config(json!({ "eos_token": stop }))],
         ),
-        Kind::of(
+        Kind::new(
             "a name with flags",
             vec![tokenizer_config(
                 json!({ "eos_token": { "content": stop, "special": true } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a map of names",
             vec![("special_tokens_map.json", json!({ "eos_token": stop }))],
         ),
         Kind {
             end: 260,
-            ..Kind::of(
+            ..Kind::new(
                 "a token that only other files have",
                 vec![
                     ("tokenizer.json", {
@@ -297,7 +300,7 @@ fn kinds() -> Vec<Kind> {
         },
         Kind {
             plain: 2,
-            ..Kind::of(
+            ..Kind::new(
                 "a beginning that the tokenizer adds",
                 vec![
                     ("tokenizer.json", begun),
@@ -305,7 +308,7 @@ fn kinds() -> Vec<Kind> {
                 ],
             )
         },
-        Kind::of(
+        Kind::new(
             "a beginning that the tokenizer does not add",
             vec![
                 config_file(json!({ "eos_token_id": STOP, "bos_token_id": FIRST })),
@@ -314,7 +317,7 @@ fn kinds() -> Vec<Kind> {
         ),
         Kind {
             note: "nothing reads the keys a_new_key, is_new",
-            ..Kind::of(
+            ..Kind::new(
                 "keys that nobody knows",
                 vec![config_file(
                     json!({ "eos_token_id": STOP, "a_new_key": { "a": 1 }, "is_new": true }),
@@ -323,59 +326,59 @@ fn kinds() -> Vec<Kind> {
         },
         Kind {
             note: "config.json names the token 300, but the model has 264",
-            ..Kind::of(
+            ..Kind::new(
                 "an end beyond the model",
                 vec![config_file(json!({ "eos_token_id": [300, STOP] }))],
             )
         },
-        Kind::of(
+        Kind::new(
             "a token without a row",
             vec![
                 ("tokenizer.json", surplus),
                 config_file(json!({ "eos_token_id": STOP })),
             ],
         ),
-        Kind::of(
+        Kind::new(
             "a template",
             vec![
                 tokenizer_config(named.clone()),
                 config_file(json!({ "eos_token_id": STOP })),
             ],
         ),
-        Kind::of("a template alone", vec![tokenizer_config(named.clone())]),
+        Kind::new("a template alone", vec![tokenizer_config(named.clone())]),
         Kind {
             end: EOT,
-            ..Kind::of(
+            ..Kind::new(
                 "a template that ends with a token that is not special",
                 vec![tokenizer_config(
                     json!({ "chat_template": template(SPECIAL[3].0) }),
                 )],
             )
         },
-        Kind::of(
+        Kind::new(
             "a template that ends with the name of the end",
             vec![tokenizer_config(
                 json!({ "chat_template": template("{{ eos_token }}"), "eos_token": stop }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a list of templates",
             vec![tokenizer_config(json!({ "chat_template": [
                 { "name": "tool_use", "template": "{{ raise_exception('no') }}" },
                 { "name": "default", "template": template(stop) },
             ] }))],
         ),
-        Kind::of(
+        Kind::new(
             "an object of templates",
             vec![tokenizer_config(
                 json!({ "chat_template": { "rag": "none", "default": template(stop) } }),
             )],
         ),
-        Kind::of(
+        Kind::new(
             "a processor's template",
             vec![("chat_template.json", named)],
         ),
-        Kind::of(
+        Kind::new(
             "templates in files",
             vec![
                 tokenizer_config(json!({ "chat_template": "another" })),
@@ -389,7 +392,7 @@ fn kinds() -> Vec<Kind> {
     ]
 }
 
-/// What is wrong with a model of a kind.
+/// Defects of a model of a kind.
 fn wrong(place: &Workplace, model: &str, kind: &Kind) -> Vec<String> {
     let has_template = kind
         .files

@@ -1,4 +1,4 @@
-//! The models of `tests/models` remember here what they remembered in PyTorch, where they were trained.
+//! The models of `tests/models` recall here as many values as in PyTorch, in which they were trained.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -17,7 +17,7 @@ const MARKS: usize = 2;
 /// Tokens that full attention can look back on, and that a session remembers.
 const CONTEXT: usize = 120;
 const HISTORY: usize = 60;
-/// A session that has read so many tokens is reset, so that lone runs stay short.
+/// A session is reset after this many tokens, so that lone runs stay short.
 const LONG: usize = 150;
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -69,7 +69,7 @@ impl Place {
     }
 }
 
-/// What a lone session does to arrive where another is.
+/// Steps with which a lone session reaches the position of another.
 #[derive(Clone, PartialEq)]
 enum Act {
     /// It is made on a device, or its state moves there.
@@ -78,7 +78,7 @@ enum Act {
     Step(u32),
 }
 
-/// Where a session stands.
+/// Position of a session.
 #[derive(Clone)]
 struct Record {
     acts: Vec<Act>,
@@ -154,7 +154,7 @@ impl Actor {
         }
     }
 
-    /// One random call; what it saves goes to `saved`.
+    /// One random call; its saved sessions go to `saved`.
     fn act(&mut self, random: &mut Random, place: &Place, saved: &Mutex<Vec<(Vec<u8>, Record)>>) {
         let vocab = self.session.model().spec().vocab;
         let here = self.record.tokens.len();
@@ -291,7 +291,7 @@ fn run(name: &str, place: &Place, seed: u64, calls: u64) -> usize {
                 })
             })
             .collect();
-        // Cancels whatever runs, now and then.
+        // Cancels running calls now and then.
         let (cancellers, over) = (&cancellers, &over);
         scope.spawn(move || {
             let mut random = Random(!seed);

@@ -1,5 +1,5 @@
-//! What a session promises, on every model under `tests/fixtures`: splits do not matter, saved states go on bit for
-//! bit, forks are independent, a reset forgets everything.
+//! Guarantees of a session, on every model under `tests/fixtures`: splits do not matter, saved states continue bit
+//! for bit, forks are independent, a reset forgets everything.
 
 mod older;
 

@@ -1,6 +1,6 @@
-//! Every mixer in sizes that no fixture has: widths beside those of vector registers, odd and single heads, windows that
-//! wrap, sets and bins that overflow, texts shorter than a convolution. Random descriptions with random weights must
-//! read any split of a text as they read its tokens one by one.
+//! Every mixer in sizes that no fixture has: widths that are not multiples of vector registers, odd and single heads,
+//! windows that wrap, sets and bins that overflow, texts shorter than a convolution. Random models must read any split
+//! of a text like single tokens.
 
 mod synthetic;
 
@@ -16,7 +16,7 @@ const EVEN_WIDTHS: [usize; 5] = [2, 6, 8, 18, 34];
 const TOKENS: usize = 75;
 /// Descriptions of each mixer.
 const SEEDS: u64 = 12;
-/// Shorter than the text: what is bounded by the context wraps as well.
+/// Shorter than the text, so that context-bounded states wrap as well.
 const CONTEXT: usize = 50;
 
 /// Numbers of heads, and of key and value heads that divide it.
@@ -80,9 +80,10 @@ fn hax(random: &mut Random) -> Value {
 fn sse(random: &mut Random, value_heads: usize) -> Value {
     let heads = random.within(1, 3);
     let partitions = random.within(1, 5);
-    let update = match random.flip() {
-        true => json!({ "kind": "gla", "rank": random.within(1, 5), "normalizer": 4.0 }),
-        false => json!({ "kind": "gated_delta", "negative_eigenvalues": random.flip() }),
+    let update = if random.flip() {
+        json!({ "kind": "gla", "rank": random.within(1, 5), "normalizer": 4.0 })
+    } else {
+        json!({ "kind": "gated_delta", "negative_eigenvalues": random.flip() })
     };
     let maps = ["silu", "relu", "softmax"];
     let rank = random.within(1, 9);
@@ -327,7 +328,7 @@ fn vary(layer: &mut Value, random: &mut Random) {
             "multiplier": random.of(&[0.5, 1.0, 1.5]),
         })
     };
-    // A norm stands behind one sum only, and multiplied inputs need one in front.
+    // A norm follows one sum only, and scaled inputs need one before.
     let one_sum = !["sse_swa", "parallel"].contains(&kind.as_str());
     layer["mixer_sublayer"] = sublayer(!one_sum, one_sum);
     layer["ffn_sublayer"] = sublayer(false, true);
@@ -342,7 +343,7 @@ fn vary(layer: &mut Value, random: &mut Random) {
             "gate_multiplier": if gated { 0.75 } else { 1.0 },
             "multiplier": random.of(&[0.5, 1.0]),
         });
-        // Layers of rwkv7 read what others publish.
+        // Layers of rwkv7 read values that other layers publish.
         if kind != "rwkv7" && random.within(1, 4) == 1 {
             let fields = layer.as_object_mut().expect("an object");
             fields.retain(|key, _| ["mlp", "mixer_sublayer", "ffn_sublayer"].contains(&&**key));
@@ -400,9 +401,10 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
     }
     spec["tied"] = json!(random.flip());
     spec["embedding_norm"] = json!(random.flip());
-    spec["norm"] = match random.flip() {
-        true => json!("rms"),
-        false => json!({ "layer": { "bias": true } }),
+    spec["norm"] = if random.flip() {
+        json!("rms")
+    } else {
+        json!({ "layer": { "bias": true } })
     };
     let spec = described(&spec);
     let what = format!("{kind} {seed}: {}", spec.to_json());
@@ -412,7 +414,7 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
 fn session(model: &Arc<Model>, chunk: usize) -> Session {
     let mut options = options(chunk, CONTEXT);
     options.context_end = ContextEnd::DropOldest;
-    // The long chunks on two threads, so that tasks meet in one state.
+    // The long chunks on two threads, so that tasks share a state.
     options.threads = if chunk == TOKENS { 2 } else { 1 };
     Session::new(Arc::clone(model), options).expect("a session")
 }

@@ -1,5 +1,5 @@
-//! Zamba2's shared blocks, used again by later layers: in files of transformers, in published ones that repeat them, and as blocks of
-//! their own with the same weights.
+//! Zamba2's shared blocks, reused by later layers: in files of transformers, in published ones that repeat them, and as separate
+//! blocks with equal weights.
 
 mod common;
 

@@ -3,8 +3,8 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Notes that a test is skipped for want of `missing`: on standard error, and as a line of the file that `WATERLINE_SKIPPED`
-/// names, which `.ci/run` counts.
+/// Notes that a test is skipped because `missing` is missing: on standard error, and as a line of the file that
+/// `WATERLINE_SKIPPED` names, which `.ci/run` counts.
 pub fn skipped(missing: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");

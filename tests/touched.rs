@@ -1,6 +1,5 @@
-//! Bytes of state that a token touches, as the ops count them, against what a step really does: the written ones by
-//! comparing the state before and after, the read ones by poisoning the state piece by piece and looking for the poison
-//! in the results.
+//! Bytes of state that a token accesses, as the ops count them, compared with a real step: writes by comparing the
+//! state before and after, reads by poisoning the state piece by piece and looking for the poison in the results.
 
 mod older;
 mod synthetic;
@@ -39,7 +38,7 @@ fn attention(window: Value, retained: Value) -> Value {
     })
 }
 
-/// Mixers whose state does not depend on the context, with functions that are nowhere zero.
+/// Mixers whose state does not depend on the context, with functions without zeros.
 fn constant() -> Vec<(&'static str, Value)> {
     let linear = json!({
         "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "feature_map": null, "conv": 4, "gate": true,
@@ -174,10 +173,11 @@ fn constant() -> Vec<(&'static str, Value)> {
 /// Pieces of a state tensor that are read and written as a whole: rows of the innermost dimension.
 fn row_bytes(tensor: &StateTensorPlan) -> usize {
     let last = tensor.shape.last().copied().unwrap_or(1);
-    // Scores are single numbers, whatever stands beside them.
-    match tensor.name.contains("scores") {
-        true => 4,
-        false => tensor.bytes / tensor.shape.iter().product::<usize>().max(1) * last,
+    // Scores are single numbers.
+    if tensor.name.contains("scores") {
+        4
+    } else {
+        tensor.bytes / tensor.shape.iter().product::<usize>().max(1) * last
     }
 }
 
@@ -195,7 +195,7 @@ fn tensors(session: &Session) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The same snapshot with other bytes in one place of a state tensor.
+/// The snapshot with other bytes in one place of a state tensor.
 fn poisoned(snapshot: &Snapshot, tensor: &StateTensorPlan, row: usize, length: usize) -> Snapshot {
     let mut file = older::file(snapshot);
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
@@ -249,16 +249,15 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
                         return false;
                     }
                     let own = row * length..(row + 1) * length;
-                    match other == index {
-                        true => {
-                            now[..own.start] != then[..own.start]
-                                || now[own.end..] != then[own.end..]
-                                || now[own.clone()] != then[own.clone()]
-                                    && now[own.clone()].chunks_exact(4).any(|x| {
-                                        !f32::from_le_bytes(x.try_into().expect("four")).is_nan()
-                                    })
-                        }
-                        false => now != then,
+                    if other == index {
+                        now[..own.start] != then[..own.start]
+                            || now[own.end..] != then[own.end..]
+                            || now[own.clone()] != then[own.clone()]
+                                && now[own.clone()].chunks_exact(4).any(|x| {
+                                    !f32::from_le_bytes(x.try_into().expect("four")).is_nan()
+                                })
+                    } else {
+                        now != then
                     }
                 });
             let shows = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
@@ -296,7 +295,8 @@ fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
     all
 }
 
-/// What a step does never exceeds the count, and over a few steps all that is counted is done.
+/// The accesses of a step never exceed the count, and over a few steps every counted byte is
+/// accessed.
 fn check(kind: &str, model: &Arc<Model>) {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
     let text = tokens(model.spec().vocab, 40, 9);

@@ -1,5 +1,5 @@
 //! Models that are nearly right: each key of every recorded case and every small GGUF file is renamed and given other values, each
-//! tensor is renamed, added and changed. What comes of it is refused, noted, or another model: nothing wrong is accepted in silence.
+//! tensor is renamed, added and changed. The result is refused, noted, or another model: nothing wrong is accepted silently.
 //! WATERLINE_CASES names a folder with more cases.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ fn cases() -> Vec<PathBuf> {
     })
 }
 
-/// What two checkpoints must have in common to be the same model.
+/// Properties that two checkpoints share if they are the same model.
 fn is_same(a: &Checkpoint, b: &Checkpoint) -> bool {
     let tensors = |checkpoint: &Checkpoint| {
         let weights = checkpoint.spec.weights().into_iter();
@@ -49,7 +49,7 @@ fn is_same(a: &Checkpoint, b: &Checkpoint) -> bool {
     a.spec.to_json() == b.spec.to_json() && a.text == b.text && tensors(a) == tensors(b)
 }
 
-/// Whether a model with this key, which nothing knows, is refused or opens with a note that names it.
+/// Whether a model with this unknown key is refused or opens with a note that names it.
 fn is_noticed(outcome: &waterline::Result<Checkpoint>, key: &str) -> bool {
     match outcome {
         Ok(checkpoint) => checkpoint.notes.iter().any(|note| note.contains(key)),
@@ -106,11 +106,11 @@ fn inner<'a>(config: &'a mut Value, path: &[String]) -> &'a mut Map<String, Valu
     at.as_object_mut().expect("an object")
 }
 
-/// A copy of a case whose configuration can be changed.
+/// A copy of a case with a configuration that can be changed.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
-    fn of(case: &Path) -> Self {
+    fn new(case: &Path) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         for entry in std::fs::read_dir(case).expect("a case") {
             let path = entry.expect("an entry").path();
@@ -134,7 +134,7 @@ impl Folder {
     }
 }
 
-/// What came of other values of a key, in all cases of a family.
+/// Outcomes of other values of a key, in all cases of a family.
 #[derive(Default)]
 struct Outcomes {
     refused: usize,
@@ -189,7 +189,7 @@ const NO_EFFECT_IN_TENSORS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Whether a list has a pattern, in which one star stands for anything, that `name` is.
+/// Whether a list has a pattern, in which one star matches anything, that matches `name`.
 fn is_known(lists: &[(&str, &str)], name: &str) -> bool {
     let mut patterns = lists.iter().flat_map(|(names, _)| names.split_whitespace());
     patterns.any(|pattern| match pattern.split_once('*') {
@@ -228,7 +228,7 @@ fn a_key_that_is_renamed_is_noticed_and_one_with_another_value_is_refused_or_mat
         let Ok(config) = serde_json::from_slice::<Value>(&config) else {
             continue;
         };
-        let (folder, mut paths) = (Folder::of(&case), Vec::new());
+        let (folder, mut paths) = (Folder::new(&case), Vec::new());
         let before = folder.with_config(&config).expect("it opens");
         let family = config["model_type"].as_str().unwrap_or_default();
         keys(&config, &mut Vec::new(), &mut paths);
@@ -238,7 +238,7 @@ fn a_key_that_is_renamed_is_noticed_and_one_with_another_value_is_refused_or_mat
             let fields = inner(&mut changed, outer);
             let value = fields.remove(key).expect("a value");
             fields.insert(another(key), value.clone());
-            // A key that is null says nothing, and what an inner object that nothing reads holds is any.
+            // A null key has no meaning, and an inner object that is never read may hold anything.
             if !value.is_null() && outer.is_empty() {
                 let outcome = folder.with_config(&changed);
                 assert!(
@@ -355,7 +355,7 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
         let Ok(file) = std::fs::read(case.join("model.safetensors")) else {
             continue;
         };
-        let (folder, (header, at)) = (Folder::of(&case), header(&file));
+        let (folder, (header, at)) = (Folder::new(&case), header(&file));
         let data = &file[at..];
         let before = logits(folder.with_weights(&file).expect("it opens"));
         for tensor in stored(&header) {
@@ -367,7 +367,7 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
             let outcome = folder.with_weights(&with_header(&renamed, data));
             assert!(outcome.is_err(), "{what}, renamed, is accepted");
 
-            // A copy of it behind the others: a tensor that nothing uses.
+            // A copy of it after the others: a tensor that is never used.
             let mut added = header.clone();
             let size = tensor.end - tensor.start;
             let mut copy = entry.clone();
@@ -398,10 +398,13 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
             }
             match folder.with_weights(&changed) {
                 Err(_) => refused += 1,
-                Ok(after) => match logits(after) != before {
-                    true => different += 1,
-                    false => drop(idle.insert(tensor.name.clone())),
-                },
+                Ok(after) => {
+                    if logits(after) != before {
+                        different += 1
+                    } else {
+                        idle.insert(tensor.name.clone());
+                    }
+                }
             }
         }
     }

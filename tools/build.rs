@@ -1,4 +1,4 @@
-//! What the program's sources do not say: the commit that it is built from, for the reports of `waterline bench`; its presets, deflated;
+//! Build facts that the program's sources do not contain: the commit, for the reports of `waterline bench`; its presets, deflated;
 //! whether its linker folds functions.
 
 #[path = "../runtime/kernels/deflated.rs"]
@@ -73,9 +73,10 @@ fn commit() {
     let commit = git(&["rev-parse", "--short=12", "HEAD"]);
     let changed = git(&["status", "--porcelain", "--untracked-files=no", ".."]);
     let commit = commit.map_or("unknown".into(), |commit| {
-        match changed.is_some_and(|files| !files.is_empty()) {
-            true => format!("{commit} with changes"),
-            false => commit,
+        if changed.is_some_and(|files| !files.is_empty()) {
+            format!("{commit} with changes")
+        } else {
+            commit
         }
     });
     println!("cargo::rustc-env=WATERLINE_COMMIT={commit}");

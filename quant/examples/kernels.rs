@@ -21,11 +21,12 @@ fn main() {
         .next()
         .map_or(512, |text| text.parse().expect("KiB per matrix"));
     let names: Vec<String> = arguments.collect();
-    let formats: Vec<&Format> = match names.is_empty() {
-        true => FORMATS.to_vec(),
-        false => (names.iter())
+    let formats: Vec<&Format> = if names.is_empty() {
+        FORMATS.to_vec()
+    } else {
+        (names.iter())
             .map(|name| Format::by_name(name).expect("format"))
-            .collect(),
+            .collect()
     };
     println!(
         "{kib} KiB per matrix, {COLS} columns; GB/s of weights for T=1, G multiply-adds/s for more"

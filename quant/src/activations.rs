@@ -1,4 +1,4 @@
-//! Inputs of a product, prepared once for every matrix that they meet.
+//! Inputs of a matrix product, prepared once for all matrices that read them.
 
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,17 +13,19 @@ use crate::simd::{self, Quantize};
 
 /// Numbers that share one 8-bit scale.
 pub(crate) const BLOCK: usize = 32;
-/// Numbers whose codes are interleaved.
+/// Values whose codes are interleaved.
 pub(crate) const GROUP: usize = 128;
-/// From so many tokens on the 8-bit form is made for panels too. Below, a panel's registers would be mostly empty.
+/// Smallest number of tokens for which the 8-bit form is also laid out in panels. With fewer, a panel's registers
+/// are mostly empty.
 pub(crate) const PANEL_TOKENS: usize = 8;
 /// Rows are padded with zeros to this many numbers: the longest block of any format.
 pub(crate) const PAD: usize = 256;
 
-/// T rows of f32 inputs, which may be rounded to 16 bits, and, for some formats of weights, the same rows rounded to 8 bits.
+/// T rows of f32 inputs, optionally rounded to 16 bits, and, for formats with integer dot products, the same rows rounded to
+/// 8 bits.
 ///
 /// In the 8-bit form some numbers share a scale ([`Rounding`]): `x = scale * code`, `scale = max |x| / 127`, codes rounded to
-/// nearest even. Numbers that share a scale with a NaN or an infinity have a NaN for it, so every product with them is NaN.
+/// nearest even. A NaN or an infinity makes the shared scale NaN, so every product with it is NaN.
 ///
 /// Codes are stored in groups of four blocks: the first 16 codes of each block, then the last 16 of each. Formats that keep
 /// two codes in a byte then unpack into registers whose 128-bit lanes belong to one block each.
@@ -42,7 +44,7 @@ pub struct Activations {
     scales: Aligned,    // f32 [rows, stride / 32]
     sums: Aligned,      // f32 [rows, stride / 32]: scale * sum of the codes
     half_sums: Aligned, // f32 [rows, stride / 16]: the same of each half
-    // The same for groups of 16 rows, one in each lane: see [`TokenPanel`].
+    // As `codes`, for groups of 16 rows, one in each lane: see [`TokenPanel`].
     panel_codes: Aligned, // i8 [rows / 16, stride / C, 16, C] for C = panel_columns
     panel_scales: Aligned, // f32 [rows / 16, stride / 32, 16]
     panel_sums: Aligned,  // f32 [rows / 16, stride / 32, 16]
@@ -138,9 +140,10 @@ impl Activations {
 
     /// Bytes of a worker's working memory.
     fn room_bytes(max_rows: usize) -> usize {
-        match max_rows >= PANEL_TOKENS {
-            true => kernel::ROOM,
-            false => 0,
+        if max_rows >= PANEL_TOKENS {
+            kernel::ROOM
+        } else {
+            0
         }
     }
 
@@ -150,11 +153,12 @@ impl Activations {
         room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Codes in panels for so many rows and columns.
+    /// Length of the panel codes for at most this many rows and columns.
     fn panel_len(max_rows: usize, max_cols: usize) -> usize {
-        match max_rows >= PANEL_TOKENS {
-            true => max_rows.next_multiple_of(LANES) * max_cols.next_multiple_of(PAD),
-            false => 0,
+        if max_rows >= PANEL_TOKENS {
+            max_rows.next_multiple_of(LANES) * max_cols.next_multiple_of(PAD)
+        } else {
+            0
         }
     }
 
@@ -182,7 +186,7 @@ impl Activations {
     }
 
     /// Begins to replace the contents by `rows` rows of `cols` numbers, which [`Loading::fill`] writes; `rounding` as for
-    /// [`Activations::load`]. Until every part is filled, rows hold what stood there before.
+    /// [`Activations::load`]. Rows keep their previous contents until every part is filled.
     ///
     /// # Panics
     /// If they exceed the room given at creation, in which a row takes a multiple of 256 numbers.
@@ -223,7 +227,7 @@ impl Activations {
         self.panel_rows = usize::MAX;
     }
 
-    /// Whether there are so many rows that products are summed in panels, if there is room for them.
+    /// Whether there are enough rows, and room, for products to be summed in panels.
     pub(crate) fn are_many(&self) -> bool {
         self.rows >= self.panel_rows
     }
@@ -238,8 +242,8 @@ impl Activations {
         }
     }
 
-    /// Whether the 8-bit form was made for panels too: from so many rows on, where there is room. Many short rows may fit
-    /// into the room of a few long ones, but not their panels.
+    /// Whether the 8-bit form was also laid out in panels: it is with at least `PANEL_TOKENS` rows, where there is room.
+    /// Many short rows may fit into the room of a few long ones when their panels do not.
     pub(crate) fn has_panels(&self) -> bool {
         let codes = self.rows.next_multiple_of(LANES) * self.stride;
         self.is_quantized() && self.are_many() && codes <= self.panel_codes.as_slice::<i8>().len()
@@ -340,7 +344,8 @@ pub struct Loading<'a> {
     borrow: PhantomData<&'a mut Activations>,
 }
 
-// SAFETY: the activations are borrowed for it alone, and callers of `fill` keep threads to parts of their own.
+// SAFETY: `Loading` holds the only borrow of the activations, and callers of `fill` give each thread its own
+// part.
 unsafe impl Send for Loading<'_> {}
 // SAFETY: as for Send.
 unsafe impl Sync for Loading<'_> {}
@@ -373,7 +378,7 @@ impl Loading<'_> {
         }
     }
 
-    /// Completes row `t` behind its columns and rounds it.
+    /// Pads row `t` after its last column and rounds it.
     ///
     /// # Safety
     /// No other thread uses the row.
@@ -417,7 +422,7 @@ impl Loading<'_> {
                 piece(self.panel_half_sums, part * 2 * blocks, 2 * blocks),
             )
         };
-        // Four columns are one number here; so many of them lie side by side.
+        // One number here is four columns; this many lie next to each other.
         let fours = self.panel_columns / 4;
         let place = |four: usize, lane: usize| (four / fours * LANES + lane) * fours + four % fours;
         let scales = scales.as_chunks_mut::<LANES>().0;
@@ -432,7 +437,7 @@ impl Loading<'_> {
                 half_sums.iter_mut().for_each(|sums| sums[lane] = 0);
                 continue;
             }
-            // SAFETY: a row of this part, whose codes are aligned as rows of 256 are.
+            // SAFETY: a row of this part; its codes are aligned like rows of 256.
             let (row, row_scales, row_sums, row_half_sums) = unsafe {
                 (
                     piece(self.codes.cast::<u32>(), t * stride / 4, stride / 4),
@@ -454,7 +459,7 @@ impl Loading<'_> {
                 sums[b][lane] = row_sums[b];
                 let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
                 for half in 2 * b..2 * b + 2 {
-                    // The sum is whole: what rounding has done to it is rounded away.
+                    // The sum is an integer: this removes the rounding errors of the additions.
                     half_sums[half][lane] =
                         (row_half_sums[half] * inverse).round_ties_even() as i32;
                 }
@@ -466,7 +471,7 @@ impl Loading<'_> {
 /// `len` items from `start` on.
 ///
 /// # Safety
-/// They are in the room, and nobody else uses them.
+/// They lie within the allocation, and no other reference to them exists.
 #[inline(always)]
 unsafe fn piece<'a, T>(room: *mut T, start: usize, len: usize) -> &'a mut [T] {
     // SAFETY: the caller's contract.

@@ -1,9 +1,9 @@
 //! A fixed-size buffer aligned to a cache line.
 
-use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::room::zeroed;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -18,8 +18,10 @@ pub(crate) struct Aligned {
 impl Aligned {
     /// An error if the system refuses the memory.
     pub(crate) fn zeroed(bytes: usize) -> Result<Aligned> {
-        let lines = try_zeroed_vec(bytes.div_ceil(64)).map_err(|()| Error::Memory { bytes })?;
-        Ok(Aligned { lines, bytes })
+        Ok(Aligned {
+            lines: zeroed(bytes.div_ceil(64))?,
+            bytes,
+        })
     }
 
     pub(crate) fn as_slice<T: Pod>(&self) -> &[T] {

@@ -1,4 +1,5 @@
-//! Lists and bytes whose length a file claims. Memory follows what is really read, and the system may refuse it.
+//! Lists and bytes whose length a file claims. Memory grows with the bytes really read, and a refused allocation
+//! is an error.
 
 use std::io::{self, ErrorKind, Read};
 
@@ -56,11 +57,12 @@ fn refused<T>(length: usize) -> Error {
 /// memory, and those of the input.
 pub fn read_bytes(input: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // `read_to_end` reserves fallibly, and by what it has read so far.
+    // `read_to_end` reserves fallibly, in proportion to the bytes read so far.
     input.take(length).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 == length {
-        true => Ok(bytes),
-        false => Err(ErrorKind::UnexpectedEof.into()),
+    if bytes.len() as u64 == length {
+        Ok(bytes)
+    } else {
+        Err(ErrorKind::UnexpectedEof.into())
     }
 }
 

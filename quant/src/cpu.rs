@@ -7,11 +7,11 @@ pub enum Simd {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with 256-bit VNNI (Alder Lake and later), and what [`Simd::Avx2`] needs.
+    /// x86-64 with 256-bit VNNI (Alder Lake and later), in addition to [`Simd::Avx2`].
     AvxVnni,
-    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI (Cascade Lake, Zen 4 and later), and what [`Simd::Avx2`] needs.
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI (Cascade Lake, Zen 4 and later), in addition to [`Simd::Avx2`].
     Avx512Vnni,
-    /// x86-64 with AMX for 8-bit codes (Sapphire Rapids and later) under Linux, and what [`Simd::Avx512Vnni`] needs.
+    /// x86-64 with AMX for 8-bit codes (Sapphire Rapids and later) under Linux, in addition to [`Simd::Avx512Vnni`].
     Amx,
     /// 64-bit ARM without the `dotprod` extension.
     Neon,
@@ -66,7 +66,7 @@ impl Simd {
     }
 
     /// Whether this CPU has the level.
-    pub fn is_available(self) -> bool {
+    pub(crate) fn is_available(self) -> bool {
         match self {
             Simd::Scalar => true,
             #[cfg(target_arch = "x86_64")]

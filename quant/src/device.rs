@@ -1,4 +1,4 @@
-//! What kernels on a GPU need of the number formats: their source text and the layout in which they read a matrix.
+//! Number formats on a GPU: their source text and the layout in which kernels read a matrix.
 
 use crate::matrix::Matrix;
 
@@ -32,9 +32,9 @@ impl Matrix {
         self.format().reordered.is_none() && self.format().device_apart.is_empty()
     }
 
-    /// The bytes in the order in which kernels read them, where that is not the stored one: those of
-    /// [`Format::plain`](crate::Format::plain), of which blocks whose length would leave their codes unaligned lose their scales, and
-    /// the scales of the whole matrix follow.
+    /// The bytes in the order in which kernels read them, or `None` if that is the stored order. The order is that of
+    /// [`Format::plain`](crate::Format::plain). If a block's length would leave its codes unaligned, the scales of the whole matrix
+    /// follow all codes.
     pub fn device_layout(&self) -> Option<Vec<u8>> {
         let reordered = self.format().reordered.as_ref();
         let restored = reordered.map(|reordered| reordered.restored(self.bytes()));

@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-/// What can go wrong with a format, a matrix or a file. Each message names the place, what was found and what was expected.
+/// Errors of formats, matrices and files. Each message names the place, what was found and what was expected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused a file operation.
-    #[error("{path}: {action}: {source}", path = .path.display())]
+    #[error("{path}: {action}: {reason}", path = .path.display(), reason = reason(.source))]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was being done: "open", "map", "write", ...
+        /// The action that failed: "open", "map", "write", ...
         action: &'static str,
         /// The system's reason.
         source: std::io::Error,
@@ -23,9 +23,9 @@ pub enum Error {
         file: String,
         /// The key, tensor or header field.
         item: String,
-        /// What is there.
+        /// The value that was found.
         found: String,
-        /// What should be there.
+        /// The value that was expected.
         expected: String,
     },
     /// A file lacks a key or tensor.
@@ -87,6 +87,15 @@ pub enum Error {
 
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// The operating system's reason in words, without its number.
+pub fn reason(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" (os error ") {
+        Some((words, _)) => words.into(),
+        None => text,
+    }
+}
 
 impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Error {

@@ -21,14 +21,14 @@ pub struct Format {
     pub(crate) rounding: Option<Rounding>,
     /// The bytes of a block that kernels on a GPU read elsewhere.
     pub(crate) device_apart: Range<usize>,
-    /// For a format that is another one in an order of its own.
+    /// For a format that stores another one's values in a different order.
     pub(crate) reordered: Option<Reordered>,
     pub(crate) encode: fn(&[f32], &mut [u8]),
     pub(crate) decode: fn(&[u8], &mut [f32]),
     pub(crate) kernel: fn(Simd) -> Kernel,
 }
 
-/// The format whose numbers these are, bit for bit, and both ways between them.
+/// The format with the same values, bit for bit, and the conversions in both directions.
 pub(crate) struct Reordered {
     pub(crate) of: &'static Format,
     pub(crate) order: fn(&[u8]) -> Vec<u8>,
@@ -53,7 +53,7 @@ pub use formats::mxfp4::MXFP4;
 pub use formats::q2_k::Q2_K;
 pub use formats::q3_k::Q3_K;
 pub use formats::q4_0::Q4_0;
-pub use formats::q4_0x16::Q4_0X16;
+use formats::q4_0x16::Q4_0X16;
 pub use formats::q4_1::Q4_1;
 pub use formats::q4_k::Q4_K;
 pub use formats::q5_0::Q5_0;
@@ -62,7 +62,8 @@ pub use formats::q5_k::Q5_K;
 pub use formats::q6_k::Q6_K;
 pub use formats::q8_0::Q8_0;
 
-/// Formats that are others in an order of their own, for CPUs; no other program reads them.
+/// Formats that store another one's values in a different order, for CPUs; no other program reads
+/// them.
 pub static REORDERED: [&Format; 1] = [&Q4_0X16];
 
 /// Every other format, most precise first.
@@ -72,7 +73,7 @@ pub static FORMATS: [&Format; 16] = [
 ];
 
 impl Format {
-    /// Bytes of a block, its scales above all, that stand behind all codes in [`crate::Matrix::device_layout`].
+    /// Bytes of a block, usually its scales, that follow all codes in [`crate::Matrix::device_layout`].
     pub fn device_apart_bytes(&self) -> usize {
         self.device_apart.len()
     }
@@ -91,7 +92,7 @@ impl Format {
             .ok_or_else(|| unknown(format!("with ggml type {ggml_type}")))
     }
 
-    /// The format whose numbers these are in another order: its own for all but [`REORDERED`].
+    /// The format with the same values in ggml's order: itself for all but [`REORDERED`].
     pub fn plain(&'static self) -> &'static Format {
         self.reordered
             .as_ref()

@@ -3,10 +3,15 @@
 
 use serde_json::Value;
 
+use crate::room::ask_room;
+
+/// Bytes of a value, a name in an object among them.
+const OF_VALUE: usize = 64;
+
 /// Reads a text of at most `most` values.
 ///
 /// # Errors
-/// A part of a sentence: what was found that cannot be read.
+/// A noun phrase that names the unreadable part.
 pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
     let values = values_at_most(text);
     if values > most {
@@ -14,7 +19,20 @@ pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
             "{values} values, more than the {most} that are read"
         ));
     }
+    ask_room_for_values(text, values).map_err(|error| error.to_string())?;
     serde_json::from_slice(text).map_err(|error| error.to_string())
+}
+
+/// Fails where there is no memory for the values of a text.
+///
+/// # Errors
+/// [`Error::Memory`](crate::Error::Memory).
+pub fn ask_room_for_json(text: &[u8]) -> crate::Result<()> {
+    ask_room_for_values(text, values_at_most(text))
+}
+
+fn ask_room_for_values(text: &[u8], values: usize) -> crate::Result<()> {
+    ask_room(values.saturating_mul(OF_VALUE).saturating_add(text.len()))
 }
 
 /// A number that the values of a text, the names in its objects among them, do not exceed: each but the first follows one

@@ -24,7 +24,7 @@ pub(crate) struct Product<'a> {
     pub(crate) x: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
     pub(crate) simd: Simd,                // the level of the kernel
-    pub(crate) worker: usize,             // whose working memory the kernel has
+    pub(crate) worker: usize,             // number of the thread, for scratch memory
     pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
 }
@@ -43,19 +43,20 @@ impl Product<'_> {
     }
 }
 
-/// Bytes of working memory that a kernel may need besides 16 KiB of the stack.
+/// Bytes of working memory that a kernel may need in addition to the stack.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const ROOM: usize = match float_panel::ROOM > amx_floats::ROOM {
-    true => float_panel::ROOM,
-    false => amx_floats::ROOM,
+pub(crate) const ROOM: usize = if float_panel::ROOM > amx_floats::ROOM {
+    float_panel::ROOM
+} else {
+    amx_floats::ROOM
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) const ROOM: usize = 0;
 
 /// Computes `out[token][row]` for the given rows and all tokens.
 ///
-/// Its caller ensures that the CPU has the instructions of the level that the kernel was made for, that `rows` are rows of
-/// the weights, that `out` is valid for every (token, row) and that no other thread touches these elements meanwhile.
+/// The caller ensures that the CPU supports the kernel's level, that `rows` are rows of the weights, that `out` is valid
+/// for every (token, row), and that no other thread accesses these elements during the call.
 pub(crate) type Kernel = unsafe fn(&Product, Range<usize>);
 
 /// The innermost part of a kernel: R rows by T tokens, accumulated in registers.
@@ -66,7 +67,7 @@ pub(crate) trait Tile {
     /// As for [`Kernel`], with rows `row..row + R` and tokens `token..token + T`.
     unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize);
 
-    /// Eight rows by one token, where they are a tile of their own; returns whether they were.
+    /// Eight rows by one token, if the level has such a tile; returns whether it does.
     ///
     /// # Safety
     /// As for `tile`.
@@ -212,7 +213,7 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
     }
 }
 
-/// The kernel of a format that is another one in an order of its own, for a level.
+/// The kernel of a format with a [`Reordered`] layout, for a level.
 pub(crate) fn reordered(simd: Simd) -> Kernel {
     match simd {
         #[cfg(target_arch = "x86_64")]

@@ -85,7 +85,7 @@ impl Matrix {
     ///
     /// # Panics
     /// If there are no such rows.
-    pub fn of_rows(&self, rows: Range<usize>) -> Matrix {
+    pub fn rows_in(&self, rows: Range<usize>) -> Matrix {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         let bytes = rows.start * self.row_bytes..rows.end * self.row_bytes;
         Matrix {
@@ -105,11 +105,30 @@ impl Matrix {
             .decode(&self.data[row * self.row_bytes..][..self.row_bytes], out);
     }
 
-    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` says whose
-    /// working memory in `x` is used; another call that has the same waits.
+    /// Panics if there are no such rows or the inputs do not fit.
+    fn check(&self, rows: &Range<usize>, x: &Activations) {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.rows,
+            "rows {rows:?} of {}",
+            self.rows
+        );
+        assert_eq!(
+            self.cols,
+            x.cols(),
+            "columns of the matrix and of its inputs"
+        );
+        assert!(
+            x.is_quantized() || !self.format.is_integer_dot(),
+            "{} needs quantized activations",
+            self.format
+        );
+    }
+
+    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` selects the
+    /// scratch memory in `x`; concurrent calls with the same number wait for each other.
     ///
-    /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls,
-    /// bit for bit; but products with at least eight tokens, and again with at least 32, may be summed in another order than
+    /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls, bit
+    /// for bit; but products with at least eight tokens, and again with at least 32, may be summed in another order than
     /// those with fewer, unless [`Activations::sum_as_alone`] forbids it.
     ///
     /// # Safety
@@ -126,16 +145,7 @@ impl Matrix {
         out: &Output,
         out_column: usize,
     ) {
-        assert!(
-            rows.start <= rows.end && rows.end <= self.rows,
-            "rows {rows:?} of {}",
-            self.rows
-        );
-        assert_eq!(
-            self.cols,
-            x.cols(),
-            "columns of the matrix and of its inputs"
-        );
+        self.check(&rows, x);
         assert!(
             x.rows() <= out.height(),
             "{} tokens, {} rows of output",
@@ -146,11 +156,6 @@ impl Matrix {
             out_column + rows.end <= out.width,
             "columns {out_column} + {rows:?} of {}",
             out.width
-        );
-        assert!(
-            x.is_quantized() || !self.format.is_integer_dot(),
-            "{} needs quantized activations",
-            self.format
         );
         if rows.is_empty() || x.rows() == 0 {
             return;
@@ -187,27 +192,16 @@ impl Matrix {
         out: &mut [f32],
         width: usize,
     ) {
+        self.check(&rows, x);
         assert!(
-            rows.start <= rows.end && rows.end <= self.rows && rows.len() <= width,
-            "rows {rows:?} of {}, {width} columns",
-            self.rows
-        );
-        assert_eq!(
-            self.cols,
-            x.cols(),
-            "columns of the matrix and of its inputs"
-        );
-        assert!(
-            picked.iter().all(|&t| (t as usize) < x.rows()) && picked.len() * width <= out.len(),
-            "{} tokens of {}, {} numbers of output",
+            picked.iter().all(|&t| (t as usize) < x.rows())
+                && rows.len() <= width
+                && picked.len() * width <= out.len(),
+            "{} tokens of {}, {} rows, {} numbers of output in {width} columns",
             picked.len(),
             x.rows(),
+            rows.len(),
             out.len()
-        );
-        assert!(
-            x.is_quantized() || !self.format.is_integer_dot(),
-            "{} needs quantized activations",
-            self.format
         );
         if rows.is_empty() || picked.is_empty() {
             return;
@@ -238,7 +232,8 @@ pub struct Output<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: the buffer is written only by `Matrix::mul_rows`, whose callers keep the threads' columns apart.
+// SAFETY: the buffer is written only by `Matrix::mul_rows`, whose callers give each thread its own
+// columns.
 unsafe impl Send for Output<'_> {}
 // SAFETY: as for Send.
 unsafe impl Sync for Output<'_> {}

@@ -18,7 +18,7 @@ pub(crate) const LANES: usize = 16;
 pub(crate) const ROWS: usize = 16;
 /// Columns that are unpacked at a time: the panel stays in the nearest cache while all tokens pass.
 pub(crate) const DEPTH: usize = 1024;
-/// Tokens whose sums are kept while a panel is in use.
+/// Tokens whose sums are held while a panel is in use.
 const TOKENS: usize = 256;
 
 /// A slice of sixteen rows, unpacked.
@@ -31,13 +31,13 @@ pub(crate) struct Panel {
     pub(crate) scales: [[f32; DEPTH / BLOCK]; ROWS],
     /// The scale of its second half.
     pub(crate) second_scales: [[f32; DEPTH / BLOCK]; ROWS],
-    /// What is subtracted from every number of a block, or of its first half.
+    /// The minimum of a block, or of its first half.
     pub(crate) mins: [[f32; DEPTH / BLOCK]; ROWS],
-    /// The same of its second half.
+    /// The minimum of its second half.
     pub(crate) second_mins: [[f32; DEPTH / BLOCK]; ROWS],
 }
 
-/// What a format subtracts from its numbers.
+/// The minima of a format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Minima {
     /// Nothing.
@@ -53,7 +53,7 @@ pub(crate) enum Minima {
 #[repr(C, align(64))]
 pub(crate) struct Sums(pub(crate) [[f32; LANES]; ROWS]);
 
-/// What a level does with panels.
+/// Panel products of one SIMD level.
 ///
 /// The value of a row and a token must not depend on the other rows and tokens.
 pub(crate) trait Panels {
@@ -66,7 +66,7 @@ pub(crate) trait Panels {
     /// The CPU has the level's instructions; so everywhere below.
     unsafe fn begin() {}
 
-    /// Undoes what `begin` has done.
+    /// Releases the state that `begin` set up.
     ///
     /// # Safety
     /// After `begin`.
@@ -85,8 +85,7 @@ pub(crate) trait Panels {
     /// Between `begin` and `end`.
     unsafe fn accumulate(panel: &Panel, x: &TokenPanel, sums: &mut Sums);
 
-    /// Writes `[rows, tokens] = size` sums, those of a token one behind the other, to `out`, whose tokens are `stride`
-    /// apart.
+    /// Writes `[rows, tokens] = size` sums, contiguous per token, to `out`, whose tokens are `stride` apart.
     ///
     /// # Safety
     /// `out` is valid for them.

@@ -1,4 +1,4 @@
-//! Reading memory and nothing else: what products over large matrices are measured against.
+//! Sequential reads of memory: the upper bound for products over large matrices.
 
 /// Words that are added to different sums, so that no addition waits for another.
 const LANES: usize = 64;

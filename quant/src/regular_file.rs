@@ -31,13 +31,14 @@ pub fn read_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     bytes.try_reserve_exact(length as usize)?;
     // The file may grow while it is read.
     file.take(limit + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > limit {
-        true => Err(too_large()),
-        false => Ok(bytes),
+    if bytes.len() as u64 > limit {
+        Err(too_large())
+    } else {
+        Ok(bytes)
     }
 }
 
-/// Refuses what is no file.
+/// Refuses directories and other things that are not files.
 fn check(found: &Metadata) -> io::Result<()> {
     let (kind, reason) = match (found.is_file(), found.is_dir()) {
         (true, _) => return Ok(()),
@@ -50,25 +51,25 @@ fn check(found: &Metadata) -> io::Result<()> {
     Err(io::Error::new(kind, reason))
 }
 
-/// A file that is being written. It appears under its name when it is whole, and not before: until [`NewFile::finish`] has succeeded, whatever had its name is still there, untouched;
-/// dropped before, it leaves nothing behind.
+/// A file that is being written. It appears under its name only when complete: until [`NewFile::finish`] succeeds, any earlier file of that name stays untouched. Dropping it earlier
+/// leaves nothing.
 pub struct NewFile {
     path: PathBuf,
     file: BufWriter<NamedTempFile>,
 }
 
-/// A temporary file's name is these two with random letters and digits between them, whatever file it will be: no other
-/// program writes such names.
+/// Prefix and suffix of a temporary file's name, with random letters and digits between them: no other program writes
+/// such names.
 const TEMPORARY: [&str; 2] = [".waterline-", ".partial"];
 /// How many letters and digits.
 const RANDOM: usize = 12;
-/// A temporary file that was not touched for so long is what a killed run has left.
+/// A temporary file untouched for this long was left by a killed run.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Who may read a new file.
+/// Read permissions of a new file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Readers {
-    /// Those whom the user's mask allows, or who might read the file that is replaced.
+    /// As the user's umask allows, or as the replaced file had them.
     Usual,
     /// Its owner alone.
     Owner,
@@ -87,8 +88,8 @@ impl NewFile {
         Self::start(path.as_ref(), Readers::Usual)
     }
 
-    /// As [`NewFile::create`], for what is nobody else's business, such as a conversation: only the owner may read and write
-    /// it (mode 0600), even if another mode had the file that is replaced.
+    /// As [`NewFile::create`], for private data such as a conversation: only the owner may read and write it (mode 0600),
+    /// whatever the mode of the replaced file.
     ///
     /// # Errors
     /// As [`NewFile::create`].
@@ -99,7 +100,7 @@ impl NewFile {
     fn start(path: &Path, readers: Readers) -> io::Result<NewFile> {
         let path = match path.canonicalize() {
             Ok(path) => path,
-            // What does not exist has no other name.
+            // A file that does not exist has no other name.
             Err(e) if e.kind() == ErrorKind::NotFound => path.to_path_buf(),
             Err(e) => return Err(e),
         };
@@ -157,7 +158,7 @@ impl Write for NewFile {
     }
 }
 
-/// What the system said: `tempfile` adds the name of the temporary file, and the caller names the file that was meant.
+/// The system's own error: `tempfile` adds the name of the temporary file, but callers name the final file.
 fn system_error(error: io::Error) -> io::Error {
     let inner = error.get_ref().and_then(|inner| inner.source());
     let system = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
@@ -186,7 +187,7 @@ pub fn create_private_folder(folder: impl AsRef<Path>) -> io::Result<()> {
 }
 
 /// Removes the temporary files that killed runs have left in `folder`: those that have the name and the owner of a temporary file
-/// of ours, such as `own`, once they are abandoned. What cannot be read or removed stays.
+/// of ours, such as `own`, once they are abandoned. Files that cannot be read or removed stay.
 fn remove_abandoned(folder: &Path, own: &Metadata) {
     let is_abandoned = |entry: &std::fs::DirEntry| {
         let name = entry.file_name();
@@ -213,7 +214,7 @@ fn remove_abandoned(folder: &Path, own: &Metadata) {
     }
 }
 
-/// The user who owns a file, where files have such owners.
+/// The owner of a file, on systems that have them.
 #[cfg(unix)]
 fn owner(file: &Metadata) -> u32 {
     std::os::unix::fs::MetadataExt::uid(file)

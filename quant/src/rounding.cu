@@ -21,7 +21,7 @@ __device__ float round_short(float x) {
 // Compared as integers NaN exceeds infinity, and neither is lost as in a float maximum.
 __device__ inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
 
-// A scale as f16 holds it. What f16 cannot hold stays as it is.
+// A scale rounded to f16. A scale outside f16's range stays f32.
 __device__ inline float short_scale(float exact) {
   float rounded = half(exact);
   return magnitude(rounded) < 0x7f800000 ? rounded : exact;
@@ -58,7 +58,7 @@ __device__ inline int nearest(float x) {
 template <int rounding>
 struct Scale {
   float exact;
-  // What the inputs are multiplied by for their codes.
+  // code = round(inverse * value)
   float inverse;
 
   __device__ explicit Scale(u32 largest) {

@@ -9,15 +9,15 @@ use crate::format::Format;
 /// router's choice of experts, and then every logit differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rounding {
-    /// To bf16, beside weights in bf16.
+    /// To bf16, for weights in bf16.
     Bf16,
-    /// To f16, beside weights in f16.
+    /// To f16, for weights in f16.
     Halves,
     // To 8 bits:
     /// One scale per 256 numbers (ggml's Q8_K).
     SuperBlocks,
-    /// One scale per 32 numbers, itself rounded to f16, as is what minima of weights meet: the scale, not yet rounded, times the sum
-    /// of the codes (ggml's Q8_0 and Q8_1).
+    /// One scale per 32 numbers, rounded to f16. The sums that are multiplied by minima, unrounded scale times the sum of the codes,
+    /// are rounded too (ggml's Q8_0 and Q8_1).
     Blocks,
 }
 
@@ -47,8 +47,8 @@ impl Rounding {
         }
     }
 
-    /// How the inputs of a matrix of this format are rounded where matrices of the formats `all` read the same ones: f32 inputs stand
-    /// beside those in 8 bits, of which the finest are taken. Matrices with the same answer read inputs that are made once.
+    /// How the inputs of a matrix of this format are rounded when matrices of the formats `all` read the same inputs. Inputs may be
+    /// kept in f32 and in one 8-bit form, the finest that is needed. Matrices with equal results share one prepared copy.
     pub fn beside<'a>(
         format: &Format,
         all: impl IntoIterator<Item = &'a Format>,
@@ -87,14 +87,14 @@ impl Rounding {
 #[derive(Clone, Copy)]
 pub(crate) struct Scale {
     exact: f32,
-    /// What the numbers are multiplied by for their codes.
+    /// code = round(inverse * value)
     pub(crate) inverse: f32,
-    /// Whether it, and what it multiplies, is rounded to f16.
+    /// Whether the scale and its products are rounded to f16.
     is_short: bool,
 }
 
 impl Scale {
-    /// It times a sum of codes. What f16 cannot hold stays as it is.
+    /// The scale times a sum of codes. A result outside f16's range stays f32.
     pub(crate) fn times(self, sum: i32) -> f32 {
         let product = self.exact * sum as f32;
         if !self.is_short {

@@ -55,7 +55,7 @@ impl Bytes {
     /// Copies a whole file into memory, from a 64-byte boundary on.
     ///
     /// # Errors
-    /// [`Error::Io`], also if the file becomes shorter meanwhile, and [`Error::Memory`].
+    /// [`Error::Io`], also if the file becomes shorter during the copy, and [`Error::Memory`].
     pub fn copy_file(path: impl AsRef<Path>) -> Result<Bytes> {
         let path = path.as_ref();
         let failed = |e| Error::io(path, "read", e);
@@ -72,7 +72,8 @@ impl Bytes {
     pub fn map_file(path: impl AsRef<Path>) -> Result<Bytes> {
         let path = path.as_ref();
         let file = open_file(path).map_err(|e| Error::io(path, "open", e))?;
-        // SAFETY: the map is private to this process and read-only; that nobody shortens the file is documented above.
+        // SAFETY: the map is private to this process and read-only; the documentation above requires that the file is
+        // not shortened.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, "map", e))?;
         Ok(Bytes::new(Storage::Mapped(map)))
     }
@@ -97,6 +98,21 @@ impl Bytes {
     pub fn copy_from(bytes: &[u8]) -> Result<Bytes> {
         let mut aligned = Aligned::zeroed(bytes.len())?;
         aligned.as_mut_slice().copy_from_slice(bytes);
+        Ok(Bytes::new(Storage::Owned(aligned)))
+    }
+
+    /// A copy of all parts, one after another, that starts on a 64-byte boundary.
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory) if the system refuses the memory.
+    pub fn concat(parts: &[&[u8]]) -> Result<Bytes> {
+        let mut aligned = Aligned::zeroed(parts.iter().map(|part| part.len()).sum())?;
+        let mut rest: &mut [u8] = aligned.as_mut_slice();
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            to.copy_from_slice(part);
+            rest = after;
+        }
         Ok(Bytes::new(Storage::Owned(aligned)))
     }
 
@@ -157,7 +173,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor over `data`, whose length must be what `shape` needs.
+    /// A tensor over `data`, whose length must match `shape`.
     pub fn new(format: &'static Format, shape: Vec<usize>, data: Bytes) -> Result<Tensor> {
         let expected = format.tensor_bytes(&shape)?;
         if data.len() != expected {

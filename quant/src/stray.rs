@@ -1,4 +1,4 @@
-//! Texts that lie where a file of another kind should: what a download leaves when it fails.
+//! Texts found where a file of another kind is expected, as left by failed downloads.
 
 /// The kind of a text that begins so, and how to get the file that was meant; none if the kind is not known.
 pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
@@ -18,9 +18,10 @@ pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
         "Access to model",
     ];
     if page || refusal.into_iter().any(begins) {
-        let found = match page {
-            true => "a page of HTML",
-            false => "a server's refusal",
+        let found = if page {
+            "a page of HTML"
+        } else {
+            "a server's refusal"
         };
         return Some((
             found,

@@ -133,7 +133,7 @@ fn every_truncation_is_refused() {
     assert!(parse(&bytes[..bytes.len() - padding]).is_ok());
 }
 
-/// Whatever is accepted must be usable.
+/// Every accepted file must be usable.
 fn use_everything(gguf: &Gguf) {
     for info in gguf.tensors() {
         if let Ok(tensor) = gguf.tensor(&info.name) {
@@ -163,7 +163,7 @@ fn every_bit_flip_is_refused_or_harmless() {
     }
 }
 
-/// A file made by hand: header counts and what follows.
+/// A file made by hand: header counts and the bytes after them.
 fn raw(tensors: u64, metadata: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend(tensors.to_le_bytes());

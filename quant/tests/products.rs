@@ -25,8 +25,8 @@ fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matr
     Matrix::with_simd(format, rows, cols, Bytes::from_vec(data), simd).unwrap()
 }
 
-/// The rounding of inputs whose products are those of what they stand for: beside Q4_1 and Q5_1 ggml rounds sums of codes by
-/// themselves.
+/// The rounding of inputs for which products equal those of the decoded values: with Q4_1 and Q5_1 ggml rounds sums of codes
+/// separately.
 fn plain_rounding(format: &Format) -> Option<Rounding> {
     match format.name {
         "Q4_1" | "Q5_1" => Some(Rounding::SuperBlocks),
@@ -77,7 +77,7 @@ fn widths(format: &Format) -> Vec<usize> {
 
 #[test]
 fn every_level_agrees_with_the_definition() {
-    // The definition, in f64, on the numbers that the blocks and the rounded inputs stand for.
+    // The definition, in f64, on the decoded values of the blocks and the rounded inputs.
     for format in FORMATS.into_iter().chain(REORDERED) {
         for cols in widths(format) {
             for simd in Simd::available() {
@@ -246,7 +246,8 @@ fn inputs_are_rounded_as_ggml_rounds_them() {
     }
 }
 
-/// What the minima of Q4_1 and Q5_1 meet is rounded by itself: in the rows of a product of few tokens and in its panels.
+/// The factors of the minima of Q4_1 and Q5_1 are rounded separately: in the rows of a product of few tokens and in its
+/// panels.
 #[test]
 fn sums_of_codes_are_rounded_as_ggml_rounds_them() {
     let (rows, cols) = (3, 256);
@@ -389,7 +390,7 @@ fn picked_tokens_have_the_products_of_all() {
         for format in FORMATS.into_iter().chain(REORDERED) {
             let cols = 3 * format.block_len.max(20);
             let matrix = matrix(format, 9, cols, simd);
-            // So many that they are loaded in panels as well.
+            // Enough tokens to be loaded in panels as well.
             let x = inputs(format, [21, cols], simd);
             let picked = [6, 20, 3, 3, 1, 2];
             let mut some = vec![f32::NAN; picked.len() * 6];

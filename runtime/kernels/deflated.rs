@@ -1,11 +1,12 @@
-//! Texts that a program holds deflated. A file of its own, since the build scripts of two crates include it.
+//! Texts that a program holds deflated. This file is separate because the build scripts of two crates
+//! include it.
 
 use std::path::Path;
 use std::{env, fs};
 
 const LEVEL: u8 = 10;
 
-/// Writes what a crate includes: names and lengths as Rust to `NAME.rs`, the texts, one behind the other and deflated, to `NAME`.
+/// Writes the files that a crate includes: names and lengths as Rust to `NAME.rs`, the concatenated, deflated texts to `NAME`.
 pub fn write(name: &str, all: impl IntoIterator<Item = (String, String)>) {
     let (mut table, mut texts) = (String::new(), String::new());
     for (file, text) in all {

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
-use waterline_quant::{BF16, BF16_IN_BF16, Bytes, Tensor};
+use waterline_quant::{BF16, BF16_IN_BF16, Bytes, Tensor, ask_room};
 
 use crate::error::{Error, Result};
-use crate::lowering::Source;
+use crate::lowering::WeightSource;
 use crate::model::{
     Checkpoint, DEFAULT_TEMPLATE, Draft, LayerSpec, ModelSpec, OpenOptions, TextFiles, lower,
 };
@@ -31,6 +31,14 @@ pub struct Model {
     tokenizer: OnceCell<Arc<Tokenizer>>,
 }
 
+/// Bytes of a tensor's part of the program.
+const OF_TENSOR: usize = 1 << 10;
+
+/// Tells if a tensor is no matrix: its numbers become part of an op.
+fn is_vector(tensor: &Tensor) -> bool {
+    tensor.shape.len() != 2 || !tensor.format.is_integer_dot()
+}
+
 impl Model {
     /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
     pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
@@ -51,13 +59,22 @@ impl Model {
     /// Binds an opened checkpoint.
     #[doc(hidden)]
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
+        // Vectors are kept in f32, copied once more while they are bound; an op takes a few hundred bytes.
+        let vectors = checkpoint
+            .tensors
+            .values()
+            .filter(|tensor| is_vector(tensor));
+        let bytes: usize = vectors
+            .map(|tensor| 2 * size_of::<f32>() * tensor.len())
+            .sum();
+        ask_room(bytes + checkpoint.tensors.len() * OF_TENSOR)?;
         let plan = checkpoint.spec.plan(&StateOptions::default())?;
         let own = plan
             .tensors()
             .iter()
             .take_while(|tensor| tensor.layer.is_none());
         let first_tensor = own.count();
-        let source = Source {
+        let source = WeightSource {
             file: &checkpoint.file,
             tensors: &checkpoint.tensors,
             hidden: checkpoint.spec.hidden,

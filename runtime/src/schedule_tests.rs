@@ -26,7 +26,7 @@ fn cases() -> Vec<(String, Arc<Model>)> {
             (name, Model::open(&folder).expect("a model"))
         })
         .collect();
-    // Mixers that have no recorded case of their own here.
+    // Mixers without a recorded case.
     for name in ["gla", "gsa", "softmax-gla", "sse-n4k1"] {
         let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models");
         let model = Model::open(file.join(format!("{name}.gguf")));
@@ -36,8 +36,8 @@ fn cases() -> Vec<(String, Arc<Model>)> {
     cases
 }
 
-/// Reads the chunks with an engine of its own: `run(engine, arena, tokens, position)` reads one. Returns the logits after
-/// each, and the state at the end.
+/// Reads the chunks with a new engine: `run(engine, arena, tokens, position)` reads one. Returns the logits after each,
+/// and the state at the end.
 fn read(
     model: &Model,
     mut run: impl FnMut(&mut Workspace, &mut Arena, &[u32], u64),
@@ -131,7 +131,7 @@ fn ops_touch_what_they_name() {
 fn an_operand_that_is_not_named_is_noticed() {
     let plan = StateOptions::default();
     for (name, model) in cases() {
-        // What no chunk read or wrote.
+        // Operands that no chunk read or wrote.
         let mut missed: Option<Vec<(usize, Operand)>> = None;
         let mut position_before = 0;
         read(&model, |engine, arena, tokens, position| {

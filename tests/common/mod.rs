@@ -1,4 +1,4 @@
-//! What the tests of the program share: running it, and files to run it on.
+//! Shared by the tests of the program: running it, and files to run it on.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -30,7 +30,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What was printed, as text.
+    /// Standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8(self.stdout.clone()).expect("output is UTF-8")
     }

@@ -14,7 +14,7 @@ use super::common::Workplace;
 /// How long a slow and busy machine may take for one step.
 const PATIENCE: u64 = 120_000;
 
-/// What stands below each answer, around the position. (`rexpect` takes each byte for a character, so these are ASCII.)
+/// Text below each answer, around the position. (`rexpect` takes each byte for a character, so these are ASCII.)
 pub const STATS: (&str, &str) = (" tok/s ", " tokens read");
 
 /// A person at a terminal.
@@ -63,7 +63,7 @@ impl Person {
         }
     }
 
-    /// Waits for `text`; returns what came before it.
+    /// Waits for `text`; returns the text before it.
     #[track_caller]
     pub fn sees(&mut self, text: &str) -> String {
         self.terminal
@@ -90,7 +90,7 @@ impl Person {
         self.presses("\r");
     }
 
-    /// Waits for the end of what was typed to be shown: before that, keys could come too early.
+    /// Waits until the typed text is shown completely: before that, keys could come too early.
     #[track_caller]
     pub fn sees_typed(&mut self, line: &str) {
         let start = line.char_indices().rev().take(4).last();

@@ -1,5 +1,5 @@
-//! What is done with bytes from a stranger, one function for each kind of file, and for calls from C: it must end in an error or in a model
-//! that runs, never in a panic. Shared by the mutation test and the fuzz targets, so that a finding of one is a test of the other.
+//! Runs untrusted bytes, one function for each kind of file, and for calls from C: the result must be an error or a model that runs, never
+//! a panic. Shared by the mutation test and the fuzz targets, so that a finding of one is a test of the other.
 
 mod calls;
 
@@ -137,12 +137,11 @@ fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     for file in ["config.json", "model.safetensors"] {
         let to = folder.path().join(file);
-        match file == name {
-            true => std::fs::write(to, bytes).expect("a file"),
-            false => {
-                let from = tests().join("fixtures").join(case).join(file);
-                std::fs::copy(from, to).expect("a copy");
-            }
+        if file == name {
+            std::fs::write(to, bytes).expect("a file")
+        } else {
+            let from = tests().join("fixtures").join(case).join(file);
+            std::fs::copy(from, to).expect("a copy");
         }
     }
     let options = OpenOptions {
@@ -162,7 +161,7 @@ fn safetensors_seeds() -> Vec<Vec<u8>> {
     vec![read("fixtures/hax_mamba2_sw_dilated/model.safetensors")]
 }
 
-/// Cases whose configurations are tried, each with its own weights. MoM's names that of Gated DeltaNet too.
+/// Cases with mutated configurations, each with its own weights. MoM's includes that of Gated DeltaNet.
 const CASES: [&str; 6] = [
     "hf_mamba2",
     "hf_qwen2_sliding",
@@ -172,7 +171,7 @@ const CASES: [&str; 6] = [
     "gdn_swa",
 ];
 
-/// The configuration of a folder; the weights are those of the first case whose model_type it names.
+/// The configuration of a folder; the weights are those of the first case with its model_type.
 pub fn config(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     let own = |case: &&&str| {
@@ -272,7 +271,7 @@ fn template_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Cases whose saved sessions are tried: each way to keep a state.
+/// Cases with mutated sessions: each kind of state.
 const SAVED: [&str; 7] = [
     "hax_mamba_argmax_ks_stream",
     "gdn_swa",
@@ -300,7 +299,7 @@ thread_local! {
     static SESSIONS: Vec<Saved> = SAVED.iter().map(|case| save(case)).collect();
 }
 
-/// A saved session. Its checksum is mended, or nothing would get behind it.
+/// A saved session. Its checksum is recomputed, or nothing would pass it.
 pub fn snapshot(bytes: &[u8]) -> bool {
     let mut file = bytes.to_vec();
     if let Some(end) = file.len().checked_sub(4) {
@@ -310,7 +309,7 @@ pub fn snapshot(bytes: &[u8]) -> bool {
     let Ok(snapshot) = Snapshot::read(&mut &file[..], file.len() as u64, "fuzz") else {
         return false;
     };
-    // The model whose fingerprint the file has, or else any.
+    // The model with the file's fingerprint, or else any.
     let model = SESSIONS.with(|all| {
         let mut own = all
             .iter()

@@ -114,7 +114,7 @@ fn a_directory_keeps_its_bound_and_can_vanish() {
             .any(|note| note.contains("cannot be written"))
     );
     assert_eq!(reads(&model, &again, &tokens), 0);
-    // No checkpoint fits: nothing is kept, and nothing is wrong.
+    // No checkpoint fits: nothing is stored, without an error.
     options.directory_bytes = 10;
     let none = PrefixStore::new(options).expect("a store");
     reads(&model, &none, &tokens);
@@ -232,7 +232,7 @@ fn forged_numbers_of_a_file_harm_nothing() {
             let sum = crc32fast::hash(&forged[..forged.len() - 4]);
             let last = forged.len() - 4;
             forged[last..].copy_from_slice(&sum.to_le_bytes());
-            // Without what the sessions below have written.
+            // Without the files that the sessions below have written.
             for path in files().iter().filter(|path| !written.contains(path)) {
                 std::fs::remove_file(path).expect("removed");
             }

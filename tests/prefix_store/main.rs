@@ -93,7 +93,7 @@ fn state(session: &Session) -> Vec<u8> {
     file
 }
 
-/// A session with what it has read.
+/// A session with the tokens it has read.
 struct Actor {
     session: Session,
     tokens: Vec<u32>,
@@ -138,7 +138,7 @@ impl Actor {
         }
     }
 
-    /// Reads a history with a border; where chunks end is what the store's description says.
+    /// Reads a history with a border; chunks end as the store's description says.
     fn read(&mut self, tokens: Vec<u32>, border: usize, grid: usize, ways: &mut Ways) {
         let read = self
             .session

@@ -1,4 +1,4 @@
-//! Models of any description with random weights, and what tests do with them.
+//! Models of any description with random weights, and helpers for tests on them.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -65,7 +65,7 @@ pub fn spec(hidden: usize, layers: Vec<Value>) -> ModelSpec {
     described(&description(hidden, layers))
 }
 
-/// The same as JSON.
+/// The description as JSON.
 pub fn description(hidden: usize, layers: Vec<Value>) -> Value {
     json!({ "vocab": 61, "hidden": hidden, "norm_eps": 1e-5, "tied": false, "layers": layers })
 }
@@ -87,7 +87,7 @@ pub fn weights(spec: &ModelSpec, seed: u64) -> HashMap<String, Vec<f32>> {
     spec.weights().into_iter().map(values).collect()
 }
 
-/// Values that keep activations of order one, and states that neither vanish nor stand still.
+/// Values that keep activations of order one, and states that neither vanish nor become constant.
 fn value(weight: &WeightSpec, random: &mut Random) -> f32 {
     let name = weight.name.as_str();
     let x = random.unit();

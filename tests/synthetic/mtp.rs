@@ -15,7 +15,7 @@ use crate::common::tokenizer_folder;
 pub struct Kind {
     /// In `config.json`.
     pub model_type: &'static str,
-    /// Of GGUF files.
+    /// Architecture in GGUF files.
     pub architecture: &'static str,
     /// Whether its networks are mixtures of experts.
     pub experts: bool,
@@ -72,7 +72,7 @@ impl Kind {
         let mut all = Tensors::new();
         let mut add = |name: String, shape: &[usize]| {
             let inputs: usize = shape[shape.len() - 1];
-            // A norm's gain is stored as its distance from one. What the layers add is little beside the embedding.
+            // A norm's gain is stored as its distance from one. The layers add little compared with the embedding.
             let scale = match name.as_str() {
                 _ if shape.len() == 1 && name.contains("norm") => 0.0,
                 _ if shape.len() == 1 => 0.5,
@@ -117,36 +117,34 @@ impl Kind {
             let mut part = |name: &str, shape: &[usize]| add(format!("{layer}.{name}"), shape);
             part("input_layernorm.weight", &[HIDDEN]);
             part("post_attention_layernorm.weight", &[HIDDEN]);
-            match is_attention {
-                true => {
-                    part("self_attn.q_proj.weight", &[2 * HEADS * HEAD, HIDDEN]);
-                    part("self_attn.k_proj.weight", &[KV_HEADS * HEAD, HIDDEN]);
-                    part("self_attn.v_proj.weight", &[KV_HEADS * HEAD, HIDDEN]);
-                    part("self_attn.o_proj.weight", &[HIDDEN, HEADS * HEAD]);
-                    part("self_attn.q_norm.weight", &[HEAD]);
-                    part("self_attn.k_norm.weight", &[HEAD]);
+            if is_attention {
+                part("self_attn.q_proj.weight", &[2 * HEADS * HEAD, HIDDEN]);
+                part("self_attn.k_proj.weight", &[KV_HEADS * HEAD, HIDDEN]);
+                part("self_attn.v_proj.weight", &[KV_HEADS * HEAD, HIDDEN]);
+                part("self_attn.o_proj.weight", &[HIDDEN, HEADS * HEAD]);
+                part("self_attn.q_norm.weight", &[HEAD]);
+                part("self_attn.k_norm.weight", &[HEAD]);
+            } else {
+                let width = DELTA_HEADS * HEAD;
+                if self.is_next() {
+                    part("linear_attn.in_proj_qkvz.weight", &[4 * width, HIDDEN]);
+                    part("linear_attn.in_proj_ba.weight", &[2 * DELTA_HEADS, HIDDEN]);
+                } else {
+                    part("linear_attn.in_proj_qkv.weight", &[3 * width, HIDDEN]);
+                    part("linear_attn.in_proj_z.weight", &[width, HIDDEN]);
+                    part("linear_attn.in_proj_a.weight", &[DELTA_HEADS, HIDDEN]);
+                    part("linear_attn.in_proj_b.weight", &[DELTA_HEADS, HIDDEN]);
                 }
-                false => {
-                    let width = DELTA_HEADS * HEAD;
-                    if self.is_next() {
-                        part("linear_attn.in_proj_qkvz.weight", &[4 * width, HIDDEN]);
-                        part("linear_attn.in_proj_ba.weight", &[2 * DELTA_HEADS, HIDDEN]);
-                    } else {
-                        part("linear_attn.in_proj_qkv.weight", &[3 * width, HIDDEN]);
-                        part("linear_attn.in_proj_z.weight", &[width, HIDDEN]);
-                        part("linear_attn.in_proj_a.weight", &[DELTA_HEADS, HIDDEN]);
-                        part("linear_attn.in_proj_b.weight", &[DELTA_HEADS, HIDDEN]);
-                    }
-                    part("linear_attn.conv1d.weight", &[3 * width, 1, 4]);
-                    part("linear_attn.A_log", &[DELTA_HEADS]);
-                    part("linear_attn.dt_bias", &[DELTA_HEADS]);
-                    part("linear_attn.norm.weight", &[HEAD]);
-                    part("linear_attn.out_proj.weight", &[HIDDEN, width]);
-                }
+                part("linear_attn.conv1d.weight", &[3 * width, 1, 4]);
+                part("linear_attn.A_log", &[DELTA_HEADS]);
+                part("linear_attn.dt_bias", &[DELTA_HEADS]);
+                part("linear_attn.norm.weight", &[HEAD]);
+                part("linear_attn.out_proj.weight", &[HIDDEN, width]);
             }
-            let (mlp, wide) = match self.experts {
-                true => ("mlp.shared_expert", EXPERT),
-                false => ("mlp", WIDE),
+            let (mlp, wide) = if self.experts {
+                ("mlp.shared_expert", EXPERT)
+            } else {
+                ("mlp", WIDE)
             };
             part(&format!("{mlp}.gate_proj.weight"), &[wide, HIDDEN]);
             part(&format!("{mlp}.up_proj.weight"), &[wide, HIDDEN]);
@@ -219,9 +217,10 @@ impl Kind {
                 continue;
             }
             // Qwen3-Next has a tensor for each matrix of each expert.
-            let (fused, parts): (&str, &[&str]) = match name.ends_with("down_proj") {
-                true => ("down_proj", &["down_proj"]),
-                false => ("gate_up_proj", &["gate_proj", "up_proj"]),
+            let (fused, parts): (&str, &[&str]) = if name.ends_with("down_proj") {
+                ("down_proj", &["down_proj"])
+            } else {
+                ("gate_up_proj", &["gate_proj", "up_proj"])
             };
             let rows = shape[1] / parts.len();
             for (i, values) in values.chunks_exact(rows * shape[2]).enumerate() {
@@ -304,7 +303,7 @@ impl Kind {
     }
 }
 
-/// What a tensor is called in GGUF files.
+/// Name of a tensor in GGUF files.
 pub fn stored_name(name: &str) -> String {
     const NAMES: &[(&str, &str)] = &[
         ("model.embed_tokens", "token_embd"),

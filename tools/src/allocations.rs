@@ -1,4 +1,4 @@
-//! Counts what the program allocates, so that `bench` can say how many allocations a token needs.
+//! Counts allocations, so that `bench` can report how many a token needs.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,14 +13,14 @@ pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// The system's allocator behind a counter.
+/// The system's allocator with a counter.
 struct Counting;
 
-/// Bytes from which on a refused allocation is an error that whoever needs it handles: the library asks for weights, states and working
-/// memory in a way that may fail. Tables of tokenizers are smaller.
+/// From this size on, a refused allocation is an error for the caller: the library allocates weights, states and working memory
+/// fallibly. Tables of tokenizers are smaller.
 const LARGE: usize = 16 << 20;
 
-/// Hands on what the system gave. A smaller allocation that it refuses ends the program by a sentence: few callers could handle it.
+/// Returns the system's result. A refused smaller allocation ends the program with a message, since few callers could handle it.
 fn given(pointer: *mut u8, bytes: usize) -> *mut u8 {
     if pointer.is_null() && bytes < LARGE {
         end_without_memory();

@@ -39,7 +39,7 @@ pub struct OpenArgs {
 }
 
 impl OpenArgs {
-    /// The same for models on which such sessions are opened.
+    /// These settings for models of such sessions.
     pub fn for_sessions(self, args: &SessionArgs) -> Self {
         OpenArgs {
             mtp: args.mtp(),

@@ -15,8 +15,8 @@ use crate::progress;
 use crate::text::shown;
 use crate::units::thousands;
 
-/// Reads every weight, then a few tokens; says which tensors hold what is no finite number, and which layer is the first
-/// that computes it.
+/// Reads every weight, then a few tokens; reports tensors with values that are not finite, and the first layer whose
+/// output is not finite.
 pub fn run(checkpoint: &Checkpoint) -> Result<ExitCode> {
     let interrupt = Interrupt::watch()?;
     let wrong = wrong_tensors(checkpoint, &interrupt)?;
@@ -50,7 +50,7 @@ fn wrong_tensors(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Vec<S
     let mut wrong = Vec::new();
     for (name, tensor) in &all {
         bar.set_message(name.clone());
-        let found = Values::of(tensor, interrupt, &bar)?;
+        let found = Values::read(tensor, interrupt, &bar)?;
         if found.nan + found.infinite > 0 {
             wrong.push(format!(
                 "{name}: {} NaN and {} infinite of {} values, the first at {:?}",
@@ -68,8 +68,8 @@ fn wrong_tensors(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Vec<S
 /// Tokens that a check reads, evenly spread over the vocabulary.
 const TOKENS: usize = 16;
 
-/// The first part of a model whose output is not finite. What is not finite stays so in the sums of later layers, so the layer is
-/// found by halving: a model of the first layers alone has finite logits as long as they are all right.
+/// The first part of a model whose output is not finite. Such values persist in the sums of later layers, so the layer is found
+/// by bisection: a model of the first layers alone has finite logits as long as they are all right.
 fn first_wrong_part(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Option<String>> {
     let layers = checkpoint.spec.layers.len();
     if is_finite(checkpoint, layers)? {
@@ -85,9 +85,10 @@ fn first_wrong_part(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Op
     while wrong - right > 1 {
         interrupt.check()?;
         let middle = right.midpoint(wrong);
-        match is_finite(checkpoint, middle)? {
-            true => right = middle,
-            false => wrong = middle,
+        if is_finite(checkpoint, middle)? {
+            right = middle
+        } else {
+            wrong = middle
         }
     }
     let kind = checkpoint.spec.layers[right].kind();
@@ -111,7 +112,7 @@ fn is_finite(checkpoint: &Checkpoint, layers: usize) -> Result<bool> {
     Ok(all)
 }
 
-/// What the values of a tensor are.
+/// A summary of a tensor's values.
 #[derive(Default)]
 struct Values {
     all: u64,
@@ -123,7 +124,7 @@ struct Values {
 
 impl Values {
     /// Decodes a tensor row by row.
-    fn of(tensor: &Tensor, interrupt: &Interrupt, bar: &ProgressBar) -> Result<Self> {
+    fn read(tensor: &Tensor, interrupt: &Interrupt, bar: &ProgressBar) -> Result<Self> {
         /// Values that are decoded at once, unless a row has more.
         const PIECE: usize = 1 << 16;
         let cols = tensor.shape.last().copied().unwrap_or(1).max(1);
@@ -136,9 +137,10 @@ impl Values {
             let values = &mut decoded[..stored.len() / row_bytes * cols];
             tensor.format.decode(stored, values);
             for (i, value) in values.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
-                match value.is_nan() {
-                    true => found.nan += 1,
-                    false => found.infinite += 1,
+                if value.is_nan() {
+                    found.nan += 1
+                } else {
+                    found.infinite += 1
                 }
                 found.first.get_or_insert(found.all as usize + i);
             }

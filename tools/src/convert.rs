@@ -7,7 +7,7 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
 use crate::retain::RetainArgs;
-use crate::write_model::{check_output, sources, write_model};
+use crate::write_model::{check_output, choose, sources, write_model};
 use crate::wrong_model::quoted;
 
 /// Write a Hugging Face directory as one GGUF file.
@@ -42,11 +42,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut checkpoint = args.open.checkpoint(Some(&args.dir))?;
     let file = args.dir.display().to_string();
     args.retain.apply(&mut checkpoint.spec, &file)?;
-    write_model(
-        &args.output,
-        &checkpoint.metadata(),
-        &sources(&checkpoint),
-        &args.formats,
-    )?;
+    let sources = sources(&checkpoint);
+    let chosen = choose(&checkpoint, &sources, &args.formats)?;
+    write_model(&args.output, &checkpoint.metadata(), &sources, &chosen)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::interrupt::INTERRUPTED;
 use crate::text::shown;
 
-/// What the commands return.
+/// Result of the commands.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that ends a command, as a sentence a user can act on.
@@ -18,7 +18,7 @@ pub enum Error {
     #[error(transparent)]
     Format(#[from] waterline_quant::Error),
     /// The operating system refused a file operation.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", path.display(), waterline_quant::reason(source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -30,7 +30,7 @@ pub enum Error {
     Input {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// Flags that do not go together.
@@ -40,7 +40,7 @@ pub enum Error {
     #[error(transparent)]
     Output(waterline_quant::Error),
     /// Standard output cannot be written.
-    #[error("cannot write to standard output: {0}")]
+    #[error("cannot write to standard output: {}", waterline_quant::reason(.0))]
     Stdout(std::io::Error),
     /// Ctrl-C.
     #[error("interrupted")]
@@ -53,7 +53,7 @@ impl Error {
         Error::Usage(reason.into())
     }
 
-    /// What the operating system said about `path`.
+    /// An error of the operating system about `path`.
     pub fn io(path: impl AsRef<Path>, source: std::io::Error) -> Self {
         Error::Io {
             path: path.as_ref().into(),
@@ -61,7 +61,7 @@ impl Error {
         }
     }
 
-    /// What is wrong with the content of `path`.
+    /// An error in the content of `path`.
     pub fn input(path: impl AsRef<Path>, reason: impl Into<String>) -> Self {
         Error::Input {
             path: path.as_ref().into(),

@@ -1,22 +1,26 @@
 //! Which number format each tensor of an output file gets.
 
 use waterline::internal::{Precision, WeightSpec};
-use waterline_quant::{BF16, F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+use waterline_quant::{BF16, F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K};
+
+use crate::error::Error;
+use crate::mix::{Facts, Mix, of_shorter_blocks};
 
 /// The formats of an output file.
 #[derive(clap::Args, Clone)]
 pub struct FormatArgs {
-    /// Number format of the matrices: f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4, q3_k or q2_k; q4_0x16 for CPUs with AVX-512.
+    /// Number format of the matrices: f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4, q3_k or q2_k; q4_0x16 for CPUs with AVX-512; or a
+    /// mix by llama.cpp's name: q5_k_m, q5_k_s, q4_k_m, q4_k_s, q3_k_l, q3_k_m, q3_k_s, q2_k_s.
     ///
     /// q4_0x16 has the numbers of q4_0 in another order, which no other program reads. It suits rows of a multiple of 512 numbers, others stay q4_0.
     /// Norms, gates, decays, convolutions and routers stay f32 (a --tensor-type may make them f16 or bf16, no less). A matrix whose rows are not a whole number of blocks
-    /// falls back to q8_0 or f16.
-    #[arg(long = "type", value_name = "T", value_parser = Format::by_name)]
-    format: &'static Format,
-    /// Number format of the embedding and output matrices; q6_k if --type is q4_0, q4_k or q5_k, else as --type.
+    /// falls back as in llama-quantize: q4_k to q5_0, q5_k to q5_1, q6_k to q8_0, q3_k and q2_k to q4_0, all others to f16.
+    #[arg(long = "type", value_name = "T", value_parser = Mix::by_name)]
+    mix: Mix,
+    /// Number format of the embedding and output matrices; q6_k if --type is q4_0, q4_k, q5_k or a mix, else as --type.
     #[arg(long, value_name = "T", value_parser = Format::by_name)]
     embedding_type: Option<&'static Format>,
-    /// Number format of the matrices whose name contains PART; the last one that fits decides. May be repeated.
+    /// Number format of the matrices whose name contains PART; the last match decides. May be repeated.
     #[arg(long, value_name = "PART=T", value_parser = parse_rule)]
     tensor_type: Vec<Rule>,
 }
@@ -37,38 +41,122 @@ fn parse_rule(text: &str) -> Result<Rule, String> {
     })
 }
 
+/// The format of a tensor.
+#[derive(Clone, Copy)]
+pub struct Choice {
+    /// What it is to be stored as.
+    pub wanted: &'static Format,
+    /// What it is stored as: another format where its rows are not whole blocks.
+    pub stored: &'static Format,
+}
+
+/// The files that formats are chosen for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Tensors by the names of this program.
+    Own,
+    /// llama.cpp's files, for which a name means what llama-quantize means by it.
+    LlamaCpp,
+}
+
 impl FormatArgs {
-    /// What `weight` is to be stored as, and what it is stored as: another format where its rows are not whole blocks.
-    pub fn choose(&self, weight: &WeightSpec) -> (&'static Format, &'static Format) {
-        let wanted = self.wanted(weight);
-        let cols = weight.shape.last().copied().unwrap_or(1);
-        let fits = |format: &&'static Format| cols.is_multiple_of(format.block_len);
-        let fitting = [wanted, wanted.plain(), &Q8_0, &F16]
-            .into_iter()
-            .find(fits)
-            .unwrap_or(&F16);
-        (wanted, fitting)
+    /// The formats of all weights of a file.
+    ///
+    /// # Errors
+    /// A --tensor-type that fits none of them.
+    pub fn choose(
+        &self,
+        weights: &[&WeightSpec],
+        facts: Facts,
+        layout: Layout,
+    ) -> Result<Vec<Choice>, Error> {
+        let unused = |rule: &&Rule| {
+            !weights
+                .iter()
+                .any(|weight| weight.name.contains(&rule.part))
+        };
+        if let Some(rule) = self.tensor_type.iter().find(unused) {
+            return Err(Error::usage(format!(
+                "--tensor-type {}: no tensor has this in its name",
+                rule.part
+            )));
+        }
+        let mix = self.mix_for(layout);
+        let matrices: Vec<&&WeightSpec> = weights.iter().filter(is_matrix).collect();
+        let names: Vec<&str> = matrices.iter().map(|weight| weight.name.as_str()).collect();
+        let cols: Vec<usize> = matrices.iter().map(|weight| columns(weight)).collect();
+        let is_mixed = !mix.is_plain() || layout == Layout::LlamaCpp && mix.format.block_len > 1;
+        let mixed = if is_mixed {
+            mix.choose(&names, &cols, facts)
+        } else {
+            names.iter().map(|name| plain(mix.format, name)).collect()
+        };
+        let mut mixed = mixed.into_iter();
+        let choices = weights.iter().map(|weight| {
+            let usual = match is_matrix(&weight) {
+                true => mixed.next(),
+                false => None,
+            };
+            let wanted = self.wanted(weight, usual);
+            let stored = fitting(wanted, columns(weight));
+            Choice { wanted, stored }
+        });
+        Ok(choices.collect())
     }
 
-    fn wanted(&self, weight: &WeightSpec) -> &'static Format {
+    /// llama.cpp's number for a file of this type.
+    pub fn file_type(&self) -> Option<u32> {
+        self.mix_for(Layout::LlamaCpp).file_type()
+    }
+
+    fn mix_for(&self, layout: Layout) -> Mix {
+        match layout {
+            Layout::Own => self.mix,
+            Layout::LlamaCpp => self.mix.as_llama_quantize(),
+        }
+    }
+
+    /// What a weight is to be stored as; `usual` is the mix's choice for a matrix.
+    fn wanted(&self, weight: &WeightSpec, usual: Option<&'static Format>) -> &'static Format {
         let named = |rule: &&Rule| weight.name.contains(&rule.part);
         let rule = self.tensor_type.iter().rfind(named).map(|rule| rule.format);
-        if weight.precision == Precision::Full {
+        let Some(usual) = usual else {
             return rule
                 .filter(|&format| format == &F16 || format == &BF16)
                 .unwrap_or(&F32);
-        }
-        if let Some(format) = rule {
-            return format;
-        }
-        if !["token_embd.weight", "output.weight"].contains(&weight.name.as_str()) {
-            return self.format;
-        }
-        // Every token passes through these two, and they are a small part of a large model.
-        let precise = [&Q4_0, &Q4_K, &Q5_K].contains(&self.format.plain());
-        self.embedding_type
-            .unwrap_or(if precise { &Q6_K } else { self.format })
+        };
+        let outermost = OUTERMOST.contains(&weight.name.as_str());
+        let embedding = self.embedding_type.filter(|_| outermost);
+        rule.or(embedding).unwrap_or(usual)
     }
+}
+
+/// Every token passes through these two, and they are a small part of a large model.
+const OUTERMOST: [&str; 2] = ["token_embd.weight", "output.weight"];
+
+fn is_matrix(weight: &&&WeightSpec) -> bool {
+    weight.precision == Precision::Quantized
+}
+
+fn columns(weight: &WeightSpec) -> usize {
+    weight.shape.last().copied().unwrap_or(1)
+}
+
+/// The format of a matrix in a file of one format.
+fn plain(format: &'static Format, name: &str) -> &'static Format {
+    let precise = [&Q4_0, &Q4_K, &Q5_K].contains(&format.plain());
+    if precise && OUTERMOST.contains(&name) {
+        &Q6_K
+    } else {
+        format
+    }
+}
+
+/// `wanted`, or the format that takes its place for rows of `cols` numbers.
+fn fitting(wanted: &'static Format, cols: usize) -> &'static Format {
+    let fits = |format: &&'static Format| cols.is_multiple_of(format.block_len);
+    let candidates = [wanted, wanted.plain(), of_shorter_blocks(wanted), &F16];
+    candidates.into_iter().find(fits).unwrap_or(&F16)
 }
 
 #[cfg(test)]
@@ -92,16 +180,19 @@ mod tests {
 
     fn choose(flags: &[&str], weight: WeightSpec) -> &'static str {
         let flags = ["test"].iter().chain(flags);
-        Cli::try_parse_from(flags)
-            .map(|cli| cli.formats.choose(&weight).1.name)
-            .unwrap()
+        let cli = Cli::try_parse_from(flags).unwrap();
+        let choices = cli
+            .formats
+            .choose(&[&weight], Facts::default(), Layout::Own);
+        choices.unwrap()[0].stored.name
     }
 
     #[test]
     fn rows_that_are_not_whole_blocks_fall_back() {
         let matrix = |cols| matrix("blk.0.ffn_up.weight", cols);
         assert_eq!(choose(&["--type", "q4_k"], matrix(512)), "Q4_K");
-        assert_eq!(choose(&["--type", "q4_k"], matrix(96)), "Q8_0");
+        assert_eq!(choose(&["--type", "q4_k"], matrix(96)), "Q5_0");
+        assert_eq!(choose(&["--type", "q6_k"], matrix(96)), "Q8_0");
         assert_eq!(choose(&["--type", "q4_k"], matrix(40)), "F16");
         assert_eq!(choose(&["--type", "q4_0"], matrix(40)), "F16");
         assert_eq!(choose(&["--type", "q4_0x16"], matrix(1024)), "Q4_0x16");
@@ -127,6 +218,16 @@ mod tests {
             "ffn_down=bf16",
         ];
         assert_eq!(choose(&rules, down()), "BF16");
+        let cli = Cli::try_parse_from(["test", "--type", "q4_0", "--tensor-type", "up=f16"]);
+        let formats = cli.unwrap().formats;
+        let refused = formats.choose(&[&down()], Facts::default(), Layout::Own);
+        assert!(
+            refused
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("--tensor-type up")
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `waterline inspect`: what a model is and what a session on it needs, from the file's header alone.
+//! `waterline inspect`: a description of a model and the memory of a session on it, from the file's
+//! header alone.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,9 +17,8 @@ use crate::session::StateArgs;
 use crate::text::{json_line, shown};
 use crate::units;
 
-/// Show what a model is and how much memory a session on it takes.
-///
-/// Only the header is read, so this is quick for any size; --check reads every weight.
+/// Show a model's description and the memory of a session on it. Only the header is read, so this
+/// is quick for any size; --check reads every weight.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
@@ -31,7 +31,7 @@ pub struct Args {
     /// layer that computes it; the status is 1 if any does.
     #[arg(long, conflicts_with = "json")]
     check: bool,
-    /// Show the model's ops, what each reads and writes, and which has to wait for which.
+    /// Show the model's ops, with their operands and dependencies.
     #[arg(long, conflicts_with = "check")]
     schedule: bool,
     /// The GPU's architecture for which --schedule says how the decode kernel keeps each order.
@@ -76,9 +76,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     let device = Device::ahead(&args.arch, args.processors, None);
     let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
-    let text = match args.json {
-        true => json_line(&schedule),
-        false => schedule.to_string(),
+    let text = if args.json {
+        json_line(&schedule)
+    } else {
+        schedule.to_string()
     };
     std::io::stdout()
         .write_all(text.as_bytes())
@@ -107,7 +108,7 @@ fn weight_bytes(checkpoint: &Checkpoint) -> usize {
 struct Block {
     weights: usize,
     state: usize,
-    /// Of its state, what reading the context's last token reads and writes.
+    /// State bytes that the context's last token reads and writes.
     read: usize,
     written: usize,
 }
@@ -313,7 +314,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     lines.join("\n")
 }
 
-/// An enum's name as it stands in JSON.
+/// An enum's name in JSON.
 fn lower(value: &impl serde::Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_string()
 }

@@ -18,9 +18,12 @@ pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
 /// Calls `handler` at the first of them; the second ends the program at once.
 pub fn on_first_interrupt(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     let mut is_first = true;
-    on_interrupt(move || match std::mem::take(&mut is_first) {
-        true => handler(),
-        false => std::process::exit(INTERRUPTED.into()),
+    on_interrupt(move || {
+        if std::mem::take(&mut is_first) {
+            handler()
+        } else {
+            std::process::exit(INTERRUPTED.into())
+        }
     })
 }
 
@@ -49,14 +52,14 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Watches from now on, and ends what a session is doing at a Ctrl-C.
+    /// Watches from now on, and cancels a session's work at a Ctrl-C.
     pub fn cancelling(canceller: Canceller) -> Result<Self> {
         let interrupt = Self::watch()?;
         interrupt.follow(canceller)?;
         Ok(interrupt)
     }
 
-    /// Ends what another session is doing from now on.
+    /// Cancels another session's work from now on.
     pub fn follow(&self, canceller: Canceller) -> Result<()> {
         if let Ok(mut session) = self.session.lock() {
             *session = Some(canceller);
@@ -66,9 +69,10 @@ impl Interrupt {
 
     /// An error once Ctrl-C was pressed.
     pub fn check(&self) -> Result<()> {
-        match self.seen.load(Ordering::SeqCst) {
-            true => Err(Error::Interrupted),
-            false => Ok(()),
+        if self.seen.load(Ordering::SeqCst) {
+            Err(Error::Interrupted)
+        } else {
+            Ok(())
         }
     }
 }

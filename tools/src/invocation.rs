@@ -1,4 +1,5 @@
-//! Command lines as people type them: the command that was left out, and what was meant by one that is wrong.
+//! Command lines as people type them: completes a missing command, and suggests the right form of a wrong
+//! one.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::session::MOST_TOKENS;
 use crate::wrong_model::{advice, is_like_a_model, quoted};
 
-/// The arguments with the command that was left out: `chat`, where there is none, a flag of its own, or a model.
+/// The arguments with the command that was left out: `chat`, if there are none, a flag of it, or a model.
 pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
     if arguments.is_empty() {
         arguments.push("waterline".into());
@@ -19,19 +20,33 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
         Some(first) => {
             let text = first.to_string_lossy();
             let known = commands.iter().any(|command| *command == text);
-            match text.starts_with('-') {
-                true => !OWN_FLAGS.contains(&text.as_ref()),
-                false => !known && text != "help" && Path::new(first).exists(),
+            if text.starts_with('-') {
+                !OWN_FLAGS.contains(&text.as_ref())
+            } else {
+                !known && text != "help" && Path::new(first).exists()
             }
         }
     };
     if is_chat {
         arguments.insert(1, "chat".into());
     }
+    with_device(arguments)
+}
+
+/// llama.cpp's number of layers on a GPU as a device: a model is on it whole or not at all.
+fn with_device(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    const FLAGS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
+    let is_flag = |word: &OsString| FLAGS.iter().any(|flag| word == flag);
+    if let Some(at) = arguments.iter().position(is_flag)
+        && let Some(layers) = arguments.get(at + 1)
+    {
+        let device = if layers == "0" { "cpu" } else { "cuda" };
+        arguments.splice(at..at + 2, ["--device".into(), device.into()]);
+    }
     arguments
 }
 
-/// What was meant by arguments that were refused, with the right command; none if that is not known.
+/// The likely meaning of arguments that were refused, with the right command; none if unknown.
 pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
     let words: Vec<String> = arguments
         .iter()
@@ -67,7 +82,7 @@ pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
     }
 }
 
-/// What `eval` was to measure, which it cannot.
+/// The word after `eval` that is not a measure.
 fn unknown_measure(word: &str, suggested: Option<String>) -> String {
     let name = suggested.unwrap_or_else(|| "ppl".into());
     format!(

@@ -13,9 +13,9 @@ use crate::text::shown;
 
 /// Build a model's GPU kernels ahead of time.
 ///
-/// NVRTC, CUDA's compiler library, has to be here; a GPU does not. Copy the folder to the device and name it there in the
-/// environment variable WATERLINE_KERNELS. The session's options (--context, --kv, --chunk) are part of the kernels:
-/// give here what will be given there.
+/// This needs NVRTC, CUDA's compiler library, but no GPU. Copy the folder to the device and name it there in the
+/// environment variable WATERLINE_KERNELS. The session's options (--context, --kv, --chunk) are part of the kernels: use
+/// the same values here and there.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model: a GGUF file or a Hugging Face directory; the built-in one if none is given.

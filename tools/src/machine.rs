@@ -1,4 +1,4 @@
-//! What the program runs on, and how much of its memory it uses. Linux only; elsewhere these are left out.
+//! The machine, and the program's use of its memory. Linux only; elsewhere these are left out.
 
 use std::fs::read_to_string;
 
@@ -12,7 +12,7 @@ pub struct Machine {
     pub cpu: Option<String>,
     /// Hardware threads that the program may use.
     pub logical_cores: usize,
-    /// Cores behind them.
+    /// Cores of these processors.
     pub physical_cores: usize,
     /// The vector instructions that are used.
     pub simd: String,
@@ -86,7 +86,7 @@ fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-/// The bytes that a line `key: N kB` stands for.
+/// The bytes in a line `key: N kB`.
 fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let number = field(text, key)?.strip_suffix("kB")?.trim();
     Some(number.parse::<u64>().ok()? << 10)

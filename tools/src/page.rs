@@ -1,38 +1,45 @@
 //! Pages and pictures that need no other file, for light and dark.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::plot::{Picture, Plot, escape};
 
-/// A plot with what is said about it.
+/// A plot with its texts.
 pub struct Figure {
     /// Above it.
     pub title: String,
     /// The plot.
     pub plot: Plot,
-    /// Below it: what was measured how.
+    /// Below it: the measurement and its method.
     pub caption: String,
 }
 
-/// What a file is, by its name.
+/// The type of a file, by its name.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     /// A page with plots and tables.
     Page,
     /// The plots alone, for a document that takes no pages.
     Svg,
-    /// The same as PDF.
-    Pdf,
 }
 
 impl Kind {
     /// By the end of the file's name.
-    pub fn of(path: &Path) -> Self {
+    pub fn new(path: &Path) -> Self {
         match path.extension().and_then(|kind| kind.to_str()) {
             Some("svg") => Kind::Svg,
-            Some("pdf") => Kind::Pdf,
             _ => Kind::Page,
         }
+    }
+}
+
+/// The path of a page or picture, as a flag's value.
+pub fn output(text: &str) -> Result<PathBuf, String> {
+    match text.strip_suffix(".pdf") {
+        Some(name) => Err(format!(
+            "PDF is not written here: write {name}.svg, then rsvg-convert -f pdf -o {text} {name}.svg"
+        )),
+        None => Ok(text.into()),
     }
 }
 
@@ -40,13 +47,13 @@ impl Kind {
 pub struct Page {
     /// Its heading.
     pub title: String,
-    /// What was measured, above the plots.
+    /// The measurement, above the plots.
     pub lines: Vec<String>,
-    /// The same with where it comes from, in short lines below plots that stand alone.
+    /// The origin of the data, in short lines below plots that are shown alone.
     pub notes: Vec<String>,
     /// The plots.
     pub figures: Vec<Figure>,
-    /// A table, whose first row is its head.
+    /// A table; the first row is its head.
     pub rows: Vec<Vec<String>>,
     /// Names and values.
     pub facts: Vec<(String, String)>,
@@ -66,7 +73,6 @@ impl Page {
         match kind {
             Kind::Page => self.to_html(),
             Kind::Svg => picture.to_document(),
-            Kind::Pdf => picture.to_pdf(),
         }
     }
 

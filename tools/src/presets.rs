@@ -1,8 +1,8 @@
 //! The shapes that `synth` can make: the files under `presets/`, one for each.
 //!
-//! A file says in which paper and table its shape stands, and holds a model's description in the words of
-//! [`ModelSpec`]'s own JSON. Layers that come again are written once: `{ "repeat": 6, "of": [..] }` stands for
-//! six times the layers in the list, which may hold repeats themselves.
+//! A file names the paper and table of its shape, and holds a model's description as [`ModelSpec`]'s JSON.
+//! Repeated layers are written once: `{ "repeat": 6, "of": [..] }` means six times the layers in the list,
+//! which may contain repeats.
 
 use std::sync::LazyLock;
 
@@ -15,18 +15,18 @@ use crate::error::{Error, Result};
 /// A model's shape by name.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// What `synth` calls it: the model and its number of parameters, or `tiny`.
+    /// Its name for `synth`: the model and its number of parameters, or `tiny`.
     pub name: &'static str,
 }
 
-/// What a preset is and where its shape stands.
+/// Description of a preset and source of its shape.
 #[derive(Deserialize)]
 pub struct About {
-    /// What it is.
+    /// Description.
     pub about: String,
     /// The paper, if there is one.
     pub paper: Option<String>,
-    /// Where the numbers stand, and which are not from there.
+    /// Source of the numbers, and exceptions.
     pub table: String,
 }
 
@@ -140,47 +140,14 @@ pub fn by_name(name: &str) -> Option<Preset> {
 }
 
 impl Preset {
-    /// What it is.
+    /// Description.
     pub fn about(&self) -> Result<About> {
         serde_json::from_str(self.text()?).map_err(|e| self.wrong(e))
     }
 
     /// The model's dimensions.
     pub fn spec(&self) -> Result<ModelSpec> {
-        let mut fields: Map<String, Value> =
-            serde_json::from_str(self.text()?).map_err(|e| self.wrong(e))?;
-        for key in ["about", "paper", "table"] {
-            fields.remove(key);
-        }
-        let Some(Value::Array(pattern)) = fields.remove("layers") else {
-            return Err(self.wrong("layers: expected a list"));
-        };
-        let mut layers = Vec::new();
-        self.unroll(&pattern, &mut layers)?;
-        fields.insert("layers".into(), Value::Array(layers));
-        Ok(ModelSpec::from_json(self.name, &Value::Object(fields))?)
-    }
-
-    /// Appends the layers of a pattern.
-    fn unroll(&self, pattern: &[Value], layers: &mut Vec<Value>) -> Result<()> {
-        for item in pattern {
-            match item.get("of").and_then(Value::as_array) {
-                Some(inner) => {
-                    let times = item["repeat"].as_u64();
-                    let times =
-                        times.ok_or_else(|| self.wrong("repeat: expected how many times"))?;
-                    for _ in 0..times.min(MOST_LAYERS as u64 + 1) {
-                        self.unroll(inner, layers)?;
-                    }
-                }
-                None => layers.push(item.clone()),
-            }
-            if layers.len() > MOST_LAYERS {
-                let reason = format!("layers: found more than {MOST_LAYERS}");
-                return Err(self.wrong(reason));
-            }
-        }
-        Ok(())
+        spec(&self.file(), self.text()?)
     }
 
     /// Its file.
@@ -191,9 +158,50 @@ impl Preset {
         Ok(&TEXTS[start..][..TABLE[at].1])
     }
 
-    fn wrong(&self, reason: impl ToString) -> Error {
-        Error::input(format!("{}.json", self.name), reason.to_string())
+    fn file(&self) -> String {
+        format!("{}.json", self.name)
     }
+
+    fn wrong(&self, reason: impl ToString) -> Error {
+        Error::input(self.file(), reason.to_string())
+    }
+}
+
+/// The dimensions that a text says, laid out as the files under `presets/` are; `file` names it in errors.
+pub fn spec(file: &str, text: &str) -> Result<ModelSpec> {
+    let wrong = |reason: String| Error::input(file, reason);
+    let mut fields: Map<String, Value> =
+        serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
+    for key in ["about", "paper", "table"] {
+        fields.remove(key);
+    }
+    let Some(Value::Array(pattern)) = fields.remove("layers") else {
+        return Err(wrong("layers: expected a list".into()));
+    };
+    let mut layers = Vec::new();
+    unroll(&pattern, &mut layers).map_err(wrong)?;
+    fields.insert("layers".into(), Value::Array(layers));
+    Ok(ModelSpec::from_json(file, &Value::Object(fields))?)
+}
+
+/// Appends the layers of a pattern; if it cannot, says why.
+fn unroll(pattern: &[Value], layers: &mut Vec<Value>) -> Result<(), String> {
+    for item in pattern {
+        match item.get("of").and_then(Value::as_array) {
+            Some(inner) => {
+                let times = item["repeat"].as_u64();
+                let times = times.ok_or("repeat: expected how many times")?;
+                for _ in 0..times.min(MOST_LAYERS as u64 + 1) {
+                    unroll(inner, layers)?;
+                }
+            }
+            None => layers.push(item.clone()),
+        }
+        if layers.len() > MOST_LAYERS {
+            return Err(format!("layers: found more than {MOST_LAYERS}"));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -241,22 +249,15 @@ mod tests {
 
     #[test]
     fn patterns_are_repeated_inside_out() {
-        let preset = preset("x");
         let pattern =
             serde_json::json!([1, { "repeat": 2, "of": [{ "repeat": 2, "of": [2] }, 3] }]);
         let mut layers = Vec::new();
-        preset
-            .unroll(pattern.as_array().unwrap(), &mut layers)
-            .unwrap();
+        unroll(pattern.as_array().unwrap(), &mut layers).unwrap();
         assert_eq!(
             Value::Array(layers),
             serde_json::json!([1, 2, 2, 3, 2, 2, 3])
         );
         let endless = serde_json::json!([{ "repeat": 1_000_000_000_000u64, "of": [1] }]);
-        assert!(
-            preset
-                .unroll(endless.as_array().unwrap(), &mut Vec::new())
-                .is_err()
-        );
+        assert!(unroll(endless.as_array().unwrap(), &mut Vec::new()).is_err());
     }
 }

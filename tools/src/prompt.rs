@@ -78,9 +78,10 @@ impl PromptArgs {
             return Ok((model, text.clone()));
         }
         if let Some(path) = &self.file {
-            let text = match path.as_os_str() == STDIN {
-                true => from_stdin()?,
-                false => utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)?,
+            let text = if path.as_os_str() == STDIN {
+                from_stdin()?
+            } else {
+                utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)?
             };
             return Ok((model, text));
         }
@@ -127,24 +128,26 @@ impl EncodingArgs {
                 end: turns.end_token(),
             });
         }
-        let tokens = match self.special {
-            true => tokenizer.encode_with_special(text)?,
-            false => tokenizer.encode(text)?,
+        let tokens = if self.special {
+            tokenizer.encode_with_special(text)?
+        } else {
+            tokenizer.encode(text)?
         };
         // A text with special tokens may begin with the one that begins it.
         let bos = model.bos().filter(|_| !self.raw);
         let bos = bos.filter(|bos| !self.special || tokens.first() != Some(bos));
         let tokens: Vec<u32> = bos.into_iter().chain(tokens).collect();
-        match tokens.is_empty() {
-            true => Err(Error::usage(
+        if tokens.is_empty() {
+            Err(Error::usage(
                 "the prompt is empty, and nothing can follow nothing",
-            )),
-            false => Ok(Prompt { tokens, end: None }),
+            ))
+        } else {
+            Ok(Prompt { tokens, end: None })
         }
     }
 }
 
-/// The text that tokens stand for, with the names of control tokens.
+/// The text of tokens, with the names of control tokens.
 pub fn rendered(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
     let bytes = tokens.iter().map(|&token| tokenizer.token_bytes(token));
     String::from_utf8_lossy(&bytes.collect::<Vec<_>>().concat()).into_owned()

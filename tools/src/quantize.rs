@@ -3,15 +3,20 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use waterline::internal::{Precision, WeightSpec};
+use waterline_quant::gguf::{Array, Gguf, Value};
+
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::format_choice::FormatArgs;
-use crate::write_model::{check_output, sources, write_model};
+use crate::format_choice::{Choice, FormatArgs, Layout};
+use crate::mix::{Facts, is_quantized};
+use crate::retain::RetainArgs;
+use crate::write_model::{Source, Values, check_output, choose, sources, write_model};
 
 /// Write a GGUF file in another number format.
 ///
-/// Tensors that already have their format are copied bit by bit. To go from one quantized format to another loses more
-/// than to start from f16.
+/// Tensors that already have their format are copied bit by bit. A file of llama.cpp keeps its keys and names, and runs in llama.cpp too; a name
+/// of --type means there what llama-quantize means by it (q4_k is q4_k_m), and tensors that it leaves alone stay as they are.
 #[derive(clap::Args)]
 pub struct Args {
     /// The file to read.
@@ -21,8 +26,13 @@ pub struct Args {
     /// The file to write; it appears when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    /// Quantize tensors that are quantized already: it loses more than to start from f16.
+    #[arg(long)]
+    requantize: bool,
     #[command(flatten)]
     formats: FormatArgs,
+    #[command(flatten)]
+    retain: RetainArgs,
 }
 
 /// Runs the command.
@@ -34,12 +44,117 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     check_output(&args.output, Some(&args.input))?;
-    let checkpoint = args.open.checkpoint(Some(&args.input))?;
-    write_model(
-        &args.output,
-        &checkpoint.metadata(),
-        &sources(&checkpoint),
-        &args.formats,
-    )?;
+    let mut checkpoint = args.open.checkpoint(Some(&args.input))?;
+    let gguf = Gguf::open(&args.input)?;
+    if args.retain.is_given() || gguf.get("waterline.spec").is_some() {
+        let file = args.input.display().to_string();
+        args.retain.apply(&mut checkpoint.spec, &file)?;
+        let sources = sources(&checkpoint);
+        let chosen = choose(&checkpoint, &sources, &args.formats)?;
+        args.check(&sources, &chosen)?;
+        write_model(&args.output, &checkpoint.metadata(), &sources, &chosen)?;
+    } else {
+        drop(checkpoint);
+        args.keep_layout(&gguf)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    /// Writes a file of llama.cpp with all its keys and names.
+    fn keep_layout(&self, gguf: &Gguf) -> Result<()> {
+        let mut sources = Vec::with_capacity(gguf.tensors().len());
+        for info in gguf.tensors() {
+            let precision = if is_quantized(&info.name, &info.shape) {
+                Precision::Quantized
+            } else {
+                Precision::Full
+            };
+            sources.push(Source {
+                weight: WeightSpec {
+                    name: info.name.clone(),
+                    shape: info.shape.clone(),
+                    precision,
+                },
+                values: Values::Stored(gguf.tensor(&info.name)?),
+            });
+        }
+        let weights: Vec<&WeightSpec> = sources.iter().map(|source| &source.weight).collect();
+        let chosen = self
+            .formats
+            .choose(&weights, facts(gguf), Layout::LlamaCpp)?;
+        let chosen: Vec<Choice> = sources
+            .iter()
+            .zip(chosen)
+            .map(|(source, choice)| match &source.values {
+                Values::Stored(tensor) if source.weight.precision == Precision::Full => Choice {
+                    wanted: tensor.format,
+                    stored: tensor.format,
+                },
+                _ => choice,
+            })
+            .collect();
+        self.check(&sources, &chosen)?;
+        write_model(&self.output, &self.metadata(gguf), &sources, &chosen)
+    }
+
+    /// All keys but those of a split file, and the file's type.
+    fn metadata(&self, gguf: &Gguf) -> Vec<(String, Value)> {
+        let own = ["general.file_type", "general.quantization_version"];
+        let keeps = |(key, _): &&(String, Value)| {
+            !key.starts_with("split.") && !own.contains(&key.as_str())
+        };
+        let mut metadata: Vec<_> = gguf.metadata().iter().filter(keeps).cloned().collect();
+        // ggml's second layout of quantized blocks, which all files of today have.
+        metadata.push((own[1].into(), Value::U32(2)));
+        let file_type = self.formats.file_type();
+        metadata.extend(file_type.map(|number| (own[0].into(), Value::U32(number))));
+        metadata
+    }
+
+    /// Refuses to round a second time what was rounded.
+    fn check(&self, sources: &[Source], chosen: &[Choice]) -> Result<()> {
+        let stored = |source: &Source| match &source.values {
+            Values::Stored(tensor) => tensor.format,
+            Values::Random(_) => unreachable!("a file has stored tensors"),
+        };
+        let is_rounded_twice = |(source, choice): &(&Source, &Choice)| {
+            let (from, to) = (stored(source), choice.stored);
+            from.block_len > 1 && to.block_len > 1 && from.plain() != to.plain()
+        };
+        let twice = sources.iter().zip(chosen).find(is_rounded_twice);
+        match twice.filter(|_| !self.requantize) {
+            None => Ok(()),
+            Some((source, choice)) => Err(Error::input(
+                &self.input,
+                format!(
+                    "{} is {} already and would be rounded again to {}; start from a file in f16, or say --requantize",
+                    source.weight.name,
+                    stored(source),
+                    choice.stored
+                ),
+            )),
+        }
+    }
+}
+
+/// What llama-quantize's choices depend on.
+fn facts(gguf: &Gguf) -> Facts {
+    let architecture = gguf.get_str("general.architecture").unwrap_or_default();
+    // The first layer's, where layers differ.
+    let number = |key: &str| {
+        let value = gguf.get(&format!("{architecture}.{key}"))?;
+        let first = value.as_array().and_then(Array::to_i64s);
+        match first {
+            Some(all) => all.first().and_then(|&n| usize::try_from(n).ok()),
+            None => value.as_u64().and_then(|n| usize::try_from(n).ok()),
+        }
+    };
+    let heads = number("attention.head_count").unwrap_or(0);
+    let groups = number("attention.head_count_kv").unwrap_or(heads);
+    Facts {
+        layers: number("block_count").unwrap_or(0),
+        experts: number("expert_count").unwrap_or(0),
+        group: heads.checked_div(groups).unwrap_or(0),
+    }
 }

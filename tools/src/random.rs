@@ -2,7 +2,7 @@
 
 use crate::splitmix::SplitMix64;
 
-/// What the values of a tensor look like.
+/// The distribution of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
     /// All the same.

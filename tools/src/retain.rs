@@ -4,7 +4,7 @@ use waterline::{ModelSpec, Retained, RetainedPolicy};
 
 use crate::error::{Error, Result};
 
-/// What becomes of the attention layers.
+/// Replacement of the attention layers.
 #[derive(clap::Args)]
 pub struct RetainArgs {
     /// Give every plain attention layer a window, and keep some tokens that leave it: tova or stride=N.
@@ -16,10 +16,10 @@ pub struct RetainArgs {
     /// With --retain: tokens that the window holds; if not given, the layers have one.
     #[arg(long, value_name = "N", requires = "retain")]
     window: Option<usize>,
-    /// With --retain: tokens that are kept beside the window, the sinks included.
+    /// With --retain: tokens retained in addition to the window, the sinks included.
     #[arg(long, value_name = "N", requires = "retain")]
     kept: Option<usize>,
-    /// With --retain: tokens at the start that are always kept.
+    /// With --retain: tokens at the start that are always retained.
     #[arg(long, value_name = "N", default_value_t = 4, requires = "retain")]
     sink: usize,
 }
@@ -35,6 +35,11 @@ fn policy(text: &str) -> Result<RetainedPolicy, String> {
 }
 
 impl RetainArgs {
+    /// Whether anything changes.
+    pub fn is_given(&self) -> bool {
+        self.retain.is_some()
+    }
+
     /// Changes the attention layers of `spec`; `file` is named in errors.
     pub fn apply(&self, spec: &mut ModelSpec, file: &str) -> Result<()> {
         let (Some(policy), Some(capacity)) = (self.retain, self.kept) else {

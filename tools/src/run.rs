@@ -22,8 +22,8 @@ const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, th
 
 /// Complete a prompt and end.
 ///
-/// The completion goes to standard output as it is generated. If the context becomes full, what was generated stays
-/// there and the status is 1.
+/// The completion goes to standard output as it is generated. If the context becomes full, the text generated so
+/// far remains and the status is 1.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub struct Args {
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
-    /// Complete the prompt so many times, all at once, each with a seed of its own, counted up from --seed.
+    /// Complete the prompt N times at once, with seeds counted up from --seed.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "json_stream", value_parser = clap::value_parser!(u32).range(1..=1024))]
     samples: u32,
     /// Print a JSON object for each piece of text, then the one of --json.
@@ -143,7 +143,7 @@ fn warn_beyond_training(model: &Model, tokens: u64) -> bool {
     warning.is_some()
 }
 
-/// What came out of a prompt.
+/// The completion of a prompt.
 struct Completion {
     text: String,
     tokens: usize,

@@ -16,7 +16,7 @@ use crate::text::{json_line, shown};
 pub struct Samples {
     all: Vec<Sample>,
     seconds: f64,
-    /// What ended those that have not ended by themselves.
+    /// Error that ended the unfinished completions.
     error: Option<Error>,
 }
 
@@ -27,7 +27,7 @@ struct Sample {
     text: String,
 }
 
-/// Completes what `session` has read `count` times.
+/// Completes the text read by `session` `count` times.
 pub fn complete(
     session: Session,
     count: usize,

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Divides the logits; 0 always takes the most probable token.
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
+    #[arg(long, alias = "temp", value_name = "X", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
     temperature: f32,
     /// Always take the most probable token: the same as --temperature 0.
     #[arg(long, conflicts_with = "temperature")]
@@ -46,7 +46,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = SamplerParams::default().penalty_window, value_parser = whole::<usize>, allow_negative_numbers = true)]
     penalty_window: usize,
     /// Seed of the random numbers; a new one each time unless given.
-    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
+    #[arg(long, short = 's', value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Add V to the logit of token ID; -1e9 forbids it. May be repeated.
     #[arg(long, value_name = "ID=V", value_parser = parse_bias)]

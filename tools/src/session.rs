@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Session")]
 pub struct StateArgs {
     /// Tokens that full attention can look back on; models without it have no such bound.
-    #[arg(long, value_name = "N", default_value_t = StateOptions::default().context)]
+    #[arg(long, short = 'c', alias = "ctx-size", value_name = "N", default_value_t = StateOptions::default().context)]
     context: usize,
     /// Number format of cached keys and values.
     #[arg(long, default_value = "f16", value_parser = PossibleValuesParser::new(["f16", "f32"])
@@ -48,7 +48,7 @@ pub struct SessionArgs {
     #[arg(long)]
     drop_oldest: bool,
     /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
-    #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
+    #[arg(long, short = 't', value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: Vec<usize>,
     /// Most tokens of a prompt that are read at once; 0 means 256 on the CPU and 2048 on a GPU.
     #[arg(long, value_name = "N", default_value = "0")]
@@ -74,8 +74,8 @@ pub struct SessionArgs {
 #[derive(clap::Args, Clone, Copy, Default)]
 #[command(next_help_heading = "Session")]
 pub struct DraftArgs {
-    /// Draft up to N tokens at once by looking up what followed the last ones before: faster where text repeats, with the same
-    /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps.
+    /// Draft up to N tokens at once by looking up earlier continuations of the last tokens: faster for repetitive text, with
+    /// the same tokens. A GPU drafts up to 15, and its tokens are those of recorded steps.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
     /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens.
@@ -104,7 +104,7 @@ impl SessionArgs {
         &self.threads
     }
 
-    /// The same with one number of threads.
+    /// These arguments with one number of threads.
     pub fn with_threads(&self, threads: usize) -> Self {
         SessionArgs {
             threads: vec![threads],
@@ -112,7 +112,7 @@ impl SessionArgs {
         }
     }
 
-    /// The same with drafts.
+    /// These arguments with drafts.
     pub fn with_drafts(&self, drafts: DraftArgs) -> Self {
         SessionArgs {
             drafts,
@@ -120,7 +120,7 @@ impl SessionArgs {
         }
     }
 
-    /// The same with a context of at least so many tokens.
+    /// These arguments with a context of at least this many tokens.
     pub fn with_context(&self, at_least: usize) -> Self {
         let mut larger = self.clone();
         larger.state.context = larger.state.context.max(at_least);
@@ -154,7 +154,7 @@ impl SessionArgs {
         wider
     }
 
-    /// Opens a session whose checkpoints are kept in `store`, and on a GPU prints the form of its steps.
+    /// Opens a session whose checkpoints go to `store`; on a GPU, prints the form of its steps.
     pub fn open_with_store(
         &self,
         model: &Arc<Model>,
@@ -221,7 +221,7 @@ impl LimitArgs {
     }
 }
 
-/// A number of tokens that stands for no bound.
+/// A number of tokens that means no bound.
 pub const MOST_TOKENS: usize = 1_000_000_000;
 
 /// The most tokens of an answer, from text.

@@ -15,16 +15,19 @@ use crate::format_choice::FormatArgs;
 use crate::presets::{self, PRESETS, Preset};
 use crate::random::{Distribution, Random};
 use crate::text;
-use crate::write_model::{Source, Values, check_output, write_model};
+use crate::write_model::{Source, Values, check_output, choose, write_model};
 
 /// Write a model with random weights, for measurements and tests.
 ///
-/// It computes what a trained model of its shape computes, at the same speed, and says nothing sensible.
+/// It runs as fast as a trained model of its shape, but its text is meaningless.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model's shape.
-    #[arg(value_parser = preset_parser())]
-    preset: Preset,
+    #[arg(value_parser = preset_parser(), required_unless_present = "shape")]
+    preset: Option<Preset>,
+    /// A shape of one's own: JSON laid out as the files of presets (tools/presets in the sources).
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    shape: Option<PathBuf>,
     /// Only its first N layers, such as one, to measure it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
@@ -65,14 +68,14 @@ fn preset_parser() -> impl TypedValueParser<Value = Preset> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     check_output(&args.output, None)?;
-    let spec = spec(args)?;
+    let (name, spec) = named_spec(args)?;
     let text = match &args.tokenizer {
         Some(dir) => text_files(dir, &spec)?,
         None => TextFiles::default(),
     };
     let checkpoint = Checkpoint {
         file: args.output.display().to_string(),
-        name: format!("{} with random weights", args.preset.name),
+        name: format!("{name} with random weights"),
         spec,
         tensors: Tensors::new(),
         text,
@@ -91,21 +94,27 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
         })
         .collect();
-    write_model(
-        &args.output,
-        &checkpoint.metadata(),
-        &sources,
-        &args.formats,
-    )?;
+    let chosen = choose(&checkpoint, &sources, &args.formats)?;
+    write_model(&args.output, &checkpoint.metadata(), &sources, &chosen)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The preset's dimensions, less the options that were not given.
-fn spec(args: &Args) -> Result<ModelSpec> {
-    let mut spec = args.preset.spec()?;
+/// The shape's name, and its dimensions less the options that were not given.
+fn named_spec(args: &Args) -> Result<(String, ModelSpec)> {
+    let (name, mut spec) = match (&args.preset, &args.shape) {
+        (_, Some(path)) => {
+            let file = path.display().to_string();
+            let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+            let spec = presets::spec(&file, &text::utf8(bytes, path)?)?;
+            let stem = path.file_stem().unwrap_or_default();
+            (stem.to_string_lossy().into_owned(), spec)
+        }
+        (Some(preset), None) => (preset.name.to_string(), preset.spec()?),
+        (None, None) => return Err(Error::usage("expected a preset or --shape")),
+    };
     if let Some(layers) = args.layers.map(|n| n as usize) {
         if layers > spec.layers.len() {
-            let reason = format!("{} has {} layers", args.preset.name, spec.layers.len());
+            let reason = format!("{name} has {} layers", spec.layers.len());
             return Err(Error::usage(format!("--layers {layers}: {reason}")));
         }
         spec.layers.truncate(layers);
@@ -114,8 +123,8 @@ fn spec(args: &Args) -> Result<ModelSpec> {
         spec.remove_feed_forward();
     }
     spec.vocab = args.vocab.unwrap_or(spec.vocab);
-    spec.check(args.preset.name)?;
-    Ok(spec)
+    spec.check(&name)?;
+    Ok((name, spec))
 }
 
 /// Values that keep activations of order one through any number of layers.

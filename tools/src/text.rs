@@ -1,6 +1,6 @@
 //! Text that comes from outside.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -8,9 +8,24 @@ use waterline_quant::NewFile;
 
 use crate::error::{Error, Result};
 
-/// What a person reads who talks with a model without a chat template.
+/// A note for people who talk with a model without a chat template.
 pub const NO_TEMPLATE: &str =
     "note: the model has no chat template; messages are written in ChatML";
+
+/// The text of a file, `-` being standard input.
+///
+/// # Errors
+/// A file that cannot be read or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
+    if path.as_os_str() != "-" {
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        return utf8(bytes, path);
+    }
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().read_to_end(&mut bytes);
+    read.map_err(|e| Error::io("standard input", e))?;
+    utf8(bytes, "standard input")
+}
 
 /// The text in `bytes`, which errors call `name`, without the byte order mark that it may begin with.
 pub fn utf8(mut bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
@@ -33,9 +48,12 @@ pub fn utf8(mut bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
 /// Text of a model or a file as a terminal may be sent it: line breaks and tabs stay; every other control character (an
 /// escape sequence begins with one) and every character that reverses the direction of writing becomes a replacement character.
 pub fn shown(text: &str) -> String {
-    let safe = |c: char| match is_hostile(c) {
-        true => char::REPLACEMENT_CHARACTER,
-        false => c,
+    let safe = |c: char| {
+        if is_hostile(c) {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            c
+        }
     };
     text.chars().map(safe).collect()
 }
@@ -46,14 +64,16 @@ fn is_hostile(c: char) -> bool {
     reverses || c.is_control() && c != '\n' && c != '\t'
 }
 
-/// A line of JSON. What a terminal would obey is escaped: JSON itself escapes only the control characters of ASCII.
+/// A line of JSON. Characters that a terminal would interpret are escaped: JSON itself escapes only the control
+/// characters of ASCII.
 pub fn json_line(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("numbers and texts are JSON");
     let mut line = String::with_capacity(text.len() + 1);
     for c in text.chars() {
-        match is_hostile(c) {
-            true => line.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => line.push(c),
+        if is_hostile(c) {
+            line.push_str(&format!("\\u{:04x}", u32::from(c)))
+        } else {
+            line.push(c)
         }
     }
     line.push('\n');

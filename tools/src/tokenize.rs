@@ -10,9 +10,8 @@ use crate::error::{Error, Result};
 use crate::prompt::{EncodingArgs, PromptArgs};
 use crate::text::json_line;
 
-/// Show the tokens of a text.
-///
-/// They are what `run` would read with the same flags: an id and its piece in each line.
+/// Show the tokens of a text. They are the tokens that `run` reads with the same flags: an id and
+/// its piece in each line.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -33,23 +32,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let tokens = args.encoding.encode(&model, &text)?.tokens;
     let tokenizer = model.tokenizer()?;
     let piece = |token: &u32| tokenizer.token_bytes(*token);
-    let text = match args.json {
-        true => {
-            let pieces = tokens
-                .iter()
-                .map(|token| String::from_utf8_lossy(piece(token)));
-            json_line(&json!({
-                "tokens": tokens,
-                "pieces": pieces.collect::<Vec<_>>(),
-                "count": tokens.len(),
-            }))
-        }
-        false => {
-            let lines = tokens
-                .iter()
-                .map(|token| format!("{token:>7}  {}\n", quoted(piece(token))));
-            lines.collect()
-        }
+    let text = if args.json {
+        let pieces = tokens
+            .iter()
+            .map(|token| String::from_utf8_lossy(piece(token)));
+        json_line(&json!({
+            "tokens": tokens,
+            "pieces": pieces.collect::<Vec<_>>(),
+            "count": tokens.len(),
+        }))
+    } else {
+        let lines = tokens
+            .iter()
+            .map(|token| format!("{token:>7}  {}\n", quoted(piece(token))));
+        lines.collect()
     };
     let mut out = std::io::stdout();
     out.write_all(text.as_bytes()).map_err(Error::Stdout)?;

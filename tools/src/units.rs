@@ -47,9 +47,10 @@ pub fn difference(x: f64) -> String {
                 (1.0 - size.log10().floor()).max(0.0) as usize
             };
             let text = format!("{x:.digits$}");
-            match text.contains('.') {
-                true => text.trim_end_matches('0').trim_end_matches('.').into(),
-                false => text,
+            if text.contains('.') {
+                text.trim_end_matches('0').trim_end_matches('.').into()
+            } else {
+                text
             }
         }
         _ => format!("{x:.1e}").replace(".0e", "e"),
@@ -77,9 +78,10 @@ pub fn parse_count(text: &str) -> Result<usize, String> {
         .parse()
         .map_err(|_| wrong())?;
     let count = value * *size as f64;
-    match (0.0..=1e15).contains(&count) && count.fract() == 0.0 {
-        true => Ok(count as usize),
-        false => Err(wrong()),
+    if (0.0..=1e15).contains(&count) && count.fract() == 0.0 {
+        Ok(count as usize)
+    } else {
+        Err(wrong())
     }
 }
 

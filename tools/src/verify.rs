@@ -79,9 +79,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let checkpoint = args.open.checkpoint(Some(&case::model_path(&args.dir)))?;
     let case = Case::read(&args.dir, checkpoint.spec.vocab)?;
-    let model = Model::bind(match case.in_f32 {
-        true => in_f32(checkpoint)?,
-        false => checkpoint,
+    let model = Model::bind(if case.in_f32 {
+        in_f32(checkpoint)?
+    } else {
+        checkpoint
     })?;
     let tokens = &case.tokens;
     let tolerance = case.tolerance(device.is_some());
@@ -94,7 +95,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         for record in &case.recorded {
             let vocab = model.spec().vocab;
             let ours = &reading.logits[record.first * vocab..];
-            let difference = compare(&record.columns.of(ours, vocab, record.rows), &record.logits);
+            let difference = compare(&record.columns.select(ours, vocab, record.rows), &record.logits);
             worst_of_all = worst_of_all.max(difference.absolute);
             let mut compared = difference.to_json();
             if !record.best.is_empty() {
@@ -190,7 +191,7 @@ fn table(dir: &Path, case: &Case, result: &serde_json::Value, within: bool) -> S
     lines.join("\n")
 }
 
-/// The same model with every tensor in f32.
+/// The model with every tensor in f32.
 fn in_f32(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     for tensor in checkpoint.tensors.values_mut() {
         if tensor.format.ggml_type != F32.ggml_type {
@@ -346,7 +347,7 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     let mut top = TopOne::default();
     for (row, theirs) in ours.chunks_exact(vocab).zip(best) {
         top.rows += 1;
-        if Best::of(row).token == theirs.token {
+        if Best::new(row).token == theirs.token {
             top.equal += 1;
         } else if theirs.lead > tolerance {
             top.different += 1;
@@ -355,8 +356,8 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     top
 }
 
-/// Two final states, state tensor by state tensor: counters must be equal, floats differ by their difference, which a tensor
-/// whose largest value exceeds one measures in that value: a tolerance is made for logits, of a few units.
+/// Two final states, state tensor by state tensor: counters must be equal; floats differ by their difference, divided by the
+/// tensor's largest value if it exceeds one, since the tolerance is made for logits of a few units.
 fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     let mut worst = Difference::default();
     for ((tensor, a), (_, b)) in a.tensors().zip(b.tensors()) {
@@ -410,7 +411,7 @@ mod tests {
     #[test]
     fn another_token_counts_where_the_recorded_logits_lie_apart() {
         let theirs = [1.0, 3.0, 2.0, 1.0, 3.0, 2.999, 5.0, 0.0, 0.0];
-        let best: Vec<_> = theirs.chunks_exact(3).map(Best::of).collect();
+        let best: Vec<_> = theirs.chunks_exact(3).map(Best::new).collect();
         let ours = [1.0, 2.0, 3.0, 1.0, 2.999, 3.0, 4.0, 0.0, 0.0];
         let top = top_one(&ours, 3, &best, 0.01);
         assert_eq!((top.rows, top.equal, top.different), (3, 1, 1));

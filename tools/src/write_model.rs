@@ -11,8 +11,9 @@ use waterline_quant::gguf::{NewTensor, Value, Writer};
 use waterline_quant::{Format, Tensor};
 
 use crate::error::{Error, Result};
-use crate::format_choice::FormatArgs;
+use crate::format_choice::{Choice, FormatArgs, Layout};
 use crate::interrupt::Interrupt;
+use crate::mix::Facts;
 use crate::progress;
 use crate::random::Random;
 use crate::units;
@@ -36,25 +37,21 @@ pub struct Source {
 /// Values that one thread converts at a time.
 const PIECE: usize = 1 << 20;
 
-/// Writes `sources` in the formats that `formats` chooses, and reports what came out. The file appears under its name when it is whole.
+/// Writes `sources` in the formats that were chosen for them, and reports the result. The file appears under its name when complete.
 pub fn write_model(
     path: &Path,
     metadata: &[(String, Value)],
     sources: &[Source],
-    formats: &FormatArgs,
+    chosen: &[Choice],
 ) -> Result<()> {
     let interrupt = Interrupt::watch()?;
-    let chosen: Vec<_> = sources
-        .iter()
-        .map(|source| formats.choose(&source.weight))
-        .collect();
-    note_fallbacks(sources, &chosen);
+    note_fallbacks(sources, chosen);
     let tensors: Vec<NewTensor> = sources
         .iter()
-        .zip(&chosen)
-        .map(|(source, (_, format))| NewTensor {
+        .zip(chosen)
+        .map(|(source, choice)| NewTensor {
             name: source.weight.name.clone(),
-            format,
+            format: choice.stored,
             shape: source.weight.shape.clone(),
         })
         .collect();
@@ -62,9 +59,9 @@ pub fn write_model(
     let total: usize = sources.iter().map(|source| source.weight.len()).sum();
     let bar = progress::bar(total);
     let mut bytes = 0;
-    for (source, (_, format)) in sources.iter().zip(&chosen) {
+    for (source, choice) in sources.iter().zip(chosen) {
         bar.set_message(source.weight.name.clone());
-        bytes += write_tensor(&mut writer, source, format, &interrupt, &bar)?;
+        bytes += write_tensor(&mut writer, source, choice.stored, &interrupt, &bar)?;
     }
     bar.finish_and_clear();
     writer.finish().map_err(Error::Output)?;
@@ -79,7 +76,7 @@ pub fn write_model(
     .map_err(Error::Stdout)
 }
 
-/// Refuses to put the output where the input is read from, in place of what is no file, or into a folder that is not there.
+/// Refuses an output that is the input, that would replace something other than a file, or whose folder does not exist.
 pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
     let output = match path.canonicalize() {
         Ok(output) => output,
@@ -89,9 +86,10 @@ pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
         }
         Err(_) => {
             let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-            return match folder.is_none_or(Path::is_dir) {
-                true => Ok(()),
-                false => Err(Error::input(path, "there is no such folder")),
+            return if folder.is_none_or(Path::is_dir) {
+                Ok(())
+            } else {
+                Err(Error::input(path, "there is no such folder"))
             };
         }
     };
@@ -126,20 +124,48 @@ pub fn sources(checkpoint: &Checkpoint) -> Vec<Source> {
     checkpoint.stored().into_iter().filter_map(source).collect()
 }
 
-fn note_fallbacks(sources: &[Source], chosen: &[(&'static Format, &'static Format)]) {
-    let fallbacks: Vec<_> = sources
-        .iter()
-        .zip(chosen)
-        .filter(|(_, (wanted, format))| wanted != format)
-        .collect();
-    if let Some((source, (wanted, format))) = fallbacks.first() {
+/// The formats of a checkpoint's tensors in a file with the names of this program.
+pub fn choose(
+    checkpoint: &Checkpoint,
+    sources: &[Source],
+    formats: &FormatArgs,
+) -> Result<Vec<Choice>> {
+    let weights: Vec<&WeightSpec> = sources.iter().map(|source| &source.weight).collect();
+    let facts = Facts {
+        layers: checkpoint.spec.layers.len(),
+        ..Facts::default()
+    };
+    formats.choose(&weights, facts, Layout::Own)
+}
+
+/// A line for each pair of formats of which the second took the place of the first.
+fn note_fallbacks(sources: &[Source], chosen: &[Choice]) {
+    let mut classes: Vec<(Choice, usize, &WeightSpec)> = Vec::new();
+    for (source, choice) in sources.iter().zip(chosen) {
+        let pair = (choice.wanted, choice.stored);
+        let class = classes
+            .iter_mut()
+            .find(|(known, ..)| (known.wanted, known.stored) == pair);
+        match class {
+            _ if choice.wanted == choice.stored => {}
+            Some((_, count, _)) => *count += 1,
+            None => classes.push((*choice, 1, &source.weight)),
+        }
+    }
+    for (Choice { wanted, stored }, count, first) in classes {
+        let tensors = if count == 1 {
+            "tensor is"
+        } else {
+            "tensors are"
+        };
+        let cols = first.shape.last().copied().unwrap_or(1);
         // A note that cannot be printed is no error.
         let _ = writeln!(
             std::io::stderr(),
-            "note: {} of {} tensors have rows that are not a whole number of blocks; {} is stored as {format} instead of {wanted}",
-            fallbacks.len(),
-            sources.len(),
-            source.weight.name
+            "note: {count} {tensors} stored as {stored} instead of {wanted}, whose blocks of {} do not fit into rows such as those of {cols} \
+             numbers of {}",
+            wanted.block_len,
+            first.name
         );
     }
 }

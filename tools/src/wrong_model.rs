@@ -1,4 +1,4 @@
-//! Paths that are no model: what each one is, and the command that leads to the model.
+//! Recognizes paths that are not a model, and suggests the command that leads to the model.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const PICKLES: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 /// The files of a Hugging Face folder that are easily taken for the model.
 const PARTS: [&str; 2] = ["safetensors", "json"];
 
-/// `error`, which came of opening `path`; or, where it is known what `path` is instead of a model, that and what to do.
+/// `error`, from opening `path`; or, if `path` is recognized as something else, its kind and a remedy.
 pub fn explain(path: &Path, error: Error) -> Error {
     match advice(path) {
         Some(reason) => Error::input(path, reason),
@@ -28,7 +28,7 @@ pub fn is_like_a_model(word: &Path) -> bool {
     like_a_path && !text.contains(char::is_whitespace) || word.exists()
 }
 
-/// What `path` is, and the command that helps; none if that is not known.
+/// The kind of `path`, and the command that helps; none if unknown.
 pub fn advice(path: &Path) -> Option<String> {
     if path.is_dir() {
         return about_folder(path);
@@ -43,12 +43,13 @@ pub fn advice(path: &Path) -> Option<String> {
     if let Some((owner, name)) = hub_name(&text) {
         return Some(about_hub(owner, name));
     }
-    Some(match is_like_a_model(path) {
-        true => "no such file or folder".into(),
-        false => format!(
+    Some(if is_like_a_model(path) {
+        "no such file or folder".into()
+    } else {
+        format!(
             "no such file; to complete a text: waterline run {}; to talk: waterline chat",
             quoted(&text)
-        ),
+        )
     })
 }
 
@@ -93,16 +94,15 @@ fn about_file(file: &Path) -> Option<String> {
     }
     if is_one_of(&kind, &PARTS) {
         let whole = folder.join("config.json").is_file();
-        return Some(match whole {
-            true => format!(
+        return Some(if whole {
+            format!(
                 "a part of a Hugging Face folder; give the folder: waterline chat {}",
                 quoted_path(folder)
-            ),
-            false => {
-                "a part of a Hugging Face folder, without its config.json; download the whole \
+            )
+        } else {
+            "a part of a Hugging Face folder, without its config.json; download the whole \
                  repository: hf download OWNER/NAME --local-dir NAME"
-                    .into()
-            }
+                .into()
         });
     }
     let Ok(gguf) = Gguf::open(file) else {
@@ -164,15 +164,16 @@ fn about_pickle(file: &Path, folder: &Path) -> String {
 
 fn about_hub(owner: &str, name: &str) -> String {
     let download = format!("hf download {owner}/{name}");
-    match name.to_lowercase().ends_with("gguf") {
-        true => format!(
+    if name.to_lowercase().ends_with("gguf") {
+        format!(
             "no such file or folder; if it is on the Hugging Face Hub: \
              {download} --include '*Q4_K_M*.gguf' --local-dir {name}, then waterline chat {name}"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "no such file or folder; if it is on the Hugging Face Hub: \
              {download} --local-dir {name}, then waterline chat {name}"
-        ),
+        )
     }
 }
 
@@ -244,9 +245,10 @@ fn is_one_of(kind: &str, kinds: &[&str]) -> bool {
 /// `word` as a shell takes it for one word.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.into(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

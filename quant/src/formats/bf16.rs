@@ -12,7 +12,7 @@ use crate::simd::scalar;
 /// 16-bit floats with 8 bits of exponent, rounded to nearest even.
 pub static BF16: Format = with_inputs(None);
 
-/// The same with inputs of products rounded to bf16, as ggml rounds them: for such matrices of a quantized file.
+/// BF16 with inputs of products rounded to bf16, as ggml rounds them, for bf16 matrices of a quantized file.
 pub static BF16_IN_BF16: Format = with_inputs(Some(Rounding::Bf16));
 
 const fn with_inputs(rounding: Option<Rounding>) -> Format {
@@ -77,9 +77,10 @@ mod x86 {
             product.picked.is_none() && x.are_many() && x.rows() >= amx_floats::LEAST_TOKENS;
         // SAFETY: as the caller vouches.
         unsafe {
-            match is_in_tiles {
-                true => amx_floats::multiply(product, rows),
-                false => kernel::float::<Number>(Simd::Avx512Vnni)(product, rows),
+            if is_in_tiles {
+                amx_floats::multiply(product, rows)
+            } else {
+                kernel::float::<Number>(Simd::Avx512Vnni)(product, rows)
             }
         }
     }

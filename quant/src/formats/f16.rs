@@ -10,8 +10,8 @@ use crate::simd::scalar;
 /// 16-bit floats with 5 bits of exponent (IEEE 754 binary16), rounded to nearest even.
 pub static F16: Format = with_inputs(None);
 
-/// The same with inputs of products rounded to f16, as ggml rounds them: for the matrices of a quantized file whose rows are no
-/// whole number of blocks.
+/// F16 with inputs of products rounded to f16, as ggml rounds them: for the matrices of a quantized file whose rows are not a
+/// multiple of a block.
 pub static F16_IN_F16: Format = with_inputs(Some(Rounding::Halves));
 
 const fn with_inputs(rounding: Option<Rounding>) -> Format {

@@ -8,14 +8,14 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 /// Sub-blocks that are fitted side by side.
 pub(crate) const LANES: usize = 8;
 
-/// Sub-blocks whose largest magnitude is less are stored as zeros.
+/// Sub-blocks whose largest magnitude is smaller are stored as zeros.
 pub(crate) const LEAST_MAGNITUDE: f32 = 1e-15;
 
 /// One number of each sub-block.
 #[derive(Clone, Copy)]
 pub(crate) struct Lanes(pub(crate) [f32; LANES]);
 
-/// What holds in which lane.
+/// One condition per lane.
 type Mask = [bool; LANES];
 
 impl Lanes {

@@ -1,6 +1,6 @@
-// Number formats on the device. A matrix is read in units of `unit` numbers, numbered row after row; `row_bytes` are the codes
-// of a row, `scale_row_bytes` its scales where they stand apart. `values` writes a unit's numbers; `dot` multiplies it with inputs
-// that were rounded to 8 bits.
+// Number formats on the device. A matrix is read in units of `unit` numbers, numbered row after row; `row_bytes` are the codes of
+// a row, `scale_row_bytes` its scales if they are stored separately. `values` writes a unit's numbers; `dot` multiplies it with
+// inputs that were rounded to 8 bits.
 
 enum { F32, F16, BF16, Q8_0, Q6_K, Q5_1, Q5_K, Q5_0, Q4_1, Q4_K, IQ4_NL, IQ4_XS, Q4_0, MXFP4, Q3_K, Q2_K, format_count };
 
@@ -13,19 +13,19 @@ struct Codes {
   int sum;
 };
 
-// A scale, and what is taken from each number.
+// A scale and a minimum: value = scale * code - minimum.
 struct Affine {
   float scale, min;
 };
 
-// A unit whose codes are put together as it is read.
+// A unit whose codes are combined as it is read.
 struct JoinedUnit {
   u32 packed[8];
   Affine line;
 };
 
-// What else the products of a unit's codes in tiles on tensor cores need: a scale, also a minimum, or a second scale in its place, that of
-// the second half. There a format has `load`, which begins to read a unit, and `unpack`, which makes codes with a sign of it.
+// Additional operands of tensor core products with the codes of a unit: a scale only, a scale and a minimum, or one scale for each half.
+// For these products a format has `load`, which starts reading a unit, and `unpack`, which converts it to signed codes.
 enum { PLAIN_TILES, AFFINE_TILES, HALVED_TILES };
 
 // Four bytes less `offset`, a power of two, if they are less than twice that: nothing is carried from one to the next.
@@ -44,7 +44,7 @@ __device__ inline int dot_unsigned(u32 bytes, int codes, int sum) {
   return sum;
 }
 
-// Of eight bytes, the four whose numbers stand in bits 0..3, 4..7, 8..11 and 12..15 of `places`.
+// Selects four of eight bytes, by the indices in bits 0..3, 4..7, 8..11 and 12..15 of `places`.
 __device__ inline u32 permute(u32 low, u32 high, u32 places) {
 #if defined(WATERLINE_EMULATOR)
   u64 bytes = (u64)high << 32 | low;
@@ -56,7 +56,7 @@ __device__ inline u32 permute(u32 low, u32 high, u32 places) {
 #endif
 }
 
-// What the low and the high halves of four bytes stand for, in a table of sixteen bytes.
+// Looks up the low and the high halves of four bytes in a table of sixteen bytes.
 __device__ inline void look_up(const u32 (&table)[4], u32 bytes, int& low, int& high) {
   u32 places = bytes & 0x77777777, upper = 0x32103210 | (bytes & 0x88888888) >> 1, two[2];
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ inline void look_up(const u32 (&table)[4], u32 bytes, int& low, int& 
   low = permute(two[0], two[1], 0x6420), high = permute(two[0], two[1], 0x7531);
 }
 
-// Sixteen bytes of codes in their halves, and what these stand for.
+// Looks up both halves of sixteen bytes of codes.
 __device__ inline void look_up_all(const u32 (&table)[4], const u8* codes, int* packed) {
   uint4 words = load_once(codes);
   u32 word[4] = {words.x, words.y, words.z, words.w};
@@ -105,7 +105,7 @@ __device__ inline int code_dot(const int* packed, const Codes& x) {
 template <int format, int cols>
 struct Format;
 
-// Where units lie: their codes, and their scales if those stand apart.
+// Location of a matrix's units: their codes, and their scales if stored separately.
 struct Units {
   const u8* codes;
   const u8* scales;

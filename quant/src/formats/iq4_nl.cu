@@ -1,4 +1,4 @@
-// What the codes of IQ4_NL and IQ4_XS stand for.
+// The values of the codes of IQ4_NL and IQ4_XS.
 __device__ inline void iq4_look_up(const u8* codes, int* packed) {
   const u32 values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
   look_up_all(values, codes, packed);

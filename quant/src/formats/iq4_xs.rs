@@ -6,8 +6,9 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::codes::{Codes, Lookup, Table};
 use crate::formats::fit::{self, nearest_int};
-use crate::formats::iq4_nl::{VALUES, nearest_codes, values};
+use crate::formats::iq4_nl::{Values, nearest_codes};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::rounding::Rounding;
@@ -33,14 +34,14 @@ pub(crate) struct Block {
     d: Half,
     scales_high: [u8; 2],
     scales_low: [u8; 4],
-    q: [[u8; 16]; 8],
+    q: [Lookup<Values>; 8],
 }
 
 const _: () = assert!(size_of::<Block>() == 136);
 
 impl Block {
     fn encode(x: &[f32; 256]) -> Block {
-        let fitted = fit::fit_to_values::<32>(&fit::columns(x), &VALUES).0;
+        let fitted = fit::fit_to_values::<32>(&fit::columns(x), &Values::VALUES).0;
         // The scale of largest magnitude becomes -32 exactly.
         let d = -fit::extreme(&fitted) / 32.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
@@ -48,7 +49,7 @@ impl Block {
         block.d = Half::from_f32(d);
         for (j, x) in x.as_chunks().0.iter().enumerate() {
             let scale = nearest_int(inverse * fitted[j]).clamp(-32, 31);
-            block.q[j] = nearest_codes(x, d * scale as f32);
+            block.q[j] = Lookup::pack(nearest_codes(x, d * scale as f32));
             let code = (scale + 32) as u8;
             block.scales_low[j / 2] |= (code & 15) << (j % 2 * 4);
             block.scales_high[j / 4] |= code >> 4 << (j % 4 * 2);
@@ -67,7 +68,7 @@ impl Block {
         let mut x = [0.0; 256];
         for (j, x) in x.as_chunks_mut().0.iter_mut().enumerate() {
             let scale = self.d.to_f32() * f32::from(self.scale(j));
-            *x = values(&self.q[j], &VALUES).map(|q| scale * f32::from(q));
+            *x = self.q[j].signed().map(|q| scale * f32::from(q));
         }
         x
     }
@@ -80,7 +81,7 @@ impl scalar::Dot for Block {
         for (b, block) in blocks.iter().enumerate() {
             for j in 0..8 {
                 let scale = block.d.to_f32() * f32::from(block.scale(j));
-                let codes = scalar::dot_codes(&values(&block.q[j], &VALUES), &x.block(8 * b + j));
+                let codes = scalar::dot_codes(&block.q[j].signed(), &x.block(8 * b + j));
                 dot += scale * x.scales[8 * b + j] * codes as f32;
             }
         }
@@ -92,8 +93,8 @@ impl scalar::Dot for Block {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Block, VALUES};
-    use crate::formats::iq4_nl::x86::{UNSIGNED, look_up_256, look_up_512};
+    use super::{Block, Table, Values};
+    use crate::formats::codes::{look_up_256, look_up_512, split_256, split_512};
     use crate::formats::k_quants::x86::EightLines;
     use crate::simd::{avx2, avx512};
 
@@ -134,7 +135,7 @@ mod x86 {
         unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
             // SAFETY: a group's codes are 64 bytes.
             let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(4 * group).cast()) };
-            let (first, second) = look_up_512(&UNSIGNED, codes);
+            let (first, second) = look_up_512(&Values::UNSIGNED, split_512(codes));
             let scale = header.spread(group);
             avx512::Group::new(first, second, scale)
         }
@@ -159,7 +160,7 @@ mod x86 {
         unsafe fn pair(block: *const Block, header: EightLines, pair: usize) -> avx2::Pair {
             // SAFETY: a pair's codes are 32 bytes.
             let codes = unsafe { _mm256_loadu_si256((*block).q.as_ptr().add(2 * pair).cast()) };
-            let (first, second) = look_up_256(&VALUES, codes);
+            let (first, second) = look_up_256(&Values::VALUES, split_256(codes));
             let scale = header.spread_pair(pair);
             avx2::Pair::new(first, second, scale)
         }
@@ -168,8 +169,7 @@ mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
-    use super::{Block, VALUES};
-    use crate::formats::iq4_nl::arm::look_up;
+    use super::{Block, Codes};
     use crate::simd::neon;
 
     impl neon::Integer for Block {
@@ -184,7 +184,7 @@ mod arm {
 
         #[inline]
         fn unpack(&self, d: f32, block: usize) -> neon::Block {
-            let (first, second) = look_up(&VALUES, &self.q[block]);
+            let (first, second) = self.q[block].unpack();
             let scale = d * f32::from(self.scale(block));
             neon::Block::new(first, second, scale)
         }

@@ -1,5 +1,5 @@
-// What formats of sub-blocks on a line share, and of Q4_K and Q5_K the 6-bit scale and minimum of sub-block `sub` of a super-block that begins with d, dmin and
-// the twelve packed bytes.
+// Shared by the K formats: a scale and a minimum per sub-block. Q4_K and Q5_K store them in 6 bits in the super-block's header: d, dmin and twelve packed
+// bytes.
 __device__ inline Affine affine(const u8* block, int sub) {
   uint4 head = load_once(block);
   u32 low = head.y, middle = head.z, high = head.w;

@@ -1,4 +1,4 @@
-//! What the K formats share: packed 6-bit scales, and encoding with minima.
+//! Shared by the K formats: packed 6-bit scales, and encoding with minima.
 
 use super::Half;
 use super::fit::{self, Lanes, Spacings, nearest_int};
@@ -116,7 +116,7 @@ pub(crate) mod x86 {
         }
     }
 
-    /// The same in one register: the scales in its low half, the minima in its high half.
+    /// As above in one register: the scales in its low half, the minima in its high half.
     #[target_feature(enable = "avx512f,f16c")]
     #[inline]
     pub(crate) fn eight_lines_512(d: &Half, dmin: &Half, packed: &PackedScales) -> __m512 {
@@ -234,8 +234,8 @@ pub(crate) mod x86 {
         places
     };
 
-    /// Of the scales of sixteen sub-blocks of 16, those of the first and of the last halves of the four runs of a group, each
-    /// in one 128-bit lane.
+    /// From the scales of sixteen sub-blocks of 16, selects those of the first and of the last halves of the four runs of a
+    /// group, each in one 128-bit lane.
     #[target_feature(enable = "avx512f")]
     #[inline]
     pub(crate) fn half_scales_512(scales: __m512, group: usize) -> (__m512, __m512) {
@@ -258,7 +258,7 @@ pub(crate) mod x86 {
         )
     }
 
-    /// Of eight scales, the four of a group, each in one 128-bit lane.
+    /// From eight scales, selects the four of a group, each in one 128-bit lane.
     #[target_feature(enable = "avx512f")]
     #[inline]
     pub(crate) fn spread(scales: __m512, group: usize) -> __m512 {

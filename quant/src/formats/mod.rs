@@ -1,6 +1,8 @@
 //! One file per number format: block layout, encoder, decoder, dot products.
 
+mod affine;
 pub(crate) mod bf16;
+mod codes;
 pub(crate) mod f16;
 pub(crate) mod f32;
 mod fit;
@@ -20,6 +22,7 @@ pub(crate) mod q5_1;
 pub(crate) mod q5_k;
 pub(crate) mod q6_k;
 pub(crate) mod q8_0;
+mod scaled;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 

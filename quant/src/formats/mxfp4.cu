@@ -5,7 +5,7 @@ struct Format<MXFP4, cols> {
   static constexpr int row_bytes = cols / 2;
   static constexpr int scale_row_bytes = cols / 32;
   static constexpr int unit = 32;
-  // Twice what the codes stand for.
+  // Twice the values of the codes.
   static __device__ void codes(Units matrix, long long index, int* packed) {
     const u32 values[4] = {0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc};
     look_up_all(values, matrix.codes + index * 16, packed);

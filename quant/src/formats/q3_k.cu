@@ -21,7 +21,7 @@ struct Format<Q3_K, cols> {
       }
     }
   }
-  // The scales of a run's two halves, and what they are scaled by.
+  // The scales of a run's two halves, and their common factor.
   static __device__ float scales(Units matrix, long long index, int (&halves)[2]) {
     const u16* head = reinterpret_cast<const u16*>(matrix.scales) + index / 8 * 7;
     int run = index % 8;

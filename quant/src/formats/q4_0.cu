@@ -18,7 +18,8 @@ struct Format<Q4_0, cols> {
       packed[i + 4] = word[i] >> 4 & 0x0f0f0f0f;
     }
   }
-  // For tensor cores: codes 4t..4t + 3 of a unit and those sixteen behind them, not yet less `offset`.
+  // For tensor cores: codes 4t..4t + 3 of a unit and the same ones sixteen later, before subtracting
+  // `offset`.
   static constexpr int offset = 8;
   static __device__ void code_words(Units matrix, long long index, int t, u32& low, u32& high) {
     u32 word = __ldg(reinterpret_cast<const u32*>(matrix.codes + index * 16) + t);

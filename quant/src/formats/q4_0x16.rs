@@ -1,16 +1,17 @@
 //! Q4_0x16: the numbers of sixteen blocks of Q4_0, ordered for registers of sixteen 32-bit lanes: a lane belongs to a block.
 //!
-//! A register of codes meets the inputs without being put together, and one conversion and two multiply-adds serve 512 numbers instead of 128. No other
-//! program reads it.
+//! A register of codes is multiplied without shuffles, and one conversion and two multiply-adds serve 512 numbers instead of 128. No other program
+//! reads this format.
 
 use crate::format::{Format, Reordered};
-use crate::formats::q4_0::{Block, Q4_0};
+use crate::formats::codes::Nibbles;
+use crate::formats::q4_0::{self, Block, Q4_0};
 use crate::formats::{Half, encode_blocks};
 use crate::kernel;
 use crate::rounding::Rounding;
 
 /// 4.5 bits per number: [`Q4_0`] in blocks of 512, for CPUs with AVX-512.
-pub static Q4_0X16: Format = Format {
+pub(crate) static Q4_0X16: Format = Format {
     name: "Q4_0x16",
     ggml_type: 0x1000 + 2, // ggml has no such number
     block_len: 512,
@@ -21,7 +22,7 @@ pub static Q4_0X16: Format = Format {
         of: &Q4_0,
         order: |bytes| {
             let (blocks, _) = bytemuck::cast_slice::<u8, Block>(bytes).as_chunks();
-            let wides: Vec<Wide> = blocks.iter().map(Wide::of).collect();
+            let wides: Vec<Wide> = blocks.iter().map(Wide::new).collect();
             bytemuck::cast_slice(&wides).to_vec()
         },
         restore: |bytes, restored| {
@@ -54,11 +55,11 @@ pub(crate) struct Wide {
 const _: () = assert!(size_of::<Wide>() == 16 * size_of::<Block>());
 
 impl Wide {
-    fn of(blocks: &[Block; 16]) -> Wide {
+    fn new(blocks: &[Block; 16]) -> Wide {
         let mut wide: Wide = bytemuck::Zeroable::zeroed();
         for (b, block) in blocks.iter().enumerate() {
             wide.d[b] = block.d;
-            for (j, bytes) in block.q.as_chunks::<4>().0.iter().enumerate() {
+            for (j, bytes) in block.q.0.as_chunks::<4>().0.iter().enumerate() {
                 wide.q[j][b] = *bytes;
             }
         }
@@ -67,14 +68,14 @@ impl Wide {
 
     fn encode(x: &[f32; 512]) -> Wide {
         let (blocks, _) = x.as_chunks::<32>();
-        Wide::of(&std::array::from_fn(|b| Block::encode(&blocks[b])))
+        Wide::new(&std::array::from_fn(|b| q4_0::encode(&blocks[b])))
     }
 
     #[inline]
     fn block(&self, b: usize) -> Block {
         Block {
             d: self.d[b],
-            q: bytemuck::cast([0, 1, 2, 3].map(|j| self.q[j][b])),
+            q: Nibbles(bytemuck::cast([0, 1, 2, 3].map(|j| self.q[j][b]))),
         }
     }
 

@@ -147,7 +147,7 @@ mod x86 {
 
         #[inline]
         fn mins(header: __m512) -> Option<__m256> {
-            // SAFETY: only levels with AVX-512 ask.
+            // SAFETY: only called on levels with AVX-512.
             Some(unsafe { _mm512_extractf32x8_ps::<1>(header) })
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! "GGUF", version u32, tensor count u64, metadata count u64
-//! metadata:  key string, type u32, value                      (strings: length u64, UTF-8 or what is replaced by it)
+//! metadata:  key string, type u32, value                      (strings: length u64, invalid UTF-8 is replaced)
 //! tensors:   name string, dimensions u32, sizes u64 innermost first, type u32, offset u64
 //! data:      from the next multiple of general.alignment (32 unless stated); offsets count from here
 //! ```
@@ -24,7 +24,11 @@ pub use write::{NewTensor, Writer};
 
 use crate::error::{Error, Result};
 use crate::format::Format;
+use crate::room::ask_room;
 use crate::storage::{Bytes, FileAccess, Tensor};
+
+/// Bytes of a name in the tables of keys and tensors.
+const OF_NAME: usize = 256;
 
 /// An opened GGUF file. Nothing of the tensors is read until they are used.
 pub struct Gguf {
@@ -47,7 +51,7 @@ struct Part {
     tensors_end: usize,
 }
 
-/// What a GGUF file says about one tensor.
+/// The description of one tensor in a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     /// Its name.
@@ -80,7 +84,7 @@ impl Gguf {
 
     /// Checks a file that is in memory; error messages call it `name`.
     ///
-    /// Header, metadata and the place of every tensor are validated here: what this accepts can be used without further checks.
+    /// Validates the header, the metadata and the location of every tensor; an accepted file needs no further checks.
     pub fn parse(bytes: Bytes, name: impl Into<String>) -> Result<Gguf> {
         let mut gguf = Gguf {
             name: name.into(),
@@ -94,6 +98,8 @@ impl Gguf {
             used_tensors: Vec::new(),
         };
         let read = read::parse(&bytes, &gguf.name)?;
+        let names = read.metadata.len() + read.tensors.len();
+        ask_room(names.saturating_mul(OF_NAME))?;
         for (i, (key, _)) in read.metadata.iter().enumerate() {
             if gguf.keys.insert(key.clone(), i).is_some() {
                 let item = format!("key '{key}'");
@@ -138,7 +144,12 @@ impl Gguf {
         Ok(())
     }
 
-    /// What error messages call this file.
+    /// Bytes before the data of the tensors, in all files.
+    pub fn description_bytes(&self) -> usize {
+        self.files.iter().map(|part| part.data.start).sum()
+    }
+
+    /// Name of this file in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -174,14 +185,14 @@ impl Gguf {
         Some(&self.metadata[i].1)
     }
 
-    /// The keys whose values nobody has got, in the file's order.
+    /// The keys whose values were never read, in the file's order.
     pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
         let keys = self.metadata.iter().zip(&self.used_keys);
         let unused = keys.filter(|(_, used)| !used.load(Ordering::Relaxed));
         unused.map(|((key, _), _)| key.as_str())
     }
 
-    /// The names of the tensors that nobody has got, in the file's order.
+    /// The names of the tensors that were never read, in the file's order.
     pub fn unused_tensors(&self) -> impl Iterator<Item = &str> {
         let tensors = self.tensors.iter().zip(&self.used_tensors);
         let unused = tensors.filter(|(_, used)| !used.load(Ordering::Relaxed));

@@ -38,7 +38,7 @@ pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
         let found = format!("part {own} of {count}");
         return invalid("split.no", found, format!("fewer than {MAX_PARTS} parts"));
     }
-    let Some(names) = PartNames::of(path, own, count) else {
+    let Some(names) = PartNames::new(path, own, count) else {
         let expected = format!(
             "NAME-{:05}-of-{count:05}.gguf, as the parts of a file are named",
             own + 1
@@ -47,11 +47,11 @@ pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
     };
     let mut whole = match own {
         0 => gguf,
-        _ => read_in(&names.of_part(0))?,
+        _ => read_in(&names.part(0))?,
     };
     let tensors = number(&whole, TENSORS);
     for part in 1..count {
-        let path = names.of_part(part);
+        let path = names.part(part);
         let bytes = Bytes::open_file(&path, access)?;
         let file = path.display().to_string();
         let found = read::parse(&bytes, &file)?;
@@ -80,8 +80,8 @@ pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
 }
 
 impl Gguf {
-    /// Adds a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys` in
-    /// place of those here.
+    /// Adds a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys`,
+    /// which replace those of this file.
     pub fn with_block(mut self, other: Gguf, keys: &str, tensors: &str) -> Result<Gguf> {
         for (key, value) in other.metadata {
             match self.keys.get(&key) {
@@ -115,15 +115,15 @@ struct PartNames {
 }
 
 impl PartNames {
-    /// Those of the file whose part `number` lies at `path`.
-    fn of(path: &Path, number: u64, count: u64) -> Option<PartNames> {
+    /// The names of the parts of which `path` is number `number`.
+    fn new(path: &Path, number: u64, count: u64) -> Option<PartNames> {
         let name = path.file_name()?.to_str()?;
         let end = format!("-{:05}-of-{count:05}.gguf", number + 1);
         let start = path.with_file_name(name.strip_suffix(&end)?);
         Some(PartNames { start, count })
     }
 
-    fn of_part(&self, number: u64) -> PathBuf {
+    fn part(&self, number: u64) -> PathBuf {
         let mut path = self.start.clone().into_os_string();
         path.push(format!("-{:05}-of-{:05}.gguf", number + 1, self.count));
         path.into()

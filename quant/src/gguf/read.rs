@@ -1,4 +1,4 @@
-//! The parser. The file is not trusted: every count, length and offset is checked against what the file can hold before
+//! The parser. The file is not trusted: every count, length and offset is checked against the file's size before
 //! anything is allocated or read.
 
 use std::ops::Range;
@@ -7,6 +7,7 @@ use super::value::{ARRAY, STRING};
 use super::{Array, TensorInfo, Value};
 use crate::counted::{converted, read_list};
 use crate::error::{Error, Result};
+use crate::room::ask_room_for_text;
 use crate::stray::stray;
 
 /// ggml's limit.
@@ -22,7 +23,10 @@ const MAX_TENSORS: usize = 1 << 18;
 /// Longest key and longest name of a tensor, which sentences repeat.
 const MAX_NAME: usize = 1 << 10;
 
-/// Most notes that are kept.
+/// Bytes for whose values there is always room.
+const AHEAD: usize = 64 << 10;
+
+/// Maximum number of notes.
 const MAX_NOTES: usize = 16;
 
 /// The content of a file's header.
@@ -40,6 +44,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
     let mut cursor = Cursor {
         bytes,
         position: 0,
+        roomy: 0,
         file,
         notes: Vec::new(),
     };
@@ -128,7 +133,7 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
                 format!("a multiple of {alignment}"),
             ));
         }
-        // Of an unknown format only the start can be checked.
+        // For an unknown format only the start can be checked.
         let len = match tensor.format() {
             Some(format) => format.tensor_bytes(&tensor.shape).map_err(|e| {
                 invalid(
@@ -168,6 +173,8 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
 struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
+    /// Up to which position there is room for what is read.
+    roomy: usize,
     file: &'a str,
     notes: Vec<String>,
 }
@@ -197,6 +204,10 @@ impl<'a> Cursor<'a> {
         }
         let taken = &self.bytes[self.position..][..len];
         self.position += len;
+        if self.position > self.roomy {
+            self.roomy = self.position + AHEAD;
+            ask_room_for_text(AHEAD)?;
+        }
         Ok(taken)
     }
 
@@ -230,9 +241,10 @@ impl<'a> Cursor<'a> {
 
     /// Refuses a number of things above `most`.
     fn at_most(&self, item: &str, count: usize, most: usize) -> Result<()> {
-        match count <= most {
-            true => Ok(()),
-            false => Err(self.invalid(item, count, format!("at most {most}"))),
+        if count <= most {
+            Ok(())
+        } else {
+            Err(self.invalid(item, count, format!("at most {most}")))
         }
     }
 
@@ -255,6 +267,9 @@ impl<'a> Cursor<'a> {
     fn string(&mut self, item: &str) -> Result<String> {
         let len = self.count(item, 1)?;
         let bytes = self.take(len, item)?;
+        if len > AHEAD {
+            ask_room_for_text(len)?;
+        }
         let end = bytes
             .iter()
             .rposition(|&byte| byte != 0)

@@ -81,7 +81,7 @@ impl Value {
     }
 
     /// The integer, if it is one that fits in 32 bits and not negative.
-    pub fn as_u32(&self) -> Option<u32> {
+    pub(crate) fn as_u32(&self) -> Option<u32> {
         self.as_u64()?.try_into().ok()
     }
 

@@ -22,8 +22,8 @@ pub struct NewTensor {
     pub shape: Vec<usize>,
 }
 
-/// Writes one GGUF file. The file appears under its name when [`Writer::finish`] has succeeded; dropping the writer before
-/// removes what was written.
+/// Writes one GGUF file. The file appears under its name when [`Writer::finish`] has succeeded; dropping the writer
+/// earlier removes the partial file.
 pub struct Writer {
     path: PathBuf,
     file: NewFile,

@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
 use crate::error::{Error, Result};
 use crate::format::{BF16, F16, F32, Format};
-use crate::json::{read_json, values_at_most};
+use crate::json::{ask_room_for_json, read_json, values_at_most};
 use crate::regular_file::read_file;
 use crate::storage::{Bytes, FileAccess, Tensor};
 use crate::stray::stray;
@@ -23,6 +23,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Largest index that is read: a hundred bytes for each of a million tensors.
 const LARGEST_INDEX: u64 = 100 << 20;
+/// Largest header that the safetensors crate reads.
+const LARGEST_HEADER: u64 = 100_000_000;
 /// Most values in an index: half a million names of tensors and of their shards.
 const MOST_NAMES: usize = 1 << 20;
 /// Most values in a header: thirty thousand tensors of one file.
@@ -120,6 +122,7 @@ impl Checkpoint {
                 expected,
             ));
         }
+        ask_room_for_json(header(&bytes).unwrap_or_default())?;
         let (header, metadata): (usize, Metadata) =
             SafeTensors::read_metadata(&bytes).map_err(|e| {
                 Error::invalid(
@@ -170,7 +173,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// What error messages call this checkpoint.
+    /// Name of this checkpoint in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -180,7 +183,7 @@ impl Checkpoint {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The names of the tensors whose values nobody has read, sorted.
+    /// The names of the tensors that were never read, sorted.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         let unused = |(_, entry): &(&String, &Entry)| !entry.used.load(Ordering::Relaxed);
         let entries = self.entries.iter().filter(unused);
@@ -273,10 +276,15 @@ impl Entry {
     }
 }
 
-/// The header of a file, as far as the file has what it says.
+/// The header of a file, if the file is as long as it claims.
 fn header(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_first_chunk()?;
-    rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)
+    let length = u64::from_le_bytes(*length);
+    rest.get(
+        ..usize::try_from(length)
+            .ok()
+            .filter(|_| length <= LARGEST_HEADER)?,
+    )
 }
 
 /// Shard file name -> names of its tensors.

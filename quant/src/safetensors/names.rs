@@ -13,7 +13,7 @@ const PARALLEL: &str = "module.";
 /// First parts that the names of a model without its head lack.
 const MODELS: [&str; 3] = ["model.", "backbone.", "transformer."];
 
-/// The name without what wraps it.
+/// The name without wrapping prefixes.
 pub(super) fn unwrapped(name: &str) -> String {
     let parts = name.split('.').filter(|part| !WRAPPERS.contains(part));
     let parts = parts.collect::<Vec<_>>().join(".");
@@ -28,9 +28,10 @@ pub(super) fn unwrapped(name: &str) -> String {
 pub(super) fn headless<'n, T>(name: &'n str, entries: &BTreeMap<String, T>) -> Option<&'n str> {
     let part = MODELS.into_iter().find(|part| name.starts_with(part))?;
     let has_part = entries.range(part.to_string()..).next();
-    match has_part.is_some_and(|(name, _)| name.starts_with(part)) {
-        true => None,
-        false => name.strip_prefix(part),
+    if has_part.is_some_and(|(name, _)| name.starts_with(part)) {
+        None
+    } else {
+        name.strip_prefix(part)
     }
 }
 

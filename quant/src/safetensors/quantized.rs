@@ -1,12 +1,12 @@
 //! Tensors that are stored as small numbers with scales: FP8 and INT8 with a scale for each tensor, row or block (as DeepSeek,
 //! Qwen and compressed-tensors store them), NVFP4 and MXFP4, and integers of two, four or eight bits in words of 32.
 //!
-//! Next to a tensor `w` lie its scales and what else its numbers need:
+//! The scales of a tensor `w`, and other tensors that decode it:
 //! ```text
 //! w_scale_inv or w_scale   factors, for blocks of the matrix that follow from the shapes
 //! w_scale_2                a factor of all (NVFP4 of ModelOpt)
 //! w_global_scale           a divisor of all (NVFP4 of compressed-tensors)
-//! w_zero_point             the number of zero, packed along the rows
+//! w_zero_point             the zero point, packed along the rows
 //! w_packed, w_shape        the numbers of w in bytes or words, the first in the lowest bits
 //! ```
 //! Values are decoded as f16, in f32 where f16 cannot hold them.
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::format::{F16, F32, Format};
 use crate::storage::{Bytes, Tensor};
 
-/// Ends of the names of what scales activations, which are not quantized here.
+/// Suffixes of tensors that scale activations, which are not quantized here.
 const OF_ACTIVATIONS: [&str; 9] = [
     ".input_scale",
     ".input_scale_inv",
@@ -58,7 +58,7 @@ enum Numbers {
     Words(u32),
 }
 
-/// Finds the tensors that are quantized, gives them their logical names and shapes, and takes what scales them off the list.
+/// Finds the quantized tensors, gives them their logical names and shapes, and removes their scales from the list.
 pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
     let mut found = false;
     let names: Vec<String> = entries.keys().cloned().collect();
@@ -71,6 +71,7 @@ pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
         let Some(entry) = entries.get(stored).filter(|entry| is_small(entry.dtype)) else {
             continue;
         };
+        let in_fp8 = scale.is_some_and(|(_, scales)| scales.dtype == Dtype::F8_E4M3);
         let scale = match scale {
             Some((scale, scales)) => (scales.shape.clone(), floats(scale, scales)?),
             None if [Dtype::F8_E4M3, Dtype::F8_E5M2].contains(&entry.dtype) => (vec![1], vec![1.0]),
@@ -85,11 +86,27 @@ pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
             let values = floats(&format!("{name}{end}"), entry)?;
             Ok(values.first().copied())
         };
-        let divisor = single("_global_scale")?.unwrap_or(1.0);
+        let of_all = [single("_scale_2")?, single("_global_scale")?];
+        // NVFP4: the scales of its blocks are numbers of eight bits only because another one is common to all.
+        if in_fp8 && matches!(numbers, Numbers::Fp4) && of_all == [None, None] {
+            let item = format!("tensor '{stored}'");
+            let expected = format!("{name}_scale_2 or {name}_global_scale too");
+            return Err(Error::invalid(
+                &entry.file,
+                item,
+                "scales of blocks alone",
+                expected,
+            ));
+        }
+        let factor = of_all[0].unwrap_or(1.0) / of_all[1].unwrap_or(1.0);
+        if !factor.is_finite() {
+            let item = format!("scale of tensor '{stored}'");
+            return Err(Error::invalid(&entry.file, item, factor, "a finite number"));
+        }
         let packing = Packing {
             numbers,
             scale,
-            factor: single("_scale_2")?.unwrap_or(1.0) / divisor,
+            factor,
             zeros: part("_zero_point").map(|entry| entry.data.clone()),
         };
         let entry = entries.remove(stored).map(|entry| Entry {
@@ -253,7 +270,7 @@ impl Packing {
                 (&F32, all.unwrap_or_default())
             }
         };
-        Tensor::new(format, shape.clone(), Bytes::from_vec(data))
+        Tensor::new(format, shape.clone(), Bytes::copy_from(&data)?)
     }
 
     /// Rows and columns of a block of one scale.

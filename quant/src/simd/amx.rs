@@ -10,7 +10,8 @@ use super::avx512_panel::{add_block, store, unpack};
 use crate::activations::{BLOCK, TokenPanel};
 use crate::panel::{DEPTH, LANES, Panel, Panels, ROWS, Sums};
 
-/// Whether this CPU multiplies tiles of 8-bit codes and of bf16 numbers, and the system lets this process do so. Asks the system once.
+/// Whether this CPU multiplies tiles of 8-bit codes and of bf16 numbers, and the system lets this process do so. Queries the system
+/// once.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_instructions() && is_permitted())
@@ -42,7 +43,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// What the tile instructions read: the sizes of the eight tiles.
+/// Operand of `ldtilecfg`: the sizes of the eight tiles.
 #[repr(C, align(64))]
 pub(super) struct Config {
     palette: u8,
@@ -73,7 +74,7 @@ impl Config {
     }
 
     /// All tiles of sixteen lines of 64 bytes.
-    pub(super) const fn of_floats() -> Config {
+    pub(super) const fn for_floats() -> Config {
         let mut config = Config::new(BLOCK);
         let mut tile = 0;
         while tile < 8 {
@@ -92,8 +93,8 @@ static HALVES: Config = Config::new(BLOCK / 2);
 #[repr(C, align(64))]
 struct Dots([[[i32; LANES]; ROWS]; 2]);
 
-/// Multiplies two pieces of sixteen rows, at `weights` and `next` bytes behind it, with two of sixteen tokens, at `inputs` and
-/// 16 tokens times `next` behind it.
+/// Multiplies two pieces of sixteen rows, at `weights` and `next` bytes later, with two pieces of sixteen tokens, at `inputs`
+/// and 16 tokens times `next` later.
 ///
 /// # Safety
 /// The tiles are configured and lie within a panel's codes and a token panel's.
@@ -155,18 +156,20 @@ impl<B: Integer> Panels for Amx<B> {
         let codes = panel.codes.as_ptr().cast::<i8>();
         // Two pieces at a time: blocks, the last of an odd number twice, or the halves of a block. They are multiplied
         // while those before them are added, so that nothing waits for a tile on its way through memory.
-        let (pieces, columns) = match B::HALF_SCALES {
-            true => (x.blocks, BLOCK),
-            false => (x.blocks.div_ceil(2), 2 * BLOCK),
+        let (pieces, columns) = if B::HALF_SCALES {
+            (x.blocks, BLOCK)
+        } else {
+            (x.blocks.div_ceil(2), 2 * BLOCK)
         };
         assert!(x.blocks <= DEPTH / BLOCK);
         let blocks = x.blocks;
         let mut dots = [const { Dots([[[0; LANES]; ROWS]; 2]) }; 2];
         for step in 0..=pieces {
             if step < pieces {
-                let next = match !B::HALF_SCALES && 2 * step + 1 == blocks {
-                    true => 0,
-                    false => columns / 2,
+                let next = if !B::HALF_SCALES && 2 * step + 1 == blocks {
+                    0
+                } else {
+                    columns / 2
                 };
                 // SAFETY: blocks of the panels.
                 unsafe {

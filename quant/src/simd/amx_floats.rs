@@ -1,6 +1,6 @@
 //! BF16 matrices times many tokens on AMX, whose tiles of bf16 are multiplied exactly and added in f32.
 //!
-//! The 24 significant bits of an f32 input are three bf16 pieces, so the products of the pieces are exact, as those in f32 are.
+//! The 24 significant bits of an f32 input are three bf16 pieces, so the products of the pieces are exact.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -23,7 +23,7 @@ const COLUMNS: usize = 32;
 const DEPTH: usize = 128;
 /// Steps of a tile's columns in them.
 const STEPS: usize = DEPTH / COLUMNS;
-/// Tokens whose pieces are kept meanwhile.
+/// Tokens whose bf16 pieces are held at a time.
 const TOKENS: usize = 256;
 /// Most pieces of an input.
 const PIECES: usize = 3;
@@ -133,14 +133,14 @@ impl Weights {
 /// Where the pieces that are multiplied lie, in bytes from the first: of tokens and of weights.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Step {
+struct TileStep {
     tokens: u32,
     weights: u32,
 }
 
 /// The products of all of an input's pieces.
-fn steps(pieces: usize) -> ([Step; STEPS * PIECES], usize) {
-    let mut steps = [Step {
+fn steps(pieces: usize) -> ([TileStep; STEPS * PIECES], usize) {
+    let mut steps = [TileStep {
         tokens: 0,
         weights: 0,
     }; STEPS * PIECES];
@@ -156,11 +156,11 @@ fn steps(pieces: usize) -> ([Step; STEPS * PIECES], usize) {
 /// Adds the products of two tiles of tokens with two tiles of rows to `sums`, whose tokens are `stride` numbers apart.
 ///
 /// # Safety
-/// The tiles are configured; `tokens` and `weights` are valid for two tiles at each step's places, `sums` for 32 numbers of 32
-/// tokens; there is a step.
+/// The tiles are configured; `tokens` and `weights` are valid for two tiles at each step, `sums` for 32 numbers of 32 tokens;
+/// there is a step.
 #[inline(always)]
 unsafe fn multiply_tiles(
-    steps: &[Step],
+    steps: &[TileStep],
     tokens: *const u16,
     weights: *const u16,
     sums: *mut f32,
@@ -230,7 +230,7 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
         // SAFETY: the caller vouches for these rows of every token.
         unsafe { std::slice::from_raw_parts_mut(line(token, rows.start), rows.len()) }.fill(0.0);
     }
-    static WHOLE: Config = Config::of_floats();
+    static WHOLE: Config = Config::for_floats();
     // SAFETY: 64 bytes of sizes that the palette allows.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE, options(nostack, preserves_flags)) };
     for first in (0..product.x.rows()).step_by(TOKENS) {

@@ -21,22 +21,22 @@ pub(crate) trait Float: Pod {
 
 /// How an integer format is unpacked.
 pub(crate) trait Integer {
-    /// What is unpacked at a time: blocks that hold [`Integer::PAIRS`] pairs of 32 numbers.
+    /// Unit of unpacking: blocks that hold [`Integer::PAIRS`] pairs of 32 numbers.
     type Chunk: Pod;
-    /// What the pairs of a chunk share, in registers.
+    /// Values shared by the pairs of a chunk, in registers.
     type Header: Copy;
 
     /// Pairs of blocks in a chunk.
     const PAIRS: usize;
-    /// What has to be subtracted from each unpacked code; codes are unsigned and below 64.
+    /// Subtracted from each unpacked code; codes are unsigned and below 64.
     const OFFSET: i8 = 0;
     /// The largest unpacked code, unless they are signed.
     const LARGEST: u8 = 63;
     /// Whether unpacked codes are signed instead.
     const SIGNED: bool = false;
-    /// Whether the two halves of each block of 32 have scales of their own.
+    /// Whether the two halves of each block of 32 have separate scales.
     const HALF_SCALES: bool = false;
-    /// What `mins` and `half_mins` have.
+    /// Which of `mins` and `half_mins` the format implements.
     const MINIMA: Minima = Minima::None;
 
     /// # Safety
@@ -47,12 +47,12 @@ pub(crate) trait Integer {
     /// As for `header`; `pair < PAIRS`.
     unsafe fn pair(chunk: *const Self::Chunk, header: Self::Header, pair: usize) -> Pair;
 
-    /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
+    /// The minima of the chunk's eight blocks, for formats that have them.
     fn mins(_: Self::Header) -> Option<__m256> {
         None
     }
 
-    /// The same where each half of the eight blocks has its own.
+    /// The minima of the halves of the eight blocks.
     fn half_mins(_: Self::Header) -> Option<[__m256; 2]> {
         None
     }
@@ -72,7 +72,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// One whose halves have the same scales.
+    /// A block whose halves share one scale.
     #[inline(always)]
     pub(crate) fn new(first: __m256i, second: __m256i, scale: __m256) -> Self {
         Pair {
@@ -109,7 +109,7 @@ pub(crate) fn half(bits: u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
 }
 
-/// Unpacks a K format's run of 32 bytes, whose low halves are the codes of one block and whose high halves those of the next.
+/// Unpacks a K format's run of 32 bytes: the low halves are the codes of one block, the high halves those of the next.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub(crate) fn nibbles(run: __m256i) -> (__m256i, __m256i) {

@@ -13,7 +13,7 @@ use crate::panel::{DEPTH, LANES, Minima, Panel, Panels, ROWS, Sums};
 const TILE: usize = 4;
 /// Tokens of a register.
 const WIDTH: usize = 8;
-/// What makes a signed code unsigned.
+/// Added to a signed code, makes it unsigned.
 const SIGN: i8 = -128;
 
 pub(crate) struct Panel8<B, const VNNI: bool>(PhantomData<B>);
@@ -28,14 +28,15 @@ fn dot_vnni(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
 #[target_feature(enable = "avx2")]
 #[inline]
 fn dot_pairs<const SIGNED: bool>(w: __m256i, x: __m256i) -> __m256i {
-    match SIGNED {
-        true => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
-        false => _mm256_maddubs_epi16(w, x),
+    if SIGNED {
+        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+    } else {
+        _mm256_maddubs_epi16(w, x)
     }
 }
 
 impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
-    /// Groups of four columns whose products of two still add up to 16 bits.
+    /// Groups of four columns whose products can be added in 16 bits.
     const STEPS: usize = if B::SIGNED {
         1
     } else {
@@ -80,9 +81,10 @@ impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
                 for i in i..i + Self::STEPS {
                     let x = _mm256_loadu_si256(x.add(64 * i).cast());
                     for r in 0..TILE {
-                        let products = match B::SIGNED {
-                            true => dot_pairs::<true>(weights(r, i), x),
-                            false => dot_pairs::<false>(weights(r, i), x),
+                        let products = if B::SIGNED {
+                            dot_pairs::<true>(weights(r, i), x)
+                        } else {
+                            dot_pairs::<false>(weights(r, i), x)
                         };
                         pairs[r] = _mm256_add_epi16(pairs[r], products);
                     }
@@ -260,9 +262,10 @@ impl<B: Integer, const VNNI: bool> Panels for Panel8<B, VNNI> {
     unsafe fn accumulate(panel: &Panel, x: &TokenPanel, sums: &mut Sums) {
         // SAFETY: the caller vouches for the level.
         unsafe {
-            match VNNI {
-                true => Self::accumulate_vnni(panel, x, sums),
-                false => Self::accumulate_avx2(panel, x, sums),
+            if VNNI {
+                Self::accumulate_vnni(panel, x, sums)
+            } else {
+                Self::accumulate_avx2(panel, x, sums)
             }
         }
     }

@@ -23,18 +23,18 @@ pub(crate) trait Float: Pod {
 
 /// How an integer format is unpacked.
 pub(crate) trait Integer {
-    /// What is unpacked at a time: blocks that hold [`Integer::GROUPS`] groups of 128 numbers.
+    /// Unit of unpacking: blocks that hold [`Integer::GROUPS`] groups of 128 numbers.
     type Chunk: Pod;
-    /// What the groups of a chunk share, in registers.
+    /// Values shared by the groups of a chunk, in registers.
     type Header: Copy;
 
     /// Groups in a chunk.
     const GROUPS: usize;
-    /// What has to be subtracted from each unpacked code.
+    /// Subtracted from each unpacked code.
     const OFFSET: i8 = 0;
-    /// Whether the two halves of each block of 32 have scales of their own.
+    /// Whether the two halves of each block of 32 have separate scales.
     const HALF_SCALES: bool = false;
-    /// What `mins` and `half_mins` have.
+    /// Which of `mins` and `half_mins` the format implements.
     const MINIMA: Minima = Minima::None;
 
     /// # Safety
@@ -45,12 +45,12 @@ pub(crate) trait Integer {
     /// As for `header`; `group < GROUPS`.
     unsafe fn group(chunk: *const Self::Chunk, header: Self::Header, group: usize) -> Group;
 
-    /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
+    /// The minima of the chunk's eight blocks, for formats that have them.
     fn mins(_: Self::Header) -> Option<__m256> {
         None
     }
 
-    /// The same where each half of the eight blocks has its own.
+    /// The minima of the halves of the eight blocks.
     fn half_mins(_: Self::Header) -> Option<__m512> {
         None
     }
@@ -70,7 +70,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// One whose halves have the same scales.
+    /// A block whose halves share one scale.
     #[inline(always)]
     pub(crate) fn new(first: __m512i, second: __m512i, scale: __m512) -> Self {
         Group {
@@ -210,8 +210,9 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
 pub(crate) struct IntegerTile<B>(PhantomData<B>);
 
 impl<B: Integer> kernel::Tile for IntegerTile<B> {
-    // What the groups of a chunk share takes a register of each row: then eight rows are too many. So they are if they and the
-    // next eight, which are prefetched, fill the nearest cache: Mamba-2 in Q8_0 loses a quarter of its speed on an EPYC.
+    // A chunk's shared values occupy a register per row; then eight rows need too many registers. Eight rows are also too many
+    // if they and the next eight, which are prefetched, fill the L1 cache: Mamba-2 in Q8_0 loses a quarter of its speed on an
+    // EPYC.
     #[inline]
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
         const LONGEST: usize = 1024;

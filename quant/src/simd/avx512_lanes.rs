@@ -13,7 +13,7 @@ use crate::kernel::Product;
 
 /// Bytes by which weights are prefetched.
 const AHEAD: usize = 8 << 10;
-/// What is subtracted from each code.
+/// Subtracted from each code.
 const OFFSET: i8 = 8;
 /// Blocks in a register.
 const LANES: usize = 16;
@@ -55,11 +55,11 @@ unsafe fn in_lanes(codes: *const i8) -> [[__m512i; 4]; 2] {
 
 /// Blocks of inputs that are in lanes at once.
 const PART: usize = 32;
-/// Tokens that meet a row while it is in the nearest cache.
+/// Tokens multiplied with a row while it is in the L1 cache.
 const TOKENS: usize = 4;
 
 /// A part of a token's input in lanes.
-struct Part {
+struct InputPart {
     codes: [[[__m512i; 4]; 2]; PART],
     /// The share of the codes' offset in every row's products.
     starts: [__m512i; PART],
@@ -71,7 +71,7 @@ struct Part {
 /// As for [`Kernel`](crate::kernel::Kernel).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
-    let mut parts = [const { MaybeUninit::<Part>::uninit() }; TOKENS];
+    let mut parts = [const { MaybeUninit::<InputPart>::uninit() }; TOKENS];
     let blocks = product.row_bytes / size_of::<Wide>();
     for first in (0..product.tokens()).step_by(TOKENS) {
         let parts = &mut parts[..(product.tokens() - first).min(TOKENS)];
@@ -107,7 +107,7 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
 /// # Safety
 /// The CPU has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<Part>) {
+unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<InputPart>) {
     let part = part.as_mut_ptr();
     let (zero, offset) = (_mm512_setzero_si512(), _mm512_set1_epi8(OFFSET));
     let (blocks, _) = codes.as_chunks::<{ 32 * LANES }>();
@@ -116,7 +116,7 @@ unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<Part>) {
         let codes = unsafe { in_lanes(codes.as_ptr()) };
         let below =
             (codes.as_flattened().iter()).fold(zero, |sum, &x| _mm512_dpbusd_epi32(sum, offset, x));
-        // SAFETY: step < PART; no reference to what is not written is made.
+        // SAFETY: step < PART; no reference to uninitialized memory is made.
         unsafe {
             (&raw mut (*part).codes[step]).write(codes);
             (&raw mut (*part).starts[step]).write(_mm512_sub_epi32(zero, below));
@@ -124,13 +124,19 @@ unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<Part>) {
     }
 }
 
-/// The product of a part of a row with that of a token, whose blocks have these scales.
+/// The product of a part of a row with the same part of a token, whose blocks have these scales.
 ///
 /// # Safety
-/// The CPU has AVX-512 with VNNI, and as many blocks of the part as `weights` has are written.
+/// The CPU has AVX-512 with VNNI, and the part has at least as many initialized blocks as
+/// `weights`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 #[inline]
-unsafe fn dot(weights: &[u8], part: &MaybeUninit<Part>, scales: &[f32], is_first: bool) -> f32 {
+unsafe fn dot(
+    weights: &[u8],
+    part: &MaybeUninit<InputPart>,
+    scales: &[f32],
+    is_first: bool,
+) -> f32 {
     let steps = weights.len() / size_of::<Wide>();
     assert!(steps <= PART && steps * LANES <= scales.len());
     let low = _mm512_set1_epi8(15);

@@ -47,9 +47,10 @@ pub(super) unsafe fn unpack<B: Integer, const SIGNED: bool>(
             let codes = &mut panel.codes[index][group * GROUP..][..GROUP];
             for (order, codes) in ORDER.iter().zip(codes.as_chunks_mut::<64>().0) {
                 let ordered = _mm512_permutex2var_epi64(w.first, constant(order), w.second);
-                let ordered = match SIGNED {
-                    true => _mm512_sub_epi8(ordered, offset),
-                    false => ordered,
+                let ordered = if SIGNED {
+                    _mm512_sub_epi8(ordered, offset)
+                } else {
+                    ordered
                 };
                 // SAFETY: 64 codes.
                 unsafe { _mm512_storeu_si512(codes.as_mut_ptr().cast(), ordered) };
@@ -108,17 +109,17 @@ pub(super) unsafe fn add_block<B: Integer, const R: usize>(
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let of_row = |values: &[[f32; DEPTH / BLOCK]; ROWS], r: usize| {
+        let load_row = |values: &[[f32; DEPTH / BLOCK]; ROWS], r: usize| {
             _mm512_set1_ps(*values.get_unchecked(first_row + r).get_unchecked(block))
         };
         let scale = _mm512_loadu_ps(x.scales.add(block * LANES));
         for r in 0..R {
             let first = _mm512_cvtepi32_ps(dot(0, r));
-            let own = of_row(&panel.scales, r);
+            let own = load_row(&panel.scales, r);
             if B::HALF_SCALES {
                 let second = _mm512_cvtepi32_ps(dot(1, r));
                 let scaled = _mm512_mul_ps(first, own);
-                let scaled = _mm512_fmadd_ps(second, of_row(&panel.second_scales, r), scaled);
+                let scaled = _mm512_fmadd_ps(second, load_row(&panel.second_scales, r), scaled);
                 sum[r] = _mm512_fmadd_ps(scaled, scale, sum[r]);
             } else {
                 sum[r] = _mm512_fmadd_ps(first, _mm512_mul_ps(own, scale), sum[r]);
@@ -133,14 +134,14 @@ pub(super) unsafe fn add_block<B: Integer, const R: usize>(
             Minima::Blocks => {
                 let both = _mm512_loadu_ps(x.sums.add(block * LANES));
                 for r in 0..R {
-                    sum[r] = _mm512_fnmadd_ps(of_row(&panel.mins, r), both, sum[r]);
+                    sum[r] = _mm512_fnmadd_ps(load_row(&panel.mins, r), both, sum[r]);
                 }
             }
             Minima::Halves => {
                 let (first, second) = (x_sum(0), x_sum(1));
                 for r in 0..R {
-                    sum[r] = _mm512_fnmadd_ps(of_row(&panel.mins, r), first, sum[r]);
-                    sum[r] = _mm512_fnmadd_ps(of_row(&panel.second_mins, r), second, sum[r]);
+                    sum[r] = _mm512_fnmadd_ps(load_row(&panel.mins, r), first, sum[r]);
+                    sum[r] = _mm512_fnmadd_ps(load_row(&panel.second_mins, r), second, sum[r]);
                 }
             }
         }

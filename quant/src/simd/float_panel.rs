@@ -1,5 +1,5 @@
 //! Float matrices times many tokens: rows are widened to f32 once for all tokens, into a panel whose lines hold a column of its
-//! rows each. A line meets one number of each token, so no sum crosses lanes and nothing is widened twice.
+//! rows each. A line is multiplied by one number of each token, so no sum crosses lanes and nothing is widened twice.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -13,9 +13,9 @@ use crate::kernel::Product;
 
 /// Numbers of a panel: it stays in the nearest cache while all tokens pass.
 const PANEL: usize = 4096;
-/// Tokens whose sums are kept while a panel is in use.
+/// Tokens whose sums are held while a panel is in use.
 const TOKENS: usize = 256;
-/// Panels that meet the same columns of the tokens one after another: these stay in the second-level cache, where all columns would not.
+/// Panels multiplied in sequence with the same columns of the tokens, which then stay in the L2 cache; all columns would not fit.
 const PANELS: usize = 4;
 /// Most rows of a panel.
 const MOST_ROWS: usize = 32;
@@ -25,7 +25,7 @@ const SUMS: usize = PANELS * TOKENS * MOST_ROWS;
 /// Bytes of working memory: a panel and the sums.
 pub(crate) const ROOM: usize = (PANEL + SUMS) * size_of::<f32>();
 
-/// What a level does with such panels: two registers of rows.
+/// Panel products of one SIMD level: two registers of rows.
 ///
 /// The value of a row and a token must not depend on the other rows and tokens.
 pub(crate) trait FloatPanels {
@@ -74,24 +74,24 @@ impl FloatPanelFunctions {
 }
 
 /// Some columns of some rows, `[height, width]` numbers from the first byte on.
-struct Part<'a> {
+struct PanelRows<'a> {
     bytes: &'a [u8],
     row_bytes: usize,
     size: [usize; 2],
 }
 
 impl FloatPanelFunctions {
-    /// Widens a part of at most as many rows as a panel has. Lanes behind the last row are zero.
+    /// Widens a part of at most as many rows as a panel has. Lanes after the last row are zero.
     ///
     /// # Safety
     /// The CPU has the level's instructions.
-    unsafe fn widen(&self, part: &Part, lines: &mut [f32; PANEL]) {
+    unsafe fn widen(&self, part: &PanelRows, lines: &mut [f32; PANEL]) {
         let step = self.rows / 2;
         let [height, width] = part.size;
         for half in [0, step] {
             for k in (0..width).step_by(step) {
                 let whole = (width - k).min(step) * self.number_bytes;
-                // Numbers behind the last row or column are zero.
+                // Numbers after the last row or column are zero.
                 let mut completed = [[0u32; MOST_ROWS / 2]; MOST_ROWS / 2];
                 let mut numbers = [std::ptr::null(); MOST_ROWS / 2];
                 for (r, completed) in completed[..step].iter_mut().enumerate() {
@@ -139,7 +139,7 @@ pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, r
                 }
                 for (panel, sums) in sums.chunks_exact_mut(count * most).enumerate() {
                     let start = (first + panel * most) * product.row_bytes;
-                    let part = Part {
+                    let part = PanelRows {
                         bytes: &product.weights[start + from * panels.number_bytes..],
                         row_bytes: product.row_bytes,
                         size: [(height - panel * most).min(most), columns],
@@ -185,7 +185,7 @@ impl<F: avx2::Float> Avx2<F> {
         sums: *mut f32,
     ) {
         let mut sum = [[_mm256_setzero_ps(); 2]; T];
-        // SAFETY: the caller vouches for what is read and written.
+        // SAFETY: the caller guarantees that the accessed memory is valid.
         unsafe {
             for k in 0..depth {
                 let line = lines.add(k * Self::ROWS);
@@ -265,7 +265,7 @@ impl<F: avx512::Float> Avx512<F> {
         sums: *mut f32,
     ) {
         let mut sum = [[_mm512_setzero_ps(); 2]; T];
-        // SAFETY: the caller vouches for what is read and written.
+        // SAFETY: the caller guarantees that the accessed memory is valid.
         unsafe {
             for k in 0..depth {
                 let line = lines.add(k * Self::ROWS);

@@ -1,6 +1,5 @@
-//! What each CPU level computes, independent of number formats: tiles of a product, and rounding inputs to 8 bits.
-//!
-//! A format supplies the step that differs: how one chunk of its blocks is unpacked into registers.
+//! Kernels of each CPU level, independent of number formats: tiles of a product, and rounding inputs to 8 bits. A
+//! format supplies the step that differs: unpacking one chunk of its blocks into registers.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;

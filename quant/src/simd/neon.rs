@@ -22,14 +22,14 @@ pub(crate) trait Float: Pod {
 
 /// How an integer format is unpacked.
 pub(crate) trait Integer: Pod {
-    /// What the 32-number blocks of a stored block share.
+    /// Values shared by the 32-number blocks of a stored block.
     type Header: Copy;
 
     /// Blocks of 32 in a stored block.
     const BLOCKS: usize;
-    /// Whether the two halves of each block of 32 have scales of their own.
+    /// Whether the two halves of each block of 32 have separate scales.
     const HALF_SCALES: bool = false;
-    /// What `mins`, `half_mins` and `min` have.
+    /// Which of `mins`, `half_mins` and `min` the format implements.
     const MINIMA: Minima = Minima::None;
 
     fn header(&self) -> Self::Header;
@@ -37,17 +37,17 @@ pub(crate) trait Integer: Pod {
     /// Block `block` of 32, below `BLOCKS`.
     fn unpack(&self, header: Self::Header, block: usize) -> Block;
 
-    /// What is subtracted from every number of the eight blocks, for formats that have such minima.
+    /// The minima of the eight blocks, for formats that have them.
     fn mins(_: Self::Header) -> Option<[float32x4_t; 2]> {
         None
     }
 
-    /// The same where each half of the eight blocks has its own.
+    /// The minima of the halves of the eight blocks.
     fn half_mins(_: Self::Header) -> Option<[float32x4_t; 4]> {
         None
     }
 
-    /// The same of a stored block of 32.
+    /// The minimum of a stored block of 32.
     fn min(_: Self::Header) -> Option<f32> {
         None
     }
@@ -67,7 +67,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// One whose halves have the same scale.
+    /// A block whose halves share one scale.
     #[inline(always)]
     pub(crate) fn new(first: int8x16_t, second: int8x16_t, scale: f32) -> Self {
         Block {

@@ -17,7 +17,7 @@ const REGISTERS: usize = TILE * WIDTH / 4;
 
 /// With `SQUARES` a register holds two rows by two tokens, as `smmla` makes them, else a row by four tokens.
 ///
-/// `smmla` wants eight columns of a row and then the same of the next: so lie the panel's codes then, and those of the inputs
+/// `smmla` reads eight columns of a row and then those of the next; the panel's codes and the inputs are laid out that way
 /// ([`Activations`](crate::Activations)).
 pub(crate) struct NeonPanel<B, const SQUARES: bool>(PhantomData<B>);
 
@@ -62,15 +62,16 @@ fn add_fours<const FOUR: usize>(
 impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
     /// Row and token, within a tile, of the first sum of a register.
     const fn place(register: usize) -> [usize; 2] {
-        match SQUARES {
-            true => [register / 4 * 2, register % 4 * 2],
-            false => [register / 2, register % 2 * 4],
+        if SQUARES {
+            [register / 4 * 2, register % 4 * 2]
+        } else {
+            [register / 2, register % 2 * 4]
         }
     }
 
     /// A number of each row, for every sum of a register.
     #[inline(always)]
-    fn of_rows(
+    fn load_rows(
         values: &[[f32; DEPTH / BLOCK]; ROWS],
         row: usize,
         block: usize,
@@ -93,7 +94,7 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
     /// # Safety
     /// `values` is valid for a tile's tokens.
     #[inline(always)]
-    unsafe fn of_tokens(values: *const f32, register: usize) -> float32x4_t {
+    unsafe fn load_tokens(values: *const f32, register: usize) -> float32x4_t {
         // SAFETY: two or four of the tokens.
         unsafe {
             let values = values.add(Self::place(register)[1]);
@@ -135,7 +136,8 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
                 let x = x.add(sixteen * 16 * LANES + lane * 4);
                 let w = [0, 1, 2, 3]
                     .map(|r| vld1q_s8(codes.add((row + r) * DEPTH + column + sixteen * 16)));
-                // Four columns after another, so that a register of the inputs meets all rows.
+                // Groups of four consecutive columns, so that a register of the inputs is
+                // multiplied with all rows.
                 let x = |four: usize| [0, 16].map(|t| vld1q_s8(x.add(four * 4 * LANES + t)));
                 add_fours::<0>(&mut dots, w, x(0));
                 add_fours::<1>(&mut dots, w, x(1));
@@ -162,33 +164,34 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
             for (i, sum) in sum.iter_mut().enumerate() {
                 let [r, t] = at(i);
                 let line = |r: usize| sums.0[r][t..].as_ptr();
-                *sum = match SQUARES {
-                    true => vcombine_f32(vld1_f32(line(r)), vld1_f32(line(r + 1))),
-                    false => vld1q_f32(line(r)),
+                *sum = if SQUARES {
+                    vcombine_f32(vld1_f32(line(r)), vld1_f32(line(r + 1)))
+                } else {
+                    vld1q_f32(line(r))
                 };
             }
             for block in 0..x.blocks {
                 let column = block * BLOCK;
-                let of_rows = |values, i| Self::of_rows(values, row, block, i);
+                let load_rows = |values, i| Self::load_rows(values, row, block, i);
                 let tokens = block * LANES + lane;
-                let scale = |i| Self::of_tokens(x.scales.add(tokens), i);
+                let scale = |i| Self::load_tokens(x.scales.add(tokens), i);
                 if B::HALF_SCALES {
                     const HALF: usize = BLOCK / 2;
                     let first = Self::dots::<HALF>(panel, x, [row, lane, column]);
                     let second = Self::dots::<HALF>(panel, x, [row, lane, column + HALF]);
                     for i in 0..REGISTERS {
-                        let first = vmulq_f32(vcvtq_f32_s32(first[i]), of_rows(&panel.scales, i));
+                        let first = vmulq_f32(vcvtq_f32_s32(first[i]), load_rows(&panel.scales, i));
                         let both = vfmaq_f32(
                             first,
                             vcvtq_f32_s32(second[i]),
-                            of_rows(&panel.second_scales, i),
+                            load_rows(&panel.second_scales, i),
                         );
                         sum[i] = vfmaq_f32(sum[i], both, scale(i));
                     }
                 } else {
                     let dots = Self::dots::<BLOCK>(panel, x, [row, lane, column]);
                     for i in 0..REGISTERS {
-                        let scale = vmulq_f32(of_rows(&panel.scales, i), scale(i));
+                        let scale = vmulq_f32(load_rows(&panel.scales, i), scale(i));
                         sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(dots[i]), scale);
                     }
                 }
@@ -196,20 +199,20 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
                     Minima::None => (),
                     Minima::Blocks => {
                         for i in 0..REGISTERS {
-                            let sums = Self::of_tokens(x.sums.add(tokens), i);
-                            sum[i] = vfmsq_f32(sum[i], of_rows(&panel.mins, i), sums);
+                            let sums = Self::load_tokens(x.sums.add(tokens), i);
+                            sum[i] = vfmsq_f32(sum[i], load_rows(&panel.mins, i), sums);
                         }
                     }
                     Minima::Halves => {
                         let half_sums = |half: usize, i: usize| {
                             let at = x.half_sums.add((2 * block + half) * LANES + lane);
                             // As bits: they are whole numbers.
-                            let sums = vreinterpretq_s32_f32(Self::of_tokens(at.cast(), i));
+                            let sums = vreinterpretq_s32_f32(Self::load_tokens(at.cast(), i));
                             vmulq_f32(scale(i), vcvtq_f32_s32(sums))
                         };
                         for i in 0..REGISTERS {
-                            let first = of_rows(&panel.mins, i);
-                            let second = of_rows(&panel.second_mins, i);
+                            let first = load_rows(&panel.mins, i);
+                            let second = load_rows(&panel.second_mins, i);
                             sum[i] = vfmsq_f32(sum[i], first, half_sums(0, i));
                             sum[i] = vfmsq_f32(sum[i], second, half_sums(1, i));
                         }

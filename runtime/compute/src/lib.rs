@@ -1,9 +1,10 @@
-//! An internal part of the crate `waterline`, without a stable interface: the fused operations, programs of them, and what they run on.
+//! An internal part of the crate `waterline`, without a stable interface: the fused operations, programs of them, and the backends that
+//! run them.
 
 #![allow(missing_docs)]
 
 pub mod cpu;
-// Without GPUs some of what drives them is used by kernels built ahead of time alone, and some by nothing.
+// Without GPUs some of the GPU code is used only by kernels built ahead of time, and some is unused.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub mod cuda;
 pub mod functions;

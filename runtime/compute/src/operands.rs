@@ -1,5 +1,5 @@
-//! What an op reads and writes, by name. Order between ops follows from these names alone (`crate::program`), on every
-//! device: an op that touches what it does not name fails a test (tests/instrument.rs).
+//! The operands of ops, by name. These names alone decide the order between ops (`crate::program`), on every device:
+//! an op that accesses anything else fails a test (tests/instrument.rs).
 
 /// Columns of a buffer: `width` values of each token from column `start` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl View {
         }
     }
 
-    /// Whether some value of some token belongs to both. Rows of other lengths meet somewhere.
+    /// Whether some value of some token belongs to both. Rows of different lengths always overlap.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let meet = self.start < other.start + other.width && other.start < self.start + self.width;
         self.buffer == other.buffer && (meet || self.stride != other.stride)
@@ -62,7 +62,7 @@ pub const RESIDUAL: usize = 0;
 pub const INPUTS: usize = 1;
 /// Products that are summed into the residual stream pass through buffer 2.
 pub const PRODUCT: usize = 2;
-/// What one op leaves for another: columns of a buffer, or a state tensor.
+/// An operand: columns of a buffer, or a state tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operand {
     /// Columns of a buffer.
@@ -82,15 +82,13 @@ impl Operand {
     }
 }
 
-/// What an op reads and writes. What it updates, wholly or in part, stands in both lists.
-///
-/// [`crate::operands::INPUTS`] and [`crate::operands::PRODUCT`] are not named: they are working memory, in which an op
-/// finds nothing and leaves nothing.
+/// The operands of an op. An operand that it updates, wholly or in part, is in both lists. [`crate::operands::INPUTS`]
+/// and [`crate::operands::PRODUCT`] are not listed: they are working memory without contents between ops.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// What other ops left and this one reads.
+    /// Operands written by other ops.
     pub reads: Vec<Operand>,
-    /// What it writes.
+    /// Operands that it writes.
     pub writes: Vec<Operand>,
 }
 
@@ -101,7 +99,7 @@ impl Access {
         self
     }
 
-    /// It also writes all of these columns, and reads nothing of what they held.
+    /// Adds columns that the op overwrites completely, without reading their old contents.
     pub fn writes(mut self, views: impl IntoIterator<Item = View>) -> Self {
         self.writes.extend(views.into_iter().map(Operand::Columns));
         self
@@ -156,9 +154,9 @@ impl Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hazard {
-    /// The later one reads what the earlier one wrote.
+    /// The later op reads data that the earlier one wrote.
     ReadAfterWrite,
-    /// The later one writes over what the earlier one read.
+    /// The later op overwrites data that the earlier one read.
     WriteAfterRead,
     /// Both write it.
     WriteAfterWrite,

@@ -1,4 +1,4 @@
-//! Tensors that a model needs: what they are called, their shapes, and which formats keep their meaning.
+//! Tensors that a model needs: their names and shapes, and the formats that preserve their meaning.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub enum Precision {
     Full,
 }
 
-/// What the names of tensors begin with that several layers have in common.
+/// Prefix of tensors that several layers share.
 pub const OF_MODEL: &str = "model.";
 
 /// The name of a tensor that all layers that list it have in common, of the same shape in each.
@@ -41,9 +41,10 @@ pub fn of_model(name: &str) -> String {
 
 /// The full name of a tensor that a part of a model calls `name` where names begin with `scope`.
 pub fn full_name(scope: &str, name: &str) -> String {
-    match name.starts_with(OF_MODEL) {
-        true => name.into(),
-        false => format!("{scope}{name}"),
+    if name.starts_with(OF_MODEL) {
+        name.into()
+    } else {
+        format!("{scope}{name}")
     }
 }
 

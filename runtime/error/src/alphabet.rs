@@ -1,6 +1,6 @@
 //! GPT-2's alphabet, in which byte-level vocabularies spell bytes.
 
-/// Printable Latin-1 bytes stand for themselves, the others for the characters from U+0100 on.
+/// Printable Latin-1 bytes map to themselves, the others to the characters from U+0100 on.
 pub struct Alphabet {
     byte_of: [Option<u8>; 0x144],
     characters: [char; 256],
@@ -29,7 +29,7 @@ impl Default for Alphabet {
 }
 
 impl Alphabet {
-    /// The bytes of a token. Characters outside the alphabet stand for themselves.
+    /// The bytes of a token. Characters outside the alphabet map to their UTF-8 bytes.
     pub fn decode(&self, token: &str) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(token.len());
         for character in token.chars() {

@@ -36,9 +36,10 @@ pub fn encode(bytes: &[u8]) -> String {
         let byte = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
         let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
         for place in 0..4 {
-            match place <= three.len() {
-                true => text.push(ALPHABET[(bits >> (18 - 6 * place) & 63) as usize].into()),
-                false => text.push('='),
+            if place <= three.len() {
+                text.push(ALPHABET[(bits >> (18 - 6 * place) & 63) as usize].into())
+            } else {
+                text.push('=')
             }
         }
     }

@@ -7,7 +7,7 @@ pub mod cancel;
 
 use std::path::PathBuf;
 
-/// What the library's calls return.
+/// Result of the library's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that can go wrong, as a sentence a user can act on.
@@ -18,11 +18,11 @@ pub enum Error {
     #[error(transparent)]
     Quant(waterline_quant::Error),
     /// The operating system refused a file operation.
-    #[error("{}: {action}: {source}", path.display())]
+    #[error("{}: {action}: {}", path.display(), waterline_quant::reason(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was being done, such as "cannot write".
+        /// The action that failed, such as "cannot write".
         action: &'static str,
         /// The system's own reason.
         source: std::io::Error,
@@ -34,9 +34,9 @@ pub enum Error {
         file: String,
         /// The key.
         key: String,
-        /// What it says.
+        /// The value that was found.
         found: String,
-        /// What it should say.
+        /// The value that was expected.
         expected: String,
     },
     /// A tensor is absent or has another shape or type than the description says.
@@ -46,9 +46,9 @@ pub enum Error {
         file: String,
         /// The tensor's name in that file.
         name: String,
-        /// What was found.
+        /// The value that was found.
         found: String,
-        /// What was expected.
+        /// The value that was expected.
         expected: String,
     },
     /// The model is well formed, but this library cannot run it.
@@ -56,7 +56,7 @@ pub enum Error {
     Unsupported {
         /// The file that needs it.
         file: String,
-        /// What the file needs, and what is supported instead.
+        /// The feature that the file needs, and the supported alternative.
         what: String,
     },
     /// The file has tensors that the model does not use: without them it may be another model.
@@ -77,16 +77,16 @@ pub enum Error {
     Tokenizer {
         /// Where the tokenizer came from.
         source_name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// The chat template is absent, malformed or cannot render the conversation.
     #[error("chat template: {reason}")]
     Template {
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// A parameter is outside what it may be.
+    /// A parameter is outside its valid range.
     #[error("{what}: {reason}")]
     Invalid {
         /// The parameter.
@@ -112,7 +112,7 @@ pub enum Error {
     Snapshot {
         /// The snapshot's file, or "memory".
         file: String,
-        /// What differs.
+        /// The difference.
         reason: String,
     },
     /// The position cannot be reached again.
@@ -120,15 +120,15 @@ pub enum Error {
     Rewind {
         /// The position to return to.
         position: u64,
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
     /// The system refused memory or a thread. Nothing else changed.
     #[error("{what} cannot be allocated: {advice}")]
     Memory {
-        /// What was to be allocated, and how much.
+        /// The failed allocation and its size.
         what: String,
-        /// What to choose instead.
+        /// An alternative to choose.
         advice: &'static str,
     },
     /// A device is missing, full, too old or lost, or its kernels cannot be made.
@@ -136,10 +136,10 @@ pub enum Error {
     Device {
         /// The device.
         device: String,
-        /// What is wrong, and what to do.
+        /// The reason and a remedy.
         reason: String,
     },
-    /// Reading was cancelled; the session stands at a whole token and can go on.
+    /// Reading was cancelled; the session ends at a whole token and can continue.
     #[error("cancelled after {fed} tokens")]
     Cancelled {
         /// Tokens of the call that were read before it stopped.
@@ -160,7 +160,7 @@ impl From<waterline_quant::Error> for Error {
 }
 
 impl Error {
-    /// A parameter `what` that cannot be used, and why.
+    /// An unusable parameter `what`, and the reason.
     #[doc(hidden)]
     pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Invalid {
@@ -169,7 +169,7 @@ impl Error {
         }
     }
 
-    /// Memory or a thread, `what`, that the system refused, and what to choose instead.
+    /// Memory or a thread, `what`, that the system refused, and an alternative to choose.
     #[doc(hidden)]
     pub fn memory(what: impl Into<String>, advice: &'static str) -> Self {
         Error::Memory {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::draft::HostDraft;
+use super::host_batch::{HostAhead, HostBatch, HostGroup};
 use super::slots::{OneState, Slots};
-use super::together::{HostAhead, HostGroup, Together};
 use super::{Ahead, Engine, Group, Setup};
 use crate::bound::Model;
 use crate::cpu::Pool;
@@ -108,7 +108,7 @@ impl Engine for CpuEngine {
         let arena = &mut self.arena;
         match &mut self.reading {
             Reading::Chunks(workspace) => workspace.run(program, arena, tokens, position),
-            Reading::Steps(slots) => slots.read(program, &mut OneState::of(arena), tokens),
+            Reading::Steps(slots) => slots.read(program, &mut OneState::new(arena), tokens),
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Engine for CpuEngine {
     fn group(&self, most: usize) -> Result<Box<dyn Group>> {
         Ok(Box::new(HostGroup {
             model: Arc::clone(&self.model),
-            together: Together::new(self.model.program(), Arc::clone(&self.pool), most, false)?,
+            together: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, false)?,
         }))
     }
 
@@ -242,7 +242,7 @@ impl Engine for CpuEngine {
                 .map(|draft| HostDraft::new(draft, &self.pool))
                 .transpose()?,
             model: Arc::clone(&self.model),
-            together: Together::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
+            together: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
             before: self.arena.try_clone()?,
             most,
         }))

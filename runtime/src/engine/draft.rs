@@ -12,7 +12,7 @@ use crate::state::{Arena, HEADER};
 /// Memory to run the block token by token.
 pub(super) struct HostDraft {
     workspace: Workspace,
-    /// What the block's norm gave for its last token.
+    /// Output of the block's norm for its last token.
     hidden: Vec<f32>,
     logits: Vec<f32>,
 }

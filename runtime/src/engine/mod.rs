@@ -3,17 +3,17 @@
 mod cpu;
 mod cuda;
 mod draft;
+mod host_batch;
 mod slots;
 mod step;
-mod together;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use cpu::plan_reading;
+pub(crate) use host_batch::plan_ahead;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
-pub(crate) use together::plan_ahead;
 
 use crate::bound::Model;
 use crate::cpu::Pool;
@@ -223,7 +223,7 @@ pub(crate) fn new(
 ) -> Result<Box<dyn Engine>> {
     // Before anything is touched: a state and marks that can never fit.
     let bytes = plan.bytes().saturating_mul(setup.marks.saturating_add(1));
-    if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+    if waterline_quant::ask_room(bytes).is_err() {
         let what = format!("a session of {bytes} bytes");
         return Err(Error::memory(
             what,

@@ -38,7 +38,7 @@ struct Step {
 }
 
 impl Step {
-    fn of(op: &dyn Op, keeps: bool) -> Self {
+    fn new(op: &dyn Op, keeps: bool) -> Self {
         let access = op.access();
         let width = match keeps && access.changes_state() {
             true => access.read_columns().map(|view| view.width).sum(),
@@ -55,7 +55,7 @@ impl Step {
 impl Slots {
     /// Allocates for up to `most` tokens, and if it `keeps` the columns that ops with a state read, for [`Slots::repeat`].
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
-        let ops = program.ops.iter().map(|op| Step::of(&**op, keeps));
+        let ops = program.ops.iter().map(|op| Step::new(&**op, keeps));
         let ops: Vec<Step> = ops.collect();
         Ok(Slots {
             workspace: Workspace::new(program, pool, most)?.in_step_order(),
@@ -69,7 +69,7 @@ impl Slots {
     /// Bytes of working memory that [`Slots::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, most: usize, keeps: bool) -> usize {
         let one = widths(program).iter().sum::<usize>();
-        let kept = program.ops.iter().map(|op| Step::of(&**op, keeps).width);
+        let kept = program.ops.iter().map(|op| Step::new(&**op, keeps).width);
         let floats = one + kept.sum::<usize>() * most;
         Workspace::plan(program, threads, most) + floats * size_of::<f32>()
     }
@@ -145,7 +145,7 @@ pub(super) struct OneState<'a> {
 }
 
 impl<'a> OneState<'a> {
-    pub fn of(arena: &'a mut Arena) -> Self {
+    pub fn new(arena: &'a mut Arena) -> Self {
         let position = arena.tensor::<u64>(HEADER)[0];
         OneState { arena, position }
     }

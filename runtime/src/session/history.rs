@@ -396,6 +396,6 @@ impl Session {
 
 /// Zeros, or the system's refusal.
 fn room<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
-    let refused = |()| Error::memory("a checkpoint", "give the prefix store fewer bytes");
-    bytemuck::allocation::try_zeroed_vec(count).map_err(refused)
+    let refused = |_| Error::memory("a checkpoint", "give the prefix store fewer bytes");
+    waterline_quant::zeroed(count).map_err(refused)
 }

@@ -23,7 +23,7 @@ impl Hash {
         self.0
     }
 
-    fn of(tokens: &[u32]) -> Self {
+    fn from_tokens(tokens: &[u32]) -> Self {
         let mut hash = Hash::new();
         for &token in tokens {
             hash.add(token.into());
@@ -74,7 +74,7 @@ impl Reading {
     /// A state that was saved by this grid; `tokens` are all that it has read or their hash, if they are known.
     pub fn restored(grid: u64, hash: Option<u64>, tokens: Option<&[u32]>) -> Self {
         Reading {
-            tokens: tokens.map(Hash::of).or(hash.map(Hash)),
+            tokens: tokens.map(Hash::from_tokens).or(hash.map(Hash)),
             grid: Hash(grid),
             origin: None,
         }
@@ -103,6 +103,6 @@ impl Reading {
 
     /// True if these are the tokens that were read.
     pub fn is_of(&self, tokens: &[u32]) -> bool {
-        self.tokens == Some(Hash::of(tokens))
+        self.tokens == Some(Hash::from_tokens(tokens))
     }
 }

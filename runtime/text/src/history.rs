@@ -1,4 +1,4 @@
-//! The tokens of a whole history: rendered by the model's template, which alone decides what messages it takes, and tokenized.
+//! The tokens of a whole history: rendered by the model's template, which decides which messages it accepts, and tokenized.
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ pub struct History {
 }
 
 impl Turns {
-    /// The tokens of `messages`. If `reply`, an answer can be generated after them; where the last message is one, it goes on.
+    /// The tokens of `messages`. If `reply`, an answer can be generated after them; a last message that is an answer is continued.
     ///
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages or leaves the last one out, [`Error::Invalid`] for a message whose fields

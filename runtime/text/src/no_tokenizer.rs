@@ -1,4 +1,4 @@
-//! What stands for the tokenizer in a build without it: tokens go in and out, no text.
+//! The tokenizer in a build without it: tokens go in and out, no text.
 
 use crate::error::{Error, Result};
 pub use runs::{Run, Runs};

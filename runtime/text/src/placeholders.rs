@@ -1,4 +1,4 @@
-//! Placeholders in chat templates: where the contents of messages stand in a rendering of a chat template.
+//! Placeholders in chat templates: they mark the contents of messages in a rendering.
 
 use super::{Message, Piece};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ const PAD: char = '\u{205f}';
 
 /// A stretch of a rendering.
 pub(super) struct Part<'a> {
-    /// Index of the message whose content this is; none for the template's own text.
+    /// Index of the message with this content; none for the template's own text.
     pub message: Option<usize>,
     /// Its text.
     pub piece: Piece<'a>,

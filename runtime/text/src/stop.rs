@@ -16,7 +16,7 @@ pub struct StopStrings {
     found: Option<usize>,
 }
 
-/// What a push has released.
+/// The text that a push has released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step<'a> {
     /// Text to emit now.
@@ -72,7 +72,7 @@ impl StopStrings {
         }
     }
 
-    /// Ends the text: returns what was held back. The matcher is then as new.
+    /// Ends the text: returns the text that was held back. The matcher is then as new.
     pub fn finish(&mut self) -> &str {
         self.text.drain(..self.emitted);
         self.emitted = self.text.len();
@@ -208,7 +208,7 @@ mod tests {
         assert!(StopStrings::new(vec!["x".into(), String::new()]).is_err());
     }
 
-    /// What a reader of whole text would do: try every end, then every start.
+    /// The matcher's result on whole text: tries every end, then every start.
     fn naive<'a>(text: &str, stops: &'a [String]) -> (String, Option<&'a str>) {
         for end in 0..=text.len() {
             for start in 0..end {

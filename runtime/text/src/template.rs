@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Who speaks. A template decides which roles it takes.
+/// The speaker. A template decides which roles it accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Role {
@@ -50,9 +50,9 @@ impl From<Role> for String {
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// The speaker.
     pub role: Role,
-    /// What is said.
+    /// The text.
     #[serde(default, deserialize_with = "content")]
     pub content: String,
     /// Further fields for the template, such as `name` or `tool_calls`.
@@ -98,7 +98,7 @@ fn content<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Str
     }
 }
 
-/// What a rendering is given besides the messages.
+/// Variables of a rendering other than the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct TemplateOptions {
@@ -109,7 +109,7 @@ pub struct TemplateOptions {
 }
 
 /// A model's chat template: Jinja with the settings, globals and Python methods that transformers
-/// gives it. It comes from a stranger: what it may do, and for how long, is bounded.
+/// gives it. It is not trusted: its work and its time are bounded.
 pub struct ChatTemplate {
     template: Template,
     /// The template of conversations with tools, if it is another one.
@@ -118,7 +118,7 @@ pub struct ChatTemplate {
     names: [String; 3],
 }
 
-/// ChatML, which most models are trained with and which serves those whose file has no template.
+/// ChatML, with which most models are trained, for files without a template.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
@@ -129,7 +129,7 @@ impl ChatTemplate {
         Self::new(CHATML, "", "")
     }
 
-    /// Parses `source`; `bos` and `eos` are what it calls `bos_token` and `eos_token`.
+    /// Parses `source`; `bos` and `eos` are its variables `bos_token` and `eos_token`.
     ///
     /// # Errors
     /// [`Error::Template`] with the place of a syntax error.
@@ -137,7 +137,7 @@ impl ChatTemplate {
         Self::with_names(source, [bos.into(), eos.into(), String::new()])
     }
 
-    /// As [`new`](Self::new), with what it calls `bos_token`, `eos_token` and `pad_token`.
+    /// As [`new`](Self::new), with its variables `bos_token`, `eos_token` and `pad_token`.
     #[doc(hidden)]
     pub fn with_names(source: &str, names: [String; 3]) -> Result<Self> {
         Ok(Self {
@@ -184,10 +184,11 @@ impl ChatTemplate {
             fields.insert("content".into(), message.content.as_str().into());
             Value::Object(fields)
         };
-        let tools = match options.tools.is_empty() {
+        let tools = if options.tools.is_empty() {
             // As transformers passes it: defined, and none.
-            true => Value::Null,
-            false => Value::Array(options.tools.clone()),
+            Value::Null
+        } else {
+            Value::Array(options.tools.clone())
         };
         let [bos, eos, pad] = &self.names;
         let mut variables = vec![
@@ -209,9 +210,12 @@ impl ChatTemplate {
         let for_tools = self.tool_use.as_ref().filter(|_| !options.tools.is_empty());
         let template = for_tools.unwrap_or(&self.template);
         let rendered = template.render(&variables, canceller);
-        rendered.map_err(|failure| match canceller.take() {
-            true => Error::Cancelled { fed: 0 },
-            false => error(failure),
+        rendered.map_err(|failure| {
+            if canceller.take() {
+                Error::Cancelled { fed: 0 }
+            } else {
+                error(failure)
+            }
         })
     }
 }

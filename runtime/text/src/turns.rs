@@ -6,36 +6,34 @@ use std::sync::Arc;
 
 /// A conversation as the tokens that each turn adds.
 ///
-/// A recurrent state cannot be fed a prompt that differs in the middle, so history is never fed
-/// again, and what the model itself generated stays as it is, token for token. A turn feeds what
-/// the template puts after the model's last answer: the end of that answer, the user's message,
-/// the beginning of the next answer.
+/// A recurrent state cannot be changed in the middle, so history is never fed again, and generated
+/// tokens stay as they are. A turn feeds the part of the rendering after the model's last answer:
+/// the end of that answer, the user's message, the beginning of the next answer.
 ///
 /// To find it, the template is rendered with a placeholder in place of each content, and the
 /// rendering is cut at the last answer's placeholder. So it does not matter if a template renders
-/// older messages differently from newer ones (some drop a model's reasoning), and contents
-/// never pass through the template: a user who types the name of a control token gets its
-/// letters.
+/// older messages differently from newer ones (some drop a model's reasoning), and contents never
+/// pass through the template: a user who types the name of a control token gets its letters.
 ///
-/// The end-of-turn token (the added token with which the template closes an answer, if any) is
-/// the border: whatever stops an answer, it has been fed when
-/// [`assistant_done`](Self::assistant_done)'s tokens have been, and everything after it belongs to
-/// the next turn. The messages are therefore the whole of what has to be saved.
+/// The end-of-turn token (the added token with which the template closes an answer, if any) is the
+/// border: however an answer ends, it has been fed when [`assistant_done`](Self::assistant_done)'s
+/// tokens have been, and everything after it belongs to the next turn. Saving the messages is
+/// therefore enough.
 #[derive(Clone)]
 pub struct Turns {
     template: Arc<ChatTemplate>,
     tokenizer: Arc<Tokenizer>,
     options: TemplateOptions,
     canceller: Canceller,
-    /// What the template puts between an answer and its end-of-turn token, and this token; empty
-    /// if no added token closes an answer.
+    /// The tokens that the template puts after an answer, up to its end-of-turn token; empty if no
+    /// added token closes an answer.
     end: Vec<u32>,
     /// Whether the template leaves out the thought of an answer once another message follows.
     drops_thoughts: bool,
     messages: Vec<Message>,
 }
 
-/// What models put around their thoughts.
+/// The tag around a model's thoughts.
 const THOUGHT: &str = "<think>";
 const THOUGHT_END: &str = "</think>";
 
@@ -51,7 +49,7 @@ impl Turns {
         Self::with_options(template, tokenizer, options, canceller)
     }
 
-    /// As [`new`](Self::new), with tools and a thinking switch, and what ends a rendering.
+    /// As [`new`](Self::new), with tools, a thinking switch, and a cancellation of renderings.
     ///
     /// # Errors
     /// As [`new`](Self::new), and [`Error::Cancelled`].
@@ -84,16 +82,16 @@ impl Turns {
         Ok(turns)
     }
 
-    /// What the template is given besides the messages.
+    /// Variables of the template other than the messages.
     #[doc(hidden)]
     pub fn options(&self) -> &TemplateOptions {
         &self.options
     }
 
-    /// Changes what the template is given from the next turn on. On an error nothing has changed.
+    /// Changes the template's variables from the next turn on. On an error nothing changes.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template cannot work with it.
+    /// [`Error::Template`] if the template cannot render with them.
     #[doc(hidden)]
     pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
         let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
@@ -104,7 +102,7 @@ impl Turns {
         Ok(())
     }
 
-    /// What ends a rendering from now on, with [`Error::Cancelled`].
+    /// Cancels renderings from now on, with [`Error::Cancelled`].
     #[doc(hidden)]
     pub fn set_canceller(&mut self, canceller: Canceller) {
         self.canceller = canceller;
@@ -176,8 +174,8 @@ impl Turns {
     /// Sets the system message, which the first turn feeds; an empty text removes it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no
-    /// system message. The one before is kept then.
+    /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no system
+    /// message. The old one stays then.
     #[doc(hidden)]
     pub fn system(&mut self, text: &str) -> Result<()> {
         if self
@@ -299,7 +297,7 @@ impl Turns {
         self.end.last().copied()
     }
 
-    /// Encodes what the template renders after the last answer, or all if there is none yet.
+    /// Encodes the rendering after the last answer, or all of it if there is none yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
         let placeholders = placeholders(&self.messages);
         let rendered = self.render(&placeholders, add_generation_prompt)?;

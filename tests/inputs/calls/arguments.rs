@@ -1,4 +1,4 @@
-//! What a call is made from.
+//! The arguments of a call.
 
 use std::ptr::null_mut;
 
@@ -24,7 +24,7 @@ pub const NUMBERS: [u64; 12] = [
     u32::MAX as u64,
 ];
 
-/// What one call is made from.
+/// The bytes of one call's arguments.
 pub struct Arguments<'a>(pub &'a [u8]);
 
 impl Arguments<'_> {

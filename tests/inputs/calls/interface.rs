@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-// Links the library, whose functions are declared below as a C program sees them.
+// Links the library, whose functions are declared below as in C.
 use waterline_ffi as _;
 
 pub type Handle = *mut c_void;

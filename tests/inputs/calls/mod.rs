@@ -1,5 +1,5 @@
-//! Calls of the C interface, made from bytes: which function, which handles, what the structs say. Pointers to memory that is not there
-//! cannot be tried; NULL, misaligned ones and every number can.
+//! Calls of the C interface, made from bytes: the function, the handles, the contents of the structs. Wild pointers cannot be tried;
+//! NULL, misaligned ones and every number can.
 
 mod arguments;
 mod interface;
@@ -14,17 +14,17 @@ use interface::*;
 /// Most calls of an input.
 const MOST: usize = 48;
 
-/// What each call is made from: the function, then its arguments. Zero is an argument that works.
+/// The bytes of each call: the function, then its arguments. Zero is a valid argument.
 const WIDTH: usize = 8;
 
-/// What a callback is given: the session that calls it, and what it returns.
+/// Data of a callback: the calling session, and the result to return.
 struct Listener {
     session: Handle,
     answer: c_int,
 }
 
 unsafe extern "C" fn on_text(text: *const c_char, length: usize, user: *mut c_void) -> c_int {
-    // SAFETY: the text has `length` bytes and a zero byte behind them; `user` is a Listener that outlives the call.
+    // SAFETY: the text has `length` bytes and a zero byte after them; `user` is a Listener that outlives the call.
     let (text, listener) = unsafe { (CStr::from_ptr(text), &*user.cast::<Listener>()) };
     assert!(text.to_str().is_ok() && text.to_bytes().len() <= length);
     // SAFETY: the handle is checked by the library.
@@ -71,7 +71,7 @@ fn models() -> [Handle; 2] {
 }
 
 impl Program {
-    /// Takes note of what a call returned; `good` says that it may succeed.
+    /// Records the result of a call; `good` means that it may succeed.
     fn note(&mut self, what: &str, status: Call, good: bool) -> bool {
         // SAFETY: a name and a sentence are always there.
         let (name, said) = unsafe {
@@ -239,7 +239,7 @@ impl Program {
                 let (to, placed) = a.place(&mut logits);
                 let status = unsafe { wl_logits(session, to, &mut number) };
                 if self.note("wl_logits", status, is && placed) {
-                    // SAFETY: so many logits lie there until the session is used again.
+                    // SAFETY: this many logits are valid until the session is used again.
                     let logits = unsafe { std::slice::from_raw_parts(logits, number) };
                     assert!(logits.iter().all(|x| x.is_finite()));
                 }
@@ -270,7 +270,7 @@ impl Program {
             }
             15 | 16 => {
                 let mut params = a.fields(GENERATE, Some(wl_generate_params_init));
-                // Whatever was chosen, no more than the test waits for.
+                // Limits the choice to a count that the test can wait for.
                 params[1] = params[1].min(6);
                 let answer = (a.next() % 2) as c_int;
                 let mut listener = Listener { session, answer };

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use super::overview::columns;
 use super::page::{figures, notes};
-use super::provenance;
 use super::report::{Depth, Report};
 use super::statistics::{mean, median, p99, ratio};
 use crate::error::{Error, Result};
 use crate::page::Page;
+use crate::provenance;
 use crate::units::{bytes, rounded, thousands};
 
 /// Two results.
@@ -16,7 +16,7 @@ pub struct Comparison {
     reports: [Report; 2],
 }
 
-/// What is said below the table.
+/// The note below the table.
 const EXPLANATION: &str = "In brackets: where the change lies in 95 of 100 repetitions, from the times of the tokens (a bootstrap of blocks of 16); \
     for the prompt, the extremes of its passes. A bracket without 0 is a difference that noise within a run does not explain.";
 
@@ -46,7 +46,7 @@ impl Comparison {
         })
     }
 
-    /// What the two are, in a line or two each.
+    /// Descriptions of both, in a line or two each.
     fn titles(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (name, report) in ["A", "B"].iter().zip(&self.reports) {

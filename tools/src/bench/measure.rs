@@ -1,4 +1,4 @@
-//! What is run and timed, in which order.
+//! The measurement: its steps and their order.
 
 use std::time::Instant;
 
@@ -6,6 +6,7 @@ use indicatif::ProgressBar;
 use waterline::{Session, Snapshot};
 
 use super::bandwidth::Bandwidth;
+use super::batches::BatchSpeed;
 use super::energy::Energy;
 use super::statistics::Hash;
 use crate::allocations;
@@ -22,7 +23,7 @@ const UNTIMED: usize = 1;
 const PASSES: usize = 3;
 /// A prompt that takes longer, in seconds, is read once.
 const LONG: f64 = 5.0;
-/// Copies of the state that are larger in all are not kept.
+/// Copies of the state that are larger in total are not made.
 const MOST_COPIED: usize = 1 << 30;
 /// Memory is measured when the position has grown by this part since the last time.
 const STRIDE: f64 = 0.03;
@@ -31,19 +32,19 @@ const SEED: u64 = 1;
 /// About how many tokens of a prompt are read in the time of a generated one; for the bar.
 const STEP_COST: usize = 8;
 
-/// What to measure.
-pub struct Plan {
+/// Settings of a measurement.
+pub struct RunPlan {
     /// Tokens of the prompt.
     pub prompt: usize,
     /// Tokens to time at each depth.
     pub generate: usize,
     /// Positions, ascending.
     pub depths: Vec<usize>,
-    /// The GPU whose energy counts.
+    /// The GPU whose energy is included.
     pub gpu: Option<usize>,
 }
 
-impl Plan {
+impl RunPlan {
     fn turns(&self) -> usize {
         self.generate.div_ceil(TURN)
     }
@@ -80,7 +81,7 @@ pub struct Measured {
     pub prompt_s: Vec<f64>,
     /// Seconds from a prompt to the first token after it.
     pub first_token_s: Vec<f64>,
-    /// What was timed at each depth.
+    /// The times at each depth.
     pub depths: Vec<Timed>,
     /// Position and resident bytes, along the way to the deepest position.
     pub memory: Vec<(u64, u64)>,
@@ -94,8 +95,10 @@ pub struct Measured {
     pub counted_tokens: u64,
     /// Joules for each token of a turn, where the machine counts them.
     pub joules_per_token: Vec<f64>,
-    /// What they are counted of.
+    /// The sources of the energy.
     pub energy_of: Option<String>,
+    /// The speed of batches, measured by [`super::batches`].
+    pub batches: Vec<BatchSpeed>,
     /// Hash of the generated tokens and the logits.
     pub hash: String,
     /// Whether the depths took turns.
@@ -127,7 +130,11 @@ struct Run<'a> {
 }
 
 /// Measures a new session.
-pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> Result<Measured> {
+pub fn measure(
+    session: &mut Session,
+    plan: &RunPlan,
+    cache_bytes: Option<u64>,
+) -> Result<Measured> {
     // All of this is allocated before memory is measured first: the run itself adds nothing to it.
     let interleaved =
         plan.depths.len() > 1 && plan.depths.len() * session.state_bytes() <= MOST_COPIED;
@@ -192,6 +199,7 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
         counted_tokens: run.counted_tokens,
         joules_per_token: run.joules_per_token,
         energy_of: run.energy.map(|energy| energy.sources().to_string()),
+        batches: Vec::new(),
         hash: run.hash.digits(),
         interleaved,
     })
@@ -249,7 +257,7 @@ impl Run<'_> {
                 self.step()?;
             }
         }
-        // What was used before the first timed token does not count.
+        // Energy before the first timed token is not included.
         let _ = self.energy.as_mut().map(Energy::joules);
         for _ in 0..tokens {
             let start = Instant::now();

@@ -1,6 +1,7 @@
 //! `waterline bench`: latency, speed and memory at chosen positions.
 
 mod bandwidth;
+mod batches;
 mod compare;
 mod energy;
 mod measure;
@@ -8,7 +9,6 @@ mod op_times;
 mod overview;
 mod page;
 mod printed;
-mod provenance;
 mod report;
 mod statistics;
 mod transformer;
@@ -25,28 +25,28 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::{self, Machine};
-use crate::page::Kind;
+use crate::page::{Kind, output};
+use crate::provenance::{Others, Provenance};
 use crate::session::SessionArgs;
 use crate::text::shown;
 use crate::units::parse_count;
 use crate::write_model::check_output;
-use measure::Plan;
-use provenance::{Others, Provenance};
+use measure::RunPlan;
 use report::{Measurement, Report};
 pub use transformer::TransformerCache;
 
 /// Measure latency, speed and memory.
 ///
 /// The prompt is read up to three times from an empty state (median): its speed, and the time to the first token. Then
-/// --depth many random tokens are read, and a copy of the state is kept at each depth. At last the copies take turns to
-/// generate 16 tokens each, most probable ones, until each has generated --gen: what the machine does besides meets all depths alike. (Copies of
-/// more than 1 GiB in all are not kept; each depth is timed when it is reached instead.) Each turn begins with one token
-/// that is not timed. Between the turns as many threads read a buffer of four times the last cache, and nothing else: the
-/// median of these passes is the bandwidth that the bytes per token are compared with. Resident memory is that of the
-/// process without this buffer. Percentiles are nearest ranks; jitter is the mean difference of successive times.
+/// --depth random tokens are read, with a copy of the state at each depth. The copies then generate greedily,
+/// interleaved in runs of 16 tokens, until each has generated --gen: other load on the machine affects all depths alike.
+/// (If the copies exceed 1 GiB in total, each depth is timed when it is reached instead.) Each run begins with one
+/// untimed token. Between the runs, equally many threads read a buffer of four times the last-level cache: the median of
+/// these passes is the bandwidth with which the bytes per token are compared. Resident memory is that of the process
+/// without this buffer. Percentiles are nearest ranks; jitter is the mean difference of successive times.
 ///
-/// Several models (in several number formats, for instance) or several numbers of --threads are measured one after the
-/// other; the plots lie over each other.
+/// Several models (in several number formats, for instance) or several numbers of --threads are measured one after the other and plotted
+/// together.
 #[derive(clap::Args)]
 pub struct Args {
     /// GGUF files or Hugging Face directories.
@@ -63,7 +63,10 @@ pub struct Args {
     /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
-    /// Show the time of each op of a step, behind the table.
+    /// Numbers of sessions that step in one batch, by commas, such as 1,8,32: tokens per second of all, and the times of steps after the prompt.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    sessions: Vec<usize>,
+    /// Show the time of each op of a step, after the table.
     #[arg(long)]
     ops: bool,
     #[command(flatten)]
@@ -87,25 +90,26 @@ struct Outputs {
     /// Write the tables as Markdown.
     #[arg(long, value_name = "F")]
     md: Option<PathBuf>,
-    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg or .pdf gives the plots
-    /// alone.
-    #[arg(long, visible_alias = "plot", value_name = "F")]
+    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg gives the plots alone.
+    #[arg(long, visible_alias = "plot", value_name = "F", value_parser = output)]
     html: Option<PathBuf>,
 }
 
 fn count(text: &str) -> Result<usize, String> {
     let count = parse_count(text)?;
-    match (1..=1 << 30).contains(&count) {
-        true => Ok(count),
-        false => Err(format!("{text}: expected 1 to {}", 1 << 30)),
+    if (1..=1 << 30).contains(&count) {
+        Ok(count)
+    } else {
+        Err(format!("{text}: expected 1 to {}", 1 << 30))
     }
 }
 
 fn depth(text: &str) -> Result<usize, String> {
     let depth = parse_count(text)?;
-    match depth <= 1 << 40 {
-        true => Ok(depth),
-        false => Err(format!("{text}: expected at most {}", 1u64 << 40)),
+    if depth <= 1 << 40 {
+        Ok(depth)
+    } else {
+        Err(format!("{text}: expected at most {}", 1u64 << 40))
     }
 }
 
@@ -116,7 +120,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let comparison = compare::Comparison::read(a, b)?;
         let html = args.outputs.html.as_deref();
         if let Some(path) = html {
-            let page = comparison.to_page().write(Kind::of(path));
+            let page = comparison.to_page().write(Kind::new(path));
             args.outputs.put(path, &page)?;
         }
         if html != Some(Path::new("-")) {
@@ -187,7 +191,7 @@ fn measure(
     let mut depths = args.depth.clone();
     depths.sort_unstable();
     depths.dedup();
-    let plan = Plan {
+    let plan = RunPlan {
         prompt: args.prompt,
         generate: args.generate,
         depths,
@@ -200,7 +204,7 @@ fn measure(
     let others = Others::now();
     let start = Instant::now();
     let model = args.open.model(path)?;
-    let session = session.with_context(plan.positions());
+    let session = session.with_context(plan.positions() + batches::UNTIMED);
     let mut greedy = SamplerParams::default();
     greedy.temperature = 0.0;
     let device = session.device();
@@ -218,6 +222,8 @@ fn measure(
     if let Some(others) = others {
         others.note(machine.logical_cores, &mut provenance);
     }
+    let work = (plan.prompt, plan.generate);
+    measured.batches = batches::measure(&mut session, &args.sessions, work)?;
     let measurement = Measurement {
         provenance,
         machine,
@@ -237,9 +243,8 @@ fn measure(
 impl Outputs {
     /// The files to write, and their contents.
     fn wanted(&self) -> Vec<(&Path, Text)> {
-        let page: Text = match self.html.as_deref().map(Kind::of) {
+        let page: Text = match self.html.as_deref().map(Kind::new) {
             Some(Kind::Svg) => |reports| page::page(reports).write(Kind::Svg),
-            Some(Kind::Pdf) => |reports| page::page(reports).write(Kind::Pdf),
             _ => |reports| page::page(reports).write(Kind::Page),
         };
         let outputs: [(_, Text); 4] = [
@@ -254,7 +259,7 @@ impl Outputs {
             .collect()
     }
 
-    /// Refuses what could not be written, before an hour of measuring.
+    /// Refuses outputs that cannot be written, before an hour of measuring.
     fn check(&self) -> Result<()> {
         for (path, _) in self.wanted() {
             if is_dash(path) {
@@ -277,9 +282,10 @@ impl Outputs {
     }
 
     fn put(&self, path: &Path, text: &str) -> Result<()> {
-        match is_dash(path) {
-            true => print(text),
-            false => crate::text::write(path, text),
+        if is_dash(path) {
+            print(text)
+        } else {
+            crate::text::write(path, text)
         }
     }
 }

@@ -5,7 +5,7 @@ use super::statistics::spread;
 use crate::text::json_line;
 use crate::units::{bytes, rounded};
 
-/// What distinguishes the results: the model's file, and the number of threads where one model has several.
+/// Labels of the results: the model's file, and the number of threads if one model has several.
 pub fn labels(reports: &[Report]) -> Vec<String> {
     let differ = |of: fn(&Report) -> String| {
         let mut values = reports.iter().map(of);

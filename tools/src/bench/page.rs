@@ -1,11 +1,11 @@
-//! The page of `--html`: latency and memory against position, beside what a Transformer would need.
+//! The page of `--html`: latency and memory against position, compared with a Transformer.
 
 use super::overview;
-use super::provenance::{self, Provenance};
 use super::report::{Depth, Report};
 use super::transformer::TransformerCache;
 use crate::page::{Figure, Page};
 use crate::plot::{Axis, Band, COLORS, Plot, Series};
+use crate::provenance::{self, Provenance};
 use crate::text::lines_of;
 use crate::units;
 
@@ -121,7 +121,7 @@ fn cache_bytes(cache: &TransformerCache, position: f64) -> f64 {
 /// The number of grey.
 const GREY: usize = 5;
 
-/// The colour of what is computed: beside a single result one of its own, beside several grey.
+/// The colour of computed curves: a separate one for a single result, grey for several.
 fn computed_color(reports: &[Report]) -> usize {
     match reports.len() {
         1 => 1,
@@ -137,9 +137,10 @@ fn colors() -> impl Iterator<Item = usize> {
 fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
     let depths = reports.iter().flat_map(|report| &report.depths);
     let highest = depths.map(|depth| depth.p99_us).fold(0.0, f64::max);
-    let (unit, scale) = match highest < 1e4 {
-        true => ("us", 1.0),
-        false => ("ms", 1e-3),
+    let (unit, scale) = if highest < 1e4 {
+        ("us", 1.0)
+    } else {
+        ("ms", 1e-3)
     };
     let points = |report: &Report, value: fn(&Depth) -> f64| -> Vec<(f64, f64)> {
         let depths = report.depths.iter();
@@ -193,9 +194,10 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         bands,
         series,
     };
-    let turns = match first.interleaved {
-        true => "the depths took turns, 16 tokens each",
-        false => "timed when the depth was reached",
+    let turns = if first.interleaved {
+        "the depths took turns, 16 tokens each"
+    } else {
+        "timed when the depth was reached"
     };
     let mut caption = format!("{} tokens at each depth, {turns}.", first.r#gen);
     if let Some(cache) = transformer {
@@ -240,9 +242,10 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
     for (color, (report, label)) in colors().zip(reports.iter().zip(labels)) {
         let state = report.model.session_bytes as f64;
         series.push(Series {
-            label: match single {
-                true => "process, measured".into(),
-                false => label.clone(),
+            label: if single {
+                "process, measured".into()
+            } else {
+                label.clone()
             },
             points: resident(report),
             color,

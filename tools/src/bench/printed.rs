@@ -1,16 +1,18 @@
 //! How the result of a run is printed: for a terminal, as Markdown, as CSV.
 
+use super::batches::BatchSpeed;
 use super::report::{Depth, Report};
 use super::statistics::spread;
 use crate::units::{self, rounded, thousands};
 
-/// What stands in place of the energy where nothing counts it.
+/// Text in place of the energy if there is no counter.
 const NO_COUNTER: &str = "unknown: no counter can be read (RAPL, NVML, the sensors of a Jetson)";
 const TOO_SHORT: &str = "unknown: the counter moved too seldom; a larger --gen tells it";
 
 impl Report {
     /// The columns of [`Report::csv_lines`].
     pub const CSV_HEAD: &str = "position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes,\
+        prompt,prefill_tokens_per_s,time_to_first_token_ms,context,\
         model,model_sha256,formats,device,threads,commit,date,others_cores,cpu,gpu,load_before,load_after,warning,command";
 
     /// A line for each depth.
@@ -22,6 +24,10 @@ impl Report {
             .map_or(String::new(), |n| format!("{n:.3}"));
         let load = |i: usize| from.load.map_or(String::new(), |load| load[i].to_string());
         let run = [
+            self.prompt.to_string(),
+            format!("{:.3}", self.prefill_tokens_per_s),
+            format!("{:.3}", self.time_to_first_token_ms),
+            self.context.to_string(),
             text(self.model.title()),
             from.model_sha256.clone(),
             text(&from.format),
@@ -54,7 +60,7 @@ impl Report {
         self.depths.iter().map(line).collect()
     }
 
-    /// What was measured and where, in a line each.
+    /// The model and the machine, in a line each.
     pub fn titles(&self) -> [String; 2] {
         let (model, machine) = (&self.model, &self.machine);
         let threads = if self.threads == 1 { "" } else { "s" };
@@ -77,7 +83,7 @@ impl Report {
         ]
     }
 
-    /// Names and values of the numbers that stand for the whole run.
+    /// Names and values of the numbers for the whole run.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let bytes = |n: u64| units::bytes(n as usize);
         let cached = self.machine.cache_bytes >= Some(self.model.weight_bytes);
@@ -204,6 +210,25 @@ impl Report {
             .collect()
     }
 
+    /// The table of batches: a head, then a line for each; nothing where none was measured.
+    fn batch_rows(&self) -> Vec<[String; 5]> {
+        let head = ["sessions", "tokens/s", "of each", "p50 us", "p99 us"];
+        let row = |batch: &BatchSpeed| {
+            let of_each = batch.tokens_per_s / batch.sessions as f64;
+            [
+                batch.sessions.to_string(),
+                rounded(batch.tokens_per_s),
+                rounded(of_each),
+                rounded(batch.p50_us),
+                rounded(batch.p99_us),
+            ]
+        };
+        let head = (!self.batches.is_empty()).then(|| head.map(String::from));
+        head.into_iter()
+            .chain(self.batches.iter().map(row))
+            .collect()
+    }
+
     /// The tables for a terminal.
     pub fn to_text(&self) -> String {
         let mut lines = self.titles().to_vec();
@@ -213,6 +238,13 @@ impl Report {
         lines.extend(facts.map(|(name, value)| format!("{name:<20} {value}")));
         lines.push(String::new());
         for row in self.rows() {
+            let cells = row.iter().map(|cell| format!("{cell:>10}"));
+            lines.push(cells.collect::<Vec<_>>().join(" "));
+        }
+        for (index, row) in self.batch_rows().iter().enumerate() {
+            if index == 0 {
+                lines.push(String::new());
+            }
             let cells = row.iter().map(|cell| format!("{cell:>10}"));
             lines.push(cells.collect::<Vec<_>>().join(" "));
         }
@@ -229,6 +261,11 @@ impl Report {
         lines.push(line(&rows[0]));
         lines.push(format!("|{}", "--:|".repeat(rows[0].len())));
         lines.extend(rows[1..].iter().map(|row| line(row)));
+        if let [head, batches @ ..] = &self.batch_rows()[..] {
+            lines.extend([String::new(), line(head)]);
+            lines.push(format!("|{}", "--:|".repeat(head.len())));
+            lines.extend(batches.iter().map(|row| line(row)));
+        }
         lines.extend(["", "| | |", "|---|---|"].map(String::from));
         let facts = self.facts().into_iter();
         lines.extend(facts.map(|(name, value)| line(&[name.into(), value])));

@@ -1,25 +1,26 @@
-//! The result of a run: what its figures mean.
+//! The result of a run: the definitions of its figures.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use waterline::{Session, StatePlan};
 
-use super::measure::{Measured, Plan, Timed};
-use super::provenance::Provenance;
+use super::batches::BatchSpeed;
+use super::measure::{Measured, RunPlan, Timed};
 use super::statistics::{jitter, mean, median, percentile};
 use super::transformer::TransformerCache;
 use crate::machine::Machine;
+use crate::provenance::Provenance;
 
 /// Everything that `--json` writes.
 #[derive(Serialize, Deserialize)]
 pub struct Report {
     /// Version of the program.
     pub version: String,
-    /// With what, on what and beside what it was measured.
+    /// Conditions of the measurement.
     #[serde(default)]
     pub provenance: Provenance,
-    /// What was measured.
+    /// The model.
     pub model: ModelInfo,
     /// Where it computed.
     pub device: String,
@@ -50,7 +51,13 @@ pub struct Report {
     pub interleaved: bool,
     /// Latency at each depth.
     pub depths: Vec<Depth>,
-    /// What a token must move: the mean of the depths.
+    /// Sessions that step in one batch.
+    #[serde(default)]
+    pub batches: Vec<BatchSpeed>,
+    /// Tokens that full attention can look back on.
+    #[serde(default)]
+    pub context: usize,
+    /// Bytes that a token must move: the mean of the depths.
     pub bytes_per_token: u64,
     /// Plain reading with as many threads: the median of passes between the timed tokens.
     pub read_bytes_per_s: f64,
@@ -60,10 +67,10 @@ pub struct Report {
     /// Joules for each timed token, where the machine counts them.
     #[serde(default)]
     pub joules_per_token: Option<f64>,
-    /// The same for each turn of 16 tokens.
+    /// For each run of 16 tokens.
     #[serde(default)]
     pub joules_samples: Vec<f64>,
-    /// What they are counted of.
+    /// The sources of the energy.
     #[serde(default)]
     pub energy_of: Option<String>,
     /// The mean of the depths' shares.
@@ -83,7 +90,7 @@ pub struct Report {
     pub hash: String,
 }
 
-/// What the model is.
+/// The model.
 #[derive(Serialize, Deserialize)]
 pub struct ModelInfo {
     /// The file.
@@ -116,7 +123,7 @@ pub struct Depth {
     pub max_us: f64,
     /// Mean difference of successive times.
     pub jitter_us: f64,
-    /// What a token must move here, see [`bytes_per_token`].
+    /// Bytes that a token must move at this depth, see [`bytes_per_token`].
     pub bytes_per_token: u64,
     /// These bytes in the median time, as a share of plain reading. Above 1 if caches hold the weights.
     pub bandwidth_share: f64,
@@ -143,7 +150,7 @@ impl ModelInfo {
     }
 
     /// The model of a session.
-    pub fn of(session: &Session) -> Self {
+    pub fn new(session: &Session) -> Self {
         let model = session.model();
         let spec = model.spec();
         ModelInfo {
@@ -152,18 +159,18 @@ impl ModelInfo {
             parameters: spec.parameters(),
             weight_bytes: model.weight_bytes() as u64,
             session_bytes: session.state_bytes() as u64,
-            transformer: TransformerCache::of(spec),
+            transformer: TransformerCache::new(spec),
         }
     }
 }
 
-/// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.
+/// Bytes that the token at `position` must move: every weight once, and its reads and writes of the state.
 fn bytes_per_token(session: &Session, plan: &StatePlan, position: u64) -> u64 {
     let model = session.model();
     (model.weight_bytes() + model.state_bytes(plan, position)) as u64
 }
 
-/// The mean of what `of` says of each depth.
+/// The mean of `of` over the depths.
 fn mean_of(depths: &[Depth], of: fn(&Depth) -> f64) -> f64 {
     mean(&depths.iter().map(of).collect::<Vec<_>>())
 }
@@ -193,7 +200,7 @@ impl Depth {
     }
 }
 
-/// What was measured, besides the plan.
+/// Measured values that are not part of the plan.
 pub struct Measurement<'a> {
     /// Where the result comes from.
     pub provenance: Provenance,
@@ -211,7 +218,7 @@ pub struct Measurement<'a> {
 
 impl Report {
     /// Puts a run's numbers together.
-    pub fn new(plan: &Plan, measured: Measured, on: Measurement) -> Self {
+    pub fn new(plan: &RunPlan, measured: Measured, on: Measurement) -> Self {
         let Measurement {
             provenance,
             machine,
@@ -234,7 +241,7 @@ impl Report {
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
             provenance,
-            model: ModelInfo::of(session),
+            model: ModelInfo::new(session),
             device: device.into(),
             threads: session.threads(),
             chunk: session.options().chunk,
@@ -252,6 +259,8 @@ impl Report {
             energy_of: measured.energy_of,
             decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
             interleaved: measured.interleaved,
+            batches: measured.batches,
+            context: session.options().state.context,
             bytes_per_token: mean_of(&depths, |d| d.bytes_per_token as f64) as u64,
             bandwidth_share: mean_of(&depths, |d| d.bandwidth_share),
             depths,
@@ -277,8 +286,8 @@ impl Report {
     }
 }
 
-/// The mean energy of turns. A GPU's counter moves only some ten times a second, so that a turn often has none, and the one that meets
-/// a move has that of many: their mean says something if there were ten moves.
+/// The mean energy of runs. A GPU's counter is updated only about ten times a second, so that most runs see no change, and the one
+/// that sees a change has the energy of many: the mean is meaningful after ten updates.
 fn known_energy(turns: &[f64]) -> Option<f64> {
     let moves = turns.iter().filter(|&&joules| joules > 0.0).count();
     let known = moves > 0 && (moves == turns.len() || moves >= 10);

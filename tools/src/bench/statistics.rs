@@ -1,4 +1,4 @@
-//! What a list of times says.
+//! Statistics of a list of times.
 
 use crate::splitmix::SplitMix64;
 
@@ -13,7 +13,7 @@ pub fn median(values: &[f64]) -> f64 {
     percentile(&sorted(values), 0.5)
 }
 
-/// What 99 % of the values do not exceed.
+/// The value that 99 % of the values do not exceed.
 pub fn p99(values: &[f64]) -> f64 {
     percentile(&sorted(values), 0.99)
 }
@@ -42,8 +42,7 @@ const BLOCK: usize = 16;
 /// How often the times are drawn anew.
 const DRAWS: usize = 2000;
 
-/// The ratio of what `of` says of `b` and of `a`, and where it lies in 95 of 100 repetitions: a bootstrap that draws blocks of
-/// successive times.
+/// The ratio of the statistic `of` of `b` to that of `a`, and its 95 % interval by a block bootstrap over successive times.
 pub fn ratio(a: &[f64], b: &[f64], of: fn(&[f64]) -> f64) -> (f64, [f64; 2]) {
     let mut random = SplitMix64(1);
     let mut drawn = |values: &[f64]| {

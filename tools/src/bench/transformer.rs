@@ -10,7 +10,7 @@ const ASSUMED_SHARING: usize = 4;
 /// The cache of a Transformer with as many layers: a key and a value for each layer and token, 16 bits a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransformerCache {
-    /// What every token adds.
+    /// Bytes added by every token.
     pub bytes_per_token: u64,
     /// Whether the KV heads are those of the model's own attention; otherwise their width is a quarter of the hidden width.
     pub own_kv_heads: bool,
@@ -18,7 +18,7 @@ pub struct TransformerCache {
 
 impl TransformerCache {
     /// The cache for a model that is not a Transformer itself.
-    pub fn of(spec: &ModelSpec) -> Option<Self> {
+    pub fn new(spec: &ModelSpec) -> Option<Self> {
         let layers: Vec<Value> = spec.layers.iter().map(|layer| layer.to_json()).collect();
         let mixers = layers.iter().filter(|layer| layer.get("mixer").is_some());
         let is_full_attention = |layer: &Value| {
@@ -42,9 +42,10 @@ impl TransformerCache {
 
     /// Where the number of KV heads is from.
     pub fn heads(&self) -> &'static str {
-        match self.own_kv_heads {
-            true => "the model's KV heads",
-            false => "one KV head for four query heads, as transformer-1.3b has",
+        if self.own_kv_heads {
+            "the model's KV heads"
+        } else {
+            "one KV head for four query heads, as transformer-1.3b has"
         }
     }
 }
@@ -71,7 +72,7 @@ mod tests {
     fn cache(layers: Value) -> Option<TransformerCache> {
         let model =
             json!({"vocab": 256, "hidden": 64, "norm_eps": 1e-6, "tied": true, "layers": layers});
-        TransformerCache::of(&ModelSpec::from_json("a test", &model).unwrap())
+        TransformerCache::new(&ModelSpec::from_json("a test", &model).unwrap())
     }
 
     fn attention() -> Value {

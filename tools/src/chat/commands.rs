@@ -1,4 +1,4 @@
-//! What can be typed after a slash.
+//! The slash commands.
 
 use std::path::Path;
 
@@ -16,22 +16,47 @@ use crate::text::shown_line;
 use crate::units::{bytes, rounded, thousands};
 use crate::write_model::check_output;
 
-/// A command: its names, what may follow, what it does.
+/// A command: its names, arguments and description.
 pub struct Help {
-    /// The first is the one that is listed; the others do the same.
+    command: Command,
+    /// The first is the one that is listed; the others are aliases.
     pub names: &'static [&'static str],
-    /// What may follow; empty if nothing may.
+    /// Arguments; empty if there are none.
     pub arguments: &'static str,
-    /// What it does.
+    /// Description.
     about: &'static str,
 }
 
+#[derive(Clone, Copy)]
+enum Command {
+    Help,
+    System,
+    Prompt,
+    Clear,
+    Regenerate,
+    Undo,
+    Fork,
+    Save,
+    Replace,
+    Load,
+    Sessions,
+    Resume,
+    Delete,
+    Rename,
+    State,
+    Set,
+    Stats,
+    Quit,
+}
+
 const fn help(
+    command: Command,
     names: &'static [&'static str],
     arguments: &'static str,
     about: &'static str,
 ) -> Help {
     Help {
+        command,
         names,
         arguments,
         about,
@@ -40,70 +65,110 @@ const fn help(
 
 /// Every command.
 pub const COMMANDS: [Help; 18] = [
-    help(&["help", "?"], "", "this list"),
+    help(Command::Help, &["help", "?"], "", "list the commands"),
     help(
+        Command::System,
         &["system"],
         "[TEXT]",
         "set the instructions or show them; none removes them",
     ),
     help(
+        Command::Prompt,
         &["prompt"],
         "",
-        "show what the model has read, with what the template adds",
+        "show everything that the model has read, with the template's text",
     ),
-    help(&["clear", "new"], "", "begin a new conversation"),
     help(
+        Command::Clear,
+        &["clear", "new"],
+        "",
+        "begin a new conversation",
+    ),
+    help(
+        Command::Regenerate,
         &["regen", "retry"],
         "",
         "another answer to the last message",
     ),
-    help(&["undo"], "", "take the last message and its answer back"),
     help(
+        Command::Undo,
+        &["undo"],
+        "",
+        "take the last message and its answer back",
+    ),
+    help(
+        Command::Fork,
         &["fork"],
         "[NAME]",
-        "go to the fork NAME, made here if it is new, or list them",
+        "go to the fork NAME, which is made if it is new, or list the forks",
     ),
     help(
+        Command::Save,
         &["save"],
         "[FILE]",
-        "keep the conversation in FILE or under its first words",
+        "save the conversation to FILE or under its first words",
     ),
-    help(&["save!"], "FILE", "the same in place of what FILE holds"),
     help(
+        Command::Replace,
+        &["save!"],
+        "FILE",
+        "save the conversation and replace FILE",
+    ),
+    help(
+        Command::Load,
         &["load"],
         "FILE",
-        "go on with the conversation in FILE, or with that title",
+        "continue the conversation in FILE, or with that title",
     ),
     help(
+        Command::Sessions,
         &["sessions"],
         "[N]",
-        "list the kept conversations, or go on with number N",
+        "list the saved conversations, or continue number N",
     ),
-    help(&["resume"], "", "go on with the last conversation"),
     help(
+        Command::Resume,
+        &["resume"],
+        "",
+        "continue the last conversation",
+    ),
+    help(
+        Command::Delete,
         &["delete"],
         "N",
-        "remove the kept conversation N of /sessions",
+        "remove the saved conversation N of /sessions",
     ),
     help(
+        Command::Rename,
         &["rename"],
         "N NAME",
-        "name the kept conversation N of /sessions",
+        "name the saved conversation N of /sessions",
     ),
     help(
+        Command::State,
         &["state"],
         "[--all]",
-        "what the session's memory holds; --all: every tensor",
+        "show the contents of the session's memory; --all: every tensor",
     ),
-    help(&["set"], "[KEY VALUE]", "change a setting, or list them"),
-    help(&["stats"], "", "tokens and times so far"),
-    help(&["quit", "exit", "bye"], "", "leave, as Ctrl-D"),
+    help(
+        Command::Set,
+        &["set"],
+        "[KEY VALUE]",
+        "change a setting, or list them",
+    ),
+    help(Command::Stats, &["stats"], "", "tokens and times so far"),
+    help(
+        Command::Quit,
+        &["quit", "exit", "bye"],
+        "",
+        "leave, as Ctrl-D",
+    ),
 ];
 
 const KEYS: &str = "A backslash at the end of a line, or Alt-Enter, begins a new line; so does Enter between \"\"\" and \"\"\". \
                     Tab completes commands and what follows them. Ctrl-C stops an answer.";
 
-/// What is to be done after a command.
+/// The next step after a command.
 pub enum Action {
     /// Nothing.
     Done,
@@ -115,7 +180,7 @@ pub enum Action {
     Quit,
 }
 
-/// Commands, and what they have made.
+/// Commands, and the forks they have created.
 pub struct Commands {
     /// The forks of the conversation.
     pub forks: Forks,
@@ -124,7 +189,7 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Commands of a conversation that is kept in `sessions`.
+    /// Commands of a conversation that `sessions` saves.
     pub fn new(sessions: Sessions) -> Self {
         Commands {
             forks: Forks::new(),
@@ -148,41 +213,43 @@ impl Commands {
             return Err(Error::usage(reason));
         };
         if !rest.is_empty() && known.arguments.is_empty() {
-            let reason = format!("/{typed} stands alone, without {rest:?}");
+            let reason = format!("/{typed} takes no arguments, found {rest:?}");
             return Err(Error::usage(reason));
         }
-        let said = match known.names[0] {
-            "help" => list_commands(),
-            "system" => system(rest, conversation)?,
-            "prompt" => prompt(conversation)?,
-            "clear" => {
+        let said = match known.command {
+            Command::Help => list_commands(),
+            Command::System => system(rest, conversation)?,
+            Command::Prompt => prompt(conversation)?,
+            Command::Clear => {
                 conversation.clear()?;
                 self.sessions.begin();
                 "the conversation is empty".into()
             }
-            "regen" => return Ok(Action::Again),
-            "undo" => match conversation.undo()? {
+            Command::Regenerate => return Ok(Action::Again),
+            Command::Undo => match conversation.undo()? {
                 Some(text) => format!("taken back: {}", first_line(&text)),
                 None => return Err(Error::usage("nothing has been said yet")),
             },
-            "fork" if rest.is_empty() => self.forks.list(conversation),
-            "fork" => self.forks.go_to(rest, conversation, &mut self.sessions)?,
-            "save" => self.save(rest, false, conversation)?,
-            "save!" => self.save(rest, true, conversation)?,
-            "load" if rest.is_empty() => return Err(Error::usage("/load FILE: which file?")),
-            "load" => {
+            Command::Fork if rest.is_empty() => self.forks.list(conversation),
+            Command::Fork => self.forks.go_to(rest, conversation, &mut self.sessions)?,
+            Command::Save => self.save(rest, false, conversation)?,
+            Command::Replace => self.save(rest, true, conversation)?,
+            Command::Load if rest.is_empty() => {
+                return Err(Error::usage("/load FILE: which file?"));
+            }
+            Command::Load => {
                 let path = completion::path(rest);
                 let titled = self.sessions.titled(rest).filter(|_| !path.exists());
                 self.resume(&titled.unwrap_or(path), conversation)?
             }
-            "sessions" => self.sessions(rest, conversation)?,
-            "resume" => self.sessions("1", conversation)?,
-            "delete" => {
+            Command::Sessions => self.sessions(rest, conversation)?,
+            Command::Resume => self.sessions("1", conversation)?,
+            Command::Delete => {
                 let saved = self.numbered(known.names[0], rest)?;
                 self.sessions.delete(&saved)?;
                 format!("\"{}\" is removed", saved.title())
             }
-            "rename" => {
+            Command::Rename => {
                 let (number, name) = rest.split_once(' ').unwrap_or((rest, ""));
                 if name.trim().is_empty() {
                     return Err(Error::usage("/rename N NAME: which name?"));
@@ -195,14 +262,14 @@ impl Commands {
                     title_of(&path)
                 )
             }
-            "state" => match rest {
+            Command::State => match rest {
                 "" => gauge::gauges(conversation)?,
                 "--all" => gauge::tensors(conversation)?,
                 _ => return Err(Error::usage("/state, or /state --all")),
             },
-            "set" => settings::set(rest, conversation)?,
-            "stats" => stats(conversation),
-            _ => return Ok(Action::Quit),
+            Command::Set => settings::set(rest, conversation)?,
+            Command::Stats => stats(conversation),
+            Command::Quit => return Ok(Action::Quit),
         };
         screen.notice(&said)?;
         Ok(Action::Done)
@@ -236,11 +303,12 @@ impl Commands {
         Ok(said)
     }
 
-    /// What a conversation's file is called: by its title where it has one.
+    /// Display name of a conversation's file: its title if it has one.
     fn name(&self, path: &Path) -> String {
-        match self.sessions.has(path) {
-            true => format!("\"{}\"", title_of(path)),
-            false => path.display().to_string(),
+        if self.sessions.has(path) {
+            format!("\"{}\"", title_of(path))
+        } else {
+            path.display().to_string()
         }
     }
 
@@ -313,7 +381,7 @@ impl Commands {
         self.resume(&saved.path, conversation)
     }
 
-    /// The kept conversation with this number, for a command.
+    /// The saved conversation with this number, for a command.
     fn numbered(&self, command: &str, number: &str) -> Result<Saved> {
         let mut list = self.sessions.list();
         let chosen = number.parse::<usize>().ok().and_then(|n| n.checked_sub(1));
@@ -330,18 +398,20 @@ impl Commands {
 /// The text that the model has read, or that it will read first.
 fn prompt(conversation: &Conversation) -> Result<String> {
     let read = conversation.last_text(usize::MAX);
-    match read.is_empty() {
-        true => Ok(format!("nothing yet; {}", beginning(conversation)?)),
-        false => Ok(read),
+    if read.is_empty() {
+        Ok(format!("nothing yet; {}", beginning(conversation)?))
+    } else {
+        Ok(read)
     }
 }
 
 /// The template's text before the first message.
 fn beginning(conversation: &Conversation) -> Result<String> {
     let text = conversation.beginning()?;
-    Ok(match text.is_empty() {
-        true => "the template adds nothing before the first message".into(),
-        false => format!("the template begins with:\n{text}"),
+    Ok(if text.is_empty() {
+        "the template adds nothing before the first message".into()
+    } else {
+        format!("the template begins with:\n{text}")
     })
 }
 
@@ -375,9 +445,10 @@ fn list_commands() -> String {
             .iter()
             .map(|name| format!("/{name}"))
             .collect();
-        let others = match others.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", others.join(", ")),
+        let others = if others.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", others.join(", "))
         };
         format!("{usage:<18} {}{others}", help.about)
     };
@@ -420,14 +491,15 @@ fn stats(conversation: &Conversation) -> String {
 /// The size of a Transformer's cache after as many tokens, where the state does not grow.
 fn compared(conversation: &Conversation) -> String {
     let session = conversation.session();
-    let cache = TransformerCache::of(session.model().spec());
+    let cache = TransformerCache::new(session.model().spec());
     match cache.filter(|_| conversation.context().is_none()) {
         None => String::new(),
         Some(cache) => {
             let size = bytes(cache.bytes(session.position()) as usize);
-            match cache.own_kv_heads {
-                true => format!(" (a Transformer of this size: {size})"),
-                false => format!(" (a Transformer of this size, {}: {size})", cache.heads()),
+            if cache.own_kv_heads {
+                format!(" (a Transformer of this size: {size})")
+            } else {
+                format!(" (a Transformer of this size, {}: {size})", cache.heads())
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What Tab completes.
+//! Tab completion.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,13 @@ use rustyline::completion::{FilenameCompleter, unescape};
 use super::commands::COMMANDS;
 use super::settings;
 
-/// Where a completion begins, and what can stand there.
+/// The start of a completion, and the candidates.
 pub type Completions = (usize, Vec<String>);
 
-/// What can be typed at the end of `line`, where there are these forks.
+/// Completions at the end of `line`, with these forks.
 pub fn complete(line: &str, forks: &[String]) -> Completions {
     let Some((command, arguments)) = line.split_once(' ') else {
-        // What can be followed by something ends in a space, behind which the next Tab goes on.
+        // A candidate that takes arguments ends in a space, after which the next Tab continues.
         let names = COMMANDS.iter().flat_map(|help| {
             let space = if help.arguments.is_empty() { "" } else { " " };
             help.names.iter().map(move |name| format!("/{name}{space}"))
@@ -43,7 +43,7 @@ pub fn complete(line: &str, forks: &[String]) -> Completions {
     }
 }
 
-/// The path that `typed` stands for: as the completion writes one, with a backslash before a space, and with ~ for the home folder.
+/// The path that `typed` means, as a completion writes it: with a backslash before a space, and with ~ for the home folder.
 pub fn path(typed: &str) -> PathBuf {
     // On Windows a backslash is a part of the path.
     let escape = (!cfg!(windows)).then_some('\\');

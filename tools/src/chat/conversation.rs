@@ -76,7 +76,7 @@ impl Conversation {
         &self.session
     }
 
-    /// What was said.
+    /// The messages.
     pub fn messages(&self) -> &[Message] {
         self.chat.messages()
     }
@@ -103,7 +103,7 @@ impl Conversation {
         self.session.options().context_end == ContextEnd::DropOldest
     }
 
-    /// The text of the last `tokens` tokens, as far as the history reaches, with what the template puts between messages.
+    /// The text of the last `tokens` tokens, as far as the history reaches, with the template's text between messages.
     pub fn last_text(&self, tokens: usize) -> String {
         let (older, newer) = self.session.recent();
         let history: Vec<u32> = older.iter().chain(newer).copied().collect();
@@ -162,8 +162,8 @@ impl Conversation {
         }
     }
 
-    /// Sends a message and shows the answer. If the message cannot be read as a whole, it was not sent. Whatever else
-    /// goes wrong, the answer as far as it came is part of the conversation.
+    /// Sends a message and shows the answer. A message that cannot be read completely is not sent. After any other
+    /// error, the partial answer is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
         // First: Ctrl-C may end it, and a message that is sent must be answered.
         let thoughts = Thoughts::new(self.chat.opens_thought()?);
@@ -179,7 +179,7 @@ impl Conversation {
         Ok(Reply { read, ..reply })
     }
 
-    /// Generates an answer to what was sent at `sent`.
+    /// Generates an answer to the message sent at `sent`.
     fn answer(
         &mut self,
         mut thoughts: Thoughts,
@@ -274,7 +274,7 @@ impl Conversation {
     }
 }
 
-/// The context of a session whose state is larger with a larger context.
+/// The context of a session whose state grows with its context.
 fn context(session: &Session) -> Result<Option<usize>> {
     let state = session.options().state;
     let mut larger = state;

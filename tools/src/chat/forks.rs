@@ -13,7 +13,7 @@ use crate::units::{bytes, thousands};
 struct Fork {
     name: String,
     state: Snapshot,
-    /// Where its conversation is kept.
+    /// The file of its conversation.
     kept: Option<PathBuf>,
 }
 

@@ -1,4 +1,5 @@
-//! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or tensor by tensor.
+//! The contents of a session's state as gauges: the window, the retained tokens, the matrices; or tensor by
+//! tensor.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use crate::units::{bytes, thousands};
 
 /// Characters of a gauge.
 const GAUGE: usize = 20;
-/// Characters of text that are shown of what is held.
+/// Characters of shown text.
 const TEXT: usize = 56;
 /// Retained tokens that are shown with their text.
 const SHOWN: usize = 24;
@@ -34,9 +35,10 @@ pub fn gauges(conversation: &Conversation) -> Result<String> {
     lines.extend(matrices(&snapshot));
     for (rows, holders) in windows(&snapshot) {
         let held = read.min(rows as u64);
-        let name = match conversation.context() == Some(rows) {
-            true => "context",
-            false => "window",
+        let name = if conversation.context() == Some(rows) {
+            "context"
+        } else {
+            "window"
         };
         lines.push(gauge(name, held, rows as u64, &layers(holders)));
         if held > 0 {
@@ -72,7 +74,7 @@ fn layers(n: usize) -> String {
     }
 }
 
-/// The layers whose state is a matrix, and its size.
+/// The layers with a matrix state, and its size.
 fn matrices(snapshot: &Snapshot) -> Option<String> {
     let of_kind = snapshot
         .tensors()
@@ -168,7 +170,7 @@ fn retained_text(holders: &BTreeMap<u64, usize>, conversation: &Conversation) ->
     let mut text = String::new();
     let mut last = None;
     for (position, word) in words {
-        // Tokens that followed each other are shown as they stood.
+        // Consecutive tokens are shown as one text.
         let follows = last.is_none_or(|last| position == last + 1);
         text += if follows { "" } else { "|" };
         text += &word;

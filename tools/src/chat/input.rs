@@ -22,11 +22,11 @@ use super::sessions::state_folder;
 use crate::error::{Error, Result};
 use crate::text::utf8;
 
-/// What comes in.
+/// An input.
 pub enum Line {
     /// One message or command; a message may have several lines.
     Text(String),
-    /// A message, whatever it begins with: one in quotes.
+    /// A message in quotes, which may begin with a slash.
     Quoted(String),
     /// Something that is no text.
     Unreadable(Error),
@@ -45,8 +45,8 @@ pub enum Input {
 }
 
 impl Input {
-    /// Reads from a person if `screen` says that there is one. The history is kept in `history`, or else in the user's
-    /// state folder, unless it is private.
+    /// Reads from a person if `screen` is a terminal. The history is saved in `history`, or else in the user's state
+    /// folder, unless it is private.
     pub fn new(history: Option<PathBuf>, private: bool, screen: &mut Screen) -> Result<Self> {
         if !screen.interactive() {
             return Ok(Input::Pipe);
@@ -69,7 +69,7 @@ impl Input {
 /// Begins and ends a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Whether what was typed goes on in the next line: it ends in a backslash, or quotes are open.
+/// Whether the input continues in the next line: it ends in a backslash, or quotes are open.
 fn goes_on(typed: &str) -> bool {
     let text = typed.trim();
     match text.strip_prefix(QUOTES) {
@@ -157,7 +157,7 @@ impl Person {
         Ok(person)
     }
 
-    /// Reads the lines of earlier conversations; the reason if none can be kept.
+    /// Reads the lines of earlier conversations; returns the reason if none can be saved.
     fn open_history(&mut self) -> std::result::Result<(), ReadlineError> {
         let Some(path) = &self.history else {
             return Ok(());
@@ -229,7 +229,7 @@ impl ConditionalEventHandler for WatchInterrupt {
     }
 }
 
-/// What the keys do: Enter begins a new line where a message goes on, Tab completes commands.
+/// Key bindings: Enter begins a new line if a message continues, Tab completes commands.
 #[derive(Default)]
 struct Keys {
     forks: Vec<String>,

@@ -35,11 +35,11 @@ use sessions::{Kept, Sessions};
 /// Talk with a model.
 ///
 /// On a terminal /help lists the commands; Ctrl-C stops an answer. Through a pipe each line is a message, only answers
-/// go to standard output, and the status is 1 if any message or command failed. A message that begins with a slash has
-/// a second one before it, or is put in """.
+/// go to standard output, and the status is 1 if any message or command failed. To send a message that begins with a
+/// slash, type a second slash or put it in """.
 ///
-/// Conversations on a terminal are kept in $XDG_STATE_HOME/waterline, or else in ~/.local/state/waterline, for their
-/// owner alone: the messages as JSON always, and the state if it takes at most 64 MiB.
+/// Conversations on a terminal are saved in $XDG_STATE_HOME/waterline, or else in ~/.local/state/waterline, readable
+/// by their owner only: the messages as JSON always, and the state if it takes at most 64 MiB.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
@@ -101,12 +101,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         said: false,
         conversation,
     };
-    // While a line is read Ctrl-C is a key, so what arrives is SIGTERM or SIGHUP; through a pipe each of them ends the program.
+    // While a line is read Ctrl-C is a key, so any signal is SIGTERM or SIGHUP; through a pipe each of them ends the program.
     let ends = talk.ends_at_signal.clone();
     let canceller = talk.conversation.session().canceller();
-    on_interrupt(move || match ends.load(Ordering::SeqCst) {
-        true => std::process::exit(INTERRUPTED.into()),
-        false => canceller.cancel(),
+    on_interrupt(move || {
+        if ends.load(Ordering::SeqCst) {
+            std::process::exit(INTERRUPTED.into())
+        } else {
+            canceller.cancel()
+        }
     })?;
     if screen.interactive() {
         screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;
@@ -119,17 +122,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(failed && !screen.interactive())))
 }
 
-/// A conversation and what can be done with it.
+/// A conversation and its commands.
 struct Talk {
     conversation: Conversation,
     commands: Commands,
-    /// Whether the conversation is kept after each answer.
+    /// Whether the conversation is saved after each answer.
     keeps: bool,
     /// Set when the warning about the model's training was shown.
     warned: bool,
     /// Set while a signal ends the program rather than an answer.
     ends_at_signal: Arc<AtomicBool>,
-    /// True once the person knows that only the messages are.
+    /// True once the person has been told that only the messages are saved.
     said: bool,
 }
 
@@ -173,7 +176,7 @@ impl Talk {
         }
     }
 
-    /// Does what a line says; returns whether the conversation goes on. In quotes, or after a second slash, a line is a message.
+    /// Runs a line; returns whether the conversation continues. In quotes, or after a second slash, a line is a message.
     fn answer(&mut self, line: String, quoted: bool, screen: &mut Screen) -> Result<bool> {
         let action = match line.strip_prefix('/').filter(|_| !quoted) {
             Some(message) if message.starts_with('/') => Action::Say(message.into()),
@@ -195,7 +198,7 @@ impl Talk {
         reply.map(|_| true)
     }
 
-    /// What stands below an answer.
+    /// Shows the lines below an answer.
     fn show_reply(&mut self, reply: &Reply, screen: &mut Screen) -> Result<()> {
         screen.notice(&status::after(&self.conversation, reply))?;
         if let Some(warning) = status::nearly_full(&self.conversation) {

@@ -1,4 +1,4 @@
-//! What a person sees: answers, and everything else in a dimmer colour.
+//! The terminal output: answers, and everything else in a dimmer colour.
 
 use std::io::{IsTerminal, Write};
 
@@ -54,9 +54,10 @@ impl Screen {
             }
             false => text.to_string(),
         };
-        let sent = match thought {
-            true => self.dimmed(&wrapped),
-            false => wrapped,
+        let sent = if thought {
+            self.dimmed(&wrapped)
+        } else {
+            wrapped
         };
         let mut out = std::io::stdout();
         out.write_all(sent.as_bytes())
@@ -89,9 +90,10 @@ impl Screen {
 
     /// The text in a dimmer colour, where the terminal has colours.
     fn dimmed(&self, text: &str) -> String {
-        match self.interactive && self.colour {
-            true => format!("\x1b[2m{text}\x1b[0m"),
-            false => text.into(),
+        if self.interactive && self.colour {
+            format!("\x1b[2m{text}\x1b[0m")
+        } else {
+            text.into()
         }
     }
 

@@ -1,4 +1,4 @@
-//! Conversations that are kept in the user's state folder, those of each model apart.
+//! Conversations saved in the user's state folder, in one folder per model.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ use crate::error::{Error, Result};
 use crate::text::shown_line;
 use crate::units;
 
-/// Conversations that are kept automatically, for each model.
+/// Number of conversations that are saved automatically, for each model.
 const KEPT: usize = 20;
 /// Larger states are not written after every answer: the messages alone are.
 const LARGEST: u64 = 64 << 20;
-/// How the name of a conversation begins that was kept automatically.
+/// Prefix of the names of conversations that were saved automatically.
 const AUTOMATIC: &str = "auto-";
 /// The extension of a state with its messages.
 const EXTENSION: &str = "state";
 /// The extension of messages alone.
 const MESSAGES: &str = "json";
 
-/// How a conversation was kept.
+/// How a conversation was saved.
 pub enum Kept {
     /// There is no place to keep it.
     Nothing,
@@ -34,7 +34,7 @@ pub enum Kept {
     Whole,
 }
 
-/// The user's folder for what the program remembers.
+/// The user's folder for the program's state.
 pub fn state_folder() -> Option<PathBuf> {
     let given = std::env::var_os("XDG_STATE_HOME")
         .map(PathBuf::from)
@@ -93,13 +93,13 @@ impl Saved {
     }
 }
 
-/// The kept conversations of one model, and the file of the present one.
+/// The saved conversations of one model, and the file of the present one.
 pub struct Sessions {
-    /// None if nothing is to be kept.
+    /// None if nothing is saved.
     folder: Option<PathBuf>,
-    /// Where the present conversation is kept after each answer.
+    /// The file to which the present conversation is saved after each answer.
     automatic: Option<PathBuf>,
-    /// The file in which an earlier chat kept it, until it has one of its own: that chat may still be going on.
+    /// The file of an earlier chat, until this one has its own: the earlier chat may still be running.
     earlier: Option<PathBuf>,
     /// The file that the user gave it.
     pub named: Option<PathBuf>,
@@ -139,17 +139,19 @@ impl Sessions {
         Saved::at(path.clone()).or_else(|| Saved::at(path.with_extension(MESSAGES)))
     }
 
-    /// Another conversation begins: it gets a file of its own with its first answer.
+    /// Starts another conversation: it gets a new file with its first answer.
     pub fn begin(&mut self) {
         (self.automatic, self.earlier, self.named) = (None, None, None);
     }
 
-    /// The conversation in `path` goes on: what the user saved stays in its file, what was kept moves to a new one.
+    /// Continues the conversation in `path`: a file that the user saved stays, an automatic one moves to a new
+    /// file.
     pub fn resume(&mut self, path: PathBuf) {
         self.begin();
-        match is_automatic(&path) && self.has(&path) {
-            true => self.earlier = Some(path.with_extension(EXTENSION)),
-            false => self.named = Some(path),
+        if is_automatic(&path) && self.has(&path) {
+            self.earlier = Some(path.with_extension(EXTENSION))
+        } else {
+            self.named = Some(path)
         }
     }
 
@@ -158,7 +160,7 @@ impl Sessions {
         self.folder.is_some() && path.parent() == self.folder.as_deref()
     }
 
-    /// From now on the conversation is kept in `path`, which is not removed when there are many.
+    /// Saves the conversation to `path` from now on, which is never removed automatically.
     pub fn pin(&mut self, path: &Path) {
         let before = self.automatic.replace(path.into());
         if let Some(before) = before.filter(|before| before != path) {
@@ -166,13 +168,13 @@ impl Sessions {
         }
     }
 
-    /// The file that the present conversation is kept in after each answer; exchanged where forks are.
+    /// The file of the present conversation; exchanged when forks are.
     pub fn exchange_automatic(&mut self, other: Option<PathBuf>) -> Option<PathBuf> {
         std::mem::replace(&mut self.automatic, other)
     }
 
-    /// Keeps the conversation, so that it can go on after a crash: the messages, and the state unless it is large. An empty one is not
-    /// kept.
+    /// Saves the conversation, so that it can continue after a crash: the messages, and the state unless it is large. An empty one is
+    /// not saved.
     pub fn keep(&mut self, conversation: &Conversation) -> Result<Kept> {
         if self.folder.is_none() {
             return Ok(Kept::Nothing);
@@ -208,13 +210,14 @@ impl Sessions {
             remove(&earlier);
         }
         self.drop_oldest();
-        Ok(match is_small {
-            true => Kept::Whole,
-            false => Kept::Messages,
+        Ok(if is_small {
+            Kept::Whole
+        } else {
+            Kept::Messages
         })
     }
 
-    /// The messages of a kept conversation whose state cannot be read.
+    /// The messages of a saved conversation whose state cannot be read.
     pub fn messages(&self, path: &Path) -> Option<Vec<u8>> {
         let path = path.with_extension(MESSAGES);
         waterline_quant::read_file(&path, 1 << 28)
@@ -222,14 +225,14 @@ impl Sessions {
             .filter(|_| self.has(&path))
     }
 
-    /// Removes a kept conversation.
+    /// Removes a saved conversation.
     pub fn delete(&self, saved: &Saved) -> Result<()> {
         std::fs::remove_file(&saved.path).map_err(|e| Error::io(&saved.path, e))?;
         remove(&saved.path);
         Ok(())
     }
 
-    /// Gives a kept conversation a name, by which it is not removed when there are many.
+    /// Gives a saved conversation a name, which exempts it from automatic removal.
     pub fn rename(&self, saved: &Saved, name: &str) -> Result<PathBuf> {
         let free = self.free(&slug(name))?;
         for extension in [EXTENSION, MESSAGES] {
@@ -244,7 +247,7 @@ impl Sessions {
         Ok(free)
     }
 
-    /// The kept conversation with this title, as it is printed when it is saved.
+    /// The saved conversation with this title, as it is printed when it is saved.
     pub fn titled(&self, title: &str) -> Option<PathBuf> {
         let title = title.trim_matches('"');
         let present = self.present().into_iter();
@@ -275,7 +278,7 @@ impl Sessions {
         free.ok_or_else(|| Error::input(folder, "no name is free"))
     }
 
-    /// Removes the oldest of those kept automatically.
+    /// Removes the oldest of those saved automatically.
     fn drop_oldest(&self) {
         let list = self.list().into_iter();
         let automatic = list.filter(|saved| is_automatic(&saved.path));
@@ -296,7 +299,7 @@ fn remove(path: &Path) {
 pub fn title_of(path: &Path) -> String {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let words = match name.strip_prefix(AUTOMATIC) {
-        // The date and the time stand before the words.
+        // The date and the time precede the words.
         Some(rest) => rest.splitn(3, '-').nth(2).unwrap_or(rest),
         None => &name,
     };
@@ -331,9 +334,10 @@ fn slug(text: &str) -> String {
         }
         slug += &word.to_lowercase();
     }
-    match slug.is_empty() {
-        true => "conversation".into(),
-        false => slug,
+    if slug.is_empty() {
+        "conversation".into()
+    } else {
+        slug
     }
 }
 

@@ -13,7 +13,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     sampling::NAMES.into_iter().chain([MAX_TOKENS, THINKING])
 }
 
-/// Sets one (`KEY VALUE`), or lists one or all; returns what to say.
+/// Sets one (`KEY VALUE`), or lists one or all; returns the text to show.
 pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
     let unknown = |key: &str| {
         let reason = format!("there is no setting {key:?}; /set lists them");
@@ -30,9 +30,10 @@ pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
         let lines: Vec<String> = wanted
             .filter_map(|name| Some(format!("{name:<18} {}", value(name)?)))
             .collect();
-        return match lines.is_empty() {
-            true => unknown(arguments),
-            false => Ok(lines.join("\n")),
+        return if lines.is_empty() {
+            unknown(arguments)
+        } else {
+            Ok(lines.join("\n"))
         };
     };
     let value = value.trim();

@@ -1,4 +1,4 @@
-//! What the program says about a conversation: at its start, after each answer, and before its context is full.
+//! The lines about a conversation: at its start, after each answer, and before its context is full.
 
 use super::conversation::{Conversation, Reply};
 use super::sessions::Sessions;
@@ -9,7 +9,7 @@ use crate::units::{bytes, count, rounded, thousands};
 /// The share of a context from which on it is said to be nearly full.
 const NEARLY_FULL: f64 = 0.75;
 
-/// What stands above the first prompt.
+/// The lines above the first prompt.
 pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
     let session = conversation.session();
     let model = session.model();
@@ -46,17 +46,18 @@ pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
 
 /// Three messages to begin with.
 fn openings(builtin: bool) -> [&'static str; 3] {
-    match builtin {
-        true => [
+    if builtin {
+        [
             "My name is Ann and I have a red ball.",
             "What is 12 plus 7?",
             "Tell me a story about a dog.",
-        ],
-        false => [
+        ]
+    } else {
+        [
             "What can you do?",
             "Explain in two sentences why the sky is blue.",
             "Write a short poem about rain.",
-        ],
+        ]
     }
 }
 

@@ -27,12 +27,11 @@ impl Thoughts {
             let tag = TAGS[usize::from(self.inside)];
             let Some(at) = rest.find(tag) else { break };
             let end = at + tag.len();
-            match self.inside {
-                true => parts.push((true, rest[..end].to_string())),
-                false => {
-                    parts.push((false, rest[..at].to_string()));
-                    parts.push((true, tag.to_string()));
-                }
+            if self.inside {
+                parts.push((true, rest[..end].to_string()))
+            } else {
+                parts.push((false, rest[..at].to_string()));
+                parts.push((true, tag.to_string()));
             }
             self.inside = !self.inside;
             rest = &rest[end..];
@@ -48,7 +47,7 @@ impl Thoughts {
         parts
     }
 
-    /// What was held back at the end of the answer.
+    /// The text that was held back at the end of the answer.
     pub fn finish(&mut self) -> (bool, String) {
         (self.inside, std::mem::take(&mut self.held))
     }

@@ -21,16 +21,16 @@ pub struct Wrap {
 }
 
 impl Wrap {
-    /// A text that begins a line on a terminal of so many columns; without them lines are not broken.
+    /// A text that begins a line on a terminal of this width; without a width lines are not broken.
     pub fn new(columns: Option<usize>) -> Self {
         Wrap {
-            // The cursor behind the last column moves in another way in every terminal, so that column stays free.
+            // Terminals differ in the cursor's position after the last column, so that column stays free.
             width: columns.filter(|&n| n >= NARROWEST).map_or(0, |n| n - 1),
             ..Wrap::default()
         }
     }
 
-    /// What the terminal is sent for the next piece of the text.
+    /// The terminal output for the next piece of the text.
     pub fn push(&mut self, text: &str) -> String {
         if self.width == 0 {
             return text.into();
@@ -46,8 +46,8 @@ impl Wrap {
         out
     }
 
-    /// What the terminal is sent for a text that is there as a whole: no word needs to be taken back. Where a line is a label and
-    /// its text, with two spaces or more between them, the text goes on below itself.
+    /// The terminal output for a complete text: no word needs to be taken back. In a line with a label and a text, separated by
+    /// two spaces or more, the text is indented to its own beginning.
     pub fn push_whole(&mut self, text: &str) -> String {
         let mut out = String::new();
         for line in text.split_inclusive('\n') {
@@ -58,7 +58,7 @@ impl Wrap {
                     self.new_line(&mut out);
                     out += &self.push(&indent);
                 }
-                // A space behind the last column would begin a line that is not indented.
+                // A space after the last column would begin a line that is not indented.
                 let is_full = is_wrapped && self.column + width >= self.width;
                 out += &self.push(if is_full {
                     word.trim_end_matches(' ')
@@ -104,7 +104,7 @@ impl Wrap {
         out.push(c);
         self.column += width;
         if width > 1 {
-            // Scripts of wide characters have no spaces: a line may break behind each.
+            // Scripts of wide characters have no spaces: a line may break after each.
             self.word.clear();
             self.word_width = 0;
         } else {
@@ -132,7 +132,7 @@ fn text_column(line: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// What stands on a terminal of so many columns after these pieces.
+    /// The contents of a terminal of this width after these pieces.
     fn screen(columns: usize, pieces: &[&str]) -> Vec<String> {
         let mut wrap = Wrap::new(Some(columns));
         let sent: String = pieces.iter().map(|piece| wrap.push(piece)).collect();

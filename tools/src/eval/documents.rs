@@ -1,6 +1,5 @@
 //! The documents of an evaluation, as text and as tokens.
 
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use waterline::Model;
 use waterline::{Message, Tokenizer, Turns};
 
 use crate::error::{Error, Result};
-use crate::text::utf8;
+use crate::text::read_text;
 
 /// One document.
 pub enum Document {
@@ -29,15 +28,7 @@ struct Line {
 /// Reads a file, `-` being standard input: JSONL if its first line is an object with "text" or "messages", otherwise
 /// one document of plain text.
 pub fn read(path: &Path, limit: usize) -> Result<Vec<Document>> {
-    let bytes = if path.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        let read = std::io::stdin().read_to_end(&mut bytes);
-        read.map_err(|e| Error::io("standard input", e))?;
-        bytes
-    } else {
-        std::fs::read(path).map_err(|e| Error::io(path, e))?
-    };
-    let text = utf8(bytes, path)?;
+    let text = read_text(path)?;
     let documents = if is_jsonl(path, &text) {
         let lines = text.lines().enumerate();
         let lines = lines.filter(|(_, line)| !line.trim().is_empty());
@@ -110,7 +101,7 @@ impl Encoder {
         Ok(turns.transcript(messages)?)
     }
 
-    /// Bytes of text that the tokens stand for; control tokens stand for none.
+    /// Bytes of text that the tokens decode to; control tokens have none.
     pub fn text_bytes(&self, tokens: &[u32]) -> usize {
         let text = |&&token: &&u32| !self.tokenizer.is_special(token);
         let bytes = |&token: &u32| self.tokenizer.token_bytes(token).len();

@@ -1,46 +1,44 @@
 //! `waterline eval bpb` and `ppl`: the probability that a model gives to a text.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::builder::RangedU64ValueParser;
-use serde_json::json;
+use serde_json::{Map, json};
 use waterline::{SamplerParams, Session};
 
 use super::documents::{self, Encoder};
+use super::output::{self, OutputArgs};
 use super::ratio::Ratio;
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
 use crate::progress;
 use crate::session::SessionArgs;
-use crate::text::json_line;
 
 /// FILE is plain text, which makes one document, or JSON lines with {"text": ...} or {"messages": [{"role", "content"},
-/// ...]}. Every document is read from an empty memory; the logarithms of the probabilities of all tokens but its first
-/// are summed, those of control tokens too. Bits per byte divides by the bytes of the text, perplexity is per token. The
-/// standard error is over documents.
+/// ...]}. Every document is read from an empty memory, a longer one than --tokens in several pieces; the logarithms of the
+/// probabilities of all tokens but the first of each piece are summed, those of control tokens too. Bits per byte divides by the bytes of
+/// the text, perplexity is per token. The standard error is over documents.
 #[derive(clap::Args)]
 pub struct Args {
     /// A text or JSONL file; - is standard input.
-    file: PathBuf,
+    pub(super) file: PathBuf,
     /// A GGUF file or a Hugging Face directory.
-    model: Option<PathBuf>,
+    pub(super) model: Option<PathBuf>,
     #[command(flatten)]
-    open: OpenArgs,
-    /// Most tokens of a document.
+    pub(super) open: OpenArgs,
+    /// Most tokens that are read from one empty memory.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
     tokens: usize,
     /// Most documents.
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     limit: usize,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    session: SessionArgs,
+    pub(super) output: OutputArgs,
+    #[command(flatten)]
+    pub(super) session: SessionArgs,
 }
 
 /// Which number is printed first.
@@ -52,7 +50,7 @@ pub enum Headline {
     Perplexity,
 }
 
-/// What one document cost.
+/// The cost of one document.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     bits: f64,
@@ -65,13 +63,12 @@ struct Cost {
 /// Runs the command.
 pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let documents = documents::read(&args.file, args.limit)?;
-    let model = args.open.model(args.model.as_deref())?;
+    args.output.check()?;
+    let (model, from) = output::open(args.open, args.model.as_deref())?;
     let mut encoder = Encoder::new(&model)?;
     let mut encoded = Vec::with_capacity(documents.len());
     for document in &documents {
-        let mut tokens = encoder.encode(document)?;
-        tokens.truncate(args.tokens);
-        encoded.push(tokens);
+        encoded.push(encoder.encode(document)?);
     }
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
     let canceller = session.canceller();
@@ -81,17 +78,17 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let start = Instant::now();
     let mut costs = Vec::with_capacity(encoded.len());
     for (index, tokens) in encoded.iter().enumerate() {
-        let (bits, predicted) = (bits(&mut session, tokens)?, tokens.len().saturating_sub(1));
-        if !bits.is_finite() {
+        let mut cost = Cost::default();
+        for piece in tokens.chunks(args.tokens) {
+            cost.bits += bits(&mut session, piece)?;
+            cost.tokens += piece.len() - 1;
+            cost.bytes += encoder.text_bytes(&piece[1..]);
+        }
+        if !cost.bits.is_finite() {
             let reason = format!("document {}: the logits are not finite", index + 1);
             return Err(Error::input(model.file(), reason));
         }
-        let bytes = encoder.text_bytes(tokens.get(1..).unwrap_or_default());
-        costs.push(Cost {
-            bits,
-            tokens: predicted,
-            bytes,
-        });
+        costs.push(cost);
         bar.inc(tokens.len() as u64);
         let total = sum(&costs);
         bar.set_message(format!(
@@ -115,47 +112,44 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
             .error
             .map(|error| error * std::f64::consts::LN_2 * per_token.value.exp2()),
     };
-    let text = if args.json {
-        let summary = json!({
-            "model": model.file(),
-            "file": args.file,
-            "documents": costs.len(),
-            "tokens": total.tokens,
-            "bytes": total.bytes,
-            "bits": total.bits,
-            "bits_per_byte": per_byte.value,
-            "bits_per_byte_stderr": per_byte.error,
-            "bits_per_token": per_token.value,
-            "bits_per_token_stderr": per_token.error,
-            "perplexity": perplexity.value,
-            "perplexity_stderr": perplexity.error,
-            "most_tokens": args.tokens,
-            "seconds": seconds,
-        });
-        json_line(&summary)
-    } else {
-        let mut lines = [
-            format!("bits per byte  {}", per_byte.show()),
-            format!("perplexity     {} per token", perplexity.show()),
-        ];
-        if headline == Headline::Perplexity {
-            lines.reverse();
-        }
-        format!(
-            "{}\n{}, {} tokens, {} bytes of text, {:.0} tokens/s\n",
-            lines.join("\n"),
-            match costs.len() {
-                1 => "1 document".into(),
-                n => format!("{n} documents"),
-            },
-            total.tokens,
-            total.bytes,
-            total.tokens as f64 / seconds
-        )
-    };
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(Error::Stdout)?;
-    Ok(ExitCode::SUCCESS)
+    let mut values = Map::new();
+    for (name, value) in [
+        ("model", json!(model.file())),
+        ("file", json!(args.file)),
+        ("documents", json!(costs.len())),
+        ("tokens", json!(total.tokens)),
+        ("bytes", json!(total.bytes)),
+        ("bits", json!(total.bits)),
+        ("bits_per_byte", json!(per_byte.value)),
+        ("bits_per_byte_stderr", json!(per_byte.error)),
+        ("bits_per_token", json!(per_token.value)),
+        ("bits_per_token_stderr", json!(per_token.error)),
+        ("perplexity", json!(perplexity.value)),
+        ("perplexity_stderr", json!(perplexity.error)),
+        ("most_tokens", json!(args.tokens)),
+        ("seconds", json!(seconds)),
+    ] {
+        values.insert(name.into(), value);
+    }
+    let mut lines = [
+        format!("bits per byte  {}", per_byte.show()),
+        format!("perplexity     {} per token", perplexity.show()),
+    ];
+    if headline == Headline::Perplexity {
+        lines.reverse();
+    }
+    let shown = format!(
+        "{}\n{}, {} tokens, {} bytes of text, {:.0} tokens/s\n",
+        lines.join("\n"),
+        match costs.len() {
+            1 => "1 document".into(),
+            n => format!("{n} documents"),
+        },
+        total.tokens,
+        total.bytes,
+        total.tokens as f64 / seconds
+    );
+    args.output.print(&shown, values, &from)
 }
 
 /// Minus the logarithm to base 2 of the probability of all tokens but the first.
@@ -172,7 +166,7 @@ fn bits(session: &mut Session, tokens: &[u32]) -> Result<f64> {
 }
 
 /// Minus the logarithm to base 2 of the probability of `token`.
-fn surprise(logits: &[f32], token: u32) -> f64 {
+pub(super) fn surprise(logits: &[f32], token: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits
         .iter()

@@ -1,9 +1,15 @@
-//! `waterline eval`: how well a model predicts, and what its memory keeps.
+//! `waterline eval`: prediction quality and recall of a model.
 
+mod choice;
 mod documents;
 mod likelihood;
+mod mean;
+mod output;
+mod perplexity;
 mod ratio;
 mod recall;
+mod saved_logits;
+mod windows;
 
 use std::process::ExitCode;
 
@@ -13,15 +19,17 @@ use crate::error::Result;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    task: Task,
+    task: Measure,
 }
 
 #[derive(clap::Subcommand)]
-enum Task {
+enum Measure {
     /// Bits per byte of a text.
     Bpb(likelihood::Args),
     /// Perplexity per token of a text.
-    Ppl(likelihood::Args),
+    Ppl(perplexity::Args),
+    /// Multiple-choice questions.
+    Choice(choice::Args),
     /// Recall of facts at a distance.
     Recall(recall::Args),
 }
@@ -29,8 +37,31 @@ enum Task {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.task {
-        Task::Bpb(args) => likelihood::run(args, likelihood::Headline::BitsPerByte),
-        Task::Ppl(args) => likelihood::run(args, likelihood::Headline::Perplexity),
-        Task::Recall(args) => recall::run(args),
+        Measure::Bpb(args) => likelihood::run(args, likelihood::Headline::BitsPerByte),
+        Measure::Ppl(args) => perplexity::run(args),
+        Measure::Choice(args) => choice::run(args),
+        Measure::Recall(args) => recall::run(args),
+    }
+}
+
+/// The place of the largest value, the first one of equals.
+fn largest(values: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_equal_logits_wins() {
+        assert_eq!(largest(&[0.0, 2.0, -1.0, 2.0]), 1);
+        assert_eq!(largest(&[f32::NEG_INFINITY, 1.0]), 1);
     }
 }

@@ -10,14 +10,14 @@ use plotters::prelude::Ranged;
 pub enum Scale {
     /// Evenly.
     Linear,
-    /// By the logarithm; what is below `min` stands at `min`.
+    /// Logarithmic; values below `min` are drawn at `min`.
     Log,
 }
 
 /// One axis.
 #[derive(Clone)]
 pub struct Axis {
-    /// What is on it.
+    /// Its title.
     pub label: String,
     /// First value.
     pub min: f64,
@@ -25,7 +25,7 @@ pub struct Axis {
     pub max: f64,
     /// Distances on it.
     pub scale: Scale,
-    /// Marked values and what is written there.
+    /// Marked values and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 

@@ -1,22 +1,18 @@
-//! Line plots as SVG and PDF. Every colour of an SVG stands in the elements themselves, so that every viewer shows them; a style sheet
-//! overrides them where a viewer knows style sheets and the reader prefers dark pages.
+//! Line plots as SVG. Each element has its colour, so that every viewer shows it; a style sheet overrides the colours in
+//! viewers that support style sheets, for readers who prefer dark pages.
 
 mod axis;
-mod canvas;
 
 pub use axis::Axis;
-use canvas::Canvas;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use unicode_width::UnicodeWidthStr;
 
-use crate::pdf::Pdf;
-
 /// A line through points in ascending order.
 #[derive(Clone)]
 pub struct Series {
-    /// What the legend says.
+    /// Text in the legend.
     pub label: String,
     /// Points.
     pub points: Vec<(f64, f64)>,
@@ -30,7 +26,7 @@ pub struct Series {
 
 /// An area between lower and upper values.
 pub struct Band {
-    /// What the legend says.
+    /// Text in the legend.
     pub label: String,
     /// Positions with their lower and upper value.
     pub points: Vec<(f64, f64, f64)>,
@@ -46,7 +42,7 @@ pub struct Plot {
     pub x: Axis,
     /// Upwards.
     pub y: Axis,
-    /// Behind the lines.
+    /// Drawn below the lines.
     pub bands: Vec<Band>,
     /// Lines. Where they leave the axes they are cut.
     pub series: Vec<Series>,
@@ -137,7 +133,7 @@ fn dark_style() -> String {
 }
 
 /// A drawing in memory.
-type Area<'a> = DrawingArea<Canvas<'a>, Shift>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
@@ -166,9 +162,10 @@ impl Plot {
     fn legend_columns(&self) -> usize {
         let labels = self.series.iter().map(|series| &series.label);
         let mut labels = labels.chain(self.bands.iter().map(|band| &band.label));
-        match labels.all(|label| label.width() <= HALF_LABEL) {
-            true => 2,
-            false => 1,
+        if labels.all(|label| label.width() <= HALF_LABEL) {
+            2
+        } else {
+            1
         }
     }
 
@@ -208,9 +205,10 @@ impl Plot {
         for series in &self.series {
             let style = color(series.color).stroke_width(2);
             let line = self.cut(&series.points);
-            match series.dashed {
-                true => chart.draw_series(DashedLineSeries::new(line, 7, 5, style))?,
-                false => chart.draw_series(LineSeries::new(line, style))?,
+            if series.dashed {
+                chart.draw_series(DashedLineSeries::new(line, 7, 5, style))?
+            } else {
+                chart.draw_series(LineSeries::new(line, style))?
             };
             if series.dots {
                 let dot = |point: &(f64, f64)| Circle::new(*point, 4, color(series.color).filled());
@@ -258,9 +256,10 @@ impl Plot {
                     area.draw(&Rectangle::new(corners, color.mix(0.22).filled()))?;
                 }
                 Some(dashed) => {
-                    let pieces: &[(i32, i32)] = match dashed {
-                        true => &[(0, 7), (12, 19), (24, 28)],
-                        false => &[(0, 28)],
+                    let pieces: &[(i32, i32)] = if dashed {
+                        &[(0, 7), (12, 19), (24, 28)]
+                    } else {
+                        &[(0, 28)]
                     };
                     for (from, to) in pieces {
                         let ends = vec![(x + from, y), (x + to, y)];
@@ -278,7 +277,7 @@ impl Plot {
 pub struct Picture<'a> {
     /// Titles and plots.
     pub plots: &'a [(Option<&'a str>, &'a Plot)],
-    /// What was measured, when and on what, a line each.
+    /// The measurement, its date and its machine, a line each.
     pub notes: &'a [String],
 }
 
@@ -288,21 +287,11 @@ impl Picture<'_> {
         self.to_svg("xmlns=\"http://www.w3.org/2000/svg\"")
     }
 
-    /// The picture as a PDF document.
-    pub fn to_pdf(&self) -> String {
-        let mut document = String::new();
-        let page = Canvas::Pdf(Pdf::with_string(&mut document, (WIDTH, self.height())));
-        match self.draw(page.into_drawing_area()) {
-            Ok(()) => document,
-            Err(error) => error.to_string(),
-        }
-    }
-
     /// The picture as an `svg` element with these attributes.
     fn to_svg(&self, attributes: &str) -> String {
         let height = self.height();
         let mut drawn = String::new();
-        let page = Canvas::Svg(SVGBackend::with_string(&mut drawn, (WIDTH, height)));
+        let page = SVGBackend::with_string(&mut drawn, (WIDTH, height));
         // Writing to a string does not fail.
         if let Err(error) = self.draw(page.into_drawing_area()) {
             return format!("<!-- {} -->\n", escape(&error.to_string()));
@@ -356,7 +345,7 @@ fn title_height(title: &Option<&str>) -> u32 {
     title.map_or(0, |_| TITLE)
 }
 
-/// Text as it may stand in a page.
+/// Text escaped for a page.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -408,11 +397,10 @@ mod tests {
             plots: &[(Some("First"), &plot), (Some("Second"), &plot)],
             notes: &["commit abc".into()],
         };
-        let (svg, pdf) = (picture.to_document(), picture.to_pdf());
+        let svg = picture.to_document();
         assert!(svg.starts_with("<svg xmlns=\"http") && svg.ends_with("</svg>\n"));
-        assert!(pdf.starts_with("%PDF-") && pdf.ends_with("%%EOF\n"));
         for part in ["Second", "commit abc", "x"] {
-            assert!(svg.contains(part) && pdf.contains(part), "{part}");
+            assert!(svg.contains(part), "{part}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a case recorded: tokens, and logits of some of the positions.
+//! A recorded case: tokens, and logits at some of the positions.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 
 /// A recorded case.
 pub(super) struct Case {
-    /// What the model reads.
+    /// Input of the model.
     pub tokens: Vec<u32>,
-    /// What it is compared with.
+    /// The recorded outputs.
     pub recorded: Vec<Recorded>,
     /// Whether every tensor is decoded to f32 first; else the model runs in the formats of its file.
     pub in_f32: bool,
@@ -41,9 +41,9 @@ pub(super) struct Recorded {
 /// Which logits of a position are recorded.
 #[derive(Clone, Copy)]
 pub(super) enum Columns {
-    /// Those of the first so many tokens.
+    /// Logits of the first n tokens.
     First(usize),
-    /// The largest so many, which differ by no more than all logits do.
+    /// The largest n logits, which differ by no more than all logits do.
     Largest(usize),
 }
 
@@ -82,18 +82,20 @@ const EXPECT: &str = "expect.json";
 
 /// The model of the case in `dir`: a GGUF file in it, or the folder itself.
 pub(super) fn model_path(dir: &Path) -> PathBuf {
-    match dir.join(EXPECT).is_file() {
-        true => dir.join("model.gguf"),
-        false => dir.into(),
+    if dir.join(EXPECT).is_file() {
+        dir.join("model.gguf")
+    } else {
+        dir.into()
     }
 }
 
 impl Case {
     /// Reads the case in `dir` of a model with `vocab` tokens.
     pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
-        match dir.join(EXPECT).is_file() {
-            true => Self::of_gguf(&dir.join(EXPECT), vocab),
-            false => Self::of_directory(dir, vocab),
+        if dir.join(EXPECT).is_file() {
+            Self::read_gguf(&dir.join(EXPECT), vocab)
+        } else {
+            Self::read_directory(dir, vocab)
         }
     }
 
@@ -109,7 +111,7 @@ impl Case {
         }
     }
 
-    fn of_directory(dir: &Path, vocab: usize) -> Result<Self> {
+    fn read_directory(dir: &Path, vocab: usize) -> Result<Self> {
         let meta = dir.join("meta.json");
         if !meta.is_file() {
             let reason = "no recorded case: expected meta.json and case.safetensors beside the model, or expect.json beside model.gguf";
@@ -130,7 +132,7 @@ impl Case {
     }
 
     /// Logits before each of the tokens `ids` that llama.cpp chose after the prompt. The last of them is not read.
-    fn of_gguf(path: &Path, vocab: usize) -> Result<Self> {
+    fn read_gguf(path: &Path, vocab: usize) -> Result<Self> {
         let Expect {
             prompt,
             ids,
@@ -184,7 +186,7 @@ impl Case {
 
 impl Columns {
     /// The recorded ones among all logits of `rows` positions, `[rows, vocab]`.
-    pub fn of(self, logits: &[f32], vocab: usize, rows: usize) -> Vec<f32> {
+    pub fn select(self, logits: &[f32], vocab: usize, rows: usize) -> Vec<f32> {
         let rows = logits.chunks_exact(vocab).take(rows);
         match self {
             Columns::First(count) => rows.flat_map(|row| &row[..count]).copied().collect(),
@@ -201,20 +203,21 @@ fn largest(row: &[f32], count: usize) -> Vec<f32> {
 }
 
 impl Best {
-    /// Of all logits of a position; the first of equal ones.
-    pub fn of(row: &[f32]) -> Self {
+    /// The best of all logits of a position; the first of equal ones.
+    pub fn new(row: &[f32]) -> Self {
         let mut best = Best {
             token: 0,
             lead: f32::INFINITY,
         };
         for (token, &logit) in row.iter().enumerate().skip(1) {
             let lead = row[best.token] - logit;
-            best = match lead < 0.0 {
-                true => Best { token, lead: -lead },
-                false => Best {
+            best = if lead < 0.0 {
+                Best { token, lead: -lead }
+            } else {
+                Best {
                     lead: best.lead.min(lead),
                     ..best
-                },
+                }
             };
         }
         best
@@ -268,7 +271,7 @@ fn read_array(
         first,
         rows,
         columns: Columns::First(vocab),
-        best: logits.chunks_exact(vocab).map(Best::of).collect(),
+        best: logits.chunks_exact(vocab).map(Best::new).collect(),
         logits,
     })
 }

@@ -27,6 +27,7 @@ class Arm:
     config: dict
     prepare: object = field(default=lambda model: None)  # changes a model's initial values
     without: tuple = ()  # switches of `waterline eval recall` that the table has
+    converted: dict = field(default_factory=dict)  # further rows of the table: options of `waterline convert` on the trained model
 
 
 @dataclass
@@ -113,6 +114,9 @@ OF_GATES = ("read-gate", "write-gate", "read-gate,write-gate")
 # Of GSA's slots with normalizer 64 and 8: sigmoid(0)^(1/64) and sigmoid(0)^(1/8) a token.
 LONG, SHORT = 64 / math.log(2), 8 / math.log(2)
 
+# As many tokens as LTE has, of the model with attention to all.
+RETAINED = ("--window", "16", "--kept", "32", "--sink", "1")
+
 FIRST = (Stage(1500, 128, 32, 6), Stage(600, 64, 96, 22), Stage(500, 48, 224, 54))
 
 EXPERIMENTS = {
@@ -177,7 +181,8 @@ EXPERIMENTS = {
             "gdn-swa": Arm(hybrid(window_size=16), without=("attention",)),
             "lalte": Arm(lte((3, 3, 3)), without=("set", "attention")),
             "lalte-mlp": Arm(lte((1, 1)), without=("set", "attention")),
-            "gdn-attn": Arm(hybrid(), without=("attention",)),
+            "gdn-attn": Arm(hybrid(), without=("attention",), converted={
+                "tova": ("--retain", "tova", *RETAINED), "stride": ("--retain", "stride=32", *RETAINED)}),
         },
         (Stage(1500, 128, 48, 2), Stage(600, 64, 128, 3), Stage(600, 32, 320, 4), Stage(1400, 12, 1024, 4)), ("marked",),
         (("marked", 4, 256), ("marked", 4, 512), ("marked", 4, 1024))),

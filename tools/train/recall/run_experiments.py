@@ -1,153 +1,197 @@
-"""Trains experiments on one GPU in a given time: run_experiments.py sse hax/window... --out DIR --seconds N
+"""Trains experiments on all GPUs in a given time and asks the models: run_experiments.py sse hax/window... --out DIR --seconds N
 
-A run is an arm of an experiment with all its seeds (see `stacked.py`). Workers, a process each, compile the layers of the next runs
-while others train; runs train in the order of the list, TRAINING at once. A run whose models are in DIR is skipped, and none begins
-that would not end in time. Writes
+A run is an arm of an experiment with all its seeds, a process of its own (`train_stacked.py`); the longest begin first, EACH on a GPU at once. A
+run that fails is tried once more, with a GPU to itself as far as CUDA knows and without graphs. A run whose log of losses is in DIR is
+skipped. With --waterline trained models are asked by idle cores. Writes
 
-    DIR/EXPERIMENT-N.tar.gz   of each experiment EXPERIMENT.ARM.SEED/{config.json,model.safetensors} and EXPERIMENT.ARM.csv, in pieces
-    DIR/log.txt               what was done, one line a run and a stage
+    DIR/EXPERIMENT.tar   of each experiment what is done, appended at once: EXPERIMENT.ARM.SEED/, EXPERIMENT.ARM.csv, MODEL.recall.csv
+    DIR/log.txt          a line for each beginning and end of a run, what the runs print, at last what is complete and what is left
 """
 
 import argparse
-import multiprocessing as processes
 import os
-import queue
-import signal
-import statistics
+import shutil
+import subprocess
+import sys
 import tarfile
 import time
-import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-WORKERS = 8
-TRAINING = 3  # runs that train at once; the GPU does one thing at a time, but a run also draws rows and records graphs
-PACKING = 15  # seconds for the archives
-PIECE = 14 << 20  # bytes of models in an archive
+from experiments import EXPERIMENTS, SEEDS, runs
+from table import answer, files
+from train_stacked import LATE
+
+HERE = Path(__file__).resolve().parent
+EACH = 6  # runs on a GPU at once: a step is a thousand small kernels, which leave most of a GPU idle
+ASKING = 45  # seconds at the end for questions to the models that were trained last
+CONTROL = "nvidia-cuda-mps-control"
+PROBE = "import torch; x = torch.ones(64, 64, device='cuda'); print((x @ x).sum().item())"
+ALONE = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}  # a process that takes no part in the sharing
 
 
 class Log:
-    """A file that several processes append to."""
-
-    def __init__(self, path, start):
-        self.path, self.start = path, start
+    def __init__(self, path):
+        self.file, self.start = open(path, "a"), time.time()
 
     def say(self, text):
-        line = f"{time.time() - self.start:7.1f} s  {text}\n"
-        print(line, end="", flush=True)
-        with open(self.path, "a") as file:
-            file.write(line)
+        for line in text.splitlines():
+            line = f"{time.time() - self.start:6.1f} s  {line}\n"
+            self.file.write(line)
+            print(line, end="", flush=True)
+        self.file.flush()
 
 
-def folders(out, experiment, arm, seeds):
-    return [out / f"{experiment}.{arm}.{seed}" for seed in seeds]
+def gpus():
+    if not shutil.which("nvidia-smi"):
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    return [str(i) for i in range(listed.count("GPU "))]
 
 
-def worker(jobs, done, gate, out, log, args):
-    import torch
+def share(names, log):
+    """Has processes compute on a GPU at the same time (CUDA MPS) if that is to be had; says which variables a process needs."""
+    if not names or not shutil.which(CONTROL):
+        log.say("kernels of different runs take turns")
+        return {}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    probes = []
+    try:
+        subprocess.run([CONTROL, "-d"], timeout=30, **quiet)
+        for name in names:
+            visible = os.environ | {"CUDA_VISIBLE_DEVICES": name}
+            probes.append(subprocess.Popen([sys.executable, "-c", PROBE], env=visible, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        said = [probe.communicate(timeout=60)[0].decode().strip() for probe in probes]
+    except subprocess.TimeoutExpired:
+        said = ["no answer"]
+    if all(text == "262144.0" for text in said):
+        log.say("kernels of different runs share a GPU")
+        return {}
+    for probe in probes:
+        probe.kill()
+    log.say(f"kernels of different runs take turns: {said[0][-200:]}")
+    unshare()
+    return ALONE
 
-    from experiments import EXPERIMENTS, SEEDS
-    from train_stacked import Run
 
-    torch.set_float32_matmul_precision("high")
-    torch.set_num_threads(1)
-    while True:
-        experiment, arm, compiled = jobs.get()
-        begun = time.time()
-        try:
-            run = Run(experiment, EXPERIMENTS[experiment], arm, args.seeds or SEEDS, args.smoke, log)
-            run.prepare(compiled)
-            ready = time.time()
-            with gate:
-                waited = time.time()
-                run.train(out)
-            now = time.time()
-            log.say(f"{experiment}/{arm}: done; prepared {ready - begun:.0f} s, waited {waited - ready:.0f} s, trained {now - waited:.0f} s")
-            done.put((ready - begun, now - waited))
-        except BaseException:
-            log.say(f"{experiment}/{arm}: failed\n{traceback.format_exc()}")
-            done.put(None)
+def unshare():
+    if shutil.which(CONTROL):
+        command = ["timeout", "20", CONTROL]
+        subprocess.run(command, input="quit\n", text=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def pack(out, names):
-    """One archive for each experiment, or several."""
-    for name in names:
-        files = sorted(path for path in out.glob(f"{name}.*") if path.suffix != ".gz")
-        piece, size, number = None, 0, 0
-        for path in files:
-            bytes_ = sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
-            if piece is None or size + bytes_ > PIECE:
-                if piece:
-                    piece.close()
-                number, size = number + 1, 0
-                piece = tarfile.open(out / f"{name}-{number}.tar.gz", "w:gz", compresslevel=1)
-            piece.add(path, path.name)
-            size += bytes_
-        if piece:
-            piece.close()
+def cost(run):
+    """About how long a run takes, for the order."""
+    experiment, arm = run
+    stages = EXPERIMENTS[experiment].stages
+    square = 3e-3 if experiment == "lalte" and arm != "gdn" or experiment == "hax" else 0.0  # of attention over whole rows
+    return sum(s.steps * s.rows * s.length * (1 + square * s.length) for s in stages)
+
+
+class Queue:
+    """Runs, and the places on the GPUs where they train."""
+
+    def __init__(self, todo, names, variables, args, log):
+        self.todo = [(run, 1) for run in sorted(todo, key=cost, reverse=True)]
+        # Places of different GPUs in turn, so that the longest runs do not share one.
+        self.places = [{"gpu": name, "process": None} for _ in range(args.each) for name in names or [""]]
+        self.variables, self.args, self.log = variables, args, log
+
+    def fill(self, end):
+        for place in self.places:
+            if place["process"] is None and self.todo:
+                run, attempt = self.todo.pop(0)
+                name = "/".join(run)
+                command = [sys.executable, HERE / "train_stacked.py", name, "--out", self.args.work, "--end", str(end)]
+                command += ["--smoke"] if self.args.smoke else []
+                command += ["--no-graphs"] if attempt > 1 else []
+                variables = {"CUDA_VISIBLE_DEVICES": place["gpu"], "OMP_NUM_THREADS": "1"} | (self.variables if attempt == 1 else ALONE)
+                said = open(self.args.work / f"{run[0]}.{run[1]}.said", "w+")
+                process = subprocess.Popen(command, env=os.environ | variables, stdout=said, stderr=subprocess.STDOUT)
+                place |= {"process": process, "run": run, "attempt": attempt, "said": said, "begun": time.time()}
+                self.log.say(f"{name} begins" + (f" on GPU {place['gpu']}" if place["gpu"] else ""))
+
+    def ended(self):
+        """The runs that have been trained since the last call."""
+        done = []
+        for place in self.places:
+            if place["process"] is None or place["process"].poll() is None:
+                continue
+            run, status = place["run"], place["process"].returncode
+            place["process"] = None
+            place["said"].seek(0)
+            self.log.say(f"{'/'.join(run)} ends with {status}, {time.time() - place['begun']:.0f} s\n{place['said'].read()[-3000:]}")
+            if status == 0:
+                done.append(run)
+            elif status != LATE and place["attempt"] == 1:
+                self.todo.insert(0, (run, 2))
+        return done
+
+    def idle(self):
+        return not self.todo and all(place["process"] is None for place in self.places)
+
+    def stop(self):
+        for place in self.places:
+            if place["process"]:
+                place["process"].terminate()
+
+
+def keep(args, experiment, names):
+    """Appends files or folders to the experiment's archive."""
+    with tarfile.open(args.out / f"{experiment}.tar", "a") as archive:
+        for name in names:
+            archive.add(args.work / name, name)
+
+
+def trained(work, run):
+    return (work / f"{run[0]}.{run[1]}.csv").exists()
 
 
 def main():
-    start = time.time()
-    from experiments import SEEDS, runs
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", help="experiments, or single arms as EXPERIMENT/ARM")
+    parser.add_argument("runs", nargs="*", default=list(EXPERIMENTS), help="experiments, or single arms as EXPERIMENT/ARM")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--work", type=Path, help="where models lie until they are packed; DIR if not given")
-    parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--seeds", type=int, nargs="*")
-    parser.add_argument("--smoke", action="store_true", help="few steps of few rows, to try the script")
-    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--work", type=Path, help="where files lie until they are packed; DIR if not given")
+    parser.add_argument("--each", type=int, default=EACH)
+    parser.add_argument("--waterline", help="the program, to ask the models")
+    parser.add_argument("--smoke", action="store_true", help="two steps of two rows in every stage, to try the script")
     args = parser.parse_args()
-    work = args.work or args.out
-    for folder in (args.out, work):
+    args.work = args.work or args.out
+    for folder in (args.out, args.work):
         folder.mkdir(parents=True, exist_ok=True)
-    log = Log(args.out / "log.txt", start)
-    todo = [run for run in runs(args.runs) if not all((f / "model.safetensors").exists() for f in folders(work, *run, args.seeds or SEEDS))]
-    log.say(f"{len(todo)} runs, {args.seconds:.0f} s")
-    # Set before the workers import PyTorch.
-    os.environ.update(TORCHINDUCTOR_COMPILE_THREADS="2", OMP_NUM_THREADS="1", TORCHINDUCTOR_FX_GRAPH_CACHE="1")
-    context = processes.get_context("spawn")
-    jobs, done, gate = context.Queue(), context.Queue(), context.Semaphore(TRAINING)
-    team = [context.Process(target=worker, args=(jobs, done, gate, work, log, args)) for _ in range(min(args.workers, len(todo)))]
-    for process in team:
-        process.start()
-    end = start + args.seconds - PACKING
-    given, finished, times = 0, 0, []
-    while finished < len(todo) and time.time() < end:
-        # A run trains when it is prepared and the runs ahead of it have trained.
-        prepared, trained = (statistics.mean(x) for x in zip(*times)) if times else (0.0, 0.0)
-        expected = max(prepared, trained * (given - finished) / TRAINING) + trained
-        if given < len(todo) and given - finished < len(team) and time.time() + expected < end:
-            # The first runs train without compiling, while the others compile.
-            jobs.put((*todo[given], args.compile and given >= TRAINING))
-            given += 1
-            continue
-        if given == finished and given < len(todo):
-            log.say(f"{len(todo) - given} runs do not fit")
-            break
-        try:
-            result = done.get(timeout=max(0.1, min(5.0, end - time.time())))
-        except queue.Empty:
-            if not any(process.is_alive() for process in team):
-                break
-            continue
-        finished += 1
-        if result:
-            times.append(result)
-    for process in team:
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-    complete = [f"{e}/{a}" for e, a in runs(args.runs) if all((f / "model.safetensors").exists() for f in folders(work, e, a, args.seeds or SEEDS))]
-    log.say("complete: " + " ".join(complete))
-    left = [f"{e}/{a}" for e, a in runs(args.runs) if f"{e}/{a}" not in complete]
-    log.say("left: " + " ".join(left))
-    pack(work, list(dict.fromkeys(e for e, _ in runs(args.runs))))
-    if work != args.out:
-        for archive in work.glob("*.tar.gz"):
-            (args.out / archive.name).write_bytes(archive.read_bytes())
-    log.say("packed")
+    log = Log(args.out / "log.txt")
+    end = log.start + args.seconds
+    wanted = list(runs(args.runs))
+    names = gpus()
+    variables = share(names, log)
+    queue = Queue([run for run in wanted if not trained(args.work, run)], names, variables, args, log)
+    log.say(f"{len(queue.todo)} of {len(wanted)} runs, {len(queue.places)} at once, {os.cpu_count()} cores")
+    team = ThreadPoolExecutor(max(1, os.cpu_count() - len(queue.places)))
+    asked = {}
+    for run in wanted if args.waterline else []:
+        asked |= {team.submit(answer, args.waterline, args.work, *run, seed): (*run, seed) for seed in SEEDS if trained(args.work, run)}
+    late = end - ASKING if args.waterline else end - 5
+    while time.time() < end and not (queue.idle() and not asked):
+        if time.time() < late:
+            queue.fill(late)
+        for run in queue.ended():
+            keep(args, run[0], [f"{run[0]}.{run[1]}.{seed}" for seed in SEEDS] + [f"{run[0]}.{run[1]}.csv"])
+            if args.waterline:
+                asked |= {team.submit(answer, args.waterline, args.work, *run, seed): (*run, seed) for seed in SEEDS}
+        for future in [future for future in asked if future.done()]:
+            model = asked.pop(future)
+            if error := future.exception():
+                log.say(f"{model} not asked: {error}")
+            else:
+                keep(args, model[0], [f"{name}.recall.csv" for _, name, _ in files(*model)])
+        time.sleep(0.2)
+    queue.stop()
+    log.say("complete: " + " ".join("/".join(run) for run in wanted if trained(args.work, run)))
+    log.say("left: " + " ".join("/".join(run) for run in wanted if not trained(args.work, run)))
+    log.say(f"{len(asked)} models not asked to the end")
+    unshare()
+    os._exit(0)  # questions that are still being asked end with the program
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Models of one configuration that differ in their seed, computed as one: every operation has a leading dimension of seeds.
 
 So three seeds cost little more than one where kernels are small. All trained parameters are one matrix [seeds, parameters], which
-makes the optimizer a dozen kernels. A layer is compiled if a compiler is there.
+makes the optimizer a dozen kernels.
 """
 
 import torch
@@ -17,8 +17,8 @@ ALIGN = 8  # parameters begin at multiples of it, for vector loads
 class Stacked:
     """`forward` maps tokens [seeds, B, T] to logits [seeds, B, T, V] and penalties [seeds]; `flat` [seeds, parameters] is what is trained."""
 
-    def __init__(self, config, prepare, seeds, device, compiled=None):
-        """`prepare(model)` changes initial values; `compiled` is a backend of torch.compile, or none."""
+    def __init__(self, config, prepare, seeds, device):
+        """`prepare(model)` changes initial values."""
         self.config, self.seeds, self.device = config, len(seeds), device
         models = []
         for seed in seeds:
@@ -37,8 +37,7 @@ class Stacked:
         # Matrices decay, all else does not.
         decays = [p.dim() == 2 and "embeddings" not in name for name, p in trained.items()]
         self.decays = torch.cat([torch.full((size,), float(d), device=device) for size, d in zip(self.sizes, decays)])
-        self.compiled = compiled
-        self.calls = {}
+        self.calls = [self.layer(block) for block in self.template.body[0].layers]
 
     def parameters(self):
         """The trained parameters by name, [seeds, ...], as views of `flat`."""
@@ -46,20 +45,13 @@ class Stacked:
         named = {name: part[:, : shape.numel()].unflatten(1, shape) for name, part, shape in zip(self.names, parts, self.shapes)}
         return named | self.fixed
 
-    def layer(self, index):
-        """The function of a layer: (parameters, x [seeds, B, T, D], pos, open) to (x, penalty [seeds]). Layers that are alike share one."""
-        block = self.template.body[0].layers[index]
-        kind = type(getattr(block, "attn", block)).__name__
-        if kind not in self.calls:
-            def call(parameters, x, pos, open_rows):
-                y, penalty = functional_call(block, parameters, (x, {"pos": pos, "open": open_rows}))
-                return y, x.new_zeros(()) if penalty is None else penalty
+    def layer(self, block):
+        """The function of a layer: (parameters, x [seeds, B, T, D], pos, open) to (x, penalty [seeds])."""
+        def call(parameters, x, pos, open_rows):
+            y, penalty = functional_call(block, parameters, (x, {"pos": pos, "open": open_rows}))
+            return y, x.new_zeros(()) if penalty is None else penalty
 
-            stacked = torch.vmap(call, in_dims=(0, 0, None, None))
-            # The triangular solve of Gated DeltaNet has other strides than the compiler expects.
-            compiles = self.compiled and kind != "GatedDeltaNet"
-            self.calls[kind] = torch.compile(stacked, dynamic=False, backend=self.compiled) if compiles else stacked
-        return self.calls[kind]
+        return torch.vmap(call, in_dims=(0, 0, None, None))
 
     def forward(self, tokens, open_rows):
         S, B, T = tokens.shape
@@ -71,10 +63,10 @@ class Stacked:
         offset = V * torch.arange(S, device=tokens.device)[:, None, None]
         x = F.embedding(tokens + offset, embedding.flatten(0, 1))
         penalties = 0.0
-        for i in range(self.config["num_hidden_layers"]):
+        for i, call in enumerate(self.calls):
             scope = f"{prefix}.layers.{i}."
             own = {name.removeprefix(scope): p for name, p in parameters.items() if name.startswith(scope)}
-            x, penalty = self.layer(i)(own, x, pos, open_rows)
+            x, penalty = call(own, x, pos, open_rows)
             penalties = penalties + penalty
         norm = parameters[f"{prefix}.norm_f.weight" if prefix == "backbone" else "model.norm.weight"]
         x = rms(x, norm[:, None, None], self.template.eps)

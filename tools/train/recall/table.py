@@ -1,8 +1,9 @@
-"""Recall of trained models, as they are and with mechanisms switched off, as Markdown: table.py WATERLINE shipped FOLDER or EXPERIMENT DIR
+"""Recall of trained models, as they are and with mechanisms switched off, as Markdown: table.py WATERLINE shipped FOLDER SCRATCH or
+table.py WATERLINE EXPERIMENT DIR
 
-`shipped`: the GGUFs of tests/models. Else an experiment of `experiments.py` whose models are in DIR (see README.md): each is converted to f16,
-asked the experiment's questions with every switch of its arm, and DIR/EXPERIMENT.recall.csv gets a line for each count; what is in it is not
-asked again. Cells are the mean over seeds of the right answers in percent, with the range over seeds; of one file with its standard error.
+`shipped`: the GGUFs of tests/models. Else an experiment of `experiments.py` whose models are in DIR (see README.md): each is converted to f16 and
+asked the experiment's questions with every switch of its arm. SCRATCH or DIR gets MODEL.recall.csv with a line for each count; what is in it
+is not asked again. Cells are the mean over seeds of the right answers in percent, with the range over seeds; of one file with its standard error.
 """
 
 import csv
@@ -17,33 +18,54 @@ SHIPPED = {"sse-n4k1": ("partitions", "shared"), "gla": (), "hax-mamba2": ("atte
 ASKED = [("mqar", 32, 0), ("mqar", 64, 0), ("joint", 32, 0), ("joint", 64, 0)]
 
 
-def ask(waterline, model, asked, without, table):
-    """Asks what is not in `table`, which maps (model, without, setting) to the fields of a line."""
-    name = model.stem
-    for task, keys, length in asked:
-        key = name, without.replace(",", "+"), task, keys, length
-        if key in table:
-            continue
-        scratch = Path(f"{model}.part")
-        command = [waterline, "eval", "recall", model, "--task", task, "--keys", str(keys), "--length", str(length), "--threads", "1", "--csv", scratch]
-        subprocess.run(command + (["--without", without] if without else []), check=True, stdout=subprocess.DEVNULL)
-        (table[key],) = read(scratch).values()
-        scratch.unlink()
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+
+
+def ask(waterline, model, asked, switches, path):
+    """Asks what is not in the table at `path`: (switches, task, keys, length) to the fields of a line."""
+    table = read(path)
+    for without in ("",) + switches:
+        for task, length in dict.fromkeys((task, length) for task, _, length in asked):
+            keys = [k for t, k, n in asked if (t, n) == (task, length) and (without.replace(",", "+"), t, k, n) not in table]
+            if not keys:
+                continue
+            part = Path(f"{path}.part")
+            command = [waterline, "eval", "recall", model, "--task", task, "--keys", ",".join(map(str, keys)), "--length", str(length)]
+            command += ["--threads", "1", "--csv", part] + (["--without", without] if without else [])
+            run(*command)
+            table |= read(part)
+            part.unlink()
+            with open(path, "w", newline="") as file:
+                writer = csv.DictWriter(file, next(iter(table.values())))
+                writer.writeheader()
+                writer.writerows(table.values())
 
 
 def read(path):
     if not path.exists():
         return {}
     with open(path, newline="") as file:
-        return {(r["model"], r["without"], r["task"], int(r["keys"]), int(r["length"])): r for r in csv.DictReader(file)}
+        return {(r["without"], r["task"], int(r["keys"]), int(r["length"])): r for r in csv.DictReader(file)}
 
 
-def write(path, table):
-    rows = list(table.values())
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+def files(experiment, arm, seed):
+    """The models that come of a trained one: (arm, name, options of `waterline convert`)."""
+    converted = {arm: ()} | EXPERIMENTS[experiment].arms[arm].converted
+    return [(title, f"{experiment}.{title}.{seed}", options) for title, options in converted.items()]
+
+
+def answer(waterline, folder, experiment, arm, seed):
+    """Converts and asks what comes of one trained model in `folder`."""
+    setup = EXPERIMENTS[experiment]
+    for _, name, options in files(experiment, arm, seed):
+        model = folder / f"{name}.gguf"
+        if not model.exists():
+            trained = folder / f"{experiment}.{arm}.{seed}"
+            run(waterline, "convert", trained, "-o", model, "--type", "f16", *options)
+        ask(waterline, model, setup.asked, setup.arms[arm].without, folder / f"{name}.recall.csv")
 
 
 def cell(rows):
@@ -53,39 +75,40 @@ def cell(rows):
     return f"{sum(shares) / len(shares):.1f} ({min(shares):.1f} to {max(shares):.1f})"
 
 
-def show(title, arms, asked, table):
-    """`arms` maps a row's title to its files and switches."""
-    questions = [int(next(r for k, r in table.items() if k[2:] == a)["questions"]) for a in asked]
+def show(arms, asked):
+    """`arms` maps a row's title to its tables, one of each seed, and its switches."""
+    tables = [table for found, _ in arms.values() for table in found]
+    questions = [next((table["", *a]["questions"] for table in tables if ("", *a) in table), "none") for a in asked]
     heads = [f"{task} {keys}" + (f" in {length}" if length else "") + f", of {n}" for (task, keys, length), n in zip(asked, questions)]
-    print(f"| {title} | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads))
-    for arm, (files, switches) in arms.items():
+    print("| model | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads))
+    for title, (found, switches) in arms.items():
         for without in ("",) + switches:
-            off = without.replace(",", "+")
-            rows = [[table.get((file, off, *a)) for file in files] for a in asked]
-            if all(all(r) for r in rows):
-                print(f"| {arm}" + (f" without {without.replace(',', ', ')}" if without else "") + " | " + " | ".join(cell(r) for r in rows) + " |")
+            rows = [[table[key] for table in found if (key := (without.replace(",", "+"), *a)) in table] for a in asked]
+            if all(rows):
+                seeds = "" if len(rows[0]) in (1, len(SEEDS)) else f", {len(rows[0])} seeds"
+                off = f" without {without.replace(',', ', ')}" if without else ""
+                print(f"| {title}{off}{seeds} | " + " | ".join(cell(r) for r in rows) + " |")
 
 
 def main():
     waterline, what, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    cache = (Path(sys.argv[4]) if len(sys.argv) > 4 else folder) / f"{what}.recall.csv"
-    table = read(cache)
+    arms = {}
     if what == "shipped":
-        asked, arms = ASKED, {model: ([model], switches) for model, switches in SHIPPED.items()}
+        asked = ASKED
+        for model, switches in SHIPPED.items():
+            path = Path(sys.argv[4]) / f"{model}.recall.csv"
+            ask(waterline, folder / f"{model}.gguf", asked, switches, path)
+            arms[model] = [read(path)], switches
     else:
-        setup = EXPERIMENTS[what]
-        asked = list(setup.asked)
-        arms = {arm: ([f"{what}.{arm}.{seed}" for seed in SEEDS], setup.arms[arm].without) for arm in setup.arms}
-    for files, switches in arms.values():
-        for file in files:
-            model = folder / f"{file}.gguf"
-            if not model.exists() and (folder / file).exists():
-                subprocess.run([waterline, "convert", folder / file, "-o", model, "--type", "f16"], check=True, stdout=subprocess.DEVNULL)
-            if model.exists():
-                for without in ("",) + switches:
-                    ask(waterline, model, asked, without, table)
-                write(cache, table)
-    show("model", arms, asked, table)
+        asked = EXPERIMENTS[what].asked
+        for arm, setup in EXPERIMENTS[what].arms.items():
+            for seed in SEEDS:
+                if (folder / f"{what}.{arm}.{seed}").exists():
+                    answer(waterline, folder, what, arm, seed)
+                for title, name, _ in files(what, arm, seed):
+                    if table := read(folder / f"{name}.recall.csv"):
+                        arms.setdefault(title, ([], setup.without))[0].append(table)
+    show(arms, asked)
 
 
 if __name__ == "__main__":

@@ -1,44 +1,35 @@
-"""The training of one run: an arm of an experiment, all seeds at once."""
+"""Trains one arm of an experiment, all seeds at once: train_stacked.py EXPERIMENT/ARM --out DIR
 
+Writes DIR/EXPERIMENT.ARM.SEED/{config.json,model.safetensors} of each seed and, at last, DIR/EXPERIMENT.ARM.csv with loss and accuracy.
+"""
+
+import argparse
 import csv
 import math
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from draw import draw
-from experiments import Stage
+from experiments import EXPERIMENTS, SEEDS, Stage
 from export import export, round_matrices
 from stacked import AdamW, Stacked
 from train import BLOCK, OPEN, rate
 
 POOL = 100  # steps for which rows are drawn at once
 LR = 3e-3
+LATE = 3  # exit status of a run that its time did not suffice for
 
 
 class Run:
-    def __init__(self, experiment, setup, arm, seeds, smoke, log):
-        self.name, self.setup, self.arm, self.seeds, self.log = f"{experiment}.{arm}", setup, setup.arms[arm], seeds, log
+    def __init__(self, experiment, arm, seeds, smoke):
+        self.name, self.setup, self.seeds = f"{experiment}.{arm}", EXPERIMENTS[experiment], seeds
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.stages = [Stage(BLOCK, 2, s.length, s.most) for s in setup.stages] if smoke else setup.stages
-
-    def stack(self, compiled):
-        torch._dynamo.reset()
-        torch._dynamo.config.recompile_limit = 64
-        self.model = Stacked(self.arm.config, self.arm.prepare, self.seeds, self.device, compiled)
-
-    def prepare(self, compiled):
-        """Compiles the layers for the shapes of every stage; if that fails the run goes on without."""
-        self.stack("inductor" if compiled is True else compiled)
-        if not compiled:
-            return
-        try:
-            for stage in self.stages:
-                self.warm_up(stage)
-        except Exception as error:  # the compiler's own errors are of many kinds
-            self.log.say(f"{self.name}: not compiled: {type(error).__name__}: {str(error)[:2000]}")
-            self.stack(None)
+        self.stages = [Stage(2, 2, s.length, s.most) for s in self.setup.stages] if smoke else self.setup.stages
+        self.model = Stacked(self.setup.arms[arm].config, self.setup.arms[arm].prepare, seeds, self.device)
 
     def warm_up(self, stage):
         """A pass forward and backward over rows without questions, which changes nothing."""
@@ -76,9 +67,9 @@ class Run:
         for i in range(len(self.setup.tasks)):
             self.sums[:, i] += (counts * (task == i)[..., None]).sum(1)
 
-    def recorded(self, stage):
-        """A function that makes a step: on a GPU a CUDA graph."""
-        if self.device == "cpu":
+    def recorded(self, stage, graphs):
+        """A function that makes a step: on a GPU with `graphs` a CUDA graph."""
+        if self.device == "cpu" or not graphs:
             return lambda: self.step(stage)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -93,8 +84,8 @@ class Run:
         torch.cuda.synchronize()
         return graph.replay
 
-    def train(self, out):
-        """Trains, and writes the models and the log of losses."""
+    def train(self, out, end, graphs):
+        """Trains, and writes the models and the log of losses. Says whether it came to its end before `end` (of `time.time`)."""
         self.optimizer = AdamW(self.model)
         generators = [torch.Generator(self.device).manual_seed(seed) for seed in self.seeds]
         self.at = torch.zeros((), dtype=torch.long, device=self.device)
@@ -106,7 +97,7 @@ class Run:
             self.pool = self.draw(stage, generators)
             self.open_rows = self.open(stage, 0.0)
             self.at.zero_()
-            advance = self.recorded(stage)
+            advance = self.recorded(stage, graphs)
             for first in range(0, stage.steps, BLOCK):
                 progress = (done + first) / total
                 if first and first % POOL == 0:
@@ -116,20 +107,24 @@ class Run:
                     lines += self.line(done + first)
                 self.lr.fill_(LR * rate(progress))
                 self.open_rows.copy_(self.open(stage, progress))
-                for _ in range(BLOCK):
+                for _ in range(min(BLOCK, stage.steps - first)):
                     advance()
+                if time.time() > end:
+                    print(f"{self.name}: step {done + first} of {total} when the time was over", flush=True)
+                    return False
             done += stage.steps
             last = self.line(done)
             lines += last
             del advance
             right = "; ".join(" ".join(f"{task} {x:.2f}" for task, x in zip(self.setup.tasks, line[3:])) for line in last)
-            self.log.say(f"{self.name}: stage of {stage.length} tokens, {time.time() - begun:.1f} s: {right}")
-        with open(out / f"{self.name}.csv", "w", newline="") as file:
-            csv.writer(file).writerows([["step", "seed", "loss"] + [f"accuracy_{task}" for task in self.setup.tasks]] + lines)
+            print(f"{self.name}: stage of {stage.length} tokens, {time.time() - begun:.1f} s: {right}", flush=True)
         for index, seed in enumerate(self.seeds):
             model = self.model.one(index)
             round_matrices(model)
             export(model, out / f"{self.name}.{seed}")
+        with open(out / f"{self.name}.csv", "w", newline="") as file:
+            csv.writer(file).writerows([["step", "seed", "loss"] + [f"accuracy_{task}" for task in self.setup.tasks]] + lines)
+        return True
 
     def line(self, step):
         """Loss of a question and accuracy by task since the last line, for every seed. A loss that is not finite ends the run."""
@@ -142,3 +137,23 @@ class Run:
                 raise ValueError(f"seed {seed}: the loss of step {step} is {loss}")
             lines.append([step, seed, f"{loss:.4f}"] + (counts[:, 1] / counts[:, 2].clamp(min=1)).tolist())
         return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="EXPERIMENT/ARM")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--end", type=float, default=math.inf, help="seconds since 1970 at which to give up")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch every kernel by itself")
+    parser.add_argument("--smoke", action="store_true", help="two steps of two rows in every stage")
+    args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    run = Run(*args.run.split("/"), SEEDS, args.smoke)
+    if not run.train(args.out, args.end, args.graphs):
+        sys.exit(LATE)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ pub fn physical_cores() -> usize {
     cores.clamp(1, allowed)
 }
 
-/// What Linux says of the processors of the affinity mask.
+/// The processors of the affinity mask, as Linux describes them.
 struct Topology {
     /// For each: the first hardware thread of its core, and how fast it is.
     processors: Vec<(usize, u64)>,
@@ -26,7 +26,7 @@ impl Topology {
         let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
         let mask = (status.lines()).find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         let folder = root.join("sys/devices/system/cpu");
-        // Hybrid processors of Intel, whose two kinds of cores have the same clocks.
+        // Intel hybrid processors, whose two kinds of cores run at equal clocks.
         let performance = read_list(root.join("sys/devices/cpu_core/cpus"));
         let processors = parse_list(mask)?.into_iter().map(|cpu| {
             let own = folder.join(format!("cpu{cpu}"));
@@ -81,7 +81,7 @@ fn parse_list(list: &str) -> Option<BTreeSet<usize>> {
 mod tests {
     use super::*;
 
-    /// A machine whose processors have these siblings and this file with this number.
+    /// A machine whose processors have these siblings, and this file with this value.
     fn machine(mask: &str, processors: &[(&str, &str, u64)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let write = |path: String, text: &str| {

@@ -1,8 +1,8 @@
-//! What an op sees while it runs.
+//! The context of a running op.
 
 use std::sync::Mutex;
 
-use waterline_quant::Activations;
+use waterline_quant::{Activations, zeroed};
 
 use super::Pool;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::state::Arena;
 /// # Errors
 /// [`Error::Memory`] if the system refuses them.
 pub fn room(floats: usize) -> Result<Vec<f32>> {
-    bytemuck::allocation::try_zeroed_vec(floats).map_err(|()| {
+    zeroed(floats).map_err(|_| {
         let bytes = floats.saturating_mul(size_of::<f32>());
         let what = format!("{bytes} bytes of working memory");
         Error::memory(what, "choose a smaller chunk or fewer threads")
@@ -62,7 +62,7 @@ impl Buffers {
     }
 }
 
-/// What an op sees: the chunk's tokens, the buffers, the state, the threads.
+/// The context of a running op: the chunk's tokens, the buffers, the state, the threads.
 pub struct Frame<'a> {
     pub pool: &'a Pool,
     pub buffers: &'a mut Buffers,

@@ -1,4 +1,4 @@
-//! The CPU backend: a thread pool, vector primitives, and what an op sees while it runs.
+//! The CPU backend: a thread pool, vector primitives, and the context of a running op.
 
 mod cores;
 mod frame;

@@ -1,7 +1,7 @@
 //! A pool of threads for the short parallel regions of a token, on a machine that other programs use too.
 //!
-//! A region ends when its tasks are done. No region waits for a worker that has not started on it: the tasks of such a
-//! worker are taken over, and its offer is withdrawn.
+//! A region ends when its tasks are done. No region waits for a worker that has not started on it: the tasks of such a worker are taken
+//! over, and its offer is withdrawn.
 //!
 //! # Protocol
 //! Every worker has one atomic word:
@@ -15,18 +15,18 @@
 //! | `BUSY`, `AWAITED` | `IDLE` | worker | it has left and does not read the job again; an owner that waits is unparked |
 //! | any but `BUSY`, `AWAITED` | `STOP` | the pool's drop | the thread ends |
 //!
-//! The job is a borrowed closure whose lifetime is erased. It is read only between `BUSY` and the `IDLE` after it, and
+//! The job is a borrowed closure with an erased lifetime. It is read only between `BUSY` and the `IDLE` after it, and
 //! `OFFERED` goes either to `BUSY` or to `IDLE`, never to both, since both are compare-and-swap on one word. The owner
-//! returns only when each word that it offered is none of `OFFERED`, `BUSY` and `AWAITED`. So no worker, however late, reads
-//! the closure after its region. The cell that holds the job is written only by the owner of the region lock, before its
-//! offers, when no word is one of these. Nobody but the owner of the region lock changes an `IDLE` word, so an offer is a plain store:
-//! with 16 threads the stores of all offers take less time than two compare-and-swap operations on lines of other cores.
+//! returns only when each word that it offered is none of `OFFERED`, `BUSY` and `AWAITED`. So no worker, however late, reads the closure
+//! after its region. The cell that holds the job is written only by the owner of the region lock, before its offers, when no word is one
+//! of these. Only the owner of the region lock changes an `IDLE` word, so an offer is a plain store: with 16 threads the stores of all
+//! offers take less time than two compare-and-swap operations on lines of other cores.
 //!
 //! A worker that has spun for [`SPIN`] sets `asleep`, then looks at its word once more, and parks. The owner stores its offers, then looks
 //! at `asleep`. A fence lies between the two steps of each, so that either the worker finds the offer or the owner unparks it.
 //!
-//! In a child made by fork(2) there are no workers: offers are withdrawn, or, where a region was open in the parent, the
-//! region lock stays taken. In both cases the calling thread does all tasks.
+//! In a child made by fork(2) there are no workers: offers are withdrawn, or, where a region was open in the parent, the region lock stays
+//! locked. In both cases the calling thread does all tasks.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -47,10 +47,10 @@ const SPIN: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_micros(200);
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
-/// What a thread maps while it starts, at most: its stack, and its signal stack behind that.
+/// Most bytes that a thread maps while it starts: its stack, followed by its signal stack.
 const THREAD_BYTES: usize = 4 << 20;
 
-/// Stands for no processor.
+/// No processor.
 const NOWHERE: usize = usize::MAX;
 
 const STARTING: u32 = 0;
@@ -74,7 +74,7 @@ struct Lane {
     tasks: Tasks,
 }
 
-/// Tasks that nobody has claimed: the first in the high half, the end in the low half.
+/// Unclaimed tasks: the first in the high half, the end in the low half.
 #[repr(align(128))]
 struct Tasks(AtomicU64);
 
@@ -97,7 +97,8 @@ impl Lane {
             } else {
                 (end - 1, range - 1)
             };
-            // Relaxed: only the tasks' numbers pass here; what they read and write is ordered by the words.
+            // Relaxed: only the tasks' numbers are transferred here; the words order the data that tasks
+            // read and write.
             let order = Ordering::Relaxed;
             match self
                 .tasks
@@ -129,7 +130,7 @@ unsafe impl Sync for State {}
 unsafe impl Send for State {}
 
 impl State {
-    /// A task for this worker: of its own, or else one that another has not started.
+    /// A task for this worker: from its share, or else one that another worker has not started.
     fn claim(&self, worker: usize) -> Option<usize> {
         let (before, from) = self.lanes.split_at(worker);
         let own = from[0].claim(true);
@@ -147,7 +148,7 @@ impl State {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops the tasks that nobody has claimed.
+    /// Drops the unclaimed tasks.
     fn abandon(&self) {
         self.lanes.iter().for_each(|lane| lane.deal(0, 0));
     }
@@ -284,7 +285,8 @@ impl Pool {
     fn offer(&self, job: &(dyn Fn(usize) + Sync)) {
         // SAFETY: only the lifetime is erased; `close` ends every use of the pointer.
         let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: the region lock is held and no word is `OFFERED`, `BUSY` or `AWAITED`, so nobody reads the cell now.
+        // SAFETY: the region lock is held and no word is `OFFERED`, `BUSY` or `AWAITED`, so no thread reads the cell
+        // now.
         unsafe { *self.state.job.get() = Some(job) };
         let workers = &self.state.lanes[1..];
         for lane in workers {
@@ -307,14 +309,14 @@ impl Pool {
             // Most workers have entered by now: reading first leaves them the line of their word.
             if lane.word.load(Ordering::Relaxed) == OFFERED {
                 let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-                // It fails if the worker enters meanwhile, and then the loop below waits for it.
+                // Fails if the worker has just entered; the loop below then waits for it.
                 let _ = (lane.word).compare_exchange(OFFERED, IDLE, success, failure);
             }
         }
         let begin = Instant::now();
         for lane in workers {
             let mut spins = 0u32;
-            // Acquire: what the worker wrote in the region is visible once it has left.
+            // Acquire: the worker's writes in the region are visible once it has left.
             while lane.word.load(Ordering::Acquire) == BUSY {
                 spins += 1;
                 if spins.is_multiple_of(64) && begin.elapsed() > PATIENCE {

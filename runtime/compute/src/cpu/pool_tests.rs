@@ -29,8 +29,8 @@ fn every_index_runs_once_in_many_regions() {
     }
 }
 
-/// What a late worker could break: the closure and all that it borrows live on the stack of the region, are written with
-/// poison when it ends, and are other ones in the next region.
+/// Catches a late worker: the closure and all its borrows live on the region's stack, are overwritten with poison when
+/// it ends, and differ in the next region.
 #[test]
 fn nobody_enters_a_region_that_has_ended() {
     let rounds = if cfg!(miri) { 50 } else { 3000 };

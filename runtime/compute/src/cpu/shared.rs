@@ -45,12 +45,12 @@ impl<'a, T> Shared<'a, T> {
     #[inline]
     pub unsafe fn read(&self, range: Range<usize>) -> &'a [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: inside the borrowed buffer, and written by nobody by the caller's contract.
+        // SAFETY: inside the borrowed buffer; the caller guarantees that no thread writes it.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 }
 
-/// A session's state, whose tensors several workers change at once.
+/// A session's state, whose tensors several workers change concurrently.
 pub(crate) struct SharedArena<'a> {
     plan: std::sync::Arc<StatePlan>,
     bytes: Shared<'a, u8>,

@@ -27,7 +27,7 @@ __device__ inline u32 shared_address(const void* pointer) {
 #endif
 }
 
-// The same number, in a register. Else the compiler computes it anew at every use, often from a special register that is slow to read.
+// The number in a register. Otherwise the compiler computes it again at every use, often from a special register that is slow to read.
 __device__ inline u32 in_register(u32 x) {
 #ifndef WATERLINE_EMULATOR
   asm volatile("mov.u32 %0, %0;" : "+r"(x));
@@ -35,7 +35,7 @@ __device__ inline u32 in_register(u32 x) {
   return x;
 }
 
-// The same address of shared memory, in a register.
+// The address of shared memory in a register.
 template <class T>
 __device__ T* held_pointer(T* pointer) {
 #ifndef WATERLINE_EMULATOR
@@ -99,7 +99,7 @@ __device__ inline u32 pack_bf16(float low, float high) {
 #endif
 }
 
-// Two numbers rounded to BF16 or F16. What f16 cannot hold becomes infinite, as in ggml.
+// Two numbers rounded to BF16 or F16. Values beyond f16's range become infinite, as in ggml.
 template <int number>
 __device__ inline u32 pack_numbers(float low, float high) {
   if constexpr (number == BF16) return pack_bf16(low, high);
@@ -190,7 +190,7 @@ __device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
 }
 
 // sums += a b in 8-bit integers, of 16 rows, 8 columns and a depth of 32. A word has four numbers of the depth: those from 4t on in the
-// first words of a row and a column, those sixteen behind them in the others.
+// first words of a row and a column, the same ones sixteen later in the others.
 __device__ inline void multiply_add_codes(int* sums, const u32* a, const u32* b) {
 #ifdef WATERLINE_EMULATOR
   sum_operands(sums, a, b, [](int g, int lower, int column) {
@@ -229,7 +229,7 @@ struct SplitPair {
     for (int i = parts - 1; i >= 0; i--) x = {x.x + first_of<number>(part[i]), x.y + second_of<number>(part[i])};
     return x;
   }
-  // From and to memory, where each part stands `distance` after the one before.
+  // From and to memory, with parts `distance` apart.
   __device__ void load(const u16* place, int distance) {
 #pragma unroll
     for (int i = 0; i < parts; i++) part[i] = *reinterpret_cast<const u32*>(place + i * distance);
@@ -240,7 +240,7 @@ struct SplitPair {
   }
 };
 
-// A matrix in shared memory of numbers that are sums of `parts`; each part of it stands `distance` after the one before.
+// A matrix in shared memory of numbers that are sums of `parts`; the parts are `distance` apart.
 template <int parts>
 struct SplitTile {
   u16* first;
@@ -329,8 +329,8 @@ __device__ inline bool mbarrier_try(u64* barrier, int parity) {
   return is != 0;
 }
 
-// The same without an end, for a loop whose instructions count and whose own end another warp waits for: the compiler moves tries that are
-// not counted out of the loop, and the instructions around them overlap.
+// As above without a deadline, for a loop whose instructions count and whose end another warp waits for: the compiler moves uncounted
+// tries out of the loop, and the instructions around them overlap.
 __device__ inline void mbarrier_spin(u64* barrier, int parity) {
   asm volatile("{ .reg .pred done; again: " WATERLINE_TRY("%0", "%1") " @done bra end; bra again; end: }" ::"r"(shared_address(barrier)), "r"(parity)
                : "memory");
@@ -339,7 +339,7 @@ __device__ inline void mbarrier_spin(u64* barrier, int parity) {
 // Makes this thread's writes to shared memory visible to the async proxy (wgmma, bulk copies).
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Arrives, and adds so many bytes of bulk copies to the phase.
+// Arrives, and adds this many bytes of bulk copies to the phase.
 __device__ inline void mbarrier_expect_bytes(u64* barrier, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");

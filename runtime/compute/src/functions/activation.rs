@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::simd;
 
-/// A function of single values: a feature map, or what an output gate passes through.
+/// A function of single values: a feature map, or the function of an output gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -33,7 +33,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Maps every value in place. One function, whatever the caller is compiled for: the maps of all functions are large.
+    /// Maps every value in place. Not inlined: the maps of all functions are large.
     #[inline(never)]
     pub(crate) fn apply(self, values: &mut [f32]) {
         simd::vectorize(
@@ -124,9 +124,10 @@ mod tests {
                 let term = term * x * x / f64::from(2 * n + 1);
                 (sum + term, term)
             });
-            match x.abs() > 6.0 {
-                true => f64::from(u8::from(x > 0.0)),
-                false => 0.5 + density * series.0,
+            if x.abs() > 6.0 {
+                f64::from(u8::from(x > 0.0))
+            } else {
+                0.5 + density * series.0
             }
         };
         let definitions: [(Activation, &dyn Fn(f64) -> f64); 8] = [

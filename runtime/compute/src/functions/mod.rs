@@ -10,7 +10,7 @@ pub use norm::Norm;
 use crate::operands::View;
 use crate::weights::Vector;
 
-/// What happens to a mixer's output before the output matrix.
+/// The operation on a mixer's output before the output matrix.
 pub enum OutputOp {
     /// A norm over each group of values that its gains span: a head, or the whole width.
     Norm(Norm),

@@ -27,7 +27,7 @@ impl Norm {
         }
     }
 
-    /// The same, its result multiplied.
+    /// This norm with its result multiplied.
     pub fn scaled(&self, multiplier: f32) -> Self {
         let scaled = |values: &Vector| values.iter().map(|x| multiplier * x).collect();
         Norm {
@@ -38,7 +38,7 @@ impl Norm {
     }
 
     /// The norm of `factor x`, to be applied to x: its epsilon alone differs.
-    pub fn of_divided(self, factor: f32) -> Self {
+    pub fn divided(self, factor: f32) -> Self {
         Norm {
             eps: self.eps / (factor * factor),
             ..self
@@ -58,7 +58,7 @@ impl Norm {
         self.apply_in_groups(x, 1);
     }
 
-    /// Norms each of `groups` equal parts of `x` in place. One function, whatever the caller is compiled for.
+    /// Norms each of `groups` equal parts of `x` in place. Not inlined.
     #[inline(never)]
     pub(crate) fn apply_in_groups(&self, x: &mut [f32], groups: usize) {
         simd::vectorize(

@@ -1,6 +1,7 @@
 //! A set of retained tokens with a fixed capacity: full, the lowest score makes room.
 
-/// One head's set: scores in use and their number. Keys and values stand in rows of the same numbers.
+/// One head's set: scores in use and their number. Keys and values are stored in rows with equal
+/// indices.
 pub(super) struct CappedSet<'a> {
     /// Scores; the first `count` are in use.
     pub scores: &'a mut [f32],
@@ -9,8 +10,9 @@ pub(super) struct CappedSet<'a> {
 }
 
 impl CappedSet<'_> {
-    /// Takes in a token whose score is above zero, if there is room or a retained score is lower; returns its row.
-    pub fn offer(&mut self, score: f32) -> Option<usize> {
+    /// Offers a token whose score is above zero: it enters if there is room or a retained score is lower. Returns
+    /// its row.
+    pub(crate) fn offer(&mut self, score: f32) -> Option<usize> {
         (score > 0.0).then(|| self.insert(score))?
     }
 

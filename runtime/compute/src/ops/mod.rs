@@ -17,7 +17,6 @@ mod partitions;
 mod prepare;
 mod project;
 mod recur;
-mod renew;
 mod replace;
 mod rg_lru;
 #[cfg(test)]
@@ -46,7 +45,6 @@ pub use partitions::Partitions;
 pub use prepare::{Conv, Gate, HeadGroup, HeadOp, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, Finish, HeadGates, Key, Recur, Write};
-pub use renew::Renew;
 pub use replace::{FirstValues, Replace};
 pub use rg_lru::{HeadMatrices, RgLru};
 pub use route::{Groups, Route, Router, Scoring};
@@ -99,7 +97,7 @@ pub trait Op: CpuOp + DeviceOp + Send + Sync {
     /// All columns and state tensors that the op reads and writes, on any device.
     fn access(&self) -> Access;
 
-    /// Whether it treats every token alike, whatever came before it and wherever it stands.
+    /// Whether each token is treated alike, independent of earlier tokens and of its position.
     fn is_tokenwise(&self) -> bool {
         let state = |operand: &Operand| matches!(operand, Operand::State(_));
         !self.access().reads.iter().any(state)
@@ -110,7 +108,7 @@ pub trait Op: CpuOp + DeviceOp + Send + Sync {
         false
     }
 
-    /// Checks what the op's indexing relies on besides the rules that hold for all ops.
+    /// Checks the op's own requirements on its operands; the rules for all ops are checked already.
     fn check(&self, _rules: &mut Rules) {}
 
     /// The op's name, for people.
@@ -124,7 +122,7 @@ pub trait Op: CpuOp + DeviceOp + Send + Sync {
         0
     }
 
-    /// What the token at `position` reads and writes of the state tensors of `plan`.
+    /// The parts of the state tensors of `plan` that the token at `position` reads and writes.
     fn touched(&self, _plan: &StatePlan, _position: u64) -> Vec<Touched> {
         Vec::new()
     }

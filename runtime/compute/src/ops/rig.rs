@@ -36,7 +36,7 @@ pub(crate) fn side_by_side<const N: usize>(widths: [usize; N]) -> [View; N] {
     })
 }
 
-/// An op with buffers and state of its own.
+/// An op with its buffers and state.
 pub(super) struct Rig<'a> {
     op: &'a dyn Op,
     widths: &'a [usize],
@@ -57,13 +57,13 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// The same with these buffers as working memory, which an op uses without naming it.
+    /// Declares these buffers as working memory, which an op uses without naming it.
     pub fn working(mut self, buffers: &'a [usize]) -> Self {
         self.working = buffers;
         self
     }
 
-    /// The same with another number of threads than two.
+    /// Sets the number of threads; the default is two.
     pub fn threads(mut self, threads: usize) -> Self {
         self.pool = Pool::new(threads).expect("threads");
         self

@@ -74,7 +74,7 @@ impl<'a> Rules<'a> {
         });
     }
 
-    /// The state tensor has this shape; `None` stands for any size.
+    /// The state tensor has this shape; `None` matches any size.
     pub fn state(&mut self, tensor: usize, shape: &[Option<usize>]) {
         let found = &self.plan.tensors()[tensor].shape;
         let fits = |(found, wanted): (&usize, &Option<usize>)| wanted.is_none_or(|n| n == *found);

@@ -1,4 +1,4 @@
-//! A model as a list of ops over buffers: what both backends run.
+//! A model as a list of ops over buffers, for both backends.
 
 mod schedule;
 mod validate;
@@ -19,7 +19,7 @@ pub struct Program {
     pub ops: Vec<Box<dyn Op>>,
     /// How many ops come before each layer's end.
     pub layer_ends: Vec<usize>,
-    /// What turns the residual stream into logits, for the tokens whose logits are needed.
+    /// Turns the residual stream into logits, for the tokens whose logits are needed.
     pub logits: Logits,
 }
 
@@ -81,7 +81,7 @@ impl Program {
         counts
     }
 
-    /// What reading the token at `position` touches of the layers' state tensors.
+    /// The parts of the layers' state tensors that the token at `position` reads and writes.
     pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let ops = self.ops.iter();
         ops.flat_map(|op| op.touched(plan, position)).collect()

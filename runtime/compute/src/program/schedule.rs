@@ -1,5 +1,5 @@
-//! In which order ops may run: a value that follows from what they name ([`crate::ops::Op::access`]), the same for every
-//! device. Any order that keeps the dependencies gives the same bits on the CPU; a GPU runs ops of a level together.
+//! The order in which ops may run, derived from their operands ([`crate::ops::Op::access`]) alike for every device. Any
+//! order that respects the dependencies gives the same bits on the CPU; a GPU runs the ops of a level together.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::operands::{Access, Hazard, Operand, RESIDUAL, View};
 use crate::program::Program;
 use crate::state::StatePlan;
 
-/// The ops of a model, what each waits for, and their levels.
+/// The ops of a model, their dependencies, and their levels.
 #[derive(Debug, Clone, Serialize)]
 pub struct Schedule {
     /// The ops in the order in which a model lists them; the logits come last.
@@ -30,13 +30,13 @@ pub struct Schedule {
 /// An op in the schedule.
 #[derive(Debug, Clone, Serialize)]
 pub struct Scheduled {
-    /// What it is called.
+    /// Name of the op.
     pub op: String,
     /// Its layer; none for embedding and logits.
     pub layer: Option<usize>,
-    /// What it reads.
+    /// Operands that it reads.
     pub reads: Vec<String>,
-    /// What it writes.
+    /// Operands that it writes.
     pub writes: Vec<String>,
     /// One more than the highest level of those that it waits for.
     pub level: usize,
@@ -49,7 +49,7 @@ pub struct Dependency {
     pub from: usize,
     /// The later one.
     pub to: usize,
-    /// What it waits for.
+    /// The operand that causes the dependency.
     pub tensor: String,
     /// Why.
     pub hazard: Hazard,
@@ -70,7 +70,7 @@ pub enum Link {
 }
 
 impl Schedule {
-    /// The schedule of a program whose state lies as in `plan`.
+    /// The schedule of a program whose state is laid out by `plan`.
     #[doc(hidden)]
     pub fn new(program: &Program, plan: &StatePlan) -> Self {
         let ops = program.ops.iter().enumerate();
@@ -162,7 +162,8 @@ fn predecessors(
     behind
 }
 
-/// Of the ops with these accesses, how many of the `chosen` ones may run at the same time as each chosen one, itself included.
+/// For each `chosen` op, the number of chosen ops that may run at the same time, itself included, given these accesses of all
+/// ops.
 pub(super) fn concurrent(accesses: &[&Access], chosen: &[usize]) -> Vec<usize> {
     let behind = predecessors(accesses, |_, _, _, _| {});
     let together = |a: usize, b: usize| a == b || !behind[a.max(b)][a.min(b)];
@@ -170,7 +171,7 @@ pub(super) fn concurrent(accesses: &[&Access], chosen: &[usize]) -> Vec<usize> {
     chosen.iter().map(count).collect()
 }
 
-/// What people call an operand.
+/// Readable name of an operand.
 pub fn name(operand: Operand, plan: &StatePlan) -> String {
     match operand {
         Operand::State(tensor) => {

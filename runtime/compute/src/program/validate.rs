@@ -1,10 +1,10 @@
-//! What every op of a program may rely on: proved once, when a model is bound.
+//! Guarantees for every op of a program, checked once, when a model is bound.
 //!
 //! - *bounds*: columns lie within their rows, and rows within their buffer; state tensors belong to the op's layer
 //! - *disjoint writes*: an op writes no value twice
-//! - *apart*: what an op only writes lies in a buffer of which it reads nothing
-//! - *widths*: the op's own rules ([`crate::ops::Op::check`]), by which a task's columns and rows are its own
-//! - *beside*: columns that an op reads while its tasks write are not among those written, also by its own rules
+//! - *apart*: an operand that an op only writes is in a buffer that it does not read
+//! - *widths*: the op's own rules ([`crate::ops::Op::check`]), by which tasks write separate columns and rows
+//! - *concurrent heads*: columns that an op reads while its tasks write are not among those written, also by its own rules
 //!
 //! The `SAFETY` comments of the ops name these rules.
 

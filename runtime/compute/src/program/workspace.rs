@@ -22,7 +22,8 @@ pub struct Workspace {
     widest: usize,
 }
 
-/// Widths of the buffers. A device gathers the inputs of products in one, which stand in [`Activations`] here.
+/// Widths of the buffers. A device gathers the inputs of products in a buffer, for which this type has
+/// [`Activations`].
 pub fn widths(program: &Program) -> Vec<usize> {
     let mut widths = program.widths.clone();
     widths[INPUTS] = 0;
@@ -47,7 +48,7 @@ impl Workspace {
         })
     }
 
-    /// The same, with which every token has the bits of a step, however many tokens there are.
+    /// A workspace with which every token has the bits of a step, however many tokens there are.
     pub fn in_step_order(mut self) -> Self {
         self.inputs.sum_as_alone();
         self
@@ -91,7 +92,7 @@ impl Workspace {
         }
     }
 
-    /// What ops see of a chunk.
+    /// The ops' view of a chunk.
     pub fn frame<'a>(
         &'a mut self,
         arena: &'a mut Arena,

@@ -8,18 +8,18 @@
 //!    otherwise the logits are divided by it;
 //! 4. top-k keeps the k largest logits (again the lowest token wins a tie);
 //! 5. top-p keeps the shortest run of the most probable tokens whose probabilities sum to at
-//!    least p, where probabilities are renormalised over what top-k left;
+//!    least p, where probabilities are renormalised over the tokens that top-k left;
 //! 6. min-p keeps the tokens at least min_p times as probable as the most probable one, a ratio
 //!    that no renormalisation changes;
 //! 7. one uniform number picks from the rest, renormalised, laid out by ascending token, so that
 //!    the choice depends on no sorting order and a prefix sum over the vocabulary gives the same.
 //!
-//! Temperature comes before the truncations, as in most inference APIs, so a high temperature
-//! also widens what top-p and min-p keep.
+//! Temperature comes before the truncations, as in most inference APIs, so a high temperature also makes
+//! top-p and min-p keep more tokens.
 //!
 //! A device chooses the same token from the same logits (`cuda/token/sample.cu`): weights are an `exp` in
-//! f32 made of additions and multiplications alone, and their sums are whole numbers of parts, which
-//! no order of summation changes.
+//! f32 made of additions and multiplications alone, and their sums are whole numbers of parts, which no
+//! order of summation changes.
 
 mod params;
 mod random;
@@ -35,13 +35,11 @@ pub use random::SamplerState;
 use crate::error::{Error, Result};
 use select::Candidate;
 
-/// So many weights of at most 2^40 parts each can be summed in 64 bits.
+/// This many weights of at most 2^40 parts each can be summed in 64 bits.
 const LARGEST_VOCABULARY: usize = 1 << 23;
 
-/// A validated set of parameters with the scratch space that sampling needs.
-///
-/// What a saved session must keep is [`SamplerState`]; a sampler holds nothing from one token to
-/// the next.
+/// A validated set of parameters with the scratch space for sampling. The state of a saved session
+/// is [`SamplerState`]; a sampler has no other state between tokens.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplerParams,

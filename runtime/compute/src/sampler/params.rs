@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 /// Longest window of the penalties, in tokens: the sampler allocates it up front.
 const MAX_PENALTY_WINDOW: usize = 1 << 16;
 
-/// What a user may choose about sampling. The steps, in this order: logit bias, penalties,
-/// temperature, top-k, top-p, min-p, draw.
+/// Sampling parameters. The steps, in this order: logit bias, penalties, temperature, top-k, top-p,
+/// min-p, draw.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -54,7 +54,7 @@ impl SamplerParams {
     /// Checks every range.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the parameter, its value and what is allowed.
+    /// [`Error::Invalid`] naming the parameter, its value and the allowed range.
     pub fn validate(&self) -> Result<()> {
         let checks: [(&str, f32, bool, &str); 6] = [
             (

@@ -90,12 +90,12 @@ pub(super) fn capacity(k: usize, vocab: usize) -> usize {
     }
 }
 
-/// Fills `candidates` with the `k` largest logits (all for `k` = 0), in no particular order.
-/// Logits of -inf are never candidates.
+/// Fills `candidates` with the `k` largest logits (all for `k` = 0), in no particular order. Logits
+/// of -inf are never candidates.
 ///
-/// One pass: what exceeds the k-th largest so far is collected, and each time the buffer is full
-/// it shrinks to the best k. Tokens come in ascending order, so what equals the k-th has lost to
-/// it and the comparison is strict.
+/// One pass: logits above the k-th largest so far are collected, and a full buffer shrinks to the
+/// best k. Tokens come in ascending order, so a logit equal to the k-th loses the tie and the
+/// comparison is strict.
 pub(super) fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
     let capacity = capacity(k, logits.len());
     let k = if k == 0 {
@@ -151,7 +151,7 @@ pub(super) fn truncate(candidates: &mut Vec<Candidate>, top_p: f32, min_p: f32) 
     };
     if top_p < 1.0 {
         let enough = (top_p as f64 * total(candidates) as f64).ceil() as u64;
-        // What min-p drops need not be ordered. A rounded weight may rise by less than this where the logit falls.
+        // Tokens below min-p need no order. Rounding may raise a weight by less than this where the logit falls.
         keep(candidates, min_p * 0.999);
         keep_weight(candidates, enough);
     }

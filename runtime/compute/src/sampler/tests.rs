@@ -284,7 +284,7 @@ fn truncations_follow_temperature_and_renormalise() {
         ),
         [0, 1, 2]
     );
-    // Of two tokens left by top-k the first holds 4/7 > 0.5, of all four 0.4.
+    // With two tokens left by top-k the first has probability 4/7 > 0.5, with all four 0.4.
     let params = SamplerParams {
         top_k: 2,
         top_p: 0.5,
@@ -309,7 +309,7 @@ fn truncations_follow_temperature_and_renormalise() {
         ..neutral()
     };
     assert_eq!(support(params, &logits, NONE), [0, 1]);
-    // A high temperature lifts what min-p cuts: ratio 1/4 becomes 1/2.
+    // A high temperature raises the tokens that min-p cuts: ratio 1/4 becomes 1/2.
     let params = SamplerParams {
         temperature: 2.0,
         min_p: 0.4,

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
+use waterline_quant::zeroed;
 
 use super::plan::StatePlan;
 use crate::error::{Error, Result};
 
-/// A cache line; the arena is made of them so that every state tensor is aligned to 64 bytes.
+/// A cache line; the arena consists of them so that every state tensor is aligned to 64 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -38,7 +38,7 @@ impl Arena {
     /// # Errors
     /// As for [`Arena::new`].
     pub fn untouched(plan: Arc<StatePlan>) -> Result<Self> {
-        let lines = try_zeroed_vec(plan.bytes() / size_of::<Line>()).map_err(|()| {
+        let lines = zeroed(plan.bytes() / size_of::<Line>()).map_err(|_| {
             let what = format!("a state of {} bytes", plan.bytes());
             Error::memory(what, "choose a smaller context")
         })?;

@@ -1,4 +1,4 @@
-//! A session's state: what state tensors there are, where they lie, and copies of them.
+//! A session's state: its state tensors, their layout, and copies of them.
 
 mod arena;
 mod plan;

@@ -30,7 +30,7 @@ pub enum StateDtype {
     U32,
     /// 64-bit unsigned integer.
     U64,
-    /// A cached key or value: what [`StateOptions::kv`] says.
+    /// A cached key or value: the type of [`StateOptions::kv`].
     Kv,
     /// 16-bit float: a cached key or value in a plan.
     F16,
@@ -51,10 +51,10 @@ impl StateDtype {
 /// as an index or a count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StateRange {
-    /// Anything: no index or count is made of them.
+    /// Any value: it is never used as an index or count.
     #[default]
     Any,
-    /// At most so many.
+    /// At most this value.
     UpTo(u64),
     /// At most the number of tokens that were read.
     UpToPosition,
@@ -70,7 +70,7 @@ pub enum Size {
     Fixed(usize),
     /// The session's context, in tokens.
     Context,
-    /// Blocks of so many tokens that the session's context touches.
+    /// Blocks of this many tokens in the session's context.
     ContextBlocks(usize),
 }
 
@@ -127,7 +127,7 @@ pub enum Kv {
     F32,
 }
 
-/// What a user chooses about a session's state.
+/// User options for a session's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StateOptions {
@@ -208,8 +208,8 @@ impl StateTensorPlan {
     }
 }
 
-/// Every state tensor of a session, in the order in which they lie. Ops rely on it that they lie inside of the arena, one behind
-/// the other, so a plan is only made by what lays them out.
+/// Every state tensor of a session, in memory order. Ops rely on tensors that do not overlap and are inside the arena, so only
+/// the layout code creates plans.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StatePlan {
     tensors: Vec<StateTensorPlan>,
@@ -225,8 +225,8 @@ pub const LOGITS: usize = 3;
 const ALIGNMENT: usize = 64;
 
 impl StatePlan {
-    /// Lays out the state of a session on a model with so many token ids and the state tensors of each layer. Fails if it
-    /// would not fit in memory's address range.
+    /// Lays out the state of a session on a model with this many token ids and these state tensors of each layer. Fails
+    /// if it does not fit in memory's address range.
     #[doc(hidden)]
     pub fn new(
         vocab: usize,

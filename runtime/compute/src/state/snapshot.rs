@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use waterline_quant::{NewFile, open_file, read_bytes};
+use waterline_quant::{NewFile, ask_room, ask_room_for_text, open_file, read_bytes};
 
 use super::arena::Arena;
 use super::plan::{HISTORY, StatePlan, StateTensorPlan};
@@ -19,6 +19,8 @@ use crate::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"WLSTATE2";
 /// Begins a file that holds the arena whole.
 const OLDER_MAGIC: &[u8; 8] = b"WLSTATE1";
+/// Bytes of memory that an entry of the state tensor table takes, as text and while the text grows.
+const LONGEST_ENTRY: usize = 1 << 10;
 /// Longest state tensor table or note that is believed.
 const LARGEST: u64 = 1 << 28;
 
@@ -33,7 +35,8 @@ pub struct Snapshot {
     /// A hash of all tokens, if they are known.
     #[doc(hidden)]
     pub tokens: Option<u64>,
-    /// Kept with the state, not interpreted: a program's own notes, such as the messages of a chat.
+    /// Stored with the state, not interpreted: a program's own data, such as the messages of a
+    /// chat.
     pub note: Vec<u8>,
 }
 
@@ -50,7 +53,7 @@ impl Snapshot {
         }
     }
 
-    /// What differs for different models.
+    /// Identifies the model.
     #[doc(hidden)]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -83,8 +86,8 @@ impl Snapshot {
             .map(move |tensor| (tensor, &bytes[tensor.offset..tensor.offset + tensor.bytes]))
     }
 
-    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when it is whole; until then what had its
-    /// name stays.
+    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when complete; until then an earlier file
+    /// of that name stays.
     ///
     /// # Errors
     /// [`Error::Io`], also if `path` is something other than a file.
@@ -100,7 +103,10 @@ impl Snapshot {
 
     /// Writes the snapshot to `out`.
     pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        let tensors = serde_json::to_vec(self.arena.plan().tensors())?;
+        let tensors = self.arena.plan().tensors();
+        let asked = ask_room(tensors.len().saturating_mul(LONGEST_ENTRY));
+        asked.map_err(|_| std::io::Error::from(ErrorKind::OutOfMemory))?;
+        let tensors = serde_json::to_vec(tensors)?;
         let mut out = Summed::new(out);
         out.write_all(MAGIC)?;
         out.write_all(&self.fingerprint.to_le_bytes())?;
@@ -167,6 +173,7 @@ impl Snapshot {
             return Err(bad("its tensor table is longer than the file"));
         }
         let json = read_bytes(&mut input, length).map_err(failed)?;
+        ask_room_for_text(json.len())?;
         let mut tensors: Vec<StateTensorPlan> =
             serde_json::from_slice(&json).map_err(|_| bad("its tensor table is damaged"))?;
         // Older files call the history "log".
@@ -183,21 +190,18 @@ impl Snapshot {
         };
         let plan = Arc::new(plan);
         let (mut grid, mut tokens) = (u64::from_le_bytes(*OLDER_MAGIC), 0);
-        let arena = match is_older {
-            true => {
-                let mut arena = Arena::new(plan)?;
-                input.read_exact(arena.bytes_mut()).map_err(failed)?;
-                arena
+        let arena = if is_older {
+            let mut arena = Arena::new(plan)?;
+            input.read_exact(arena.bytes_mut()).map_err(failed)?;
+            arena
+        } else {
+            // Memory that is not written takes none, so that a small file takes little.
+            let mut arena = Arena::untouched(plan)?;
+            if !sparse::read(&mut input, &mut arena).map_err(failed)? {
+                return Err(bad("its state is longer than its tensor table says"));
             }
-            false => {
-                // Memory that is not written takes none, so that a small file takes little.
-                let mut arena = Arena::untouched(plan)?;
-                if !sparse::read(&mut input, &mut arena).map_err(failed)? {
-                    return Err(bad("its state is longer than its tensor table says"));
-                }
-                (grid, tokens) = (next(&mut input)?, next(&mut input)?);
-                arena
-            }
+            (grid, tokens) = (next(&mut input)?, next(&mut input)?);
+            arena
         };
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {

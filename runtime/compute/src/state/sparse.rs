@@ -9,7 +9,8 @@ use super::arena::Arena;
 
 /// The unit of zeros: a cache line.
 const LINE: usize = 64;
-/// Fewest zeros that are counted. A page, so that what is read takes no more memory than the file takes bytes, nearly.
+/// Shortest run of zeros that is stored as a count. A page, so that reading maps hardly more memory than the file has
+/// bytes.
 const LEAST: usize = 4096;
 
 /// How many zeros lie at `at`, in whole lines.
@@ -52,7 +53,7 @@ pub(super) fn write(arena: &Arena, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-/// Reads into an arena of zeros what follows the number of its bytes; false if the runs do not fit.
+/// Reads the bytes that follow their count into a zeroed arena; false if the runs do not fit.
 pub(super) fn read(input: &mut impl Read, arena: &mut Arena) -> Result<bool> {
     let mut rest = arena.bytes_mut();
     let mut first = true;

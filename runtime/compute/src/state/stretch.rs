@@ -1,7 +1,7 @@
-//! Which bytes of an arena some tokens have written once and for all, and which belong to the present position alone.
+//! Splits the bytes of an arena into those that never change once written and those of the current position.
 //!
 //! A state tensor whose rows follow the context (keys and values of full attention, means of their blocks) holds a row for each token
-//! or block, and a row that is complete never changes. All other tensors of the layers are overwritten as tokens come.
+//! or block, and a complete row never changes. All other tensors of the layers are overwritten by later tokens.
 
 use std::ops::Range;
 

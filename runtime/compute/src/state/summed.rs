@@ -2,7 +2,7 @@
 
 use std::io::{Read, Result, Write};
 
-/// A reader or writer that counts a checksum of what passes through it.
+/// A reader or writer that computes a checksum of the data passing through it.
 pub struct Summed<T> {
     inner: T,
     hash: crc32fast::Hasher,
@@ -15,7 +15,7 @@ impl<T> Summed<T> {
         Summed { inner, hash }
     }
 
-    /// The checksum of what has passed.
+    /// The checksum so far.
     pub fn sum(&self) -> u32 {
         self.hash.clone().finalize()
     }

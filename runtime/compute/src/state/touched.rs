@@ -1,4 +1,4 @@
-//! What one token's reading touches of a state: counted from the ops, not measured.
+//! The parts of a state that one token reads and writes: computed from the ops, not measured.
 
 use super::plan::StatePlan;
 
@@ -25,7 +25,7 @@ impl Touched {
         }
     }
 
-    /// So many rows of every head of a state tensor `[heads, rows, ..]` are read and written.
+    /// This many rows of every head of a state tensor `[heads, rows, ..]` are read and written.
     pub(crate) fn rows(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
         Self::some(
             plan,
@@ -35,7 +35,7 @@ impl Touched {
         )
     }
 
-    /// So many entries of a state tensor `[entries, ..]` are read and written.
+    /// This many entries of a state tensor `[entries, ..]` are read and written.
     pub(crate) fn entries(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
         Self::some(
             plan,
@@ -45,7 +45,7 @@ impl Touched {
         )
     }
 
-    /// Of a state tensor in so many equal parts, some or all are touched.
+    /// Some or all of a state tensor's equal parts are read and written.
     fn some(plan: &StatePlan, tensor: usize, parts: usize, touched: [usize; 2]) -> Self {
         let bytes = plan.tensors()[tensor].bytes / parts.max(1);
         let [read, written] = touched.map(|n| n.min(parts) * bytes);

@@ -11,14 +11,14 @@ const MOST: usize = 64;
 
 /// The file with the MTP block of the file next to it, if it has none and there is one that fits.
 pub(super) fn with_mtp_block(gguf: Gguf, path: &Path) -> Result<Gguf> {
-    let Some(model) = Shape::of(&gguf).filter(|shape| shape.further == 0) else {
+    let Some(model) = Shape::new(&gguf).filter(|shape| shape.further == 0) else {
         return Ok(gguf);
     };
     for candidate in candidates(path) {
         let Ok(other) = Gguf::open(candidate) else {
             continue;
         };
-        let fits = Shape::of(&other).is_some_and(|other| {
+        let fits = Shape::new(&other).is_some_and(|other| {
             other.further > 0
                 && other.blocks.checked_sub(other.further) == Some(model.blocks)
                 && (&other.architecture, other.width) == (&model.architecture, model.width)
@@ -41,7 +41,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(gguf: &Gguf) -> Option<Shape> {
+    fn new(gguf: &Gguf) -> Option<Shape> {
         let text = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
         let architecture = text("general.architecture")?;
         let number = |key: &str| {

@@ -113,7 +113,7 @@ pub(super) struct Known {
     pub control: BTreeSet<u32>,
 }
 
-/// What the texts of `tokens` say. `named` is the id that a file names under `tokenizer.ggml`, if it does.
+/// The end tokens by their text. `named` is the id that a file names under `tokenizer.ggml`, if it does.
 pub(super) fn by_text<'a>(
     tokens: impl Iterator<Item = (u32, &'a str)>,
     named: impl Fn(&str) -> Option<u32>,

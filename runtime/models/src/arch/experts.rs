@@ -8,11 +8,11 @@ use crate::weights::WeightSpec;
 
 /// Names in a checkpoint, relative to the layer.
 pub(super) struct ExpertNames {
-    /// What all names but the shared expert's begin with.
+    /// Prefix of all names but the shared expert's.
     pub block: &'static str,
     /// The router's matrix.
     pub router: &'static str,
-    /// What is added to its scores for the choice.
+    /// Bias of its scores for the choice.
     pub bias: &'static str,
     /// The parts of an expert: gate, up and down.
     pub parts: [&'static str; 3],
@@ -81,7 +81,7 @@ impl ExpertNames {
         if let Ok(fused) = read(fused) {
             return part_of_fused(&weight.name, fused, index);
         }
-        // Without gates, what gates would stand beside is alone.
+        // Without gates, the up projection is alone.
         if let (1, Ok(alone)) = (index, read("experts.up_proj")) {
             return part_of_fused(&weight.name, alone, 2);
         }
@@ -98,8 +98,8 @@ impl ExpertNames {
     }
 }
 
-/// The gates (part 0), the matrices beside them (1) of `[experts, 2 width, cols]`, or all of `[experts, rows, cols]` (2), as
-/// rows of one matrix.
+/// The gates (part 0), the up projections (1) of `[experts, 2 width, cols]`, or all of `[experts, rows, cols]` (2), as rows
+/// of one matrix.
 pub(super) fn part_of_fused(name: &str, mut fused: Tensor, part: usize) -> Result<Tensor> {
     let experts = fused.shape.first().copied().unwrap_or(0);
     if let [experts, rows, cols] = fused.shape[..] {

@@ -76,7 +76,7 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
     })
 }
 
-/// A list of so many numbers, if there is one.
+/// A list of this length, if there is one.
 fn multipliers<const N: usize>(config: &Config, key: &str) -> Result<Option<[f32; N]>> {
     if config
         .object()

@@ -1,7 +1,8 @@
-//! flash-linear-attention's configurations: what all its models share, Transformer and Gated DeltaNet, attention layers
-//! in hybrids and, in the learnable-token-eviction fork, eviction. Softmax linear attention (arXiv 2602.01744) has no
-//! published checkpoints; its models are read as `softmax_` before the name of the base, with the base's keys and
-//! `sla_gate_input`. So are row-sparse updates (arXiv 2507.16577), as the key `row_topk` beside those of `gla` and `gsa`.
+//! flash-linear-attention's configurations: keys common to all its models, Transformer and Gated DeltaNet, attention
+//! layers in hybrids and, in the learnable-token-eviction fork, eviction. Softmax linear attention (arXiv 2602.01744) has
+//! no published checkpoints; its models are read as `softmax_` before the name of the base, with the base's keys and
+//! `sla_gate_input`. So are row-sparse updates (arXiv 2507.16577), as the key `row_topk` in addition to those of `gla`
+//! and `gsa`.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! Every key that a frontend reads, changed by itself: `flags.txt` says of each what it changes in the model, or that it
-//! is refused by a sentence that names it; and the keys that nothing reads and that are refused all the same. A key that is read and not
-//! in the list fails the test, so that no flag of a checkpoint passes unnoticed.
+//! Every key that a frontend reads, changed by itself: `flags.txt` lists its effect on the model, or that it is refused with a message
+//! that names it; and the unread keys that are refused nevertheless. A key that is read and not in the list fails the test, so that no
+//! flag of a checkpoint passes unnoticed.
 //!
-//! A section of the list begins with `# GROUP: NAME` and a configuration; a key must be tried in one section of its group. Each
-//! line is `KEY = VALUE: EFFECT`, the effect a list of numbers that change and of tensors that come (`+`) or go (`-`),
-//! `nothing`, `refused` by a sentence that names the key, or `refused` with a sentence. What is not of the first block
-//! has `model.` or the number of its block before it. Every model that comes out reads a few tokens.
+//! A section of the list begins with `# GROUP: NAME` and a configuration; a key must be tried in one section of its group. Each line is
+//! `KEY = VALUE: EFFECT`, the effect a list of numbers that change and of tensors that come (`+`) or go (`-`), `nothing`, `refused` by a
+//! sentence that names the key, or `refused` with a sentence. Effects outside the first block have `model.` or the number of their block
+//! before them. Every resulting model reads a few tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use waterline_quant::{Bytes, F32, Tensor};
 use super::key_lists::SWITCHES;
 use super::{Config, FAMILIES, unread_keys};
 use crate::error::Result;
-use crate::lowering::Source;
+use crate::lowering::WeightSource;
 use crate::model::{ModelSpec, lower};
 use crate::program::Workspace;
 use crate::state::{Arena, StateOptions};
@@ -97,7 +97,7 @@ fn facts(spec: &ModelSpec) -> BTreeMap<String, String> {
     facts
 }
 
-/// How the second model differs from the first. Of a block with another mixer only this is said.
+/// Differences of the second model from the first. A block with another mixer is only named.
 fn difference(before: &ModelSpec, after: &ModelSpec) -> String {
     let (before, after) = (facts(before), facts(after));
     let mixer = |path: &str| {
@@ -142,7 +142,7 @@ fn runs(spec: &ModelSpec) {
     let plan = spec.plan(&StateOptions::default()).expect("a plan");
     let own = plan.tensors().iter();
     let first_tensor = own.take_while(|tensor| tensor.layer.is_none()).count();
-    let source = Source {
+    let source = WeightSource {
         file: "test",
         tensors: &spec.weights().into_iter().map(tensor).collect(),
         hidden: spec.hidden,
@@ -159,7 +159,7 @@ fn runs(spec: &ModelSpec) {
     assert!(logits.iter().all(|logit| logit.is_finite()));
 }
 
-/// What becomes of the model, as the list has it.
+/// The effect on the model, as in the list.
 fn effect(before: &ModelSpec, key: &str, after: Result<ModelSpec>) -> String {
     match after {
         Ok(after) => {
@@ -199,7 +199,7 @@ fn every_key_that_is_read_does_what_the_list_says() {
             let (value, expected) = rest.split_once(": ").expect("VALUE: EFFECT");
             let value = serde_json::from_str(value).unwrap_or_else(|e| panic!("{line}: {e}"));
             let (changed, keys) = read(&with(&base, key, &value));
-            // An object that only this line has is tried in a section of its own.
+            // An object that only this line has is tried in a separate section.
             let inside = format!("{key}.");
             asked.extend(keys.into_iter().filter(|key| !key.starts_with(&inside)));
             tried.insert(key);

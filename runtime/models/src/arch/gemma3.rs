@@ -1,5 +1,5 @@
-//! Gemma 3's text models, as transformers saves them: attention over a window and over all in turn, each with rotary
-//! positions of its own, norms before and behind every part. Norms are stored as their distance from one.
+//! Gemma 3's text models, as transformers saves them: attention over a window and over all in turn, each with its
+//! own rotary positions, norms before and after every part. Norms are stored as their distance from one.
 
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-/// Whether layer `layer` has a window: as `layer_types` says, or all but every so many one.
+/// Whether layer `layer` has a window: as `layer_types` says, or all but every n-th one.
 fn slides(config: &Config, layer: usize) -> Result<bool> {
     match layer_type(config, layer)? {
         Some("sliding_attention") => Ok(true),

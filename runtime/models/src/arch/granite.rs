@@ -1,5 +1,5 @@
-//! Granite's Transformers (transformers `granite`) and Granite 4 hybrids (`granitemoehybrid`): layers of Mamba-2 or of
-//! attention with its own scale, in hybrids mostly without positions, every sum into the residual stream multiplied; in some a mixture of experts beside the shared network.
+//! Granite's Transformers (transformers `granite`) and Granite 4 hybrids (`granitemoehybrid`): layers of Mamba-2 or of attention with its own scale, in hybrids mostly
+//! without positions, every sum into the residual stream multiplied; in some a mixture of experts in addition to the shared network.
 
 use std::sync::Arc;
 

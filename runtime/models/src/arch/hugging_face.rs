@@ -57,7 +57,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     model(config, layers)
 }
 
-/// What all of these configurations say of the model as a whole.
+/// Keys for the model as a whole that all these configurations share.
 pub(super) fn model(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
@@ -94,7 +94,7 @@ pub(super) fn attention(config: &Config) -> Result<Attention> {
     })
 }
 
-/// The same, its queries and keys as they are projected.
+/// As above, with queries and keys as they are projected.
 pub(super) fn attention_without_positions(config: &Config) -> Result<Attention> {
     let heads = config.usize("num_attention_heads")?;
     let hidden = config.usize("hidden_size")?;
@@ -122,7 +122,8 @@ pub(super) fn attention_without_positions(config: &Config) -> Result<Attention> 
     })
 }
 
-/// The rotary positions, under `rope_parameters` or, in older files, `rope_scaling` and keys beside it.
+/// The rotary positions, under `rope_parameters` or, in older files, `rope_scaling` and keys next to
+/// it.
 fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     let nested = match config.child("rope_parameters")? {
         Some(nested) => Some(nested),

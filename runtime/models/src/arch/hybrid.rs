@@ -1,4 +1,4 @@
-//! What configurations of hybrids with Mamba-2 have in common.
+//! Shared by configurations of hybrids with Mamba-2.
 
 use super::Config;
 use crate::error::Result;
@@ -108,8 +108,8 @@ pub(super) fn expanded(config: &Config) -> Result<usize> {
     Ok(config.usize("hidden_size")?.saturating_mul(expand))
 }
 
-/// The checkpoint's name of one of our tensors: of the whole model as the table says; of layer N, where one of `parts`
-/// is what stands behind `blk.N.`, the other name of that.
+/// The checkpoint's name of one of our tensors: of the whole model as the table says; of layer N, the other name of
+/// the part after `blk.N.` in `parts`.
 pub(super) fn renamed(
     name: &str,
     whole: &[(&str, &str)],

@@ -24,7 +24,7 @@ pub(super) const FAMILY: Family = Family {
 
 /// The reference's epsilon of the norms inside latent attention.
 pub(super) const LATENT_EPS: f32 = 1e-6;
-/// What the reference adds to the sum of the chosen experts' scores.
+/// Added by the reference to the sum of the chosen experts' scores.
 pub(super) const SCORE_EPS: f32 = 1e-20;
 
 const EXPERTS: ExpertNames = ExpertNames {

@@ -1,5 +1,5 @@
-//! LFM3, as transformers saves it: layers of gated short convolutions, of attention in a window and of attention to all, with norms in
-//! front and behind and a gate for each head.
+//! LFM3, as transformers saves it: layers of gated short convolutions, of attention in a window and of attention to all, with norms
+//! before and after and a gate for each head.
 
 use std::sync::Arc;
 

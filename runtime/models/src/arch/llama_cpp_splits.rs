@@ -3,7 +3,7 @@
 
 /// A way to split text.
 pub(super) struct Splits {
-    /// What `tokenizer.ggml.pre` may say.
+    /// Values of `tokenizer.ggml.pre`.
     pub names: &'static [&'static str],
     pub patterns: &'static [&'static str],
     /// Whether a word that is a token as a whole is taken without merges.

@@ -1,4 +1,4 @@
-//! Vocabularies as llama.cpp stores them, beside or in place of a `tokenizer.json`.
+//! Vocabularies as llama.cpp stores them, with or without a `tokenizer.json`.
 //!
 //! Read are byte-level BPE with the ways to split text of [`llama_cpp_splits`](super::llama_cpp_splits), sentencepiece with
 //! scores, and RWKV's trie. Written is byte-level BPE that splits text as GPT-2 does, which GPT-NeoX and so Mamba have; in
@@ -78,11 +78,11 @@ fn bpe_keys(json: &Json, size: usize) -> Option<Vec<(&'static str, Value)>> {
 }
 
 /// A `tokenizer.json` for the vocabulary of a file, if it has one, in which the tokens of `control` are control tokens whatever
-/// their type. What cannot be read becomes a description that holds the reason.
+/// their type. An unreadable vocabulary becomes a description that holds the reason.
 pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>> {
     let vocabulary = Vocabulary {
         control: Some(control),
-        ..Vocabulary::of(gguf)
+        ..Vocabulary::new(gguf)
     };
     let model = match vocabulary.text("model")? {
         "none" | "no_vocab" => return None,
@@ -98,7 +98,7 @@ pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>>
 
 /// Whether a token begins every sequence: what the file says, or what its kind of vocabulary means.
 pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
-    let vocabulary = Vocabulary::of(gguf);
+    let vocabulary = Vocabulary::new(gguf);
     let is_gemma4 = vocabulary.text("model") == Some("gemma4") || LINES.contains(&vocabulary.pre());
     let said = vocabulary.get("add_bos_token").and_then(Value::as_bool);
     // Files of Gemma 4 say false, against its makers.
@@ -118,7 +118,7 @@ pub(super) struct Vocabulary<'g> {
 }
 
 impl<'g> Vocabulary<'g> {
-    pub fn of(gguf: &'g Gguf) -> Self {
+    pub fn new(gguf: &'g Gguf) -> Self {
         let control = None;
         Vocabulary { gguf, control }
     }

@@ -7,7 +7,7 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
-use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
+use crate::mixers::{Hax, KeySource, Mamba, Mamba2, Mixer};
 use crate::model::{LayerSpec, ModelSpec};
 use crate::weights::WeightSpec;
 
@@ -259,7 +259,7 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
         bias: config.bool_or("use_bias", false)?,
         skip_per_channel: config.bool_or("D_has_hdim", false)?,
         norm_groups: config.bool_or("rmsnorm", true)?.then_some(norm_groups),
-        // transformers writes the key, and its code norms behind the gate whatever it says.
+        // transformers writes the key, but its code always norms after the gate.
         norm_before_gate: !transformers && config.bool_or("norm_before_gate", false)?,
         norm_eps: norm_eps(config)?,
         step_min,
@@ -312,8 +312,8 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
             running()?;
         }
         match name {
-        "sliding_window" => Ok(Source::Window),
-        "sink" => Ok(Source::Sink),
+        "sliding_window" => Ok(KeySource::Window),
+        "sink" => Ok(KeySource::Sink),
         "dilated" => {
             let length = config.usize_or("data_max_length", 2048)?;
             let every = length / keys;
@@ -322,15 +322,15 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
             }
             // As many as a sequence of that length has.
             let keys = length / every;
-            Ok(Source::Dilated { every, keys })
+            Ok(KeySource::Dilated { every, keys })
         }
-        "sign_bin_lsh" => Ok(Source::SignBins {
+        "sign_bin_lsh" => Ok(KeySource::SignBins {
             bits: config.usize_or("num_hash", 64)?,
         }),
-        "argmax_lsh" => Ok(Source::ArgmaxBins {
+        "argmax_lsh" => Ok(KeySource::ArgmaxBins {
             bins: config.usize_or("num_hash", 64)?,
         }),
-        "key_selection" => Ok(Source::Best),
+        "key_selection" => Ok(KeySource::Best),
         _ => Err(config.wrong(
             "sparse_arch",
             "sliding_window, sink, dilated, sign_bin_lsh, argmax_lsh and key_selection, joined by +",

@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     tensor,
 };
 
-/// The reference's epsilon of the norm behind lightning attention.
+/// The reference's epsilon of the norm after lightning attention.
 const OUTPUT_EPS: f32 = 1e-6;
 
 fn spec(config: &Config) -> Result<ModelSpec> {

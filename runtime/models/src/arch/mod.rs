@@ -55,7 +55,7 @@ mod zamba2;
 
 use std::path::Path;
 
-use waterline_quant::{Tensor, read_file, safetensors};
+use waterline_quant::{Tensor, ask_room, read_file, safetensors};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -107,6 +107,9 @@ const FAMILIES: &[Family] = &[
 const LARGEST_TEXT: u64 = 256 << 20;
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
+/// Bytes of names, shapes and places of a tensor of a model.
+const OF_TENSOR: usize = 1 << 9;
+
 fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let path = dir.join("config.json");
     let file = path.display().to_string();
@@ -135,6 +138,10 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         let what = format!("model_type {model_type:?}; known are {}", known.join(", "));
         return Err(Error::Unsupported { file, what });
     };
+    let known = weights
+        .as_ref()
+        .map_or(0, |weights| weights.names().count());
+    ask_room(known.saturating_mul(OF_TENSOR))?;
     let mut spec = (family.spec)(&config)?;
     if options.mtp {
         spec.mtp = Some(qwen3_next::mtp(&config)?);

@@ -23,7 +23,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| tensor(weights, weight),
 };
 
-/// What the reference adds to the sum of the chosen experts' scores.
+/// Added by the reference to the sum of the chosen experts' scores.
 const SCORE_EPS: f32 = 1e-20;
 
 const EXPERTS: ExpertNames = ExpertNames {

@@ -1,4 +1,4 @@
-//! OLMo hybrids, as transformers saves them: Gated DeltaNet behind norms, attention in front of them.
+//! OLMo hybrids, as transformers saves them: Gated DeltaNet after norms, attention before them.
 
 use std::sync::Arc;
 

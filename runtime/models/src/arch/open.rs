@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 use waterline_quant::gguf::{Gguf, Value};
-use waterline_quant::{Bytes, read_json};
+use waterline_quant::{Bytes, ask_room_for_text, read_json};
 
 use super::llama_cpp::{self, LlamaCpp};
 use super::{companion, open_directory, text_keys, typed_keys, unread_keys, unused};
@@ -70,6 +70,7 @@ impl Checkpoint {
     }
 
     fn from_gguf(gguf: Gguf, options: &OpenOptions) -> Result<Self> {
+        ask_room_for_text(gguf.description_bytes())?;
         let file = gguf.name().to_string();
         let known = |value| Value::as_str(value).filter(|name| name.len() <= LONGEST_NAME);
         gguf.optional(KEY, "the name of an architecture", known)?;

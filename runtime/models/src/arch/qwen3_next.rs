@@ -206,7 +206,7 @@ const MTP_NAMES: &[(&str, &str)] = &[
 
 fn tensor(config: &Config, read: Read, weight: &WeightSpec) -> Result<Tensor> {
     let behind = format!("model.layers.{}.", config.layers()?);
-    // The layer behind the last one is the first of the block that predicts further tokens.
+    // The layer after the last one is the first of the block that predicts further tokens.
     let read = |name: &str| match name.strip_prefix(&behind) {
         None => read(name),
         Some(part) => match MTP_NAMES.iter().find(|(ours, _)| part.starts_with(ours)) {

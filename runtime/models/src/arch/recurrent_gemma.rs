@@ -17,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
     spec,
     tensor: |_, weights, weight| {
         let mut name = tensor_name(&weight.name);
-        // The output's projection has a name of its own in recurrent blocks.
+        // The output's projection has a different name in recurrent blocks.
         if !weights.contains(&name) {
             name = name.replace(".temporal_block.o_proj.", ".temporal_block.linear_out.");
         }
@@ -68,7 +68,7 @@ fn tensor_name(name: &str) -> String {
     }
 }
 
-/// The kind of block of layer `layer`: a list that stands for all layers in turn, under one of two spellings.
+/// The kind of block of layer `layer`: a list that repeats over all layers, under one of two spellings.
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {
     let published = "_block_types";
     let has_published = config.object().contains_key(published);

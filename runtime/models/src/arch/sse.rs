@@ -1,10 +1,10 @@
-//! Sparse state expansion as `sse_swa_moba` models have it: layers of SSE, alone (`sse_layer` is `pure`) or beside
-//! sliding-window attention, and layers of attention. Other orders of layers are read from `layer_types`, a list of
-//! `sse`, `sse_swa`, `sliding_attention` and `full_attention`.
+//! Sparse state expansion as `sse_swa_moba` models have it: layers of SSE, alone (`sse_layer` is `pure`) or in parallel with
+//! sliding-window attention, and layers of attention. Other orders of layers are read from `layer_types`, a list of `sse`,
+//! `sse_swa`, `sliding_attention` and `full_attention`.
 //!
-//! Layers of MoBA (arXiv 2502.13189), which the reference repository's `attn.layers` has beside `attn.full_layers`, attend to all
-//! tokens here. So does the reference when it decodes, and in prompts of up to `moba_topk` chunks of `moba_chunk_size` tokens (2,048
-//! as published); in longer prompts its queries see only chunks that they choose.
+//! Layers of MoBA (arXiv 2502.13189), which the reference repository lists in `attn.layers` in addition to `attn.full_layers`,
+//! attend to all tokens here. So does the reference when it decodes, and in prompts of up to `moba_topk` chunks of `moba_chunk_size`
+//! tokens (2,048 as published); in longer prompts its queries see only chunks that they choose.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ fn attn(config: &Config) -> Result<Config> {
     attn.ok_or_else(|| config.wrong("attn", "the numbers of the attention"))
 }
 
-/// The attention of a layer of its own.
+/// The attention of a layer with attention only.
 fn attention(config: &Config, sliding: bool) -> Result<Attention> {
     let attn = attn(config)?;
     let heads = attn.usize("num_heads")?;
@@ -105,7 +105,7 @@ fn attention(config: &Config, sliding: bool) -> Result<Attention> {
     attention_of(config, &attn, heads, window)
 }
 
-/// The attention beside SSE: as many heads, and a window if there is one.
+/// The attention in parallel with SSE: as many heads, and a window if there is one.
 fn beside(config: &Config) -> Result<Attention> {
     let attn = attn(config)?;
     let window = attn.optional_usize("window_size")?;
@@ -142,7 +142,7 @@ fn head_dim(config: &Config) -> Result<usize> {
     config.usize_or("head_dim", 64)
 }
 
-/// SSE alone, or beside attention, where it has as many value heads as heads.
+/// SSE alone, or in parallel with attention, in which case it has as many value heads as heads.
 fn sse(config: &Config, beside: bool) -> Result<Sse> {
     let empty = Config::new(config.file(), serde_json::json!({}))?;
     let options = config.child("sse_layer_defaults")?.unwrap_or(empty);

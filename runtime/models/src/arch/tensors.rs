@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use waterline_quant::{Bytes, F32, Tensor};
+use waterline_quant::{Bytes, F32, Tensor, ask_room};
 
 use crate::error::{Error, Result};
 
@@ -27,7 +27,7 @@ pub(super) fn rows(name: &str, tensor: &Tensor, ranges: &[Range<usize>]) -> Resu
         [range] => tensor.data.slice(span(range)),
         _ => {
             let parts: Vec<&[u8]> = ranges.iter().map(|r| &tensor.data[span(r)]).collect();
-            Bytes::from_vec(parts.concat())
+            Bytes::concat(&parts)?
         }
     };
     let mut shape = tensor.shape.clone();
@@ -51,8 +51,11 @@ pub(super) fn stacked(name: &str, parts: &[Tensor], shape: &[usize]) -> Result<T
         });
     }
     let data: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
-    let data = Bytes::from_vec(data.concat());
-    Ok(Tensor::new(parts[0].format, shape.to_vec(), data)?)
+    Ok(Tensor::new(
+        parts[0].format,
+        shape.to_vec(),
+        Bytes::concat(&data)?,
+    )?)
 }
 
 /// Parts of every group of rows: with rows in `groups` groups of equal length, `part` of each.
@@ -124,6 +127,7 @@ pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Te
     // Where a number of the transposed matrices is stored.
     let at = |i: usize| (i / (rows * cols) * rows + i % rows) * cols + i / rows % cols;
     let shape = vec![count * cols, rows];
+    ask_room_for_copies(&shape, 3)?;
     if tensor.format.block_len > 1 {
         let values = tensor.to_f32();
         let values: Vec<f32> = (0..values.len()).map(|i| values[at(i)]).collect();
@@ -131,18 +135,20 @@ pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Te
     }
     let size = tensor.format.block_bytes;
     let number = |i: usize| &tensor.data[at(i) * size..][..size];
-    let data = (0..tensor.len()).flat_map(number).copied().collect();
-    Ok(Tensor::new(tensor.format, shape, Bytes::from_vec(data))?)
+    let data: Vec<u8> = (0..tensor.len()).flat_map(number).copied().collect();
+    Ok(Tensor::new(tensor.format, shape, Bytes::copy_from(&data)?)?)
 }
 
 /// The gains of a norm that is stored as their distance from one.
 pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
+    ask_room_for_copies(&tensor.shape, 3)?;
     let gains: Vec<f32> = tensor.to_f32().into_iter().map(|w| 1.0 + w).collect();
     from_f32(&tensor.shape, &gains)
 }
 
 /// What is stored as the logarithm of its distance below zero.
 pub(super) fn minus_exp(tensor: &Tensor) -> Result<Tensor> {
+    ask_room_for_copies(&tensor.shape, 3)?;
     let values: Vec<f32> = tensor.to_f32().into_iter().map(|x| -x.exp()).collect();
     from_f32(&tensor.shape, &values)
 }
@@ -161,14 +167,21 @@ pub(super) fn normal(shape: &[usize], seed: u64) -> Result<Tensor> {
         let radius = (-2.0 * uniform().ln()).sqrt();
         (radius * (std::f64::consts::TAU * uniform()).cos()) as f32
     };
+    ask_room_for_copies(shape, 3)?;
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| draw()).collect();
     from_f32(shape, &values)
 }
 
 /// A tensor of computed values.
 pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
-    let data = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    Ok(Tensor::new(&F32, shape.to_vec(), Bytes::from_vec(data))?)
+    let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    Ok(Tensor::new(&F32, shape.to_vec(), Bytes::copy_from(&data)?)?)
+}
+
+/// Fails where there is no memory for `copies` copies of a tensor in f32.
+fn ask_room_for_copies(shape: &[usize], copies: usize) -> Result<()> {
+    let bytes = F32.tensor_bytes(shape)?;
+    Ok(ask_room(bytes.saturating_mul(copies))?)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
         known
     };
     let own = gguf.get(TOKENIZER).and_then(Value::as_str);
-    let vocabulary = Vocabulary::of(gguf);
+    let vocabulary = Vocabulary::new(gguf);
     // A vocabulary of SentencePiece has usual places for both.
     let usual = |key: &str, id: u32| {
         let is_usual = own.is_none() && vocabulary.is_sentencepiece() && gguf.get(key).is_none();
@@ -121,7 +121,7 @@ fn ids(gguf: &Gguf, key: &str) -> Vec<u32> {
     };
     let list = value.as_array().and_then(Array::to_i64s);
     let numbers = list.unwrap_or_else(|| value.as_i64().into_iter().collect());
-    // An id of -1 stands for none.
+    // An id of -1 means none.
     numbers
         .into_iter()
         .filter_map(|id| u32::try_from(id).ok())

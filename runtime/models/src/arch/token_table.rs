@@ -44,7 +44,8 @@ struct Head {
 }
 
 impl TokenTable {
-    /// The tokens of a `tokenizer.json`, if there is one. Of a broken file none are known: making the tokenizer says why.
+    /// The tokens of a `tokenizer.json`, if there is one. A broken file has none: building the tokenizer reports the
+    /// reason.
     pub fn new(json: Option<Vec<u8>>) -> Self {
         let head = json.as_deref().map(serde_json::from_slice::<Head>);
         let head = head.and_then(Result::ok).unwrap_or_default();

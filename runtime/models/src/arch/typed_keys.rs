@@ -81,7 +81,7 @@ fn is_scores(value: &Value) -> bool {
     scores.is_some_and(|scores| scores.iter().all(|score| score.is_finite()))
 }
 
-/// An id of -1 stands for none.
+/// An id of -1 means none.
 fn is_ids(value: &Value) -> bool {
     let is_id = |id: &i64| (-1..=i64::from(u32::MAX)).contains(id);
     let list = value.as_array().and_then(Array::to_i64s);

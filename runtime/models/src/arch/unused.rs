@@ -1,6 +1,6 @@
-//! Strict checkpoints: a tensor that no frontend read is an error that names it, unless [`super::unused_lists`] has it, which says of
-//! each why the model's logits do not depend on it. What a frontend reads through [`safetensors::Checkpoint`] or [`Gguf`] is used;
-//! nothing else needs to be declared.
+//! Strict checkpoints: a tensor that no frontend read is an error that names it, unless [`super::unused_lists`] has it, with the
+//! reason why the model's logits do not depend on it. A tensor that a frontend reads through [`safetensors::Checkpoint`] or [`Gguf`]
+//! is used; nothing else needs to be declared.
 
 use serde_json::Value;
 use waterline_quant::gguf::{Gguf, Value as GgufValue};
@@ -14,7 +14,7 @@ use crate::weights::Tensors;
 /// Most names in a sentence.
 const SHOWN: usize = 8;
 
-/// What the names of a shared block's tensors have between the layer and the part.
+/// Infix of a shared block's tensor names, between the layer and the part.
 const SHARED: &str = ".shared_transformer.";
 
 /// Refuses a checkpoint of which a tensor was not read that may mean something. `tensors` are those that the model has. Those of a
@@ -25,7 +25,7 @@ pub(super) fn check_tensors(
     tensors: &Tensors,
     mtp: bool,
 ) -> Result<()> {
-    // A copy of the embedding beside it is how some programs write a tied output matrix.
+    // Some programs write a tied output matrix as a copy of the embedding.
     let is_embedding = |name: &str| {
         name.ends_with("lm_head.weight")
             && tensors.get("token_embd.weight").is_some_and(|embedding| {
@@ -82,7 +82,7 @@ pub(super) fn check_tensors(
 pub(crate) fn check_gguf(gguf: &Gguf, mtp: bool) -> Result<()> {
     let architecture = gguf.get_str("general.architecture").unwrap_or_default();
     let tensors = gguf.unused_tensors();
-    // Blocks behind the last layer predict further tokens.
+    // Blocks after the last layer predict further tokens.
     let number = |key: &str| {
         let value = gguf.get(&format!("{architecture}.{key}"));
         value.and_then(GgufValue::as_u64).unwrap_or(0)
@@ -110,7 +110,7 @@ fn is_named(patterns: &str, name: &str) -> bool {
     patterns.any(|pattern| matches(pattern, name))
 }
 
-/// Whether `name` is `pattern`, in which one star stands for anything.
+/// Whether `name` matches `pattern`, in which one star matches anything.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

@@ -1,7 +1,7 @@
-//! Zamba2, as transformers saves it: Mamba-2, in some layers behind one of a few Transformer blocks that these have in common.
+//! Zamba2, as transformers saves it: Mamba-2, in some layers after one of a few shared Transformer blocks.
 //!
-//! The tensors of a shared block lie in the first layer that uses it, with the corrections of all its uses; published files may
-//! repeat them in the others.
+//! The tensors of a shared block are stored in the first layer that uses it, with the corrections of all its uses; published
+//! files may repeat them in the others.
 
 use std::sync::Arc;
 
@@ -146,7 +146,7 @@ fn uses(config: &Config) -> Result<Vec<usize>> {
         .collect())
 }
 
-/// What the parts of a shared block are called in the checkpoint.
+/// Names of the parts of a shared block in the checkpoint.
 const BLOCK: [(&str, &str); 8] = [
     ("attn_norm.weight", "input_layernorm.weight"),
     ("q_proj.weight", "self_attn.q_proj.weight"),
@@ -169,7 +169,7 @@ fn tensor(
         let layer = uses.get(number).copied().unwrap_or(0);
         Ok(weights.tensor(&format!("model.layers.{layer}.shared_transformer.{part}"))?)
     };
-    // The gates' rows, then those of what they stand beside.
+    // The gates' rows, then those of the up projection.
     let half = |both: Tensor, of_gates: bool| {
         let inner = both.shape.first().copied().unwrap_or(0) / 2;
         let range = if of_gates { 0..inner } else { inner..2 * inner };

@@ -38,12 +38,12 @@ pub struct ExpertsSpec {
     pub bias: bool,
     /// Whether experts have gates.
     pub gated: bool,
-    /// What a gate passes through; without gates, what the first product passes through.
+    /// Function of the gate; without gates, of the first product.
     pub activation: Activation,
-    /// Width of what experts read and write, if they work between two common projections.
+    /// Width of the experts' inputs and outputs, if they work between two common projections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<usize>,
-    /// What every token passes.
+    /// The expert of every token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedSpec>,
 }
@@ -59,7 +59,7 @@ pub struct SharedSpec {
 }
 
 impl Default for ExpertsSpec {
-    /// Gated experts of no size, whose weights are softmax over the chosen.
+    /// Gated experts of size zero, whose weights are softmax over the chosen.
     fn default() -> Self {
         ExpertsSpec {
             experts: 0,
@@ -165,9 +165,10 @@ impl ExpertsSpec {
         let (logits, shared_gate) = (views.next().expect("the router"), views.next());
 
         let route = layer.buffer(2 * self.chosen);
-        let bias = match self.bias {
-            true => Some(layer.vector("exp_probs_b.bias")?),
-            false => None,
+        let bias = if self.bias {
+            Some(layer.vector("exp_probs_b.bias")?)
+        } else {
+            None
         };
         let scale = match latent {
             Some(_) => 1.0,
@@ -230,9 +231,10 @@ impl ExpertsSpec {
     fn expert(&self, layer: &Lowering, end: &str) -> Result<Expert> {
         let matrix = |name: &str| layer.matrix(&format!("ffn_{name}_{end}.weight"));
         Ok(Expert {
-            gate: match self.gated {
-                true => Some(matrix("gate")?),
-                false => None,
+            gate: if self.gated {
+                Some(matrix("gate")?)
+            } else {
+                None
             },
             up: matrix("up")?,
             down: matrix("down")?,

@@ -16,12 +16,12 @@ use crate::operands::{RESIDUAL, View};
 use crate::ops::Mlp;
 use crate::weights::WeightSpec;
 
-/// What follows a layer's mixer, behind norms of its own.
+/// The network that follows a layer's mixer, with its own norms.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForward {
     /// One network, which every token passes.
     Dense(MlpSpec),
-    /// A mixture, of which a token passes what a router chooses.
+    /// A mixture of experts with a router.
     Experts(ExpertsSpec),
 }
 
@@ -36,7 +36,7 @@ pub struct MlpSpec {
     pub intermediate: usize,
     /// Whether a second matrix gates the first one's product.
     pub gated: bool,
-    /// What the gate passes through; of a network without one, the product itself.
+    /// Function of the gate; in a network without one, of the product itself.
     pub activation: Activation,
     /// Whether every matrix has a bias.
     pub bias: bool,
@@ -86,7 +86,7 @@ impl FeedForward {
         Ok(experts.transpose()?.map(FeedForward::Experts))
     }
 
-    /// What it is called in files.
+    /// Its name in files.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             FeedForward::Dense(_) => "mlp",

@@ -1,4 +1,4 @@
-//! What mixers and feed-forward networks write their ops with.
+//! The builder with which mixers and feed-forward networks write their ops.
 
 mod products;
 mod sublayer;
@@ -9,7 +9,7 @@ use waterline_quant::Matrix;
 use crate::error::{Error, Result};
 use crate::functions::Norm;
 use crate::operands::{INPUTS, RESIDUAL, View};
-use crate::ops::{Emit, HeadGroup, HeadOp, Op, Prepare, Renew};
+use crate::ops::{Emit, HeadGroup, HeadOp, Normalize, Op, Prepare};
 use crate::program::Program;
 use crate::weights::{Tensors, Vector, full_name};
 
@@ -19,7 +19,8 @@ pub(crate) const FIRST_FREE: usize = 3;
 /// The name under which the tokens' embeddings are published.
 pub(crate) const EMBEDDING: &str = "embedding";
 
-/// How a part of a mixer that sums several reads the layer's input, and what becomes of its product.
+/// How a part of a mixer that sums several parts reads the layer's input, and where its product
+/// goes.
 #[derive(Debug, Clone, Copy)]
 pub enum Sum {
     /// The product passes the norm `merge_norm.weight` of the part, times this share.
@@ -36,8 +37,8 @@ pub enum Sum {
     },
 }
 
-/// Where the weights of a model come from, and what all its layers have in common.
-pub struct Source<'a> {
+/// WeightSource of a model's weights, and settings common to all layers.
+pub struct WeightSource<'a> {
     /// The file, for errors.
     pub file: &'a str,
     /// Its tensors.
@@ -48,12 +49,12 @@ pub struct Source<'a> {
     pub norm_eps: f32,
 }
 
-/// What the layers so far have written.
+/// Output of the layers so far.
 pub(crate) struct Written {
     program: Program,
     /// Buffers that live on after their layer, by name.
     published: Vec<(&'static str, View)>,
-    /// The residual stream is so many times what its buffer holds: norms see this in their epsilon alone.
+    /// Scale of the residual stream relative to its buffer; it only affects the norms' epsilon.
     stream: f32,
 }
 
@@ -72,27 +73,27 @@ impl Written {
         self.program.ops.push(Box::new(op));
     }
 
-    /// Publishes what the residual stream holds, such as the tokens' embeddings for [`Lowering::embedding`].
-    pub fn keep_stream(&mut self, name: &'static str, hidden: usize) {
+    /// Publishes the residual stream, such as the tokens' embeddings for [`Lowering::embedding`].
+    pub(crate) fn keep_stream(&mut self, name: &'static str, hidden: usize) {
         let view = View::whole(self.program.widths.len(), hidden);
         self.program.widths.push(hidden);
         self.published.push((name, view));
         let copy = HeadOp::Copy(View::whole(RESIDUAL, hidden));
         self.program.ops.push(Box::new(Prepare {
-            groups: vec![HeadGroup::of_channels(view, None, vec![copy])],
+            groups: vec![HeadGroup::per_channel(view, None, vec![copy])],
             rope: None,
             gates: Vec::new(),
         }));
     }
 
     /// The ops so far end a layer.
-    pub fn end_layer(&mut self) {
+    pub(crate) fn end_layer(&mut self) {
         self.program.layer_ends.push(self.program.ops.len());
     }
 
     /// The whole program.
     pub fn finish(mut self) -> Program {
-        self.program.logits.norm = self.program.logits.norm.of_divided(self.stream);
+        self.program.logits.norm = self.program.logits.norm.divided(self.stream);
         self.program
     }
 }
@@ -109,15 +110,15 @@ pub struct Lowering<'a> {
     program: &'a mut Program,
     hidden: usize,
     norm_eps: f32,
-    /// What this sublayer reads: the residual stream, but where a mixer says otherwise.
+    /// Input of this sublayer: the residual stream unless a mixer sets another.
     input: View,
-    /// What the names of the tensors begin with.
+    /// Prefix of the tensors' names.
     scope: String,
     /// Applied to the residual stream in front of this sublayer.
     pre_norm: Option<Norm>,
-    /// Applied to what this sublayer, or this part of it, adds to the residual stream.
+    /// Norm of the term that this sublayer, or this part of it, adds to the residual stream.
     post_norm: Option<Norm>,
-    /// Multiplies what it adds.
+    /// Factor of that term.
     multiplier: f32,
     stream: &'a mut f32,
     /// Sums into the residual stream, which come last: all parts read the layer's input.
@@ -125,9 +126,9 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    /// For layer number `layer`, whose state tensors begin at number `first_tensor` of the plan.
+    /// For layer number `layer`, whose state tensors begin at index `first_tensor` of the plan.
     pub(crate) fn new(
-        source: &Source<'a>,
+        source: &WeightSource<'a>,
         layer: usize,
         first_tensor: usize,
         written: &'a mut Written,
@@ -152,7 +153,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Begins a sublayer, whose tensors' names begin with `scope` behind the layer's number.
+    /// Begins a sublayer, whose tensors' names begin with the layer's number and `scope`.
     pub(crate) fn begin(&mut self, scope: &str, kind: NormKind, sublayer: &Sublayer) -> Result<()> {
         self.buffers = FIRST_FREE;
         self.scope = format!("blk.{}.{scope}", self.layer);
@@ -169,17 +170,16 @@ impl<'a> Lowering<'a> {
             return Err(Error::Config {
                 file: self.file.into(),
                 key: format!("layers[{}]", self.layer),
-                found: "no norm in front, behind a layer with a multiplied normed residual".into(),
-                expected: "a norm in front".into(),
+                found: "no norm before the layer, after one with a scaled normed residual".into(),
+                expected: "a norm before the layer".into(),
             });
         }
-        self.pre_norm = self.pre_norm.take().map(|norm| norm.of_divided(stream));
+        self.pre_norm = self.pre_norm.take().map(|norm| norm.divided(stream));
         if let Some(residual) = sublayer.normed_residual {
-            self.program.ops.extend(
-                self.pre_norm
-                    .take()
-                    .map(|norm| Box::new(Renew { norm }) as Box<dyn Op>),
-            );
+            if let Some(norm) = self.pre_norm.take() {
+                let columns = View::whole(RESIDUAL, norm.weight.len());
+                self.program.ops.push(Box::new(Normalize { columns, norm }));
+            }
             *self.stream = residual;
         }
         self.multiplier = sublayer.multiplier / *self.stream;
@@ -192,7 +192,7 @@ impl<'a> Lowering<'a> {
             return Err(Error::Config {
                 file: self.file.into(),
                 key: format!("layers[{}]", self.layer),
-                found: format!("a norm behind {} sums", self.sums.len()),
+                found: format!("a norm after {} sums", self.sums.len()),
                 expected: "a mixer that adds one product to the residual stream".into(),
             });
         }
@@ -214,7 +214,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The arena's number of the mixer's state tensor `index`.
-    pub fn state_tensor(&self, index: usize) -> usize {
+    pub(crate) fn state_tensor(&self, index: usize) -> usize {
         self.first_tensor + index
     }
 
@@ -224,10 +224,11 @@ impl<'a> Lowering<'a> {
     }
 
     /// A f32 tensor of the mixer, if its table has one of that name.
-    pub fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
-        match self.tensors.contains_key(&self.full_name(name)) {
-            true => self.vector(name).map(Some),
-            false => Ok(None),
+    pub(crate) fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
+        if self.tensors.contains_key(&self.full_name(name)) {
+            self.vector(name).map(Some)
+        } else {
+            Ok(None)
         }
     }
 
@@ -327,7 +328,7 @@ impl<'a> Lowering<'a> {
         self.published(EMBEDDING, self.hidden)
     }
 
-    /// Writes what reads `input`, as wide as the residual stream, in its place, behind the norm in front of this sublayer.
+    /// Writes ops that read `input`, as wide as the residual stream, in its place, through the norm of this sublayer.
     pub fn reading(
         &mut self,
         input: View,
@@ -340,7 +341,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The norm in front of this sublayer, if it has one.
-    pub fn input_norm(&self) -> Option<Norm> {
+    pub(crate) fn input_norm(&self) -> Option<Norm> {
         self.pre_norm.clone()
     }
 

@@ -15,7 +15,7 @@ impl Lowering<'_> {
     }
 
     /// As [`Lowering::project`], each matrix' product and bias multiplied by a number.
-    pub fn project_scaled(&mut self, factors: &[(&str, f32)]) -> Result<Vec<View>> {
+    pub(crate) fn project_scaled(&mut self, factors: &[(&str, f32)]) -> Result<Vec<View>> {
         let mut linears = Vec::with_capacity(factors.len());
         let mut width = 0;
         for (name, multiplier) in factors {
@@ -26,8 +26,12 @@ impl Lowering<'_> {
         Ok(self.project_linears(linears, width))
     }
 
-    /// As [`Lowering::project_scaled`], of parts of one matrix: so many rows each, and what multiplies them.
-    pub fn project_sections(&mut self, name: &str, sections: &[(usize, f32)]) -> Result<Vec<View>> {
+    /// As [`Lowering::project_scaled`], for sections of one matrix: the rows and the factor of each.
+    pub(crate) fn project_sections(
+        &mut self,
+        name: &str,
+        sections: &[(usize, f32)],
+    ) -> Result<Vec<View>> {
         let whole = self.linear(name, 1.0, 0)?;
         let rows = sections.iter().map(|(rows, _)| rows).sum::<usize>();
         if whole.matrix.rows() != rows {
@@ -47,14 +51,14 @@ impl Lowering<'_> {
                 column: first,
                 bias: whole.bias.as_ref().map(part),
                 multiplier,
-                matrix: whole.matrix.of_rows(first..column),
+                matrix: whole.matrix.rows_in(first..column),
             }
         };
         let linears = sections.iter().map(section).collect();
         Ok(self.project_linears(linears, rows))
     }
 
-    /// Multiplies the input of this sublayer with these matrices, whose products are `width` columns side by side.
+    /// Multiplies the input of this sublayer with these matrices, whose products are `width` adjacent columns.
     fn project_linears(&mut self, linears: Vec<Linear>, width: usize) -> Vec<View> {
         let input = self.input;
         self.wide_inputs(input.width);
@@ -70,7 +74,7 @@ impl Lowering<'_> {
     }
 
     /// As [`Lowering::project`], from any columns and with or without a norm.
-    pub fn project_from(
+    pub(crate) fn project_from(
         &mut self,
         input: View,
         norm: Option<Norm>,
@@ -83,7 +87,7 @@ impl Lowering<'_> {
 
     /// As [`Lowering::project`], with matrices of as many equal parts as there are `partitions`, of which only those are
     /// multiplied that `route` has chosen.
-    pub fn project_chosen(
+    pub(crate) fn project_chosen(
         &mut self,
         names: &[&str],
         partitions: usize,
@@ -91,7 +95,7 @@ impl Lowering<'_> {
     ) -> Result<Vec<View>> {
         let input = self.input;
         let (project, views) = self.projection(input, self.input_norm(), names)?;
-        let project = project.of_chosen(partitions, route);
+        let project = project.for_chosen(partitions, route);
         self.push(project);
         Ok(views)
     }
@@ -121,9 +125,9 @@ impl Lowering<'_> {
         Ok((Project::new(input, norm, linears, output), views))
     }
 
-    /// Multiplies several columns with a matrix each, as [`Lowering::project_from`]; the results stand side by side in
-    /// one buffer.
-    pub fn project_each(&mut self, pairs: &[(View, &str)]) -> Result<Vec<View>> {
+    /// Multiplies several views with one matrix each, as [`Lowering::project_from`]; the results are adjacent columns
+    /// of one buffer.
+    pub(crate) fn project_each(&mut self, pairs: &[(View, &str)]) -> Result<Vec<View>> {
         let mut projects = Vec::new();
         let mut width = 0;
         for (input, name) in pairs {
@@ -157,10 +161,14 @@ impl Lowering<'_> {
         })
     }
 
-    /// The matrix that ends the sublayer, its product multiplied, and the norm behind it: what is to be added to the
-    /// residual stream.
-    pub fn output_linear(&mut self, name: &str, multiplier: f32) -> Result<(Linear, Option<Norm>)> {
-        // A norm does not see what multiplies its input, but for its epsilon.
+    /// The last matrix of the sublayer with a scaled product, and the norm after it, for the term that is added to
+    /// the residual stream.
+    pub(crate) fn output_linear(
+        &mut self,
+        name: &str,
+        multiplier: f32,
+    ) -> Result<(Linear, Option<Norm>)> {
+        // A scaled input changes a norm only through its epsilon.
         let (before, norm) = match &self.post_norm {
             Some(norm) => (multiplier, Some(norm.scaled(self.multiplier))),
             None => (multiplier * self.multiplier, None),
@@ -170,14 +178,14 @@ impl Lowering<'_> {
         Ok((linear, norm))
     }
 
-    /// What multiplies this sublayer's output, which no norm may follow.
+    /// Factor of this sublayer's output, if no norm follows.
     pub(crate) fn plain_multiplier(&self) -> Result<f32> {
         match self.post_norm {
             None => Ok(self.multiplier),
             Some(_) => Err(Error::Config {
                 file: self.file.into(),
                 key: format!("layers[{}]", self.layer),
-                found: "a norm behind a mixture of experts or a gated channel mix".into(),
+                found: "a norm after a mixture of experts or a gated channel mix".into(),
                 expected: "none".into(),
             }),
         }
@@ -190,7 +198,7 @@ impl Lowering<'_> {
     }
 
     /// As [`Lowering::emit`], the product multiplied.
-    pub fn emit_scaled(
+    pub(crate) fn emit_scaled(
         &mut self,
         input: View,
         finish: Vec<OutputOp>,

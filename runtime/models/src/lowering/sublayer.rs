@@ -1,4 +1,4 @@
-//! What surrounds a mixer or a feed-forward network: norms and multipliers.
+//! Norms and multipliers around a mixer or a feed-forward network.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,12 +22,12 @@ pub enum NormKind {
 pub struct Sublayer {
     /// Whether there is a norm in front.
     pub pre_norm: bool,
-    /// Whether there is a norm behind.
+    /// Whether a norm follows.
     pub post_norm: bool,
-    /// Multiplies what is added.
+    /// Factor of the added term.
     pub multiplier: f32,
-    /// What multiplies the normed input where that takes the residual stream's place: `x = normed_residual n + multiplier f(n)`
-    /// with `n = pre(x)`; none: the stream stays.
+    /// Factor of the normed input in models in which it replaces the residual stream: `x = normed_residual n + multiplier f(n)`
+    /// with `n = pre(x)`; none: the stream does not change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normed_residual: Option<f32>,
 }
@@ -44,11 +44,12 @@ impl Default for Sublayer {
 }
 
 impl Sublayer {
-    /// Names of the norms in front and behind, of a mixer or of a feed-forward network.
+    /// Names of the norms before and after a mixer or a feed-forward network.
     pub(crate) fn norms(of_mixer: bool) -> [&'static str; 2] {
-        match of_mixer {
-            true => ["attn_norm", "post_attention_norm"],
-            false => ["ffn_norm", "post_ffw_norm"],
+        if of_mixer {
+            ["attn_norm", "post_attention_norm"]
+        } else {
+            ["ffn_norm", "post_ffw_norm"]
         }
     }
 }

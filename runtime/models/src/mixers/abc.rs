@@ -4,13 +4,13 @@
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x;  each silu(conv(.)) (optional);  q, k <- rotary(position) (optional)
 //! c  = clamp(W_s x, min, max)                                     [slots]
-//! s  = e^c_t / sum_{j<=t} e^c_j                                   what the token weighs in a softmax over time
+//! s  = e^c_t / sum_{j<=t} e^c_j                                   weight of the token in a softmax over time
 //! K <- K diag(1 - s) + k^T s;  V <- diag(1 - s) V + s^T v;  o = softmax(head_dim^-1/2 q K) V
 //! y  = W_o (rms(o) silu(W_g x))
 //! ```
-//! State: `K [heads, head_dim, slots]`, `V [heads, slots, value_dim]`, of each softmax over time the largest exponent
-//! and the sum relative to it, and the last `conv - 1` inputs of each convolution. (The reference does not keep the
-//! sum, so that its decoding differs from its prefill; this follows its prefill.)
+//! State: `K [heads, head_dim, slots]`, `V [heads, slots, value_dim]`, the largest exponent of each softmax over time
+//! and the sum relative to it, and the last `conv - 1` inputs of each convolution. (The reference does not store the
+//! sum, so its decoding differs from its prefill; this follows its prefill.)
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

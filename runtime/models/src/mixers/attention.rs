@@ -82,7 +82,7 @@ fn is_false(value: &bool) -> bool {
 pub struct Retained {
     /// Tokens that the set of one key and value head holds, sinks included.
     pub capacity: usize,
-    /// Tokens at the start that are always kept.
+    /// Tokens at the start that are always retained.
     pub sink: usize,
     /// Which others stay.
     pub policy: RetainedPolicy,
@@ -94,7 +94,7 @@ pub struct Retained {
 pub enum RetainedPolicy {
     /// Those to which the last query paid most attention, on average over the heads that share keys.
     Attention,
-    /// The newest of every so many leaving tokens.
+    /// The newest of every n tokens that leave the window.
     Stride(usize),
 }
 
@@ -112,7 +112,7 @@ impl Attention {
         self.kv_heads * self.head_dim
     }
 
-    /// What multiplies the scores.
+    /// Factor of the scores.
     pub(super) fn scale(&self) -> f32 {
         let usual = (self.head_dim as f32).powf(-0.5);
         self.softmax_scale.unwrap_or(usual)
@@ -224,7 +224,7 @@ impl Attention {
         layer.project_scaled(&factors)
     }
 
-    /// Head norms and positions of q and k, and what becomes of `gates`.
+    /// Head norms and positions of q and k, and the map of `gates`.
     pub(super) fn prepare(
         &self,
         layer: &mut Lowering,
@@ -240,8 +240,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Like [`prepare`](Self::prepare), but into columns of their own, which are returned. The router reads the projections as
-    /// they are: neither op waits for the other.
+    /// Like [`prepare`](Self::prepare), but into new columns, which are returned. The router reads the unchanged projections,
+    /// so neither op waits for the other.
     fn prepare_apart(&self, layer: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
         let room = layer.buffer(q.width + k.width + v.width);
         let (own_q, rest) = room.split(q.width);
@@ -249,7 +249,7 @@ impl Attention {
         let mut groups = vec![
             self.group(layer, own_q, "q_norm.weight")?,
             self.group(layer, own_k, "k_norm.weight")?,
-            HeadGroup::of_channels(own_v, None, Vec::new()),
+            HeadGroup::per_channel(own_v, None, Vec::new()),
         ];
         for (group, from) in groups.iter_mut().zip([q, k, v]) {
             group.maps.insert(0, HeadOp::Copy(from));
@@ -310,7 +310,7 @@ impl Attention {
         });
     }
 
-    /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
+    /// The whole mixer; `before` adds ops on unrotated keys and values between projections and positions.
     pub(super) fn lower_with(
         &self,
         layer: &mut Lowering,
@@ -327,12 +327,11 @@ impl Attention {
         }
         let eviction = before(layer, k, v)?;
         let learned = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
-        let [q, k, v] = match eviction.as_ref().is_some_and(learned) {
-            true => self.prepare_apart(layer, [q, k, v])?,
-            false => {
-                self.prepare(layer, q, k, Vec::new())?;
-                [q, k, v]
-            }
+        let [q, k, v] = if eviction.as_ref().is_some_and(learned) {
+            self.prepare_apart(layer, [q, k, v])?
+        } else {
+            self.prepare(layer, q, k, Vec::new())?;
+            [q, k, v]
         };
         let out = layer.buffer(self.heads * self.head_dim);
         layer.push(Attend {
@@ -395,9 +394,12 @@ impl Mixer for Attention {
             }
         }
         if self.head_norm_eps.is_some() {
-            let over_heads = [width, self.kv_width()].map(|width| match self.norm_over_heads {
-                true => width,
-                false => self.head_dim,
+            let over_heads = [width, self.kv_width()].map(|width| {
+                if self.norm_over_heads {
+                    width
+                } else {
+                    self.head_dim
+                }
             });
             for (name, width) in ["q_norm.weight", "k_norm.weight"].iter().zip(over_heads) {
                 weights.push(WeightSpec::full(name, &[width]));

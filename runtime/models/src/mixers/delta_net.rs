@@ -125,9 +125,10 @@ impl Mixer for DeltaNet {
             groups.push(branch.group(layer, views[i], 1 + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
-        let (beta, strength) = match self.beta {
-            true => (views[3], Gate::Sigmoid { scale }),
-            false => (layer.buffer(self.heads), Gate::Constant(scale)),
+        let (beta, strength) = if self.beta {
+            (views[3], Gate::Sigmoid { scale })
+        } else {
+            (layer.buffer(self.heads), Gate::Constant(scale))
         };
         layer.push(Prepare {
             groups,

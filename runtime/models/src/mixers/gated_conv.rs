@@ -89,7 +89,7 @@ impl Mixer for GatedConv {
             )
         };
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::per_channel(
                 u,
                 Some(conv),
                 vec![HeadOp::Multiply(c)],

@@ -63,9 +63,10 @@ impl GatedDeltaNet {
     /// Value heads of one `Recur`. In it neighbouring value heads share a key head, so tiled value heads need several `Recur`s,
     /// each with one value head per key head.
     fn tile(&self) -> usize {
-        match self.tiled {
-            true => self.heads,
-            false => self.value_heads,
+        if self.tiled {
+            self.heads
+        } else {
+            self.value_heads
         }
     }
 

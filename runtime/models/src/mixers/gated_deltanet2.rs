@@ -1,5 +1,5 @@
-//! Gated DeltaNet-2 (arXiv 2605.22791; flash-linear-attention `layers/gdn2.py`): what is erased and what is written have
-//! a gate each, by channel.
+//! Gated DeltaNet-2 (arXiv 2605.22791; flash-linear-attention `layers/gdn2.py`): separate gates per channel for erasing
+//! and writing.
 //!
 //! With x the normed input, per value head (value head h uses key head `h / (value_heads / heads)`):
 //! ```text
@@ -59,9 +59,9 @@ impl GatedDeltaNet2 {
     /// The logarithm of the decay `[heads, head_dim]`.
     fn decay(&self, layer: &Lowering) -> Result<Gate> {
         let rates = layer.vector("A_log")?;
-        let of_channels = |a: &f32| std::iter::repeat_n(a.exp(), self.head_dim);
+        let per_channel = |a: &f32| std::iter::repeat_n(a.exp(), self.head_dim);
         Ok(Gate::Decay {
-            rate: rates.iter().flat_map(of_channels).collect(),
+            rate: rates.iter().flat_map(per_channel).collect(),
             bias: layer.vector("dt_bias")?,
         })
     }

@@ -29,7 +29,7 @@ use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gsa";
 
-/// The reference leaves the output norm at this default, whatever its configuration says.
+/// The reference uses this default for the output norm, regardless of its configuration.
 const NORM_EPS: f32 = 1e-5;
 
 /// Hyperparameters.

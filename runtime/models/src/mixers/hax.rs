@@ -1,13 +1,13 @@
-//! Sparse attention that Mamba and Mamba-2 may have beside their scan (HAX, arXiv 2507.00449). With x the mixer's
-//! inner channels after the convolution:
+//! Sparse attention in parallel with the scan of Mamba and Mamba-2, optional (HAX, arXiv 2507.00449). With x the
+//! mixer's inner channels after the convolution:
 //!
 //! ```text
 //! k, q = W_xx x, k <- k / sqrt(state);   a_t = sum_j softmax_j(q_t k_j) x_j   over the tokens j that t sees
 //! ```
-//! and `E a` is added to the mixer's output before its gate. What t sees is the union of sources of a few tokens
-//! each: the last ones, the first ones, every n-th one, the last ones whose key hashes as the query does, those whose
-//! keys score highest. Hashed keys and queries are centred by the mean so far, and the score sees the mean query so
-//! far, where the released code takes means over the whole sequence, also of what follows.
+//! and `E a` is added to the mixer's output before its gate. The tokens that t sees are the union of sources of a few
+//! tokens each: the last ones, the first ones, every n-th one, the last ones whose key hashes as the query does,
+//! those whose keys score highest. Hashed keys and queries are centred by the mean so far, and scores use the mean
+//! query so far, whereas the released code takes means over the whole sequence, including later tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,8 +27,8 @@ pub struct Hax {
     /// Tokens that a query sees of each source.
     pub keys: usize,
     /// The sources.
-    pub sources: Vec<Source>,
-    /// From what the hash matrices were drawn; none: they are the checkpoint's.
+    pub sources: Vec<KeySource>,
+    /// Seed of the random hash matrices; none: they are in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_seed: Option<u32>,
 }
@@ -36,7 +36,7 @@ pub struct Hax {
 /// Where a query finds earlier tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum KeySource {
     /// The last tokens.
     Window,
     /// The first tokens.
@@ -48,12 +48,12 @@ pub enum Source {
         /// How many, in place of [`Hax::keys`].
         keys: usize,
     },
-    /// The last tokens in the query's bin, whose number is made of signs.
+    /// The last tokens in the query's bin, whose number consists of signs.
     SignBins {
         /// Signs: the bins are 2 to this power.
         bits: usize,
     },
-    /// The last tokens in the query's bin, whose number is that of the largest product.
+    /// The last tokens in the query's bin, which is the index of the largest product.
     ArgmaxBins {
         /// Products.
         bins: usize,
@@ -65,12 +65,12 @@ pub enum Source {
 /// Bins have a ring each, so that their number is a matter of memory.
 const MOST_BITS: usize = 16;
 
-impl Source {
+impl KeySource {
     /// Columns of the hash matrix, and bins.
     fn hash(&self) -> Option<(usize, usize)> {
         match *self {
-            Source::SignBins { bits } => Some((bits, 1 << bits.min(MOST_BITS))),
-            Source::ArgmaxBins { bins } => Some((bins, bins)),
+            KeySource::SignBins { bits } => Some((bits, 1 << bits.min(MOST_BITS))),
+            KeySource::ArgmaxBins { bins } => Some((bins, bins)),
             _ => None,
         }
     }
@@ -78,7 +78,7 @@ impl Source {
 
 impl Hax {
     fn hash(&self) -> Option<(usize, usize)> {
-        self.sources.iter().find_map(Source::hash)
+        self.sources.iter().find_map(KeySource::hash)
     }
 
     /// A sentence on how its scores differ from the released code's, where they do.
@@ -94,19 +94,19 @@ impl Hax {
     }
 
     fn selects(&self) -> bool {
-        self.sources.contains(&Source::Best)
+        self.sources.contains(&KeySource::Best)
     }
 
     /// Tokens that a query sees of a source.
-    fn seen(&self, source: &Source) -> usize {
+    fn seen(&self, source: &KeySource) -> usize {
         match source {
-            Source::Dilated { keys, .. } => *keys,
+            KeySource::Dilated { keys, .. } => *keys,
             _ => self.keys,
         }
     }
 
     fn rows(&self) -> usize {
-        let rows = |source: &Source| {
+        let rows = |source: &KeySource| {
             let bins = source.hash().map_or(1, |(_, bins)| bins);
             self.seen(source).saturating_mul(bins)
         };
@@ -127,17 +127,17 @@ impl Hax {
         )?;
         for (i, source) in self.sources.iter().enumerate() {
             let fits = match *source {
-                Source::Dilated { every, keys } => every > 0 && (1..=1 << 16).contains(&keys),
-                Source::SignBins { bits } => (1..=MOST_BITS).contains(&bits),
-                Source::ArgmaxBins { bins } => (1..=1 << MOST_BITS).contains(&bins),
-                Source::Window | Source::Sink | Source::Best => true,
+                KeySource::Dilated { every, keys } => every > 0 && (1..=1 << 16).contains(&keys),
+                KeySource::SignBins { bits } => (1..=MOST_BITS).contains(&bits),
+                KeySource::ArgmaxBins { bins } => (1..=1 << MOST_BITS).contains(&bins),
+                KeySource::Window | KeySource::Sink | KeySource::Best => true,
             };
             Mismatch::unless(
                 fits,
                 || format!("{source:?}"),
                 "steps and keys of one or more; 1 to 16 bits, or as many bins, since each bin has a ring of its own",
             )?;
-            let like = |other: &Source| {
+            let like = |other: &KeySource| {
                 std::mem::discriminant(other) == std::mem::discriminant(source)
                     || (other.hash().is_some() && source.hash().is_some())
             };
@@ -206,8 +206,8 @@ impl Hax {
         tensors
     }
 
-    /// Attends over the columns `x` with keys of `width` values; the mixer's state tensor `first` is the first of these.
-    /// Returns what to add to the mixer's output.
+    /// Attends over the columns `x` with keys of `width` values; its state tensors start at number `first` of the
+    /// mixer's. Returns the term to add to the mixer's output.
     pub(super) fn lower(
         &self,
         layer: &mut Lowering,
@@ -219,14 +219,14 @@ impl Hax {
         let mut patterns = Vec::new();
         for source in &self.sources {
             let pattern = match source {
-                Source::Window => Pattern::Window,
-                Source::Sink => Pattern::Sink,
-                Source::Dilated { every, .. } => Pattern::Dilated(*every),
-                Source::SignBins { .. } | Source::ArgmaxBins { .. } => Pattern::Bins(Hash {
+                KeySource::Window => Pattern::Window,
+                KeySource::Sink => Pattern::Sink,
+                KeySource::Dilated { every, .. } => Pattern::Dilated(*every),
+                KeySource::SignBins { .. } | KeySource::ArgmaxBins { .. } => Pattern::Bins(Hash {
                     weight: layer.vector("lsh_hash")?,
-                    signs: matches!(source, Source::SignBins { .. }),
+                    signs: matches!(source, KeySource::SignBins { .. }),
                 }),
-                Source::Best => Pattern::Best(scorer(layer)?),
+                KeySource::Best => Pattern::Best(scorer(layer)?),
             };
             patterns.push((pattern, self.seen(source)));
         }

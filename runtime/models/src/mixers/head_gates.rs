@@ -1,12 +1,12 @@
-//! Softmax linear attention (arXiv 2602.01744) as an option of any linear attention: softmax over the heads weights what
-//! each head writes, and what it reads.
+//! Softmax linear attention (arXiv 2602.01744) as an option of any linear attention: softmax over the heads weights the
+//! writes and reads of each head.
 //!
 //! ```text
 //! gate_q, gate_k = softmax_h(W_gq input), softmax_h(W_gk input)
 //! RetNet, GLA:    S_h += (gate_k k_h)^T v_h;                 o_h = (gate_q q_h) S_h
 //! Gated DeltaNet: S_h += k_h^T beta (gate_k v_h - k_h S_h);  o_h = gate_q (q_h S_h)
 //! ```
-//! The first line is the second without its delta, so that both are gates on what is written and what is read.
+//! The first line is the second without its delta, so both are gates on writes and reads.
 
 use serde::{Deserialize, Serialize};
 

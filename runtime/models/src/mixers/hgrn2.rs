@@ -23,7 +23,7 @@ use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "hgrn2";
 
-/// The reference leaves the output norm at this default, whatever its configuration says.
+/// The reference uses this default for the output norm, regardless of its configuration.
 const NORM_EPS: f32 = 1e-5;
 
 /// Hyperparameters.
@@ -104,12 +104,13 @@ impl Mixer for Hgrn2 {
                 groups.push(branch.group(layer, views[i], 1 + i, maps)?);
             }
         }
-        let decay = match self.lower_bound {
-            true => Gate::LowerBound(layer.vector("lower_bound")?),
-            false => Gate::LogSigmoid {
+        let decay = if self.lower_bound {
+            Gate::LowerBound(layer.vector("lower_bound")?)
+        } else {
+            Gate::LogSigmoid {
                 scale: 1.0,
                 min: f32::NEG_INFINITY,
-            },
+            }
         };
         layer.push(Prepare {
             groups,

@@ -132,9 +132,10 @@ impl Mixer for Kda {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let [f, g] = match self.full_rank {
-            true => ["f_proj", "g_proj"],
-            false => ["f_proj.0", "g_proj.0"],
+        let [f, g] = if self.full_rank {
+            ["f_proj", "g_proj"]
+        } else {
+            ["f_proj.0", "g_proj.0"]
         };
         let views = layer.project(&["q_proj", "k_proj", "v_proj", "b_proj", f, g])?;
         let (beta, mut decay, mut gate) = (views[3], views[4], views[5]);

@@ -1,5 +1,6 @@
 //! Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv 2405.04434; Kimi Linear, arXiv 2510.26692;
-//! transformers `models/kimi_linear`): all heads attend to one row a token, the latent and a part of the key beside it.
+//! transformers `models/kimi_linear`): all heads attend to one row per token, the latent followed by a rotary part of
+//! the key.
 //!
 //! With x the normed input, per head h, whose key is `[k, r]` of `nope + rope` columns:
 //! ```text
@@ -11,8 +12,8 @@
 //! o      = (sum_j p_j c_j) W_uv;  o <- sigmoid(w_g x) o, one gate for each head (optional)
 //! y      = W_o o
 //! ```
-//! q_r and r turn with the position where the model has rotary positions.
-//! State: a ring of rows `[c, r]`, `window` tokens long, or as long as the session's context.
+//! In models with rotary positions, q_r and r are rotated. State: a ring of rows `[c, r]`, `window` tokens long, or as
+//! long as the session's context.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -36,9 +37,9 @@ pub struct LatentAttention {
     pub heads: usize,
     /// Width of the latent that all heads share.
     pub latent: usize,
-    /// Columns of a head's query that meet its own key.
+    /// Columns of a head's query that are multiplied with its own key.
     pub nope: usize,
-    /// Columns of a head's query that meet what all heads share.
+    /// Columns of a head's query that are multiplied with the key shared by all heads.
     pub rope: usize,
     /// Width of a head's value.
     pub value_dim: usize,

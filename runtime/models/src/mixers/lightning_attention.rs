@@ -1,5 +1,5 @@
-//! Lightning attention (MiniMax-01, arXiv 2501.08313; transformers `models/minimax`): linear attention whose heads fade at
-//! fixed rates.
+//! Lightning attention (MiniMax-01, arXiv 2501.08313; transformers `models/minimax`): linear attention whose heads decay
+//! at fixed rates.
 //!
 //! With x the normed input, per head h:
 //! ```text

@@ -1,4 +1,4 @@
-//! What GLA, simple GLA and RetNet share: linear attention with a decay, which is what they differ in.
+//! Shared by GLA, simple GLA and RetNet: linear attention with a decay, which differs among them.
 
 use serde::{Deserialize, Serialize};
 
@@ -74,8 +74,8 @@ impl LinearAttention {
         short_conv::matrix_tensors(shape, &self.branches(), self.conv)
     }
 
-    /// The ops; `decay` makes the decay from the columns of its matrices `names`. A token writes `written` rows of
-    /// the state, or all; the others do not fade, if each row has a decay of its own.
+    /// The ops; `decay` computes the decay from the columns of its matrices `names`. A token writes `written` rows
+    /// of the state, or all; the others do not decay, if each row has its own decay.
     pub(super) fn lower(
         &self,
         layer: &mut Lowering,

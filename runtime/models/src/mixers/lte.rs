@@ -26,7 +26,7 @@ pub use crate::ops::ScoreMap;
 
 pub(super) const KIND: &str = "lte";
 
-/// Whether each key and value head has a router of its own.
+/// Whether each key and value head has its own router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterScope {

@@ -47,7 +47,7 @@ pub struct Mamba {
     /// Whether these norms have gains.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub norm_gains: bool,
-    /// Sparse attention beside the scan.
+    /// Sparse attention in parallel with the scan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hax: Option<Hax>,
 }
@@ -60,9 +60,10 @@ impl Mamba {
         };
         let mut groups = Vec::new();
         for (name, view) in parameters {
-            let gains = match self.norm_gains {
-                true => layer.vector(&format!("{name}.weight"))?,
-                false => vec![1.0; view.width].into(),
+            let gains = if self.norm_gains {
+                layer.vector(&format!("{name}.weight"))?
+            } else {
+                vec![1.0; view.width].into()
             };
             groups.push(HeadGroup {
                 view,
@@ -166,7 +167,7 @@ impl Mixer for Mamba {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::per_channel(
                 x,
                 Some(conv),
                 vec![HeadOp::Activation(Activation::Silu)],

@@ -62,7 +62,7 @@ pub struct Mamba2 {
     /// Multipliers of z, x, b, c and the step after projection and bias; none: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multipliers: Option<[f32; 5]>,
-    /// Sparse attention beside the scan.
+    /// Sparse attention in parallel with the scan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hax: Option<Hax>,
 }
@@ -216,7 +216,7 @@ impl Mixer for Mamba2 {
             max: self.step_max.unwrap_or(f32::INFINITY),
         };
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::per_channel(
                 xbc,
                 Some(conv),
                 vec![HeadOp::Activation(Activation::Silu)],

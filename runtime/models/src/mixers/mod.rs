@@ -51,7 +51,7 @@ pub use gated_deltanet::GatedDeltaNet;
 pub use gated_deltanet2::GatedDeltaNet2;
 pub use gla::Gla;
 pub use gsa::Gsa;
-pub use hax::{Hax, Source};
+pub use hax::{Hax, KeySource};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
@@ -103,12 +103,12 @@ pub trait Mixer: Debug + Send + Sync {
         None
     }
 
-    /// Whether it reads the token's embedding beside the residual stream.
+    /// Whether it reads the token's embedding in addition to the residual stream.
     fn reads_embedding(&self) -> bool {
         false
     }
 
-    /// A sentence for those who open the model, where it differs from the released code; none for most.
+    /// A note for users about differences from the released code; none for most.
     fn note(&self) -> Option<String> {
         None
     }
@@ -120,14 +120,14 @@ pub trait Mixer: Debug + Send + Sync {
 /// Hyperparameters that do not fit together.
 #[derive(Debug)]
 pub struct Mismatch {
-    /// What the file says.
+    /// The value in the file.
     pub found: String,
-    /// What would fit.
+    /// A value that fits.
     pub expected: String,
 }
 
 impl Mismatch {
-    /// Fails with what was found and expected unless `holds`.
+    /// Fails with these found and expected values unless `holds`.
     pub fn unless(
         holds: bool,
         found: impl FnOnce() -> String,

@@ -1,5 +1,5 @@
 //! Mixture of memories (arXiv 2502.13685; flash-linear-attention `layers/mom.py`): several memories of Gated DeltaNet, of
-//! which every token uses a few.
+//! which each token uses a few.
 //!
 //! With x the normed input, for each memory m that x chose, and per head:
 //! ```text
@@ -9,8 +9,8 @@
 //! S_m <- a S_m;  S_m <- S_m + k^T beta (v - k S_m);  o = sum_m p_m head_dim^-1/2 q S_m
 //! y    = W_o (rms(o) silu(W_g x))
 //! ```
-//! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with matrices of
-//! its own and without a weight; all memories may use its matrices (`single`). The lower memory wins a tie. The
+//! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with its own
+//! matrices and without a weight; all memories may use its matrices (`single`). The lower memory wins a tie. The
 //! reference mixes the order of a memory's tokens, with a sort that is not stable; here it is the order of the text.
 //! State: `S [memories, heads, head_dim, value_dim]`, the last inputs of each memory's convolutions, both also for the
 //! shared memory. A token touches its own memories and the shared one.
@@ -61,7 +61,7 @@ pub struct Mom {
 
 /// The columns of one input: key, value, write strength and decay.
 #[derive(Clone, Copy)]
-struct Inputs {
+struct MemoryInputs {
     k: View,
     v: View,
     beta: View,
@@ -89,7 +89,7 @@ impl Mom {
     }
 
     /// Recurrences on these columns, with as many states as heads.
-    fn recur(&self, q: View, inputs: Inputs, tensor: usize, out: View) -> Recur {
+    fn recur(&self, q: View, inputs: MemoryInputs, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.heads,
             states: self.heads,
@@ -108,11 +108,11 @@ impl Mom {
         }
     }
 
-    /// What makes decays and write strengths of columns for so many memories.
+    /// The maps from columns to decays and write strengths for this many memories.
     fn gates(
         &self,
         layer: &Lowering,
-        inputs: Inputs,
+        inputs: MemoryInputs,
         memories: usize,
     ) -> Result<[(View, Gate); 2]> {
         let rate: Vec<f32> = layer.vector("A_log")?.iter().map(|a| a.exp()).collect();
@@ -230,19 +230,20 @@ impl Mixer for Mom {
             bias: None,
             out: route,
         });
-        let inputs = |views: &[View]| Inputs {
+        let inputs = |views: &[View]| MemoryInputs {
             k: views[0],
             v: views[1],
             beta: views[2],
             decay: views[3],
         };
         let shared = (self.single || self.shared).then(|| inputs(&views[views.len() - 4..]));
-        let own = match self.single {
-            true => None,
-            false => Some(inputs(&layer.project_chosen(&OWN, n, route)?)),
+        let own = if self.single {
+            None
+        } else {
+            Some(inputs(&layer.project_chosen(&OWN, n, route)?))
         };
 
-        // The memories' inputs in columns of their own: the shared memory changes its inputs in place.
+        // The memories' inputs in separate columns: the shared memory changes its inputs in place.
         let (keys, values) = (n * self.key_width(), n * self.value_width());
         let room = layer.buffer(2 * keys + values);
         let (memory_q, rest) = room.split(keys);
@@ -283,7 +284,7 @@ impl Mixer for Mom {
                 (beta, decay)
             }
         };
-        let memory = Inputs {
+        let memory = MemoryInputs {
             k: memory_k,
             v: memory_v,
             beta,

@@ -28,7 +28,7 @@ pub(super) const KIND: &str = "native_sparse_attention";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NativeSparseAttention {
-    /// Projections and positions; without a window or gate of its own.
+    /// Projections and positions; its window and gate are unused.
     pub attention: Attention,
     /// Tokens of a block.
     pub block_size: usize,

@@ -30,9 +30,9 @@ pub struct Parallel {
 pub struct ParallelPart {
     /// The mixer; no two parts are of one kind.
     pub mixer: Arc<dyn Mixer>,
-    /// Multiplies what it reads.
+    /// Factor of the input.
     pub input: f32,
-    /// Multiplies what it adds.
+    /// Factor of the output.
     pub output: f32,
 }
 
@@ -76,7 +76,7 @@ impl ParallelPart {
         })
     }
 
-    /// What the names of its tensors begin with.
+    /// Prefix of its tensors' names.
     fn prefix(&self) -> String {
         format!("{}.", self.mixer.kind())
     }

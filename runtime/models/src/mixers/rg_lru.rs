@@ -1,5 +1,5 @@
 //! Griffin's recurrent block (arXiv 2402.19427; transformers `models/recurrent_gemma`): a short convolution and the
-//! real-gated linear recurrent unit, gated by a branch of its own.
+//! real-gated linear recurrent unit, gated by a separate branch.
 //!
 //! With x the normed input, and heads of `width / heads` channels:
 //! ```text
@@ -30,7 +30,7 @@ pub(super) const KIND: &str = "rg_lru";
 pub struct RgLru {
     /// Channels.
     pub width: usize,
-    /// Parts of the channels with gates of their own.
+    /// Groups of channels with separate gates.
     pub heads: usize,
     /// Taps of the convolution.
     pub conv: usize,
@@ -101,7 +101,7 @@ impl Mixer for RgLru {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(views[0], Some(conv), Vec::new())],
+            groups: vec![HeadGroup::per_channel(views[0], Some(conv), Vec::new())],
             rope: None,
             gates: Vec::new(),
         });

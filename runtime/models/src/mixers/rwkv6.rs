@@ -8,9 +8,9 @@
 //! o     = r S + (sum r u k) v;  S <- diag(decay) S + k^T v
 //! y     = W_o (silu(g) group_norm(o))
 //! ```
-//! A token reads the state of the tokens before it. The recurrence here reads what the token has written, so it gets keys, values
-//! and decays one token late; the token's own share is the bonus.
-//! State: `S [heads, head_dim, head_dim]`, the last h twice, the last keys, values and decays.
+//! A token reads the state before its own write. The recurrence op reads after the write, so it gets keys, values and decays one
+//! token late; the token's own share is the bonus. State: `S [heads, head_dim, head_dim]`, the last h twice, the last keys,
+//! values and decays.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ pub struct Rwkv6 {
     pub norm_eps: f32,
 }
 
-/// What is mixed, each with a vector `x_` and a matrix `mix_b.`.
+/// The mixed inputs, each with a vector `x_` and a matrix `mix_b.`.
 const MIXED: [&str; 5] = ["w", "k", "v", "r", "g"];
 
 const SHIFT: usize = 1;
@@ -58,11 +58,12 @@ impl Rwkv6 {
         self.heads * self.head_dim
     }
 
-    /// `previous` of each channel's value of the token before and `current` of its own, in place.
+    /// Sums `previous` times each channel's value at the previous token and `current` times its own
+    /// value, in place.
     fn with_previous(&self, view: View, [previous, current]: [f32; 2], tensor: usize) -> HeadGroup {
         let taps = [previous, current].repeat(view.width);
         let conv = Conv::new(&taps, view.width, None, tensor);
-        HeadGroup::of_channels(view, Some(conv), Vec::new())
+        HeadGroup::per_channel(view, Some(conv), Vec::new())
     }
 
     /// The mixes of each token with the one before.
@@ -95,7 +96,7 @@ impl Rwkv6 {
         )]));
         let inner = layer.project_from(view(0), None, &["mix_a"])?[0];
         let tanh = vec![HeadOp::Activation(Activation::Tanh)];
-        layer.push(prepare(vec![HeadGroup::of_channels(inner, None, tanh)]));
+        layer.push(prepare(vec![HeadGroup::per_channel(inner, None, tanh)]));
         let names = MIXED.map(|name| format!("mix_b.{name}"));
         let part = |i| View {
             start: inner.start + i * self.mix_rank,
@@ -106,7 +107,7 @@ impl Rwkv6 {
         let mixed = layer.project_each(&pairs)?;
         let group = |(i, &mixed): (usize, &View)| {
             let maps = vec![HeadOp::Multiply(difference), HeadOp::Add(view(1 + i))];
-            HeadGroup::of_channels(mixed, None, maps)
+            HeadGroup::per_channel(mixed, None, maps)
         };
         layer.push(prepare(mixed.iter().enumerate().map(group).collect()));
         Ok(mixed)
@@ -186,7 +187,7 @@ impl Mixer for Rwkv6 {
         let mixed = self.mixed(layer)?;
         let decay = layer.project_from(mixed[0], None, &["w_lora.0"])?[0];
         let tanh = vec![HeadOp::Activation(Activation::Tanh)];
-        layer.push(prepare(vec![HeadGroup::of_channels(decay, None, tanh)]));
+        layer.push(prepare(vec![HeadGroup::per_channel(decay, None, tanh)]));
         let decay = layer.project_from(decay, None, &["w_lora.2"])?[0];
         let k = layer.project_from(mixed[1], None, &["k_proj"])?[0];
         let v = layer.project_from(mixed[2], None, &["v_proj"])?[0];
@@ -197,7 +198,7 @@ impl Mixer for Rwkv6 {
             rope: None,
             gates: vec![(decay, Gate::Exponential)],
         });
-        // Of what RWKV-7 makes of keys and values only the bonus is used.
+        // Only the bonus of RWKV-7's key and value update is used.
         let constant = |value| Vector::from(vec![value; self.width()]);
         let [removal, bonus, kept] = [(); 3].map(|()| layer.buffer(self.width()));
         layer.push(Replace {

@@ -40,7 +40,7 @@ pub struct Rwkv7 {
     pub head_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
-    /// Whether this is the layer whose values the others mix in.
+    /// Whether this is the layer whose values later layers mix in.
     pub first: bool,
     /// Rank of the decay's matrices.
     pub decay_rank: usize,
@@ -68,7 +68,7 @@ impl Rwkv7 {
         self.heads * self.value_dim
     }
 
-    /// What mixes a token with the one before, for each matrix.
+    /// Vectors that mix a token with the previous one, for each matrix.
     fn shifts(&self) -> Vec<&'static str> {
         let mut shifts = vec!["x_r", "x_w", "x_k", "x_v", "x_a"];
         shifts.extend(self.gate_rank.map(|_| "x_g"));
@@ -100,7 +100,7 @@ fn lora(
     if let Some(activation) = activation {
         let maps = vec![HeadOp::Activation(activation)];
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(inner, None, maps)],
+            groups: vec![HeadGroup::per_channel(inner, None, maps)],
             rope: None,
             gates: Vec::new(),
         });

@@ -1,9 +1,9 @@
 //! RWKV's channel mixing (arXiv 2503.14456; flash-linear-attention `models/rwkv7`): a feed-forward network on a mix of
-//! each token with the one before, which makes it a mixer with a state and a layer of its own.
+//! each token with the previous one. It has a state and is therefore a mixer in a separate layer.
 //!
 //! ```text
 //! y = W_v f(W_k (h + m (h_before - h)))     h: the normed input
-//! y = sigmoid(W_r (h + m_r (h_before - h))) W_v f(...)     with a receptance, as RWKV-6 has it
+//! y = sigmoid(W_r (h + m_r (h_before - h))) W_v f(...)     with a receptance, as in RWKV-6
 //! ```
 //! State: the last h.
 
@@ -42,10 +42,10 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl RwkvChannelMix {
-    /// Adds what the matrix of the values makes of `inner`, gated by the receptance of `mixed`, to the residual stream.
+    /// Adds the product of the value matrix and `inner`, gated by the receptance of `mixed`, to the residual stream.
     fn gated(&self, layer: &mut Lowering, inner: View, mixed: View) -> Result<()> {
         let maps = |view, maps| Prepare {
-            groups: vec![HeadGroup::of_channels(view, None, maps)],
+            groups: vec![HeadGroup::per_channel(view, None, maps)],
             rope: None,
             gates: Vec::new(),
         };
@@ -104,9 +104,10 @@ impl Mixer for RwkvChannelMix {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let names: &[&str] = match self.receptance {
-            true => &["x_k", "x_r"],
-            false => &["x_k"],
+        let names: &[&str] = if self.receptance {
+            &["x_k", "x_r"]
+        } else {
+            &["x_k"]
         };
         let mixed = token_shift(layer, names, 0)?;
         let inner = layer.project_from(mixed[0], None, &["key"])?[0];

@@ -1,7 +1,6 @@
-//! A Transformer block that several layers have in common, in front of each one's own mixer (Zamba2, arXiv 2411.15242;
-//! transformers `models/zamba2`).
+//! A Transformer block shared by several layers, before each layer's own mixer (Zamba2, arXiv 2411.15242; transformers `models/zamba2`).
 //!
-//! With x the residual stream and x0 the token's embedding; `W'` is a matrix of the block with what the layer corrects it by,
+//! With x the residual stream and x0 the token's embedding; `W'` is a matrix of the block with the layer's correction,
 //! `W' u = W u + B A u` of low rank:
 //! ```text
 //! c       = rms([x, x0])
@@ -11,8 +10,8 @@
 //! t       = W_t W_down (gelu(W_gate' n) * W_up' n)
 //! y       = mixer(rms(x + t))
 //! ```
-//! The three matrices of the feed-forward network may have biases. The block adds nothing to the residual stream itself. Its tensors are stored once, whichever layers use it.
-//! State: keys and values of this use, as long as the session's context; the mixer's.
+//! The three matrices of the feed-forward network may have biases. The block adds nothing to the residual stream itself. Its tensors are stored once, however many layers use
+//! it. State: keys and values of this use, as long as the session's context; the mixer's.
 
 use std::sync::Arc;
 
@@ -31,12 +30,12 @@ use crate::weights::{WeightSpec, of_model};
 
 pub(super) const KIND: &str = "shared_block";
 
-/// One use of a shared block, and the mixer behind it.
+/// One use of a shared block, and the mixer that follows it.
 #[derive(Debug, Clone)]
 pub struct SharedBlock {
     /// Hyperparameters of the block and of its use.
     pub block: SharedBlockSpec,
-    /// What reads the residual stream with the block's output added.
+    /// The mixer of the residual stream with the block's output added.
     pub mixer: Arc<dyn Mixer>,
 }
 
@@ -56,9 +55,9 @@ pub struct SharedBlockSpec {
     pub rope_theta: Option<f32>,
     /// Width of the feed-forward network between its matrices.
     pub intermediate: usize,
-    /// Rank of what this use corrects the feed-forward network by; none: nothing.
+    /// Rank of this use's correction of the feed-forward network; none: no correction.
     pub rank: Option<usize>,
-    /// The same of the matrices of q, k and v.
+    /// Rank of the correction of the matrices of q, k and v.
     pub attention_rank: Option<usize>,
     /// Whether the feed-forward network's matrices have biases.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -69,7 +68,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// The key of the mixer behind the block.
+/// The key of the mixer that follows the block.
 const BEHIND: &str = "behind";
 /// State tensors of the attention.
 const OF_ATTENTION: usize = 2;
@@ -140,7 +139,7 @@ impl SharedBlockSpec {
         let hidden = layer.hidden();
         let both = layer.buffer(2 * hidden);
         let (stream, embedding) = both.split(hidden);
-        let copy = |view, from| HeadGroup::of_channels(view, None, vec![HeadOp::Copy(from)]);
+        let copy = |view, from| HeadGroup::per_channel(view, None, vec![HeadOp::Copy(from)]);
         let groups = vec![
             copy(stream, View::whole(RESIDUAL, hidden)),
             copy(embedding, layer.embedding()?),
@@ -216,7 +215,7 @@ impl SharedBlockSpec {
         }
     }
 
-    /// What the feed-forward network makes of `input`, `[hidden]`.
+    /// The feed-forward network's output for `input`, `[hidden]`.
     fn feed_forward(&self, layer: &mut Lowering, input: View) -> Result<View> {
         let norm = Norm::rms(
             layer.vector(&self.name("ffn_norm.weight"))?,
@@ -227,7 +226,7 @@ impl SharedBlockSpec {
         names.extend(self.rank.map(|_| "ffn_a"));
         let views = layer.project_from(input, Some(norm), &names)?;
         let (gate, up) = (views[0], views[1]);
-        let mut groups = [gate, up].map(|view| HeadGroup::of_channels(view, None, Vec::new()));
+        let mut groups = [gate, up].map(|view| HeadGroup::per_channel(view, None, Vec::new()));
         if self.rank.is_some() {
             let pairs = [(views[2], "ffn_gate_b"), (views[2], "ffn_up_b")];
             let corrections = layer.project_each(&pairs)?;
@@ -237,7 +236,7 @@ impl SharedBlockSpec {
         }
         groups[0].maps.push(HeadOp::Activation(Activation::GeluErf));
         // The gates are whole before they multiply.
-        let gated = HeadGroup::of_channels(up, None, vec![HeadOp::Multiply(gate)]);
+        let gated = HeadGroup::per_channel(up, None, vec![HeadOp::Multiply(gate)]);
         let mut groups = Vec::from(groups);
         groups.retain(|group| !group.maps.is_empty());
         for groups in [groups, vec![gated]] {
@@ -253,7 +252,7 @@ impl SharedBlockSpec {
 }
 
 impl SharedBlock {
-    /// What the names of the mixer's tensors begin with.
+    /// Prefix of the mixer's tensors.
     fn prefix(&self) -> String {
         format!("{}.", self.mixer.kind())
     }
@@ -342,7 +341,7 @@ impl Mixer for SharedBlock {
         let input = self.block.feed_forward(layer, attended)?;
         let residual = View::whole(RESIDUAL, layer.hidden());
         layer.push(Prepare {
-            groups: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::per_channel(
                 input,
                 None,
                 vec![HeadOp::Add(residual)],

@@ -65,7 +65,7 @@ pub(super) fn qkv(
     ]
 }
 
-/// Queries and keys of length one, and values, each behind a convolution and silu; the convolutions' state tensors are numbered from
+/// Queries and keys of length one, and values, each after a convolution and silu; the convolutions' state tensors are numbered from
 /// `first` on.
 pub(super) fn unit_qkv(
     layer: &Lowering,

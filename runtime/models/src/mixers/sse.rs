@@ -51,7 +51,7 @@ pub enum StateUpdate {
     },
 }
 
-/// What is applied to each head of a query or key.
+/// The map of each head of a query or key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadMap {
@@ -101,7 +101,7 @@ pub struct Sse {
     pub weigh_queries: bool,
     /// Whether a partition's weight multiplies its key.
     pub weigh_keys: bool,
-    /// Rank of what the partitions add to queries and keys; none: nothing.
+    /// Rank of the partitions' correction of queries and keys; none: no correction.
     pub lora_rank: Option<usize>,
     /// Taps of the short convolutions of the shared state's queries and keys; none: no convolutions.
     pub conv: Option<usize>,
@@ -382,8 +382,8 @@ impl Mixer for Sse {
             out: route,
         });
 
-        // The partitions' queries and keys are made of the same projections. Those of the shared state have columns of their own,
-        // so that neither waits for the other, or go through convolutions in place, behind the partitions'.
+        // The partitions' queries and keys come from the same projections. Those of the shared state have separate columns, so
+        // that neither waits for the other, or go through convolutions in place, after the partitions'.
         let maps = [self.query_map, self.key_map];
         let room = |layer: &mut Lowering| {
             let (first, second) = layer.buffer(2 * self.key_width()).split(self.key_width());

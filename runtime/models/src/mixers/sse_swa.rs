@@ -1,4 +1,5 @@
-//! Sparse state expansion beside sliding-window attention (the layer of the published SSE models).
+//! Sparse state expansion in parallel with sliding-window attention (the layer of the published SSE
+//! models).
 //!
 //! Both read the same normed input:
 //! ```text
@@ -28,7 +29,7 @@ pub struct SseSwa {
 }
 
 impl SseSwa {
-    /// The two parts, with what the names of their tensors begin with.
+    /// The two parts, with the prefixes of their tensors.
     fn parts(&self) -> [(&'static str, &dyn Mixer); 2] {
         [("sse_", &self.sse), ("swa_", &self.swa)]
     }

@@ -1,12 +1,12 @@
-//! What the two mixers of RWKV share: mixes of each token with the one before.
+//! Shared by the two mixers of RWKV: mixes of each token with the previous one.
 
 use crate::error::Result;
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::TokenShift;
 
-/// Norms the layer's input and mixes each token with the one before, once for each of the vectors `names`. The last
-/// token is kept in state tensor `tensor` of the mixer.
+/// Norms the layer's input and mixes each token with the previous one, once for each of the vectors `names`. State
+/// tensor `tensor` of the mixer holds the last token.
 pub(super) fn token_shift(
     layer: &mut Lowering,
     names: &[&str],

@@ -2,13 +2,13 @@
 
 use super::{Draft, ModelSpec};
 use crate::error::Result;
-use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, Source, Written, matrix, norm};
+use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, WeightSource, Written, matrix, norm};
 use crate::ops::{Embed, Logits};
 use crate::program::Program;
 
 /// Lowers a whole model: embedding, every layer, logits; and its MTP block.
 pub fn lower(
-    source: &Source,
+    source: &WeightSource,
     spec: &ModelSpec,
     first_tensor: usize,
 ) -> Result<(Program, Option<Draft>)> {

@@ -1,25 +1,25 @@
-//! Multi-token prediction: a block behind the last layer that predicts the token after the next one (DeepSeek-V3, arXiv
-//! 2412.19437; of Qwen3-Next and Qwen3.5: llama.cpp `src/models/qwen35.cpp`, vLLM `qwen3_next_mtp.py`).
+//! Multi-token prediction: a block after the last layer that predicts the token after the next one (DeepSeek-V3, arXiv 2412.19437;
+//! of Qwen3-Next and Qwen3.5: llama.cpp `src/models/qwen35.cpp`, vLLM `qwen3_next_mtp.py`).
 //!
 //! ```text
-//! u   = W_eh [enorm(embedding(x_t)); hnorm(h_{t-1})]    h_{t-1}: behind the final norm, of the token before; zero before the first
+//! u   = W_eh [enorm(embedding(x_t)); hnorm(h_{t-1})]    h_{t-1}: of the previous token, after the final norm; zero before the first
 //! h_t = head_norm(layer(u));  logits of token t + 1 = W_head h_t    a layer of full attention and a feed-forward network
 //! ```
-//! The embedding, `head_norm` and `W_head` are the block's own or the model's. For a draft of several tokens the block reads
-//! its own `h_t` and its own choice in place of the model's, as both references do. The pair of the first token and zero is
+//! The embedding, `head_norm` and `W_head` are the block's own or the model's. For a draft of several tokens the block reads its
+//! own `h_t` and its own choice in place of the model's, as both references do. The pair of the first token and zero is
 //! llama.cpp's; vLLM begins with the second token. All else is the same in both: positions differ by one there, which rotary
 //! attention does not see.
 //!
 //! State: keys and values of the block's attention, and `h` of the last token. The model's own program writes it, in an additional
-//! layer that ends with the attention and leaves the residual stream as it is: so the state holds tokens that the model has read
-//! and no others, whichever way they were read. [`Draft`] is the program of the whole block, and runs on a copy of the state.
+//! layer that ends with the attention and leaves the residual stream as it is: so the state holds exactly the tokens that the model
+//! has read. [`Draft`] is the program of the whole block, and runs on a copy of the state.
 
 use serde_json::{Map, Value, json};
 
 use super::spec::{LayerSpec, ModelSpec};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, Source, Written, matrix, norm};
+use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, WeightSource, Written, matrix, norm};
 use crate::operands::{Operand, RESIDUAL, View};
 use crate::ops::{
     Embed, HeadGroup, HeadOp, Linear, Logits, Normalize, Op, Prepare, Project, TokenShift,
@@ -31,16 +31,16 @@ use crate::weights::WeightSpec;
 /// The name under which the rows of the block's own embedding are published.
 const OWN_EMBEDDING: &str = "embedding of the MTP block";
 
-/// The block, whose number is that behind the last layer's.
+/// The block; its number follows the last layer's.
 #[derive(Debug, Clone)]
 pub struct MtpSpec {
     /// Its layer.
     pub(crate) layer: LayerSpec,
-    /// Whether it has an embedding of its own.
+    /// Whether it has a separate embedding.
     pub(crate) own_embedding: bool,
-    /// Whether the norm behind its layer is its own.
+    /// Whether it has a separate norm after its layer.
     pub(crate) own_norm: bool,
-    /// Whether it has an output matrix of its own.
+    /// Whether it has a separate output matrix.
     pub(crate) own_head: bool,
 }
 
@@ -90,7 +90,7 @@ impl MtpSpec {
             let found = "a layer without a mixer or a feed-forward network";
             return wrong(found, "a layer with both");
         }
-        // What multiplies the embedding or the residual stream has no defined place in the block's inputs.
+        // Factors of the embedding or the residual stream have no defined place in the block's inputs.
         let scales = spec.layers.iter().chain([&self.layer]);
         let scales = scales.flat_map(|layer| [layer.mixer_sublayer, layer.ffn_sublayer]);
         let plain = spec.embedding_multiplier == 1.0
@@ -132,7 +132,7 @@ impl MtpSpec {
     /// Begins a model's program: the rows of the embedding that the block reads are kept.
     pub(super) fn begin(
         &self,
-        source: &Source,
+        source: &WeightSource,
         spec: &ModelSpec,
         written: &mut Written,
     ) -> Result<()> {
@@ -152,7 +152,7 @@ impl MtpSpec {
     /// Ends a model's program with what reads every token into the block's state.
     pub(super) fn lower_state(
         &self,
-        source: &Source,
+        source: &WeightSource,
         spec: &ModelSpec,
         first_tensor: usize,
         written: &mut Written,
@@ -206,11 +206,11 @@ impl MtpSpec {
     }
 }
 
-/// What drafts tokens: the whole block.
+/// The program of drafts: the whole block.
 pub struct Draft {
-    /// Reads a token, whose hidden state before stands in [`Draft::before`].
+    /// Reads a token; the previous hidden state is in [`Draft::before`].
     pub program: Program,
-    /// Where the hidden state of the token before stands.
+    /// Location of the previous token's hidden state.
     pub before: View,
     /// The first of the block's state tensors, which are the plan's last ones.
     pub first_tensor: usize,
@@ -221,7 +221,7 @@ pub struct Draft {
 impl Draft {
     /// Lowers the block of a model, whose state tensors begin at number `first_tensor` of the plan.
     pub(super) fn lower(
-        source: &Source,
+        source: &WeightSource,
         spec: &ModelSpec,
         mtp: &MtpSpec,
         first_tensor: usize,
@@ -243,7 +243,7 @@ impl Draft {
         let program = Program {
             widths: vec![hidden; FIRST_FREE],
             ops: vec![Box::new(embed)],
-            // Its layer has the number behind those of the model, which are empty here.
+            // The number of its layer follows those of the model, which are empty here.
             layer_ends: vec![1; spec.layers.len()],
             logits: Logits {
                 norm: norm(file, tensors, &head_norm, spec.norm, spec.norm_eps)?,
@@ -280,7 +280,7 @@ impl Draft {
 
 fn copy(from: View, to: View) -> Prepare {
     Prepare {
-        groups: vec![HeadGroup::of_channels(to, None, vec![HeadOp::Copy(from)])],
+        groups: vec![HeadGroup::per_channel(to, None, vec![HeadOp::Copy(from)])],
         rope: None,
         gates: Vec::new(),
     }
@@ -288,7 +288,7 @@ fn copy(from: View, to: View) -> Prepare {
 
 /// `to = W_eh [enorm(token); hnorm(before)]` of a pair of a token's embedding and the hidden state before.
 fn join(
-    source: &Source,
+    source: &WeightSource,
     spec: &ModelSpec,
     lowering: &mut Lowering,
     (pair, to): (View, View),

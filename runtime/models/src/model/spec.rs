@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use waterline_quant::ask_room;
 
 use super::mtp::MtpSpec;
 use crate::config::{Config, DEEPEST, LARGEST, changed, in_short};
@@ -13,6 +14,9 @@ use crate::lowering::{NormKind, Sublayer};
 use crate::mixers::{self, Mixer, Retained};
 use crate::state::{StateOptions, StatePlan, StateTensor};
 use crate::weights::{OF_MODEL, WeightSpec, full_name};
+
+/// Bytes of memory for the table of a layer's state tensors.
+const OF_LAYER: usize = 1 << 12;
 
 /// One layer: a token mixer, then a feed-forward network, each with its norms and added to the residual stream. One of
 /// the two may be missing.
@@ -387,6 +391,7 @@ impl ModelSpec {
 
     /// The state of a session on this model.
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
+        ask_room(self.layers.len().saturating_mul(OF_LAYER))?;
         let layers = self.layers.iter().map(LayerSpec::state);
         let mtp = self.mtp.iter().map(|mtp| mtp.state(self.hidden));
         StatePlan::new(self.vocab, layers.chain(mtp), options)

@@ -32,7 +32,7 @@ pub(crate) struct CudaEngine {
     model: Arc<Model>,
     arena: Memory,
     plan: Arc<StatePlan>,
-    /// What the host has of the state: position, sampler and history.
+    /// The host's part of the state: position, sampler and history.
     own: Arena,
     /// Buffers of a step, one row each, and its working memory.
     buffers: Vec<Memory>,
@@ -161,7 +161,7 @@ impl CudaEngine {
         self.chosen()
     }
 
-    /// The same with a token that is sampled; the random numbers move on.
+    /// As above with a sampled token; the random numbers advance.
     ///
     /// # Errors
     /// As [`CudaEngine::choose`].
@@ -288,7 +288,7 @@ impl Engine for CudaEngine {
     }
 
     fn chooses(&self, params: &SamplerParams) -> bool {
-        params.is_greedy() || Sampling::of(params).is_some()
+        params.is_greedy() || Sampling::new(params).is_some()
     }
 
     fn next(&self) -> Option<u32> {
@@ -296,7 +296,7 @@ impl Engine for CudaEngine {
     }
 
     fn step(&mut self, params: &SamplerParams) -> Result<u32> {
-        match Sampling::of(params).filter(|_| !params.is_greedy()) {
+        match Sampling::new(params).filter(|_| !params.is_greedy()) {
             Some(sampling) => self.sample(sampling),
             None => self.choose(),
         }

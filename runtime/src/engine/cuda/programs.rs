@@ -27,7 +27,7 @@ impl Template {
     }
 }
 
-/// What a session runs.
+/// The programs of a session.
 pub(super) struct Programs {
     /// Reads a chunk.
     pub chunk: Vec<Template>,
@@ -35,11 +35,11 @@ pub(super) struct Programs {
     pub logits: Vec<Template>,
     /// One token from the ids into the state, logits included.
     pub step: Box<dyn Recording>,
-    /// The same for the token that the state's logits choose: the first of the largest.
+    /// Reads the token that the state's logits choose: the first of the largest.
     pub greedy: Box<dyn Recording>,
-    /// The same for a token that is sampled.
+    /// Reads a sampled token.
     pub sample: Box<dyn Recording>,
-    /// What all three run, where the device can hold on to a whole step.
+    /// The kernel of all three, if the device can hold a whole step.
     pub persistent: Option<DecodeKernel>,
 }
 
@@ -95,7 +95,7 @@ impl ProgramWriter<'_> {
         self.write(persistent, |launches| write_layers(program, launches))
     }
 
-    /// All ops but the logits for chunks of so many tokens, in the memory of chunks, whose workspaces may be there already.
+    /// All ops but the logits for chunks of this many tokens, in the memory of chunks, whose workspaces may exist already.
     pub fn chunk(&self, tokens: usize, chunks: &mut ChunkMemory) -> Result<Vec<Queued>> {
         let memory = SessionMemory {
             buffers: &chunks.buffers,

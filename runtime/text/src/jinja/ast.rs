@@ -7,7 +7,7 @@ use super::{Failure, Outcome};
 /// Greatest height of a tree.
 const MAX_HEIGHT: u32 = 300;
 
-/// An expression and the line where it stands.
+/// An expression and its line.
 #[derive(Debug)]
 pub struct Node {
     pub expr: Box<Expr>,
@@ -80,7 +80,7 @@ pub enum Comparison {
     NotIn,
 }
 
-/// What is assigned to.
+/// The target of an assignment.
 #[derive(Debug)]
 pub enum Target {
     Name(Arc<str>),
@@ -97,12 +97,12 @@ pub enum Statement {
     If(Vec<(Option<Node>, Vec<Statement>)>),
     For(Box<For>),
     Set(Target, Node),
-    /// Target, filters applied to what the body renders, body.
+    /// Target, filters of the rendered body, body.
     SetBlock(Target, Option<Node>, Vec<Statement>),
     FilterBlock(Node, Vec<Statement>),
     With(Vec<(Target, Node)>, Vec<Statement>),
     Macro(Arc<Macro>),
-    /// Statements without a scope of their own.
+    /// Statements without a separate scope.
     Inline(Vec<Statement>),
     Break,
     Continue,

@@ -10,7 +10,7 @@ use super::value::{List, Loop, Value, as_list};
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
 
-/// What follows a statement.
+/// Control flow after a statement.
 #[derive(PartialEq)]
 enum Flow {
     Next,
@@ -148,13 +148,14 @@ impl Evaluator {
     }
 
     fn check_length(&self) -> Outcome<()> {
-        match self.out.len() > self.most {
-            true => Err(Failure::new("it writes more than a chat template may")),
-            false => Ok(()),
+        if self.out.len() > self.most {
+            Err(Failure::new("it writes more than a chat template may"))
+        } else {
+            Ok(())
         }
     }
 
-    /// What a body renders, in a scope of its own.
+    /// The rendered body, in a new scope.
     fn captured(&mut self, body: &[Statement]) -> Outcome<Value> {
         let before = std::mem::take(&mut self.out);
         self.scopes.push(HashMap::new());
@@ -278,8 +279,8 @@ impl Evaluator {
         Ok(Value::Namespace(self.namespaces.len() - 1))
     }
 
-    /// What a macro renders.
-    pub fn call_macro(
+    /// The rendered body of a macro.
+    pub(crate) fn call_macro(
         &mut self,
         item: &Macro,
         positional: Vec<Value>,

@@ -136,12 +136,15 @@ impl Evaluator {
                 _ => self.value(b),
             },
             Expr::Compare(first, rest) => self.comparison(first, rest),
-            Expr::If(condition, value, otherwise) => match self.value(condition)?.is_true() {
-                true => self.value(value),
-                false => otherwise
-                    .as_ref()
-                    .map_or(Ok(Value::Undefined), |node| self.value(node)),
-            },
+            Expr::If(condition, value, otherwise) => {
+                if self.value(condition)?.is_true() {
+                    self.value(value)
+                } else {
+                    otherwise
+                        .as_ref()
+                        .map_or(Ok(Value::Undefined), |node| self.value(node))
+                }
+            }
         }
     }
 
@@ -230,7 +233,7 @@ impl Evaluator {
     }
 
     /// An attribute of a value that is defined; undefined if there is none.
-    pub fn attribute_of(&mut self, object: &Value, name: &str) -> Outcome<Value> {
+    pub(crate) fn attribute_of(&mut self, object: &Value, name: &str) -> Outcome<Value> {
         Ok(match object {
             Value::Dict(dict) => dict
                 .get_str(name, &mut self.work)?
@@ -361,8 +364,8 @@ impl Evaluator {
         }
     }
 
-    /// Filters behind a block, applied to what it rendered.
-    pub fn filter_chain(&mut self, node: &Node, text: Value) -> Outcome<Value> {
+    /// Filters of a block, applied to its rendering.
+    pub(crate) fn filter_chain(&mut self, node: &Node, text: Value) -> Outcome<Value> {
         self.work.enter()?;
         let Expr::Filter(inner, name, arguments) = &*node.expr else {
             return Err(Failure::at(node.line, "expected a filter"));

@@ -16,9 +16,10 @@ impl Parser {
                 let line = parser.line();
                 parser.next();
                 let condition = parser.or()?;
-                let otherwise = match parser.skip_name("else") {
-                    true => Some(parser.expression()?),
-                    false => None,
+                let otherwise = if parser.skip_name("else") {
+                    Some(parser.expression()?)
+                } else {
+                    None
                 };
                 value = Node::new(Expr::If(condition, value, otherwise), line)?;
             }
@@ -76,9 +77,10 @@ impl Parser {
         while let Some(comparison) = self.comparison_sign()? {
             rest.push((comparison, self.sum()?));
         }
-        match rest.is_empty() {
-            true => Ok(left),
-            false => Node::new(Expr::Compare(left, rest), line),
+        if rest.is_empty() {
+            Ok(left)
+        } else {
+            Node::new(Expr::Compare(left, rest), line)
         }
     }
 
@@ -93,9 +95,10 @@ impl Parser {
             Token::Name(name) if name == "in" => Comparison::In,
             Token::Name(name) if name == "not" => {
                 self.next();
-                match self.skip_name("in") {
-                    true => return Ok(Some(Comparison::NotIn)),
-                    false => return self.fail("expected \"in\""),
+                if self.skip_name("in") {
+                    return Ok(Some(Comparison::NotIn));
+                } else {
+                    return self.fail("expected \"in\"");
                 }
             }
             _ => return Ok(None),
@@ -158,9 +161,10 @@ impl Parser {
             self.primary()?
         };
         let node = self.postfix(node)?;
-        match with_filters {
-            true => self.filters_and_tests(node),
-            false => Ok(node),
+        if with_filters {
+            self.filters_and_tests(node)
+        } else {
+            Ok(node)
         }
     }
 
@@ -255,7 +259,7 @@ impl Parser {
         }
     }
 
-    /// An index or a slice, behind its bracket.
+    /// An index or a slice, after the bracket.
     fn subscript(&mut self, node: Node, line: u32) -> Outcome<Node> {
         let mut parts = [None, None, None];
         let mut part = 0;
@@ -283,7 +287,7 @@ impl Parser {
         }
     }
 
-    /// Arguments of a call, behind its parenthesis.
+    /// Arguments of a call, after the parenthesis.
     fn arguments(&mut self) -> Outcome<Arguments> {
         let mut arguments = Arguments::default();
         let mut first = true;
@@ -329,7 +333,7 @@ impl Parser {
         }
     }
 
-    /// A chain of filters, the first of which is applied to `node`, or to what a block renders.
+    /// A chain of filters; the first is applied to `node`, or to a block's rendering.
     pub(super) fn filters(&mut self, node: Option<Node>) -> Outcome<Node> {
         let mut node = self.one_filter(node)?;
         while self.skip_op("|") {
@@ -341,9 +345,10 @@ impl Parser {
     fn one_filter(&mut self, node: Option<Node>) -> Outcome<Node> {
         let line = self.line();
         let name = self.name()?;
-        let arguments = match self.skip_op("(") {
-            true => self.arguments()?,
-            false => Arguments::default(),
+        let arguments = if self.skip_op("(") {
+            self.arguments()?
+        } else {
+            Arguments::default()
         };
         Node::new(Expr::Filter(node, name, arguments), line)
     }

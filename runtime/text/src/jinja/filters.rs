@@ -1,4 +1,4 @@
-//! What stands behind `|`.
+//! Filters: the names after `|`.
 
 use super::eval::Evaluator;
 use super::expr::Values;

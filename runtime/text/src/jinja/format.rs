@@ -58,7 +58,7 @@ pub fn percent(format: &str, value: &Value, work: &mut Work) -> Outcome<Value> {
     done(writer)
 }
 
-/// `format.format(values)`, with fields without a format of their own.
+/// `format.format(values)`, with fields that have no format specification.
 pub fn braces(format: &str, values: &Values, work: &mut Work) -> Outcome<Value> {
     let mut writer = Writer::new(work);
     let mut rest = format;

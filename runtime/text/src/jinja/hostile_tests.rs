@@ -1,4 +1,4 @@
-//! One feature at a time against Jinja2, and what a hostile template does.
+//! One feature at a time against Jinja2, and hostile templates.
 
 use super::*;
 use serde_json::{Value, json};
@@ -131,7 +131,7 @@ fn hostile() -> Vec<String> {
         "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% for x in [ns.x] %}{% set ns.x = loop %}{% endfor %}{% endfor %}".into(),
         "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% for x in {'a': ns.x}.values() %}{% set ns.x = loop %}{% endfor %}{% endfor %}{{ ns.x }}".into(),
         "{% macro m(n) %}{% for x in [n] %}{{ m(loop) }}{% endfor %}{% endmacro %}{{ m(1) }}".into(),
-        // What has no order, or none that is total.
+        // Values without an order, or without a total one.
         "{{ ('nan ' * 99).split()|map('float')|sort }}{{ ('1 nan 3 2 ' * 99).split()|map('float')|sort }}".into(),
         "{{ ([9007199254740993, 9007199254740992.0, 9007199254740992] * 99)|sort|unique }}".into(),
         "{{ ([1, 'a', [2], none, 1.5] * 99)|sort }}{{ ([[1, 'nan'|float], [1, 2], ['a']] * 99)|sort }}".into(),
@@ -269,7 +269,7 @@ fn a_rendering_is_no_longer_than_its_variables_explain() {
     assert_eq!(write(64).expect("as much").len(), MAX_OUTPUT);
     let failure = write(80).expect_err("more");
     assert!(failure.to_string().contains("writes more"), "{failure}");
-    // As long as what it is given.
+    // As long as its input.
     let long = "a".repeat(2 * MAX_OUTPUT);
     let template = Template::new("{{ text }}{{ text|tojson }}").expect("a template");
     let variables = [("text", json!(long))];

@@ -93,7 +93,7 @@ impl<'s> Lexer<'s> {
         starts.find(|&at| matches!(bytes.get(at + 1), Some(b'{' | b'%' | b'#')))
     }
 
-    /// Without the blanks that stand alone between the beginning of a line and a tag.
+    /// Without blanks that are alone between the beginning of a line and a tag.
     fn without_indentation<'t>(&self, text: &'t str) -> &'t str {
         let cut = text.trim_end_matches([' ', '\t']);
         let alone = cut.ends_with('\n') || (cut.is_empty() && self.line_start);
@@ -169,9 +169,10 @@ impl<'s> Lexer<'s> {
             let end = end.and_then(|end| end.trim_start_matches('-').strip_prefix("%}"));
             if let Some(end) = end {
                 let text = &self.rest[..at];
-                let text = match strips_before {
-                    true => text.trim_end(),
-                    false => self.without_indentation(text),
+                let text = if strips_before {
+                    text.trim_end()
+                } else {
+                    self.without_indentation(text)
                 };
                 let (text, length) = (text.to_string(), self.rest.len() - end.len());
                 self.push_text(text, length);
@@ -264,14 +265,15 @@ impl<'s> Lexer<'s> {
             }
         }
         let plain = text[..length].replace('_', "");
-        let token = match float {
-            true => plain.parse().ok().map(Token::Float),
-            false => i64::from_str_radix(
+        let token = if float {
+            plain.parse().ok().map(Token::Float)
+        } else {
+            i64::from_str_radix(
                 plain.get(2..).filter(|_| radix != 10).unwrap_or(&plain),
                 radix,
             )
             .ok()
-            .map(Token::Int),
+            .map(Token::Int)
         };
         let Some(token) = token else {
             return self.fail("a number cannot be read");

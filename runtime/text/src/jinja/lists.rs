@@ -19,7 +19,7 @@ pub fn choose(
     value: &Value,
     arguments: &Values,
 ) -> Outcome<Value> {
-    // As in Jinja2, whatever is false has no elements.
+    // As in Jinja2, a false value has no elements.
     let value = if value.is_true() {
         value
     } else {
@@ -81,7 +81,7 @@ fn apply_inner(
     apply(evaluator, name, value, arguments)
 }
 
-/// What a path such as `function.name` leads to; undefined if it leads nowhere.
+/// The value at a path such as `function.name`; undefined if there is none.
 fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Value> {
     let Value::Str(path) = path else {
         return evaluator.index(value, path);
@@ -101,7 +101,7 @@ fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Va
 }
 
 /// Filters that read an attribute of each element, if one is given.
-pub fn by_attribute(
+pub(crate) fn by_attribute(
     evaluator: &mut Evaluator,
     name: &str,
     value: Value,
@@ -223,7 +223,8 @@ fn folded(value: &Value, work: &mut Work) -> Outcome<Value> {
     }
 }
 
-/// Sorts by the keys, stably, by merging. The standard library's sorts may panic here: integers beside floats have no total order.
+/// Sorts by the keys, stably, by merging. The standard library's sorts may panic here: integers and floats together have no total
+/// order.
 fn sort(keyed: &mut Vec<(Value, Value)>, work: &mut Work) -> Outcome<()> {
     let length = keyed.len();
     let mut from: Vec<usize> = (0..length).collect();
@@ -256,7 +257,7 @@ fn sort(keyed: &mut Vec<(Value, Value)>, work: &mut Work) -> Outcome<()> {
     Ok(())
 }
 
-pub fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
+pub(crate) fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
     let Value::Dict(dict) = value else {
         return Err(Failure::new(format!(
             "{} is no mapping to sort",

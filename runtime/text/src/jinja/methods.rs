@@ -207,7 +207,7 @@ fn every(text: &str, holds: fn(char) -> bool) -> Value {
 }
 
 /// Text without white space, or without `chars`, at its ends.
-pub fn strip<'t>(
+pub(crate) fn strip<'t>(
     text: &'t str,
     chars: Option<&str>,
     ends: [bool; 2],
@@ -256,9 +256,10 @@ fn split(text: &str, from_right: bool, arguments: &Values, work: &mut Work) -> O
         (None, false) => {
             let (mut parts, mut rest) = (Vec::new(), text.trim_start());
             while !rest.is_empty() {
-                let end = match parts.len() + 1 < limit {
-                    true => rest.find(char::is_whitespace).unwrap_or(rest.len()),
-                    false => rest.len(),
+                let end = if parts.len() + 1 < limit {
+                    rest.find(char::is_whitespace).unwrap_or(rest.len())
+                } else {
+                    rest.len()
                 };
                 parts.push(&rest[..end]);
                 rest = rest[end..].trim_start();
@@ -305,7 +306,7 @@ pub fn join(value: &Value, separator: &str, work: &mut Work) -> Outcome<Value> {
 }
 
 /// The first letter large, the others small.
-pub fn capitalize(text: &str) -> String {
+pub(crate) fn capitalize(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().into_iter().flat_map(char::to_uppercase);
     first
@@ -318,9 +319,10 @@ pub fn title(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut inside = false;
     for character in text.chars() {
-        match inside {
-            true => result.extend(character.to_lowercase()),
-            false => result.extend(character.to_uppercase()),
+        if inside {
+            result.extend(character.to_lowercase())
+        } else {
+            result.extend(character.to_uppercase())
         }
         inside = character.is_alphabetic();
     }

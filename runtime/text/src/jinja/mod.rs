@@ -1,13 +1,13 @@
-//! Jinja, as far as chat templates need it, for templates of strangers.
+//! The part of Jinja that chat templates need, for untrusted templates.
 //!
-//! A template comes with a model file and is a program. So nothing here trusts it: parsing and rendering run on a
-//! thread with a stack of their own, trees and values have a greatest depth, and whatever reads, writes or allocates
-//! first pays for it out of one budget of work ([`work::MAX_WORK`]). The budget bounds time and memory together, also
-//! where no clock is read: at one unit a byte no rendering allocates more than 128 MiB, all in all. A panic ends
-//! the thread and becomes an error.
+//! A template comes with a model file and is a program. It is not trusted: parsing and rendering run on a thread with
+//! its own stack, trees and values have a maximum depth, and every read, write and allocation is first charged to one
+//! work budget ([`work::MAX_WORK`]). The budget bounds time and memory together, without reading a clock: at one unit
+//! a byte no rendering allocates more than 128 MiB in total. A panic ends the thread and becomes an error.
 //!
 //! The language is Jinja2's with transformers' settings: `trim_blocks`, `lstrip_blocks`, loop controls, `generation`
-//! blocks, its `tojson`, and an immutable sandbox. Left out is what no known chat template uses: inheritance, imports,
+//! blocks, its `tojson`, and an immutable sandbox. Features that no known chat template uses are missing: inheritance,
+//! imports,
 //! `call` blocks, recursive loops, unpacked arguments. Each is an error that names it.
 
 mod ast;
@@ -37,16 +37,17 @@ use crate::cancel::Canceller;
 
 /// Longest source, in bytes: ten times that of any published template.
 const MAX_SOURCE: usize = 256 << 10;
-/// Longest time of a rendering, far beyond what its work takes. A first message needs up to seven.
+/// Time limit of a rendering, far above the need of any published template. A first message needs
+/// up to seven renderings.
 const MAX_TIME: Duration = Duration::from_secs(2);
-/// Stack of the thread that parses and renders; only what is used takes memory.
+/// Stack of the thread that parses and renders; only used pages take memory.
 const STACK: usize = 32 << 20;
-/// What a thread maps while it starts, at most, besides its stack.
+/// Most bytes that a thread maps while it starts, in addition to its stack.
 const THREAD_BYTES: usize = 1 << 20;
 /// The message of a panic, which is a mistake of ours.
 const PANICKED: &str = "it cannot be handled";
-/// Most bytes that a rendering makes beyond [`GROWTH`] times its variables: several times
-/// what a published template writes of its own. They are tokenized.
+/// Most bytes of a rendering beyond [`GROWTH`] times its variables: several times the text of any
+/// published template. They are tokenized.
 const MAX_OUTPUT: usize = 64 << 10;
 /// Bytes that a rendering may make of a byte of its variables: each message twice, tools escaped and indented.
 const GROWTH: usize = 8;
@@ -60,7 +61,7 @@ pub struct Failure {
     line: Option<u32>,
 }
 
-/// What parsing and rendering return.
+/// Result of parsing and rendering.
 type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
@@ -85,16 +86,17 @@ impl Failure {
     }
 }
 
-/// The message with its line. Whatever a template puts into it, no control character reaches a terminal.
+/// The message with its line. Control characters that a template puts into it are escaped.
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         if let Some(line) = self.line {
             write!(f, "line {line}: ")?;
         }
         for character in self.message.chars().take(MAX_MESSAGE) {
-            match character.is_control() {
-                true => write!(f, "{}", character.escape_default())?,
-                false => write!(f, "{character}")?,
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())?
+            } else {
+                write!(f, "{character}")?
             }
         }
         Ok(())
@@ -137,7 +139,7 @@ impl Template {
     }
 }
 
-/// Runs on a thread of its own, where a stack of known size is. A panic becomes a failure.
+/// Runs on a new thread, whose stack size is known. A panic becomes a failure.
 fn on_a_stack<T: Send>(run: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     // The new thread would abort the process if it could not map its signal stack.
     let room = Vec::<u8>::new().try_reserve_exact(STACK + THREAD_BYTES);

@@ -150,9 +150,10 @@ pub fn slice(value: &Value, bounds: [Option<i64>; 3], work: &mut Work) -> Outcom
         Some(at) if at < 0 => at.saturating_add(length).clamp(low, high),
         Some(at) => at.clamp(low, high),
     };
-    let (start, stop) = match step > 0 {
-        true => (bound(bounds[0], low), bound(bounds[1], high)),
-        false => (bound(bounds[0], high), bound(bounds[1], low)),
+    let (start, stop) = if step > 0 {
+        (bound(bounds[0], low), bound(bounds[1], high))
+    } else {
+        (bound(bounds[0], high), bound(bounds[1], low))
     };
     let mut places = Vec::new();
     let mut at = start;

@@ -82,9 +82,10 @@ impl Parser {
     }
 
     pub(super) fn expect_op(&mut self, operator: &str) -> Outcome<()> {
-        match self.skip_op(operator) {
-            true => Ok(()),
-            false => self.fail(format!("expected {operator:?}")),
+        if self.skip_op(operator) {
+            Ok(())
+        } else {
+            self.fail(format!("expected {operator:?}"))
         }
     }
 
@@ -215,9 +216,10 @@ impl Parser {
             return self.fail("expected \"in\"");
         }
         let items = self.expression_without_if()?;
-        let condition = match self.skip_name("if") {
-            true => Some(self.expression()?),
-            false => None,
+        let condition = if self.skip_name("if") {
+            Some(self.expression()?)
+        } else {
+            None
         };
         if self.is_name("recursive") {
             return self.fail("recursive loops are not known in chat templates");
@@ -244,9 +246,10 @@ impl Parser {
             self.end_statement()?;
             return Ok(Statement::Set(target, value));
         }
-        let filter = match self.skip_op("|") {
-            true => Some(self.filters(None)?),
-            false => None,
+        let filter = if self.skip_op("|") {
+            Some(self.filters(None)?)
+        } else {
+            None
         };
         let body = self.body_to("endset")?;
         self.end_statement()?;
@@ -265,9 +268,10 @@ impl Parser {
                 }
             }
             let parameter = self.name()?;
-            let default = match self.skip_op("=") {
-                true => Some(self.expression()?),
-                false => None,
+            let default = if self.skip_op("=") {
+                Some(self.expression()?)
+            } else {
+                None
             };
             parameters.push((parameter, default));
         }
@@ -279,31 +283,28 @@ impl Parser {
         })))
     }
 
-    /// What is assigned to: a name, an attribute of a namespace, or several of them.
+    /// The target of an assignment: a name, an attribute of a namespace, or several of them.
     fn target(&mut self) -> Outcome<Target> {
         let mut targets = Vec::new();
         loop {
-            let target = match self.skip_op("(") {
-                true => {
-                    let inner = self.nested(Self::target)?;
-                    self.expect_op(")")?;
-                    inner
-                }
-                false => {
-                    let name = self.name()?;
-                    match self.skip_op(".") {
-                        true => Target::Attribute(name, self.name()?),
-                        false => Target::Name(name),
-                    }
+            let target = if self.skip_op("(") {
+                let inner = self.nested(Self::target)?;
+                self.expect_op(")")?;
+                inner
+            } else {
+                let name = self.name()?;
+                if self.skip_op(".") {
+                    Target::Attribute(name, self.name()?)
+                } else {
+                    Target::Name(name)
                 }
             };
             if !self.skip_op(",") {
-                return Ok(match targets.is_empty() {
-                    true => target,
-                    false => {
-                        targets.push(target);
-                        Target::Tuple(targets)
-                    }
+                return Ok(if targets.is_empty() {
+                    target
+                } else {
+                    targets.push(target);
+                    Target::Tuple(targets)
                 });
             }
             targets.push(target);

@@ -1,4 +1,4 @@
-//! What stands behind `is`.
+//! Tests: the names after `is`.
 
 use super::value::Value;
 use super::work::Work;

@@ -1,4 +1,5 @@
-//! Values as text: as Python prints them, and as JSON. Whatever is written is paid for first.
+//! Values as text: as Python prints them, and as JSON. Output is charged to the work budget before
+//! it is written.
 
 use super::value::Value;
 use super::work::Work;
@@ -119,7 +120,7 @@ fn float(value: f64, odd: [&str; 3]) -> String {
 
 /// How JSON is written.
 pub struct Json {
-    /// What a level is indented by; none for a single line.
+    /// Indentation of a level; none for a single line.
     pub indent: Option<String>,
     pub item_separator: String,
     pub key_separator: String,

@@ -42,7 +42,7 @@ pub struct Dict {
     size: Size,
 }
 
-/// What `loop` is in a loop.
+/// The variable `loop`.
 pub struct Loop {
     pub items: Rc<List>,
     pub index: usize,
@@ -52,7 +52,8 @@ pub struct Loop {
 /// How far a value reaches.
 #[derive(Clone, Copy)]
 struct Size {
-    /// Units of work to walk it. What it holds twice counts twice, so that it bounds every walk.
+    /// Units of work to walk it. A value contained twice counts twice, so that this bounds every
+    /// walk.
     weight: usize,
     depth: u32,
 }
@@ -67,9 +68,10 @@ impl Size {
             size.weight = size.weight.saturating_add(value.weight());
             size.depth = size.depth.max(1 + value.depth());
         }
-        match size.depth > MAX_DEPTH {
-            true => Err(Failure::new("a value nests too deep")),
-            false => Ok(size),
+        if size.depth > MAX_DEPTH {
+            Err(Failure::new("a value nests too deep"))
+        } else {
+            Ok(size)
         }
     }
 }
@@ -90,7 +92,7 @@ impl Value {
     }
 
     /// A mapping of entries with different keys.
-    pub fn dict(entries: Vec<(Value, Value)>) -> Outcome<Value> {
+    pub(crate) fn dict(entries: Vec<(Value, Value)>) -> Outcome<Value> {
         let size = Size::of(entries.iter().flat_map(|(key, value)| [key, value]))?;
         Ok(Value::Dict(Rc::new(Dict { entries, size })))
     }
@@ -123,7 +125,7 @@ impl Value {
         })
     }
 
-    pub fn from_constant(constant: &Constant) -> Value {
+    pub(crate) fn from_constant(constant: &Constant) -> Value {
         match constant {
             Constant::None => Value::None,
             Constant::Bool(value) => Value::Bool(*value),
@@ -147,7 +149,7 @@ impl Value {
         match self {
             Value::List(list) => list.size.depth,
             Value::Dict(dict) => dict.size.depth,
-            // A loop keeps what it goes through, which may hold another loop.
+            // A loop holds its items, which may hold another loop.
             Value::Loop(state) => 1 + state.items.size.depth,
             _ => 0,
         }
@@ -185,7 +187,7 @@ impl Value {
     }
 
     /// As an integer, which booleans are too.
-    pub fn as_int(&self) -> Option<i64> {
+    pub(crate) fn as_int(&self) -> Option<i64> {
         match self {
             Value::Int(value) => Some(*value),
             Value::Bool(value) => Some(i64::from(*value)),
@@ -194,7 +196,7 @@ impl Value {
     }
 
     /// As a number.
-    pub fn as_float(&self) -> Option<f64> {
+    pub(crate) fn as_float(&self) -> Option<f64> {
         match self {
             Value::Float(value) => Some(*value),
             other => other.as_int().map(|value| value as f64),
@@ -208,8 +210,8 @@ impl Value {
         }
     }
 
-    /// What a loop over the value goes through: elements, keys or characters.
-    pub fn iterate(&self, work: &mut Work) -> Outcome<Rc<List>> {
+    /// The items of a loop over the value: elements, keys or characters.
+    pub(crate) fn iterate(&self, work: &mut Work) -> Outcome<Rc<List>> {
         match self {
             Value::List(list) => Ok(Rc::clone(list)),
             Value::Undefined => as_list(Vec::new()),
@@ -349,7 +351,7 @@ fn all_equal<'v>(
 }
 
 /// Items as a list that is no value yet.
-pub fn as_list(items: Vec<Value>) -> Outcome<Rc<List>> {
+pub(crate) fn as_list(items: Vec<Value>) -> Outcome<Rc<List>> {
     match Value::list(items)? {
         Value::List(list) => Ok(list),
         _ => unreachable!("a list was made"),

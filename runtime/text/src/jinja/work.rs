@@ -5,18 +5,18 @@ use crate::cancel::Canceller;
 
 /// Units of work of one rendering: about one per byte that is read, written or allocated. A real conversation takes
 /// less than a hundredth of it.
-pub const MAX_WORK: u64 = 1 << 27;
+pub(crate) const MAX_WORK: u64 = 1 << 27;
 /// Nested evaluations: expressions, statements and macro calls together. Each takes less than 4 KiB of stack.
 pub const MAX_DEPTH: usize = 1_200;
 /// Units of work for one node of the template.
-pub const NODE: usize = 16;
+pub(crate) const NODE: usize = 16;
 /// Units of work for one element of a list or a mapping, which is also about its size in bytes.
-pub const ELEMENT: usize = 32;
+pub(crate) const ELEMENT: usize = 32;
 /// Units between two reads of the clock and of the cancellation: less than 10 ms.
 const CLOCK: u64 = 1 << 20;
 
-/// What a rendering may still do. Whatever reads, writes or allocates pays first, so a template's time and memory are
-/// bounded by one number, whatever it computes.
+/// Work budget of a rendering. Every read, write and allocation is charged first, so one number bounds a template's
+/// time and memory.
 pub struct Work {
     left: u64,
     clock_at: u64,
@@ -38,7 +38,7 @@ impl Work {
     }
 
     /// Pays for `units` of work that are about to be done.
-    pub fn spend(&mut self, units: usize) -> Outcome<()> {
+    pub(crate) fn spend(&mut self, units: usize) -> Outcome<()> {
         self.left = match self.left.checked_sub(units as u64) {
             Some(left) => left,
             None => return Err(Failure::new("it does more than a chat template may")),
@@ -56,21 +56,22 @@ impl Work {
     }
 
     /// Units that were paid.
-    pub fn spent(&self) -> usize {
+    pub(crate) fn spent(&self) -> usize {
         (MAX_WORK - self.left) as usize
     }
 
     /// Pays for `count` things of `units` each.
-    pub fn spend_each(&mut self, count: usize, units: usize) -> Outcome<()> {
+    pub(crate) fn spend_each(&mut self, count: usize, units: usize) -> Outcome<()> {
         self.spend(count.saturating_mul(units))
     }
 
     /// Runs `inner` one level deeper.
     pub fn enter(&mut self) -> Outcome<()> {
         self.depth += 1;
-        match self.depth > MAX_DEPTH {
-            true => Err(Failure::new("it nests too deep")),
-            false => self.spend(NODE),
+        if self.depth > MAX_DEPTH {
+            Err(Failure::new("it nests too deep"))
+        } else {
+            self.spend(NODE)
         }
     }
 

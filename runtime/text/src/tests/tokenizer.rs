@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 static PLAIN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer_with(&[]));
 
-/// Text rich in what splits and merges: names of control tokens, spaces, numbers, scripts.
+/// Text that is likely to split and merge: names of control tokens, spaces, numbers, scripts.
 fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         prop::sample::select(vec![
@@ -18,7 +18,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
 }
 
-/// What the tokenizers crate makes of text when it recognises special tokens.
+/// The tokens of the tokenizers crate when it recognises special tokens.
 fn reference(json: &[u8], text: &str) -> Vec<u32> {
     let tokenizer = tokenizers::Tokenizer::from_bytes(json).unwrap();
     tokenizer
@@ -224,7 +224,7 @@ fn merges_that_spell_a_control_token_are_cut() {
             format!(" {many}")
         );
     }
-    // A unigram vocabulary finds its control tokens in text of its own accord; `<unk>` is fair.
+    // A unigram vocabulary finds control tokens in plain text by itself; `<unk>` is acceptable.
     let json = json!({
         "version": "1.0",
         "added_tokens": [

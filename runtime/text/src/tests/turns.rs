@@ -3,7 +3,7 @@ use crate::{Message, Role, TemplateOptions, Turns};
 use proptest::prelude::*;
 use std::sync::Arc;
 
-/// Special tokens of the models whose templates are tested.
+/// Special tokens of the models with tested templates.
 const SPECIALS: [&str; 9] = [
     "<s>",
     "</s>",
@@ -33,7 +33,7 @@ fn from_source(source: &str) -> Result<Turns, String> {
     Turns::new(Arc::new(template), tokenizer).map_err(|error| error.to_string())
 }
 
-/// What a session has been fed after these turns, answers included.
+/// The tokens that a session has read after these turns, answers included.
 fn fed(
     turns: &mut Turns,
     tokenizer: &Tokenizer,

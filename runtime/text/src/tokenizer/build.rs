@@ -1,5 +1,5 @@
-//! A `tokenizer.json` to the parts of a tokenizer. The file comes from a stranger: each component is checked before it is
-//! built, and what encoding does not need (decoder, post-processor, truncation, padding) is not built at all.
+//! Builds the parts of a tokenizer from a `tokenizer.json`. The file is not trusted: each component is checked before it
+//! is built, and components that encoding does not need (decoder, post-processor, truncation, padding) are not built.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,7 +29,7 @@ const MAX_TRIE_TOKEN: usize = 128;
 
 type Reason = String;
 
-/// What a tokenizer is made of.
+/// The parts of a tokenizer.
 pub(super) struct Parts {
     pub words: Words,
     pub added: AddedVocabulary,
@@ -40,7 +40,7 @@ pub(super) struct Parts {
     pub spelling: Spelling,
     /// The unknown token.
     pub unknown: Option<u32>,
-    /// A sentencepiece vocabulary puts a space before text at the start and behind special tokens.
+    /// A sentencepiece vocabulary puts a space before text at the start and after special tokens.
     pub space_prefix: bool,
 }
 
@@ -112,9 +112,10 @@ impl Parts {
                 let built = crate_model(kind, model, &tokens)?;
                 let added = surplus::registered(added, &built, &normalizer, rows)?;
                 let built = Box::new(built);
-                let words = match model["line_breaks_are_whole"] == true {
-                    true => Words::Lines(built, line_breaks(&tokens)),
-                    false => Words::Crate(built),
+                let words = if model["line_breaks_are_whole"] == true {
+                    Words::Lines(built, line_breaks(&tokens))
+                } else {
+                    Words::Crate(built)
                 };
                 (words, added)
             }
@@ -224,12 +225,13 @@ fn scores(model: &Value, count: usize) -> Result<Vec<f32>, Reason> {
         .filter_map(Value::as_f64)
         .map(|score| score as f32)
         .collect();
-    match found.len() == count && found.iter().all(|score| score.is_finite()) {
-        true => Ok(found),
-        false => Err(format!(
+    if found.len() == count && found.iter().all(|score| score.is_finite()) {
+        Ok(found)
+    } else {
+        Err(format!(
             "model: scores: found {} numbers, expected {count}",
             found.len()
-        )),
+        ))
     }
 }
 
@@ -265,11 +267,12 @@ fn check_trie(lengths: impl Iterator<Item = usize>) -> Result<(), Reason> {
     let (bytes, longest) = lengths.fold((0, 0), |(sum, most), length| {
         (sum + length, length.max(most))
     });
-    match bytes > MAX_TRIE_BYTES || longest > MAX_TRIE_TOKEN {
-        true => Err(format!(
+    if bytes > MAX_TRIE_BYTES || longest > MAX_TRIE_TOKEN {
+        Err(format!(
             "its tokens have {bytes} bytes and the longest {longest}, at most {MAX_TRIE_BYTES} and {MAX_TRIE_TOKEN} are read"
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 
@@ -349,7 +352,7 @@ fn crate_model(
     built.map_err(|error| error.to_string())
 }
 
-/// Merges, which older files write "a b" in place of ["a", "b"]. Merges of what is no token are left out.
+/// Merges, which older files write "a b" instead of ["a", "b"]. Merges of unknown tokens are left out.
 fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String)>, Reason> {
     let ids: HashSet<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
     let longest = ids.iter().map(|token| token.len()).max().unwrap_or(0);
@@ -364,7 +367,7 @@ fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String
         };
         let (first, second) =
             pair.ok_or_else(|| format!("model: merges: {merge:.60} is no pair"))?;
-        // A merge of or to what is no token never applies.
+        // A merge of or to an unknown token never applies.
         let known = [first, second].iter().all(|part| ids.contains(part))
             && first.len() + second.len() <= longest
             && ids.contains(&*format!("{first}{second}"));

@@ -32,7 +32,7 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
     };
     let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let mut seen = vec![false; units.len()];
-    // Places whose children are still to be visited, with the offset of their unit applied.
+    // Places with unvisited children, with the offset of their unit applied.
     let mut bases = vec![offset(units[0])];
     seen[0] = true;
     while let Some(base) = bases.pop() {
@@ -78,7 +78,7 @@ mod tests {
         };
         let mut units = vec![0u32; 256];
         assert_eq!(check(&map(&units, b"a\0")), Ok(()));
-        // 'a' is a leaf whose value stands at place 1.
+        // 'a' is a leaf with the value at place 1.
         units[0x61] = 0x61 | 1 << 8 | 0x60 << 10;
         assert_eq!(check(&map(&units, b"a\0")), Ok(()));
         units[1] = 3;

@@ -1,4 +1,4 @@
-//! What a hostile `tokenizer.json` does.
+//! Hostile `tokenizer.json` files.
 
 use serde_json::{Value, json};
 

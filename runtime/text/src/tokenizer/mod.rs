@@ -26,11 +26,14 @@ pub use runs::{Run, Runs};
 use steps::{NormalizerStep, Normalizing, SplitStep};
 use token_bytes::ByteTable;
 use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType};
-use waterline_quant::read_json;
+use waterline_quant::{ask_room, read_json};
 use words::Words;
 
 /// Most values in a `tokenizer.json`: twice those of the largest published ones.
 const MOST_VALUES: usize = 1 << 22;
+/// Bytes of memory that a tokenizer takes, while it is made, for each of its file, and for its patterns.
+const OF_BYTE: usize = 4;
+const PATTERNS: usize = 8 << 20;
 /// Words cut inside of words, where letters become control tokens.
 const MAX_CUTS: usize = 64;
 /// The reason of a panic inside of the `tokenizers` crate, which would otherwise be the caller's.
@@ -38,8 +41,8 @@ const PANICKED: &str = "the tokenizer cannot be handled";
 
 /// Text to tokens and tokens to bytes, as a `tokenizer.json` describes it.
 ///
-/// Nothing is added on its own: neither a beginning-of-text token nor what the file's post
-/// processor says. A chat template writes such tokens out.
+/// Adds no tokens by itself: neither a beginning-of-text token nor those of the file's post
+/// processor. A chat template writes such tokens out.
 pub struct Tokenizer {
     words: Words,
     /// Set to leave special tokens alone; [`encode_pieces`](Self::encode_pieces) finds them.
@@ -55,7 +58,7 @@ pub struct Tokenizer {
     special_names: AhoCorasick,
     /// `[vocab]`
     is_special: Vec<bool>,
-    /// The unknown token: special, yet what plain text may become.
+    /// The unknown token: special, but plain text may become it.
     unknown: Option<u32>,
     bytes: ByteTable,
 }
@@ -93,6 +96,7 @@ impl Tokenizer {
     /// Also if a text may become such a token.
     #[doc(hidden)]
     pub fn for_rows(bytes: &[u8], source_name: &str, rows: usize) -> Result<Self> {
+        ask_room(bytes.len().saturating_mul(OF_BYTE).saturating_add(PATTERNS))?;
         let build = || -> std::result::Result<Self, String> {
             let json = read_json(bytes, MOST_VALUES)?;
             Self::from_parts(Parts::new(&json, rows)?, source_name)
@@ -263,8 +267,7 @@ impl Tokenizer {
         self.is_special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// Whether the token has a name of its own in text that is more than white space: a control token, or one that the file adds to
-    /// the vocabulary.
+    /// Whether the token has a visible name in text: a control token, or one that the file adds to the vocabulary.
     pub(crate) fn is_mark(&self, id: u32) -> bool {
         let added = self.added.get_added_tokens_decoder().get(&id);
         added.is_some_and(|token| !token.content.trim().is_empty())
@@ -372,9 +375,12 @@ impl Tokenizer {
 
 /// A reason without control characters, which a file may put into it.
 fn printable(reason: &str) -> String {
-    let escaped = |character: char| match character.is_control() {
-        true => character.escape_default().to_string(),
-        false => character.to_string(),
+    let escaped = |character: char| {
+        if character.is_control() {
+            character.escape_default().to_string()
+        } else {
+            character.to_string()
+        }
     };
     reason.chars().take(1_000).map(escaped).collect()
 }

@@ -6,14 +6,14 @@ use tokenizers::{Offsets, Result};
 
 /// Longest pattern, in bytes: four times that of any published tokenizer.
 const MAX_PATTERN: usize = 4 << 10;
-/// Times that one search may go back, and the memory of what a pattern is compiled to.
+/// Limits on backtracking of one search and on the memory of a compiled pattern.
 const MAX_BACKTRACKS: usize = 100_000;
 const MAX_COMPILED: usize = 4 << 20;
 /// Longest time of all searches in one text: this, and so much for each byte.
 const MAX_TIME: Duration = Duration::from_secs(1);
 const MAX_TIME_OF_A_BYTE: Duration = Duration::from_micros(4);
 
-/// When the searches in a text of so many bytes must have ended.
+/// Deadline of the searches in a text of this many bytes.
 pub(super) fn deadline(bytes: usize) -> Instant {
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     Instant::now() + MAX_TIME + MAX_TIME_OF_A_BYTE * bytes
@@ -37,7 +37,7 @@ impl BoundedRegex {
                 "the pattern {short:?}... has {length} bytes, at most {MAX_PATTERN} are read"
             ));
         }
-        // Repetitions of repetitions multiply what is compiled.
+        // Nested repetitions multiply the compiled size.
         let largest = pattern.split('{').skip(1).filter_map(|rest| {
             let numbers = rest.split('}').next()?.split(',');
             numbers
@@ -57,7 +57,7 @@ impl BoundedRegex {
     }
 
     /// The expression without its matches of nothing, which the crate cannot replace.
-    pub fn without_empty(self) -> Self {
+    pub(crate) fn without_empty(self) -> Self {
         BoundedRegex {
             empty: false,
             ..self
@@ -73,9 +73,12 @@ pub(super) struct Search<'r> {
 
 impl Pattern for Search<'_> {
     fn find_matches(&self, inside: &str) -> Result<Vec<(Offsets, bool)>> {
-        let late = || match Instant::now() > self.deadline {
-            true => Err("its pattern takes too long"),
-            false => Ok(()),
+        let late = || {
+            if Instant::now() > self.deadline {
+                Err("its pattern takes too long")
+            } else {
+                Ok(())
+            }
         };
         late()?;
         match self.parts(inside, &late) {
@@ -125,7 +128,8 @@ impl Search<'_> {
 /// Longest run of one white space in a shortened text, in bytes.
 const LONGEST_RUN: usize = 1 << 14;
 
-/// A text in which long runs of one white space are shorter: a pattern that takes such a run takes it whatever its length.
+/// A text in which long runs of one kind of white space are shortened: a pattern that matches such a run matches it at any
+/// length.
 struct Shortened {
     text: String,
     /// The middle of each run that was shortened, and how many bytes lack there.

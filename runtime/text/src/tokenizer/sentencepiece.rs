@@ -1,7 +1,7 @@
 use std::collections::{BinaryHeap, HashMap};
 
 /// A sentencepiece vocabulary with scores, as GGUF files have it: neighbours whose text together is a token become one,
-/// the best score first and the leftmost of equals. What remains and is no token is spelled in bytes.
+/// the best score first and the leftmost of equals. Remaining text that is not a token is spelled in bytes.
 pub(super) struct SentencePiece {
     ids: HashMap<String, u32>,
     /// `[vocab]`

@@ -1,4 +1,4 @@
-//! What happens to text before it is tokenized: normalizing, and splitting into words. The steps come from a stranger's
+//! Steps before tokenization: normalizing, and splitting into words. They come from an untrusted
 //! `tokenizer.json`; each is checked before it is built.
 
 use std::sync::Mutex;
@@ -58,9 +58,10 @@ fn flat<'j>(
             flat(step, list, depth + 1, steps)?;
         }
     }
-    match steps.len() > MAX_STEPS {
-        true => Err(format!("found more than {MAX_STEPS} steps in a sequence")),
-        false => Ok(()),
+    if steps.len() > MAX_STEPS {
+        Err(format!("found more than {MAX_STEPS} steps in a sequence"))
+    } else {
+        Ok(())
     }
 }
 
@@ -168,7 +169,7 @@ pub(super) struct Normalizing<'s> {
 }
 
 impl<'s> Normalizing<'s> {
-    /// Of `text`, by `deadline`.
+    /// The steps for `text`, with a deadline.
     pub fn new(steps: &'s [NormalizerStep], text: &str, deadline: Instant) -> Self {
         Normalizing {
             steps,
@@ -218,9 +219,10 @@ impl SplitStep {
         match self {
             SplitStep::Regex(pattern, behavior, inverted) => text.split(|_, part| {
                 let search = Search { pattern, deadline };
-                match inverted {
-                    true => part.split(Invert(search), *behavior),
-                    false => part.split(search, *behavior),
+                if *inverted {
+                    part.split(Invert(search), *behavior)
+                } else {
+                    part.split(search, *behavior)
                 }
             }),
             SplitStep::Crate(PreTokenizerWrapper::Metaspace(step))

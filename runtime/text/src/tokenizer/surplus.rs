@@ -74,10 +74,11 @@ pub(super) fn registered(
             .get(id)
             .is_some_and(|other| other.content == token.content)
     };
-    match fewer.get_added_tokens_decoder().iter().all(same) {
-        true => Ok(fewer),
-        false => Err(format!(
+    if fewer.get_added_tokens_decoder().iter().all(same) {
+        Ok(fewer)
+    } else {
+        Err(format!(
             "added_tokens: those from the id {rows} on are not the last ones"
-        )),
+        ))
     }
 }

@@ -5,7 +5,7 @@ use tokenizers::{Model, ModelWrapper};
 use super::rwkv::Rwkv;
 use super::sentencepiece::SentencePiece;
 
-/// What makes tokens of a word.
+/// The algorithm that turns a word into tokens.
 pub(super) enum Words {
     Crate(Box<ModelWrapper>),
     /// As `Crate`, but line breaks that are a token as a whole are not merged.

@@ -17,6 +17,7 @@ use clap::builder::RangedU64ValueParser;
 use serde::Serialize;
 use waterline::{Model, SamplerParams, Session};
 
+use super::largest;
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
@@ -74,7 +75,7 @@ pub struct Args {
     #[arg(long, value_name = "F")]
     csv: Option<PathBuf>,
     /// Write a page with plots of accuracy by number of keys and by distance; it needs no other file. A name that ends in .svg gives the plots alone.
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", value_parser = crate::page::output)]
     html: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
@@ -113,14 +114,14 @@ struct Setting {
     length: usize,
 }
 
-/// What is fed, and the questions in it.
+/// The text that is fed, and the questions in it.
 struct Sequence {
     tokens: Vec<u32>,
     /// In the order of the tokens.
     questions: Vec<Question>,
 }
 
-/// A question whose answer stands in the sequence.
+/// A question whose answer is in the sequence.
 struct Question {
     /// The answer's tokens.
     answer: Range<usize>,
@@ -136,7 +137,7 @@ enum Generator {
 
 impl Generator {
     /// The one for a model: words if it has a tokenizer, else tokens.
-    fn of(model: &Arc<Model>) -> Result<Self> {
+    fn new(model: &Arc<Model>) -> Result<Self> {
         if model.has_tokenizer() {
             return Ok(Generator::Text(Box::new(text::Writer::new(model)?)));
         }
@@ -151,7 +152,7 @@ impl Generator {
         Ok(Generator::Tokens)
     }
 
-    /// What questions are made of: `text` or `tokens`.
+    /// Form of the questions: `text` or `tokens`.
     fn form(&self) -> &'static str {
         match self {
             Generator::Tokens => "tokens",
@@ -188,7 +189,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ablate(&mut checkpoint, mechanism)?;
     }
     let model = Model::bind(checkpoint)?;
-    let generator = Generator::of(&model)?;
+    let generator = Generator::new(&model)?;
     if args.task.contains(&Task::Marked) && generator.form() == "text" {
         return Err(Error::usage(
             "--task marked is for models without a tokenizer",
@@ -230,7 +231,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         crate::text::write(path, &report.to_csv())?;
     }
     if let Some(path) = &args.html {
-        crate::text::write(path, &report.to_page().write(Kind::of(path)))?;
+        crate::text::write(path, &report.to_page().write(Kind::new(path)))?;
     }
     let text = if args.json {
         report.to_json()
@@ -304,26 +305,4 @@ fn answers(session: &mut Session, sequence: &Sequence) -> Result<Vec<bool>> {
         return Err(Error::input(session.model().file(), reason));
     }
     Ok(right)
-}
-
-/// The place of the largest value, the first one of equals.
-fn largest(values: &[f32]) -> usize {
-    let mut best = 0;
-    for (i, value) in values.iter().enumerate() {
-        if *value > values[best] {
-            best = i;
-        }
-    }
-    best
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_of_equal_logits_wins() {
-        assert_eq!(largest(&[0.0, 2.0, -1.0, 2.0]), 1);
-        assert_eq!(largest(&[f32::NEG_INFINITY, 1.0]), 1);
-    }
 }

@@ -67,7 +67,7 @@ pub struct About {
     pub hash: u64,
     /// The mechanisms that were switched off.
     pub without: Vec<Mechanism>,
-    /// What the questions are made of: `text` or `tokens`.
+    /// Form of the questions: `text` or `tokens`.
     pub form: &'static str,
     /// The first sequence's seed.
     pub seed: u64,

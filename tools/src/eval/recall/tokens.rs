@@ -40,7 +40,7 @@ fn shortest(setting: &Setting) -> usize {
 pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
     let mut random = SplitMix64(seed);
     let (joint, keys) = (setting.task == Task::Joint, setting.keys);
-    // A cue stands for a value: a key, or a context and a key.
+    // A cue refers to a value: a key, or a context and a key.
     let cues: Vec<(Option<u32>, u32)> = if joint {
         let contexts = random.distinct(CONTEXTS.collect(), JOINT_CONTEXTS);
         let names = random.distinct(KEYS.collect(), keys / JOINT_CONTEXTS);

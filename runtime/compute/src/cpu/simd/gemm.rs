@@ -2,10 +2,10 @@
 
 use super::{Level, level};
 
-/// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) stands at
+/// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) is at
 /// `i * a_row + p * a_col`, so that a transposed A needs no copy.
 ///
-/// One function for each unit, whatever the caller is compiled for. Where the unit has fused multiply-adds, they are used.
+/// Compiled once for each vector unit. Uses fused multiply-adds if the unit has them.
 pub fn gemm(
     size: [usize; 3],
     a: &[f32],
@@ -19,7 +19,7 @@ pub fn gemm(
 }
 
 /// `C <- keep C + A B`, otherwise as [`gemm`].
-pub fn scaled_gemm(
+pub(crate) fn scaled_gemm(
     size: [usize; 3],
     keep: f32,
     (a, a_steps): (&[f32], [usize; 2]),
@@ -127,9 +127,10 @@ impl Gemm<'_> {
             // The lanes outside, and nothing that can fail inside: only so do all sums stay in vector registers.
             for l in 0..N {
                 for i in 0..M {
-                    sums[i][l] = match FUSED {
-                        true => factors[i].mul_add(row[l], sums[i][l]),
-                        false => sums[i][l] + factors[i] * row[l],
+                    sums[i][l] = if FUSED {
+                        factors[i].mul_add(row[l], sums[i][l])
+                    } else {
+                        sums[i][l] + factors[i] * row[l]
                     };
                 }
             }

@@ -4,7 +4,8 @@ mod gemm;
 
 use half::f16;
 
-pub use gemm::{gemm, scaled_gemm};
+pub use gemm::gemm;
+pub(crate) use gemm::scaled_gemm;
 
 /// Values in flight per loop turn: four AVX-512 registers, eight AVX2 ones.
 const LANES: usize = 64;
@@ -53,10 +54,10 @@ fn on_avx2<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// Runs `body` compiled for this CPU's vector unit. Only what is inlined is compiled for it: mark the closure itself,
-/// `vectorize(#[inline(always)] || ...)`, what it calls, and closures inside it, unless they are tiny. Each call is compiled three
-/// times: what is large and called from several places is a function of its own that calls this (`#[inline(never)]`).
-/// The results do not depend on the unit: no operation is fused or reordered by it, but in [`gemm`].
+/// Runs `body` compiled for this CPU's vector unit. Only inlined code is compiled for it: mark the closure itself,
+/// `vectorize(#[inline(always)] || ...)`, its callees, and closures inside it, unless they are tiny. Each call is compiled three
+/// times: put large code with several callers into an `#[inline(never)]` function. The results
+/// do not depend on the unit, since no operation is fused or reordered, except in [`gemm`].
 #[inline(always)]
 pub fn vectorize<R>(body: impl FnOnce() -> R) -> R {
     match level() {
@@ -91,7 +92,7 @@ fn halve<const N: usize, const HALF: usize>(x: [f32; N]) -> [f32; HALF] {
 
 /// Sum of squares: each in f32, their sum in f64.
 #[inline(always)]
-pub fn square_sum(x: &[f32]) -> f64 {
+pub(crate) fn square_sum(x: &[f32]) -> f64 {
     let mut sums = [0.0f64; 16];
     let (chunks, rest) = x.as_chunks::<16>();
     for x in chunks {
@@ -137,7 +138,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// `y += a x`.
 #[inline(always)]
-pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+pub(crate) fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y += a * x;
     }
@@ -198,7 +199,7 @@ pub fn max(x: &[f32]) -> f32 {
 
 /// `y += sum_i weights[i] rows[i]`, the rows as long as y.
 #[inline(always)]
-pub fn add_rows(weights: &[f32], rows: &[f32], y: &mut [f32]) {
+pub(crate) fn add_rows(weights: &[f32], rows: &[f32], y: &mut [f32]) {
     const WIDTH: usize = 64;
     let width = y.len();
     let mut column = 0;

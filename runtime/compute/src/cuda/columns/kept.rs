@@ -1,4 +1,5 @@
-//! What ops with a state read of each token, kept so that they can run again without the ops before them.
+//! Inputs of the ops with a state, saved for each token so that these ops can run again without the ops
+//! before them.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};

@@ -31,7 +31,7 @@ pub struct Column {
 pub enum Calls {
     /// Over all rows at once.
     Rows(Vec<Queued>),
-    /// The same calls for each column.
+    /// Equal calls for each column.
     Each(Vec<Vec<Queued>>),
 }
 
@@ -135,7 +135,8 @@ impl Program {
         self.table.set_state(column, state, queue)
     }
 
-    /// The launches of program number `program` for so many columns, side by side or one after another.
+    /// The launches of program number `program` for this many columns, side by side or one after
+    /// another.
     pub fn launches(&self, program: usize, columns: usize, side_by_side: bool) -> Vec<Launch> {
         let stride = self.table.stride();
         let parts = self.parts[program].iter();

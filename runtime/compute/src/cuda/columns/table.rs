@@ -13,7 +13,7 @@ const STATES: std::ops::Range<Address> = STATE..STATE + (1 << 40);
 /// The parameters of all columns: those of a column follow one another.
 pub(super) struct Table {
     memory: Memory,
-    /// The same on the host.
+    /// The host's copy of these words.
     words: Vec<u64>,
     /// Words of a column.
     stride: usize,
@@ -24,8 +24,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Of the calls of each column, which are the same kernels in the same order. Returns where in a column each call's
-    /// parameters begin, in bytes.
+    /// From the calls of each column, which are the same kernels in the same order. Returns where the parameters of
+    /// each call begin in a column, in bytes.
     pub fn new(
         columns: &[Vec<&Queued>],
         driver: &Arc<dyn Driver>,

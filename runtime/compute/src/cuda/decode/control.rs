@@ -86,8 +86,8 @@ impl Control {
     }
 }
 
-/// How long the spins of a token may take, in units of 2^32 ns, 4.3 s: they end between so many units and one more. On a GPU that
-/// reads weights from a file, the first token reads the whole file. `WATERLINE_DEADLINE` is another number of units.
+/// Limit of a token's spins, in units of 2^32 ns, 4.3 s: they end between this many units and one more. On a GPU that reads
+/// weights from a file, the first token reads the whole file. `WATERLINE_DEADLINE` sets the number of units.
 pub(crate) fn deadline() -> usize {
     let named = std::env::var("WATERLINE_DEADLINE").ok();
     let named = named.and_then(|text| text.parse().ok());
@@ -107,6 +107,6 @@ pub(crate) fn fault() -> Option<u32> {
 
 #[cfg(feature = "emulator")]
 thread_local! {
-    /// The same for programs that this thread lays out.
+    /// Overrides the limit for programs that this thread lays out.
     pub static FAULT: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };
 }

@@ -1,6 +1,6 @@
-// A thread block of the decode kernel: one cooperative block per SM, which walks the ops of a token. An op is what would be a kernel
-// of its own in a recorded graph. This file comes before the ops' own: at its end `blockIdx`, `gridDim`, `blockDim` and `__syncthreads`
-// become the op's, so that the same text serves as a kernel and as an op.
+// A thread block of the decode kernel: one cooperative block per SM, which walks the ops of a token. An op corresponds to a kernel of a
+// recorded graph. This file comes before the ops' own: at its end `blockIdx`, `gridDim`, `blockDim` and `__syncthreads` become the
+// op's, so that the same text serves as a kernel and as an op.
 
 #define WATERLINE_DECODE 1
 
@@ -277,8 +277,8 @@ __device__ inline void grid_barrier_arrive() {
 #endif
 }
 
-// After a barrier of the op's threads: arrives before the op ends. What the block writes from here on is read by the next token only,
-// such as a state.
+// After a barrier of the op's threads: arrives before the op ends. Later writes of the block, such as a state, are read by the next
+// token only.
 __device__ inline void arrive_early() {
   CtaState& now = cta();
   if (threadIdx.x != 0 || !now.arrives || now.index + cta_count() < now.grid.x * now.grid.y) return;

@@ -107,7 +107,7 @@ __device__ constexpr bool in_runs(int format) {
   return formats >> format & 1;
 }
 
-// The word in which so many bytes of scales are loaded.
+// The word type that loads this many bytes of scales.
 template <int bytes>
 struct ScaleWord {
   using Type = u16;
@@ -245,7 +245,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
       uint4 upper, lower, right = held ? x[i] : part(i);
       if (Row::has(i)) {
         upper = *reinterpret_cast<const uint4*>(tile);
-        // Of a tile of eight rows the instruction's lower half stays empty.
+        // For a tile of eight rows the instruction's lower half stays empty.
         lower = bands == 2 ? *reinterpret_cast<const uint4*>(tile + 8 * pitch) : uint4{0, 0, 0, 0};
       }
       __syncwarp();
@@ -312,7 +312,8 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   consumer_barrier();
-  // After the barrier: were the producers released at the first warp's input, the others' polls would queue behind more copies.
+  // After the barrier: if the producers were released at the first warp's input, the others' polls would queue after more
+  // copies.
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready(clocks);
   // Computed here, the factor of a late norm is off the path from the last sum to the output.
   const LateNorm norm = late ? LateNorm(squares, cols, eps) : LateNorm();

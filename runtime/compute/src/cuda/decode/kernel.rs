@@ -80,7 +80,7 @@ pub struct OpTime {
     pub work: u64,
 }
 
-/// What an op of the kernel computes of the program, for the printed schedule.
+/// Description of an op of the kernel, for the printed schedule.
 pub struct KernelOpInfo {
     /// The program's ops that it computes, or a part of which.
     pub ops: Vec<usize>,
@@ -120,7 +120,7 @@ impl WeightPlan {
                 let (lists, segments, sums) = Self::in_tiles(ops, blocks, tiling);
                 let calls = ops.iter().map(|op| op.queued);
                 let list = lists[0].len() * size_of::<Segment>();
-                let needs = Needs::of(calls, list, sums, tiling);
+                let needs = Needs::new(calls, list, sums, tiling);
                 match needs.layout(stages, shared) {
                     Ok(layout) => {
                         return Ok(WeightPlan {
@@ -175,7 +175,8 @@ impl WeightPlan {
 }
 
 impl DecodeKernel {
-    /// Compiles the kernel for so many blocks; the inner error is the reason why the device cannot run it.
+    /// Compiles the kernel for this many blocks; the inner error is the reason why the device cannot run
+    /// it.
     pub fn new(
         calls: &[&Queued],
         blocks: usize,

@@ -37,8 +37,8 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Those of ops with `sums` floats of partial sums and a `list` of so many bytes.
-    pub fn of<'a>(
+    /// The needs of ops with `sums` floats of partial sums and a `list` of this many bytes.
+    pub fn new<'a>(
         calls: impl Iterator<Item = &'a Queued> + Clone,
         list: usize,
         sums: usize,
@@ -51,7 +51,9 @@ impl Needs {
         let sums_at = sums_at.next_multiple_of(16);
         let work = calls.clone().map(|queued| queued.call.shared).max();
         let work = work.unwrap_or(0).max(sums_at + sums * size_of::<f32>());
-        let stage = weights().map(|factor| Tile::of(factor, tiling).bytes).max();
+        let stage = weights()
+            .map(|factor| Tile::new(factor, tiling).bytes)
+            .max();
         Needs {
             tiling,
             list,

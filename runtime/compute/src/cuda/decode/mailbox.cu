@@ -3,8 +3,8 @@
 // that neither side waits for other memory traffic of its SM.
 //
 // Two buffers alternate from token to token, `mailbox_floats` apart. The producer of an entry clears the entry of the other buffer.
-// Every token writes every entry of its buffer, so that the next token finds all of its own empty. Between the clearing and the next
-// token's store to the same entry lies at least one grid barrier.
+// Every token writes every entry of its buffer, so that the next token finds all its entries empty. Between the clearing and the
+// next token's store to the same entry lies at least one grid barrier.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -27,7 +27,7 @@ struct Mailbox {
   __device__ void publish(int column, float value) const;
   // This token's entry of a column.
   __device__ const float* entry(int column) const { return first + mailbox_offset() + column; }
-  // Loads `count` entries, 1 or 4, `further` entries behind `from`, which may be empty. Four are aligned to 16 bytes.
+  // Loads `count` entries, 1 or 4, at `from + further`, which may be empty. Four are aligned to 16 bytes.
   template <int count, int further = 0>
   __device__ static void try_load(const float* from, float* values);
   // Whether none of the loaded entries was empty.
@@ -72,7 +72,7 @@ __device__ bool Mailbox::is_ready(const float* values) {
 }
 
 // Before the first poll, or between two. All blocks poll the same entries. A poll that comes too early costs a second one, whose
-// loads queue behind all other polls and behind the weight copies.
+// loads queue after all other polls and weight copies.
 template <int nanoseconds>
 __device__ void backoff() {
 #ifndef WATERLINE_EMULATOR

@@ -165,9 +165,9 @@ impl Member<'_> {
 /// The mailboxes of all ops, and the floats of one buffer.
 ///
 /// A run of ops has no grid barrier inside: each op reads the output of the one before, and all but the last publish. All else that they
-/// read is in mailboxes of the run, or was complete before the run, or is an output of the run that every block has read. Where
-/// two ops of a run write the same columns, nothing reads the earlier values from their buffer, and only the last op stores
-/// them. Each op of a token has a mailbox of its own.
+/// read is in mailboxes of the run, or was complete before the run, or is an output of the run that every block has read. Where two ops
+/// of a run write the same columns, nothing reads the earlier values from their buffer, and only the last op stores them. Each op of a
+/// token has its own mailbox.
 pub(crate) fn assign_mailboxes(ops: &[MailboxRole<'_>]) -> (Vec<Mailboxes>, usize) {
     let alone = Mailboxes {
         stores: true,

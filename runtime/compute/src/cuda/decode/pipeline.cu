@@ -19,8 +19,8 @@ struct __align__(16) Segment {
   u32 tile;
   // Factor of its rows' products.
   float multiplier;
-  // Of codes and of scales: bytes of a tile's row, and bytes from row to row in shared memory. Where scales cannot be copied row by
-  // row, `tile_scale_bytes` is 0, and every tile has the scales of whole rows as they lie in memory.
+  // For codes and for scales: bytes of a tile's row, and bytes from row to row in shared memory. If scales cannot be copied row by
+  // row, `tile_scale_bytes` is 0, and every tile has the scales of whole rows in their memory layout.
   u16 tile_code_bytes;
   u16 code_pitch;
   u16 tile_scale_bytes;
@@ -51,7 +51,8 @@ __device__ inline const Segment* op_segments() {
 // Rows of a row group, in bands of eight.
 __device__ constexpr int bands_of_tile(int format) { return (sixteen_row_formats >> format & 1) + 1; }
 __device__ constexpr int rows_of_group(int format) { return 8 * bands_of_tile(format); }
-// Row groups of a tile of rows with so many units. A row of few units occupies some of the warps; the others multiply more rows.
+// Row groups of a tile of rows with this many units. A row of few units occupies some of the warps; the others multiply more
+// rows.
 __device__ constexpr int groups_of_tile(int units) {
   int groups = 1;
   while (groups < most_row_groups && 2 * groups * units <= step_units) groups *= 2;
@@ -97,7 +98,7 @@ struct StageIndex {
 struct Pipeline {
   Mbarrier full[stage_count];
   Mbarrier empty[stage_count];
-  // Of the block's ops: `wait_until_finished`.
+  // For the block's ops: `wait_until_finished`.
   Mbarrier finished, unused;
 
   __device__ static Pipeline& get() { return *reinterpret_cast<Pipeline*>(cta_shared_memory() + barriers_at); }
@@ -205,9 +206,9 @@ struct RowCopies {
   }
 };
 
-// Large tiles in flight while the op waits for its input; else `tiles_in_flight`, by tuning.rs. Mailbox loads queue behind them in the SM's
-// port. Small tiles are not limited. A producer warp waits only for tiles that it loaded itself: another one's stage may be a full
-// round ahead, and an mbarrier tells apart only adjacent phases.
+// Large tiles in flight while the op waits for its input; else `tiles_in_flight`, by tuning.rs. Mailbox loads queue after them in the SM's
+// port. Small tiles are not limited. A producer warp waits only for tiles that it loaded itself: another one's stage may be a full round
+// ahead, and an mbarrier tells apart only adjacent phases.
 constexpr u32 tiles_in_flight_waiting = producer_warps;
 static_assert(stage_count % producer_warps == 0 && stage_count > 0, "a stage belongs to one producer warp");
 

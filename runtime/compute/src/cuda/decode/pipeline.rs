@@ -64,7 +64,7 @@ impl Tiling {
         }
     }
 
-    /// The candidates for so many blocks, the largest first.
+    /// The candidates for this many blocks, the largest first.
     pub fn all(blocks: usize) -> impl Iterator<Item = Tiling> {
         #[cfg(not(test))]
         let (first, row_groups) = (0, most_row_groups(blocks));
@@ -83,7 +83,7 @@ impl Tiling {
         })
     }
 
-    /// Row groups of a tile of rows with so many units, as in pipeline.cu.
+    /// Row groups of a tile of rows with this many units, as in pipeline.cu.
     fn groups(self, units: usize) -> usize {
         let mut groups = 1;
         while groups < self.row_groups && 2 * groups * units <= STEP_UNITS {
@@ -131,7 +131,7 @@ pub(crate) fn distribute(
     let together = gemv.weights.len() / owners.len();
     let matrices: Vec<Matrix> = owners
         .iter()
-        .map(|weight| Matrix::of(weight, tiling))
+        .map(|weight| Matrix::new(weight, tiling))
         .collect();
     let demand = next.map(|next| Demand {
         matrices: (owners.iter())
@@ -159,7 +159,7 @@ pub(crate) fn distribute(
             }
             for twin in 0..together {
                 let weight = &gemv.weights[matrix + twin * owners.len()].rows(first..first + rows);
-                let tile = Tile::of(weight, tiling);
+                let tile = Tile::new(weight, tiling);
                 list.push(Segment {
                     codes: weight.codes,
                     scales: weight.scales,
@@ -219,7 +219,7 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    pub fn of(weight: &StreamedMatrix, tiling: Tiling) -> Self {
+    pub fn new(weight: &StreamedMatrix, tiling: Tiling) -> Self {
         let units = weight.units();
         let row_groups = tiling.groups(units);
         let rows = tiling.rows(weight.format) * row_groups;

@@ -43,7 +43,7 @@ pub(crate) struct Part {
 type Piece = (usize, usize, usize);
 
 impl Matrix {
-    pub fn of(weight: &StreamedMatrix, tiling: Tiling) -> Self {
+    pub fn new(weight: &StreamedMatrix, tiling: Tiling) -> Self {
         Matrix {
             rows: weight.rows,
             bytes: weight.row_bytes(),
@@ -67,7 +67,7 @@ impl Matrix {
         self.rows.max(self.tile_rows) * self.bytes
     }
 
-    /// Rows of each of so many blocks, if all can have as many and those fill half a tile.
+    /// Rows per block if this many blocks can have equally many and those fill half a tile.
     fn even_rows(&self, blocks: usize) -> Option<usize> {
         let rows = self.rows / blocks;
         let even = self.rows.is_multiple_of(blocks) && rows.is_multiple_of(self.together);
@@ -131,7 +131,7 @@ impl Sharing {
         self.used[block] += bytes;
     }
 
-    /// Gives the first blocks so many rows each of a matrix.
+    /// Gives this many rows of a matrix to each of the first blocks.
     fn cut(&mut self, index: usize, matrix: Matrix, rows: usize) {
         for block in 0..matrix.rows / rows {
             self.give(block, (index, block * rows, rows), rows * matrix.bytes);

@@ -1,12 +1,12 @@
 //! Constants of the decode kernel that depend on the GPU, by its compute capability or its SMs, so that kernels built ahead of time have
 //! the same.
 //!
-//! Two are latencies of mailboxes. The first poll should not come before the values: a second one queues behind weight copies. One bounds
-//! the weight tiles in flight, which hide DRAM's latency and delay mailbox loads. All were measured on an H200, and an H100 runs with
-//! the same. For other GPUs the tiles follow from the memory bandwidth of an SM by the data sheets; they have not been measured there.
+//! Two are latencies of mailboxes. The first poll should not come before the values: a second one queues after weight copies. One bounds
+//! the weight tiles in flight, which hide DRAM's latency and delay mailbox loads. All were measured on an H200, and an H100 runs with the
+//! same. For other GPUs the tiles follow from the memory bandwidth of an SM by the data sheets; they have not been measured there.
 //!
-//! No model is too small for one kernel: on an H200 a step of the built-in model, 13 MB of weights, took 159 us as one kernel and 168
-//! as a graph, of models of 350 million parameters in Q4_0 327 and 552 (`sla-gdn-340m`), 341 and 481 (`lfm2-350m`).
+//! No model is too small for one kernel: on an H200 a step of the built-in model, 13 MB of weights, took 159 us as one kernel and 168 as
+//! a graph, of models of 350 million parameters in Q4_0 327 and 552 (`sla-gdn-340m`), 341 and 481 (`lfm2-350m`).
 
 /// Latency of DRAM under load, in microseconds: 48 KiB in flight per SM saturate an H200.
 const LOADED_LATENCY_US: f64 = 1.35;
@@ -23,10 +23,10 @@ const BYTES_PER_US: [(i32, f64); 8] = [
     (121, 0.273e6 / 48.0), // GB10
 ];
 
-/// Most row groups of a tile for a kernel of so many blocks, one to an SM. A row of few units gives work to some of a block's warps;
-/// with several row groups to a tile the others multiply more rows. With many blocks a block has too few rows to fill such tiles:
-/// built-in model, us per token on SMs of an H100, with one group and with four: 132 SMs 180 and 178, 64: 178 and 181, 32: 197 and
-/// 197, 16: 251 and 229, 8: 335 and 285.
+/// Largest number of row groups of a tile for a kernel of this many blocks, one per SM. A row of few units gives work to some of a
+/// block's warps; with several row groups to a tile the others multiply more rows. With many blocks a block has too few rows to fill
+/// such tiles: built-in model, us per token on SMs of an H100, with one group and with four: 132 SMs 180 and 178, 64: 178 and 181,
+/// 32: 197 and 197, 16: 251 and 229, 8: 335 and 285.
 pub(crate) fn most_row_groups(blocks: usize) -> usize {
     if blocks <= 16 { 4 } else { 1 }
 }
@@ -47,7 +47,7 @@ pub struct Tuning {
 
 impl Tuning {
     /// That of a GPU of this compute capability; 90 is 9.0.
-    pub fn of(capability: i32) -> Self {
+    pub fn for_capability(capability: i32) -> Self {
         let listed = BYTES_PER_US
             .iter()
             .find(|(listed, _)| *listed == capability);
@@ -60,7 +60,12 @@ impl Tuning {
     }
 
     /// Large tiles in flight, one or two for each of the producer warps.
-    pub fn tiles_in_flight(self, producers: usize, stages: usize, stage_bytes: usize) -> usize {
+    pub(crate) fn tiles_in_flight(
+        self,
+        producers: usize,
+        stages: usize,
+        stage_bytes: usize,
+    ) -> usize {
         let tiles = (self.bytes_in_flight / stage_bytes.max(1) as f64).ceil() as usize;
         let even = tiles.next_multiple_of(producers);
         even.clamp(producers, 2 * producers).min(stages)
@@ -82,9 +87,9 @@ mod tests {
             (89, 9_856, 2),
             (120, 8_192, 2),
         ] {
-            let tuning = Tuning::of(capability);
+            let tuning = Tuning::for_capability(capability);
             assert_eq!(tuning.tiles_in_flight(2, 8, stage), tiles, "{capability}");
         }
-        assert_eq!(Tuning::of(90).tiles_in_flight(2, 2, 16_384), 2);
+        assert_eq!(Tuning::for_capability(90).tiles_in_flight(2, 2, 16_384), 2);
     }
 }

@@ -35,7 +35,7 @@ impl Ahead {
         })
     }
 
-    /// Of `sm_87`, 87; zero where the name is another.
+    /// 87 for `sm_87`; zero for other names.
     fn number(&self) -> i32 {
         compile::capability(&self.architecture)
     }
@@ -52,11 +52,11 @@ impl Driver for Ahead {
 
     fn tensor_cores(&self) -> TensorCores {
         // An unknown name gets those of every architecture.
-        TensorCores::of(self.number() / 10)
+        TensorCores::for_capability(self.number() / 10)
     }
 
     fn tuning(&self) -> Tuning {
-        Tuning::of(self.number())
+        Tuning::for_capability(self.number())
     }
 
     fn shared_memory(&self) -> usize {

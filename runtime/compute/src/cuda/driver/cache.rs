@@ -44,7 +44,7 @@ impl Cache {
     ///
     /// # Errors
     /// A part of a sentence that says why there is none.
-    pub fn of_environment() -> Result<Self, String> {
+    pub(crate) fn from_environment() -> Result<Self, String> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let folder = match (set("WATERLINE_KERNELS"), set("XDG_CACHE_HOME"), set("HOME")) {
             (Some(folder), ..) => folder.into(),
@@ -89,7 +89,8 @@ impl Cache {
     }
 }
 
-/// Of a file's contents and its name: an image for another architecture is as useless as a damaged one.
+/// Digest of a file's contents and its name: an image for another architecture is as useless as a
+/// damaged one.
 fn digest_of(key: &str, contents: &[u8]) -> [u8; DIGEST] {
     let mut hash = Sha256::new();
     hash.update(key);

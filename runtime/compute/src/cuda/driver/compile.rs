@@ -24,7 +24,7 @@ pub(crate) fn capability(architecture: &str) -> i32 {
 /// Machine code for `architecture`, such as `sm_90`, or PTX for one such as `compute_90`, from the cache or from NVRTC.
 pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
     let key = cache::key(source, &options(architecture));
-    let cache = Cache::of_environment();
+    let cache = Cache::from_environment();
     if let Some(image) = cache.as_ref().ok().and_then(|cache| cache.read(&key)) {
         return Ok(image);
     }

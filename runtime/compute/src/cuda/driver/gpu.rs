@@ -49,7 +49,7 @@ enum Sharing {
 
 impl Sharing {
     /// A device that shares the host's memory should not have a second copy there.
-    fn of(attribute: impl Fn(sys::CUdevice_attribute) -> bool) -> Self {
+    fn from_attributes(attribute: impl Fn(sys::CUdevice_attribute) -> bool) -> Self {
         use sys::CUdevice_attribute as Attribute;
         let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED);
         if !super::shares_memory().unwrap_or(integrated) {
@@ -89,16 +89,16 @@ impl Gpu {
             .map_err(named)?;
         // SAFETY: every operation on one memory goes through one stream, or waits for the other's end.
         unsafe { context.disable_event_tracking() };
-        let overrides = Overrides::of_environment()?;
+        let overrides = Overrides::from_environment()?;
         let (major, minor) = context.compute_capability().map_err(named)?;
         let architecture = overrides.architecture.clone();
         let architecture = architecture.unwrap_or_else(|| format!("sm_{major}{minor}"));
         // That of the kernels, which may be another GPU's.
         let capability = compile::capability(&architecture);
         let tensor_cores = match &overrides.architecture {
-            None => TensorCores::of(major),
+            None => TensorCores::for_capability(major),
             // wgmma exists only in the machine code of one chip.
-            Some(_) => TensorCores::of(capability / 10).min(TensorCores::Warps),
+            Some(_) => TensorCores::for_capability(capability / 10).min(TensorCores::Warps),
         };
         let sms = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let sms = context.attribute(sms).map_err(named)? as u32;
@@ -115,11 +115,13 @@ impl Gpu {
             },
             architecture,
             tensor_cores,
-            tuning: overrides.tuning(Tuning::of(capability)),
+            tuning: overrides.tuning(Tuning::for_capability(capability)),
             shared_memory: (context.attribute(MOST_SHARED).map_err(named)? as usize)
                 .min(overrides.shared_memory.unwrap_or(usize::MAX)),
             overlaps: capability >= 90,
-            sharing: Sharing::of(|attribute| context.attribute(attribute).is_ok_and(|x| x != 0)),
+            sharing: Sharing::from_attributes(|attribute| {
+                context.attribute(attribute).is_ok_and(|x| x != 0)
+            }),
             context,
             modules: Mutex::default(),
         }))

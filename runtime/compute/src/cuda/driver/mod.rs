@@ -32,8 +32,8 @@ pub enum TensorCores {
 }
 
 impl TensorCores {
-    /// Of chips of this major compute capability.
-    pub fn of(major: i32) -> Self {
+    /// For chips of this major compute capability.
+    pub fn for_capability(major: i32) -> Self {
         match major {
             9 => TensorCores::WarpGroups,
             8.. => TensorCores::Warps,

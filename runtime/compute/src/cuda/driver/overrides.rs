@@ -24,7 +24,7 @@ pub(crate) struct Overrides {
 
 impl Overrides {
     /// Those of the environment.
-    pub fn of_environment() -> Result<Self> {
+    pub(crate) fn from_environment() -> Result<Self> {
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text),
             Err(_) => Ok(Overrides::default()),

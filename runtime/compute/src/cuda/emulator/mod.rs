@@ -1,4 +1,4 @@
-//! Runs kernels on the CPU, compiled by g++ behind `emulator.h`: for tests on machines without a GPU.
+//! Runs kernels on the CPU, compiled by g++ with `emulator.h`: for tests on machines without a GPU.
 
 use std::ffi::{CString, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -55,9 +55,9 @@ impl Emulator {
         Self::within(usize::MAX, usize::MAX)
     }
 
-    /// A device that is lost after so many operations and has so many bytes of memory.
+    /// A device that is lost after this many operations and has this many bytes of memory.
     pub fn within(operations: usize, bytes: usize) -> Arc<Self> {
-        let overrides = Overrides::of_environment().unwrap_or_default();
+        let overrides = Overrides::from_environment().unwrap_or_default();
         Arc::new(Emulator {
             libraries: Mutex::default(),
             operations: operations.into(),
@@ -67,9 +67,9 @@ impl Emulator {
         })
     }
 
-    /// A device whose blocks have so many bytes of shared memory.
+    /// A device whose blocks have this many bytes of shared memory.
     #[cfg(test)]
-    pub fn with_shared_memory(bytes: usize) -> Arc<Self> {
+    pub(crate) fn with_shared_memory(bytes: usize) -> Arc<Self> {
         Arc::new(Emulator {
             libraries: Mutex::default(),
             operations: usize::MAX.into(),
@@ -123,7 +123,7 @@ impl Driver for Emulator {
         // Here a graph is faster: the blocks of one kernel run by turns.
         Tuning {
             least_weight_bytes: 256 << 20,
-            ..Tuning::of(90)
+            ..Tuning::for_capability(90)
         }
     }
 

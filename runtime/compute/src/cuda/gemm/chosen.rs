@@ -13,7 +13,7 @@ use crate::operands::View;
 impl Launches<'_> {
     /// As [`Launches::gemm`] of matrices of `parts` equal parts, for one token: reads only the parts whose numbers are in the first half of
     /// `route`, and writes their columns.
-    pub fn gemv_chosen(
+    pub(crate) fn gemv_chosen(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix],

@@ -5,7 +5,7 @@
 constexpr int code_rows = 128;
 constexpr int code_columns = 64;
 
-// Two units of the depth. Sixteen bytes behind each row let the eight rows that a load of a matrix reads lie in different banks.
+// Two units of the depth. Sixteen bytes after each row put the eight rows that a matrix load reads in different banks.
 struct CodeStage {
   static constexpr int units = 2, pitch = 32 * units + 16;
   i8 weights[code_rows * pitch];

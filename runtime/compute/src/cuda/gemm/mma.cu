@@ -8,8 +8,8 @@ constexpr int mma_depth = 64;
 constexpr int mma_pitch = mma_depth + 8;
 constexpr int mma_tile = 128 * mma_pitch;
 
-// Stores the input of a token in 16-bit numbers, with zeros up to a multiple of the depth. What a step reads in 8 bits is rounded to
-// these first; products of f32 weights read `floats`, which are not rounded.
+// Stores the input of a token in 16-bit numbers, with zeros up to a multiple of the depth. Inputs that a step reads in 8 bits are
+// rounded to these first; products of f32 weights read `floats`, which are not rounded.
 template <int number, int rounding, int cols, int flags, bool stores_floats>
 __device__ void prologue_16_bits(const Prologue& prologue, u16* output, const Rows& floats) {
   constexpr int pitch = (cols + mma_depth - 1) / mma_depth * mma_depth;

@@ -209,7 +209,7 @@ __device__ void norm_parts(const PrologueStep& step, int size, const Fragment<co
   int warps_of_part = size / of_warp;
   // With one norm the array has no earlier readers.
   bool used = (flags & FEW_STEPS) == 0;
-  // Sums over parts; every thread gets the sums of its own parts.
+  // Sums over parts; every thread gets the sums of its parts.
   auto over_part = [&](float (&x)[runs]) {
     if (warps_of_part == 0) {
 #pragma unroll

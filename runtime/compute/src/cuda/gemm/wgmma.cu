@@ -81,14 +81,14 @@ struct WgmmaRows {
 };
 
 // A slice is an eighth of a tile's sums, 16 of each thread, four quads. The blocks of a cluster, which share the depth of a tile, share out its
-// slices: each adds what all have made of its own.
+// slices: each adds all blocks' sums of its slices.
 constexpr int wgmma_slices = 8;
 constexpr int wgmma_slice_quads = 128 / wgmma_slices / 4;
 
 // Sums of the blocks of a cluster on their way to the block that adds them: in each block's shared memory, in the place of the stages.
 struct ClusterSums {
   u8* room;
-  // Of this block: its slices are stored, so that the stages are free again.
+  // For this block: its slices are stored, so that the stages are free again.
   u64* stored;
   int blocks;
   int rank;
@@ -162,7 +162,7 @@ __device__ inline void copy_weights(u8* weights, const WgmmaRows& rows, int step
   }
 }
 
-// The same of a step's inputs, of which `tokens` are used.
+// The inputs of a step, of which `tokens` are used.
 template <int pitch>
 __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step, int tokens) {
   int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8;

@@ -25,7 +25,7 @@ pub struct OpMemory {
     pub op: usize,
     /// The named memory, and workspaces that it shares with other ops.
     pub accesses: Accesses,
-    /// Workspaces of its own.
+    /// Private workspaces.
     pub own: Vec<Range<Address>>,
 }
 
@@ -69,11 +69,11 @@ pub struct Launches<'a> {
     pub read_once: bool,
     /// An op that the next call computes too.
     pub(crate) taken_over: Option<usize>,
-    /// What the last call does, if it does nothing else and the next op may do it instead.
+    /// The work of the last call, if it does nothing else and the next op may do it instead.
     pub(crate) deferred: Option<Deferred>,
 }
 
-/// What a call does that the next op may do itself.
+/// Work of a call that the next op may do itself.
 #[derive(Clone, Copy)]
 pub enum Deferred {
     /// It gives the heads of queries and keys, of these columns, the length of one.
@@ -89,7 +89,7 @@ pub struct Rotation {
     pub columns: [Rows; 3],
     /// Values of a query's or key's head.
     pub head_dim: i32,
-    /// What they are made of.
+    /// Their inputs.
     pub from: RotaryInputs,
 }
 
@@ -198,7 +198,7 @@ impl Launches<'_> {
     }
 
     /// The calls that follow also use this workspace, which ops share and in which nothing outlives an op.
-    pub fn also_writes(&mut self, memory: Range<Address>) {
+    pub(crate) fn also_writes(&mut self, memory: Range<Address>) {
         if let Some(current) = &mut self.current {
             current.accesses.writes.push(memory);
         }
@@ -210,12 +210,12 @@ impl Launches<'_> {
     }
 
     /// Appends a kernel that prefetches weights before it calls `wait_for_dependencies`.
-    pub fn push_prefetching(&mut self, call: Call) {
+    pub(crate) fn push_prefetching(&mut self, call: Call) {
         self.queue_call(call, Form::Prefetches);
     }
 
     /// Appends the step of a recurrence of the decode kernel.
-    pub fn push_recurrence(&mut self, call: Call, recurrence: Recurrence) {
+    pub(crate) fn push_recurrence(&mut self, call: Call, recurrence: Recurrence) {
         self.queue_call(call, Form::Recurrence(recurrence));
     }
 
@@ -226,7 +226,7 @@ impl Launches<'_> {
 
     /// Narrows the memory of the last call to a part of what its op names, so that in the decode kernel it depends on fewer calls. The
     /// op's own workspaces need not be listed.
-    pub fn narrow_accesses(&mut self, reads: &[Range<Address>], writes: &[Range<Address>]) {
+    pub(crate) fn narrow_accesses(&mut self, reads: &[Range<Address>], writes: &[Range<Address>]) {
         if let Some(queued) = self.calls.last_mut() {
             queued.accesses = Some(Accesses {
                 reads: reads.to_vec(),
@@ -254,7 +254,7 @@ impl Launches<'_> {
     }
 
     /// Drops the last call, which was deferred: the current op computes it too, by its next call.
-    pub fn take_over(&mut self) {
+    pub(crate) fn take_over(&mut self) {
         self.deferred = None;
         let of = self.calls.pop().and_then(|queued| queued.of);
         if let (Some(of), Some(current)) = (of, &mut self.current) {
@@ -265,14 +265,14 @@ impl Launches<'_> {
     }
 
     /// The last call computes a part of the current op too.
-    pub fn join_last(&mut self) {
+    pub(crate) fn join_last(&mut self) {
         if let (Some(queued), Some(current)) = (self.calls.last_mut(), &self.current) {
             queued.also.push(current.op);
         }
     }
 
     /// The last call, if it is a streaming GEMV.
-    pub fn last_gemv(&mut self) -> Option<(&mut Call, &mut Gemv)> {
+    pub(crate) fn last_gemv(&mut self) -> Option<(&mut Call, &mut Gemv)> {
         match self.calls.last_mut()? {
             Queued {
                 call,
@@ -298,7 +298,7 @@ impl Launches<'_> {
     }
 
     /// Threads of a block that runs a prologue: in the decode kernel all consumer threads.
-    pub fn prologue_threads(&self) -> usize {
+    pub(crate) fn prologue_threads(&self) -> usize {
         if self.persistent {
             kernel::THREADS
         } else {
@@ -315,7 +315,7 @@ impl Launches<'_> {
     }
 
     /// Bytes of a cached key's or value's number.
-    pub fn kv_bytes(&self) -> usize {
+    pub(crate) fn kv_bytes(&self) -> usize {
         match self.kv {
             Kv::F16 => 2,
             Kv::F32 => 4,
@@ -327,18 +327,18 @@ impl Launches<'_> {
         self.sms
     }
 
-    /// The part of the SMs that the current op may take, beside those that run at once.
-    pub fn share_of_sms(&self) -> usize {
+    /// The part of the SMs that the current op may take, given the ops that run concurrently.
+    pub(crate) fn share_of_sms(&self) -> usize {
         (self.sms / self.sharing).max(1)
     }
 
     /// The tensor cores of its SMs.
-    pub fn tensor_cores(&self) -> TensorCores {
+    pub(crate) fn tensor_cores(&self) -> TensorCores {
         self.tensor_cores
     }
 
     /// Bytes of shared memory that a block may have.
-    pub fn shared_memory(&self) -> usize {
+    pub(crate) fn shared_memory(&self) -> usize {
         self.shared_memory
     }
 
@@ -370,7 +370,7 @@ impl Launches<'_> {
     }
 
     /// The shape of a state tensor.
-    pub fn state_shape(&self, slot: usize) -> &[usize] {
+    pub(crate) fn state_shape(&self, slot: usize) -> &[usize] {
         &self.plan.tensors()[slot].shape
     }
 
@@ -400,12 +400,12 @@ impl Launches<'_> {
     }
 
     /// Address of a small tensor.
-    pub fn vector_address(&self, vector: &Vector) -> Result<Address> {
+    pub(crate) fn vector_address(&self, vector: &Vector) -> Result<Address> {
         self.upload(bytemuck::cast_slice(vector))
     }
 
     /// Address of a small tensor, or 0.
-    pub fn optional_address(&self, vector: Option<&Vector>) -> Result<Address> {
+    pub(crate) fn optional_address(&self, vector: Option<&Vector>) -> Result<Address> {
         vector.map_or(Ok(0), |vector| self.vector_address(vector))
     }
 
@@ -423,7 +423,7 @@ impl Launches<'_> {
     }
 
     /// Address of a matrix in the layout that kernels read: in the host's memory where the device reads it there, else of a copy.
-    pub fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
+    pub(crate) fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
         let bytes = matrix.bytes();
         if matrix.has_device_layout()
             && let Some(address) = self.weights.share(bytes)?
@@ -435,7 +435,11 @@ impl Launches<'_> {
     }
 
     /// Address of the workspace that ops share for `purpose`. Nothing in it outlives an op.
-    pub fn shared_address(&mut self, purpose: &'static str, bytes: usize) -> Result<Address> {
+    pub(crate) fn shared_address(
+        &mut self,
+        purpose: &'static str,
+        bytes: usize,
+    ) -> Result<Address> {
         let address = match self.shared.get(purpose) {
             Some(&(room, address)) if room >= bytes => address,
             _ => {
@@ -449,7 +453,7 @@ impl Launches<'_> {
     }
 
     /// Address of a workspace of one op.
-    pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
+    pub(crate) fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
         let left = self.scratch.get(self.untaken);
         if left.is_none_or(|memory| memory.bytes() < bytes) {
             let memory = Memory::new(self.weights.driver(), bytes)?;

@@ -60,7 +60,7 @@ pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp
         .collect();
     let levels = levels(&known, blocks);
     let mut order: Vec<usize> = (0..calls.len()).collect();
-    // What streams weights runs last, since it waits for the level before anyway.
+    // Ops that stream weights run last, since they wait for the previous level anyway.
     let places: Vec<usize> = (known.iter().zip(&levels))
         .map(|(call, level)| 2 * level + usize::from(call.has_mailboxes))
         .collect();
@@ -143,7 +143,7 @@ impl Known {
     }
 }
 
-/// The lowest level of the call behind those with these `levels`.
+/// The lowest level of a call after those with these `levels`.
 fn lowest(calls: &[Known], levels: &[usize]) -> usize {
     let mut lowest = 0;
     for (other, &level) in calls.iter().zip(levels) {

@@ -183,7 +183,7 @@ fn retention_by_stride_is_that_of_the_cpu() {
     compare(Kv::F32, [2, 2, 33, 4], retained(Policy::Stride(2), 4));
 }
 
-/// Attention behind what copies and rotates its columns.
+/// Attention after an op that copies and rotates its columns.
 struct Rotated {
     prepare: Prepare,
     attend: Attend,

@@ -122,7 +122,7 @@ fn mixture(case: &Case) {
         output: View::whole(5, cols),
         add: case.shared.is_some(),
     };
-    // What stands between the matrices is rounded to 8 bits where a format needs that: the last bit of a sum then changes a code.
+    // Values between the matrices are rounded to 8 bits if a format needs that: the last bit of a sum then changes a code.
     let tolerance = if case.format.is_integer_dot() {
         0.1
     } else {

@@ -46,8 +46,8 @@ pub(crate) fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u3
     Matrix::new(format, rows, cols, Bytes::from_vec(bytes)).expect("a matrix")
 }
 
-/// How far a product in this format may be from the CPU's, in units of the tests' tolerances: beside Q4_1 and Q5_1 the CPU rounds sums
-/// of codes by themselves, to f16.
+/// Allowed distance of a product in this format from the CPU's, in units of the tests' tolerances: with Q4_1 and Q5_1 the CPU rounds
+/// sums of codes separately, to f16.
 pub(super) fn slack(format: &Format) -> f32 {
     match format.name {
         "Q4_1" | "Q5_1" => 300.0,
@@ -103,7 +103,7 @@ impl Bench {
     }
 
     /// Runs calls as the ops of a decode kernel.
-    pub fn run_decode(&self, calls: &[Queued], blocks: usize) {
+    pub(crate) fn run_decode(&self, calls: &[Queued], blocks: usize) {
         let calls: Vec<&Queued> = calls.iter().collect();
         let control = Control::new(self.device.driver(), &*self.queue);
         let control = Arc::new(control.expect("memory"));
@@ -130,7 +130,7 @@ impl Bench {
         }
     }
 
-    /// Launches calls for so many tokens.
+    /// Launches calls for this many tokens.
     pub fn run(&self, calls: &[Queued], tokens: usize) {
         for launch in self.compile(calls, tokens) {
             self.queue.launch(&launch).expect("a launch");

@@ -14,7 +14,7 @@ const HEADS: usize = 2;
 const PARTITIONS: usize = 4;
 const USED: usize = 2;
 
-/// What differs from case to case.
+/// Parameters that vary from case to case.
 #[derive(Clone, Copy)]
 struct Case {
     dk: usize,
@@ -27,8 +27,7 @@ struct Case {
     add: bool,
 }
 
-/// Reads chunks of several blocks, of a part of one and of one token. Of the partitions one takes most tokens, one few and one
-/// none.
+/// Reads chunks of several blocks, of a part of one and of one token. One partition takes most tokens, one few and one none.
 fn compare(case: Case) {
     let Some(device) = device() else { return };
     let Case { dk, dv, .. } = case;

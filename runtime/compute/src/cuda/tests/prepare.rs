@@ -9,7 +9,7 @@ use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Conv, HeadGroup, HeadOp, Prepare};
 use crate::state::{Kv, StateDtype};
 
-/// Reads chunks of `chunks` tokens: so many channels, convolved over so many taps.
+/// Reads chunks of `chunks` tokens: `channels` channels, convolved over `taps` taps.
 fn compare(channels: usize, taps: usize, chunks: &[usize], persistent: bool) {
     let Some(device) = device() else { return };
     let [before, behind] = side_by_side([channels, channels]);
@@ -19,7 +19,7 @@ fn compare(channels: usize, taps: usize, chunks: &[usize], persistent: bool) {
     };
     let columns = View::whole(1, channels);
     let op = Prepare {
-        groups: vec![HeadGroup::of_channels(
+        groups: vec![HeadGroup::per_channel(
             columns,
             Some(conv),
             vec![HeadOp::Multiply(behind)],

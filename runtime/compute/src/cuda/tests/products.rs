@@ -343,15 +343,16 @@ fn products_in_row_groups_are_those_of_the_cpu() {
 #[cfg(feature = "emulator")]
 #[test]
 fn products_in_little_shared_memory_are_those_of_the_cpu() {
-    // An f32 matrix of 11,008 columns beside one in 8 bits, which no model has, does not fit.
+    // An f32 matrix of 11,008 columns together with one in 8 bits, which no model has, does not
+    // fit.
     check_gemvs(&Device::emulated_with_shared(99 << 10), 1, 6688);
 }
 
 /// A product of matrices of every format through the rings of a persistent program: twice, so that rows are added to what the
 /// output holds, and a gated one.
 fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
-    // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Of what is read by twos, an
-    // odd number of entries for a row, and more of them than inputs fit into registers.
+    // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Entries that are read in
+    // pairs have an odd number per row, and exceed the inputs that fit into registers.
     check_gemvs_of(device, blocks, |format| {
         let widths: &[usize] = match format.block_len {
             1 => &[1496, 6688],
@@ -362,7 +363,7 @@ fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
     });
 }
 
-/// The same for rows of the given lengths.
+/// As above for rows of the given lengths.
 fn check_gemvs_of(
     device: &Arc<Device>,
     blocks: usize,

@@ -20,7 +20,7 @@ enum Fades {
     Complement,
 }
 
-/// What is written.
+/// The kind of write.
 #[derive(Clone, Copy)]
 enum Writes {
     Add,
@@ -35,7 +35,7 @@ fn compare(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
     compare_chunks(shape, fades, writes, gates, Some(&[150, 7, 64, 1]));
 }
 
-/// The same for tokens one by one, each an op of the decode kernel.
+/// As above for single tokens, each an op of the decode kernel.
 fn compare_steps(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
     compare_chunks(shape, fades, writes, gates, None);
 }
@@ -210,7 +210,7 @@ fn steps_of_a_persistent_program_are_those_of_the_cpu() {
     compare_steps([2, 2, 64, 96], Fades::Rows, Writes::Erase, false);
 }
 
-/// The same for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.
+/// As above for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.
 fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
     let Some(device) = device() else { return };
     let widths = [heads * dk, kv_heads * dk, kv_heads * dv, kv_heads * slots];

@@ -91,7 +91,7 @@ impl Bench {
         self.write(HISTORY, &log);
         self.write(LOGITS, logits);
         self.write(SAMPLER, &[state]);
-        let sampling = Sampling::of(params).expect("a device can");
+        let sampling = Sampling::new(params).expect("a device can");
         let bytes = bytemuck::bytes_of(&sampling);
         self.queue
             .write(self.sampling.address(), bytes)
@@ -262,12 +262,12 @@ fn unusable_logits_choose_nothing_and_take_no_random_number() {
 
 #[test]
 fn only_a_bias_needs_the_host() {
-    assert!(Sampling::of(&SamplerParams::default()).is_some());
+    assert!(Sampling::new(&SamplerParams::default()).is_some());
     let params = SamplerParams {
         logit_bias: vec![(3, 0.5)],
         ..SamplerParams::default()
     };
-    assert_eq!(Sampling::of(&params), None);
+    assert_eq!(Sampling::new(&params), None);
 }
 
 #[test]

@@ -185,7 +185,7 @@ struct Place {
   u64 needed, weight_before;
 };
 
-// What lies in a bin from a key on.
+// The content of a bin from a key on.
 template <int vocab>
 __device__ void tally(const Working<vocab>* work, int bin, u64 key, u64* count, u64* weight) {
   Range range = work->range;

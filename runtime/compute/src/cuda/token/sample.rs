@@ -29,7 +29,7 @@ pub struct Sampling {
 
 impl Sampling {
     /// How a device chooses as `params` say; none if only the host can, because tokens have a bias.
-    pub fn of(params: &SamplerParams) -> Option<Self> {
+    pub fn new(params: &SamplerParams) -> Option<Self> {
         if !params.logit_bias.is_empty() {
             return None;
         }

@@ -2,7 +2,7 @@
 // read in three steps: `retain` (retain.cu) decides which tokens enter and leave the set, and when; `attend` computes all queries
 // side by side, with each key hidden from the queries that come after it has gone; `cache` writes the state.
 
-// What a single token's queries, key and value are made of.
+// Rotation of a single token's queries and key, and its value.
 struct RotaryInputs {
   Rows q, k, v;
   // Angles per position of the rotated pairs of values, in queries and the key.
@@ -33,7 +33,7 @@ struct Attended {
   float scale;
   int heads;
   int kv_heads;
-  // Of the segment and of the set.
+  // Rows of the segment and capacity of the set.
   int rows;
   int capacity;
   // Tokens of the largest chunk.
@@ -138,9 +138,9 @@ __device__ inline float rotated(const float* x, int i, const float* angles, int 
   return i < pairs ? a * cosine - b * sine : b * cosine + a * sine;
 }
 
-// A single token, and a set. What the token may see lies in the same rows whatever the set retains: tiles of them come to shared memory,
-// the first while earlier kernels end. Queries and keys are rotated on the way; the block that sees the token's own key leaves it and its value
-// for `cache`.
+// A single token, and a set. The visible tokens occupy the same rows whatever the set retains: tiles of them are copied to shared memory, the
+// first while earlier kernels end. Queries and keys are rotated as they are loaded; the block that reads the token's own key stores it and its
+// value for `cache`.
 template <class E, int dim, int unit, int heads, int splits, int sharing, int tile>
 __device__ void attend_retained(const Attended& a, const u64* position) {
   constexpr int pieces = dim / unit;
@@ -171,7 +171,7 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     angles[i] = sine * a.from.magnitude;
     angles[i + pairs] = cosine * a.from.magnitude;
   }
-  // Behind what is cached stands the token's own key.
+  // The token's own key follows the cached ones.
   int span = all / splits + 1, low = split * span, high = min(low + span, all + 1), count = 0;
   bool stays = false;
 #pragma unroll 1
@@ -200,7 +200,7 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     }
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
       int row = first + i, own = row - a.capacity;
-      // Of the segment, the token may have pushed out the oldest one.
+      // In the segment, the token may have replaced the oldest one.
       seen[i] = own < 0 ? (row < count) & (gone[row] > 0) : stays | (before + own > 0);
     }
     if (of_cache < n) {
@@ -230,8 +230,8 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
   });
 }
 
-// Writes the chunk's keys and values into the segment, and what stays of the tokens that they push out into the set. A
-// block owns the row of token blockIdx.y; the threads each have their columns.
+// Writes the chunk's keys and values into the segment, and the retained ones of the tokens that they evict into the
+// set. A block owns the row of token blockIdx.y; each thread owns columns.
 template <class E, int dim, bool retains>
 __device__ void cache(const Attended& a, const u64* position, int tokens) {
   int kv_head = blockIdx.x;

@@ -1,6 +1,6 @@
-// Attention of chunks in tiles: a block takes one query head of 64 tokens through the retained tokens, the cached segment and the
-// chunk, 64 keys at a time; each warp has 16 of the tokens. Scores and sums are f32. Keys and values that are cached in f16 are operands as
-// they are, beside queries and weights that are sums of two f16 numbers; of those in f32 all operands are sums of two bf16 numbers.
+// Attention of chunks in tiles: a block takes one query head of 64 tokens through the retained tokens, the cached segment and the chunk, 64
+// keys at a time; each warp has 16 of the tokens. Scores and sums are f32. With an f16 cache, keys and values are mma operands directly,
+// and queries and weights are split into two f16 terms; with an f32 cache all operands are split into two bf16 terms.
 
 constexpr int tile_keys = 64;
 constexpr int tile_queries = 64;
@@ -73,7 +73,7 @@ struct SeenKeys {
       load((which == 0 ? a.k : a.v).token(from(i)) + kv_head * dim, column, x);
     }
   }
-  // The same in f16.
+  // As above, in f16.
   __device__ uint4 load_halves(int which, int i, int column) const {
     if (aligned && i < count + cached) {
       if (column < dim) return *reinterpret_cast<const uint4*>(cached_row(which, i) + column);
@@ -85,8 +85,8 @@ struct SeenKeys {
   }
 };
 
-// Numbers of the keys that a token of a tile sees, in order: behind a set most keys have left the window and were not retained.
-// All threads of a block take part.
+// Indices of the keys that a token of a tile sees, in order: with a retained set most keys have left the window and were not
+// retained. All threads of a block take part.
 struct SeenQueue {
   // More than a tile's keys and a block's threads. Small enough for four blocks to share an SM.
   static constexpr int room = 256;
@@ -107,7 +107,7 @@ struct SeenQueue {
   __device__ int number(int i) const { return numbers()[(first + i) % room]; }
   __device__ int until(int i) const { return untils()[(first + i) % room]; }
 
-  // Puts keys in the queue until `wanted` of them wait, or there are no more.
+  // Appends keys to the queue until it holds `wanted`, or there are no more.
   template <class Keys>
   __device__ void fill(const Keys& seen, int first_token, int last_token, int wanted) {
     __shared__ int of_warps[warps];
@@ -159,12 +159,12 @@ __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a
   }
 }
 
-// The same as sums of two f16 numbers, each row times a power of two that brings its largest one near the end of their range; a row's
-// factor, times a product, undoes this and makes it a score to the base of two.
+// As sums of two f16 numbers, each row scaled by a power of two that brings its largest value near the end of their range. The
+// inverse factor of a row, multiplied by the softmax scale, turns a product into a score to base two.
 template <int dim, int depth, int rows>
 __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* factors, const Attended& a, int head, int first_token, int last_token) {
   constexpr int pairs = (depth / 2 + 31) / 32;
-  // Rows whose loads are on their way at once.
+  // Rows whose loads are in flight at once.
   constexpr int together = 4;
   for (int first = warp_index() * together; first < rows; first += blockDim.x / 32 * together) {
     float x[together][2 * pairs];
@@ -199,7 +199,7 @@ __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* fac
 template <class E, int dim, bool retains, bool aligned>
 __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
   constexpr int depth = (dim + 15) / 16 * 16, pitch = depth + 8, part = tile_keys * pitch;
-  // Of eight columns of a row of a tile.
+  // Groups of eight columns in a row of a tile.
   constexpr int pieces = tile_keys * depth / 8;
   constexpr bool in_f16 = sizeof(E) == 2;
   constexpr int number = in_f16 ? F16 : BF16, parts = in_f16 ? 1 : 2;

@@ -1,5 +1,5 @@
-// Attention of chunks whose keys are their values too and longer than attend_tiles.cu takes, as those of latent attention are: a block takes
-// one query head of 32 tokens, 32 keys at a time. Warps share the depth of the scores, then each has columns of the values.
+// Attention of chunks whose keys are also their values and wider than attend_tiles.cu supports, as in latent attention: a block takes one
+// query head of 32 tokens, 32 keys at a time. Warps split the depth of the scores, then the columns of the values.
 
 constexpr int wide_rows = 32;
 constexpr int wide_warps = 8;
@@ -14,14 +14,14 @@ __device__ void attend_wide(Attended a, const u64* position, int tokens) {
   __shared__ int seen_from[wide_rows], seen_until[wide_rows];
   u16* room = shared_memory<u16>();
   SplitTile<2> queries = {room, part, pitch}, keys = {room + 2 * part, part, pitch};
-  // Of each half of the depth.
+  // Partial scores of each half of the depth.
   float* half_scores = reinterpret_cast<float*>(room + 4 * part);
   int head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads), warp = warp_index();
   int first_token = blockIdx.y * wide_rows, last_token = min(first_token + wide_rows, tokens) - 1;
   SeenKeys<E, dim, false, aligned> seen(a, *position, tokens, kv_head, first_token, last_token);
   store_queries<dim, dim, wide_rows>(queries, a, head, first_token, last_token);
 
-  // Of this warp's scores: 16 tokens, 16 keys, and a half of the depth.
+  // This warp's scores: 16 tokens, 16 keys, and a half of the depth.
   int score_row = warp % 2 * 16, score_key = warp / 2 % 2 * 16, half_of = warp / 4;
   // A lane has rows of two tiles of tokens; all warps have the same softmax.
   int row = lane_index() / 4, pair = lane_index() % 4 * 2;

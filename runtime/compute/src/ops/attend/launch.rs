@@ -1,4 +1,4 @@
-//! Attention as kernels: what `attend.cu` is called with.
+//! Launches of the attention kernels in `attend.cu`.
 
 use std::ops::Range;
 
@@ -89,7 +89,8 @@ pub(in crate::ops) fn block(dim: usize, queries: usize) -> (usize, usize) {
     (threads, merging_bytes(dim, threads, queries))
 }
 
-/// Bytes of shared memory in which so many threads merge the softmaxes of `queries` queries of each warp.
+/// Bytes of shared memory with which this many threads merge the softmaxes of `queries` queries of each
+/// warp.
 fn merging_bytes(dim: usize, threads: usize, queries: usize) -> usize {
     threads / 32 * queries * (dim + 2) * size_of::<f32>()
 }
@@ -222,7 +223,8 @@ impl Attend {
             let [window, set, positions, counts] =
                 tensors.map(|tensor| launches.state_bytes(tensor));
             let mut written = vec![set, positions, counts, first..end];
-            // What the router stores there is not what is read, the score of the token that leaves.
+            // The router writes the score of the new token, and the score read is that of the
+            // evicted one.
             if retained.router.first != 0 {
                 written.push(window);
             }
@@ -275,7 +277,7 @@ impl Attend {
         }
     }
 
-    /// All queries, then what is cached. `marks` is what `retain` found, and a rotated key with its value.
+    /// All queries, then the cache. `marks` are the results of `retain`, and a rotated key with its value.
     fn launch_attention(
         &self,
         launches: &mut Launches,
@@ -288,7 +290,7 @@ impl Attend {
         Ok(())
     }
 
-    /// The memory of what is cached.
+    /// The memory of the cache.
     fn cached(&self, launches: &Launches) -> [Range<Address>; 4] {
         let [set_keys, set_values] = match &self.eviction {
             Some(eviction) => [eviction.set_keys, eviction.set_values],
@@ -328,7 +330,7 @@ impl Attend {
         let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
         let keys_only = !retains && !self.has_own_values();
         let size = (dim, launches.kv_bytes());
-        if let Some(tiles) = Tiles::of(size, keys_only, launches.tokens, cores, room) {
+        if let Some(tiles) = Tiles::new(size, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
             let kernel = match tiles.wide {
                 true => format!("attend_wide<{kv}, {dim}, {aligned}>"),

@@ -36,7 +36,7 @@ pub struct Attend {
     pub keys: usize,
     /// The state tensor of the cached values, likewise. Keys that are values too have one state tensor for both, as they have one view.
     pub values: usize,
-    /// What is kept of tokens that leave the window.
+    /// Retention of tokens that leave the window.
     pub eviction: Option<Eviction>,
     /// Outputs `[heads, head_dim]`.
     pub out: View,
@@ -55,7 +55,7 @@ impl Attend {
 
 impl Op for Attend {
     fn access(&self) -> Access {
-        // Keys and values are rounded where they stand.
+        // Keys and values are rounded in place.
         let own_values = self.has_own_values();
         let access = Access::default()
             .reads([self.q])

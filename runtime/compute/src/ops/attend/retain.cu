@@ -3,14 +3,16 @@
 enum { LEARNED, STRIDE };
 
 struct Retained {
-  // Of the learned policy: scores of the tokens `margin` before the chunk's, of the window, of the set.
+  // Inputs of the learned policy: scores of the chunk's tokens shifted by `margin`, of the window, of
+  // the set.
   Rows router;
   float* window_scores;
   float* set_scores;
   // One more than the position of each of the set's tokens.
   u64* set_positions;
   u32* counts;
-  // Of the tokens that leave the window `[kv_heads, chunk]`, and for each row of the set the token that took it last.
+  // Scores of the tokens that leave the window `[kv_heads, chunk]`, and for each row of the set the last token stored
+  // in it.
   float* leaving;
   int* occupants;
   int sink;
@@ -28,7 +30,7 @@ struct Lowest {
   }
 };
 
-// What a thread sees of `count` scores.
+// The lowest of a thread's part of `count` scores.
 __device__ inline Lowest lowest_of_thread(const float* scores, int count) {
   Lowest lowest;
 #pragma unroll 4
@@ -63,7 +65,7 @@ struct LowestOfWarp {
 
   __device__ float score() const { return __uint_as_float(bits); }
 
-  // Of a row behind all that were taken before.
+  // Considers a row; calls are in increasing order of rows, so the first lowest row wins.
   __device__ void take(float other, int at) {
     if (__float_as_uint(other) < bits) bits = __float_as_uint(other), row = at;
   }
@@ -91,9 +93,9 @@ __device__ inline void store_window_score(const Attended& a, const Retained& r, 
   if (scored >= 0 && r.router.first) r.window_scores[head * a.rows + (int)((u64)scored % a.rows)] = r.router.token(t)[head];
 }
 
-// Which tokens enter the set and leave it: a single token by its score, or a chunk's every so many. One block for each key head takes
-// them in order. What it is called with stays in registers, since it would have to be read again after each value that it writes. All
-// that decides about a single token was known before it, and comes while earlier kernels end.
+// Decides which tokens enter the set and which leave it: a single token by its score, or every n-th token of a chunk. One block for
+// each key head takes them in order. Arguments are copied to registers, since the compiler would reload them after each store. The
+// inputs for a single token do not depend on earlier kernels of the step, so they are loaded while those end.
 template <int policy>
 __device__ void retain(Attended a, Retained r, const u64* position, int tokens) {
   int head = blockIdx.x;
@@ -138,13 +140,13 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
     }
     bool rises = kept >= count;
     if (rises) count = kept + 1;
-    // Every thread has read what one of them changes now.
+    // One thread now changes data that all threads have read.
     __syncthreads();
     if (threadIdx.x == 0) {
       taken[t] = kept;
       until[t] = kept < 0 ? t : never;
       if (kept >= 0) {
-        // Before the chunk's first token nobody has taken a row.
+        // Before the chunk's first token no row has been taken.
         int before = t > 0 ? occupants[kept] : -1;
         (before < 0 ? gone[kept] : until[before]) = t;
         occupants[kept] = t;
@@ -156,9 +158,8 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
   if (threadIdx.x == 0) r.counts[head] = count;
 }
 
-// The same for a chunk whose tokens have learned scores. A warp takes them in order, 32 at once: those that cannot enter are left out
-// together. The set's rows are 32 groups, one after the other, and a lane knows the lowest score of one: where a row changes, its group alone is
-// searched.
+// As above, for a chunk whose tokens have learned scores. A warp takes them in order, 32 at once: those that cannot enter are skipped together.
+// The set's rows form 32 consecutive groups, and each lane holds the lowest score of one: when a row changes, only its group is searched.
 __device__ inline void retain_chunk(const Attended& a, const Retained& r, const u64* position, int tokens) {
   int head = blockIdx.x, lane = lane_index(), capacity = a.capacity;
   int* gone = a.gone + head * capacity;
@@ -216,7 +217,7 @@ __device__ inline void retain_chunk(const Attended& a, const Retained& r, const 
       scores[row] = score;
       set_positions[row] = start + t - a.rows + 1;
     };
-    // The lowest score only rises: who cannot enter once never can.
+    // The lowest score only rises: a token that cannot enter now never can.
     for (u32 undecided = all_lanes;;) {
       bool enters = score > 0.0f && (count < capacity || score > lowest.score());
       u32 entering = __ballot_sync(all_lanes, enters) & undecided;
@@ -242,8 +243,9 @@ __device__ inline void retain_chunk(const Attended& a, const Retained& r, const 
   if (lane == 0) r.counts[head] = count;
 }
 
-// The policy of attention: a query's weights decide what the next one sees, so that one block for each key head reads the
-// chunk token by token. Shared memory holds what `merge` needs, then the largest score and the sum of each query head.
+// The attention policy: a query's weights decide which tokens the next query sees, so that one block for each key head
+// reads the chunk token by token. Shared memory holds the data of `merge`, then the largest score and the sum of each
+// query head.
 template <class E, int dim, int unit, int heads>
 __device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64* position, int tokens) {
   int kv_head = blockIdx.x, group = a.heads / a.kv_heads, warps = blockDim.x / 32;
@@ -268,7 +270,7 @@ __device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64
       }
     }
     if (kept == count) count++;
-    // Every thread has read what changes now.
+    // Data that all threads have read changes now.
     __syncthreads();
     for (int which = 0; which < 2; which++) {
       const float* own = (which == 0 ? a.k : a.v).token(t) + kv_head * dim;

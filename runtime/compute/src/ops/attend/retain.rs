@@ -8,7 +8,7 @@ use crate::state::{StatePlan, Touched};
 pub struct Eviction {
     /// Which tokens stay.
     pub policy: Policy,
-    /// The first tokens are always kept.
+    /// The first tokens are always retained.
     pub sink: usize,
     /// The state tensor of the retained keys `[kv_heads, capacity, head_dim]`.
     pub set_keys: usize,
@@ -29,26 +29,26 @@ pub enum Policy {
         router: View,
         /// Tokens between a token and the moment when its score is known.
         margin: usize,
-        /// Where scores are kept.
+        /// State tensors of the scores.
         scores: ScoreTensors,
     },
     /// Those to which the last query paid most attention, on average over the heads that share them
     /// (TOVA, arXiv 2401.06104).
     Attention(ScoreTensors),
-    /// Every so many leaving tokens one.
+    /// Every n-th token that leaves the window.
     Stride(usize),
 }
 
 /// State tensors of scores.
 pub struct ScoreTensors {
-    /// Of the window's tokens, `[kv_heads, rows]`.
+    /// Scores of the window's tokens, `[kv_heads, rows]`.
     pub window: usize,
-    /// Of the retained tokens, `[kv_heads, capacity]`.
+    /// Scores of the retained tokens, `[kv_heads, capacity]`.
     pub set: usize,
 }
 
 impl Eviction {
-    /// What attention with this retention reads and writes besides.
+    /// Adds the operands of this retention to those of attention.
     pub(super) fn access(&self, access: Access) -> Access {
         let access = access.state([
             self.set_keys,
@@ -77,7 +77,8 @@ impl Eviction {
         }
     }
 
-    /// What the token that pushes the one at `leaving` out of the window touches of the set.
+    /// The parts of the set that are accessed when a token evicts the one at `leaving` from the
+    /// window.
     pub(super) fn touched(&self, plan: &StatePlan, leaving: Option<u64>) -> Vec<Touched> {
         let capacity = plan.tensors()[self.set_keys].shape[1];
         let kept = leaving.map_or(0, |left| left.min(capacity as u64) as usize);
@@ -140,8 +141,8 @@ mod tests {
         }
     }
 
-    /// Compares with `keeps(position, weights)`: given the last query's share of each position in view, whether the
-    /// token leaving the window enters the set `kept` that it may change.
+    /// Compares with `keeps(position, weights)`, which decides whether the token leaving the window enters the set
+    /// `kept`, given the last query's weight of each visible position; it may change `kept`.
     fn check(
         [heads, kv_heads, window, capacity]: [usize; 4],
         policy: Policy,

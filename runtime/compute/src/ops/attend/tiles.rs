@@ -5,9 +5,9 @@ use crate::cuda::TensorCores;
 /// Tokens and keys of a tile, and threads, in attend_tiles.cu.
 const TILE: usize = 64;
 const THREADS: usize = 128;
-/// Bytes of its static shared memory: the queue of keys, what sees each of a tile, and factors.
+/// Bytes of static shared memory: the queue of keys, the visibility masks of a tile, and factors.
 const STATIC: usize = 256 * (4 + 2) + THREADS / 32 * 4 + 3 * TILE * 4;
-/// Longest heads whose sums a thread's registers hold their part of.
+/// Largest head_dim whose sums fit into a thread's registers.
 const LONGEST: usize = 256;
 /// Those of attend_wide.cu.
 const WIDE_TILE: usize = 32;
@@ -26,9 +26,9 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Those of chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes` each, on a
-    /// device with so many bytes of `room` in shared memory; none where chunks are read otherwise.
-    pub(super) fn of(
+    /// The tiles for chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes` each,
+    /// on a device with `room` bytes of shared memory; none if chunks use another kernel.
+    pub(super) fn new(
         (dim, kv_bytes): (usize, usize),
         keys_only: bool,
         tokens: usize,
@@ -36,32 +36,29 @@ impl Tiles {
         room: usize,
     ) -> Option<Tiles> {
         let wide = dim > LONGEST;
-        let (tiles, fits) = match wide {
-            false => {
-                // Queries in two parts of 16 bits, keys and values in one or two.
-                let rows = (2 + kv_bytes) * TILE;
-                let tiles = Tiles {
-                    wide,
-                    tokens: TILE,
-                    threads: THREADS,
-                    shared: rows * (dim.next_multiple_of(16) + 8) * size_of::<u16>(),
-                };
-                let fits = tiles.shared + STATIC <= room;
-                (tiles, fits)
-            }
-            true => {
-                // Queries, keys, and scores of both halves of the depth.
-                let scores = 2 * WIDE_TILE * (WIDE_TILE + 4) * size_of::<f32>();
-                let seen = 2 * WIDE_TILE * size_of::<i32>();
-                let tiles = Tiles {
-                    wide,
-                    tokens: WIDE_TILE,
-                    threads: WIDE_THREADS,
-                    shared: 2 * WIDE_TILE * (dim + 8) * 4 + scores + seen,
-                };
-                let fits = keys_only && dim.is_multiple_of(32) && tiles.shared <= room;
-                (tiles, fits)
-            }
+        let (tiles, fits) = if wide {
+            // Queries, keys, and scores of both halves of the depth.
+            let scores = 2 * WIDE_TILE * (WIDE_TILE + 4) * size_of::<f32>();
+            let seen = 2 * WIDE_TILE * size_of::<i32>();
+            let tiles = Tiles {
+                wide,
+                tokens: WIDE_TILE,
+                threads: WIDE_THREADS,
+                shared: 2 * WIDE_TILE * (dim + 8) * 4 + scores + seen,
+            };
+            let fits = keys_only && dim.is_multiple_of(32) && tiles.shared <= room;
+            (tiles, fits)
+        } else {
+            // Queries in two parts of 16 bits, keys and values in one or two.
+            let rows = (2 + kv_bytes) * TILE;
+            let tiles = Tiles {
+                wide,
+                tokens: TILE,
+                threads: THREADS,
+                shared: rows * (dim.next_multiple_of(16) + 8) * size_of::<u16>(),
+            };
+            let fits = tiles.shared + STATIC <= room;
+            (tiles, fits)
         };
         (fits && tokens >= 16 && cores != TensorCores::None).then_some(tiles)
     }
@@ -75,14 +72,14 @@ mod tests {
     fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
         let fits = |size, keys_only, tokens, kilobytes: usize| {
             let room = kilobytes << 10;
-            Tiles::of(size, keys_only, tokens, TensorCores::Warps, room).is_some()
+            Tiles::new(size, keys_only, tokens, TensorCores::Warps, room).is_some()
         };
         let on = |dim, tokens, kilobytes| fits((dim, 2), false, tokens, kilobytes);
         assert!(on(128, 2048, 99) && on(256, 16, 163) && on(64, 2048, 99));
         assert!(!on(128, 1, 163) && !on(256, 2048, 99) && !on(512, 2048, 227));
         let in_f32 = |dim, kilobytes| fits((dim, 4), false, 2048, kilobytes);
         assert!(in_f32(128, 163) && in_f32(256, 227) && !in_f32(128, 99));
-        assert!(Tiles::of((64, 2), false, 2048, TensorCores::None, 227 << 10).is_none());
+        assert!(Tiles::new((64, 2), false, 2048, TensorCores::None, 227 << 10).is_none());
         let latent = |dim, kilobytes| fits((dim, 2), true, 2048, kilobytes);
         assert!(latent(576, 163) && !latent(576, 99) && !latent(300, 227));
     }

@@ -25,7 +25,7 @@ struct Blocks {
   int block;
   int chosen;
   int window;
-  // Of the cached keys and of the means.
+  // Rows of the cached keys and of the means.
   int rows;
   int blocks;
   int chunk;
@@ -60,7 +60,7 @@ __device__ Positions<E> positions_of(const Blocks& b, int kv_head, int which, lo
   return {cached + (long long)kv_head * b.rows * dim, staged + (long long)kv_head * b.chunk * dim, start, b.rows, dim};
 }
 
-// The same of the means, by the number of the block.
+// The means by the number of their block.
 template <class E>
 __device__ Positions<E> means_of(const Blocks& b, int kv_head, int which, long long start, int dim) {
   const E* cached = reinterpret_cast<const E*>(which == 0 ? b.mean_keys : b.mean_values);
@@ -70,7 +70,8 @@ __device__ Positions<E> means_of(const Blocks& b, int kv_head, int which, long l
           b.blocks, dim};
 }
 
-// What token t of the chunk sees: positions `oldest..end`, and `count` blocks from `first` to its own, `current`, the first
+// The visible range of token t of the chunk: positions `oldest..end`, and `count` blocks from `first` to its own,
+// `current`, the first
 // `complete` of which have means.
 struct InView {
   long long oldest, end, first, current;
@@ -132,7 +133,7 @@ struct Listed {
   __device__ const E* key(int i) const { return keys.at(near(i)); }
   __device__ const E* value(int i) const { return values.at(near(i)); }
 
-  // Of tokens: those of the chosen blocks, numbered from the first in view.
+  // The tokens of the chosen blocks, numbered from the first in view.
   __device__ Listed of_blocks(const InView& view, const int* chosen) const {
     Listed list = *this;
     list.first = view.first * block;
@@ -229,8 +230,8 @@ __device__ inline int choose_highest(const float* numbers, int count, int most, 
   return taken;
 }
 
-// Blocks take pairs of a token and a key head in turn. Shared memory: what `merge` needs; the largest score and the sum
-// over the means for each query head of the group; the chosen blocks. `picks`: only the means, and the choice.
+// Thread blocks loop over pairs of a token and a key head. Shared memory: the data of `merge`; the largest score and
+// the sum over the means for each query head of the group; the chosen blocks. `picks`: only the means, and the choice.
 template <class E, int dim, int unit, int heads, bool picks>
 __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
   using Queries = Softmaxes<E, dim, unit, heads>;

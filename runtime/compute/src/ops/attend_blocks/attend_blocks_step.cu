@@ -14,7 +14,7 @@ __device__ int split_at(int count, int split) {
   return (int)((long long)count * split / splits);
 }
 
-// What a block of a step takes.
+// The share of a thread block in a step.
 template <int heads, int splits>
 struct StepShare {
   int split = blockIdx.x % splits;
@@ -67,7 +67,7 @@ __device__ void importance_of_step(Blocks b, const u64* position) {
       view.count, b.importance + (long long)kv_head * (b.blocks + 2));
 }
 
-// Shared memory: what `merge` needs, and the chosen blocks.
+// Shared memory: the data of `merge`, and the chosen blocks.
 template <class E, int dim, int unit, int heads, int splits>
 __device__ void tokens_of_step(Blocks b, const u64* position) {
   using Queries = Softmaxes<E, dim, unit, heads>;

@@ -5,7 +5,8 @@
 
 constexpr int chosen_warps = 4;
 
-// A left operand [16, 16] times a right one [16, 8], but for what is below a rounding of f32 numbers to 16 bits.
+// A left operand [16, 16] times a right one [16, 8]; the product of the two low terms, below the rounding of
+// f32, is left out.
 __device__ inline void multiply_add_split(float* sums, const u32* high, const u32* low, SplitPair<2> first, SplitPair<2> second) {
   u32 b_high[2] = {first.part[0], second.part[0]}, b_low[2] = {first.part[1], second.part[1]};
   multiply_add(sums, low, b_high);
@@ -107,7 +108,7 @@ __device__ void attend_chosen(Blocks b, const u64* position) {
   int kv_head = blockIdx.x, t = blockIdx.y, group = b.heads / b.kv_heads;
   const int* picked = b.picked + (t * b.kv_heads + kv_head) * (b.chosen + 1);
   InView view = in_view(b, *position, t);
-  // What is seen, numbered from the oldest on.
+  // Visible tokens, numbered from the oldest.
   int seen = (int)(view.end - view.oldest), offset = (int)(view.first * b.block - view.oldest);
   auto keys = positions_of<E>(b, kv_head, 0, *position, dim), values = positions_of<E>(b, kv_head, 1, *position, dim);
   auto row = [&](int which, int i) {

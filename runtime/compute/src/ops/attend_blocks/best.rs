@@ -1,7 +1,7 @@
 //! The most important of the blocks that were offered.
 
-/// Blocks by their numbers, the most important first, in `2 * places` values: their importances, and behind these their
-/// numbers. Places that are not taken hold [`NOBODY`].
+/// Blocks by their numbers, the most important first, in `2 * places` values: the importances, then the numbers. Empty
+/// places hold [`NOBODY`].
 pub(super) struct Best<'a> {
     importance: &'a mut [f32],
     numbers: &'a mut [u32],
@@ -32,7 +32,7 @@ impl<'a> Best<'a> {
     /// Takes a block in, if fewer than all places are taken or it is more important than the last. Blocks are
     /// offered in order, so that the lower one keeps its place in a tie.
     #[inline(always)]
-    pub fn offer(&mut self, number: u32, importance: f32) {
+    pub(crate) fn offer(&mut self, number: u32, importance: f32) {
         let mut place = self.count;
         while place > 0 && self.importance[place - 1] < importance {
             place -= 1;
@@ -61,7 +61,7 @@ impl<'a> Best<'a> {
 
     /// The numbers in rising order.
     #[inline(always)]
-    pub fn in_order(self) -> &'a mut [u32] {
+    pub(crate) fn in_order(self) -> &'a mut [u32] {
         let numbers = &mut self.numbers[..self.count];
         numbers.sort_unstable();
         numbers

@@ -1,4 +1,4 @@
-//! Sparse attention as kernels: what `attend_blocks.cu` is called with.
+//! Launches of the sparse attention kernels in `attend_blocks.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
@@ -21,7 +21,7 @@ const TURNS: usize = 4;
 /// Warps of a block on tensor cores, and rows of their tiles.
 const WARPS: usize = 4;
 const TILE: usize = 16;
-/// Longest heads whose queries and sums a thread's registers hold their part of.
+/// Largest head_dim whose queries and sums fit into a thread's registers.
 const MOST_DIM: usize = 128;
 
 /// Whether chunks of up to `tokens` tokens attend to chosen blocks and window on tensor cores.

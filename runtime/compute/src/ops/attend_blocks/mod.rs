@@ -9,7 +9,8 @@
 //! - window: the last `window` tokens
 //!
 //! Where there are fewer tokens and key heads than threads, each step of a query ([`Step`]) is shared out. When the
-//! context has wrapped, blocks that have lost a token are out of view, and the first whole one stands for the first.
+//! context has wrapped, blocks that have lost a token are out of view, and the first whole one takes the place of
+//! the first.
 
 mod best;
 mod cpu;

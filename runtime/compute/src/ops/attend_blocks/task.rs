@@ -8,7 +8,7 @@ use crate::cpu::{Buffers, Shared, SharedArena, simd};
 use crate::operands::View;
 use crate::ops::softmax::{Element, Running, TILE};
 
-/// What the means of one query head leave behind: the largest score, and the sum of all relative to it.
+/// Result of the means of one query head: the largest score, and the sum of all relative to it.
 pub(super) const TOTALS: usize = 2;
 
 /// A query goes in three steps: the choice needs the softmax over means of all heads of its group.
@@ -26,7 +26,7 @@ impl Step {
     pub const ALL: [Step; 3] = [Step::Means, Step::Choice, Step::Tokens];
 }
 
-/// What [`Task::run`] does for each token.
+/// The work of [`Task::run`] for each token.
 pub(super) enum Work<'a> {
     /// Caches its key and value.
     Cache,
@@ -50,7 +50,7 @@ pub(super) struct Task<'a, E> {
     pub element: std::marker::PhantomData<E>,
 }
 
-/// What a query sees.
+/// The visible range of a query.
 struct Sight {
     /// The oldest position.
     oldest: u64,
@@ -64,7 +64,7 @@ struct Sight {
     complete: u64,
 }
 
-/// What the steps of each key and value head's query leave each other.
+/// Data that the steps of each key and value head's query pass to one another.
 pub(super) struct Notes<'a> {
     values: Shared<'a, f32>,
     parts: usize,
@@ -108,7 +108,7 @@ struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Room at the beginning of `scratch`, and what is left of it.
+    /// Takes room at the beginning of `scratch`; returns it and the rest.
     #[inline(always)]
     fn split(scratch: &mut [f32], dim: usize) -> (Tile<'_>, &mut [f32]) {
         let (keys, rest) = scratch.split_at_mut(TILE * dim);
@@ -214,7 +214,8 @@ impl<E: Element> Task<'_, E> {
         for (view, tensor, means) in pairs {
             let place = row(sight.end - 1);
             let place = self.span(tensor, head, place..place + 1);
-            // SAFETY: each task caches its own head's rows (rules: widths, bounds), and no query runs beside it that uses them.
+            // SAFETY: each task caches its own head's rows (rules: widths, bounds), and no query that uses them runs at that
+            // time.
             let place = unsafe { self.state.tensor(tensor, place) };
             E::narrow(self.projection(view, head, t), place);
             let block = attend.block as u64;
@@ -318,11 +319,13 @@ impl<E: Element> Task<'_, E> {
     fn out(&self, head: usize, g: usize, t: usize) -> &mut [f32] {
         let (out, dim) = (&self.attend.out, self.attend.head_dim());
         let start = t * out.stride + out.start + (head * self.attend.group() + g) * dim;
-        // SAFETY: each task has its own heads' columns of its own token (rules: widths, disjoint writes).
+        // SAFETY: each task writes its heads' columns of one token (rules: widths, disjoint
+        // writes).
         unsafe { self.out.part(start..start + dim) }
     }
 
-    /// Adds what a running softmax has come to, times its gate, to the outputs of query head `g`.
+    /// Adds the result of a running softmax, multiplied by its gate, to the outputs of query head
+    /// `g`.
     #[inline(always)]
     fn add_branch(&self, head: usize, g: usize, t: usize, branch: usize, running: &[f32]) {
         let gates = &self.attend.gates;

@@ -84,7 +84,7 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
         assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));
         let ragged = [1, tokens / 3, 2, tokens - tokens / 3 - 3];
         assert!((whole.clone(), state.clone()) == rig.read(&ragged, fill, out));
-        // Steps of so many threads share out the heads and the blocks.
+        // Steps of this many threads split the heads and the blocks.
         for threads in [1, 3, 8] {
             let mut rig = Rig::new(&op, &widths, &slots).threads(threads);
             assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));
@@ -110,9 +110,12 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
                     .collect();
                 let current = t / block;
                 let mut order: Vec<(f64, usize)> = (0..=current)
-                    .map(|c| match c == 0 || c + 1 >= current {
-                        true => (-(group as f64), c),
-                        false => (-by_means.iter().map(|(_, s)| s[c]).sum::<f64>(), c),
+                    .map(|c| {
+                        if c == 0 || c + 1 >= current {
+                            (-(group as f64), c)
+                        } else {
+                            (-by_means.iter().map(|(_, s)| s[c]).sum::<f64>(), c)
+                        }
                     })
                     .collect();
                 order.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));

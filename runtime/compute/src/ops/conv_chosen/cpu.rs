@@ -32,15 +32,17 @@ impl CpuOp for ConvChosen {
                         column / group.width(self.partitions),
                         column % group.width(self.partitions),
                     );
-                    let input = match group.input.width == group.out.width {
-                        true => column,
-                        false => inner,
+                    let input = if group.input.width == group.out.width {
+                        column
+                    } else {
+                        inner
                     };
                     let width = group.width(self.partitions);
                     let past = group.conv.weight.len() / width - 1;
                     let kept = |row: usize| {
                         let start = (partition * past + row) * width + inner;
-                        // SAFETY: each task has its own columns of its own partition's last inputs (rules: widths, bounds).
+                        // SAFETY: each task writes its columns of one partition's last inputs (rules: widths,
+                        // bounds).
                         unsafe {
                             state.tensor::<f32>(group.conv.state, start..start + group.head_dim)
                         }
@@ -69,7 +71,7 @@ impl CpuOp for ConvChosen {
 }
 
 impl ChosenGroup {
-    /// One token of one head: `kept(row)` are the head's last inputs, oldest first.
+    /// One token of one head: `kept(row)` returns the head's last inputs, oldest first.
     #[inline(always)]
     fn step<'s>(
         &self,

@@ -1,4 +1,4 @@
-//! The op as kernels: what `conv_chosen.cu` is called with.
+//! Launches of the kernels in `conv_chosen.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};

@@ -15,9 +15,9 @@ use crate::state::{StatePlan, Touched};
 pub struct ConvChosen {
     /// Partitions.
     pub partitions: usize,
-    /// What [`super::Route`] chose.
+    /// Output of [`super::Route`].
     pub route: View,
-    /// The inputs. Their results stand in one buffer, which none of them reads.
+    /// The inputs. Their results share one buffer, which is not an input.
     pub groups: Vec<ChosenGroup>,
 }
 

@@ -20,14 +20,14 @@ const OUTER_ROWS: usize = 32;
 const BATCH: usize = 64;
 
 /// Networks of one shape and their tokens.
-struct Part<'a> {
+struct ExpertPart<'a> {
     expert: &'a Expert,
     grouped: Grouped<'a>,
     /// Where the values between its matrices begin.
     inner: usize,
 }
 
-impl Part<'_> {
+impl ExpertPart<'_> {
     /// Pieces that the rows of the first matrices are cut into.
     fn pieces(&self) -> usize {
         self.expert.width().div_ceil(INNER_ROWS)
@@ -68,14 +68,14 @@ impl Part<'_> {
                     None => activation.apply(up),
                 }
                 let start = first + (batch * BATCH + i) * width;
-                // SAFETY: a task has its own columns of its group's rows; groups have rows and parts have ranges of their own
-                // (rule: widths).
+                // SAFETY: a task writes its own columns of its group's rows; groups have separate rows and parts separate
+                // ranges (rule: widths).
                 unsafe { inner.part(start..start + piece.len()) }.copy_from_slice(up);
             }
         }
     }
 
-    /// Adds to columns `piece` of every token's output what its networks make of the inputs, times their weights.
+    /// Adds the networks' weighted outputs to columns `piece` of every token's output.
     fn end(
         &self,
         piece: std::ops::Range<usize>,
@@ -109,13 +109,13 @@ impl Part<'_> {
 }
 
 impl Experts {
-    /// The inner values of all parts. Those whose inputs are rounded alike are made together.
-    fn make_inner(&self, frame: &mut Frame, parts: &[Part], inner: &mut [f32]) {
+    /// The inner values of all parts. Parts whose inputs are rounded alike are computed together.
+    fn make_inner(&self, frame: &mut Frame, parts: &[ExpertPart], inner: &mut [f32]) {
         let inner = Shared::new(inner);
-        let rounding = |part: &Part| part.expert.rounding();
+        let rounding = |part: &ExpertPart| part.expert.rounding();
         for parts in parts.chunk_by(|a, b| rounding(a) == rounding(b)) {
             frame.load_normed(self.input, self.norm.as_ref(), rounding(&parts[0]));
-            let tasks = parts.iter().map(Part::tasks).sum();
+            let tasks = parts.iter().map(ExpertPart::tasks).sum();
             frame.pool.each(tasks, |worker, mut task| {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 for part in parts {
@@ -129,8 +129,8 @@ impl Experts {
         }
     }
 
-    /// The sum over all parts of what they make of their inner values.
-    fn sum(&self, frame: &mut Frame, parts: &[Part], inner: &[f32], out: &mut [f32]) {
+    /// The sum of the outputs of all parts for their inner values.
+    fn sum(&self, frame: &mut Frame, parts: &[ExpertPart], inner: &[f32], out: &mut [f32]) {
         let (rows, output) = (self.output.width, self.output);
         if !self.add {
             for row in out.chunks_mut(output.stride).take(frame.tokens.len()) {
@@ -169,7 +169,7 @@ impl CpuOp for Experts {
             let (order, weights) = order.split_at_mut(3 * pairs);
             let route = Chosen::new(&self.route, frame.buffers.get(self.route.buffer));
             let room = &mut common[..Grouped::common(self.experts)];
-            let grouped = Grouped::of(route, tokens, order, room);
+            let grouped = Grouped::new(route, tokens, order, room);
             let starts = [0, tokens as u32];
             let shared = self.shared.as_ref().map(|shared| {
                 for (t, weight) in weights[..tokens].iter_mut().enumerate() {
@@ -179,18 +179,18 @@ impl CpuOp for Experts {
                     });
                     *weight = shared.multiplier * gate;
                 }
-                Part {
+                ExpertPart {
                     expert: &shared.expert,
                     grouped: Grouped::whole(&starts, grouped.places, &weights[..tokens]),
                     inner: pairs * self.expert.width(),
                 }
             });
-            let routed = Part {
+            let routed = ExpertPart {
                 expert: &self.expert,
                 grouped,
                 inner: 0,
             };
-            let mut sum = |frame: &mut Frame, parts: &[Part]| {
+            let mut sum = |frame: &mut Frame, parts: &[ExpertPart]| {
                 self.make_inner(frame, parts, &mut inner);
                 // The input may be its columns.
                 let mut out = frame.buffers.take(self.output.buffer);

@@ -1,5 +1,5 @@
-// A mixture of experts, tokens one by one: the numbers of the chosen experts stand in `route`, and their rows are read where
-// they lie. Behind it, what a chunk needs before its products (experts_chunk.cu).
+// A mixture of experts, one token at a time: `route` holds the indices of the chosen experts, whose rows are read in place.
+// The second half of the file prepares the products of a chunk (experts_chunk.cu).
 
 // Feed-forward networks of one shape: the formats of their matrices, -1 for none, and the width between them, 0 for none.
 // How inputs are rounded: those of the first matrices, and of the last one.
@@ -114,7 +114,8 @@ __device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrice
   }
 }
 
-// Makes `count` values the input of products, rounded to 16 bits, or in f32 and, behind it, in 8 bits; there is room for `most`.
+// Stores `count` values as input of products, rounded to 16 bits, or in f32 followed by the 8-bit form; there is room for
+// `most`.
 template <int rounding, int most>
 __device__ int* load_values(const float* values, int count, float* x) {
   __syncthreads();
@@ -158,8 +159,8 @@ __device__ float lane_sum(
   return sum;
 }
 
-// The weighted sum of what the experts make of their inner values. Rows are dealt out to the warps of all blocks; a warp takes `turns` of
-// them at most. As many experts as `together` have their inputs in shared memory at once.
+// The weighted sum of the experts' outputs for their inner values. Rows are distributed over the warps of all blocks; a warp takes at
+// most `turns` of them. The inputs of `together` experts are in shared memory at once.
 template <class Routed, class Common, int experts, int chosen, int together, int rows, int turns, bool add>
 __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows route, Rows gate, float multiplier, Rows output) {
   float* x = shared_memory<float>();
@@ -209,9 +210,9 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
 // Pairs of a token and an expert in a tile of the lists.
 constexpr int tile_pairs = 64;
 
-// The pairs of a chunk by expert, then by token. An expert's pairs begin with a tile of their own.
+// The pairs of a chunk by expert, then by token. An expert's pairs start at a new tile.
 struct ExpertLists {
-  // The expert of each tile; `none` behind the last one.
+  // The expert of each tile; `none` after the last one.
   int* experts;
   // The pairs of each tile: a token's number times those that it chooses, plus the rank; `none` where there are fewer.
   int* pairs;

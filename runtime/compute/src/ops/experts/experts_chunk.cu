@@ -22,7 +22,7 @@ struct PairTile {
       : first(blockIdx.y * tile_pairs + from), listed(lists.pairs + first), tokens(all_tokens) {
     if constexpr (Product::listed) expert = lists.experts[blockIdx.y];
   }
-  // A pair; less than 0 behind the last one.
+  // A pair; negative after the last one.
   __device__ int pair(int index) const {
     if constexpr (Product::listed) return listed[index];
     return first + index < tokens ? first + index : ExpertLists::none;
@@ -93,7 +93,7 @@ __device__ void pair_products(
   if (pair >= 0 && row < end) tile.place(output, pair, part)[row] = activate(Product::function, product) * factor;
 }
 
-// The same of codes on tensor cores.
+// As above, for codes on tensor cores.
 template <class Product>
 __device__ void pair_codes(
     const u8* gate, const u8* up, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
@@ -124,8 +124,7 @@ __device__ void pair_codes(
   });
 }
 
-// The weighted sum of what the experts of a token made, in the order in which it chose them, then of what the shared one made; of each there
-// are `part` values.
+// The weighted sum of the outputs of a token's experts in routing order, then of the shared one; each has `part` values.
 template <int chosen, bool shared, bool add>
 __device__ void sum_experts(Rows products, int part, Rows route, Rows gate, float multiplier, Rows output) {
   int t = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;

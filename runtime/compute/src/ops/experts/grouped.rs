@@ -29,9 +29,9 @@ impl<'a> Grouped<'a> {
         3 * experts + 1
     }
 
-    /// What `route` chose for `tokens` tokens; all its lists lie in `order` and `common`. `common` is of as many numbers as
-    /// [`Grouped::common`] says.
-    pub fn of(route: Chosen, tokens: usize, order: &'a mut [f32], common: &'a mut [f32]) -> Self {
+    /// Groups the choices of `route` for `tokens` tokens; all lists are stored in `order` and `common`, whose length is
+    /// [`Grouped::common`].
+    pub fn new(route: Chosen, tokens: usize, order: &'a mut [f32], common: &'a mut [f32]) -> Self {
         let experts = common.len() / 3;
         let pairs = tokens * route.count();
         let (weights, rest) = order[..3 * pairs].split_at_mut(pairs);
@@ -115,7 +115,7 @@ mod tests {
         let route = Chosen::new(&View::whole(0, 4), rows.as_flattened());
         let mut order = vec![f32::NAN; 3 * Grouped::width(2)];
         let mut common = vec![f32::NAN; Grouped::common(4)];
-        let grouped = Grouped::of(route, 3, &mut order, &mut common);
+        let grouped = Grouped::new(route, 3, &mut order, &mut common);
         assert_eq!(grouped.tokens, [0, 1, 1, 2, 0, 2]);
         assert_eq!(grouped.weights, [0.1, 0.6, 0.2, 0.3, 0.5, 0.7]);
         assert_eq!(grouped.places, [0, 1, 2, 3, 4, 5]);

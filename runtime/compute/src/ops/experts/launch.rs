@@ -1,4 +1,4 @@
-//! The op as kernels: what `experts.cu` is called with.
+//! Launches of the kernels in `experts.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
@@ -27,7 +27,7 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    pub fn of(expert: &Expert, launches: &Launches) -> Result<Self> {
+    pub fn new(expert: &Expert, launches: &Launches) -> Result<Self> {
         let gate = expert.gate.as_ref();
         Ok(Matrices {
             gate: gate.map_or(Ok(0), |gate| launches.matrix_address(gate))?,
@@ -62,15 +62,16 @@ impl DeviceOp for Experts {
         ]
         .join(", ");
         let matrices = [
-            Matrices::of(&self.expert, launches)?,
+            Matrices::new(&self.expert, launches)?,
             common.map_or(Ok(Matrices::zeroed()), |expert| {
-                Matrices::of(expert, launches)
+                Matrices::new(expert, launches)
             })?,
         ]
         .map(|matrices| Parameter::value("Matrices", matrices));
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let threads = launches.prologue_threads();
-        // A block makes its input once, whatever its rows. In the decode kernel blocks of one SM run one after another.
+        // A block prepares its input once, regardless of the number of rows. In the decode kernel the blocks of one SM
+        // run one after another.
         let most = launches.sms() * if launches.persistent() { 1 } else { 8 };
         let blocks = |rows: usize, of_block: usize| rows.div_ceil(of_block).min(most);
         let width = self.expert.width();

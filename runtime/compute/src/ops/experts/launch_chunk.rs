@@ -1,5 +1,5 @@
 //! The op over many tokens: pairs of a token and an expert are grouped by the expert, so that a row of a matrix is read once for several
-//! tokens. What `experts_chunk.cu` is called with.
+//! tokens. Launches of the kernels in `experts_chunk.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
@@ -23,8 +23,8 @@ const TILE: usize = 64;
 const PLAIN_PAIRS: usize = 8;
 const PLAIN_ROWS: usize = 4;
 const THREADS: usize = 256;
-/// Most bytes of what the experts of a chunk's tokens make, before it is summed: all of it remains in L2. Few in tests, whose small
-/// matrices then have several parts.
+/// Largest size in bytes of the expert outputs of a chunk before they are summed: they remain in L2. Small in tests, so that their
+/// small matrices have several parts.
 const MOST_PRODUCTS: usize = if cfg!(test) { 1 << 18 } else { 32 << 20 };
 
 /// `ExpertLists` in experts.cu.
@@ -59,12 +59,12 @@ struct ExpertGroup<'a> {
     /// Those of a token.
     count: usize,
     lists: Option<Lists>,
-    /// What stands between their matrices, and names of the workspaces for the inputs of the last one.
+    /// The values between the matrices, and names of the workspaces for the inputs of the last one.
     inner: View,
     names: [&'static str; 2],
 }
 
-/// Rows of matrices: from which on, how many, and where their products stand.
+/// Rows of matrices: the first, the number, and the address of their products.
 struct Part {
     begin: usize,
     count: usize,
@@ -74,7 +74,8 @@ struct Part {
 }
 
 impl Experts {
-    /// Whether chunks of so many tokens are grouped by expert: there a step has other sums.
+    /// Whether chunks of this many tokens are grouped by expert, which sums in another order than a
+    /// step.
     pub(super) fn is_grouped(&self, launches: &Launches) -> bool {
         launches.tokens >= PLAIN_PAIRS && !launches.as_steps
     }
@@ -119,7 +120,7 @@ impl Experts {
         self.end(&ends, launches)
     }
 
-    /// The weighted sums of what experts make of their inner values, some rows of their last matrices after others.
+    /// The weighted sums of the experts' outputs, a range of rows of the last matrices at a time.
     fn end(&self, ends: &[(ExpertGroup, Staged)], launches: &mut Launches) -> Result<()> {
         let (chosen, width, tokens) = (self.chosen(), self.output.width, launches.tokens);
         let made = ends.iter().map(|(group, _)| group.count).sum::<usize>();
@@ -310,7 +311,7 @@ impl ExpertGroup<'_> {
     }
 }
 
-/// Room for so many inputs of these matrices, which have as many columns.
+/// Room for this many inputs of these matrices, all with the same number of columns.
 fn staged(
     [floats, codes]: [&'static str; 2],
     matrices: &[&Matrix],

@@ -1,5 +1,5 @@
-//! A mixture of experts: many feed-forward networks of one shape, of which each token passes those that a router chose
-//! for it, and perhaps one that every token passes. Only what is chosen is read.
+//! A mixture of experts: many feed-forward networks of one shape. Each token passes through the networks that a router
+//! chose for it, and optionally through a shared one. Only chosen experts are read.
 
 mod cpu;
 mod grouped;
@@ -38,27 +38,27 @@ pub struct SharedExpert {
 ///
 /// `expert(x) = down(act(gate x) * up x)`, without a gate `down(act(up x))`.
 pub struct Experts {
-    /// What the experts read.
+    /// Input of the experts.
     pub input: View,
     /// Applied to the input first.
     pub norm: Option<Norm>,
-    /// What [`super::Route`] chose of them, and the weights.
+    /// Output of [`super::Route`]: the chosen experts and their weights.
     pub route: View,
     /// Number of experts.
     pub experts: usize,
     /// Their matrices.
     pub expert: Expert,
-    /// What every token passes.
+    /// The expert of every token.
     pub shared: Option<SharedExpert>,
-    /// What gates pass through; without gates, what `up x` does.
+    /// Function of the gate; without gates, of `up x`.
     pub activation: Activation,
-    /// Room for what stands between the matrices, of [`Experts::inner_width`].
+    /// Room for the values between the matrices, of [`Experts::inner_width`].
     pub inner: View,
     /// Room for the order of tokens, of [`Experts::order_width`].
     pub order: View,
-    /// Where the sum stands.
+    /// Destination of the sum.
     pub output: View,
-    /// Whether it is added to what stands there.
+    /// Whether the sum is added to the previous contents.
     pub add: bool,
 }
 
@@ -90,7 +90,7 @@ impl Expert {
 }
 
 impl Experts {
-    /// Width of the room for what stands between the matrices: of each chosen expert, then of the shared one.
+    /// Width of the room for the values between the matrices: of each chosen expert, then of the shared one.
     pub fn inner_width(chosen: usize, width: usize, shared: usize) -> usize {
         chosen * width + shared
     }
@@ -115,9 +115,10 @@ impl Op for Experts {
     fn access(&self) -> Access {
         let gate = self.shared.as_ref().and_then(|shared| shared.gate);
         let access = Access::default().reads([self.route]).reads(gate);
-        let access = match self.add {
-            true => access.updates([self.output]),
-            false => access.writes([self.output]),
+        let access = if self.add {
+            access.updates([self.output])
+        } else {
+            access.writes([self.output])
         };
         let is_named = self.add && self.input == self.output;
         let input = (!is_named).then_some(self.input);

@@ -49,9 +49,10 @@ fn op(
             gate: Some(gate),
             multiplier: 0.7,
         }),
-        activation: match gated {
-            true => Activation::Silu,
-            false => Activation::SquaredRelu,
+        activation: if gated {
+            Activation::Silu
+        } else {
+            Activation::SquaredRelu
         },
         inner: View::whole(3, inner),
         order: View::whole(4, Experts::order_width(CHOSEN)),
@@ -86,7 +87,7 @@ fn fill(buffer: usize, t: usize, row: &mut [f32]) {
             .iter_mut()
             .enumerate()
             .for_each(|(i, x)| *x = noise(buffer + 64 * t + i)),
-        // What no one may read.
+        // Values that must not be read.
         _ => row.fill(f32::NAN),
     }
 }
@@ -98,7 +99,7 @@ fn read(op: &Experts, chunks: &[usize]) -> Vec<f32> {
         .0
 }
 
-/// What one network makes of an input, in f64.
+/// The output of one network, in f64.
 fn network(expert: &Expert, number: usize, x: &[f32], activation: Activation) -> Vec<f64> {
     let product = |matrix: &Matrix, row: usize, x: &[f64]| -> f64 {
         let mut weights = vec![0.0; matrix.cols()];

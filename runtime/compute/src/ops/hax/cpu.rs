@@ -39,7 +39,7 @@ impl Hax {
         frame.buffers.put(self.plan.buffer, plan);
     }
 
-    /// The keys' part: caches them and plans what the values do.
+    /// The keys' part: caches them and plans the work of the values.
     #[inline(always)]
     fn choose<E: Element>(&self, frame: &mut Frame, plan: &mut [f32]) {
         let mut scratch = frame.scratch[0].lock().expect("scratch");

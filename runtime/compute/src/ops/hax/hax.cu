@@ -1,10 +1,12 @@
-// Sparse attention beside a state-space model. `hax_choose` takes the keys token by token in one block: which rows a token
-// takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32 channels a block.
+// Sparse attention in parallel with a state-space model. `hax_choose` takes the keys token by token in one block: which
+// rows a token takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32
+// channels a block.
 
 enum { HAX_WINDOW, HAX_SINK, HAX_DILATED, HAX_SIGNS, HAX_LARGEST, HAX_BEST };
 
 struct HaxSource {
-  // Of the hash `[width, columns]`, or of the scorer's layers, transposed `[2 width, 2 width]`.
+  // Weights of the hash `[width, columns]`, or of the scorer's layers, transposed `[2 width, 2
+  // width]`.
   const float* weights;
   const float* second_weights;
   const float* bias;
@@ -163,7 +165,7 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
         int bin = hax_bin<width>(source, key, mean_key, products);
         row = bin * source.rows + (int)hax.cursors[bin];
       }
-      // Every thread has read what changes now.
+      // Data that all threads have read changes now.
       __syncthreads();
       if (threadIdx.x == 0) {
         plan.taken[s] = row < 0 ? -1 : source.first + row;

@@ -1,4 +1,4 @@
-//! Sparse attention beside a state-space model as kernels: what `hax.cu` is called with.
+//! Launches of sparse attention in parallel with a state-space model, in `hax.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
@@ -7,7 +7,7 @@ use super::Hax;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::{Error, Result};
 use crate::ops::DeviceOp;
-use crate::ops::hax_sources::{Pattern, Source};
+use crate::ops::hax_sources::{KeySource, Pattern};
 
 const SOURCE: &[File] = &[file("ops/hax/hax.cu")];
 
@@ -120,7 +120,7 @@ impl DeviceOp for Hax {
     }
 }
 
-fn source_of(source: &Source, width: usize, launches: &Launches) -> Result<HaxSource> {
+fn source_of(source: &KeySource, width: usize, launches: &Launches) -> Result<HaxSource> {
     let mut parts = HaxSource {
         first: source.first as i32,
         rows: source.rows as i32,

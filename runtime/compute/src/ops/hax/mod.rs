@@ -1,9 +1,9 @@
-//! Sparse attention beside a state-space model (HAX, arXiv 2507.00449): one head, whose values are all channels and
-//! whose query sees the union of a few small sources of earlier tokens.
+//! Sparse attention in parallel with a state-space model (HAX, arXiv 2507.00449): one head, whose values are all
+//! channels and whose query sees the union of a few small sources of earlier tokens.
 //!
-//! Every source keeps its tokens in rows of a common table, so that the state does not grow. Keys decide first, token
-//! by token on one thread: which rows a token takes, which rows its query sees, with which weights. The values, which
-//! are wide, follow that plan in columns on all threads. A query whose sources are empty gets zero.
+//! All sources store their tokens in rows of a common table of fixed size. Keys decide first, token by token on one
+//! thread: which rows a token takes, which rows its query sees, with which weights. The values, which are wide,
+//! follow that plan in columns on all threads. A query whose sources are empty gets zero.
 
 mod cpu;
 mod launch;

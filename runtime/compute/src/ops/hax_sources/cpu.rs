@@ -1,10 +1,10 @@
 //! How a CPU finds the tokens that a query sees.
 
-use super::{NONE, Pattern, Source, Sources};
+use super::{KeySource, NONE, Pattern, Sources};
 use crate::cpu::simd;
 use crate::ops::softmax::Element;
 
-/// What the sources remember.
+/// State of the sources.
 pub(in crate::ops) struct State<'a, E> {
     pub keys: &'a mut [E],
     pub positions: &'a mut [u64],
@@ -16,7 +16,7 @@ pub(in crate::ops) struct State<'a, E> {
 impl Sources {
     /// Floats of scratch for keys of this width.
     pub(in crate::ops) fn scratch(&self, width: usize) -> usize {
-        let columns = |source: &Source| match &source.pattern {
+        let columns = |source: &KeySource| match &source.pattern {
             Pattern::Bins(hash) => hash.weight.len() / width,
             _ => 0,
         };
@@ -41,7 +41,7 @@ impl Sources {
             .take(count.to_bits() as usize)
     }
 
-    /// One token: takes its key in, then plans what it writes and what its query sees.
+    /// One token: adds its key, then plans its writes and the rows that its query reads.
     #[inline(always)]
     pub(in crate::ops) fn step<E: Element>(
         &self,

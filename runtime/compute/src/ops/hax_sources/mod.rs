@@ -23,7 +23,7 @@ pub enum Pattern {
 }
 
 /// A source and its place in the table.
-pub(super) struct Source {
+pub(super) struct KeySource {
     pub pattern: Pattern,
     /// Its first row.
     pub first: usize,
@@ -33,7 +33,7 @@ pub(super) struct Source {
 
 /// Sources that share a table.
 pub struct Sources {
-    list: Vec<Source>,
+    list: Vec<KeySource>,
     rows: usize,
 }
 
@@ -50,7 +50,7 @@ impl Sources {
                 Pattern::Bins(hash) => hash.bins(width),
                 _ => 1,
             };
-            let source = Source {
+            let source = KeySource {
                 pattern,
                 first: rows,
                 rows: seen,
@@ -68,7 +68,7 @@ impl Sources {
 
     /// Bins, if there are any.
     pub(super) fn bins(&self, width: usize) -> usize {
-        let bins = |source: &Source| match &source.pattern {
+        let bins = |source: &KeySource| match &source.pattern {
             Pattern::Bins(hash) => hash.bins(width),
             _ => 0,
         };
@@ -77,7 +77,7 @@ impl Sources {
 
     /// Keys with scores.
     pub(super) fn scored(&self) -> usize {
-        let scored = |source: &Source| match &source.pattern {
+        let scored = |source: &KeySource| match &source.pattern {
             Pattern::Best(_) => source.rows,
             _ => 0,
         };
@@ -86,7 +86,7 @@ impl Sources {
 
     /// Bytes of weights that one token reads.
     pub fn weight_bytes(&self) -> usize {
-        let floats = |source: &Source| match &source.pattern {
+        let floats = |source: &KeySource| match &source.pattern {
             Pattern::Bins(hash) => hash.weight.len(),
             Pattern::Best(scorer) => scorer.weights.iter().map(|w| w.len()).sum(),
             Pattern::Window | Pattern::Sink | Pattern::Dilated(_) => 0,
@@ -95,7 +95,7 @@ impl Sources {
     }
 
     /// The sources, in the order of their rows.
-    pub(super) fn list(&self) -> &[Source] {
+    pub(super) fn list(&self) -> &[KeySource] {
         &self.list
     }
 

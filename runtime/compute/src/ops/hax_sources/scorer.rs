@@ -5,7 +5,7 @@ use crate::weights::Vector;
 
 /// Scores a key from itself and the direction of the mean query so far: two layers with relu, then a sum.
 pub struct Scorer {
-    /// Of each layer, transposed `[2 width, 2 width]`.
+    /// Weights of each layer, transposed `[2 width, 2 width]`.
     pub(in crate::ops) weights: [Vector; 2],
     pub(in crate::ops) biases: [Vector; 2],
     pub(in crate::ops) last: Vector,

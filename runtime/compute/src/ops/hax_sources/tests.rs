@@ -101,7 +101,8 @@ impl Plain {
     }
 }
 
-/// Steps through the tokens and compares what each query sees; returns how many saw nothing.
+/// Steps through the tokens and compares the rows that each query reads; returns the number of
+/// queries that read none.
 fn compare(patterns: Vec<Pattern>, layers: &[(Vector, Vector)]) -> usize {
     let plain = Plain::new();
     let expected: Vec<Vec<usize>> = (0..TOKENS)

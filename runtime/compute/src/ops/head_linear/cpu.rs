@@ -45,7 +45,7 @@ impl CpuOp for HeadLinear {
                     for (i, product) in scratch.chunks_exact(ROWS).take(count).enumerate() {
                         let start = (first + i) * self.out.stride + place;
                         let columns = start + piece.start..start + piece.end;
-                        // SAFETY: each task has its own rows of its own head, which are columns of the output (rules: widths,
+                        // SAFETY: each task writes its rows of one head, which are columns of the output (rules: widths,
                         // disjoint writes).
                         unsafe { out.part(columns) }.copy_from_slice(&product[..piece.len()]);
                         if piece.start == 0 {

@@ -1,4 +1,4 @@
-// Products of heads with matrices of their own. `lanes` threads share a row, which they keep in registers for the tokens of a tile.
+// Products of heads with one matrix per head. `lanes` threads share a row, which they hold in registers for the tokens of a tile.
 // Inputs are rounded in shared memory.
 
 template <int format, int rounding, int lanes, int heads, int rows, int cols, int kept, int width, int tile>
@@ -36,7 +36,7 @@ __device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < parts; i++) {
-      // Of a unit behind the row's end the weights are zero, and no input is read.
+      // The weights of a unit after the row's end are zero, and no input is read.
       int unit = min(i * lanes + place, units - 1);
 #pragma unroll
       for (int j = 0; j < Weights::unit; j++) sum += weights[i][j] * inputs[unit * Weights::unit + j];

@@ -1,4 +1,4 @@
-//! A matrix for each head: `y_h = W_h x_h`, behind which the last columns of a head may pass as they are.
+//! A matrix for each head: `y_h = W_h x_h`, optionally followed by the head's last columns unchanged.
 
 mod cpu;
 mod launch;
@@ -9,7 +9,7 @@ use super::{Access, Op};
 use crate::operands::View;
 use crate::ops::Rules;
 
-/// Products of heads with matrices of their own.
+/// Products of heads with one matrix per head.
 pub struct HeadLinear {
     /// Heads.
     pub heads: usize,
@@ -17,7 +17,7 @@ pub struct HeadLinear {
     pub x: View,
     /// `[heads * rows, cols]`: the heads' matrices, one after another.
     pub matrix: Matrix,
-    /// Columns of a head behind those that are multiplied, which stand behind its product.
+    /// Columns of a head after the multiplied ones; they are copied after its product.
     pub kept: usize,
     /// Results `[heads, rows + kept]`.
     pub out: View,

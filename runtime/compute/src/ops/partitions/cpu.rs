@@ -29,9 +29,10 @@ fn form(tokens: usize) -> Form {
 impl Partitions {
     /// The inputs of a head in a partition.
     fn inputs<'a>(&self, buffers: &'a Buffers, head: usize, partition: usize) -> Inputs<'a> {
-        let part = match self.own_columns {
-            true => (partition, self.partitions),
-            false => (0, 1),
+        let part = if self.own_columns {
+            (partition, self.partitions)
+        } else {
+            (0, 1)
         };
         self.recur.inputs(buffers, head, part)
     }
@@ -39,9 +40,10 @@ impl Partitions {
     #[inline(always)]
     fn weigh(&self, weighed: bool, weight: f32, x: &mut [f32]) {
         let weight = if weighed { weight } else { 1.0 };
-        let norm = match self.unit_length {
-            true => (weight * weight * simd::dot(x, x) + 1e-6).sqrt(),
-            false => 1.0,
+        let norm = if self.unit_length {
+            (weight * weight * simd::dot(x, x) + 1e-6).sqrt()
+        } else {
+            1.0
         };
         simd::scale(weight / norm, x);
     }
@@ -77,7 +79,8 @@ impl Partitions {
                 }
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let room = tokens.min(PIECE);
-                let mut piece = Piece::new(self, frame.buffers, head, chosen, room, &mut scratch);
+                let mut piece =
+                    HeadColumns::new(self, frame.buffers, head, chosen, room, &mut scratch);
                 match form {
                     Form::Tokens => {
                         for t in 0..tokens {
@@ -125,7 +128,7 @@ impl CpuOp for Partitions {
 }
 
 /// Tokens gathered for one partition of one head.
-struct Piece<'a> {
+struct HeadColumns<'a> {
     op: &'a Partitions,
     buffers: &'a Buffers,
     head: usize,
@@ -151,7 +154,7 @@ struct Token {
     reads: bool,
 }
 
-impl<'a> Piece<'a> {
+impl<'a> HeadColumns<'a> {
     fn new(
         op: &'a Partitions,
         buffers: &'a Buffers,
@@ -167,7 +170,7 @@ impl<'a> Piece<'a> {
         let (v, scratch) = scratch.split_at_mut(room * dv);
         let (out, scratch) = scratch.split_at_mut(room * dv);
         let (beta, scratch) = scratch.split_at_mut(room);
-        Piece {
+        HeadColumns {
             op,
             buffers,
             head,
@@ -237,7 +240,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// Runs the gathered tokens over the partition's state, and adds what they read to their outputs.
+    /// Runs the gathered tokens over the partition's state, and adds the results to their outputs.
     #[inline(never)]
     fn flush<'o>(&mut self, state: &mut [f32], out: &impl Fn(usize) -> &'o mut [f32]) {
         let (dk, dv) = (self.op.recur.dk, self.op.recur.dv);

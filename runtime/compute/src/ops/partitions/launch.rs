@@ -1,4 +1,4 @@
-//! The op as kernels: what `partitions.cu` is called with.
+//! Launches of the kernels in `partitions.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -48,7 +48,7 @@ impl DeviceOp for Partitions {
         }
 
         let out = inputs.out;
-        // What one partition alone writes needs no sum.
+        // Outputs of a single partition need no sum.
         let summed = self.add || self.readers > 1;
         if summed {
             let floats = self.readers * width;

@@ -1,4 +1,5 @@
-//! The op in matrix form on tensor cores, for chunks: what `partitions_chunk.cu` is called with.
+//! The op in matrix form on tensor cores, for chunks: launches of the kernels in
+//! `partitions_chunk.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,7 +9,7 @@ use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::ops::recur::{DeviceInputs, Fading, Input, Lists, MatrixForm, SOURCE, Writing};
 
-/// Most partitions whose tokens are counted in shared memory.
+/// Largest number of partitions whose tokens are counted in shared memory.
 const MOST_PARTITIONS: usize = 1024;
 const THREADS: usize = 256;
 
@@ -54,7 +55,7 @@ impl Places {
         }
     }
 
-    /// The recurrence's inputs, `inputs`, as they stand at `first`; the outputs at `out`.
+    /// The recurrence's `inputs`, gathered from `first` on; the outputs go to `out`.
     fn inputs(&self, inputs: &DeviceInputs, first: Address, out: Rows) -> DeviceInputs {
         let columns = |column: usize| Input {
             rows: Rows {
@@ -96,10 +97,10 @@ impl Partitions {
             && !plan.complement
             && matches!(plan.writing, Writing::Add | Writing::Delta)
             && self.partitions <= MOST_PARTITIONS;
-        // What a partition has of a chunk on average.
+        // Average number of a chunk's tokens per partition.
         let tokens = launches.tokens * self.chosen() / self.partitions;
         let room = [launches.sms(), launches.shared_memory()];
-        let form = MatrixForm::of(plan, states, tokens, launches.tensor_cores(), room);
+        let form = MatrixForm::new(plan, states, tokens, launches.tensor_cores(), room);
         form.filter(|_| covered)
     }
 

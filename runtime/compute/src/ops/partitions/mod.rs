@@ -1,14 +1,14 @@
-//! A recurrence over a state in partitions, of which every token writes and reads only those that a router chose for
-//! it. The others are left as they are: they do not fade either.
+//! A recurrence over a state in partitions. Each token writes and reads only the partitions that a router chose for it. The
+//! others do not change, not even by decay.
 //!
-//! Each partition sees the tokens that chose it, gathered from the chunk, as a recurrence of its own. Which of three
-//! ways the gathering takes depends on the chunk's length:
+//! Each partition is an independent recurrence over the chunk's tokens that chose it. The chunk's length decides how they
+//! are gathered:
 //!
 //! - tokens: token after token, each over its partitions
 //! - masked: all tokens for every partition; to the others its state is open to neither writing nor reading
 //! - grouped: for every partition only its own tokens
 //!
-//! A GPU too groups the tokens of a chunk, and leaves them where they are if it has few for each partition (`matrix_form`).
+//! A GPU groups the tokens of a chunk too, unless there are few for each partition (`matrix_form`).
 
 mod cpu;
 mod launch;
@@ -26,7 +26,7 @@ pub struct Partitions {
     pub recur: Recur,
     /// Partitions of the state.
     pub partitions: usize,
-    /// What [`super::Route`] chose: the numbers of partitions and their weights, `[2, chosen]`.
+    /// Output of [`super::Route`]: the numbers of partitions and their weights, `[2, chosen]`.
     pub route: View,
     /// How many of the chosen partitions, from the first on, are written.
     pub writers: usize,
@@ -40,7 +40,7 @@ pub struct Partitions {
     pub unit_length: bool,
     /// Whether the inputs hold each partition's own columns, one partition after another.
     pub own_columns: bool,
-    /// Whether the result is added to what stands at the output.
+    /// Whether the result is added to the output's previous contents.
     pub add: bool,
 }
 
@@ -57,9 +57,10 @@ impl Op for Partitions {
             .reads(self.recur.columns())
             .reads([self.route])
             .state([self.recur.state]);
-        match self.add {
-            true => access.updates([self.recur.out]),
-            false => access.writes([self.recur.out]),
+        if self.add {
+            access.updates([self.recur.out])
+        } else {
+            access.writes([self.recur.out])
         }
     }
 

@@ -1,6 +1,6 @@
-// Recurrences over a state in partitions. A block takes some columns of one head in one partition, and of the chunk the
-// tokens that chose this partition; what a token reads of each is summed afterwards. A step has blocks for its chosen
-// partitions only.
+// Recurrences over a state in partitions. A block takes some columns of one head in one partition, and the tokens of
+// the chunk that chose this partition; a token's results from its partitions are summed afterwards. A step has blocks
+// for its chosen partitions only.
 
 struct PartitionRoute {
   // Numbers of partitions, the largest weight first, then the weights: [2, chosen].
@@ -22,7 +22,8 @@ struct Gathered {
   int tokens[batch];
   int ranks[batch];
 
-  // One warp finds the next tokens of the partition from `next` on, which moves behind them.
+  // One warp finds the next tokens of the partition, starting at `next`, and advances `next` past
+  // them.
   __device__ void find(const PartitionRoute& route, int partition, int& next, int tokens_of_chunk) {
     int touched = max(route.writers, route.readers), found = 0;
     while (found < batch && next < tokens_of_chunk) {
@@ -41,7 +42,7 @@ struct Gathered {
   }
 };
 
-// Multiplies n values by the weight, or by what brings the product to length one; one warp.
+// Multiplies n values by the weight, or by the factor that normalizes the product; one warp.
 __device__ inline void weigh(float* x, int n, float weight, bool unit_length) {
   if (unit_length) {
     float sum = 0.0f;
@@ -51,7 +52,7 @@ __device__ inline void weigh(float* x, int n, float weight, bool unit_length) {
   for (int i = lane_index(); i < n; i += 32) x[i] *= weight;
 }
 
-// What a token that has come does to a partition that has the given rank for it; one warp.
+// Writes a loaded token into a partition that has the given rank for it; one warp.
 template <class State>
 __device__ void weigh_token(const PartitionRoute& route, int rank, float weight, float* x, int dk) {
   weigh(x + State::q_at, dk, route.weigh_queries ? weight : 1.0f, route.unit_length);
@@ -65,7 +66,7 @@ __device__ void weigh_token(const PartitionRoute& route, int rank, float weight,
   if (lane_index() == 0) x[State::scalars_at + State::DECAY] = 0.0f;
 }
 
-// The only token of a step, whose columns come while the choice does, if they are the same for all partitions.
+// The only token of a step. Its columns are loaded during routing if they are the same for all partitions.
 template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int finish,
           int batch, bool aligned>
 __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& route) {
@@ -155,7 +156,7 @@ __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, i
   state.store_state(matrix);
 }
 
-// What a token read of its partitions, summed; a thread takes a column.
+// Sums a token's results from its partitions; a thread takes a column.
 template <int width, int readers, bool add>
 __device__ void sum_partitions(Rows parts, Rows out) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,13 +1,13 @@
 // Chunks of recurrences in partitions in matrix form: `list_partitions` lists the tokens of each partition, `gather_partitions`
 // brings their inputs together, so that the kernels of recur_chunk.cu and recur_states.cu pass over them in blocks, and
-// `sum_gathered` sums what each token read of its partitions.
+// `sum_gathered` sums each token's results from its partitions.
 
-// The tokens of all partitions, one after another, each partition's from a multiple of a block on; what is left of its last
-// block is empty.
+// The tokens of all partitions, one partition after another, each from a multiple of a block on; the rest of its last block
+// is empty.
 struct PartitionLists {
   // The first block of each partition, and the end of the last one.
   int* firsts;
-  // What stands in each place: the token's number times the partitions that one uses, plus the partition's rank; or `empty`.
+  // The source of each place: the token's number times the partitions per token, plus the partition's rank; or `empty`.
   int* sources;
   // Where that is, by the same numbers.
   int* places;
@@ -58,7 +58,8 @@ __device__ void list_partitions(PartitionRoute route, PartitionLists lists, int 
   for (int i = place + threadIdx.x; i < end * chunk_block; i += blockDim.x) lists.sources[i] = PartitionLists::empty;
 }
 
-// A row of n values by one warp: times `weight`, or what brings the product to length one; zeros for none.
+// A row of n values by one warp: times `weight`, or the factor that normalizes the product; zeros for
+// none.
 template <int n>
 __device__ inline void gather_row_of(float* to, const float* from, float weight, bool unit_length) {
   constexpr int count = (n + 31) / 32;

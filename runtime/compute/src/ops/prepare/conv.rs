@@ -7,13 +7,13 @@ use crate::weights::Vector;
 
 /// `y_t = bias + sum_j weight[taps - 1 - j] x_{t - j}`, for each channel.
 pub struct Conv {
-    /// `[taps, channels]`: the last row meets the current token.
+    /// `[taps, channels]`: the last row is multiplied by the current token.
     pub weight: Vector,
     /// `[channels]`.
     pub bias: Option<Vector>,
     /// The state tensor with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
     pub state: usize,
-    /// Multiplies the input, which is kept as this product `[channels]`; no head group may change these columns.
+    /// Factor of the input; the product `[channels]` is stored as state. No head group may change these columns.
     pub gate: Option<View>,
 }
 

@@ -14,10 +14,12 @@ impl Prepare {
         // Columns that a head group reads besides its own.
         let columns = |view: &View, t: usize, column: usize, dim: usize| {
             let start = t * view.stride + view.start + column;
-            match view.buffer == buffer {
-                // SAFETY: no head group changes columns that another one reads (rule: beside).
-                true => unsafe { values.read(start..start + dim) },
-                false => &frame.buffers.get(view.buffer)[start..start + dim],
+            if view.buffer == buffer {
+                // SAFETY: no head group changes columns that another one reads (rule: concurrent
+                // heads).
+                unsafe { values.read(start..start + dim) }
+            } else {
+                &frame.buffers.get(view.buffer)[start..start + dim]
             }
         };
         let state = frame.arena.shared();
@@ -110,7 +112,7 @@ impl CpuOp for Prepare {
             let rows = Shared::new(&mut values);
             let columns = |t: usize| {
                 let first = t * view.stride + view.start;
-                // SAFETY: each token is one task, whose columns are its own (rule: bounds).
+                // SAFETY: each token is one task, which writes its own columns (rule: bounds).
                 unsafe { rows.part(first..first + view.width) }
             };
             match gate {

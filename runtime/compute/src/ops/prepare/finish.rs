@@ -14,7 +14,8 @@ use crate::cuda::{Address, Deferred, Launches, Parameter, RotaryInputs, Rotation
 const MOST_TAPS: i32 = 4;
 
 impl Tasks {
-    /// What is left when the product that was appended last finishes the rows that it can.
+    /// The work that remains when the epilogue of the last appended product finishes the rows that
+    /// it can.
     pub(super) fn without_finished(self, launches: &mut Launches) -> Self {
         let mut left = Tasks {
             groups: 0,
@@ -65,7 +66,7 @@ impl Tasks {
         left
     }
 
-    /// What there is to do, if the op behind may do it.
+    /// The remaining work, if the next op may perform it.
     pub(super) fn deferred(&self) -> Option<Deferred> {
         if self.gates > 0 || self.groups().iter().any(|group| group.weight != 0) {
             return None;
@@ -98,14 +99,14 @@ impl Tasks {
         }
     }
 
-    /// What it changes in place.
+    /// Columns that are changed in place.
     pub(super) fn written(&self) -> Vec<Range<Address>> {
         let groups = self.groups().iter().map(|group| group.columns);
         let gates = self.gates().iter().map(|gate| gate.columns);
         groups.chain(gates).map(Rows::bytes).collect()
     }
 
-    /// What it reads besides.
+    /// Columns that are only read.
     pub(super) fn read(&self) -> Vec<Range<Address>> {
         self.sources().map(Rows::bytes).collect()
     }
@@ -153,7 +154,7 @@ impl DeviceHeadGroup {
             .count()
     }
 
-    /// What is left behind the convolution and so many maps.
+    /// The head group after the convolution and this many maps.
     fn behind(&self, maps: usize) -> Self {
         let mut rest = DeviceHeadGroup {
             weight: 0,
@@ -167,7 +168,7 @@ impl DeviceHeadGroup {
 }
 
 impl DeviceGate {
-    /// Whether a value meets no other.
+    /// Whether values are independent of one another.
     fn is_alone(&self) -> bool {
         self.kind != gate_kind::SOFTMAX && self.kind != gate_kind::RUNNING_SOFTMAX
     }

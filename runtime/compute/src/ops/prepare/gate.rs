@@ -5,7 +5,8 @@ use crate::functions::log_sigmoid;
 use crate::ops::softmax::softmax;
 use crate::weights::Vector;
 
-/// A map of one token's columns to what a recurrence takes. Vectors have one value for each column.
+/// A map from one token's columns to an input of a recurrence. Vectors have one value for each
+/// column.
 pub enum Gate {
     /// The logarithm of a decay, `-rate softplus(x + bias)`.
     Decay {
@@ -50,19 +51,19 @@ pub enum Gate {
     },
     /// Softmax over the columns.
     Softmax,
-    /// What a decay leaves to be written, `1 - sigmoid(x)^scale`.
+    /// Write strength that complements a decay, `1 - sigmoid(x)^scale`.
     Forget {
         /// One over the gate's normalizer.
         scale: f32,
     },
-    /// Softmax over time of each column, as it stands at every token: what the token itself weighs.
+    /// Softmax over time of each column, up to each token: the weight of the token itself.
     RunningSoftmax {
         /// Bounds of x.
         clamp: [f32; 2],
         /// The state tensor of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
         state: usize,
     },
-    /// A constant, whatever x is.
+    /// A constant, independent of x.
     Constant(f32),
 }
 

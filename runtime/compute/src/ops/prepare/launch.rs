@@ -1,4 +1,4 @@
-//! The op as kernels: what `prepare.cu` is called with.
+//! Launches of the kernels in `prepare.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
@@ -115,7 +115,7 @@ pub(super) struct Tasks {
 impl DeviceOp for Prepare {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (mut groups, mut gates) = (&self.groups[..], &self.gates[..]);
-        // Gates of what groups leave wait for them; else both run at once.
+        // Gates that read the results of groups wait for them; otherwise both run at once.
         let meet = gates.iter().any(|(gate, _)| {
             groups.iter().any(|group| {
                 let view = group.view;

@@ -1,5 +1,5 @@
-//! What happens to projected values before they meet the state: short convolutions, feature maps, head norms,
-//! rotary positions, gates. In place, one task a head.
+//! Preparation of projected values for the recurrence or attention: short convolutions, feature maps, head
+//! norms, rotary positions, gates. In place, one task a head.
 
 mod conv;
 mod cpu;
@@ -37,13 +37,13 @@ pub struct HeadGroup {
     pub head_dim: usize,
     /// A causal convolution over time of each channel, before the maps.
     pub conv: Option<Conv>,
-    /// What follows, in order.
+    /// The maps that follow, in order.
     pub maps: Vec<HeadOp>,
 }
 
 impl HeadGroup {
     /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
-    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<HeadOp>) -> Self {
+    pub fn per_channel(view: View, conv: Option<Conv>, maps: Vec<HeadOp>) -> Self {
         let divides = |n: &usize| view.width.is_multiple_of(*n);
         HeadGroup {
             view,
@@ -86,7 +86,8 @@ impl Op for Prepare {
     fn access(&self) -> Access {
         let groups = || self.groups.iter().map(|group| group.view);
         let gates = || self.gates.iter().map(|(view, _)| *view);
-        // A gate of what head groups leave comes after them: of the two, the wider columns hold both.
+        // A gate over the results of head groups runs after them and can reuse their room: only other
+        // gates need more.
         let own_gates = gates().filter(|gate| !groups().any(|group| group.contains(gate)));
         let in_gate = |group: &View| gates().any(|gate| gate != *group && gate.contains(group));
         let sources = self.groups.iter().flat_map(HeadGroup::sources);

@@ -18,7 +18,7 @@ constexpr int most_maps = 6;
 
 struct HeadGroup {
   Rows columns;
-  // Multiplies what the convolution reads, or null.
+  // Factor of the convolution's input, or null.
   Rows gate;
   // The convolution's weights [taps, channels], or null.
   const float* weight;
@@ -33,7 +33,7 @@ struct HeadGroup {
   int maps;
   PrepareMap at[most_maps];
 
-  // What the convolution reads and keeps.
+  // The convolution's input, which is also stored.
   __device__ float input(int t, int channel) const {
     float x = columns.token(t)[channel];
     return gate.first ? x * gate.token(t)[channel] : x;
@@ -84,7 +84,7 @@ struct PrepareTasks {
   PrepareGate gate[most_gates];
 };
 
-// Who works on a head together: a warp for each of many tokens, or the whole block for one.
+// The threads of one head: a warp for each of many tokens, or the whole block for one.
 struct WarpTeam {
   static __device__ int first() { return lane_index(); }
   static __device__ int size() { return 32; }
@@ -101,8 +101,8 @@ struct BlockTeam {
   static __device__ void wait() { __syncthreads(); }
 };
 
-// Applies one map to the head at x, whose first column in its group is `column`. `other` is room for another head. Loops that
-// are long or rare stay small in the machine code, which otherwise does not fit into the instruction caches.
+// Applies one map to the head at x, whose first column in its group is `column`. `other` is room for another head. Long or
+// rare loops are not unrolled, since the code would not fit into the instruction caches.
 template <class Team>
 __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, const u64* position, int column,
                                 int dim, float* x, float* other) {
@@ -272,7 +272,7 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
 
 constexpr int short_past = 3;
 
-// One channel's convolution of the one token of a step; the slot moves on. What it reads is under way at once.
+// One channel's convolution of the single token of a step; the window advances. Loads start at once.
 __device__ inline float convolve_step(const HeadGroup& group, int channel, float value) {
   int channels = group.columns.width, last = group.taps - 1;
   const float* weight = group.weight + channel;
@@ -320,7 +320,7 @@ __device__ inline void prepare_head_of_step(const HeadGroup& group, const Prepar
   for (int i = threadIdx.x; i < dim; i += blockDim.x) x[i] = shared[i];
 }
 
-// What a channel's convolution of at most `most_taps` taps has of its inputs, the newest last.
+// The inputs of a channel's convolution of at most `most_taps` taps, the newest last.
 constexpr int most_taps = 4;
 
 // The convolution of a channel for all tokens of a tile; `before` are the inputs before it, `input_at(t)` those of the tile.
@@ -403,7 +403,7 @@ __device__ void prepare_heads(const HeadGroup& group, const PrepareTasks& tasks,
   }
 }
 
-// Asks for what a convolution reads besides its input.
+// Prefetches the operands of a convolution other than its input.
 __device__ inline void prefetch_group(const HeadGroup& group) {
   int dim = group.head_dim, channels = group.columns.width, column = (blockIdx.x - group.first) * dim, j = threadIdx.x;
   if (!group.weight || dim % 4 != 0 || channels % 4 != 0 || j >= group.taps) return;

@@ -6,7 +6,7 @@ use crate::operands::View;
 use crate::weights::Vector;
 
 /// Rotary position embedding on halves: with a, b the halves of a head's leading values,
-/// `(a cos - b sin, b cos + a sin)`. What follows them stays.
+/// `(a cos - b sin, b cos + a sin)`. Later values do not change.
 pub struct Rope {
     /// Angle per position of each pair, `[table.width / 2]`.
     pub frequencies: Vector,
@@ -25,13 +25,14 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f32,
     },
-    /// Llama 3: slow angles divided by `factor`, fast ones kept, a smooth passage between.
+    /// Llama 3: low frequencies divided by `factor`, high ones unchanged, a smooth transition
+    /// between.
     Llama3 {
         /// The divisor.
         factor: f32,
         /// Pairs that turn less often than this within `trained` tokens are divided.
         low: f32,
-        /// Pairs that turn more often than this are kept.
+        /// Pairs with a higher frequency do not change.
         high: f32,
         /// The context of the first training, in tokens.
         trained: f32,
@@ -40,7 +41,7 @@ pub enum RopeScaling {
     Yarn {
         /// The divisor.
         factor: f32,
-        /// Pairs that turn more often than this within `trained` tokens are kept.
+        /// Pairs with more turns within `trained` tokens do not change.
         fast: f32,
         /// Pairs that turn less often than this are divided.
         slow: f32,
@@ -51,7 +52,7 @@ pub enum RopeScaling {
         /// Whether the passage begins and ends at whole numbers of pairs.
         whole: bool,
     },
-    /// Of all pairs only the first turn, as many as `turned` values make.
+    /// Only the first pairs turn, those of `turned` values.
     Proportional {
         /// Values that turn.
         turned: usize,
@@ -68,9 +69,10 @@ pub enum RopeScaling {
 impl RopeScaling {
     /// YaRN's magnitude for a divisor; `scale` is usually 1.
     pub fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
-        match factor > 1.0 {
-            true => 0.1 * scale * factor.ln() + 1.0,
-            false => 1.0,
+        if factor > 1.0 {
+            0.1 * scale * factor.ln() + 1.0
+        } else {
+            1.0
         }
     }
 
@@ -110,10 +112,13 @@ impl RopeScaling {
                 let divided = (pair as f64 - low) / (high - low).max(1e-3);
                 mix(plain, factor, 1.0 - divided)
             }
-            RopeScaling::Proportional { turned } => match pair < turned / 2 {
-                true => plain,
-                false => 0.0,
-            },
+            RopeScaling::Proportional { turned } => {
+                if pair < turned / 2 {
+                    plain
+                } else {
+                    0.0
+                }
+            }
             RopeScaling::Divided { ref divisors, .. } => {
                 plain
                     / divisors
@@ -129,12 +134,13 @@ impl RopeScaling {
             return None;
         };
         let is_sound = |divisor: &f32| divisor.is_finite() && *divisor > 0.0;
-        match divisors.len() == pairs && divisors.iter().all(is_sound) {
-            true => None,
-            false => Some(format!(
+        if divisors.len() == pairs && divisors.iter().all(is_sound) {
+            None
+        } else {
+            Some(format!(
                 "{} divisors for {pairs} pairs, each above zero",
                 divisors.len()
-            )),
+            ))
         }
     }
 
@@ -153,7 +159,7 @@ fn plain(theta: f32, width: usize, pair: usize) -> f64 {
     f64::from(theta).powf(-2.0 * pair as f64 / width as f64)
 }
 
-/// `kept` of an angle and the rest of it divided by `factor`.
+/// Blends an angle, with weight `kept`, and the angle divided by `factor`.
 fn mix(plain: f64, factor: f32, kept: f64) -> f64 {
     let kept = kept.clamp(0.0, 1.0);
     plain * (kept + (1.0 - kept) / f64::from(factor))

@@ -1,4 +1,4 @@
-//! The op on a CPU, and what other products share with it: rows in pieces, inputs that are normed and rounded.
+//! The op on a CPU, and helpers of other products: rows in pieces, inputs that are normed and rounded.
 
 use waterline_quant::{Activations, Output, Rounding};
 
@@ -56,7 +56,7 @@ impl CpuOp for Project {
 }
 
 impl Project {
-    /// Multiplies the matrices of a pass, whose inputs are loaded.
+    /// Multiplies the matrices of a pass whose inputs are loaded.
     fn multiply(&self, pass: &Pass, frame: &Frame, output: &mut [f32]) {
         let (tokens, width) = (frame.tokens.len(), self.output.stride);
         let rows = Output::new(&mut output[..tokens * width], width);
@@ -79,7 +79,7 @@ impl Project {
             let height = linear.matrix.rows() / partitions;
             let range = piece(height, index, pieces);
             let range = partition * height + range.start..partition * height + range.end;
-            // SAFETY: a matrix has columns of its own (rules: bounds, disjoint writes, widths), and a task has its own piece of them.
+            // SAFETY: each matrix writes its own columns (rules: bounds, disjoint writes, widths), and a task its own piece of them.
             unsafe {
                 linear
                     .matrix

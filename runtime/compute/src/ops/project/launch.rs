@@ -7,7 +7,7 @@ use crate::operands::View;
 use crate::ops::DeviceOp;
 
 impl Linear {
-    /// The same for a device.
+    /// The matrix as kernels read it.
     pub(in crate::ops) fn weight(&self) -> WeightMatrix<'_> {
         WeightMatrix {
             matrix: &self.matrix,

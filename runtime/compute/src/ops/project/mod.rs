@@ -1,4 +1,4 @@
-//! Matrices with a common input, behind an optional norm: one pass over their weights.
+//! Matrices with a common input, after an optional norm: one pass over their weights.
 
 mod cpu;
 mod launch;
@@ -27,15 +27,15 @@ pub struct Linear {
 
 /// `output[column..] = multiplier matrix norm(input) + bias` for every matrix.
 pub struct Project {
-    /// What is multiplied.
+    /// The input.
     pub input: View,
     /// Applied to the input first.
     pub norm: Option<Norm>,
     /// The matrices.
     pub linears: Vec<Linear>,
-    /// Where the results stand, side by side.
+    /// Destination of the results, side by side.
     pub output: View,
-    /// Where each matrix is made of as many equal parts as there are partitions.
+    /// For matrices that consist of one equal part per partition.
     parts: Option<Parts>,
     /// The matrices that read the input rounded in the same way.
     passes: Vec<Pass>,
@@ -69,7 +69,7 @@ fn passes(linears: &[Linear]) -> Vec<Pass> {
 /// partition is chosen by some token.)
 struct Parts {
     partitions: usize,
-    /// What [`super::Route`] chose.
+    /// Output of [`super::Route`].
     route: View,
 }
 
@@ -86,8 +86,8 @@ impl Project {
         }
     }
 
-    /// The same, but only for the partitions that `route` has chosen.
-    pub fn of_chosen(self, partitions: usize, route: View) -> Self {
+    /// As [`Project::new`], but only for the partitions that `route` has chosen.
+    pub fn for_chosen(self, partitions: usize, route: View) -> Self {
         let parts = Some(Parts { partitions, route });
         Project { parts, ..self }
     }

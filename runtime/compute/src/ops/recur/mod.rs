@@ -4,21 +4,13 @@
 //! Heads share: where a view holds n heads, head h of the output takes number `h / (heads / n)`. So do the states:
 //! where there are fewer than heads, the heads of one state must differ in their queries only.
 
-mod chunk;
 mod cpu;
-mod inputs;
 mod launch;
-mod matrix_form;
-mod one_fade;
-mod step;
-mod token;
 
-pub(super) use cpu::{run, scratch};
-pub(super) use inputs::{Fade, Inputs, Outputs, Rows};
+pub(super) use cpu::{Fade, Inputs, Outputs, Rows, run, scratch};
 pub(super) use launch::{
-    Fading, Input, Inputs as DeviceInputs, Place, Plan, SOURCE, Update, Writing,
+    DeviceInputs, Fading, Input, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing,
 };
-pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::{Access, Op};
 use crate::functions::Activation;
@@ -49,20 +41,20 @@ pub enum Key {
     Complement,
 }
 
-/// What is written.
+/// The kind of write.
 pub enum Write {
     /// `v`.
     Add,
     /// The delta rule: `beta (v - k S)`, S already faded; `beta` is one value for each head and token.
     Delta(View),
-    /// `v - key S`, S already faded, with a key of its own for what is taken off, `[heads, dk]`.
+    /// `v - key S`, S already decayed, with a separate key for the removal, `[heads, dk]`.
     Erase {
-        /// What is read and taken off.
+        /// Key of the removal.
         key: View,
     },
-    /// `v`, and what `key` reads of S before it fades is taken off: `S <- diag(decay) S - (rate key)^T (key S) + k^T v`.
+    /// `v`, after removing the value under `key` from S before it decays: `S <- diag(decay) S - (rate key)^T (key S) + k^T v`.
     Replace {
-        /// What is removed, `[heads, dk]`.
+        /// Key of the removal, `[heads, dk]`.
         key: View,
         /// How much of it, for each channel of the key, `[heads, dk]`.
         rate: View,
@@ -77,7 +69,7 @@ pub struct HeadGates {
     pub read: Option<View>,
 }
 
-/// What becomes of an output o of a value v: `(o + skip v) * function(gate)`.
+/// Finish of an output o with value v: `(o + skip v) * function(gate)`.
 #[derive(Default)]
 pub struct Finish {
     /// Gains of the values `[heads, dv]` that are added.
@@ -110,7 +102,7 @@ pub struct Recur {
     pub gates: Option<HeadGates>,
     /// Multiplies the output.
     pub scale: f32,
-    /// What becomes of the output then.
+    /// Finish of the output.
     pub finish: Finish,
     /// The state tensor of the states `[states, dk, dv]`.
     pub state: usize,

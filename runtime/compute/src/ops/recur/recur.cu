@@ -1,7 +1,6 @@
-// Recurrences on matrix states. A block takes some columns of one state for all tokens of the chunk: they depend on no
-// others. The state stays in registers: in a warp `lanes` threads share the rows of `columns` columns, and what they read is
-// summed by shuffles, once a token. The tokens' inputs come through shared memory, `batch` of them while those before are
-// computed.
+// Recurrences on matrix states. A block takes some columns of one state, which are independent of the others, for all tokens
+// of the chunk. The state is in registers: in a warp `lanes` threads share the rows of `columns` columns, and their partial
+// sums are added by shuffles, once a token. The tokens' inputs are double-buffered in shared memory, `batch` at a time.
 
 // Where a head's columns of an input lie: number h / sharing of those that the view holds, in part `part` of equal ones.
 struct RecurInput {
@@ -28,7 +27,7 @@ struct RecurInputs {
   int constant_sharing;
   // Whether a step of the delta rule gives queries and keys the length of one.
   int unit;
-  // Of gates.
+  // Activation of the gate.
   int function;
 };
 
@@ -37,8 +36,8 @@ struct RecurInputs {
 enum { FADE_NONE, FADE_FIXED, FADE_HEAD, FADE_STEP, FADE_ROWS, FADE_BY_KEY, FADE_BY_VALUE };
 enum { WRITE_ADD, WRITE_DELTA, WRITE_REPLACE, WRITE_ERASE };
 
-// `finish`, what becomes of an output: 1 if its value times a gain is added, and from 2 on twice the number, from 1 on, of the function
-// of a gate by which it is multiplied.
+// `finish` describes an output: bit 0 if its value times a gain is added; the other bits are the number, from 1 on, of
+// the function of the gate that multiplies it.
 __device__ constexpr bool has_skip(int finish) { return finish % 2 != 0; }
 __device__ constexpr bool has_gate(int finish) { return finish >= 2; }
 template <int finish>
@@ -128,7 +127,7 @@ struct Recurrence {
     }
   }
 
-  // Fills what stands past dk in room for `tokens` tokens.
+  // Fills the padding after dk in room for `tokens` tokens.
   __device__ void clear(float* room, int tokens) const {
     if constexpr (dk != depth) {
       for (int i = threadIdx.x; i < tokens * token_floats; i += blockDim.x) {
@@ -235,7 +234,7 @@ struct Recurrence {
         }
       }
     }
-    // All sums at once, so that their shuffles overlap: what the query reads of the write follows from its overlap with
+    // All sums at once, so that their shuffles overlap: the query's result from the write follows from its overlap with
     // the key.
 #pragma unroll
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
@@ -258,7 +257,7 @@ struct Recurrence {
       }
     }
     if (write == WRITE_ADD) return;
-    // The lengths of keys and queries are factors of what they read and write.
+    // The lengths of keys and queries become factors of the values read and written.
     float key_factor = measures && in.unit ? unit_factor(key_squares) : 1.0f;
     if (write == WRITE_DELTA) {
 #pragma unroll

@@ -1,18 +1,15 @@
-// Recurrences in matrix form, for chunks. In a block of 64 tokens, with S the state before it, G_i the sum of the logarithms of the
-// fades up to token i, and F_ij = e^(G_i - G_j):
+// Recurrences in matrix form, for chunks. In a block of 64 tokens, with S the state before it, G_i the sum of the logarithms of the fades up to token i, and F_ij = e^(G_i - G_j):
 //
 //   u_i = beta_i (v_i - e^G_i k_i S - sum_{j<i} F_ij (k_i . k_j) u_j)    the delta rule; else u_i = v_i
 //   o_i = e^G_i q_i S + sum_{j<=i} F_ij (q_i . k_j) u_j
 //   S  <- e^G_last S + sum_j F_last,j k_j^T u_j
 //
-// An erasing key e_i stands in the first equation for the k_i that reads, with beta_i one. Where tokens remove before the state fades what their keys r_i read, at rates b_i, there is a second write, under c_i = b_i r_i:
+// An erasing key e_i replaces the k_i that reads in the first equation, with beta_i one. If tokens remove the values under keys r_i, at rates b_i, before the state decays, there is a second write, under c_i = b_i r_i:
 //
 //   w_i = -e^G_{i-1} r_i S - sum_{j<i} F_{i-1,j} ((r_i . k_j) v_j + (r_i . c_j) w_j)
 //
-// With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T,
-// K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*) S. With removals L is that of r and c,
-// beta one, P that of r and k, B that of q and c, R* in place of K* and M = B T, so that W = -T P V - (T R*) S and
-// O = (A - M P) V + (Q* - M R*) S. All that does not depend on S is
+// With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T, K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*)
+// S. With removals L is that of r and c, beta one, P that of r and k, B that of q and c, R* in place of K* and M = B T, so that W = -T P V - (T R*) S and O = (A - M P) V + (Q* - M R*) S. All that does not depend on S is
 // computed for all blocks at once: by `recur_blocks`, in recur_chunk.cu, where states fade as a whole, or each column by itself; by
 // `recur_row_blocks`, in recur_rows.cu, where each row does. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands
 // are sums of `parts` bf16 numbers, of as many as `Plan` in launch.rs says; sums, states and the inverse are f32.
@@ -48,12 +45,13 @@ __device__ inline void store_pair(u16* image, int row, int column, float2 x) {
   SplitPair<parts>(x.x, x.y).store(image + image_place(row, column), image_part);
 }
 
-// What is left of a block, in 16-bit numbers: of each 64 rows of a state what meets them, [panels] images (first of -T K* or -T R*,
-// then of each query), and for each write images of its keys, faded to the block's end; what each writes without a state, f32 [64,
-// width]; the block's fade, or that of each row or column, and where columns fade, how far up to each token, f32 [64, width].
+// The results of a block, in 16-bit numbers: for each 64 rows of a state its operands, [panels] images (first of -T K* or -T R*,
+// then of each query); for each write, images of its keys, decayed to the block's end; the values that each writes without a state,
+// f32 [64, width]; the block's decay, or that of each row or column; and with column decays, the decay up to each token, f32 [64,
+// width].
 template <int dk, int dv, int queries, int fade_kind, int write, int parts>
 struct ChunkBlock {
-  // Whether what is written depends on the state, and the writes of a token.
+  // Whether written values depend on the state, and the writes of a token.
   static constexpr bool solves = write != WRITE_ADD;
   static constexpr int writes = write == WRITE_REPLACE ? 2 : 1;
   static constexpr bool row_fades = fade_kind == FADE_ROWS || fade_kind == FADE_BY_KEY;
@@ -96,7 +94,7 @@ __device__ inline float4 scaled(float4 x, float factor) {
   return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
-// Four numbers, split; each part stands `distance` after the one before.
+// Four numbers, split; each term is stored `distance` after the previous one.
 template <int parts>
 __device__ inline void store_split(u16* to, int distance, float4 x) {
   SplitPair<parts> first(x.x, x.y), second(x.z, x.w);
@@ -175,8 +173,8 @@ __device__ inline void each_pair(int row, int column, Task task) {
   }
 }
 
-// Replaces L, whose column i stands in row i of f32 numbers, by the inverse of I + L times diag(factors), split. A thread solves a
-// column of one of the two halves on the diagonal; what is below follows from them. `room` is for 96 rows of 32 numbers.
+// Replaces L, whose column i is stored as row i in f32, by the inverse of I + L times diag(factors), split. A thread solves a
+// column of one of the two halves on the diagonal; the part below follows from them. `room` is for 96 rows of 32 numbers.
 template <int parts>
 __device__ inline void invert_triangle(const SplitTile<parts>& tile, float* room, const float* factors) {
   constexpr int half_block = chunk_block / 2;
@@ -230,15 +228,15 @@ __device__ inline void invert_triangle(const SplitTile<parts>& tile, float* room
   __syncthreads();
 }
 
-// Makes a block of one state: what is the same however it fades.
+// The part of a block of one state that does not depend on the kind of decay.
 template <int dk, int dv, int queries, int fade, int write, bool aligned, int parts>
 struct ChunkMaker {
   using Block = ChunkBlock<dk, dv, queries, fade, write, parts>;
   using Tile = SplitTile<parts>;
   static constexpr int tile_size = parts * tile_part;
-  // Of what is written last, which a state has to be known for.
+  // The last write, which depends on the state.
   static constexpr int last = Block::writes - 1;
-  // Numbers of shared memory for what the triangles are made of, later for what their weights are multiplied with.
+  // Numbers of shared memory for the operands of the triangles, later for the operands of their weights.
   static constexpr int operands = (Block::row_fades || Block::column_fades ? 3 : 2) * tile_size;
   const RecurInputs& in;
   int head, first, count;
@@ -246,7 +244,7 @@ struct ChunkMaker {
   u16* room;
   // By token: gates, and of each query the factors.
   float *betas, *gates, *factors, *rest;
-  // Where this thread's warp stands among 64 rows, and which half of the columns it takes.
+  // This warp's rows among 64, and its half of the columns.
   int warp_row, half_of;
 
   __device__ ChunkMaker(const RecurInputs& in, u16* scratch, int tokens)
@@ -264,7 +262,8 @@ struct ChunkMaker {
     rest = factors + queries * chunk_block;
   }
 
-  // What a panel reads of each write: the first one the inverse, and -T P; each query what is up to its own token.
+  // A panel's weights of each write: for the first panel the inverse, and -T P; for each query the triangle up to
+  // its own token.
   __device__ Tile weights(int panel, int number) const {
     return {room + operands + (panel * Block::writes + number) * tile_size, tile_part, block_pitch};
   }

@@ -1,5 +1,5 @@
-// Blocks of recurrences whose states fade as a whole: the fades stand outside the products of the triangles. Where each column fades by
-// itself, the triangles have no fades.
+// Blocks of recurrences whose states decay as a whole: the decays are factors outside the products of the triangles. If each column
+// decays separately, the triangles have no decays.
 
 template <int dk, int dv, int queries, int fade, int write, bool aligned, int parts>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
@@ -10,9 +10,9 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
   int head = maker.head, first = maker.first, count = maker.count, warp_row = maker.warp_row, half_of = maker.half_of;
-  // Of slices of the queries, and of the keys.
+  // Slices of the queries, and of the keys.
   SplitTile<parts> left = {maker.room, tile_part, block_pitch}, right = {maker.room + Maker::tile_size, tile_part, block_pitch};
-  // By token: the sum of the logarithms, its exponential, and what is left of it at the end.
+  // By token: the sum of the logarithms, its exponential, and the decay to the block's end.
   float *sums_of_logs = maker.rest, *reach = sums_of_logs + chunk_block, *to_end = reach + chunk_block;
 
   maker.load_gates();

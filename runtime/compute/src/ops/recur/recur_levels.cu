@@ -1,8 +1,8 @@
-// Fades that differ within a state, in matrix form: they stand inside the products of the triangles, and e^-G_j may be beyond all
-// numbers. So every fade is a product of factors, as the recurrence itself takes them:
-// - A warp has a group of eight tokens. Inside it, what a token brings fades from token to token while these read it.
-// - At a level groups, pairs of groups, or fours of them stand before and behind a border. What tokens before it bring fades up to
-//   it, what those behind read fades from it on, and both meet on tensor cores. Two groups face each other at exactly one level.
+// Decays that differ within a state, in matrix form: they are inside the products of the triangles, and e^-G_j may overflow. So
+// every decay is a product of factors, as in the recurrence itself:
+// - A warp has a group of eight tokens. Inside it, a token's write decays from token to token while these read it.
+// - At a level, groups, pairs of groups, or fours of them face each other at a border. Writes before the border decay up to
+//   it, reads after it decay from it on, and tensor cores multiply the two. Two groups face each other at exactly one level.
 
 constexpr int chunk_group = chunk_block / chunk_warps;
 constexpr int chunk_levels = 3;
@@ -12,7 +12,7 @@ constexpr int level_part = chunk_levels * level_rows * block_pitch;
 static_assert(chunk_group << chunk_levels == chunk_block, "levels join groups to a block");
 static_assert(2 * level_part == 3 * tile_part, "two matrices of all levels have room");
 
-// The token at row `row` of what stands before a level's borders, or behind them.
+// The token at row `row` before a level's borders, or after them.
 __device__ inline int token_of_level(int level, int row, bool behind) {
   int group = row / chunk_group, low = group % (1 << level);
   return ((group - low) * 2 + (behind << level) + low) * chunk_group + row % chunk_group;
@@ -46,9 +46,10 @@ struct GroupShare {
   }
 };
 
-// Calls `task(level, row, behind, front, back)` for this warp's group at each level: the number of its first row among those behind
-// the borders or before them, and how columns fade from the border to the group, or from it to the border. Leaves how they fade from
-// the block's begin to the group and from there to its end. `totals` [group, lane] is how they fade over each.
+// Calls `task(level, row, behind, front, back)` for this warp's group at each level: the number of its first row among those after
+// the borders or before them, and the columns' decay from the border to the group, or from the group to the border. Returns their
+// decay from the block's beginning to the group and from there to the block's end. `totals` [group, lane] is the decay over each
+// group.
 template <class Task>
 __device__ inline void each_level(const float2* totals, float2& front, float2& back, Task task) {
   int group = warp_index();

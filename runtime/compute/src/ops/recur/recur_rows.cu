@@ -1,6 +1,6 @@
-// Blocks of recurrences each row of whose states fades by itself, by the levels of recur_levels.cu:
-// L_ij = beta_i sum_d F_ij,d k_id k_jd, A_ij = sum_d F_ij,d q_id k_jd, and so on. What is removed is read before the state fades:
-// where r_{i+1} stands at token i, the same products are those of the next row.
+// Blocks of recurrences each row of whose states decays separately, by the levels of recur_levels.cu: L_ij = beta_i sum_d F_ij,d
+// k_id k_jd, A_ij = sum_d F_ij,d q_id k_jd, and so on. Removals read before the state decays: with r_{i+1} in place of token i,
+// the same products are those of the next row.
 
 // Sums 32 values over the lanes; lane n returns that of value n.
 __device__ inline float spread_sums(float (&x)[32]) {
@@ -25,16 +25,16 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
   int head = maker.head, first = maker.first, count = maker.count, group = warp_index();
-  // Of all levels: what reads, and the keys.
+  // Operands of all levels: the readers, and the keys.
   SplitTile<parts> readers = {maker.room, level_part, block_pitch}, read = {maker.room + parts * level_part, level_part, block_pitch};
   // By which the rows fade over each group.
   float2* totals = reinterpret_cast<float2*>(maker.rest);
-  // What this warp multiplies: 16 rows of each, of this level.
+  // This warp's product: 16 rows of each, of this level.
   int own_level = group < 4 ? 2 : group < 6 ? 1 : 0;
   int own_row = (group < 4 ? group / 2 : group % 2) * 16, own_column = group % 2 * 16;
 
   maker.load_gates();
-  // What each panel reads of each write.
+  // Each panel's weights of each write.
 #pragma unroll 1
   for (int pass = 0; pass < Block::panels * Block::writes; pass++) {
     int panel = pass / Block::writes, number = pass % Block::writes, query = panel - Block::solves;
@@ -60,7 +60,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       else if (write == WRITE_ERASE && solving) fill(asked, in.removal, head, 0);
       else if (!reads_keys) fill(asked, in.q, head + query, 0);
     };
-    // Of the group's own triangle, and of the products.
+    // Sums of the group's own triangle, and of the products.
     float near[2][32] = {}, sums[2][4] = {};
     load(0);
 #pragma unroll 1
@@ -138,7 +138,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       else weights.store(row, column, x);
     };
     each_pair<2>(own_row, own_column, [&](int tile, int i, int row, int column) {
-      // Of the lowest level two pairs of groups came into one product.
+      // On the lowest level one product holds two pairs of groups.
       if (own_level == 0 && row / chunk_group != column / chunk_group) return;
       int reading = token_of_level(own_level, row, true), first_read = token_of_level(own_level, column, false);
       store(reading, first_read, sums[tile][i]);

@@ -25,7 +25,7 @@ struct ChunkRing {
     commit_copies();
 #endif
   }
-  // The next slice, once it has come; `refill` loads what takes the place of the one before.
+  // The next slice, once loaded; `refill` loads the replacement of the previous one.
   template <class Refill>
   __device__ const u16* next(Refill refill) {
     int now = number++;
@@ -42,10 +42,10 @@ struct ChunkRing {
   }
 };
 
-// Passes `columns` columns of a state through the blocks. They stay in registers; a copy of them in shared memory stands for the
-// products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
-// the panels and of the slices. Where `heads` states are in partitions, `firsts` are the first blocks of each partition, and the
-// end of the last one's.
+// Passes `columns` columns of a state through the blocks. They stay in registers; a copy of them in shared memory is the operand
+// of products with the ring's slices. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of the
+// panels and of the slices. If `heads` states are in partitions, `firsts` are the first blocks of each partition, and the end of
+// the last one's.
 template <int dk, int dv, int queries, int fade, int write, int columns, int slots, int finish, int parts>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
   using Block = ChunkBlock<dk, dv, queries, fade, write, parts>;
@@ -72,7 +72,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
   if (begin == end) return;
   float* matrix = in.states + (long long)index * dk * dv;
   auto block_at = [&](int n) { return Block{scratch + ((long long)n * heads + head) * Block::size}; };
-  // What this warp takes, as number `i` of its own.
+  // The index of this warp's item `i`.
   auto own = [&](int i) { return wide ? i : 2 * i + half_of; };
   auto load = [&](int which) {
     int n = begin + which / steps, step = which % steps, keys = step - Block::slices;

@@ -22,7 +22,7 @@ enum { STEP_Q, STEP_K, STEP_V, STEP_DECAYS, STEP_BETAS, STEP_REMOVAL, STEP_RATE,
 struct RecurStep {
   StepInput input[STEP_INPUTS];
   float* out;
-  // Of the values that are added to outputs.
+  // Gains of the values that are added to outputs.
   const float* gains;
   // The decay's constants, and 65536 divided by the number of heads that share one, rounded up.
   const float* constants;
@@ -34,7 +34,7 @@ struct RecurStep {
   int pad;
 };
 
-// Scalars of a head in shared memory; behind them a read gate for each query.
+// Scalars of a head in shared memory, followed by a read gate for each query.
 enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 
 // With the state S before the token, its decay d, the key k and the written value w, the query reads
@@ -84,7 +84,8 @@ struct RecurrenceStep {
   float fades[rows];
   float removal[rows];
   float rate[rows];
-  // Of the outputs that this thread writes. Gates may be a GEMV's last rows: they are awaited where they are used.
+  // For the outputs that this thread writes. Gates may be a GEMV's last rows: the thread waits for them where they
+  // are used.
   float gain[own];
   float gate[own];
 
@@ -313,7 +314,7 @@ struct RecurrenceStep {
     for (int c = 0; c < own; c++) written[c] = weights[STEP_WRITE_GATE] * room[values_at + pair * own + c];
     // An additive write needs no sums, only the outputs do.
     if (reads || warp_index() < queries) {
-      // The lengths of keys and queries are factors of what they read and write.
+      // The lengths of keys and queries become factors of the values read and written.
       float key_factor = measures && in.unit ? unit_factor(total(squares_at)) : 1.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {

@@ -6,7 +6,7 @@ use crate::operands::View;
 use crate::ops::rig::{Rig, noise, side_by_side};
 use crate::state::StateDtype;
 
-/// A case: the numbers of heads, and what the recurrence does.
+/// A case: the numbers of heads, and the variant of the recurrence.
 #[derive(Clone, Copy)]
 struct Case {
     heads: usize,
@@ -84,9 +84,10 @@ impl Case {
             dk: self.dk,
             dv: self.dv,
             q,
-            k: match self.complement {
-                true => Key::Complement,
-                false => Key::View(k),
+            k: if self.complement {
+                Key::Complement
+            } else {
+                Key::View(k)
             },
             v,
             decay: match self.decay {
@@ -108,12 +109,13 @@ impl Case {
                 read: Some(read),
             }),
             scale: 0.3,
-            finish: match self.finish {
-                true => Finish {
+            finish: if self.finish {
+                Finish {
                     skip: Some((0..gate.width).map(Case::gain).collect()),
                     gate: Some((gate, Activation::Silu)),
-                },
-                false => Finish::default(),
+                }
+            } else {
+                Finish::default()
             },
             state: 0,
             out: View::whole(1, self.heads * self.dv),
@@ -137,9 +139,12 @@ impl Case {
                     Some((heads, 1)) => x(t, decay.start + of(heads)).exp(),
                     Some((heads, _)) => x(t, decay.start + of(heads) * dk + c).exp(),
                 };
-                let key = |c: usize| match self.complement {
-                    true => 1.0 - fade(c),
-                    false => x(t, k.start + of(self.k_heads) * dk + c),
+                let key = |c: usize| {
+                    if self.complement {
+                        1.0 - fade(c)
+                    } else {
+                        x(t, k.start + of(self.k_heads) * dk + c)
+                    }
                 };
                 let state_of = of(self.states);
                 let removed = |c: usize| x(t, removed.start + state_of * dk + c);
@@ -312,7 +317,7 @@ fn heads_share_queries_keys_values_and_states() {
         ..PLAIN
     }
     .check(false);
-    // Query heads on fewer key and value heads, with states of their own or shared.
+    // Query heads on fewer key and value heads, with separate or shared states.
     let shared = Case {
         heads: 6,
         q_heads: 6,

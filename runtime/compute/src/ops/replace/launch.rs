@@ -11,7 +11,7 @@ use crate::ops::DeviceOp;
 /// `ReplaceInputs` in replace.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Inputs {
+struct ReplaceInputs {
     r: Rows,
     k: Rows,
     v: Rows,
@@ -33,7 +33,7 @@ impl DeviceOp for Replace {
             FirstValues::Keep(view) => (view, None, true),
             FirstValues::Mix { first, mix } => (first, Some(mix), false),
         };
-        let inputs = Inputs {
+        let inputs = ReplaceInputs {
             r: launches.rows(self.r),
             k: launches.rows(self.k),
             v: launches.rows(self.v),

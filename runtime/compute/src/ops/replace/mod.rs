@@ -1,11 +1,11 @@
-//! Which part of a state a token removes and what it writes instead (RWKV-7, arXiv 2503.14456), from its key k,
-//! value v and the rates a at which it learns:
+//! The removal and the write of a token in RWKV-7 (arXiv 2503.14456), from its key k, value v and learning
+//! rates a:
 //!
 //! ```text
 //! removal = normalise(key_gain k)                            per head
 //! k      <- k (1 + rate_gain (a - 1))
 //! v      <- v + mix (v_first - v)                            v_first: the first layer's v
-//! bonus   = (sum over the head of bonus_gain r k) v          what the token adds to its own output
+//! bonus   = (sum over the head of bonus_gain r k) v          added to the token's own output
 //! ```
 
 mod cpu;
@@ -18,7 +18,7 @@ use crate::weights::Vector;
 
 /// Where the first layer's values come in.
 pub enum FirstValues {
-    /// This is the first layer: they are kept here, `[heads, dv]`.
+    /// In the first layer: stores them here, `[heads, dv]`.
     Keep(View),
     /// They are mixed in.
     Mix {

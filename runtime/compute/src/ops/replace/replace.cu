@@ -1,4 +1,4 @@
-// What RWKV-7 removes from a state and writes instead: a warp takes a head of a token.
+// Removal and write of RWKV-7: a warp takes a head of a token.
 
 struct ReplaceInputs {
   Rows r, k, v, rate, first, mix, removal, bonus;
@@ -9,7 +9,7 @@ struct ReplaceInputs {
   int pad;
 };
 
-// `keep`: this is the first layer, whose values are kept.
+// `keep`: in the first layer, whose values are stored.
 template <int heads, int dk, int dv, bool keep>
 __device__ void replace(ReplaceInputs in) {
   int head = blockIdx.x * (blockDim.x / 32) + warp_index(), t = blockIdx.y;

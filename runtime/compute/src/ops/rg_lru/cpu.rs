@@ -72,9 +72,10 @@ impl CpuOp for RgLru {
 fn step(x: &[f32], [input, recurrence]: [&[f32]; 2], rate: &[f32], first: bool, state: &mut [f32]) {
     for c in 0..state.len() {
         let log_decay = rate[c] * simd::sigmoid(recurrence[c]);
-        let share = match first {
-            true => 1.0,
-            false => (1.0 - simd::exp(2.0 * log_decay)).max(0.0).sqrt(),
+        let share = if first {
+            1.0
+        } else {
+            (1.0 - simd::exp(2.0 * log_decay)).max(0.0).sqrt()
         };
         let taken = share * simd::sigmoid(input[c]) * x[c];
         state[c] = simd::exp(log_decay) * state[c] + taken;

@@ -1,5 +1,5 @@
 //! The real-gated linear recurrent unit (Griffin, arXiv 2402.19427, section 2.4; transformers
-//! `models/recurrent_gemma`): every channel is a number with a decay of its own. The channels are split into heads, each
+//! `models/recurrent_gemma`): every channel is a scalar with its own decay. The channels are split into heads, each
 //! of which has a square matrix for either gate:
 //!
 //! ```text
@@ -27,7 +27,7 @@ pub struct HeadMatrices {
 
 /// The recurrence over all channels.
 pub struct RgLru {
-    /// Parts of the channels with matrices of their own.
+    /// Groups of channels, each with its own matrices.
     pub heads: usize,
     /// Inputs `[channels]`.
     pub x: View,

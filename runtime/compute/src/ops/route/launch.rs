@@ -1,4 +1,4 @@
-//! The op as kernels: what `route.cu` is called with.
+//! Launches of the kernels in `route.cu`.
 
 use waterline_kernels::file;
 

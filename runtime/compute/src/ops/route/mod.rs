@@ -10,7 +10,7 @@ use crate::operands::View;
 use crate::ops::Rules;
 use crate::weights::Vector;
 
-/// What makes scores of a router's logits.
+/// The map from a router's logits to scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scoring {
@@ -26,7 +26,7 @@ pub enum Scoring {
 pub struct Groups {
     /// Groups, of equal size, of which each has two members or more.
     pub count: usize,
-    /// Groups that are kept: those whose two best members have the largest sums.
+    /// Number of groups to keep: those whose two best members have the largest sums.
     pub kept: usize,
 }
 
@@ -41,7 +41,7 @@ impl Groups {
 pub struct Router {
     /// The scores.
     pub scoring: Scoring,
-    /// Whether the weights of the chosen are divided by their sum, and what is added to it.
+    /// If the weights of the chosen are divided by their sum, the constant added to the sum.
     pub normalize: Option<f32>,
     /// Multiplies the weights at the end.
     pub scale: f32,
@@ -89,7 +89,7 @@ impl Op for Route {
     }
 }
 
-/// What a router chose for the tokens of a chunk.
+/// A router's choice for the tokens of a chunk.
 #[derive(Clone, Copy)]
 pub(super) struct Chosen<'a> {
     rows: &'a [f32],
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn groups_compete_with_the_sums_of_their_two_best() {
-        // The best of all stands in a group whose second is poor. Of two equal groups the first one stays.
+        // The best logit is in a group whose second is poor. The first of two equal groups wins.
         let logits = [0.9, 0.1, 0.1, 0.6, 0.5, 0.4, 0.6, 0.5, 0.1].map(logit);
         let router = Router {
             scoring: Scoring::Sigmoid,

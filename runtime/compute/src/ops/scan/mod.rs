@@ -1,12 +1,12 @@
-//! The selective scan: a recurrence whose every channel keeps a vector of `state` values, each with a decay of its
-//! own. For channel d and component n (Mamba, arXiv 2312.00752, algorithm 2):
+//! The selective scan: a recurrence whose every channel keeps a vector of `state` values, each with its own
+//! decay. For channel d and component n (Mamba, arXiv 2312.00752, algorithm 2):
 //!
 //! ```text
 //! h[n, d] <- exp(step_d rate[n, d]) h[n, d] + step_d x_d b[n],    y_d = sum_n c[n] h[n, d]
 //! ```
 //!
 //! The decay differs from component to component and from token to token, so that no matrix form exists: a chunk is
-//! the steps in order, which is also why both give the same bits.
+//! the steps in order, and gives the same bits.
 
 mod cpu;
 mod launch;

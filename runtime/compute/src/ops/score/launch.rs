@@ -1,4 +1,4 @@
-//! The op as kernels: what `score.cu` is called with.
+//! Launches of the kernels in `score.cu`.
 
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ const THREADS: usize = 256;
 const TILE: usize = 64;
 const TILE_BYTES: usize = 48 << 10;
 
-/// A layer with what it is called with.
+/// A layer with its kernel arguments.
 struct Placed<'a> {
     layer: &'a RouterLayer,
     from: RouterInputs,
@@ -59,12 +59,12 @@ struct Placed<'a> {
     inputs: [Range<Address>; 2],
     kept: Range<Address>,
     outputs: Range<Address>,
-    /// Where the layer behind finds a single token's inputs, if not where this one does.
+    /// Address of a single token's inputs for the next layer, if not this layer's.
     copy: Range<Address>,
 }
 
 impl Placed<'_> {
-    /// Where the layer behind finds a single token's inputs.
+    /// Address of a single token's inputs for the next layer.
     fn found(&self) -> &Range<Address> {
         match self.from.copy {
             0 => &self.inputs[0],
@@ -258,7 +258,7 @@ impl Score {
         Ok(())
     }
 
-    /// The scores of a chunk, and what is kept of all layers' inputs.
+    /// The scores of a chunk, and the stored inputs of all layers.
     fn launch_end(&self, launches: &mut Launches, placed: &[Placed], end: RouterEnd) {
         let mut layers = [RouterInputs::zeroed(); MOST_LAYERS];
         for (place, placed) in layers.iter_mut().zip(placed) {

@@ -114,7 +114,7 @@ pub struct Score {
 
 impl Op for Score {
     fn access(&self) -> Access {
-        // The window's scores are stored by a GPU's step; elsewhere, the attention behind stores them.
+        // On a GPU the step stores the window's scores; otherwise the next attention op stores them.
         Access::default()
             .reads([self.k, self.v])
             .state(self.layers.iter().map(|layer| layer.state))

@@ -1,21 +1,21 @@
 // The retention router: convolutions over the keys and values of neighbouring tokens, then a score for each token.
 
-// The inputs of a layer: those kept from before the chunk, oldest first, then the chunk's, which are keys and values for the
-// first layer (`outputs` is null) and rows of the layer before for the others. `kept` and `outputs` have a part for each
+// The inputs of a layer: those stored before the chunk, oldest first, then the chunk's, which are keys and values for the
+// first layer (`outputs` is null) and rows of the previous layer for the others. `kept` and `outputs` have a part for each
 // key head, with room for `past` and `chunk` rows.
 struct RouterInputs {
   Rows k;
   Rows v;
   float* outputs;
   float* kept;
-  // Where the layer copies a single token's inputs, in rows as of `outputs`, or null: what they are read from may be overwritten before
-  // the next layer keeps them.
+  // Destination for a copy of a single token's inputs, in rows as of `outputs`, or null: their source may be overwritten before the
+  // next layer stores them.
   float* copy;
   int inputs;
   int past;
   int chunk;
 
-  // Input `channel` of a head at the chunk's token t; negative tokens were kept.
+  // Input `channel` of a head at the chunk's token t; negative tokens come from `kept`.
   __device__ float at(int head, int t, int channel) const {
     bool before = t < 0;
     const float* row = (before ? kept : outputs) + ((long long)head * (before ? past : chunk) + (before ? past : 0) + t) * inputs;
@@ -27,7 +27,7 @@ struct RouterInputs {
   }
 };
 
-// Rows whose loads are under way together.
+// Rows whose loads are in flight together.
 constexpr int kept_together = 4;
 
 // Keeps the inputs that the next outputs need. A block takes a head of a layer, a thread a channel, so that the rows move
@@ -38,7 +38,7 @@ __device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
     int stay = max(from.past - tokens, 0);
 #pragma unroll 1
     for (int first = 0; first < stay; first += kept_together) {
-      // What these rows become stands in later ones.
+      // Loads all rows before storing, since their destinations overlap.
       float x[kept_together];
 #pragma unroll
       for (int i = 0; i < kept_together; i++) {
@@ -67,7 +67,7 @@ struct RouterEnd {
   int rows;
   int margin;
 
-  // By one warp, whose lanes have their parts of the sum of a token's head.
+  // By one warp, whose lanes hold parts of the sum of a token's head.
   template <int map>
   __device__ void give(int head, int t, float part, float bias, u64 position) const {
     float z = warp_sum(part) + bias;
@@ -81,10 +81,10 @@ struct RouterEnd {
 // Most rows of weights that a lane holds while it waits for its inputs.
 constexpr int most_held_rows = 24;
 
-// One layer of a single token: a block takes `width` outputs of a head, one a lane; its warps, and the lanes of the same output, share the
-// taps and inputs. The output of token t stands at position + t - ahead; before the sequence begins it is zero, the next layer's padding.
-// Weights and what was kept come while earlier kernels end; more blocks keep the inputs of the layer `before`, if there is one, and where a
-// block has all outputs of a head, it makes the score of them.
+// One layer of a single token: a block takes `width` outputs of a head, one a lane; its warps, and the lanes of one output, share the taps
+// and inputs. The output of token t has position t - ahead; before the sequence begins it is zero, the next layer's padding. Weights and
+// stored inputs are loaded while earlier kernels end. Additional blocks store the inputs of the layer `before`, if there is one. A block
+// with all outputs of a head also computes its score.
 template <int inputs, int outputs, int taps, int dilation, int width, int threads, bool shared_by_heads, int heads, int map>
 __device__ void score_layer(const RouterInputs& from, const RouterInputs& before, const float* weight, const float* bias, float* out,
                             const RouterEnd& end, const u64* position, int ahead, int tokens) {
@@ -99,7 +99,7 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
   bool only_keeps = (int)blockIdx.x >= heads * columns;
   const float* own = weight + (long long)group * rows * outputs + min(column, outputs - 1);
   if constexpr (own_rows <= most_held_rows) {
-    // The last tap's inputs are the token's, those of the others were kept.
+    // The last tap's inputs are the token's; those of the other taps were stored.
     constexpr int kept_rows = rows - inputs;
     const float* kept = from.kept + (long long)head * (taps - 1) * dilation * inputs;
     float w[own_rows] = {}, x[own_rows] = {};
@@ -157,8 +157,8 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
 
 constexpr int tile_warps = 8;
 
-// The same of a chunk: a block takes `width` outputs of a head, one a lane, of `tile` tokens. Their inputs are in shared memory, which lanes
-// of several tokens share where there are fewer outputs than lanes.
+// One layer of a chunk: a block takes `width` outputs of a head, one a lane, of `tile` tokens. Their inputs are in shared memory, shared by
+// lanes of several tokens if there are fewer outputs than lanes.
 template <int inputs, int outputs, int taps, int dilation, int tile, int width, bool shared_by_heads>
 __device__ void score_tile(const RouterInputs& from, const float* weight, const float* bias, float* out, const u64* position, int ahead,
                            int tokens) {
@@ -211,8 +211,8 @@ struct RouterLayers {
   RouterInputs at[most_layers];
 };
 
-// The scores from the last layer's outputs, a warp for each token of a head, and what is kept of all layers' inputs: there are as many
-// blocks of the same tokens as heads of all layers.
+// The scores from the last layer's outputs, a warp for each token of a head, and the stored inputs of all layers: there is one block
+// per token tile and head of a layer.
 template <int inputs, int heads, int map, bool shared_by_heads>
 __device__ void finish_scores(const RouterLayers& layers, const float* from, const RouterEnd& end, int chunk, int tokens) {
   int head = blockIdx.x % heads;

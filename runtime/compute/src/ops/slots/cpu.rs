@@ -7,7 +7,7 @@ use crate::ops::CpuOp;
 use crate::ops::recur::{self, Fade, Inputs, Outputs, Rows};
 use crate::ops::softmax::softmax;
 
-/// Tokens between whose first and second pass the softmax is kept.
+/// Tokens whose softmax is held between the first and the second pass.
 const PIECE: usize = 16;
 
 /// Whether the matrix form pays for a piece of this many tokens.
@@ -29,7 +29,7 @@ impl CpuOp for Slots {
                     Rows::new(&buffers.get(view.buffer)[start..], view.stride)
                 };
                 let queries = self.heads / self.kv_heads;
-                let task = Task {
+                let task = SlotTask {
                     op: self,
                     queries,
                     q: columns(&self.q, head * queries, self.dk()),
@@ -71,7 +71,7 @@ impl CpuOp for Slots {
 }
 
 /// One head of keys and values over a chunk.
-struct Task<'a> {
+struct SlotTask<'a> {
     op: &'a Slots,
     queries: usize,
     q: Rows<'a>,
@@ -80,7 +80,7 @@ struct Task<'a> {
     weights: Rows<'a>,
 }
 
-impl Task<'_> {
+impl SlotTask<'_> {
     #[inline(always)]
     fn run(
         &self,
@@ -146,7 +146,7 @@ impl Task<'_> {
         );
     }
 
-    /// As [`Task::score`] for `n` tokens, in matrix form.
+    /// As [`SlotTask::score`] for `n` tokens, in matrix form.
     #[inline(always)]
     fn scores(&self, first: usize, n: usize, keys: &mut [f32], p: &mut [f32], scratch: &mut [f32]) {
         let (dk, slots) = (self.op.dk(), self.op.slots);

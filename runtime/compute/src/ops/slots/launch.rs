@@ -73,7 +73,7 @@ impl DeviceOp for Slots {
             parameters: vec![Parameter::value("Rows", scores)],
         });
 
-        // V fades and is written by row, what the softmax left reads it.
+        // V decays and is written by row; the softmax output is the query.
         let second = Inputs {
             q: input(scores, 1),
             k: weights,

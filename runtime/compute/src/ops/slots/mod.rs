@@ -97,10 +97,11 @@ mod tests {
     fn input(case: Case, t: usize, column: usize) -> f32 {
         let weights = views(case)[3];
         let x = noise(t * 1000 + column);
-        match column >= weights.start {
-            false => x,
+        if column >= weights.start {
             // Weights that replace a slot, that keep it, and some between.
-            true => [1.0, 0.0, 0.02 * x.abs(), 0.5 + 0.5 * x][(t + column) % 4],
+            [1.0, 0.0, 0.02 * x.abs(), 0.5 + 0.5 * x][(t + column) % 4]
+        } else {
+            x
         }
     }
 

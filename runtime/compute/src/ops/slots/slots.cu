@@ -1,5 +1,5 @@
-// Attention over slots is two recurrences of recur.cu; between them stands the softmax over each head's slots. A warp takes
-// a head of a token.
+// Attention over slots is two recurrences of recur.cu with a softmax over each head's slots between them. A warp takes a
+// head of a token.
 
 template <int heads, int slots>
 __device__ void softmax_slots(Rows scores) {

@@ -66,7 +66,7 @@ pub(super) fn softmax(values: &mut [f32]) {
 }
 
 /// The running softmax of one query, kept in `head_dim + 2` values: the largest score so far, the sum of
-/// `exp(score - largest)`, and the values weighted by it.
+/// `exp(score - largest)`, and the weighted sum of the values.
 pub(super) struct Running<'a> {
     largest: &'a mut f32,
     sum: &'a mut f32,
@@ -93,7 +93,7 @@ impl<'a> Running<'a> {
         entry[0] = f32::NEG_INFINITY;
     }
 
-    /// Adds `n` keys and values. One function, whatever the caller is compiled for: a tile is long enough for a call.
+    /// Adds `n` keys and values. Not inlined: a tile is long enough to amortize the call.
     #[inline(never)]
     pub fn add(
         self,

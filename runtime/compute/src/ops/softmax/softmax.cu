@@ -1,6 +1,6 @@
-// Softmax over keys that pass a block of threads. Some lanes share a key, a warp takes several keys at a time, and each
-// goes on with a softmax of its own; `merge` makes one of them. Several queries share each key that is read: those of a warp, or
-// for one token, whose code would be long for all of its heads, one query in each of some warps that follow one another.
+// Softmax over keys, distributed over a thread block. Some lanes share a key, a warp takes several keys at a time, and each
+// accumulates a partial softmax; `merge` combines them. Several queries share each loaded key: those of a warp, or, for a single
+// token, one query in each of `sharing` consecutive warps, since code for all of its heads would be long.
 
 // Scores times this are scores to the base of two.
 constexpr float log2_e = 1.44269504f;
@@ -100,7 +100,7 @@ struct ChunkRows {
   __device__ const float* value(int i) const { return values.token(i) + column; }
 };
 
-// What `largest` is before the first key.
+// Initial value of `largest`.
 constexpr float no_score = -1e30f;
 
 __device__ constexpr int lanes_of_key(int dim, int unit) {
@@ -109,8 +109,8 @@ __device__ constexpr int lanes_of_key(int dim, int unit) {
   return lanes;
 }
 
-// The softmaxes of `queries` queries of a warp over keys of `dim` values, cached as E; columns are read `unit` at a time. Of
-// `sharing` warps that follow one another each has other queries and reads the same keys.
+// The softmaxes of `queries` queries of a warp over keys of `dim` values, cached as E; columns are read `unit` at a time. Each of
+// `sharing` consecutive warps has different queries and reads the same keys.
 template <class E, int dim, int unit, int queries, int sharing = 1>
 struct Softmaxes {
   static constexpr int lanes = lanes_of_key(dim, unit);

@@ -18,7 +18,7 @@ pub struct TokenShift {
     pub mixes: Vec<Vector>,
     /// The state tensor of the last normed token `[hidden]`.
     pub state: usize,
-    /// Where the results stand, `[mixes, hidden]`.
+    /// Destination of the results, `[mixes, hidden]`.
     pub out: View,
 }
 

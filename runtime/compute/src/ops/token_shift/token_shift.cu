@@ -1,4 +1,5 @@
-// Mixes of each normed token with the one before it, whose norm is computed again: tokens depend on no others.
+// Mixes of each normed token with the previous one, whose norm is computed again so that tokens are
+// independent.
 
 constexpr int most_mixes = 8;
 
@@ -18,7 +19,7 @@ __device__ void token_shift(const Prologue& prologue, TokenMixes weights, float*
   } else {
     store_prologue_row<hidden, flags>(prologue, t - 1, before);
   }
-  // A thread reads what it wrote.
+  // Each thread reads its own writes.
   for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
     for (int mix = 0; mix < mixes; mix++) {
       out.token(t)[mix * hidden + i] = now[i] + weights.at[mix][i] * (before[i] - now[i]);

@@ -37,5 +37,5 @@ fn read(keys: &Keys) -> Result<Description> {
     });
     let layers: Vec<_> = layers.collect();
     let names = vec![time_mix_names(); layers.len()];
-    Ok(Description::of(model(keys, layers)?, names.into_iter()))
+    Ok(Description::new(model(keys, layers)?, names.into_iter()))
 }

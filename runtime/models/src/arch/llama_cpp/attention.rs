@@ -50,7 +50,7 @@ pub(super) fn attention(keys: &Keys, block: usize) -> Result<Attention> {
     })
 }
 
-/// The same attention without positions.
+/// This attention without positions.
 pub(super) fn unturned(attention: Attention) -> Attention {
     Attention {
         rope_theta: None,

@@ -58,7 +58,7 @@ fn read(keys: &Keys) -> Result<Description> {
         } else {
             let experts = ExpertsSpec {
                 bias: true,
-                ..experts(keys, i, Mixture::of(router))?
+                ..experts(keys, i, Mixture::new(router))?
             };
             names.extend(expert_names(keys, i, &experts));
             FeedForward::Experts(experts)
@@ -66,7 +66,7 @@ fn read(keys: &Keys) -> Result<Description> {
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }
-    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+    Ok(Description::new(model(keys, layers)?, tables.into_iter()))
 }
 
 fn bounded(keys: &Keys, kda: Kda) -> Result<Kda> {

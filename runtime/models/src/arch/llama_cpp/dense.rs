@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     read,
 };
 
-/// Of SmolLM3's layers, every so many one has no positions.
+/// Every n-th of SmolLM3's layers has no positions.
 const UNTURNED: usize = 4;
 
 fn read(keys: &Keys) -> Result<Description> {
@@ -47,5 +47,5 @@ fn read(keys: &Keys) -> Result<Description> {
         layer(Arc::new(mixer), Some(dense(keys, block, intermediate)))
     });
     let spec = model(keys, layers.collect())?;
-    Ok(Description::of(spec, tables.into_iter()))
+    Ok(Description::new(spec, tables.into_iter()))
 }

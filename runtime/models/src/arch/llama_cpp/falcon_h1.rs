@@ -1,5 +1,6 @@
-//! Falcon-H1: Mamba-2 beside attention on one norm (llama.cpp `src/models/falcon-h1.cpp`; `conversion/falcon_h1.py`). The
-//! model's multipliers are folded into its weights. The norm in front of the feed-forward network has no `.weight`.
+//! Falcon-H1: Mamba-2 in parallel with attention on one norm (llama.cpp `src/models/falcon-h1.cpp`;
+//! `conversion/falcon_h1.py`). The model's multipliers are folded into its weights. The norm before the feed-forward
+//! network has no `.weight`.
 
 use std::sync::Arc;
 
@@ -51,5 +52,5 @@ fn read(keys: &Keys) -> Result<Description> {
         layers.push(layer(Arc::new(mixer), Some(dense(keys, i, intermediate))));
         tables.push(names);
     }
-    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+    Ok(Description::new(model(keys, layers)?, tables.into_iter()))
 }

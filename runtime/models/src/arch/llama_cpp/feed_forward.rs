@@ -18,7 +18,7 @@ pub(super) fn dense(keys: &Keys, block: usize, intermediate: usize) -> FeedForwa
     })
 }
 
-/// What a family's mixtures of experts are, beside what the keys say.
+/// Properties of a family's mixtures of experts that the keys do not give.
 #[derive(Clone, Copy)]
 pub(super) struct Mixture {
     /// The router, but for the scale and the groups.
@@ -32,7 +32,7 @@ pub(super) struct Mixture {
 
 impl Mixture {
     /// A mixture with this router and without gates.
-    pub fn of(router: Router) -> Self {
+    pub fn new(router: Router) -> Self {
         Mixture {
             router,
             gate: false,
@@ -96,7 +96,7 @@ fn groups(keys: &Keys) -> Result<Option<Groups>> {
     Ok((count > 1).then_some(Groups { count, kept }))
 }
 
-/// The names of the tensors of `experts` in block `block`. Gates and the matrices beside them may lie in one tensor.
+/// The names of the tensors of `experts` in block `block`. Gates and up projections may be fused in one tensor.
 pub(super) fn expert_names(keys: &Keys, block: usize, experts: &ExpertsSpec) -> Vec<Name> {
     let mut names = as_stored(&[
         ("ffn_latent_in", "ffn_latent_down"),

@@ -1,5 +1,5 @@
-//! Gemma 3: attention in windows but for every sixth layer, norms in front and behind (llama.cpp `src/models/gemma3.cpp`;
-//! `conversion/gemma.py`). Norms are stored as the gains that they are.
+//! Gemma 3: attention in windows but for every sixth layer, norms before and after (llama.cpp `src/models/gemma3.cpp`;
+//! `conversion/gemma.py`). Norms are stored as gains.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
     read,
 };
 
-/// Of so many layers the last one sees all.
+/// Every n-th layer sees all tokens.
 const PATTERN: usize = 6;
 /// Layers of the one size whose scores are scaled by a head's part of the residual stream, not by its width.
 const LARGEST_LAYERS: usize = 62;
@@ -70,10 +70,10 @@ fn read(keys: &Keys) -> Result<Description> {
         logit_softcap: (softcap != 0.0).then_some(softcap),
         ..model(keys, layers)?
     };
-    Ok(Description::of(spec, tables.into_iter()))
+    Ok(Description::new(spec, tables.into_iter()))
 }
 
-/// Which layers see a window: what a list says, or all but every so many one.
+/// Which layers see a window: as a list says, or all but every n-th one.
 fn slides(keys: &Keys) -> Result<Vec<bool>> {
     const KEY: &str = "attention.sliding_window_pattern";
     if keys.is_list(KEY) {

@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
 
 fn read(keys: &Keys) -> Result<Description> {
     let intermediate = keys.per_layer("feed_forward_length")?;
-    let mixture = Mixture::of(Router::softmax(true));
+    let mixture = Mixture::new(Router::softmax(true));
     let has_experts = keys.experts()? > 0;
     let multiplier = |key: &str| -> Result<f32> {
         let multiplier = keys.f32_or(key, 0.0)?;
@@ -67,7 +67,7 @@ fn read(keys: &Keys) -> Result<Description> {
         logits_multiplier: 1.0 / multiplier("logit_scale")?,
         ..model(keys, layers)?
     };
-    Ok(Description::of(spec, tables.into_iter()))
+    Ok(Description::new(spec, tables.into_iter()))
 }
 
 /// The attention of block `block`. `rope.scaling.finetuned` says whether there are positions.

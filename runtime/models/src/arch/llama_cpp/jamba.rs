@@ -25,7 +25,7 @@ fn read(keys: &Keys) -> Result<Description> {
         ..mamba_mixer(keys)?
     };
     let intermediate = keys.per_layer("feed_forward_length")?;
-    let mixture = Mixture::of(Router::softmax(false));
+    let mixture = Mixture::new(Router::softmax(false));
     // Dense models have the keys of experts as well.
     keys.experts()?;
     let mut layers = Vec::new();
@@ -54,5 +54,5 @@ fn read(keys: &Keys) -> Result<Description> {
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }
-    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+    Ok(Description::new(model(keys, layers)?, tables.into_iter()))
 }

@@ -80,7 +80,7 @@ impl<'a> Keys<'a> {
         self.bounded(key, self.gguf.get_usize(&self.full(key))?)
     }
 
-    /// The same of a key that may be missing.
+    /// As above for a key that may be missing.
     pub fn optional_usize(&self, key: &str) -> Result<Option<usize>> {
         self.get(key).map(|_| self.usize(key)).transpose()
     }
@@ -247,7 +247,7 @@ impl<'a> Keys<'a> {
         self.usize_or("expert_count", 0)
     }
 
-    /// The same of a key that may be missing.
+    /// As above for a key that may be missing.
     pub fn per_layer_or(&self, key: &str, default: usize) -> Result<Vec<usize>> {
         match self.get(key) {
             Some(_) => self.per_layer(key),

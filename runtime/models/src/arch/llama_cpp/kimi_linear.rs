@@ -39,7 +39,7 @@ fn read(keys: &Keys) -> Result<Description> {
         } else {
             let experts = ExpertsSpec {
                 bias: true,
-                ..experts(keys, i, Mixture::of(sigmoid(keys, 0.0)?))?
+                ..experts(keys, i, Mixture::new(sigmoid(keys, 0.0)?))?
             };
             names.extend(expert_names(keys, i, &experts));
             FeedForward::Experts(experts)
@@ -47,7 +47,7 @@ fn read(keys: &Keys) -> Result<Description> {
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }
-    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+    Ok(Description::new(model(keys, layers)?, tables.into_iter()))
 }
 
 pub(super) fn delta_attention(keys: &Keys, norm_eps: f32) -> Result<Kda> {

@@ -35,7 +35,7 @@ fn read(keys: &Keys) -> Result<Description> {
         } else {
             let experts = ExpertsSpec {
                 bias: true,
-                ..experts(keys, i, Mixture::of(sigmoid(keys, 1e-6)?))?
+                ..experts(keys, i, Mixture::new(sigmoid(keys, 1e-6)?))?
             };
             names.extend(expert_names(keys, i, &experts));
             FeedForward::Experts(experts)
@@ -45,7 +45,7 @@ fn read(keys: &Keys) -> Result<Description> {
     }
     Ok(Description {
         whole: &[("output_norm.weight", "token_embd_norm.weight")],
-        ..Description::of(model(keys, layers)?, tables.into_iter())
+        ..Description::new(model(keys, layers)?, tables.into_iter())
     })
 }
 

@@ -46,7 +46,7 @@ pub(super) fn mamba2_names() -> Vec<Name> {
     names
 }
 
-/// What llama.cpp's Mamba has beside its sizes.
+/// Constants of llama.cpp's Mamba, apart from sizes.
 pub(super) fn mamba() -> Mamba {
     Mamba {
         inner: 0,
@@ -61,7 +61,7 @@ pub(super) fn mamba() -> Mamba {
     }
 }
 
-/// What llama.cpp's Mamba-2 has beside its sizes.
+/// Constants of llama.cpp's Mamba-2, apart from sizes.
 pub(super) fn mamba2(groups: usize, norm_eps: f32) -> Mamba2 {
     Mamba2 {
         heads: 0,
@@ -131,5 +131,5 @@ fn read(keys: &Keys) -> Result<Description> {
     let layers = vec![layer(mixer, None); keys.layers()?];
     let spec = model(keys, layers)?;
     let names = vec![names; spec.layers.len()];
-    Ok(Description::of(spec, names.into_iter()))
+    Ok(Description::new(spec, names.into_iter()))
 }

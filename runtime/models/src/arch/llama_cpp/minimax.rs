@@ -39,7 +39,7 @@ fn read(keys: &Keys) -> Result<Description> {
             let names = attention::names(keys, i, &softmax, Pairs::Halves);
             (Arc::new(softmax), names)
         };
-        let experts = experts(keys, i, Mixture::of(Router::softmax(true)))?;
+        let experts = experts(keys, i, Mixture::new(Router::softmax(true)))?;
         names.extend(expert_names(keys, i, &experts));
         layers.push(LayerSpec {
             mixer_sublayer: sublayer,
@@ -48,7 +48,7 @@ fn read(keys: &Keys) -> Result<Description> {
         });
         tables.push(names);
     }
-    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+    Ok(Description::new(model(keys, layers)?, tables.into_iter()))
 }
 
 /// Which layers are lightning attention: as the file lists them, or all but every eighth or so.

@@ -45,7 +45,7 @@ pub(crate) use write::LlamaCpp;
 struct Family {
     /// The values of `general.architecture` that it reads.
     architectures: &'static [&'static str],
-    /// What the keys describe.
+    /// The model that the keys describe.
     read: fn(&Keys) -> Result<Description>,
 }
 
@@ -70,7 +70,7 @@ const FAMILIES: &[Family] = &[
     rwkv7::FAMILY,
 ];
 
-/// What a file holds.
+/// The contents of a file.
 struct Description {
     spec: ModelSpec,
     /// For each layer of ours, where its tensors lie.
@@ -89,7 +89,7 @@ struct Place {
 
 impl Description {
     /// A model of layers of which each is one block.
-    fn of(spec: ModelSpec, names: impl Iterator<Item = Vec<Name>>) -> Self {
+    fn new(spec: ModelSpec, names: impl Iterator<Item = Vec<Name>>) -> Self {
         let places = names
             .enumerate()
             .map(|(block, names)| Place { block, names })
@@ -131,7 +131,7 @@ fn layer(mixer: Arc<dyn Mixer>, ffn: Option<FeedForward>) -> LayerSpec {
     }
 }
 
-/// What the files of all families say of the model as a whole.
+/// Keys for the model as a whole that files of all families share.
 fn model(keys: &Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     let embedding = keys.gguf().tensor("token_embd.weight")?;
     Ok(ModelSpec {
@@ -149,7 +149,7 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     let architecture = gguf.get_str("general.architecture")?;
     let known = |family: &&Family| family.architectures.contains(&architecture);
     let Some(family) = FAMILIES.iter().find(known) else {
-        return Err(refusal::of(gguf, architecture));
+        return Err(refusal::explain(gguf, architecture));
     };
     refusal::of_parts(gguf)?;
     let keys = Keys::new(gguf, architecture, mtp);

@@ -31,9 +31,9 @@ pub(super) enum Take {
     Whole,
     /// Its values are, in order, whatever their dimensions.
     Flat,
-    /// Of its rows in `count` groups of equal length, `part` of each.
+    /// `part` of each of `count` groups of rows of equal length.
     Groups { count: usize, part: Range<usize> },
-    /// The same, each group's part with its rows as columns.
+    /// As `Groups`, with the rows of each group's part as columns.
     TransposedGroups { count: usize, part: Range<usize> },
     /// Rows of heads whose channels `turned` turn with the position, each next to the one that it turns with. Ours are apart
     /// by half of them.
@@ -41,7 +41,7 @@ pub(super) enum Take {
         head_dim: usize,
         turned: Range<usize>,
     },
-    /// A function of each value. What it has no number for is an error.
+    /// A function of each value. A value without a result is an error.
     Values(fn(f32) -> f32),
 }
 
@@ -61,7 +61,7 @@ impl Name {
         Name::new(ours, theirs, Take::Whole).in_rows(rows)
     }
 
-    /// The same in these of the stored rows only.
+    /// This name for these of the stored rows only.
     pub fn in_rows(self, rows: Range<usize>) -> Self {
         Name {
             rows: Some(rows),
@@ -69,7 +69,7 @@ impl Name {
         }
     }
 
-    /// The same of the tensor with this ending alone.
+    /// This name for the tensor with this ending only.
     pub fn ending(self, ending: &'static str) -> Self {
         Name {
             ours: format!("{}{ending}", self.ours).into(),
@@ -78,7 +78,8 @@ impl Name {
         }
     }
 
-    /// The same of one of several mixers of a layer, whose names begin with `prefix` instead of `mixer.`.
+    /// This name for one of several mixers of a layer, whose names begin with `prefix` instead of
+    /// `mixer.`.
     pub fn within(self, prefix: &str) -> Self {
         Name {
             ours: self.ours.replacen("mixer.", prefix, 1).into(),
@@ -91,7 +92,7 @@ impl Name {
         Name::new("", "", Take::Whole)
     }
 
-    /// What our tensor `part` is called there, if this is the name of it.
+    /// The stored name of our tensor `part`, if this entry names it.
     pub fn stored(&self, part: &str) -> Option<String> {
         let name = stored_name(part, &self.ours, self.theirs)?;
         Some(name + self.ending)
@@ -170,7 +171,8 @@ impl Name {
         if same_rows || squeezed(&taken.shape) == squeezed(&weight.shape) {
             taken.shape = weight.shape.clone();
         }
-        // What is always f32 here may be quantized there. Matrices stay so: their inputs are then rounded as there.
+        // Tensors that are always f32 here may be quantized there. Matrices stay quantized: their inputs are then
+        // rounded as there.
         let is_matrix = weight.shape.len() == 2;
         if weight.precision == Precision::Full && taken.format.is_integer_dot() && !is_matrix {
             taken = from_f32(&taken.shape, &taken.to_f32())?;
@@ -185,7 +187,7 @@ pub(super) fn as_stored(names: &[(&'static str, &'static str)]) -> Vec<Name> {
     names.iter().map(name).collect()
 }
 
-/// What our tensor `part` is called there, if `ours` is its name, perhaps without its ending.
+/// The stored name of our tensor `part`, if `ours` is its name, perhaps without its ending.
 pub(super) fn stored_name(part: &str, ours: &str, theirs: &str) -> Option<String> {
     match part.strip_prefix(ours)? {
         ending @ ("" | ".weight" | ".bias") => Some(format!("{theirs}{ending}")),

@@ -53,7 +53,7 @@ fn read(keys: &Keys) -> Result<Description> {
         layers.push(spec);
         tables.push(names);
     }
-    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+    Ok(Description::new(model(keys, layers)?, tables.into_iter()))
 }
 
 /// A layer without a mixer.
@@ -77,6 +77,6 @@ fn squared_relu_experts(keys: &Keys, block: usize) -> Result<ExpertsSpec> {
         activation: Activation::SquaredRelu,
         bias: true,
         latent: (latent > 0).then_some(latent),
-        ..experts(keys, block, Mixture::of(router))?
+        ..experts(keys, block, Mixture::new(router))?
     })
 }

@@ -1,9 +1,9 @@
-//! Qwen3.5, Qwen3-Next and what shares their text models: Gated DeltaNet, attention with an output gate, dense or mixtures
-//! of experts (llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `qwen3next.cpp`; `conversion/qwen.py`).
+//! Qwen3.5, Qwen3-Next and models with their text part: Gated DeltaNet, attention with an output gate, dense or mixtures of
+//! experts (llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `qwen3next.cpp`; `conversion/qwen.py`).
 //!
-//! Norms are stored as the gains that they are. Value heads of Qwen3.5 are stored in another order than in transformers:
-//! value head t reads key head `t % heads`. The block behind the last layer that predicts the token after the next one is one of
-//! attention, whatever the interval says.
+//! Norms are stored as gains. Value heads of Qwen3.5 are stored in another order than in transformers: value head t reads key
+//! head `t % heads`. The block after the last layer, which predicts the token after the next one, is attention regardless of the
+//! interval.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn read(keys: &Keys) -> Result<Description> {
     let mixture = Mixture {
         gate: true,
         together: true,
-        ..Mixture::of(Router::softmax(true))
+        ..Mixture::new(Router::softmax(true))
     };
     let has_experts = keys.experts()? > 0;
     let block = |i: usize, recurrent: bool| -> Result<(LayerSpec, Vec<Name>)> {
@@ -73,7 +73,7 @@ fn read(keys: &Keys) -> Result<Description> {
             own_head: has("shared_head_head"),
         });
     }
-    Ok(Description::of(spec, tables.into_iter()))
+    Ok(Description::new(spec, tables.into_iter()))
 }
 
 /// Fails unless every angle is that of the time or of a place in an image: in a text all of these stand at the token's position.

@@ -43,7 +43,7 @@ const MISSING: &[(&str, &str, &str)] = &[
 ];
 
 /// The error for a file of an architecture that is not known.
-pub(super) fn of(gguf: &Gguf, architecture: &str) -> Error {
+pub(super) fn explain(gguf: &Gguf, architecture: &str) -> Error {
     let file_type = gguf.get("general.type").and_then(Value::as_str);
     let projects = architecture == "clip" || file_type == Some("mmproj");
     let missing = MISSING.iter().find(|(name, ..)| *name == architecture);

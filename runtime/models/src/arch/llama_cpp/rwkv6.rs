@@ -42,7 +42,8 @@ const CHANNEL_MIX: &[(&str, &str)] = &[
     ("mixer.receptance", "channel_mix_receptance"),
 ];
 
-/// What is mixed, in the order of the fused tensors: our vector and matrix, and the vector's name in older files.
+/// The mixed inputs, in the order of the fused tensors: our vector and matrix, and the vector's name in older
+/// files.
 const MIXED: [(&str, &str, &str); 5] = [
     ("mixer.x_w", "mixer.mix_b.w", "time_mix_lerp_w.weight"),
     ("mixer.x_k", "mixer.mix_b.k", "time_mix_lerp_k.weight"),

@@ -1,14 +1,14 @@
 //! Tokens of one session on a device that are read together, of which the first ones may stand.
 
 use super::draft::DeviceDraft;
-use super::{Columns, CudaEngine, Of};
+use super::{Columns, CudaEngine, SlotKind};
 use crate::cpu::room;
 use crate::cuda::Memory;
 use crate::engine::{Ahead, Engine};
 use crate::error::{Error, Result};
 use crate::state::{Arena, HEADER, LOGITS};
 
-/// Most tokens that are read at once: the programs of so many columns are recorded.
+/// Most tokens that are read at once: the programs of this many columns are recorded.
 pub(in crate::engine) const MOST: usize = 16;
 
 /// Reads tokens into the state of a [`CudaEngine`].
@@ -17,9 +17,9 @@ pub(in crate::engine) struct DeviceAhead {
     /// The state before, and what the host has of it.
     before: Memory,
     own: Arena,
-    /// The most probable token behind each of those that were read last, if it was chosen.
+    /// The most probable token after each of those that were read last, if it was chosen.
     chosen: Vec<u32>,
-    /// The logits behind each, once they are fetched `[most, vocab]`.
+    /// The logits after each, once they are fetched `[most, vocab]`.
     logits: Vec<f32>,
     fetched: bool,
     vocab: usize,
@@ -41,7 +41,7 @@ impl DeviceAhead {
     pub fn new(engine: &CudaEngine, most: usize, drafts: bool) -> Result<Self> {
         let most = most.min(MOST);
         let vocab = engine.model().spec().vocab;
-        let columns = Columns::new(engine, Of::Tokens, most)?;
+        let columns = Columns::new(engine, SlotKind::Tokens, most)?;
         let before = Memory::new(engine.device().driver(), engine.layout().bytes())?;
         let draft = engine.model().draft().filter(|_| drafts);
         let (copy, queue) = (before.address(), &*columns.queue);

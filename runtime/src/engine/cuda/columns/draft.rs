@@ -1,6 +1,6 @@
 //! Drafts of a model's MTP block on a device: a recorded program of one column that feeds itself.
 
-use super::{Of, Own, Writer, at};
+use super::{BatchMemory, SlotKind, Writer, at};
 use crate::cuda::{Address, Memory, Program, Queue, Recording, Rooms, Rows, SessionMemory};
 use crate::engine::cuda::CudaEngine;
 use crate::error::Result;
@@ -12,10 +12,10 @@ pub(super) struct DeviceDraft {
     /// Reads the token of the one column, chooses the next one and puts it in its place, with the hidden state that the block gives.
     step: Box<dyn Recording>,
     program: Program,
-    own: Own,
+    own: BatchMemory,
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
-    /// Where the hidden state of the token before stands, and its bytes.
+    /// Location of the previous token's hidden state, and its bytes.
     before: (Address, usize),
     /// How far into the state that of the last token lies, and the first of the block's tensors.
     last: usize,
@@ -23,8 +23,8 @@ pub(super) struct DeviceDraft {
 }
 
 impl DeviceDraft {
-    /// For drafts of up to `most` tokens behind what `engine` has read, on `queue`. The block's state tensors are those of the state
-    /// at `copy`.
+    /// For drafts of up to `most` tokens after those that `engine` has read, on `queue`. The block's state tensors are those of the
+    /// state at `copy`.
     ///
     /// # Errors
     /// [`crate::Error::Device`] if the device was lost or has no room.
@@ -38,7 +38,7 @@ impl DeviceDraft {
         let (device, driver) = (engine.device(), engine.device().driver());
         let matrix = &draft.program.logits.matrix;
         let (vocab, hidden) = (matrix.rows(), matrix.cols());
-        let own = Own::new(device, queue, most, vocab)?;
+        let own = BatchMemory::new(device, queue, most, vocab)?;
         let widths = draft.program.widths.iter();
         let buffers = widths.map(|width| Memory::new(driver, width * size_of::<f32>()));
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
@@ -56,7 +56,7 @@ impl DeviceDraft {
             own: &own,
             scratch: Vec::new(),
             rooms: (Rooms::new(), vec![Rooms::new(); 1]),
-            of: Of::Tokens,
+            of: SlotKind::Tokens,
         };
         let ops = draft.program.ops.iter().enumerate();
         let mut calls = ops
@@ -103,8 +103,8 @@ impl DeviceDraft {
         memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
     }
 
-    /// Drafts `tokens` behind `token`, which follows the `position` tokens that the state at `state`, of so many bytes, has read. The
-    /// block reads them into the copy.
+    /// Drafts `tokens` after `token`, which follows the `position` tokens that the state, at this address and of this size, has read.
+    /// The block reads them into the copy.
     pub fn run(
         &self,
         queue: &dyn Queue,

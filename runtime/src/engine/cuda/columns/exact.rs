@@ -1,6 +1,6 @@
 //! Prompts of one session on a device, which are read in the slots of a batch: every token has the bits of a recorded step.
 
-use super::{Columns, CudaEngine, Of};
+use super::{Columns, CudaEngine, SlotKind};
 use crate::error::Result;
 use crate::state::LOGITS;
 
@@ -19,7 +19,7 @@ impl DeviceExact {
     /// As of [`Columns::new`].
     pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
         Ok(DeviceExact {
-            columns: Columns::new(engine, Of::Tokens, most)?,
+            columns: Columns::new(engine, SlotKind::Tokens, most)?,
             vocab: engine.model().spec().vocab,
             holds_logits: false,
         })

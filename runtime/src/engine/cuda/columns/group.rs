@@ -1,12 +1,12 @@
 //! Sessions on a device that step together.
 
-use super::{Columns, CudaEngine, Of};
+use super::{Columns, CudaEngine, SlotKind};
 use crate::cuda::Sampling;
 use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
 use crate::state::HEADER;
 
-/// Most sessions of a batch on a device: the programs of so many columns are recorded.
+/// Most sessions of a batch on a device: the programs of this many columns are recorded.
 const MOST: usize = 64;
 
 /// A program of columns, each the session at this place.
@@ -22,7 +22,7 @@ impl DeviceGroup {
             let reason = format!("must be of 1 to {MOST} sessions on a GPU");
             return Err(Error::invalid("batch", reason));
         }
-        Columns::new(engine, Of::Sessions, most).map(DeviceGroup)
+        Columns::new(engine, SlotKind::Sessions, most).map(DeviceGroup)
     }
 
     /// Gives each column its session's state; those sample that have a [`Sampling`].
@@ -62,13 +62,13 @@ impl Group for DeviceGroup {
         for index in 0..members.count() {
             let Member { engine, params } = members.member(index);
             let is_empty = engine.arena().tensor::<u64>(HEADER)[0] == 0;
-            if is_empty || Sampling::of(params).is_none() {
+            if is_empty || Sampling::new(params).is_none() {
                 return Ok(false);
             }
             greedy &= params.is_greedy();
         }
         self.seat(members, |member| {
-            Sampling::of(member.params).filter(|_| !greedy)
+            Sampling::new(member.params).filter(|_| !greedy)
         })?;
         self.0.step(tokens, !greedy)?;
         Ok(true)

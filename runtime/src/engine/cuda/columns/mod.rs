@@ -1,10 +1,10 @@
 //! Programs of several columns on a device, in one pass over the weights: a token of each of as many sessions, or tokens of one
 //! session.
 //!
-//! Each column is a row of the buffers between ops. What multiplies by matrices and treats every token alike runs over all rows;
-//! every other op is written once for each column, as for a step, and its kernels find a column's parameters in a table. Columns of
-//! sessions run side by side. Those of one session follow one another. So every column has the bits of a recorded step. The
-//! programs of each number of columns are recorded when they are made.
+//! A column is a slot of the batch: one row of each activation buffer. Ops with matrices that treat every token alike run over all
+//! rows; every other op is written once for each column, as for a step, and its kernels find a column's parameters in a table.
+//! Columns of sessions run side by side. Those of one session follow one another. So every column has the bits of a recorded step.
+//! The programs of each number of columns are recorded when they are made.
 
 mod ahead;
 mod draft;
@@ -28,16 +28,16 @@ use crate::operands::{RESIDUAL, View};
 use crate::ops::Op;
 use crate::state::LOGITS;
 
-/// What the columns are.
+/// The kind of columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
-    /// Sessions, each with a state of its own.
+enum SlotKind {
+    /// Sessions, each with its own state.
     Sessions,
     /// Tokens of one session.
     Tokens,
 }
 
-/// What is recorded for one number of columns.
+/// The recordings for one number of columns.
 struct Recorded {
     /// Columns choose the first of the largest of their logits.
     choose: Box<dyn Recording>,
@@ -54,7 +54,7 @@ struct Columns {
     queue: Box<dyn Queue>,
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
-    own: Own,
+    own: BatchMemory,
     program: Program,
     /// For one column, two columns, and so on.
     recorded: Vec<Recorded>,
@@ -64,7 +64,7 @@ struct Columns {
 }
 
 /// Memory that calls name besides buffers, states and weights.
-struct Own {
+struct BatchMemory {
     ids: Memory,
     chosen: Memory,
     sampling: Memory,
@@ -72,10 +72,10 @@ struct Own {
     logits: Memory,
 }
 
-impl Own {
-    /// For so many columns.
+impl BatchMemory {
+    /// For this many columns.
     fn new(device: &Device, queue: &dyn Queue, most: usize, vocab: usize) -> Result<Self> {
-        Ok(Own {
+        Ok(BatchMemory {
             ids: zeros(device, queue, most * size_of::<u32>())?,
             chosen: zeros(device, queue, most * size_of::<u32>())?,
             sampling: zeros(device, queue, most * size_of::<Sampling>())?,
@@ -110,11 +110,11 @@ fn at<T>(memory: &Memory, index: usize) -> Address {
 /// Writes the calls of a program.
 struct Writer<'a> {
     memory: SessionMemory<'a>,
-    own: &'a Own,
+    own: &'a BatchMemory,
     scratch: Vec<Memory>,
     /// Working memory that ops share, of all rows and of each column.
     rooms: (Rooms, Vec<Rooms>),
-    of: Of,
+    of: SlotKind,
 }
 
 impl Writer<'_> {
@@ -130,7 +130,8 @@ impl Writer<'_> {
                 ids: at::<u32>(&self.own.ids, row),
                 ..self.memory
             };
-            let position = (self.of == Of::Tokens).then(|| at::<u64>(&self.own.positions, row));
+            let position =
+                (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
             let column = Column { row, position };
             let write = |launches: &mut Launches| write(launches, row);
             Calls::column(&memory, &mut self.scratch, rooms, column, write)
@@ -171,17 +172,18 @@ impl Writer<'_> {
 }
 
 impl Columns {
-    /// For up to `most` columns: of sessions with states like that of `engine`, or of its own.
+    /// For up to `most` columns: of sessions with states like that of `engine`, or tokens of its
+    /// state.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost or has no room.
-    fn new(engine: &CudaEngine, of: Of, most: usize) -> Result<Self> {
+    fn new(engine: &CudaEngine, of: SlotKind, most: usize) -> Result<Self> {
         let (model, device): (&Arc<Model>, &Arc<Device>) = (engine.model(), engine.device());
         let driver = device.driver();
         let queue = Arc::clone(driver).queue()?;
         let program = model.program();
         let (vocab, hidden) = (model.spec().vocab, model.spec().hidden);
-        let own = Own::new(device, &*queue, most, vocab)?;
+        let own = BatchMemory::new(device, &*queue, most, vocab)?;
         let buffers = (program.widths.iter())
             .map(|width| zeros(device, &*queue, width * most * size_of::<f32>()))
             .collect::<Result<Vec<_>>>()?;
@@ -191,8 +193,8 @@ impl Columns {
             memory: SessionMemory {
                 plan: engine.layout(),
                 arena: match of {
-                    Of::Sessions => Program::STATE,
-                    Of::Tokens => engine.state(),
+                    SlotKind::Sessions => Program::STATE,
+                    SlotKind::Tokens => engine.state(),
                 },
                 ids: own.ids.address(),
                 buffers: &buffers,
@@ -207,14 +209,14 @@ impl Columns {
         };
         let of_column = |column: usize| at::<f32>(&own.logits, column * vocab);
         let (mut read, mut commit) = (Vec::new(), Vec::new());
-        if of == Of::Tokens {
+        if of == SlotKind::Tokens {
             read.push(writer.rows(|launches| {
                 launches.count_positions(own.positions.address());
                 Ok(())
             })?);
         }
         for (index, op) in program.ops.iter().enumerate() {
-            if of == Of::Tokens && op.access().changes_state() {
+            if of == SlotKind::Tokens && op.access().changes_state() {
                 let [there, back] = writer.keep(&**op)?;
                 read.push(there);
                 commit.extend([back, writer.op(index, &**op)?]);
@@ -235,25 +237,25 @@ impl Columns {
             Ok(())
         };
         match of {
-            Of::Tokens => {
+            SlotKind::Tokens => {
                 read.push(writer.rows(advance)?);
                 commit.push(writer.rows(advance)?);
             }
-            Of::Sessions => read.push(writer.each(|launches, column| {
+            SlotKind::Sessions => read.push(writer.each(|launches, column| {
                 launches.keep_logits(vocab, of_column(column));
                 advance(launches)
             })?),
         }
         let choose = writer.each(|launches, column| {
             let logits = match of {
-                Of::Sessions => launches.state_address(LOGITS),
-                Of::Tokens => of_column(column),
+                SlotKind::Sessions => launches.state_address(LOGITS),
+                SlotKind::Tokens => of_column(column),
             };
             launches.choose(vocab, logits, at::<u32>(&own.chosen, column))
         })?;
         let last = match of {
-            Of::Tokens => commit,
-            Of::Sessions => vec![writer.each(|launches, column| {
+            SlotKind::Tokens => commit,
+            SlotKind::Sessions => vec![writer.each(|launches, column| {
                 let sampling = at::<Sampling>(&own.sampling, column);
                 launches.sample(vocab, sampling, at::<u32>(&own.chosen, column))
             })?],
@@ -265,14 +267,14 @@ impl Columns {
             queue.record(&program.launches(number, columns, side_by_side))
         };
         let recorded = (1..=most).map(|columns| {
-            let last = record(2, columns, of == Of::Sessions)?;
+            let last = record(2, columns, of == SlotKind::Sessions)?;
             let (sample, commit) = match of {
-                Of::Sessions => (Some(last), None),
-                Of::Tokens => (None, Some(last)),
+                SlotKind::Sessions => (Some(last), None),
+                SlotKind::Tokens => (None, Some(last)),
             };
             Ok(Recorded {
                 choose: record(0, columns, true)?,
-                read: record(1, columns, of == Of::Sessions)?,
+                read: record(1, columns, of == SlotKind::Sessions)?,
                 sample,
                 commit,
             })

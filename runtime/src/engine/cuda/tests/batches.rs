@@ -27,7 +27,7 @@ fn models() -> impl Iterator<Item = (&'static str, Arc<Model>)> {
     MODELS.into_iter().map(open)
 }
 
-/// A session whose steps are recorded, which has read a prompt of its own.
+/// A session with recorded steps that has read its own prompt.
 fn session(model: &Arc<Model>, device: &Arc<Device>, number: usize, lookup: usize) -> Session {
     let mut options = SessionOptions {
         chunk: 16,

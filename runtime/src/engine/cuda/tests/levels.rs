@@ -11,7 +11,7 @@ use crate::engine::StepProgram;
 use crate::session::{Session, SessionOptions};
 use crate::state::Kv;
 
-/// The logits behind each of some tokens that are read one by one.
+/// The logits after each of some tokens that are read one by one.
 fn logits(model: &Arc<Model>, device: &Arc<Device>, reversed: bool) -> Vec<f32> {
     REVERSED.set(reversed);
     let mut options = SessionOptions {

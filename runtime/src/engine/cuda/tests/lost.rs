@@ -86,7 +86,7 @@ fn every_operation_on_a_lost_device_is_a_sentence() {
                 assert_eq!(error.to_string(), "emulator: the device was lost");
             }
         }
-        // What was saved last goes on on the CPU.
+        // The last saved state continues on the CPU.
         if let Some(saved) = saved {
             let mut session = Session::new(Arc::clone(&model), options(None)).expect("a session");
             session.restore(&saved).expect("a state");

@@ -16,7 +16,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Starts a kernel in clusters of so many blocks; the context is current.
+    /// Starts a kernel in clusters of this many blocks; the context is current.
     fn start(&self, launch: &Launch, cluster: u32) -> Result<(), DriverError> {
         let pointer = |argument: &Argument| argument.0.as_ptr() as *mut c_void;
         let mut arguments = [std::ptr::null_mut(); crate::cuda::driver::PARAMETERS];
@@ -174,7 +174,7 @@ impl Queue for Stream {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.gpu.check(self.stream.begin_capture(mode))?;
         let queued: Result<()> = launches.iter().try_for_each(|launch| self.launch(launch));
-        // The flag makes no difference to a graph without device memory of its own.
+        // The flag makes no difference to a graph without its own device memory.
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = self.gpu.check(self.stream.end_capture(flags));
         queued?;

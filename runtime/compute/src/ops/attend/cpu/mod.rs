@@ -18,7 +18,8 @@ use crate::state::StateDtype;
 const QUERIES: usize = 16;
 
 impl Attend {
-    /// Tasks for each key and value head. What leaves the window is kept or not for a head as a whole.
+    /// Tasks for each key and value head. A head is one task if tokens may be retained, because
+    /// retention is decided for the head as a whole.
     fn parts(&self, threads: usize) -> usize {
         match self.eviction {
             Some(_) => 1,
@@ -39,7 +40,7 @@ impl Attend {
             let out = Shared::new(&mut out);
             let projected = Shared::new(&mut projected);
             let state = frame.arena.shared();
-            let task = |head: usize, members: Range<usize>| Task::<E> {
+            let task = |head: usize, members: Range<usize>| HeadTask::<E> {
                 attend: self,
                 buffers: frame.buffers,
                 tokens: frame.tokens.len(),
@@ -97,7 +98,7 @@ impl CpuOp for Attend {
 }
 
 /// One key and value head over a chunk, or some of its query heads.
-struct Task<'a, E> {
+struct HeadTask<'a, E> {
     attend: &'a Attend,
     buffers: &'a Buffers,
     tokens: usize,
@@ -114,8 +115,9 @@ struct Task<'a, E> {
     element: std::marker::PhantomData<E>,
 }
 
-impl<E: Element> Task<'_, E> {
-    /// Rounds the new keys and values as they will be cached, so that a chunk gives what single steps give.
+impl<E: Element> HeadTask<'_, E> {
+    /// Rounds the new keys and values as they will be cached, so that a chunk gives the same result as
+    /// single steps.
     #[inline(always)]
     fn round(&self) {
         for t in 0..self.tokens {
@@ -152,11 +154,12 @@ impl<E: Element> Task<'_, E> {
     fn answer(&self, scratch: &mut [f32]) {
         let (tokens, dim, group) = (self.tokens, self.attend.head_dim(), self.members.len());
         let (running, tile) = scratch.split_at_mut(QUERIES * group * (dim + 2));
-        // Where a query's weights decide what the next one sees, queries pass one by one.
+        // If a query's weights decide which tokens the next query sees, queries run one at a time.
         let weighs = |e: &Eviction| matches!(e.policy, Policy::Attention(_));
-        let side_by_side = match self.attend.eviction.as_ref().is_some_and(weighs) {
-            true => 1,
-            false => QUERIES,
+        let side_by_side = if self.attend.eviction.as_ref().is_some_and(weighs) {
+            1
+        } else {
+            QUERIES
         };
         let mut first = 0;
         while first < tokens {
@@ -232,16 +235,17 @@ impl<E: Element> Task<'_, E> {
     /// The columns of one head in the projections of token `t`.
     #[inline(always)]
     fn projection(&self, view: &View, head: usize, t: usize) -> &[f32] {
-        // SAFETY: keys and values are written in `round` alone, by one task a head (rules: widths, disjoint writes) and with no other
-        // beside it; queries by nobody.
+        // SAFETY: keys and values are written in `round` alone, by one task a head (rules: widths, disjoint writes), which does not
+        // overlap other tasks of the head; queries are never written.
         unsafe { self.projected.read(self.columns(view, head, t)) }
     }
 
-    /// The same, to write.
+    /// As `row`, for writing.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn projection_mut(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
-        // SAFETY: one task a head rounds its keys and values (rules: widths, disjoint writes), with no other of this head beside it.
+        // SAFETY: one task a head rounds its keys and values (rules: widths, disjoint writes), and no other task of the head runs at
+        // that time.
         unsafe { self.projected.part(self.columns(view, head, t)) }
     }
 
@@ -263,7 +267,8 @@ impl<E: Element> Task<'_, E> {
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn cached_mut(&self, tensor: usize, rows: Range<usize>) -> &mut [E] {
-        // SAFETY: one task a head writes its head's rows (rules: widths, bounds), with no other of this head beside it.
+        // SAFETY: one task a head writes its head's rows (rules: widths, bounds), and no other task of the head runs at
+        // that time.
         unsafe { self.state.tensor(tensor, self.span(tensor, rows)) }
     }
 
@@ -376,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Outputs with so many key heads, all of which have the same keys and values.
+    /// Outputs with this many key heads, all of which have equal keys and values.
     fn outputs(kv_heads: usize, chunks: &[usize]) -> Vec<f32> {
         let (width, stride) = (HEADS * DIM, (HEADS + 2 * kv_heads) * DIM);
         let op = attend(kv_heads);

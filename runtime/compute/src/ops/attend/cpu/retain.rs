@@ -1,12 +1,13 @@
-//! Tokens that leave a window and stay, on a CPU: which ones, and what queries see of them.
+//! Retained tokens on a CPU: which tokens stay after leaving the window, and which of them a query
+//! sees.
 
-use super::Task;
+use super::HeadTask;
 use crate::cpu::simd;
 use crate::ops::attend::retain::{Eviction, Policy, ScoreTensors};
 use crate::ops::capped_set::{CappedSet, strided_row};
 use crate::ops::softmax::{Element, TILE};
 
-impl<E: Element> Task<'_, E> {
+impl<E: Element> HeadTask<'_, E> {
     /// Lets go of the token that the chunk's token `t` pushes out of the window, or retains it.
     pub(super) fn retain(&self, eviction: &Eviction, t: usize) {
         let position = self.position + t as u64;

@@ -1,0 +1,197 @@
+//! Blocks of 32 numbers with one scale: `x = scale * code`.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::Half;
+use super::codes::Codes;
+use crate::activations::Row;
+use crate::simd::scalar;
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// A scale as it is stored.
+pub(crate) trait Scale: Pod {
+    /// Its value.
+    fn value(self) -> f32;
+
+    /// The scales of two blocks, each in one 128-bit lane.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn lanes_256(scales: [Self; 2]) -> __m256;
+
+    /// The scales of four blocks, each in one 128-bit lane.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 F and BW, and F16C.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn lanes_512<C: Codes>(blocks: &[Scaled<Self, C>; 4]) -> __m512;
+}
+
+/// A block.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Scaled<S, C> {
+    /// The scale.
+    pub(crate) d: S,
+    /// The codes.
+    pub(crate) q: C,
+}
+
+// SAFETY: both parts are.
+unsafe impl<S: Scale, C: Codes> Zeroable for Scaled<S, C> {}
+// SAFETY: both parts are, and without alignment there is no padding between them.
+unsafe impl<S: Scale, C: Codes> Pod for Scaled<S, C> {}
+
+impl<S: Scale, C: Codes> Scaled<S, C> {
+    /// Fails to compile if the parts need alignment.
+    const PACKED: () = assert!(align_of::<Self>() == 1);
+
+    pub(crate) fn decode(&self) -> [f32; 32] {
+        let () = Self::PACKED;
+        let d = self.d.value();
+        self.q.signed().map(|q| d * f32::from(q))
+    }
+
+    /// The product with block `b` of the inputs.
+    pub(crate) fn dot(&self, b: usize, x: Row) -> f32 {
+        scalar::dot_codes(&self.q.signed(), &x.block(b)) as f32 * (self.d.value() * x.scales[b])
+    }
+}
+
+impl<S: Scale, C: Codes> scalar::Dot for Scaled<S, C> {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let blocks: &[Self] = bytemuck::cast_slice(row);
+        let dot = |(b, block): (usize, &Self)| block.dot(b, x);
+        blocks.iter().enumerate().map(dot).sum()
+    }
+}
+
+impl Scale for Half {
+    #[inline]
+    fn value(self) -> f32 {
+        #[cfg(target_arch = "aarch64")]
+        {
+            crate::simd::neon::half(self.bits())
+        }
+        #[cfg(not(target_arch = "aarch64"))]
+        {
+            self.to_f32()
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    unsafe fn lanes_256([a, b]: [Self; 2]) -> __m256 {
+        use crate::simd::avx2::{half, lanes};
+        lanes(half(a.bits()), half(b.bits()))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,f16c")]
+    #[inline]
+    unsafe fn lanes_512<C: Codes>(blocks: &[Scaled<Self, C>; 4]) -> __m512 {
+        use crate::simd::avx512::{constant, spread_halves};
+        if C::LOOKS_UP || !Scaled::<Self, C>::SCALES_IN_64_BYTES {
+            let [a, b, c, d] = blocks;
+            return spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
+        }
+        // SAFETY: four blocks have at least 64 bytes.
+        let start = unsafe { _mm512_loadu_si512(blocks.as_ptr().cast()) };
+        let places = constant(const { &Scaled::<Self, C>::SCALE_PLACES });
+        let scales = _mm512_permutexvar_epi16(places, start);
+        _mm512_cvtph_ps(_mm512_castsi512_si256(scales))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<C: Codes> Scaled<Half, C> {
+    /// Whether one load of 64 bytes has the scales of four blocks, at even bytes.
+    const SCALES_IN_64_BYTES: bool = {
+        let bytes = size_of::<Self>();
+        4 * bytes >= 64 && 3 * bytes + 2 <= 64 && bytes.is_multiple_of(2)
+    };
+
+    /// Index of the 16 bits of each f32 lane's scale in these 64 bytes.
+    const SCALE_PLACES: [u16; 32] = {
+        let mut places = [0; 32];
+        let mut lane = 0;
+        while lane < 16 {
+            places[lane] = (lane / 4 * size_of::<Self>() / 2) as u16;
+            lane += 1;
+        }
+        places
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Codes, Scale, Scaled};
+    use crate::simd::{avx2, avx512};
+
+    impl<S: Scale, C: Codes> avx512::Integer for Scaled<S, C> {
+        type Chunk = [Self; 4];
+        type Header = ();
+
+        const GROUPS: usize = 1;
+        const OFFSET: i8 = C::OFFSET;
+
+        #[inline]
+        unsafe fn header(_: *const [Self; 4]) {}
+
+        #[target_feature(enable = "avx512f,avx512bw,f16c")]
+        #[inline]
+        unsafe fn group(chunk: *const [Self; 4], _: (), _: usize) -> avx512::Group {
+            // SAFETY: the chunk is valid and blocks need no alignment; the level has these instructions.
+            unsafe {
+                let blocks = &*chunk;
+                let [a, b, c, d] = blocks;
+                let (first, second) = C::unpack_512([&a.q, &b.q, &c.q, &d.q]);
+                avx512::Group::new(first, second, S::lanes_512(blocks))
+            }
+        }
+    }
+
+    impl<S: Scale, C: Codes> avx2::Integer for Scaled<S, C> {
+        type Chunk = [Self; 2];
+        type Header = ();
+
+        const PAIRS: usize = 1;
+        const OFFSET: i8 = if C::SIGNED { 0 } else { C::OFFSET };
+        const LARGEST: u8 = C::LARGEST;
+        const SIGNED: bool = C::SIGNED;
+
+        #[inline]
+        unsafe fn header(_: *const [Self; 2]) {}
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn pair(chunk: *const [Self; 2], _: (), _: usize) -> avx2::Pair {
+            // SAFETY: the chunk is valid and blocks need no alignment; the level has these instructions.
+            unsafe {
+                let [a, b] = &*chunk;
+                let (first, second) = C::unpack_256([&a.q, &b.q]);
+                avx2::Pair::new(first, second, S::lanes_256([a.d, b.d]))
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+impl<S: Scale, C: Codes> crate::simd::neon::Integer for Scaled<S, C> {
+    type Header = ();
+
+    const BLOCKS: usize = 1;
+
+    #[inline]
+    fn header(&self) {}
+
+    #[inline]
+    fn unpack(&self, _: (), _: usize) -> crate::simd::neon::Block {
+        let (first, second) = self.q.unpack();
+        crate::simd::neon::Block::new(first, second, self.d.value())
+    }
+}

@@ -1,0 +1,80 @@
+//! Rows of the embedding matrix into the residual stream.
+
+use waterline_kernels::file;
+use waterline_quant::Matrix;
+
+use super::{Access, CpuOp, DeviceOp, Op};
+use crate::cpu::{Frame, simd};
+use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
+use crate::error::Result;
+use crate::functions::Norm;
+use crate::operands::{RESIDUAL, View};
+
+/// Decodes the row of each token.
+pub struct Embed {
+    /// The embedding `[vocab, hidden]`.
+    pub matrix: Matrix,
+    /// Multiplies the rows.
+    pub multiplier: f32,
+    /// Applied to the multiplied rows.
+    pub norm: Option<Norm>,
+}
+
+impl Op for Embed {
+    fn access(&self) -> Access {
+        Access::default().writes([View::whole(RESIDUAL, self.matrix.cols())])
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.matrix.bytes().len() / self.matrix.rows()
+    }
+}
+
+impl CpuOp for Embed {
+    fn run(&self, frame: &mut Frame) {
+        let hidden = self.matrix.cols();
+        let residual = frame.buffers.get_mut(RESIDUAL);
+        for (row, &token) in residual.chunks_exact_mut(hidden).zip(frame.tokens) {
+            self.matrix.decode_row(token as usize, row);
+            if self.multiplier != 1.0 {
+                simd::scale(self.multiplier, row);
+            }
+            if let Some(norm) = &self.norm {
+                norm.apply_in_place(row);
+            }
+        }
+    }
+}
+
+impl DeviceOp for Embed {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let hidden = self.matrix.cols();
+        let output = View::whole(RESIDUAL, hidden);
+        let norm = launches.prologue(output, self.norm.as_ref())?;
+        let matrix = launches.matrix_address(&self.matrix)?;
+        launches.push(Call {
+            source: const { &[file("ops/embed.cu")] },
+            kernel: format!(
+                "embed<{}, {hidden}, {}>",
+                format_of(&self.matrix),
+                norm.flags(hidden)
+            ),
+            grid: Grid::Tokens,
+            threads: launches.prologue_threads(),
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u8", matrix),
+                Parameter::int(self.matrix.rows()),
+                Parameter::value("float", self.multiplier),
+                launches.ids(),
+                Parameter::value("Prologue", norm),
+                launches.view(output),
+            ],
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! The gated feed-forward network of a layer.
+
+use waterline_quant::{Output, Rounding};
+
+use super::project::{Linear, piece};
+use super::{Access, CpuOp, DeviceOp, Op, Rules};
+use crate::cpu::{Frame, Shared};
+use crate::cuda::{GatedUnit, Launches};
+use crate::error::Result;
+use crate::functions::{Activation, Norm};
+use crate::operands::{PRODUCT, RESIDUAL, View};
+
+/// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`.
+pub struct Mlp {
+    /// Applied to the residual stream first.
+    pub norm: Option<Norm>,
+    /// `[intermediate, hidden]`; its product is stored in the first columns of `inner`.
+    pub gate: Linear,
+    /// `[intermediate, hidden]`; its product follows the gate's.
+    pub up: Linear,
+    /// `[hidden, intermediate]`.
+    pub down: Linear,
+    /// Function of the gate.
+    pub activation: Activation,
+    /// Room for gate and up, side by side.
+    pub inner: View,
+    /// Norm of the output before it is added `[hidden]`.
+    pub post_norm: Option<Norm>,
+}
+
+impl Op for Mlp {
+    fn access(&self) -> Access {
+        let inner = View::whole(self.inner.buffer, 2 * self.gate.matrix.rows());
+        Access::default()
+            .updates([View::whole(RESIDUAL, self.down.matrix.rows())])
+            .writes([inner])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        let intermediate = self.gate.matrix.rows();
+        rules.equal("the gate's first column", self.gate.column, 0);
+        rules.equal("the first column of up", self.up.column, intermediate);
+        rules.equal("up's width", self.up.matrix.rows(), intermediate);
+    }
+
+    fn weight_bytes(&self) -> usize {
+        let linears = [&self.gate, &self.up, &self.down];
+        linears.iter().map(|l| l.matrix.bytes().len()).sum()
+    }
+}
+
+impl CpuOp for Mlp {
+    fn run(&self, frame: &mut Frame) {
+        let hidden = self.down.matrix.rows();
+        let intermediate = self.gate.matrix.rows();
+        let residual = View::whole(RESIDUAL, hidden);
+        let inner_linears = [&self.gate, &self.up];
+        let rounding = |linear: &Linear| {
+            let all = inner_linears.map(|linear| linear.matrix.format());
+            Rounding::beside(linear.matrix.format(), all)
+        };
+        let mut inner = frame.buffers.take(self.inner.buffer);
+        let used = frame.tokens.len() * 2 * intermediate;
+        let rows = Output::new(&mut inner[..used], 2 * intermediate);
+        let pieces = frame.pool.threads() * 2;
+        for linears in inner_linears.chunk_by(|a, b| rounding(a) == rounding(b)) {
+            frame.load_normed(residual, self.norm.as_ref(), rounding(linears[0]));
+            frame.pool.each(pieces, |worker, index| {
+                for linear in linears {
+                    let range = piece(intermediate, index, pieces);
+                    // SAFETY: gate and up have separate halves (rule: widths), and a task writes its own piece of each.
+                    unsafe {
+                        linear
+                            .matrix
+                            .mul_rows(range, worker, frame.inputs, &rows, linear.column)
+                    };
+                }
+            });
+        }
+        {
+            let inner = Shared::new(&mut inner[..used]);
+            frame.load(
+                intermediate,
+                self.down.matrix.format().rounding(),
+                #[inline(always)]
+                |_, t, row| {
+                    let width = 2 * intermediate;
+                    // SAFETY: each token is one task, and its row is its own.
+                    let products = unsafe { inner.part(t * width..(t + 1) * width) };
+                    for linear in inner_linears {
+                        linear.finish(products);
+                    }
+                    let (gate, up) = products.split_at(intermediate);
+                    row.copy_from_slice(up);
+                    self.activation.gate(gate, row);
+                },
+            );
+        }
+        frame.buffers.put(self.inner.buffer, inner);
+        frame.add_product(&self.down, self.post_norm.as_ref());
+    }
+}
+
+impl DeviceOp for Mlp {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let residual = View::whole(RESIDUAL, self.down.matrix.rows());
+        let prologue = launches.prologue(residual, self.norm.as_ref())?;
+        let unit = GatedUnit {
+            gate: self.gate.weight(),
+            up: self.up.weight(),
+            down: self.down.weight(),
+            activation: self.activation,
+            inner: self.inner,
+        };
+        let Some(norm) = &self.post_norm else {
+            return launches.gemm_gated(prologue, &unit, residual, true);
+        };
+        let product = View::whole(PRODUCT, residual.width);
+        launches.also_writes(launches.rows(product).bytes());
+        launches.gemm_gated(prologue, &unit, product, false)?;
+        launches.add_normed(product, norm)
+    }
+}

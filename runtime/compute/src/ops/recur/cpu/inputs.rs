@@ -1,0 +1,164 @@
+//! The inputs of one state over a chunk, on a CPU.
+
+use crate::cpu::{Shared, simd};
+
+/// Columns of a buffer from a head's first one on.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Rows<'a> {
+    pub values: &'a [f32],
+    pub stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    #[inline(always)]
+    pub fn new(values: &'a [f32], stride: usize) -> Self {
+        Rows { values, stride }
+    }
+
+    /// The rows from token t on, without the first columns.
+    #[inline(always)]
+    pub fn from(&self, t: usize, column: usize) -> Self {
+        Rows::new(&self.values[t * self.stride + column..], self.stride)
+    }
+
+    /// The first `width` columns of token t.
+    #[inline(always)]
+    pub fn get(&self, t: usize, width: usize) -> &'a [f32] {
+        &self.values[t * self.stride..][..width]
+    }
+}
+
+/// Where the outputs of a state lie: columns of each token's row.
+pub(in crate::ops) struct Outputs<'a> {
+    rows: &'a Shared<'a, f32>,
+    start: usize,
+    stride: usize,
+    width: usize,
+}
+
+impl<'a> Outputs<'a> {
+    /// `width` columns from `start` on, and again after each `stride`.
+    ///
+    /// # Safety
+    /// While this exists, nothing else uses these columns of `rows`.
+    #[inline(always)]
+    pub unsafe fn new(
+        rows: &'a Shared<'a, f32>,
+        start: usize,
+        stride: usize,
+        width: usize,
+    ) -> Self {
+        Outputs {
+            rows,
+            start,
+            stride,
+            width,
+        }
+    }
+
+    /// The outputs from token t on.
+    #[inline(always)]
+    pub fn from(&mut self, t: usize) -> Outputs<'_> {
+        Outputs {
+            start: self.start + t * self.stride,
+            ..*self
+        }
+    }
+
+    /// The outputs of token t.
+    #[inline(always)]
+    pub fn token(&mut self, t: usize) -> &mut [f32] {
+        let start = self.start + t * self.stride;
+        // SAFETY: the contract of `new`, and this is borrowed while they are in use.
+        unsafe { self.rows.part(start..start + self.width) }
+    }
+}
+
+/// The inputs of one state over a chunk.
+pub(in crate::ops) struct Inputs<'a> {
+    /// Queries, one after another, that read the state.
+    pub queries: usize,
+    pub dk: usize,
+    pub dv: usize,
+    pub q: Rows<'a>,
+    pub k: Option<Rows<'a>>,
+    pub v: Rows<'a>,
+    pub decay: Fade<'a>,
+    pub beta: Option<Rows<'a>>,
+    /// The key of [`Write::Erase`].
+    pub erase: Option<Rows<'a>>,
+    pub removal: Option<Removal<'a>>,
+    pub write_gate: Option<Rows<'a>>,
+    pub read_gate: Option<Rows<'a>>,
+    pub scale: f32,
+}
+
+/// The removal of [`Write::Replace`].
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Removal<'a> {
+    pub key: Rows<'a>,
+    pub rate: Rows<'a>,
+}
+
+/// How a state fades: by `exp` of these, by one minus them, or by them.
+pub(in crate::ops) enum Fade<'a> {
+    None,
+    Fixed(f32),
+    Head(Rows<'a>),
+    Step(Rows<'a>, f32),
+    Key(Rows<'a>),
+    Complement(Rows<'a>),
+    Factors(Rows<'a>),
+}
+
+impl Inputs<'_> {
+    /// Writes the factors by which the rows of the state fade before token t, `[dk]`.
+    #[inline(always)]
+    pub fn fade(&self, t: usize, fade: &mut [f32]) {
+        match self.decay {
+            Fade::None => fade.fill(1.0),
+            Fade::Fixed(g) => fade.fill(simd::exp(g)),
+            Fade::Head(g) => fade.fill(simd::exp(g.get(t, 1)[0])),
+            Fade::Step(step, rate) => fade.fill(simd::exp(rate * step.get(t, 1)[0])),
+            Fade::Key(g) => {
+                for (fade, &g) in fade.iter_mut().zip(g.get(t, self.dk)) {
+                    *fade = simd::exp(g);
+                }
+            }
+            Fade::Factors(factors) => fade.copy_from_slice(factors.get(t, self.dk)),
+            Fade::Complement(weights) => {
+                for (fade, &weight) in fade.iter_mut().zip(weights.get(t, self.dk)) {
+                    *fade = 1.0 - weight;
+                }
+            }
+        }
+    }
+
+    /// Writes the key of token t, `[dk]`.
+    #[inline(always)]
+    pub fn key(&self, t: usize, fade: &[f32], key: &mut [f32]) {
+        match self.k {
+            Some(k) => key.copy_from_slice(k.get(t, self.dk)),
+            None => {
+                for (key, fade) in key.iter_mut().zip(fade) {
+                    *key = 1.0 - fade;
+                }
+            }
+        }
+    }
+
+    /// Weight of token t's value.
+    #[inline(always)]
+    pub fn write_gate(&self, t: usize) -> f32 {
+        self.write_gate.map_or(1.0, |gate| gate.get(t, 1)[0])
+    }
+
+    /// Gate of output `query` of the state at token t.
+    #[inline(always)]
+    pub(crate) fn read_factor(&self, t: usize, query: usize) -> f32 {
+        let gate = self
+            .read_gate
+            .map_or(1.0, |gate| gate.get(t, query + 1)[query]);
+        self.scale * gate
+    }
+}

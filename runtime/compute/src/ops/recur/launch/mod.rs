@@ -1,0 +1,511 @@
+//! Launches of the kernels in `recur.cu`.
+
+mod matrix_form;
+mod step;
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
+
+pub(in crate::ops) use matrix_form::{Lists, MatrixForm};
+
+use super::{Decay, Key, Recur, Write};
+use crate::cuda::{Address, Call, Deferred, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::operands::View;
+use crate::ops::DeviceOp;
+
+/// The recurrence, and the ops that are built on it.
+pub(in crate::ops) const SOURCE: &[File] = &[
+    file("ops/recur/recur.cu"),
+    file("ops/recur/recur_step.cu"),
+    file("ops/recur/recur_block.cu"),
+    file("ops/recur/recur_levels.cu"),
+    file("ops/recur/recur_columns.cu"),
+    file("ops/recur/recur_chunk.cu"),
+    file("ops/recur/recur_rows.cu"),
+    file("ops/recur/recur_states.cu"),
+    file("ops/partitions/partitions.cu"),
+    file("ops/partitions/partitions_chunk.cu"),
+];
+
+/// `RecurInput` in recur.cu: where a head's columns of an input lie.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(in crate::ops) struct Input {
+    pub rows: Rows,
+    /// Heads that take the same columns.
+    pub sharing: i32,
+    /// Columns of a partition, where each has its own.
+    pub part: i32,
+}
+
+/// `RecurInputs` in recur.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(in crate::ops) struct DeviceInputs {
+    pub q: Input,
+    pub k: Input,
+    pub v: Input,
+    pub decay: Input,
+    pub beta: Input,
+    pub removal: Input,
+    pub rate: Input,
+    pub write_gate: Input,
+    pub read_gate: Input,
+    pub out: Rows,
+    /// By which outputs are multiplied, and the gains of values that are added to them.
+    pub gates: Rows,
+    pub gains: Address,
+    pub constants: Address,
+    pub states: Address,
+    pub scale: f32,
+    pub constant_sharing: i32,
+    /// Whether a step gives queries and keys the length of one.
+    pub unit: i32,
+    /// Activation of the gate.
+    pub function: i32,
+}
+
+/// How a state fades, by its number in recur.cu.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::ops) enum Fading {
+    None,
+    Fixed,
+    Head,
+    Step,
+    Rows,
+    ByKey,
+    ByValue,
+}
+
+/// The kind of write, by its number in recur.cu.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::ops) enum Writing {
+    Add,
+    Delta,
+    Replace,
+    Erase,
+}
+
+impl Writing {
+    /// Vectors of a key's width in addition to the key: the removal's key, and the rate of each of its
+    /// channels.
+    pub(crate) fn removal_vectors(self) -> usize {
+        match self {
+            Writing::Add | Writing::Delta => 0,
+            Writing::Erase => 1,
+            Writing::Replace => 2,
+        }
+    }
+}
+
+/// The template arguments of `Recurrence`.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Plan {
+    pub dk: usize,
+    pub dv: usize,
+    /// Queries of a state.
+    pub queries: usize,
+    pub fading: Fading,
+    /// Whether keys are one minus the fade.
+    pub complement: bool,
+    pub writing: Writing,
+    /// The output's finish, by its number in recur.cu.
+    pub finish: i32,
+    /// Whether every input begins at a multiple of four floats.
+    pub aligned: bool,
+    /// Threads that share the rows of a column.
+    lanes: usize,
+    /// Columns of a thread.
+    columns: usize,
+    /// Warps of a block.
+    warps: usize,
+    /// Tokens that are in shared memory at once, twice where there are many.
+    batch: usize,
+    /// Number of bf16 terms per operand of the matrix form. Two are within 4e-6 of a number; mixture-of-experts models use three,
+    /// an exact f32, because 4e-6 is enough to change routing.
+    pub parts: usize,
+}
+
+/// Most tokens of a batch, and most bytes of shared memory for them.
+const BATCH: usize = 8;
+const SHARED: usize = 64 << 10;
+
+/// Warps of a block where there are many tokens: one for each of a SM's schedulers, so that as few blocks as can be
+/// load the same inputs.
+const WARPS: usize = 4;
+/// In a persistent program, in which each SM runs one block at a time.
+const PERSISTENT_WARPS: usize = 16;
+
+/// The update of a state by a token.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Update {
+    pub fading: Fading,
+    /// Whether keys are one minus the fade.
+    pub complement: bool,
+    pub writing: Writing,
+}
+
+/// The shape of the kernel and of the device.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Place {
+    /// Tokens of the largest chunk.
+    pub tokens: usize,
+    pub sms: usize,
+    /// Whether it is an op of the decode kernel.
+    pub persistent: bool,
+    /// Whether the model chooses experts.
+    pub has_choices: bool,
+}
+
+impl Plan {
+    /// For `states` states that are computed at once.
+    pub fn new(
+        [dk, dv, queries]: [usize; 3],
+        states: usize,
+        update: Update,
+        inputs: &DeviceInputs,
+        place: Place,
+    ) -> Self {
+        let Place {
+            tokens,
+            sms,
+            persistent,
+            has_choices,
+        } = place;
+        // A chunk is bound by the instructions of one token after another: more lanes share a column.
+        // The state of a step is in the registers of all its SMs' threads.
+        let lanes = match (dk, tokens) {
+            (0..=32, _) => 4,
+            (129..=256, 1) if persistent => 16,
+            (257..=512, 1) if persistent => 32,
+            (33..=256, 1) | (33..=64, _) => 8,
+            (257..=512, 1) | (65..=128, _) => 16,
+            _ => 32,
+        };
+        let columns = if dv.is_multiple_of(2) { 2 } else { 1 };
+        let blocks = |warps: usize| states * dv.div_ceil(32 / lanes * columns * warps);
+        // A single token is bound by the loads of the state: all SMs take part.
+        let least = if tokens == 1 { sms } else { 1 };
+        let most = if persistent { PERSISTENT_WARPS } else { WARPS };
+        let mut warps = (1..=most).filter(|&n| {
+            n.is_power_of_two()
+                && 32 / lanes * columns * n <= dv.next_multiple_of(32 / lanes * columns)
+        });
+        let warps = if persistent {
+            // One round of blocks, as small as it can be.
+            let fits = |n: &usize| blocks(*n) <= sms;
+            warps.clone().find(fits).or(warps.next_back())
+        } else {
+            warps.rfind(|&n| blocks(n) >= least)
+        };
+        let warps = warps.unwrap_or(1);
+        let four = |n: usize| n.is_multiple_of(4);
+        let mut plan = Plan {
+            dk,
+            dv,
+            queries,
+            fading: update.fading,
+            complement: update.complement,
+            writing: update.writing,
+            finish: inputs.finish(),
+            aligned: four(dk) && four(dv) && inputs.aligned(update.fading),
+            lanes,
+            columns,
+            warps,
+            batch: 1,
+            parts: if has_choices { 3 } else { 2 },
+        };
+        if tokens > 1 {
+            let fits = |batch: &usize| {
+                Plan {
+                    batch: *batch,
+                    ..plan
+                }
+                .shared()
+                    <= SHARED
+            };
+            plan.batch = (2..=BATCH).rev().find(fits).unwrap_or(2);
+        }
+        plan
+    }
+
+    /// Blocks for each state.
+    pub fn groups(&self) -> usize {
+        self.dv.div_ceil(self.block_columns())
+    }
+
+    fn block_columns(&self) -> usize {
+        32 / self.lanes * self.columns * self.warps
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        32 * self.warps
+    }
+
+    /// Bytes of shared memory for the tokens' inputs.
+    pub fn shared(&self) -> usize {
+        let depth = self.dk.next_multiple_of(4 * self.lanes);
+        let rows = self.queries
+            + usize::from(!self.complement)
+            + usize::from(self.fading == Fading::Rows)
+            + self.writing.removal_vectors();
+        let floats = rows * depth + self.block_columns() + 3 + self.queries;
+        let buffers = if self.batch == 1 { 1 } else { 2 };
+        buffers * self.batch * floats.next_multiple_of(4) * size_of::<f32>()
+    }
+
+    /// The template arguments.
+    pub fn arguments(&self) -> String {
+        format!(
+            "{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}",
+            self.dk,
+            self.dv,
+            self.lanes,
+            self.columns,
+            self.warps,
+            self.queries,
+            self.fading as i32,
+            self.complement,
+            self.writing as i32,
+            self.finish,
+            self.batch,
+            self.aligned
+        )
+    }
+
+    /// Runs the recurrence over the chunk, in matrix form where that is faster.
+    pub fn launch(
+        &self,
+        states: usize,
+        inputs: DeviceInputs,
+        launches: &mut Launches,
+    ) -> Result<()> {
+        let room = [launches.sms(), launches.shared_memory()];
+        let (tokens, cores) = (launches.tokens, launches.tensor_cores());
+        if let Some(form) = MatrixForm::new(*self, states, tokens, cores, room) {
+            return form.launch(states, inputs, None, launches);
+        }
+        launches.push_prefetching(Call {
+            source: SOURCE,
+            kernel: format!("recur<{}>", self.arguments()),
+            grid: Grid::Blocks(states * self.groups()),
+            threads: self.threads(),
+            shared: self.shared(),
+            parameters: vec![Parameter::value("RecurInputs", inputs), Parameter::tokens()],
+        });
+        launches.is_block_local();
+        Ok(())
+    }
+}
+
+impl DeviceInputs {
+    /// The columns of one token that are read.
+    pub fn read(&self) -> Vec<Range<Address>> {
+        let inputs = [
+            self.q,
+            self.k,
+            self.v,
+            self.decay,
+            self.beta,
+            self.removal,
+            self.rate,
+            self.write_gate,
+            self.read_gate,
+        ];
+        let rows = inputs.map(|input| input.rows).into_iter();
+        let given = rows.chain([self.gates]).filter(|rows| rows.width > 0);
+        given.map(Rows::bytes).collect()
+    }
+
+    /// The template argument `finish`.
+    fn finish(&self) -> i32 {
+        let function = if self.gates.width > 0 {
+            1 + self.function
+        } else {
+            0
+        };
+        2 * function + i32::from(self.gains != 0)
+    }
+
+    /// Whether rows begin at multiples of 16 bytes.
+    fn aligned(&self, fading: Fading) -> bool {
+        let decay = (fading == Fading::Rows).then_some(self.decay);
+        let rows = [self.q, self.k, self.v, self.removal, self.rate];
+        (rows.iter().chain(&decay)).all(|input| input.rows.is_aligned() && input.part % 4 == 0)
+    }
+}
+
+impl DeviceOp for Recur {
+    fn fills_device(&self) -> bool {
+        true
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let mut inputs = self.device_inputs(1, launches)?;
+        let plan = self.plan(self.states, &inputs, launches);
+        if plan.writing == Writing::Delta && launches.tokens == 1 {
+            let read = [inputs.q.rows, inputs.k.rows];
+            if matches!(launches.deferred, Some(Deferred::UnitHeads(columns)) if columns == read) {
+                launches.take_over();
+                inputs.unit = 1;
+            }
+        }
+        let is_step = launches.tokens == 1 && launches.persistent();
+        if is_step
+            && step::push(
+                &plan,
+                self.states,
+                inputs,
+                launches.share_of_sms(),
+                launches,
+            )
+        {
+            return Ok(());
+        }
+        plan.launch(self.states, inputs, launches)
+    }
+}
+
+impl Recur {
+    /// The kernel's input columns; views have `parts` equal parts.
+    pub(in crate::ops) fn device_inputs(
+        &self,
+        parts: usize,
+        launches: &Launches,
+    ) -> Result<DeviceInputs> {
+        let input = |view: &View, width: usize| {
+            let columns = view.width / parts;
+            Input {
+                rows: launches.rows(*view),
+                sharing: (self.heads / (columns / width)) as i32,
+                part: if parts == 1 { 0 } else { columns as i32 },
+            }
+        };
+        let mut inputs = DeviceInputs {
+            q: input(&self.q, self.dk),
+            v: input(&self.v, self.dv),
+            out: launches.rows(self.out),
+            states: launches.state_address(self.state),
+            scale: self.scale,
+            constant_sharing: 1,
+            ..DeviceInputs::zeroed()
+        };
+        if let Key::View(view) = &self.k {
+            inputs.k = input(view, self.dk);
+        }
+        match &self.decay {
+            Decay::None => (),
+            Decay::Head(view) => inputs.decay = input(view, 1),
+            Decay::Key(view) => inputs.decay = input(view, self.dk),
+            Decay::Step(view, _) => inputs.decay = input(view, 1),
+            Decay::Fixed(_) => (),
+        }
+        if let Decay::Fixed(constants) | Decay::Step(_, constants) = &self.decay {
+            inputs.constants = launches.vector_address(constants)?;
+            inputs.constant_sharing = (self.heads / constants.len()) as i32;
+        }
+        match &self.write {
+            Write::Add => (),
+            Write::Delta(beta) => inputs.beta = input(beta, 1),
+            Write::Erase { key } => inputs.removal = input(key, self.dk),
+            Write::Replace { key, rate } => {
+                inputs.removal = input(key, self.dk);
+                inputs.rate = input(rate, self.dk);
+            }
+        }
+        if let Some(gates) = &self.gates {
+            inputs.write_gate = input(&gates.write, 1);
+            if let Some(read) = &gates.read {
+                inputs.read_gate = input(read, 1);
+            }
+        }
+        if let Some(gains) = &self.finish.skip {
+            inputs.gains = launches.vector_address(gains)?;
+        }
+        if let Some((gate, function)) = self.finish.gate {
+            inputs.gates = launches.rows(gate);
+            inputs.function = function as i32;
+        }
+        Ok(inputs)
+    }
+
+    /// The kernel for `states` states that are computed at once.
+    pub(in crate::ops) fn plan(
+        &self,
+        states: usize,
+        inputs: &DeviceInputs,
+        launches: &Launches,
+    ) -> Plan {
+        let update = Update {
+            fading: match &self.decay {
+                Decay::None => Fading::None,
+                Decay::Fixed(_) => Fading::Fixed,
+                Decay::Head(_) => Fading::Head,
+                Decay::Step(..) => Fading::Step,
+                Decay::Key(_) => Fading::Rows,
+            },
+            complement: matches!(self.k, Key::Complement),
+            writing: match &self.write {
+                Write::Add => Writing::Add,
+                Write::Delta(_) => Writing::Delta,
+                Write::Erase { .. } => Writing::Erase,
+                Write::Replace { .. } => Writing::Replace,
+            },
+        };
+        let place = Place {
+            tokens: launches.tokens,
+            sms: launches.share_of_sms(),
+            persistent: launches.persistent(),
+            has_choices: launches.has_choices,
+        };
+        let sizes = [self.dk, self.dv, self.heads / self.states];
+        Plan::new(sizes, states, update, inputs, place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(sizes: [usize; 3], states: usize, tokens: usize) -> Plan {
+        let update = Update {
+            fading: Fading::Rows,
+            complement: false,
+            writing: Writing::Delta,
+        };
+        let place = Place {
+            tokens,
+            sms: 132,
+            persistent: false,
+            has_choices: false,
+        };
+        Plan::new(sizes, states, update, &DeviceInputs::zeroed(), place)
+    }
+
+    #[test]
+    fn a_step_takes_all_processors() {
+        for (states, dk, dv) in [(6, 256, 512), (16, 128, 128), (4, 256, 512), (64, 128, 64)] {
+            let plan = plan([dk, dv, 1], states, 1);
+            assert!(states * plan.groups() >= 132, "{states} {dk} {dv}");
+        }
+    }
+
+    #[test]
+    fn every_column_has_a_thread_and_the_inputs_fit() {
+        for dk in [1, 8, 12, 33, 100, 128, 256, 300, 512] {
+            for dv in [1, 2, 7, 9, 40, 64, 129, 512] {
+                for (queries, tokens) in [(1, 1), (1, 9), (4, 64)] {
+                    let plan = plan([dk, dv, queries], 3, tokens);
+                    assert!(plan.groups() * plan.block_columns() >= dv);
+                    assert!((plan.groups() - 1) * plan.block_columns() < dv);
+                    assert!(plan.shared() <= SHARED, "{dk} {dv} {queries} {tokens}");
+                    assert_eq!(plan.batch == 1, tokens == 1);
+                }
+            }
+        }
+    }
+}

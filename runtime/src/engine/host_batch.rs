@@ -1,0 +1,164 @@
+//! Tokens of several states, one of each, in one pass over the weights; tokens of one state that are drafted.
+
+use std::sync::Arc;
+
+use super::draft::HostDraft;
+use super::slots::{OneState, Slots, States};
+use super::{Ahead, Engine, Group, Members};
+use crate::bound::Model;
+use crate::cpu::{Pool, room};
+use crate::error::Result;
+use crate::program::Program;
+use crate::state::{Arena, HEADER, LOGITS};
+
+/// Slots, and the logits after each.
+pub(super) struct HostBatch {
+    slots: Slots,
+    /// `[most, vocab]`
+    logits: Vec<f32>,
+    vocab: usize,
+}
+
+impl HostBatch {
+    /// Allocates for up to `most` states, and if it `keeps` the columns that ops with a state read, for [`HostBatch::repeat`].
+    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
+        let vocab = program.logits.matrix.rows();
+        Ok(HostBatch {
+            slots: Slots::new(program, pool, most, keeps)?,
+            logits: room(vocab * most)?,
+            vocab,
+        })
+    }
+
+    /// Bytes of working memory that [`HostBatch::new`] would allocate, with the columns that it keeps.
+    pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
+        let logits = program.logits.matrix.rows() * most * size_of::<f32>();
+        Slots::plan(program, threads, most, true) + logits
+    }
+
+    /// Bytes of working memory.
+    pub fn bytes(&self) -> usize {
+        self.slots.bytes() + self.logits.len() * size_of::<f32>()
+    }
+
+    /// Reads token `row` of `tokens` into state `row`, for every row, and computes their logits.
+    fn step(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
+        self.slots.read(program, states, tokens);
+        let logits = &mut self.logits[..tokens.len() * self.vocab];
+        let workspace = &mut self.slots.workspace;
+        workspace.logits(program, 0..tokens.len(), logits);
+    }
+
+    /// Reads the first tokens of the last step into the states once more. Logits stay those of the last step.
+    fn repeat(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
+        self.slots.repeat(program, states, tokens);
+    }
+
+    /// The logits of a row of the last step.
+    fn logits(&self, row: usize) -> &[f32] {
+        &self.logits[row * self.vocab..][..self.vocab]
+    }
+}
+
+/// Sessions on the CPU that step together.
+pub(super) struct HostGroup {
+    pub model: Arc<Model>,
+    pub together: HostBatch,
+}
+
+impl Group for HostGroup {
+    fn bytes(&self) -> usize {
+        self.together.bytes()
+    }
+
+    fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()> {
+        let program = self.model.program();
+        self.together.step(program, &mut Arenas(members), tokens);
+        for row in 0..tokens.len() {
+            let logits = members.member(row).engine.arena_mut().tensor_mut(LOGITS);
+            logits.copy_from_slice(self.together.logits(row));
+        }
+        Ok(())
+    }
+}
+
+/// The states of several sessions.
+struct Arenas<'a>(&'a mut dyn Members);
+
+impl States for Arenas<'_> {
+    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
+        let arena = self.0.member(row).engine.arena_mut();
+        let position = arena.tensor::<u64>(HEADER)[0];
+        (arena, position)
+    }
+}
+
+/// Tokens of one session on the CPU that are read together.
+pub(super) struct HostAhead {
+    pub model: Arc<Model>,
+    pub together: HostBatch,
+    /// The state before; while tokens are drafted, what the MTP block reads them into.
+    pub before: Arena,
+    pub draft: Option<HostDraft>,
+    pub most: usize,
+}
+
+/// Bytes of working memory that [`Engine::ahead`] would allocate on the CPU, besides one state.
+pub(crate) fn plan_ahead(model: &Model, threads: usize, most: usize, drafts: bool) -> usize {
+    let draft = model.draft().filter(|_| drafts);
+    let draft = draft.map_or(0, |draft| HostDraft::plan(draft, threads));
+    HostBatch::plan(model.program(), threads, most) + draft
+}
+
+impl Ahead for HostAhead {
+    fn most(&self) -> usize {
+        self.most
+    }
+
+    fn bytes(&self) -> usize {
+        self.together.bytes() + self.draft.as_ref().map_or(0, HostDraft::bytes)
+    }
+
+    fn draft(
+        &mut self,
+        engine: &mut dyn Engine,
+        tokens: &mut Vec<u32>,
+        count: usize,
+    ) -> Result<()> {
+        if let (Some(host), Some(draft)) = (&mut self.draft, self.model.draft()) {
+            let states = (engine.arena(), &mut self.before);
+            host.run(draft, states, tokens, count);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], _choose: bool) -> Result<()> {
+        let arena = engine.arena_mut();
+        if tokens.len() > 1 {
+            self.before.copy_from(arena);
+        }
+        let program = self.model.program();
+        self.together
+            .step(program, &mut OneState::new(arena), tokens);
+        Ok(())
+    }
+
+    fn logits(&mut self, row: usize) -> Result<&[f32]> {
+        Ok(self.together.logits(row))
+    }
+
+    fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()> {
+        let arena = engine.arena_mut();
+        arena.copy_from(&self.before);
+        let program = self.model.program();
+        self.together
+            .repeat(program, &mut OneState::new(arena), tokens);
+        Ok(())
+    }
+
+    fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()> {
+        let logits = engine.arena_mut().tensor_mut(LOGITS);
+        logits.copy_from_slice(self.together.logits(row));
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! `quantize` and the formats that it chooses.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use common::{Workplace, fixture};
+use waterline::internal::Checkpoint;
+use waterline_quant::gguf::Gguf;
+
+/// Name and format of every tensor, as `inspect` says.
+fn formats(place: &Workplace, model: &str) -> BTreeSet<(String, String)> {
+    let inspected = place.run(["inspect", model, "--json"]).succeeded().json();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
+    let tensors = inspected["tensors"].as_array().unwrap();
+    tensors
+        .iter()
+        .map(|tensor| (text(&tensor["name"]), text(&tensor["format"])))
+        .collect()
+}
+
+#[test]
+fn only_matrices_are_quantized() {
+    let place = Workplace::new();
+    let full = place.name("full.gguf");
+    place
+        .run(["synth", "lalte-tiny", "--type", "f32", "-o", &full])
+        .succeeded();
+    let spec = Checkpoint::open(&full).unwrap().spec;
+    for (name, matrices, embedding) in [
+        ("f16", "F16", "F16"),
+        ("bf16", "BF16", "BF16"),
+        ("q8_0", "Q8_0", "Q8_0"),
+        ("Q4_0", "Q4_0", "Q6_K"),
+        ("q4_k", "Q4_K", "Q6_K"),
+        ("q5_k", "Q5_K", "Q6_K"),
+        ("q6_k", "Q6_K", "Q6_K"),
+    ] {
+        let quantized = place.name(&format!("{name}.gguf"));
+        place
+            .run(["quantize", &full, "-o", &quantized, "--type", name])
+            .succeeded();
+        let expected = spec.weights().into_iter().map(|weight| {
+            let format = match weight.precision {
+                waterline::internal::Precision::Full => "F32",
+                waterline::internal::Precision::Quantized
+                    if weight.name.starts_with("token_embd") =>
+                {
+                    embedding
+                }
+                waterline::internal::Precision::Quantized => matrices,
+            };
+            (weight.name, format.to_string())
+        });
+        assert_eq!(formats(&place, &quantized), expected.collect());
+    }
+}
+
+#[test]
+fn rows_that_are_no_whole_blocks_fall_back_with_a_note_per_format() {
+    let place = Workplace::new();
+    let output = place.name("out.gguf");
+    // Its rows are 64 and 128 numbers long, a block of Q4_K is 256.
+    let dir = fixture("gdn_swa").display().to_string();
+    let outcome = place.run(["convert", &dir, "-o", &output, "--type", "q4_k"]);
+    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+    let notes: Vec<&str> = outcome.stderr.lines().collect();
+    assert_eq!(notes.len(), 2, "{}", outcome.stderr);
+    for pair in ["Q5_0 instead of Q4_K", "Q8_0 instead of Q6_K"] {
+        assert!(notes.iter().any(|note| note.contains(pair)), "{notes:?}");
+    }
+    for (name, format) in formats(&place, &output) {
+        let outermost = name == "token_embd.weight" || name == "output.weight";
+        let expected = if outermost { "Q8_0" } else { "Q5_0" };
+        assert!(format == "F32" || format == expected, "{name}: {format}");
+    }
+}
+
+#[test]
+fn quantizing_to_the_same_format_copies() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let copy = place.path("copy.gguf");
+    place
+        .run([
+            "quantize".as_ref(),
+            model.as_os_str(),
+            "-o".as_ref(),
+            copy.as_os_str(),
+            "--type=f32".as_ref(),
+        ])
+        .succeeded();
+    assert!(std::fs::read(&model).unwrap() == std::fs::read(&copy).unwrap());
+}
+
+#[test]
+fn what_is_quantized_is_not_quantized_again_unasked() {
+    let place = Workplace::new();
+    let first = place.name("first.gguf");
+    place
+        .run(["synth", "gdn-tiny", "--type", "q8_0", "-o", &first])
+        .succeeded();
+    let second = place.name("second.gguf");
+    let again = ["quantize", &first, "-o", &second, "--type", "q4_0"];
+    place
+        .run(again)
+        .failed(2, &["first.gguf", "Q8_0 already", "--requantize"]);
+    assert!(!place.path("second.gguf").exists());
+    place.run(again.iter().chain(&["--requantize"])).succeeded();
+    // Rounding to f16 loses nothing that counts.
+    let wider = ["quantize", &first, "-o", &second, "--type", "f16"];
+    place.run(wider).succeeded();
+    let unknown = ["--tensor-type", "attn_z=q8_0"];
+    place
+        .run(wider.iter().chain(&unknown))
+        .failed(2, &["--tensor-type attn_z"]);
+}
+
+#[test]
+fn a_file_of_llama_cpp_keeps_its_keys_and_names() {
+    let place = Workplace::new();
+    let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/gguf/minimax-01-f32");
+    let full = case.join("model.gguf").display().to_string();
+    let small = place.name("small.gguf");
+    let outcome = place.run(["quantize", &full, "-o", &small, "--type", "q4_k_m"]);
+    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+    let (before, after) = (Gguf::open(&full).unwrap(), Gguf::open(&small).unwrap());
+    let names = |gguf: &Gguf| -> Vec<String> {
+        let tensors = gguf.tensors().iter();
+        tensors.map(|tensor| tensor.name.clone()).collect()
+    };
+    assert_eq!(names(&before), names(&after));
+    for (key, value) in before.metadata() {
+        if key != "general.file_type" {
+            assert_eq!(after.get(key), Some(value), "{key}");
+        }
+    }
+    // llama.cpp's number for Q4_K_M.
+    assert_eq!(after.get_u64("general.file_type").unwrap(), 15);
+    place.run(["inspect", &small]).succeeded();
+}

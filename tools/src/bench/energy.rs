@@ -1,0 +1,429 @@
+//! The energy that a machine has used, where it has counters: its processors (RAPL), the GPU that computes (NVML), or the whole
+//! board of a Jetson (INA3221).
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::fs::{File, read_to_string};
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use libloading::Library;
+
+/// A counter of energy.
+trait Counter {
+    /// Joules since the last call, or since the beginning.
+    fn joules(&mut self) -> f64;
+}
+
+/// The energy counters of all devices in use.
+pub struct Energy {
+    counters: Vec<Box<dyn Counter>>,
+    sources: String,
+}
+
+impl Energy {
+    /// The counters from now on, for a run on the processor or, with its number, on a GPU; none if the machine has
+    /// none. A Jetson's board includes both, so nothing is added to it.
+    pub fn new(gpu: Option<usize>) -> Option<Self> {
+        let mut counters: Vec<Box<dyn Counter>> = Vec::new();
+        let mut sources = Vec::new();
+        if let Some((board, rails)) = Board::new() {
+            counters.push(Box::new(board));
+            sources.push(format!("board ({rails})"));
+        } else {
+            if let Some(packages) = Packages::new() {
+                counters.push(Box::new(packages));
+                sources.push("processor packages".into());
+            }
+            if let Some(gpu) = gpu.and_then(Gpu::new) {
+                counters.push(Box::new(gpu));
+                sources.push("GPU".into());
+            }
+        }
+        (!counters.is_empty()).then(|| Energy {
+            counters,
+            sources: sources.join(" and "),
+        })
+    }
+
+    /// Joules since the last call, or since the beginning.
+    pub fn joules(&mut self) -> f64 {
+        let counters = self.counters.iter_mut();
+        counters.map(|counter| counter.joules()).sum()
+    }
+
+    /// The names of the counters.
+    pub fn sources(&self) -> &str {
+        &self.sources
+    }
+}
+
+const PACKAGES: &str = "/sys/class/powercap";
+
+/// The counters of all processor packages (RAPL). Linux only, and often readable by the administrator alone.
+pub struct Packages {
+    packages: Vec<Package>,
+}
+
+struct Package {
+    counter: PathBuf,
+    /// Microjoules after which the counter begins anew.
+    range: u64,
+    last: u64,
+}
+
+impl Packages {
+    /// The counters from now on; none if they cannot be read.
+    pub fn new() -> Option<Self> {
+        Self::in_folder(Path::new(PACKAGES))
+    }
+
+    fn in_folder(folder: &Path) -> Option<Self> {
+        let entries = std::fs::read_dir(folder).ok()?;
+        let package = |entry: std::io::Result<std::fs::DirEntry>| {
+            let folder = entry.ok()?.path();
+            let name = read_to_string(folder.join("name")).ok()?;
+            let counter = folder.join("energy_uj");
+            name.starts_with("package").then_some(Package {
+                last: read_number(&counter)?,
+                range: read_number(&folder.join("max_energy_range_uj"))?,
+                counter,
+            })
+        };
+        let packages: Vec<Package> = entries.filter_map(package).collect();
+        (!packages.is_empty()).then_some(Packages { packages })
+    }
+}
+
+impl Counter for Packages {
+    fn joules(&mut self) -> f64 {
+        let joules = self.packages.iter_mut().map(|package| {
+            let now = read_number(&package.counter).unwrap_or(package.last);
+            let used = match now.checked_sub(package.last) {
+                Some(used) => used,
+                None => now + package.range.saturating_sub(package.last),
+            };
+            package.last = now;
+            1e-6 * used as f64
+        });
+        joules.sum()
+    }
+}
+
+fn read_number(path: &Path) -> Option<u64> {
+    read_to_string(path).ok()?.trim().parse().ok()
+}
+
+type Status = c_int;
+type Handle = *mut c_void;
+type Init = unsafe extern "C" fn() -> Status;
+type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Status;
+type ByUuid = unsafe extern "C" fn(*const c_char, *mut Handle) -> Status;
+type TotalEnergy = unsafe extern "C" fn(Handle, *mut c_ulonglong) -> Status;
+
+/// A GPU's own counter (Volta and later), through NVML: a library of the driver, loaded on first use. It is updated every
+/// 20 to 100 ms, so a run of less than a few seconds is inaccurate.
+pub struct Gpu {
+    handle: Handle,
+    total: TotalEnergy,
+    last: u64,
+    shutdown: Init,
+    /// The functions are its; it goes last, and after `drop`.
+    library: Library,
+}
+
+impl Gpu {
+    /// GPU number `ordinal` of those that CUDA shows; none without NVML or where the GPU does not count.
+    pub fn new(ordinal: usize) -> Option<Self> {
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        // SAFETY: the driver's own library, whose initialisation only loads it.
+        let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
+        // SAFETY: the types are those of nvml.h.
+        let (init, shutdown, total) = unsafe {
+            (
+                *library.get::<Init>(b"nvmlInit_v2\0").ok()?,
+                *library.get::<Init>(b"nvmlShutdown\0").ok()?,
+                *library
+                    .get::<TotalEnergy>(b"nvmlDeviceGetTotalEnergyConsumption\0")
+                    .ok()?,
+            )
+        };
+        // SAFETY: it may be called at any time.
+        if unsafe { init() } != 0 {
+            return None;
+        }
+        let mut gpu = Gpu {
+            handle: std::ptr::null_mut(),
+            total,
+            last: 0,
+            shutdown,
+            library,
+        };
+        gpu.handle = gpu.find(&name(visible.as_deref(), ordinal)?)?;
+        gpu.last = gpu.millijoules()?;
+        Some(gpu)
+    }
+
+    fn find(&self, name: &Name) -> Option<Handle> {
+        let mut handle = std::ptr::null_mut();
+        let status = match name {
+            Name::Index(index) => {
+                // SAFETY: the type is that of nvml.h.
+                let by_index = unsafe {
+                    self.library
+                        .get::<ByIndex>(b"nvmlDeviceGetHandleByIndex_v2\0")
+                };
+                // SAFETY: NVML is initialised, and there is room for a handle.
+                unsafe { by_index.ok()?(*index, &mut handle) }
+            }
+            Name::Uuid(uuid) => {
+                // SAFETY: the type is that of nvml.h.
+                let by_uuid = unsafe { self.library.get::<ByUuid>(b"nvmlDeviceGetHandleByUUID\0") };
+                // SAFETY: NVML is initialised, the text ends with a zero byte, and there is room for a handle.
+                unsafe { by_uuid.ok()?(uuid.as_ptr(), &mut handle) }
+            }
+        };
+        (status == 0).then_some(handle)
+    }
+
+    /// Since the driver was loaded.
+    fn millijoules(&self) -> Option<u64> {
+        let mut total = 0;
+        // SAFETY: NVML gave the handle and is initialised, and there is room for the number.
+        let status = unsafe { (self.total)(self.handle, &mut total) };
+        (status == 0).then_some(total)
+    }
+}
+
+impl Counter for Gpu {
+    fn joules(&mut self) -> f64 {
+        let now = self.millijoules().unwrap_or(self.last);
+        let used = now.saturating_sub(std::mem::replace(&mut self.last, now));
+        1e-3 * used as f64
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: the other half of the initialisation; the handle is not used any more.
+        unsafe { (self.shutdown)() };
+    }
+}
+
+/// How NVML names a GPU.
+#[derive(Debug, PartialEq)]
+enum Name {
+    Index(c_uint),
+    Uuid(std::ffi::CString),
+}
+
+/// NVML's name of CUDA's GPU number `ordinal`, where CUDA_VISIBLE_DEVICES is `visible`: NVML counts all GPUs.
+fn name(visible: Option<&str>, ordinal: usize) -> Option<Name> {
+    let Some(visible) = visible else {
+        return c_uint::try_from(ordinal).ok().map(Name::Index);
+    };
+    let entry = visible.split(',').nth(ordinal)?.trim();
+    match entry.parse() {
+        Ok(index) => Some(Name::Index(index)),
+        Err(_) => std::ffi::CString::new(entry).ok().map(Name::Uuid),
+    }
+}
+
+const SENSORS: &str = "/sys/bus/i2c/drivers/ina3221";
+/// Time between two readings; a reading of the sensor takes longer than 1 ms.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// A rail's files: millivolts and milliamperes. They stay open, so that looking at them allocates nothing.
+#[derive(Debug)]
+struct Rail {
+    name: String,
+    voltage: File,
+    current: File,
+}
+
+impl Rail {
+    fn watts(&self) -> Option<f64> {
+        Some(1e-6 * number(&self.voltage)? * number(&self.current)?)
+    }
+}
+
+fn number(mut file: &File) -> Option<f64> {
+    let mut text = [0; 32];
+    file.rewind().ok()?;
+    let length = file.read(&mut text).ok()?;
+    std::str::from_utf8(&text[..length])
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+fn rail(monitor: &Path, channel: u32) -> Option<Rail> {
+    let open = |kind: &str| File::open(monitor.join(format!("{kind}{channel}_input"))).ok();
+    let name = read_to_string(monitor.join(format!("in{channel}_label"))).ok()?;
+    Some(Rail {
+        name: name.trim().into(),
+        voltage: open("in")?,
+        current: open("curr")?,
+    })
+}
+
+/// The rails to add up: the board's input alone where it is measured, or else all of them.
+fn rails(driver: &Path) -> Vec<Rail> {
+    let entries = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let mut rails = Vec::new();
+    for sensor in entries(driver) {
+        for monitor in entries(&sensor.join("hwmon")) {
+            for channel in 1..=3 {
+                rails.extend(rail(&monitor, channel).filter(|rail| rail.watts().is_some()));
+            }
+        }
+    }
+    if let Some(input) = rails.iter().position(|rail| rail.name == "VDD_IN") {
+        rails.swap(0, input);
+        rails.truncate(1);
+    }
+    rails
+}
+
+/// A Jetson's board: INA3221 sensors measure current and voltage of its supply rails, and a thread integrates the power.
+pub struct Board {
+    microjoules: Arc<AtomicU64>,
+    last: u64,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Board {
+    /// The rails' names with a counter of their energy; none on other machines.
+    pub fn new() -> Option<(Self, String)> {
+        Self::on(rails(Path::new(SENSORS)))
+    }
+
+    fn on(rails: Vec<Rail>) -> Option<(Self, String)> {
+        let names: Vec<&str> = rails.iter().map(|rail| rail.name.as_str()).collect();
+        let names = names.join(" + ");
+        if rails.is_empty() {
+            return None;
+        }
+        let (microjoules, ended) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (sum, end) = (Arc::clone(&microjoules), Arc::clone(&ended));
+        let thread = std::thread::Builder::new().spawn(move || {
+            let mut last = Instant::now();
+            while !end.load(Ordering::Relaxed) {
+                std::thread::sleep(PERIOD);
+                let watts: f64 = rails.iter().filter_map(Rail::watts).sum();
+                let seconds = last.elapsed().as_secs_f64();
+                last = Instant::now();
+                sum.fetch_add((1e6 * watts * seconds) as u64, Ordering::Relaxed);
+            }
+        });
+        let board = Board {
+            microjoules,
+            last: 0,
+            ended,
+            thread: Some(thread.ok()?),
+        };
+        Some((board, names))
+    }
+}
+
+impl Counter for Board {
+    fn joules(&mut self) -> f64 {
+        let now = self.microjoules.load(Ordering::Relaxed);
+        let used = now - std::mem::replace(&mut self.last, now);
+        1e-6 * used as f64
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_added_up_and_counters_begin_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |domain: &str, file: &str, text: &str| {
+            let domain = folder.path().join(domain);
+            std::fs::create_dir_all(&domain).unwrap();
+            std::fs::write(domain.join(file), text).unwrap();
+        };
+        for (domain, name) in [("a", "package-0\n"), ("b", "core\n"), ("c", "package-1\n")] {
+            write(domain, "name", name);
+            write(domain, "energy_uj", "9000000\n");
+            write(domain, "max_energy_range_uj", "10000000\n");
+        }
+        let mut energy = Packages::in_folder(folder.path()).unwrap();
+        write("a", "energy_uj", "9500000");
+        write("c", "energy_uj", "1000000");
+        assert_eq!(energy.joules(), 2.5);
+        assert_eq!(energy.joules(), 0.0);
+        assert!(Packages::in_folder(&folder.path().join("b")).is_none());
+    }
+
+    #[test]
+    fn the_environment_renumbers_gpus() {
+        assert_eq!(name(None, 2), Some(Name::Index(2)));
+        assert_eq!(name(Some("3, 1"), 1), Some(Name::Index(1)));
+        assert_eq!(name(Some("GPU-5"), 0), Some(Name::Uuid(c"GPU-5".into())));
+        assert_eq!(name(Some("3"), 1), None);
+    }
+
+    /// Without a GPU there is no counter; with one it counts on.
+    #[test]
+    fn a_counter_never_goes_back() {
+        if let Some(mut gpu) = Gpu::new(0) {
+            assert!(gpu.joules() >= 0.0 && gpu.joules() >= 0.0);
+        }
+    }
+
+    #[test]
+    fn rails_are_added_up_unless_the_input_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let monitor = folder.path().join("1-0040/hwmon/hwmon1");
+        std::fs::create_dir_all(&monitor).unwrap();
+        let write = |file: &str, text: &str| std::fs::write(monitor.join(file), text).unwrap();
+        for (channel, name, current) in [(1, "VDD_GPU_SOC", "2000"), (2, "VDD_CPU_CV", "1000")] {
+            write(&format!("in{channel}_label"), &format!("{name}\n"));
+            write(&format!("in{channel}_input"), "5000\n");
+            write(&format!("curr{channel}_input"), &format!("{current}\n"));
+        }
+        let watts = |rails: &[Rail]| -> f64 { rails.iter().filter_map(Rail::watts).sum() };
+        let found = rails(folder.path());
+        assert!((watts(&found) - 15.0).abs() < 1e-9, "{found:?}");
+        let (mut board, names) = Board::on(found).unwrap();
+        assert!(names == "VDD_GPU_SOC + VDD_CPU_CV" || names == "VDD_CPU_CV + VDD_GPU_SOC");
+        let start = Instant::now();
+        while board.microjoules.load(Ordering::Relaxed) == 0 {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(PERIOD);
+        }
+        let joules = board.joules();
+        assert!(joules > 0.0 && joules <= 15.1 * start.elapsed().as_secs_f64() + 1.0);
+
+        write("in3_label", "VDD_IN\n");
+        write("in3_input", "5000");
+        write("curr3_input", "4000");
+        let found = rails(folder.path());
+        assert!(found.len() == 1 && (watts(&found) - 20.0).abs() < 1e-9);
+        assert!(rails(&folder.path().join("absent")).is_empty());
+    }
+}
