@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&str] = &[
     "session",
     "engine",
+    "constraint",
+    "no_constraint",
     "bound",
     "arch",
     "model",

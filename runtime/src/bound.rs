@@ -193,7 +193,7 @@ impl Model {
     }
 
     /// True if some attention reads the whole context.
-    pub(crate) fn reads_context(&self) -> bool {
+    pub fn reads_context(&self) -> bool {
         let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
         tensors.any(|tensor| tensor.shape.contains(&Size::Context))
     }

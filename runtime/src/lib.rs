@@ -22,6 +22,8 @@
 
 // The crates below hold the other modules, so that several are compiled at once and those that no token waits for are built to be small.
 mod bound;
+#[cfg_attr(not(feature = "constraints"), path = "no_constraint.rs")]
+mod constraint;
 mod engine;
 mod session;
 
@@ -33,6 +35,9 @@ use waterline_text as text;
 pub use bound::Model;
 #[doc(inline)]
 pub use cancel::Canceller;
+pub use constraint::Constraint;
+#[cfg(feature = "constraints")]
+pub use constraint::{Constraints, Grammar};
 #[doc(inline)]
 pub use cpu::{Pool, physical_cores};
 #[doc(inline)]
@@ -58,7 +63,9 @@ pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
 #[doc(inline)]
-pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
+pub use text::{
+    ChatTemplate, History, Message, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
+};
 
 /// What the programs of this repository take besides, to write and to check model files. It has no stable interface.
 #[doc(hidden)]

@@ -59,6 +59,13 @@ impl OpenArgs {
             copy: self.copy,
             mtp: self.mtp,
         };
+        #[cfg(feature = "pull")]
+        let downloaded = path
+            .and_then(crate::pull::on_hub)
+            .map(crate::pull::download)
+            .transpose()?;
+        #[cfg(feature = "pull")]
+        let path = downloaded.as_deref().or(path);
         let checkpoint = match path {
             Some(path) => Checkpoint::open_with(path, &options)
                 .map_err(|error| explain(path, error.into()))?,

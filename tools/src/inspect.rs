@@ -42,6 +42,9 @@ pub struct Args {
         requires = "schedule"
     )]
     arch: String,
+    /// With --schedule: print the text of the decode kernel that the GPU's compiler reads, with a function for each op.
+    #[arg(long, requires = "schedule", conflicts_with = "json")]
+    source: bool,
     /// Its multiprocessors.
     #[arg(long, value_name = "N", default_value_t = 132, requires = "schedule", value_parser = clap::value_parser!(u32).range(1..=1024))]
     processors: u32,
@@ -76,7 +79,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     let device = Device::ahead(&args.arch, args.processors, None);
     let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
-    let text = if args.json {
+    let text = if args.source {
+        device.source_of("decode_kernel").ok_or_else(|| {
+            let gpu = schedule.gpu.clone().unwrap_or_default();
+            Error::Usage(format!("--source: no decode kernel: {gpu}"))
+        })?
+    } else if args.json {
         json_line(&schedule)
     } else {
         schedule.to_string()

@@ -23,7 +23,9 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
             if text.starts_with('-') {
                 !OWN_FLAGS.contains(&text.as_ref())
             } else {
-                !known && text != "help" && Path::new(first).exists()
+                !known
+                    && text != "help"
+                    && (Path::new(first).exists() || text.starts_with("hf:"))
             }
         }
     };

@@ -3,6 +3,7 @@
 mod allocations;
 mod bench;
 mod builtin;
+mod calls;
 mod chat;
 mod check;
 mod convert;
@@ -10,6 +11,8 @@ mod device;
 mod error;
 mod eval;
 mod format_choice;
+#[cfg_attr(not(feature = "constraints"), path = "no_grammar.rs")]
+mod grammar;
 mod inspect;
 mod interrupt;
 mod invocation;
@@ -22,16 +25,21 @@ mod presets;
 mod progress;
 mod prompt;
 mod provenance;
+#[cfg(feature = "pull")]
+mod pull;
 mod quantize;
 mod random;
 mod retain;
 mod run;
 mod samples;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 mod session;
 mod splitmix;
 mod synth;
 mod text;
+mod thoughts;
 mod tokenize;
 mod units;
 mod verify;
@@ -52,7 +60,7 @@ Exit status:
   2    bad usage, or a file that cannot be read or used
   130  interrupted by Ctrl-C, or ended by SIGTERM or SIGHUP
 
-A model is a GGUF file or a Hugging Face directory. Without one, the built-in model is used.";
+A model is a GGUF file, a Hugging Face directory, or hf:org/name, which is downloaded. Without one, the built-in model is used.";
 
 /// Recurrent and hybrid language models in fixed memory.
 ///
@@ -68,9 +76,13 @@ struct Cli {
 enum Command {
     Chat(chat::Args),
     Run(run::Args),
+    #[cfg(feature = "serve")]
+    Serve(serve::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
+    #[cfg(feature = "pull")]
+    Pull(pull::Args),
     Verify(verify::Args),
     Synth(synth::Args),
     Eval(eval::Args),
@@ -101,9 +113,13 @@ fn main() -> ExitCode {
     let result = match parse().command {
         Command::Chat(args) => chat::run(&args),
         Command::Run(args) => run::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => pull::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Eval(args) => eval::run(&args),

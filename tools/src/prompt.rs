@@ -56,6 +56,8 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// The token that ends an answer besides the model's own.
     pub end: Option<u32>,
+    /// Whether the answer begins inside of a thought.
+    pub opens_thought: bool,
 }
 
 impl PromptArgs {
@@ -126,6 +128,7 @@ impl EncodingArgs {
             return Ok(Prompt {
                 tokens: turns.user(text)?,
                 end: turns.end_token(),
+                opens_thought: turns.opens_thought()?,
             });
         }
         let tokens = if self.special {
@@ -142,7 +145,11 @@ impl EncodingArgs {
                 "the prompt is empty, and nothing can follow nothing",
             ))
         } else {
-            Ok(Prompt { tokens, end: None })
+            Ok(Prompt {
+                tokens,
+                end: None,
+                opens_thought: false,
+            })
         }
     }
 }

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use serde_json::json;
-use waterline::{Finish, Model, Session};
+use waterline::{Constraint, Finish, Generate, Model};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
+use crate::grammar::GrammarArgs;
 use crate::interrupt::Interrupt;
 use crate::prompt::{EncodingArgs, Prompt, PromptArgs, rendered};
 use crate::samples;
@@ -32,6 +33,8 @@ pub struct Args {
     open: OpenArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    form: GrammarArgs,
     #[command(flatten)]
     encoding: EncodingArgs,
     /// Show the prompt as the model sees it, with the names of control tokens, on standard error.
@@ -59,9 +62,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (model, prompt) = args.prompt.read("run", &args.open)?;
     let session = args.session.with_drafts(args.drafts);
     let model = args.open.for_sessions(&session).model(model)?;
-    let Prompt { tokens, end } = args.encoding.encode(&model, &prompt)?;
+    let Prompt {
+        tokens,
+        end,
+        opens_thought,
+    } = args.encoding.encode(&model, &prompt)?;
     if args.show_prompt {
         eprintln!("{}", shown(&rendered(&*model.tokenizer()?, &tokens)));
+    }
+    let constraint = args.form.constraint(&model, end)?;
+    let constraint = constraint.map(|constraint| match opens_thought {
+        true => constraint.after_thought(),
+        false => constraint,
+    });
+    if constraint.is_some() && args.samples > 1 {
+        return Err(Error::usage(
+            "--samples: answers of a form come one at a time",
+        ));
     }
     let warned = warn_beyond_training(&model, tokens.len() as u64);
     let options = session;
@@ -92,7 +109,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         seconds: 0.0,
         error: None,
     };
-    completion.generate(&mut session, args, end)?;
+    let limits = args.limits.options(end);
+    completion.generate(session.generate(limits)?, constraint, args)?;
     if !warned {
         warn_beyond_training(&model, session.position());
     }
@@ -154,11 +172,18 @@ struct Completion {
 
 impl Completion {
     /// Generates; text goes out as it comes unless all is printed at the end.
-    fn generate(&mut self, session: &mut Session, args: &Args, end: Option<u32>) -> Result<()> {
+    fn generate(
+        &mut self,
+        mut pieces: Generate<'_>,
+        constraint: Option<Constraint>,
+        args: &Args,
+    ) -> Result<()> {
         let mut out = std::io::stdout();
         let terminal = out.is_terminal();
         let start = Instant::now();
-        let mut pieces = session.generate(args.limits.options(end))?;
+        if let Some(constraint) = constraint {
+            pieces = pieces.constrained(constraint);
+        }
         for piece in pieces.by_ref() {
             let piece = match piece {
                 Ok(piece) if piece.text.is_empty() => continue,

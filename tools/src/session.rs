@@ -75,7 +75,7 @@ pub struct SessionArgs {
 #[command(next_help_heading = "Session")]
 pub struct DraftArgs {
     /// Draft up to N tokens at once by looking up earlier continuations of the last tokens: faster for repetitive text, with
-    /// the same tokens. A GPU drafts up to 15, and its tokens are those of recorded steps.
+    /// the same tokens. A GPU drafts up to 15, and there tokens may differ by rounding unless steps are recorded (--gpu-step).
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
     /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens.
@@ -168,6 +168,21 @@ impl SessionArgs {
             eprintln!("a step on the GPU is {form}");
         }
         Ok(session)
+    }
+
+    /// Opens sessions that step together: they share a device, threads and a prefix store.
+    #[cfg(feature = "serve")]
+    pub fn open_together(
+        &self,
+        model: &Arc<Model>,
+        count: usize,
+        store: &Arc<PrefixStore>,
+    ) -> Result<Vec<Session>> {
+        let mut options = self.options(self.device.open()?)?;
+        options.pool = Some(Arc::new(waterline::Pool::new(options.threads)?));
+        options.store = Some(Arc::clone(store));
+        let open = || Ok(Session::new(Arc::clone(model), options.clone())?);
+        (0..count).map(|_| open()).collect()
     }
 
     /// Opens a session without marks on a device.

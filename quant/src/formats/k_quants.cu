@@ -1,7 +1,6 @@
-// Shared by the K formats: a scale and a minimum per sub-block. Q4_K and Q5_K store them in 6 bits in the super-block's header: d, dmin and twelve packed
-// bytes.
-__device__ inline Affine affine(const u8* block, int sub) {
-  uint4 head = load_once(block);
+// Shared by the K formats: a scale and a minimum per sub-block. Q4_K and Q5_K store them in 6 bits in the super-block's header: `head` is d, dmin and
+// twelve packed bytes.
+__device__ inline Affine affine(uint4 head, int sub) {
   u32 low = head.y, middle = head.z, high = head.w;
   int shift = 8 * (sub % 4);
   u32 scale, min;
@@ -15,8 +14,11 @@ __device__ inline Affine affine(const u8* block, int sub) {
   return {half_bits(head.x & 0xffff) * scale, half_bits(head.x >> 16) * min};
 }
 
+// The product of a sub-block with inputs of `scale`, of which `sum` is the sum of codes and `dot` that of their products.
+__device__ inline float affine_product(Affine line, float scale, int dot, int sum) { return scale * (line.scale * dot - line.min * sum); }
+
 __device__ inline float affine_dot(const int* packed, Affine line, const Codes& x) {
-  return x.scale * (line.scale * code_dot(packed, x) - line.min * x.sum);
+  return affine_product(line, x.scale, code_dot(packed, x), x.sum);
 }
 
 __device__ inline void affine_values(const int* packed, Affine line, float* out) {
@@ -32,6 +34,9 @@ struct Affines {
   static constexpr int scale_row_bytes = cols / SubBlock::block * SubBlock::scale_bytes;
   static constexpr int unit = 32;
   static constexpr int tiles = AFFINE_TILES;
+  static __device__ Affine code_words(Units row, int unit, int t, u32& low, u32& high) {
+    return SubBlock::code_words(row, unit, t, low, high);
+  }
   static __device__ JoinedUnit load(Units matrix, long long index) {
     JoinedUnit unit;
     unit.line = SubBlock::codes(matrix, index, reinterpret_cast<int*>(unit.packed));

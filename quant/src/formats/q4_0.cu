@@ -18,11 +18,10 @@ struct Format<Q4_0, cols> {
       packed[i + 4] = word[i] >> 4 & 0x0f0f0f0f;
     }
   }
-  // For tensor cores: codes 4t..4t + 3 of a unit and the same ones sixteen later, before subtracting
-  // `offset`.
+  // For tensor cores: codes 4t..4t + 3 of a unit in shared memory and the same ones sixteen later, before subtracting `offset`.
   static constexpr int offset = 8;
   static __device__ void code_words(Units matrix, long long index, int t, u32& low, u32& high) {
-    u32 word = __ldg(reinterpret_cast<const u32*>(matrix.codes + index * 16) + t);
+    u32 word = reinterpret_cast<const u32*>(matrix.codes + index * 16)[t];
     low = word & 0x0f0f0f0f, high = word >> 4 & 0x0f0f0f0f;
   }
   static constexpr int tiles = PLAIN_TILES;

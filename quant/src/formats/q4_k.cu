@@ -13,7 +13,15 @@ struct Q4KSubBlock {
 #pragma unroll
       for (int j = 0; j < 4; j++) packed[4 * i + j] = word[j] >> 4 * (sub % 2) & 0x0f0f0f0f;
     }
-    return affine(first, sub);
+    return affine(load_once(first), sub);
+  }
+  // For tensor cores, of a unit in shared memory: its line, and its codes 4t..4t + 3 and those sixteen behind them.
+  static __device__ Affine code_words(Units row, int unit, int t, u32& low, u32& high) {
+    const u8* first = row.codes + unit / 8 * block_bytes;
+    int sub = unit % 8;
+    const u32* words = reinterpret_cast<const u32*>(first + 16 + sub / 2 * 32) + t;
+    low = words[0] >> 4 * (sub % 2) & 0x0f0f0f0f, high = words[4] >> 4 * (sub % 2) & 0x0f0f0f0f;
+    return affine(*reinterpret_cast<const uint4*>(first), sub);
   }
 };
 

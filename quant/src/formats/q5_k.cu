@@ -18,7 +18,17 @@ struct Q5KSubBlock {
         packed[4 * i + j] = (lows[j] >> 4 * (sub % 2) & 0x0f0f0f0f) | fifth;
       }
     }
-    return affine(first, sub);
+    return affine(load_once(first), sub);
+  }
+  // For tensor cores, of a unit in shared memory: its line, and its codes 4t..4t + 3 and those sixteen behind them.
+  static __device__ Affine code_words(Units row, int unit, int t, u32& low, u32& high) {
+    const u8* first = row.codes + unit / 8 * block_bytes;
+    int sub = unit % 8;
+    const u32* lows = reinterpret_cast<const u32*>(first + 48 + sub / 2 * 32) + t;
+    const u32* highs = reinterpret_cast<const u32*>(first + 16) + t;
+    auto word = [&](int i) { return (lows[i] >> 4 * (sub % 2) & 0x0f0f0f0f) | (highs[i] >> sub & 0x01010101) << 4; };
+    low = word(0), high = word(4);
+    return affine(*reinterpret_cast<const uint4*>(first), sub);
   }
 };
 

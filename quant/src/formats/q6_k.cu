@@ -26,6 +26,19 @@ struct Format<Q6_K, cols> {
   static __device__ float scale(Units matrix, long long index) {
     return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index / 8]);
   }
+  // For tensor cores, of a unit in shared memory: the scales of its halves, and its codes 4t..4t + 3 and those sixteen behind them.
+  static __device__ const i8* code_words(Units row, int unit, int t, u32& low, u32& high) {
+    const u8* block = row.codes + unit / 8 * 208;
+    int part = unit % 8 / 4, run = unit % 4;
+    const u32* lows = reinterpret_cast<const u32*>(block + part * 64 + run % 2 * 32) + t;
+    const u32* highs = reinterpret_cast<const u32*>(block + 128 + part * 32) + t;
+    auto word = [&](int i) {
+      u32 upper = (highs[i] >> 2 * run & 0x03030303) << 4;
+      return less<32>((lows[i] >> 4 * (run / 2) & 0x0f0f0f0f) | upper);
+    };
+    low = word(0), high = word(4);
+    return reinterpret_cast<const i8*>(block + 192 + 2 * (unit % 8));
+  }
   static constexpr int tiles = HALVED_TILES;
   static __device__ JoinedUnit load(Units matrix, long long index) {
     JoinedUnit unit;

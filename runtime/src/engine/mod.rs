@@ -209,8 +209,6 @@ pub(crate) struct Setup {
     pub kv: Kv,
     /// How a step runs on a device.
     pub step: StepProgram,
-    /// Whether tokens are read ahead, with the bits of recorded steps.
-    pub ahead: bool,
     /// Chunks have the bits of steps, too.
     pub exact: bool,
 }

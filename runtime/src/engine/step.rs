@@ -3,7 +3,7 @@
 /// How a step runs on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepProgram {
-    /// One kernel where the device can hold it; a graph elsewhere, and where drafts or `exact` need the bits of recorded steps.
+    /// One kernel where the device can hold it; a graph elsewhere, and where `exact` needs the bits of recorded steps.
     #[default]
     Automatic,
     /// As one kernel that stays on the device for the whole token; an error where the device cannot do that.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::bound::Model;
+use crate::constraint::Constraint;
 use crate::error::{Error, Result};
 use crate::session::Session;
 use crate::text::{StopStrings, TextStream, Tokenizer};
@@ -19,6 +20,8 @@ pub struct GenerateOptions {
     pub stop_at_eos: bool,
     /// Tokens that end the generation besides them, such as a chat template's end of turn.
     pub stop_tokens: Vec<u32>,
+    /// Control tokens whose names are part of the text, such as those around calls of tools.
+    pub shown_tokens: Vec<u32>,
     /// Whether each piece has the log-probability of its token. A GPU then sends all logits of every token.
     pub logprobs: bool,
 }
@@ -30,6 +33,7 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             stop_at_eos: true,
             stop_tokens: Vec::new(),
+            shown_tokens: Vec::new(),
             logprobs: false,
         }
     }
@@ -79,11 +83,13 @@ pub struct Generation {
     stream: TextStream,
     stops: StopStrings,
     ends: Vec<u32>,
+    shown: Vec<u32>,
     left: usize,
     logprobs: bool,
     tokens: usize,
-    /// The logits that a hook may change, `[vocab]`.
+    /// The logits that a hook or a constraint may change, `[vocab]`.
     logits: Vec<f32>,
+    constraint: Option<Constraint>,
     finish: Option<Finish>,
     /// What comes after the text that was held back.
     error: Option<Error>,
@@ -104,15 +110,27 @@ impl Generation {
             stream: TextStream::new(),
             stops: StopStrings::new(options.stop)?,
             ends,
+            shown: options.shown_tokens,
             left: options.max_tokens,
             logprobs: options.logprobs,
             tokens: 0,
             logits: Vec::new(),
+            constraint: None,
             finish: None,
             error: None,
             ended: false,
             taken: None,
         })
+    }
+
+    /// Lets it choose only tokens by which the answer fits a grammar. No tokens are drafted then.
+    pub fn constrain(&mut self, constraint: Constraint) {
+        (self.constraint, self.taken) = (Some(constraint), None);
+    }
+
+    /// True if tokens must be chosen by [`Generation::choose`], as they have a constraint or log-probabilities.
+    pub fn chooses(&self) -> bool {
+        self.constraint.is_some() || self.logprobs
     }
 
     /// Tokens generated so far, an end token included.
@@ -229,24 +247,47 @@ impl Generation {
             self.taken = Some(place + 1);
             return Ok((session.ahead()[place], None));
         }
-        if hook.is_none() && !self.logprobs {
+        if hook.is_none() && !self.chooses() {
             return Ok((session.step()?, None));
         }
-        let token = match hook {
-            None => session.sample()?,
-            Some(hook) => {
-                self.logits.clear();
-                self.logits.extend_from_slice(session.logits()?);
-                hook(&mut self.logits);
-                session.sample_from(&self.logits)?
-            }
-        };
+        let token = self.choose_with(session, hook)?;
         let logprob = match self.logprobs {
             true => Some(logprob(session.logits()?, token)),
             false => None,
         };
         session.feed(&[token])?;
         Ok((token, logprob))
+    }
+
+    /// Chooses a token by the session's last logits, without reading it: for sessions that read together with others.
+    ///
+    /// # Errors
+    /// As [`Session::sample`] and [`Constraint::apply`].
+    pub fn choose(&mut self, session: &mut Session) -> Result<u32> {
+        self.choose_with(session, None)
+    }
+
+    fn choose_with(
+        &mut self,
+        session: &mut Session,
+        hook: Option<&mut LogitsHook<'_>>,
+    ) -> Result<u32> {
+        if hook.is_none() && self.constraint.is_none() {
+            return session.sample();
+        }
+        self.logits.clear();
+        self.logits.extend_from_slice(session.logits()?);
+        if let Some(hook) = hook {
+            hook(&mut self.logits);
+        }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.apply(&mut self.logits)?;
+        }
+        let token = session.sample_from(&self.logits)?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.take(token)?;
+        }
+        Ok(token)
     }
 
     /// Takes in a token that a session has read, as those of a [`crate::Batch`] do; returns its piece.
@@ -257,7 +298,7 @@ impl Generation {
             return self.last(Some(token), Finish::End);
         }
         let mut text = String::new();
-        if !self.tokenizer.is_special(token) {
+        if !self.tokenizer.is_special(token) || self.shown.contains(&token) {
             let bytes = self.tokenizer.token_bytes(token);
             let step = self.stops.push(self.stream.push(bytes));
             text.push_str(step.text);
@@ -325,6 +366,12 @@ impl<'s> Generate<'s> {
     pub fn on_logits(mut self, hook: &'s mut LogitsHook<'s>) -> Self {
         self.hook = Some(hook);
         self.generation.taken = None;
+        self
+    }
+
+    /// As [`Generation::constrain`].
+    pub fn constrained(mut self, constraint: Constraint) -> Self {
+        self.generation.constrain(constraint);
         self
     }
 

@@ -29,6 +29,13 @@ pub(super) fn draft(older: &[u32], newer: &[u32], next: &mut Vec<u32>, most: usi
     }
 }
 
+/// Whether the last token of the history has occurred in it before.
+pub(super) fn is_known(older: &[u32], newer: &[u32]) -> bool {
+    let mut back = newer.iter().rev().chain(older.iter().rev());
+    back.next()
+        .is_some_and(|last| back.any(|token| token == last))
+}
+
 #[cfg(test)]
 mod tests {
     use super::draft;

@@ -48,7 +48,6 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         marks: options.marks,
         kv: options.state.kv,
         step: options.step,
-        ahead: options.lookup > 0 || options.mtp > 0,
         exact: options.exact,
     }
 }
@@ -396,7 +395,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::sample`].
-    fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
+    pub fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
         self.choose(Some(logits))
     }
 

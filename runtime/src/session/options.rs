@@ -41,8 +41,9 @@ pub struct SessionOptions {
     /// How many marks are kept for [`crate::Session::rewind`]; each is as large as the state.
     pub marks: usize,
     /// Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0 means none. The
-    /// tokens are the same without, and memory for one more state is needed. On a GPU at most 15 are drafted, and steps are
-    /// recorded unless `step` is [`StepProgram::Persistent`]; its tokens are those of recorded steps.
+    /// tokens are the same without, and memory for one more state is needed. On a GPU at most 15 are drafted; tokens that are read with
+    /// a draft have the bits of recorded steps, so that all are the same only where `step` is [`StepProgram::Recorded`]. While few drafts
+    /// are accepted there are none for a while.
     /// A generation that is left before its end may have read that many tokens more than it has shown.
     pub lookup: usize,
     /// Most tokens that a generation drafts by the model's MTP block, up to 64; 0 means none. As `lookup`, in its place,

@@ -2,6 +2,9 @@
 //! chosen one by one. Each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
 //! to the bit, whatever the sampler; on a GPU, those of recorded steps. Drafts come from [`lookup`] or from the model's MTP block.
 //!
+//! Without a draft the session makes a plain step, on a GPU in the decode kernel, whose bits are not those of recorded steps. While few
+//! drafts are accepted there are none for a while ([`Pause`]).
+//!
 //! The memory is fixed: one more state, to return to where a draft went wrong, and of every draft token what the ops with a state
 //! read. Where a draft is not accepted whole, only these ops run again over the accepted tokens: a recurrence repeats its rank-one
 //! updates, and no matrix is read twice.
@@ -47,6 +50,42 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usi
     }
 }
 
+/// Plain steps after refused drafts, more after each: a refused draft costs a few steps.
+#[derive(Default)]
+struct Pause {
+    /// Drafts in a row of which less than half was accepted.
+    refused: u32,
+    /// Plain steps that are left.
+    left: u32,
+}
+
+impl Pause {
+    /// Refused drafts in a row that are followed by the next one at once.
+    const PATIENCE: u32 = 1;
+    const SHORTEST: u32 = 16;
+    const LONGEST: u32 = 256;
+
+    /// Whether the next step is a plain one.
+    fn step(&mut self) -> bool {
+        let pauses = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        pauses
+    }
+
+    /// Of `drafted` tokens that were read together `accepted` stood.
+    fn end_draft(&mut self, drafted: usize, accepted: usize) {
+        if drafted > 0 && 2 * accepted >= drafted {
+            return *self = Pause::default();
+        }
+        if self.refused >= Self::PATIENCE {
+            let doublings = (self.refused - Self::PATIENCE).min(31);
+            let steps = u64::from(Self::SHORTEST) << doublings;
+            self.left = steps.min(u64::from(Self::LONGEST)) as u32;
+        }
+        self.refused += 1;
+    }
+}
+
 /// What a session needs to read ahead.
 pub(super) struct Speculation {
     ahead: Box<dyn Ahead>,
@@ -61,6 +100,7 @@ pub(super) struct Speculation {
     /// Tokens that were drafted so far, and how many of them stood.
     drafted: u64,
     accepted: u64,
+    pause: Pause,
 }
 
 impl Speculation {
@@ -84,6 +124,7 @@ impl Speculation {
             draft: most - 1,
             drafted: 0,
             accepted: 0,
+            pause: Pause::default(),
         }))
     }
 
@@ -130,6 +171,12 @@ impl Session {
 
     fn step_by(&mut self, speculation: &mut Speculation, most: usize, ends: &[u32]) -> Result<()> {
         speculation.tokens.clear();
+        if speculation.pause.step() || most == 1 || !self.expects_draft(speculation) {
+            let token = self.step()?;
+            speculation.tokens.push(token);
+            return Ok(());
+        }
+        let before = self.random();
         let known = self
             .engine
             .next()
@@ -152,10 +199,14 @@ impl Session {
                 speculation.tokens.pop();
             }
         }
+        let count = speculation.tokens.len();
+        if count == 1 {
+            speculation.pause.end_draft(0, 0);
+            return self.feed(&[first]).inspect_err(|_| self.set_random(before));
+        }
         if self.canceller.take() {
             return Err(Error::Cancelled { fed: 0 });
         }
-        let count = speculation.tokens.len();
         speculation.drafted += count as u64 - 1;
         let greedy = self.sampler.params().is_greedy();
         let tokens = &speculation.tokens;
@@ -169,12 +220,25 @@ impl Session {
                     None => self.choose(Some(speculation.ahead.logits(row)?)),
                 };
                 if !chosen.is_ok_and(|chosen| chosen == speculation.tokens[row + 1]) {
+                    speculation.pause.end_draft(count - 1, row);
                     return self.commit(speculation, row + 1);
                 }
                 speculation.random.push(self.random());
             }
         }
+        speculation.pause.end_draft(count - 1, count - 1);
         speculation.ahead.end(&mut *self.engine, count - 1)
+    }
+
+    /// Whether a draft is likely: one of the MTP block, or a run of tokens that the last ones ended before.
+    fn expects_draft(&self, speculation: &Speculation) -> bool {
+        match speculation.source {
+            Source::Mtp => true,
+            Source::Lookup => {
+                let (older, newer) = self.recent();
+                lookup::is_known(older, newer)
+            }
+        }
     }
 
     /// Appends up to `most` tokens to those that are read next.

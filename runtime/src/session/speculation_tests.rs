@@ -470,3 +470,22 @@ fn a_device_drafts_as_the_cpu_does() {
         }
     }
 }
+
+/// Refused drafts end in pauses that grow up to a bound; one of which half stood ends them.
+#[test]
+fn refused_drafts_become_rare() {
+    let mut pause = super::Pause::default();
+    let mut plain_steps = |drafted, accepted| {
+        pause.end_draft(drafted, accepted);
+        (0..).take_while(|_| pause.step()).count()
+    };
+    assert_eq!(plain_steps(4, 1), 0);
+    let pauses = [plain_steps(4, 1), plain_steps(0, 0), plain_steps(1, 0)];
+    assert_eq!(pauses, [16, 32, 64]);
+    for _ in 0..100 {
+        assert!(plain_steps(3, 0) <= 256);
+    }
+    assert_eq!(plain_steps(4, 2), 0);
+    assert_eq!(plain_steps(4, 0), 0);
+    assert_eq!(plain_steps(4, 0), 16);
+}

@@ -83,6 +83,32 @@ impl Turns {
         })
     }
 
+    /// Remembers the tokens that a model generated for `answer`, a text that goes on after `tail`: other tokens of the same text would
+    /// have to be read again. Control tokens may only end them.
+    pub fn remember(&self, runs: &mut Runs, tail: &Run, answer: &str, generated: &[u32]) {
+        let is_special = |token: &u32| self.tokenizer().is_special(*token);
+        let end = generated.iter().rposition(|token| !is_special(token));
+        let plain = &generated[..end.map_or(0, |end| end + 1)];
+        let bytes: Vec<u8> = plain
+            .iter()
+            .flat_map(|&token| self.tokenizer().token_bytes(token))
+            .copied()
+            .collect();
+        let tail_tokens = match tail.text.is_empty() {
+            true => Some(Vec::new()),
+            false => runs.get(tail).map(<[u32]>::to_vec),
+        };
+        if let Some(mut tokens) = tail_tokens
+            && !plain.iter().any(is_special)
+            && bytes == answer.as_bytes()
+        {
+            tokens.extend_from_slice(plain);
+            let mut run = tail.clone();
+            run.text.push_str(answer);
+            runs.set(run, tokens);
+        }
+    }
+
     fn encode(&self, parts: &[Part], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         self.tokenizer().encode_runs(&pieces, true, Some(runs))

@@ -21,10 +21,14 @@ pub(super) struct Part<'a> {
     pub piece: Piece<'a>,
 }
 
-/// The messages with a placeholder in place of each content.
+/// The messages with a placeholder in place of each content. Templates leave out the text of a message that only calls tools, so
+/// no content is no placeholder there.
 pub(super) fn placeholders(messages: &[Message]) -> Vec<Message> {
     let placeholder = |(index, message): (usize, &Message)| Message {
-        content: format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"),
+        content: match message.content.is_empty() && message.fields.contains_key("tool_calls") {
+            true => String::new(),
+            false => format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"),
+        },
         ..message.clone()
     };
     messages.iter().enumerate().map(placeholder).collect()

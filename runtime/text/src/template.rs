@@ -112,6 +112,8 @@ pub struct TemplateOptions {
 /// gives it. It is not trusted: its work and its time are bounded.
 pub struct ChatTemplate {
     template: Template,
+    /// Its text, or that of the template for conversations with tools.
+    source: String,
     /// The template of conversations with tools, if it is another one.
     tool_use: Option<Template>,
     /// The texts of `bos_token`, `eos_token` and `pad_token`.
@@ -142,6 +144,7 @@ impl ChatTemplate {
     pub fn with_names(source: &str, names: [String; 3]) -> Result<Self> {
         Ok(Self {
             template: Template::new(source).map_err(error)?,
+            source: source.into(),
             tool_use: None,
             names,
         })
@@ -152,8 +155,14 @@ impl ChatTemplate {
     pub fn with_tool_use(self, source: &str) -> Result<Self> {
         Ok(Self {
             tool_use: Some(Template::new(source).map_err(error)?),
+            source: source.into(),
             ..self
         })
+    }
+
+    /// The text of the template that renders conversations with tools.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The conversation as the model was trained to read it. `add_generation_prompt` appends the

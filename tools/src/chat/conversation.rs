@@ -3,21 +3,24 @@
 use std::time::Instant;
 
 use waterline::{
-    Chat, ContextEnd, Finish, GenerateOptions, HistoryRead, Message, Role, SamplerParams, Session,
-    Snapshot,
+    Chat, Constraint, ContextEnd, Finish, GenerateOptions, HistoryRead, Message, Role,
+    SamplerParams, Session, Snapshot,
 };
 
 use super::screen::Screen;
-use super::thoughts::Thoughts;
 use crate::error::{Error, Result};
+use crate::grammar::GrammarArgs;
 use crate::prompt::rendered;
 use crate::session::{LimitArgs, ReadingBar};
+use crate::thoughts::Thoughts;
 
 /// A conversation with a model.
 pub struct Conversation {
     session: Session,
     chat: Chat,
     limits: GenerateOptions,
+    /// The form of answers.
+    form: Option<Constraint>,
     totals: Totals,
     /// Tokens that the session can read, if its state has such a bound.
     context: Option<usize>,
@@ -67,6 +70,7 @@ impl Conversation {
             session,
             limits: limits.options(chat.end_token()),
             chat,
+            form: None,
             totals: Totals::default(),
         })
     }
@@ -162,6 +166,12 @@ impl Conversation {
         }
     }
 
+    /// Sets the form of all answers.
+    pub fn set_form(&mut self, form: &GrammarArgs) -> Result<()> {
+        self.form = form.constraint(self.session.model(), self.chat.end_token())?;
+        Ok(())
+    }
+
     /// Sends a message and shows the answer. A message that cannot be read completely is not sent. After any other
     /// error, the partial answer is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
@@ -190,6 +200,13 @@ impl Conversation {
         let mut first = None;
         let mut answer = String::new();
         let mut pieces = self.session.generate(self.limits.clone())?;
+        if let Some(form) = self.form.clone() {
+            let form = match thoughts.are_open() {
+                true => form.after_thought(),
+                false => form,
+            };
+            pieces = pieces.constrained(form);
+        }
         let mut outcome = Ok(());
         for piece in pieces.by_ref() {
             first.get_or_insert_with(|| sent.elapsed().as_secs_f64());

@@ -10,7 +10,6 @@ mod screen;
 mod sessions;
 mod settings;
 mod status;
-mod thoughts;
 mod wrap;
 
 use std::path::PathBuf;
@@ -22,6 +21,7 @@ use waterline::{PrefixStore, PrefixStoreOptions};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
+use crate::grammar::GrammarArgs;
 use crate::interrupt::{INTERRUPTED, on_interrupt};
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
@@ -54,6 +54,8 @@ pub struct Args {
     thinking: Option<bool>,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    form: GrammarArgs,
     /// Where to keep the lines that were typed.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
@@ -88,6 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         conversation.set_system(system)?;
     }
     conversation.set_thinking(args.thinking)?;
+    conversation.set_form(&args.form)?;
     let mut screen = Screen::new();
     if !model.has_chat_template() {
         screen.notice(NO_TEMPLATE)?;

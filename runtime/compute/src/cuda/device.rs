@@ -248,6 +248,13 @@ impl Device {
         memory
     }
 
+    /// The text that NVRTC compiles for `kernel`, such as `decode_kernel`, if a session has needed it.
+    pub fn source_of(&self, kernel: &str) -> Option<String> {
+        let kernels = self.kernels.lock().expect("kernels");
+        let defines = |text: &&String| text.contains(&format!(" {kernel}("));
+        kernels.keys().find(defines).cloned()
+    }
+
     /// The kernels of a program, compiled if they are not yet.
     #[doc(hidden)]
     pub fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {

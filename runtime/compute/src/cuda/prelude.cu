@@ -174,6 +174,16 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
+// The sum of integers over a warp, by one instruction.
+__device__ inline int warp_sum_of_codes(int x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(all_lanes, x);
+#else
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(all_lanes, x, distance);
+  return x;
+#endif
+}
+
 __device__ inline float warp_max(float x) {
   for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, distance));
   return x;

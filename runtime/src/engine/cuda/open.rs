@@ -165,9 +165,6 @@ fn persistent_blocks(
     let least = device.driver().tuning().least_weight_bytes;
     match options.step {
         StepProgram::Recorded => Err("it was chosen".into()),
-        StepProgram::Automatic if options.ahead => {
-            Err("tokens that are read ahead have the bits of recorded steps".into())
-        }
         _ if options.exact => Err("exact prompts have the bits of recorded steps".into()),
         StepProgram::Automatic if program.weight_bytes() < least => Err(format!(
             "one kernel is faster from {least} bytes of matrices on, and the model has {}",
@@ -195,7 +192,6 @@ impl Model {
             marks: 0,
             kv: options.kv,
             step: StepProgram::Persistent,
-            ahead: false,
             exact: false,
         };
         let plan = Arc::new(self.plan(options)?);

@@ -15,11 +15,6 @@ use crate::functions::Activation;
 const QUADS: usize = 256;
 const LATE_NORM: usize = 512;
 const WARP_HAS_SUPER_BLOCK: usize = 128;
-const FEW_STEPS: usize = 1024;
-const SILU_GATES: usize = 2048;
-const REPEATED_GAINS: usize = 4096;
-/// The logarithm of the size of parts begins at this bit.
-const PART_BITS: u32 = 13;
 
 /// Bytes of an input as three bf16 numbers.
 const SPLIT_BYTES: usize = 6;
@@ -303,22 +298,14 @@ impl Launches<'_> {
         };
         let norm = prologue.late_norm(cols).filter(|_| rounds_late);
         let by_super_blocks = rounding == Some(Rounding::SuperBlocks);
-        let parts = prologue.equal_parts(cols);
         let flags = [
-            (true, prologue.flags(cols)),
+            (true, prologue.all_flags(cols)),
             (prologue.in_quads(cols), QUADS),
             (
                 by_super_blocks && prologue.in_octets(cols),
                 WARP_HAS_SUPER_BLOCK,
             ),
             (norm.is_some(), LATE_NORM),
-            (prologue.has_few_steps(), FEW_STEPS),
-            (prologue.gates_are_silu(), SILU_GATES),
-            (parts.is_some_and(|(_, repeated)| repeated), REPEATED_GAINS),
-            (
-                true,
-                parts.map_or(0, |(size, _)| (size.ilog2() as usize) << PART_BITS),
-            ),
         ];
         let flags = (flags.iter()).fold(0, |set, &(has, epilogue)| {
             set | if has { epilogue } else { 0 }

@@ -8,19 +8,25 @@ constexpr int codes_pitch = (cols + cols / 32 * 8 + 15) / 16 * 16;
 template <int cols>
 constexpr int floats_pitch = (cols + 31) / 32 * 32;
 
-// Makes the input of token `blockIdx.y` as `gemv` does: its floats, and the same in 8 bits, as the formats need them.
-template <int formats, int rounding, int cols, int flags>
-__device__ void columns_prologue(const Prologue& prologue, float* floats, u8* codes) {
+// Stores an input that `load_input` made as products on plain cores read it: floats, and 8 bits, where one of the formats needs them.
+template <int formats, int rounding, int cols>
+__device__ void store_columns(const float* x, const int* rounded, float* floats, u8* codes) {
   constexpr int pitch = floats_pitch<cols>;
-  float* x = shared_memory<float>();
-  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
   if constexpr ((formats & ~integer_formats) != 0) {
     for (int i = threadIdx.x; i < cols; i += blockDim.x) floats[(long long)blockIdx.y * pitch + i] = x[i];
   }
-  if constexpr (to_codes(rounding)) {
+  if constexpr ((formats & integer_formats) != 0 && to_codes(rounding)) {
     int* to = reinterpret_cast<int*>(codes + (long long)blockIdx.y * codes_pitch<cols>);
     for (int i = threadIdx.x; i < sizeof(Rounded<cols>) / 4; i += blockDim.x) to[i] = rounded[i];
   }
+}
+
+// Makes the input of token `blockIdx.y` as `gemv` does.
+template <int formats, int rounding, int cols, int flags>
+__device__ void columns_prologue(const Prologue& prologue, float* floats, u8* codes) {
+  float* x = shared_memory<float>();
+  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
+  store_columns<formats, rounding, cols>(x, rounded, floats, codes);
 }
 
 // The inputs of the columns that a block multiplies. All columns of a tile are there, the last ones perhaps without a use: a branch
@@ -46,7 +52,8 @@ __device__ void column_products(const Linear& linear, int row, const In& in, flo
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
   Units matrix = all_units<Weights>(linear.weights, linear.rows);
-#pragma unroll 2
+  constexpr int together = rows * columns == 1 ? 8 : 2;
+#pragma unroll(together)
   for (int unit = lane_index(); unit < units; unit += 32) {
     long long index[rows];
 #pragma unroll
@@ -134,6 +141,18 @@ __device__ void prefetch_row_codes(const Linear& linear, int row) {
       }
     }
     prefetch_row_codes<formats, cols, rows, format + 1>(linear, row);
+  }
+}
+
+// Multiplies one row of a matrix, one of `formats`: a warp takes a column after another.
+template <int formats, int cols>
+__device__ void multiply_row(const float* floats, const u8* codes, const Linear& linear, int row, bool add, Rows output, int tokens) {
+  for (int column = warp_index(); column < tokens; column += blockDim.x / 32) {
+    Columns in = {floats + (long long)column * floats_pitch<cols>, codes + (long long)column * codes_pitch<cols>};
+    float product = linear.multiplier * columns_by_format<formats, cols, 1, 1>(linear, row, in);
+    if (linear.bias) product += linear.bias[row];
+    float* place = output.token(column) + linear.column + row;
+    if (lane_index() == 0) *place = add ? *place + product : product;
   }
 }
 

@@ -1,9 +1,8 @@
-//! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), of Q8_0 and Q4_0 matrices with more than
-//! eight columns on tensor cores (`columns_mma.cu`). So many columns meet BF16 matrices there too, with inputs of 16 bits of fraction.
+//! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), or on tensor cores (`columns_mma.rs`).
 //! Chunks of codes meet some formats in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
 
 use waterline_kernels::{File, file};
-use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Rounding};
+use waterline_quant::{Format, Matrix, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Rounding};
 
 use super::{
     GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
@@ -12,6 +11,7 @@ use super::{
 use crate::cuda::driver::{Address, TensorCores};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::functions::OutputOp;
 use crate::operands::{INPUTS, View};
 
 /// The text that defines products of columns.
@@ -22,21 +22,13 @@ pub(crate) const SOURCE: &[File] = &[
 ];
 
 /// Columns that a warp multiplies at once.
-const COLUMNS: usize = 8;
+pub(super) const COLUMNS: usize = 8;
 /// Rows of a warp where there are many, so that they share the loads of the columns' inputs, and where there are few.
 const ROWS: [usize; 2] = [4, 2];
 /// Warps of a block.
-const WARPS: usize = THREADS / 32;
+pub(super) const WARPS: usize = THREADS / 32;
 
-/// Rows of a block, and columns of a tile, on tensor cores.
-const TENSOR_ROWS: usize = 16;
-const TENSOR_COLUMNS: usize = 8;
-/// Formats of matrices that meet columns there.
-const TENSOR_FORMATS: [&Format; 3] = [&BF16, &Q8_0, &Q4_0];
-/// Bytes of 32 numbers of a tile: `ColumnUnit` in columns_mma.cu.
-const COLUMN_UNIT: usize = TENSOR_COLUMNS * (32 + 8);
-
-/// Formats of matrices whose chunks are multiplied in tiles of codes there, the rows and columns of a tile, and bytes of shared memory:
+/// Formats of matrices whose chunks are multiplied in tiles of codes on tensor cores, the rows and columns of a tile, and bytes of shared memory:
 /// two of `CodeStage` in codes_mma.cu.
 const CODE_FORMATS: [&Format; 7] = [&Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q4_1, &Q4_K, &Q4_0];
 pub(crate) const CODE_ROWS: usize = 128;
@@ -65,7 +57,7 @@ impl Launches<'_> {
     }
 
     /// Room for the inputs of several tokens: in f32, and in 8 bits where they have such; the next ones take their place.
-    fn columns_room(&mut self, cols: usize, has_codes: bool) -> Result<[Address; 2]> {
+    pub(super) fn columns_room(&mut self, cols: usize, has_codes: bool) -> Result<[Address; 2]> {
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         let tokens = self.tokens.next_multiple_of(COLUMNS);
@@ -144,78 +136,9 @@ impl Launches<'_> {
         })
     }
 
-    /// Whether this matrix meets so many columns on tensor cores, which hold those of a batch.
-    fn columns_on_tensor_cores(&self, matrix: &Matrix) -> bool {
-        self.as_steps
-            && self.tokens > COLUMNS
-            && self.tensor_cores != TensorCores::None
-            && TENSOR_FORMATS.contains(&matrix.format().plain())
-            && matrix.cols().is_multiple_of(32)
-    }
-
     /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
     pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
         self.tensor_cores != TensorCores::None && CODE_FORMATS.contains(&matrix.format().plain())
-    }
-
-    /// Makes the inputs of tensor cores for matrices of this format; the next ones take their place.
-    fn columns_prologue_tensor(
-        &mut self,
-        prologue: Prologue,
-        (format, rounding): (&Format, Option<Rounding>),
-        cols: usize,
-    ) -> Result<Parameter> {
-        let rounding = Rounding::device_number(rounding);
-        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
-        let widest = widest.max(cols);
-        let tiles = self.tokens.div_ceil(TENSOR_COLUMNS);
-        let (kernel, bytes, shared) = match format == &BF16 {
-            true => (
-                "columns_prologue_parts",
-                tiles * TENSOR_COLUMNS * widest * 2 * size_of::<u16>(),
-                cols * size_of::<f32>(),
-            ),
-            false => (
-                "columns_prologue_codes",
-                tiles * widest.div_ceil(32) * COLUMN_UNIT,
-                shared_bytes(cols),
-            ),
-        };
-        let inputs = self.shared_address(kernel, bytes)?;
-        self.push(Call {
-            source: SOURCE,
-            kernel: format!("{kernel}<{rounding}, {cols}, {}>", prologue.flags(cols)),
-            grid: Grid::EachToken(1),
-            threads: THREADS,
-            shared,
-            parameters: vec![
-                Parameter::value("Prologue", prologue),
-                Parameter::pointer("u8", inputs),
-            ],
-        });
-        Ok(Parameter::pointer("const u8", inputs))
-    }
-
-    /// Appends a product of `blocks` blocks on tensor cores, with so many matrices at once.
-    fn push_columns_tensor(
-        &mut self,
-        kernel: &str,
-        function: &str,
-        (matrix, together): (&Matrix, usize),
-        blocks: usize,
-        [inputs, linears, output]: [Parameter; 3],
-    ) {
-        let (format, cols) = (format_of(matrix), matrix.cols());
-        let tiles = self.tokens.div_ceil(TENSOR_COLUMNS);
-        let sums = together * WARPS * tiles * TENSOR_COLUMNS * TENSOR_ROWS;
-        self.push_prefetching(Call {
-            source: SOURCE,
-            kernel: format!("{kernel}<{format}, {cols}, {tiles}{function}>"),
-            grid: Grid::Blocks(blocks),
-            threads: THREADS,
-            shared: sums * size_of::<f32>(),
-            parameters: vec![inputs, linears, output, Parameter::tokens()],
-        });
     }
 
     /// As [`Launches::gemm_into`] of inputs that are rounded alike.
@@ -228,24 +151,7 @@ impl Launches<'_> {
         add: bool,
     ) -> Result<()> {
         let cols = weights[0].matrix.cols();
-        let (on_tensor_cores, weights): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
-            (weights.iter()).partition(|weight| self.columns_on_tensor_cores(weight.matrix));
-        for format in TENSOR_FORMATS {
-            let alike = on_tensor_cores.iter().copied();
-            let alike = alike.filter(|weight| weight.matrix.format().plain() == format);
-            let alike: Vec<WeightMatrix> = alike.collect();
-            if alike.is_empty() {
-                continue;
-            }
-            let inputs = self.columns_prologue_tensor(prologue, (format, rounding), cols)?;
-            for weights in alike.chunks(MOST_LINEARS) {
-                let (linears, blocks) = self.linears(weights, TENSOR_ROWS, add)?;
-                let output = Parameter::value("Rows", output);
-                let parameters = [inputs.clone(), linears, output];
-                let matrix = (weights[0].matrix, 1);
-                self.push_columns_tensor("gemm_columns_tensor", "", matrix, blocks, parameters);
-            }
-        }
+        let weights = self.gemm_columns_tensor(prologue, weights, rounding, output, add)?;
         if weights.is_empty() {
             return Ok(());
         }
@@ -315,16 +221,17 @@ impl Launches<'_> {
         };
         let weights = [gate, WeightMatrix { column: 0, ..up }];
         let function = format!(", {}", unit.activation as i32);
-        let (format, rounding) = (gate.matrix.format().plain(), roundings_of(&weights)[0]);
-        if up.matrix.format().plain() == format && self.columns_on_tensor_cores(gate.matrix) {
-            let format = (format, rounding);
-            let inputs = self.columns_prologue_tensor(prologue, format, gate.matrix.cols())?;
-            let (linears, _) = self.linears(&weights, TENSOR_ROWS, false)?;
-            let blocks = gate.matrix.rows().div_ceil(TENSOR_ROWS);
-            let parameters = [inputs, linears, self.view(inner)];
-            let kernel = "gemm_gated_columns_tensor";
-            self.push_columns_tensor(kernel, &function, (gate.matrix, 2), blocks, parameters);
+        let rounding = roundings_of(&weights)[0];
+        if self.gated_on_tensor_cores(&weights) {
+            self.gemm_gated_columns_tensor(prologue, &weights, (unit.activation, rounding), inner)?;
             let prologue = self.prologue(inner, None)?;
+            return self.gemm(prologue, &[down], output, add);
+        }
+        if self.columns_on_tensor_cores(gate.matrix) {
+            let halves = unit.inner.split(gate.matrix.rows());
+            self.gemm(prologue, &[gate, unit.up], unit.inner, false)?;
+            let gated = [OutputOp::Gate(halves.0, unit.activation)];
+            let prologue = self.output_prologue(halves.1, &gated)?;
             return self.gemm(prologue, &[down], output, add);
         }
         let formats = (formats_of(&weights), rounding);

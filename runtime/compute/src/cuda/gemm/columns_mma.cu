@@ -1,9 +1,10 @@
-// Products of matrices with many columns on tensor cores. A block takes sixteen rows of one matrix, or of two, and each of its warps
-// its own part of their depth. A column's sums do not depend on the other columns.
+// Products of matrices with the slots of a batch on tensor cores. A block takes sixteen rows of one matrix or of two, or 32 of one, and each
+// of its warps a part of their depth. A slot's sums do not depend on the other slots.
 //
 // BF16: an input is the sum of two bf16 numbers, which leaves out less than 2^-16 of it; sums are f32.
-// Q8_0 and Q4_0: the products of codes are summed in integers, unit by unit, and each product has the bits of `gemv`: a warp keeps the
-// sums of four of that function's lanes apart, and all sums are added in the order of `warp_sum`.
+// Inputs in 8 bits: the products of codes are summed in integers, unit by unit, and each product has the bits of `gemv`: a warp keeps the
+// sums of four of that function's lanes apart, and all sums are added in the order of `warp_sum`. The weights are on their way into shared
+// memory before the kernels that make the inputs have ended.
 
 constexpr int column_rows = 16;
 constexpr int column_warps = 8;
@@ -23,15 +24,12 @@ struct ColumnUnit {
   uint4 scales[4];
 };
 
-// Makes the input of token `blockIdx.y` in 8 bits, `ColumnUnit`s of eight columns one after another.
-template <int rounding, int cols, int flags>
-__device__ void columns_prologue_codes(const Prologue& prologue, u8* inputs) {
-  constexpr int units = cols / 32;
-  float* x = shared_memory<float>();
-  const auto& rounded = *reinterpret_cast<const Rounded<cols>*>(load_input<rounding, cols, flags>(prologue, blockIdx.y, x));
-  ColumnUnit* tile = reinterpret_cast<ColumnUnit*>(inputs) + (long long)(blockIdx.y / 8) * units;
+// Stores `units` units of the input of token `blockIdx.y`, number `first` and those after it of `all`.
+template <int units>
+__device__ void store_column_units(const Rounded<32 * units>& rounded, u8* inputs, int first, int all) {
+  ColumnUnit* tile = reinterpret_cast<ColumnUnit*>(inputs) + (long long)(blockIdx.y / 8) * all + first;
   int column = blockIdx.y % 8;
-  for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+  for (int i = threadIdx.x; i < 8 * units; i += blockDim.x) {
     int word = i % 8;
     reinterpret_cast<int*>(&tile[i / 8].codes[4 * column + word % 4])[word / 4] = rounded.packed[i];
   }
@@ -42,14 +40,46 @@ __device__ void columns_prologue_codes(const Prologue& prologue, u8* inputs) {
   }
 }
 
+// Makes the input of token `blockIdx.y` in 8 bits, `ColumnUnit`s of eight columns one after another, and for the matrices of `formats`,
+// which are multiplied on plain cores, as `columns_prologue` does.
+template <int formats, int rounding, int cols, int flags>
+__device__ void columns_prologue_codes(const Prologue& prologue, float* floats, u8* codes, u8* inputs) {
+  float* x = shared_memory<float>();
+  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
+  store_column_units<cols / 32>(*reinterpret_cast<const Rounded<cols>*>(rounded), inputs, 0, cols / 32);
+  store_columns<formats, rounding, cols>(x, rounded, floats, codes);
+}
+
+// As `columns_prologue_codes` of an input that columns hold as it is: each of several blocks takes `span` of them.
+template <int rounding, int cols, int span>
+__device__ void columns_prologue_spans(const Prologue& prologue, u8* inputs) {
+  float* x = shared_memory<float>();
+  Fragment<span, 0> part;
+  part.load(prologue.input.token(blockIdx.y) + blockIdx.x * span);
+  part.store(x);
+  __syncthreads();
+  const int* rounded = round_input<rounding, span>(x);
+  __syncthreads();
+  store_column_units<span / 32>(*reinterpret_cast<const Rounded<span>*>(rounded), inputs, blockIdx.x * (span / 32), cols / 32);
+}
+
+// Sixteen rows of a matrix that has `rows` in all.
+struct RowTile {
+  const u8* weights;
+  int rows;
+  int first;
+
+  __device__ RowTile(const Linear& linear, int first) : weights(linear.weights), rows(linear.rows), first(first) {}
+};
+
 // The sums of a warp's part of the depth, [16 rows, 8 columns] for each tile of columns that is used. Eight numbers of the depth that
 // follow one another are a lane's, in both operands.
 template <int cols, int tiles>
-__device__ void sums_of_parts(const Linear& linear, int first_row, const u16* inputs, int used, float (&sums)[tiles][4]) {
+__device__ void sums_of_parts(const RowTile& own, const u16* inputs, int used, float (&sums)[1][tiles][4]) {
   int g = lane_index() / 4, t = lane_index() % 4;
-  const u16* weights = reinterpret_cast<const u16*>(linear.weights);
+  const u16* weights = reinterpret_cast<const u16*>(own.weights);
   const u16* rows[2];
-  for (int i = 0; i < 2; i++) rows[i] = weights + (long long)min(first_row + g + 8 * i, linear.rows - 1) * cols + 8 * t;
+  for (int i = 0; i < 2; i++) rows[i] = weights + (long long)min(own.first + g + 8 * i, own.rows - 1) * cols + 8 * t;
   const u16* column = inputs + (long long)g * 2 * cols + 8 * t;
 #pragma unroll 4
   for (int depth = 32 * warp_index(); depth < cols; depth += 32 * column_warps) {
@@ -62,98 +92,238 @@ __device__ void sums_of_parts(const Linear& linear, int first_row, const u16* in
       for (int part = 0; part < 2; part++) {
         uint4 x = *reinterpret_cast<const uint4*>(column + tile * 16 * cols + part * cols + depth);
         u32 right[2][2] = {{x.x, x.y}, {x.z, x.w}};
-        multiply_add(sums[tile], left[0], right[0]);
-        multiply_add(sums[tile], left[1], right[1]);
+        multiply_add(sums[0][tile], left[0], right[0]);
+        multiply_add(sums[0][tile], left[1], right[1]);
       }
     }
   }
 }
 
-// The same of codes: units w, w + 8, w + 16 and w + 24 of every 32 are those of warp w.
-template <int format, int cols, int tiles>
-__device__ void sums_of_codes(const Linear& linear, int first_row, const ColumnUnit* inputs, int used, float (&sums)[tiles][4]) {
+// The codes and scales of a block's rows in shared memory, in pieces of 1 KB of each row, `stages` of them at a time. Sixteen bytes behind
+// each row let the eight rows of an operand lie in different banks. `StagedRows` in columns.rs counts the same bytes.
+template <int format, int cols, int row_tiles, int stages>
+struct StagedRows {
   using Weights = Format<format, cols>;
+  static constexpr int units = cols / 32, rows = column_rows * row_tiles;
+  // Units of a piece, whole super-blocks where the format has such, and their bytes in a row: codes, and scales that stand apart.
+  static constexpr int most = 1024 * units / Weights::row_bytes / 32 * 32;
+  static constexpr int piece = units > most ? most : (units + 7) / 8 * 8, pieces = (units + piece - 1) / piece;
+  static constexpr int code_bytes = piece * Weights::row_bytes / units, scale_bytes = piece * Weights::scale_row_bytes / units;
+  static constexpr int pitch = code_bytes + 16, scale_pitch = (scale_bytes + 15) / 16 * 16 + 16;
+
+  RowTile first;
+  RowTile last;
+  u8* room;
+
+  __device__ u8* codes(int number) const { return room + number % stages * (rows * (pitch + scale_pitch)); }
+  __device__ u8* scales(int number) const { return codes(number) + rows * pitch; }
+
+  // Begins to copy piece `number`, if there is one. The end of a group of copies, in any case.
+  __device__ void copy(int number) const {
+    int used = min(piece, units - number * piece);
+    if (used > 0) {
+      int of_codes = used * Weights::row_bytes / units, of_scales = used * Weights::scale_row_bytes / units;
+      copy_rows<code_bytes, 16>(codes(number), pitch, of_codes, number * code_bytes, Weights::row_bytes, 0);
+      if constexpr (scale_bytes > 0) {
+        constexpr int alignment = Weights::scale_row_bytes | scale_bytes, size = alignment % 16 == 0 ? 16 : alignment % 4 == 0 ? 4 : 2;
+        copy_rows<scale_bytes, size>(
+            scales(number), scale_pitch, of_scales, number * scale_bytes, Weights::scale_row_bytes, Weights::row_bytes);
+      }
+    }
+    commit_copies();
+  }
+
+  // `used` of up to `most` bytes of each row, `size` bytes at a time. The matrix' part that they are of begins after `behind` bytes for each
+  // of its rows.
+  template <int most, int size>
+  __device__ void copy_rows(u8* to, int pitch, int used, int from, int row_bytes, int behind) const {
+    for (int i = threadIdx.x; i < rows * (most / size); i += blockDim.x) {
+      int row = i / (most / size), at = i % (most / size) * size;
+      if (at >= used) continue;
+      bool is_last = row_tiles > 1 && row >= column_rows;
+      const u8* weights = is_last ? last.weights : first.weights;
+      int all = is_last ? last.rows : first.rows, own = min((is_last ? last.first : first.first) + row % column_rows, all - 1);
+      const u8* place = weights + (long long)all * behind + (long long)own * row_bytes + from + at;
+      if constexpr (size == 16) {
+        copy_async_once(to + row * pitch + at, place);
+      } else if constexpr (size == 4) {
+        copy_async<4>(to + row * pitch + at, place);
+      } else {
+        *reinterpret_cast<u16*>(to + row * pitch + at) = *reinterpret_cast<const u16*>(place);
+      }
+    }
+  }
+
+  // The codes of row `row` in piece `number`, and its scales.
+  __device__ Units row_units(int number, int row) const { return {codes(number) + row * pitch, scales(number) + row * scale_pitch}; }
+};
+
+// A lane's words of the inputs of four units of each tile of columns.
+template <int tiles, int units>
+struct InputWords {
+  uint2 codes[4][tiles];
+  uint4 scales[4][tiles];
+
+  // Those of units `first`, eight further, and so on. Behind the last unit are those of the last one, which are not summed.
+  __device__ void load(const ColumnUnit* inputs, int first, int used) {
+    int t = lane_index() % 4;
+#pragma unroll
+    for (int tile = 0; tile < tiles; tile++) {
+      if (tile >= used) break;
+#pragma unroll
+      for (int part = 0; part < 4; part++) {
+        const ColumnUnit& in = inputs[tile * units + min(first + column_warps * part, units - 1)];
+        codes[part][tile] = in.codes[lane_index()], scales[part][tile] = in.scales[t];
+      }
+    }
+  }
+};
+
+// As `sums_of_parts`, of codes: units w, w + 8, w + 16 and w + 24 of every 32 are those of warp w.
+template <int format, int cols, int tiles, int row_tiles, int stages>
+__device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>& staged, const ColumnUnit* inputs, int used,
+                              float (&sums)[row_tiles][tiles][4]) {
+  using Weights = Format<format, cols>;
+  using Rows = StagedRows<format, cols, row_tiles, stages>;
   constexpr int units = cols / 32, lanes = 4;
   // 1.5 * 2^23: as a float, with an integer below 2^22 added to its bits, it is the larger by that integer.
   constexpr int magic = 0x4b400000;
   int g = lane_index() / 4, t = lane_index() % 4;
-  Units matrix = all_units<Weights>(linear.weights, linear.rows);
-  long long rows[2];
-  for (int i = 0; i < 2; i++) rows[i] = (long long)min(first_row + g + 8 * i, linear.rows - 1) * units;
-  float parts[lanes][tiles][4] = {};
-  for (int first = warp_index(); first < units; first += 32) {
-    // All loads of four units are in flight at once; those behind the last unit are of it, and not summed.
-    u32 codes[lanes][4];
-    float scales[lanes][2];
+  float parts[lanes][row_tiles][tiles][4] = {};
+  InputWords<tiles, units> in;
+  in.load(inputs, warp_index(), used);
+#pragma unroll 1
+  for (int number = 0; number < Rows::pieces; number++) {
+    wait_for_copies<stages - 1>();
+    __syncthreads();
 #pragma unroll
-    for (int part = 0; part < lanes; part++) {
-      int unit = min(first + column_warps * part, units - 1);
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        Weights::code_words(matrix, rows[i] + unit, t, codes[part][i], codes[part][2 + i]);
-        scales[part][i] = Weights::scale(matrix, rows[i] + unit);
-      }
-    }
-#pragma unroll
-    for (int tile = 0; tile < tiles; tile++) {
-      if (tile >= used) break;
-      uint2 words[lanes];
-      uint4 pairs[lanes];
+    for (int local = 0; local < Rows::piece; local += 32) {
+      int first = number * Rows::piece + local + warp_index();
+      if (first >= units) break;
+      // The next inputs come while these are multiplied.
+      InputWords<tiles, units> next;
+      if (tiles * row_tiles == 1) next.load(inputs, first + 32, used);
 #pragma unroll
       for (int part = 0; part < lanes; part++) {
-        const ColumnUnit& in = inputs[tile * units + min(first + column_warps * part, units - 1)];
-        words[part] = in.codes[lane_index()], pairs[part] = in.scales[t];
-      }
+        bool is_unit = first + column_warps * part < units;
+        int unit = is_unit ? local + warp_index() + column_warps * part : 0;
 #pragma unroll
-      for (int part = 0; part < lanes; part++) {
-        u32 right[2] = {words[part].x, words[part].y};
-        float column_scales[2] = {__uint_as_float(pairs[part].x), __uint_as_float(pairs[part].y)};
-        int bases[2] = {magic - Weights::offset * (int)pairs[part].z, magic - Weights::offset * (int)pairs[part].w};
-        int products[4] = {bases[0], bases[1], bases[0], bases[1]};
-        multiply_add_codes(products, codes[part], right);
-        if (first + column_warps * part >= units) continue;
+        for (int m = 0; m < row_tiles; m++) {
+          u32 codes[4];
+          float scales[2];
+          Affine lines[2];
+          const i8* halves[2];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          float product = __uint_as_float((u32)products[i]) - __uint_as_float((u32)magic);
-          parts[part][tile][i] += product * (scales[part][i / 2] * column_scales[i % 2]);
+          for (int i = 0; i < 2; i++) {
+            Units row = staged.row_units(number, column_rows * m + 8 * i + g);
+            if constexpr (Weights::tiles == AFFINE_TILES) {
+              lines[i] = Weights::code_words(row, unit, t, codes[i], codes[2 + i]);
+            } else if constexpr (Weights::tiles == HALVED_TILES) {
+              halves[i] = Weights::code_words(row, unit, t, codes[i], codes[2 + i]), scales[i] = Weights::scale(row, unit);
+            } else {
+              Weights::code_words(row, unit, t, codes[i], codes[2 + i]), scales[i] = Weights::scale(row, unit);
+            }
+          }
+#pragma unroll
+          for (int tile = 0; tile < tiles; tile++) {
+            if (tile >= used) break;
+            uint2 words = in.codes[part][tile];
+            uint4 pair = in.scales[part][tile];
+            u32 right[2] = {words.x, words.y};
+            float column_scales[2] = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
+            float (&sums)[4] = parts[part][m][tile];
+            if constexpr (Weights::tiles == PLAIN_TILES) {
+              int bases[2] = {magic - Weights::offset * (int)pair.z, magic - Weights::offset * (int)pair.w};
+              int products[4] = {bases[0], bases[1], bases[0], bases[1]};
+              multiply_add_codes(products, codes, right);
+              if (!is_unit) continue;
+#pragma unroll
+              for (int i = 0; i < 4; i++) {
+                float product = __uint_as_float((u32)products[i]) - __uint_as_float((u32)magic);
+                sums[i] += product * (scales[i / 2] * column_scales[i % 2]);
+              }
+            } else if constexpr (Weights::tiles == HALVED_TILES) {
+              int lower[4] = {}, upper[4] = {};
+              u32 first_half[4] = {codes[0], codes[1], 0, 0}, second_half[4] = {0, 0, codes[2], codes[3]};
+              multiply_add_codes(lower, first_half, right);
+              multiply_add_codes(upper, second_half, right);
+              if (!is_unit) continue;
+#pragma unroll
+              for (int i = 0; i < 4; i++) {
+                int product = halves[i / 2][0] * lower[i] + halves[i / 2][1] * upper[i];
+                sums[i] += product * (scales[i / 2] * column_scales[i % 2]);
+              }
+            } else {
+              int products[4] = {}, column_sums[2] = {(int)pair.z, (int)pair.w};
+              multiply_add_codes(products, codes, right);
+              if (!is_unit) continue;
+#pragma unroll
+              for (int i = 0; i < 4; i++) sums[i] += affine_product(lines[i / 2], column_scales[i % 2], products[i], column_sums[i % 2]);
+            }
+          }
         }
       }
+      if (tiles * row_tiles == 1) in = next;
+      else in.load(inputs, first + 32, used);
     }
+    if (Rows::pieces > stages) __syncthreads();
+    staged.copy(Rows::pieces > stages ? number + stages : Rows::pieces);
   }
 #pragma unroll
-  for (int tile = 0; tile < tiles; tile++) {
+  for (int m = 0; m < row_tiles; m++) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      sums[tile][i] = (parts[0][tile][i] + parts[2][tile][i]) + (parts[1][tile][i] + parts[3][tile][i]);
+    for (int tile = 0; tile < tiles; tile++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        auto part = [&](int lane) { return parts[lane][m][tile][i]; };
+        sums[m][tile][i] = (part(0) + part(2)) + (part(1) + part(3));
+      }
     }
   }
 }
 
-template <int format, int cols, int tiles>
-__device__ void column_sums(const Linear& linear, int first_row, const u8* inputs, int used, float (&sums)[tiles][4]) {
+// The sums of a block's rows, those of `first` and, of two tiles, of `last`, from all warps: in shared memory [row tile, warp, column, row].
+template <int format, int cols, int tiles, int row_tiles, int stages>
+__device__ const float* column_sums(const RowTile& first, const RowTile& last, const u8* inputs, int tokens) {
+  u8* room = shared_memory<u8>();
+  float sums[row_tiles][tiles][4] = {};
+  int used = (tokens + 7) / 8;
   if constexpr (format == BF16) {
-    sums_of_parts<cols, tiles>(linear, first_row, reinterpret_cast<const u16*>(inputs), used, sums);
+    if (warp_index() == 0 && lane_index() < min(column_rows, first.rows - first.first)) {
+      prefetch(first.weights + (long long)(first.first + lane_index()) * (2 * cols), 2 * cols);
+    }
+    wait_for_dependencies();
+    launch_dependents();
+    sums_of_parts<cols, tiles>(first, reinterpret_cast<const u16*>(inputs), used, sums);
   } else {
-    sums_of_codes<format, cols, tiles>(linear, first_row, reinterpret_cast<const ColumnUnit*>(inputs), used, sums);
+    StagedRows<format, cols, row_tiles, stages> staged = {first, last, room};
+    for (int number = 0; number < stages; number++) staged.copy(number);
+    wait_for_dependencies();
+    launch_dependents();
+    sums_of_codes<format, cols, tiles>(staged, reinterpret_cast<const ColumnUnit*>(inputs), used, sums);
+    // The sums take the place of the weights.
+    __syncthreads();
   }
-}
-
-// The sums of all warps in shared memory, [matrix, warp, column, row].
-template <int tiles>
-__device__ void share_sums(const float (&sums)[tiles][4], float* room) {
   int g = lane_index() / 4, t = lane_index() % 4;
-  float* own = room + warp_index() * (8 * tiles * column_rows);
-  for (int tile = 0; tile < tiles; tile++) {
-    for (int i = 0; i < 4; i++) own[(8 * tile + 2 * t + i % 2) * column_rows + g + i / 2 * 8] = sums[tile][i];
+  float* shared = reinterpret_cast<float*>(room);
+#pragma unroll
+  for (int m = 0; m < row_tiles; m++) {
+    float* own = shared + (m * column_warps + warp_index()) * (8 * tiles * column_rows);
+#pragma unroll
+    for (int tile = 0; tile < tiles; tile++) {
+      for (int i = 0; i < 4; i++) own[(8 * tile + 2 * t + i % 2) * column_rows + g + i / 2 * 8] = sums[m][tile][i];
+    }
   }
+  __syncthreads();
+  return shared;
 }
 
-// One product: the sum over warps, multiplied, with its bias.
+// One product of row `row`: the sum over warps, multiplied, with its bias. `place` counts the columns' rows.
 template <int tiles>
-__device__ float column_product(const Linear& linear, const float* room, int place, int row) {
+__device__ float column_product(const Linear& linear, const float* sums_of_warps, int place, int row) {
   float sums[column_warps];
 #pragma unroll
-  for (int warp = 0; warp < column_warps; warp++) sums[warp] = room[warp * (8 * tiles * column_rows) + place];
+  for (int warp = 0; warp < column_warps; warp++) sums[warp] = sums_of_warps[warp * (8 * tiles * column_rows) + place];
 #pragma unroll
   for (int distance = column_warps / 2; distance > 0; distance /= 2) {
 #pragma unroll
@@ -163,51 +333,45 @@ __device__ float column_product(const Linear& linear, const float* room, int pla
   return linear.bias ? product + linear.bias[row] : product;
 }
 
-template <int format, int cols, int tiles>
-__device__ void gemm_columns_tensor(const u8* inputs, const Linears& linears, Rows output, int tokens) {
+// Matrices of `format` on tensor cores, `row_tiles` tiles of rows a block, and behind them those of `formats`, which have few rows, on plain
+// cores, one row a block.
+template <int format, int cols, int tiles, int row_tiles, int stages, int formats>
+__device__ void gemm_columns_tensor(const u8* inputs, const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   const Linear& linear = linear_of(linears, blockIdx.x);
-  int first = (blockIdx.x - linear.first) * column_rows;
-  if (warp_index() == 0) prefetch_row_codes<1 << format, cols, column_rows>(linear, first);
-  wait_for_dependencies();
-  launch_dependents();
-  float* room = shared_memory<float>();
-  float sums[tiles][4] = {};
-  column_sums<format, cols, tiles>(linear, first, inputs, (tokens + 7) / 8, sums);
-  share_sums<tiles>(sums, room);
-  __syncthreads();
-  for (int i = threadIdx.x; i < tokens * column_rows; i += blockDim.x) {
-    int row = first + i % column_rows;
-    if (row >= linear.rows) continue;
-    float product = column_product<tiles>(linear, room, i, row);
-    float* place = output.token(i / column_rows) + linear.column + row;
-    *place = linears.add ? *place + product : product;
+  if constexpr (formats != 0) {
+    if (linear.format != format) {
+      wait_for_dependencies();
+      launch_dependents();
+      return multiply_row<formats, cols>(floats, codes, linear, (int)blockIdx.x - linear.first, linears.add, output, tokens);
+    }
+  }
+  int first = ((int)blockIdx.x - linear.first) * row_tiles * column_rows;
+  const float* sums = column_sums<format, cols, tiles, row_tiles, stages>(
+      {linear, first}, {linear, first + column_rows}, inputs, tokens);
+#pragma unroll
+  for (int m = 0; m < row_tiles; m++) {
+    const float* own = sums + m * column_warps * (8 * tiles * column_rows);
+    for (int i = threadIdx.x; i < tokens * column_rows; i += blockDim.x) {
+      int row = first + m * column_rows + i % column_rows;
+      if (row >= linear.rows) continue;
+      float product = column_product<tiles>(linear, own, i, row);
+      float* place = output.token(i / column_rows) + linear.column + row;
+      *place = linears.add ? *place + product : product;
+    }
   }
 }
 
-// `output = function(gate x) * up x` of two matrices of the same shape.
-template <int format, int cols, int tiles, int function>
+// `output = function(gate x) * up x` of two matrices of the same shape that meet inputs in 8 bits.
+template <int format, int cols, int tiles, int stages, int function>
 __device__ void gemm_gated_columns_tensor(const u8* inputs, const Linears& linears, Rows output, int tokens) {
-  constexpr int matrix_floats = 8 * tiles * column_rows;
+  int first = blockIdx.x * column_rows;
   const Linear &gate = linears.at[0], &up = linears.at[1];
-  int first = blockIdx.x * column_rows, used = (tokens + 7) / 8;
-  if (warp_index() < 2) prefetch_row_codes<1 << format, cols, column_rows>(linears.at[warp_index()], first);
-  wait_for_dependencies();
-  launch_dependents();
-  float* room = shared_memory<float>();
-  float* other = room + column_warps * matrix_floats;
-  {
-    float sums[tiles][4] = {};
-    column_sums<format, cols, tiles>(gate, first, inputs, used, sums);
-    share_sums<tiles>(sums, room);
-  }
-  float sums[tiles][4] = {};
-  column_sums<format, cols, tiles>(up, first, inputs, used, sums);
-  share_sums<tiles>(sums, other);
-  __syncthreads();
+  const float* sums = column_sums<format, cols, tiles, 2, stages>({gate, first}, {up, first}, inputs, tokens);
+  const float* other = sums + column_warps * (8 * tiles * column_rows);
   for (int i = threadIdx.x; i < tokens * column_rows; i += blockDim.x) {
     int row = first + i % column_rows;
     if (row >= gate.rows) continue;
-    float gate_value = column_product<tiles>(gate, room, i, row), product = column_product<tiles>(up, other, i, row);
+    float gate_value = column_product<tiles>(gate, sums, i, row), product = column_product<tiles>(up, other, i, row);
     output.token(i / column_rows)[row] = activate(function, gate_value) * product;
   }
 }

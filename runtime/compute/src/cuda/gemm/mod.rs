@@ -3,6 +3,7 @@
 
 mod chosen;
 mod columns;
+mod columns_mma;
 mod prologue;
 mod tensor_cores;
 
@@ -346,17 +347,28 @@ impl Launches<'_> {
         tile: usize,
         add: bool,
     ) -> Result<(Parameter, usize)> {
+        self.linears_in_tiles(weights, |_| tile, add)
+    }
+
+    /// As [`Launches::linears`], with so many rows of a tile for each matrix.
+    fn linears_in_tiles(
+        &self,
+        weights: &[WeightMatrix],
+        tile: impl Fn(&Matrix) -> usize,
+        add: bool,
+    ) -> Result<(Parameter, usize)> {
         let addresses = weights
             .iter()
             .map(|weight| self.matrix_address(weight.matrix));
-        self.linears_at(weights, tile, add, &addresses.collect::<Result<Vec<_>>>()?)
+        let addresses = addresses.collect::<Result<Vec<_>>>()?;
+        self.linears_at(weights, tile, add, &addresses)
     }
 
-    /// As [`Launches::linears`], of matrices that lie at `addresses`.
+    /// As [`Launches::linears_in_tiles`], of matrices that lie at `addresses`.
     fn linears_at(
         &self,
         weights: &[WeightMatrix],
-        tile: usize,
+        tile: impl Fn(&Matrix) -> usize,
         add: bool,
         addresses: &[Address],
     ) -> Result<(Parameter, usize)> {
@@ -377,7 +389,7 @@ impl Launches<'_> {
                 multiplier: weight.multiplier,
                 unused: 0,
             };
-            tiles += weight.matrix.rows().div_ceil(tile);
+            tiles += weight.matrix.rows().div_ceil(tile(weight.matrix));
         }
         Ok((Parameter::value("Linears", linears), tiles))
     }

@@ -23,8 +23,13 @@ struct PrologueStep {
     function: i32,
 }
 
-/// One of `Prologue::flags`, as in prologue.cu.
+/// Some of `Prologue::flags`, as in prologue.cu.
 const ODD_PART_NORM: usize = 4;
+const FEW_STEPS: usize = 1024;
+const SILU_GATES: usize = 2048;
+const REPEATED_GAINS: usize = 4096;
+/// The logarithm of the size of parts begins at this bit.
+const PART_BITS: u32 = 13;
 
 /// Kinds of steps, as in prologue.cu.
 const NORM: i32 = 0;
@@ -72,6 +77,18 @@ impl Prologue {
         self.steps()
             .iter()
             .fold(0, |flags, step| flags | kind(step))
+    }
+
+    /// As [`Prologue::flags`], with those that make a kernel faster and change no bit of the input.
+    pub fn all_flags(&self, cols: usize) -> usize {
+        let parts = self.equal_parts(cols);
+        let size = parts.map_or(0, |(size, _)| (size.ilog2() as usize) << PART_BITS);
+        let repeated = parts.is_some_and(|(_, repeated)| repeated);
+        self.flags(cols)
+            | if self.has_few_steps() { FEW_STEPS } else { 0 }
+            | if self.gates_are_silu() { SILU_GATES } else { 0 }
+            | if repeated { REPEATED_GAINS } else { 0 }
+            | size
     }
 
     /// Whether a norm has parts of a size that warps cannot share: then the whole row goes through shared memory.

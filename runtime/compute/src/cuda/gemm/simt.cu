@@ -80,7 +80,7 @@ struct Rounded {
 #pragma unroll
       for (int i = 0; i < together; i++) {
         reinterpret_cast<i8*>(packed)[(first + i) * 32 + lane_index()] = (i8)codes.code[i];
-        int sum = (int)warp_sum((float)codes.code[i]);
+        int sum = warp_sum_of_codes(codes.code[i]);
         if (lane_index() == 0) {
           scales[first + i] = codes.scale;
           sums[first + i] = sum;

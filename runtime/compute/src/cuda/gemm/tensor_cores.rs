@@ -149,7 +149,7 @@ impl Launches<'_> {
             return self.linears(weights, tile, add);
         }
         let addresses = self.unpack_weights(weights, number)?;
-        self.linears_at(weights, tile, add, &addresses)
+        self.linears_at(weights, |_| tile, add, &addresses)
     }
 
     /// A call of `wgmma.cu`, of so many tiles of rows of `cols` columns: one persistent block per SM.

@@ -15,6 +15,8 @@ use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 #[derive(Clone)]
 pub struct Parameter {
     kind: String,
+    /// Bytes of the type.
+    size: usize,
     bytes: Argument,
     tokens: bool,
 }
@@ -27,6 +29,7 @@ impl Parameter {
             .copy_from_slice(bytemuck::bytes_of(&value));
         Parameter {
             kind: kind.into(),
+            size: size_of::<T>(),
             bytes: Argument(words),
             tokens: false,
         }
@@ -181,9 +184,19 @@ pub struct Call {
 }
 
 impl Call {
+    /// The template's name, without its arguments.
+    pub fn template(&self) -> &str {
+        self.kernel.split('<').next().unwrap_or_default()
+    }
+
     /// The declaration of the function's parameters.
     pub fn types(&self) -> Vec<&str> {
         self.parameters.iter().map(|p| p.kind.as_str()).collect()
+    }
+
+    /// The types of the parameters with the bytes that they have here.
+    pub fn sizes(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.parameters.iter().map(|p| (p.kind.as_str(), p.size))
     }
 
     /// Where the parameters lie, one after another in one piece of memory.

@@ -46,10 +46,10 @@ impl Source {
         let mut names = vec![String::new(); wrappers.len()];
         for (queued, &index) in calls.iter().zip(&of_call) {
             // The template's name, for profilers.
-            let template = queued.call.kernel.split('<').next().unwrap_or_default();
-            names[index] = format!("{template}_{index}");
+            names[index] = format!("{}_{index}", queued.call.template());
         }
         let mut text = common() + &sources(calls.iter().map(|queued| queued.call.source));
+        text.push_str(&size_checks(calls));
         for (wrapper, name) in wrappers.iter().zip(&names) {
             text.push_str(&wrapper.replace("NAME", name));
         }
@@ -65,11 +65,13 @@ impl Source {
         let ops = calls.iter().zip(mailboxes);
         let (cases, of_call) =
             each_once(ops.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
+        let mut names = vec![String::new(); cases.len()];
+        for (queued, &index) in calls.iter().zip(&of_call) {
+            names[index] = format!("op_{index}_{}", queued.call.template());
+        }
         // Not inlined: common subexpressions of several ops would hold registers.
-        let functions: String = (cases.iter().enumerate())
-            .map(|(index, case)| {
-                format!("\n__device__ __noinline__ void op_{index}() {{ {case} }}\n")
-            })
+        let functions: String = (cases.iter().zip(&names))
+            .map(|(case, name)| format!("\n__device__ __noinline__ void {name}() {{ {case} }}\n"))
             .collect();
         let text = [
             constants,
@@ -86,9 +88,10 @@ impl Source {
             DECODE_PROLOGUE.text(),
             EPILOGUE.text(),
             GEMV.text(),
+            &size_checks(calls),
             &functions,
             "\n__device__ inline void run_op(int function) {\n",
-            &branches(0..cases.len()),
+            &branches(&names, 0..names.len()),
             "}\n",
             KERNEL.text(),
         ];
@@ -100,14 +103,28 @@ impl Source {
     }
 }
 
-/// Calls function number `function` by binary search. A switch becomes an indirect jump, which is slower.
-fn branches(functions: Range<usize>) -> String {
+/// Checks that each type of the calls' parameters has as many bytes in kernels as on the host.
+fn size_checks(calls: &[&Queued]) -> String {
+    let mut known: Vec<(&str, usize)> = Vec::new();
+    for size in calls.iter().flat_map(|queued| queued.call.sizes()) {
+        if !known.contains(&size) {
+            known.push(size);
+        }
+    }
+    let check = |(kind, bytes): &(&str, usize)| {
+        format!("static_assert(sizeof({kind}) == {bytes}, \"{kind} on the host\");\n")
+    };
+    known.iter().map(check).collect()
+}
+
+/// Calls function number `function` of these by binary search. A switch becomes an indirect jump, which is slower.
+fn branches(names: &[String], functions: Range<usize>) -> String {
     let Range { start, end } = functions;
     if functions.len() == 1 {
-        return format!("  return op_{start}();\n");
+        return format!("  return {}();\n", names[start]);
     }
     let middle = start.midpoint(end);
-    let (first, second) = (branches(start..middle), branches(middle..end));
+    let (first, second) = (branches(names, start..middle), branches(names, middle..end));
     format!("  if (function < {middle}) {{\n{first}  }}\n{second}")
 }
 

@@ -125,14 +125,21 @@ impl Writer<'_> {
 
     /// The calls of each column, whose number `write` gets.
     fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
+        let beside = match self.of {
+            SlotKind::Sessions => self.rooms.1.len(),
+            SlotKind::Tokens => 1,
+        };
         let columns = self.rooms.1.iter_mut().enumerate().map(|(row, rooms)| {
             let memory = SessionMemory {
                 ids: at::<u32>(&self.own.ids, row),
                 ..self.memory
             };
-            let position =
-                (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
-            let column = Column { row, position };
+            let position = (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
+            let column = Column {
+                row,
+                position,
+                beside,
+            };
             let write = |launches: &mut Launches| write(launches, row);
             Calls::column(&memory, &mut self.scratch, rooms, column, write)
         });

@@ -18,6 +18,11 @@ impl Thoughts {
         }
     }
 
+    /// True inside of a thought.
+    pub fn are_open(&self) -> bool {
+        self.inside
+    }
+
     /// Takes a piece; returns stretches of text and whether each is part of a thought. Tags are.
     pub fn push(&mut self, piece: &str) -> Vec<(bool, String)> {
         let text = std::mem::take(&mut self.held) + piece;

@@ -1,0 +1,195 @@
+//! Constraints: answers that fit a JSON schema, a regular expression or a grammar. Before each token, those that cannot go on are
+//! forbidden (llguidance). Compiling and each mask have bounds in time and memory.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use crate::bound::Model;
+use crate::error::{Error, Result};
+
+/// Most bytes of a grammar.
+const MOST_BYTES: usize = 1 << 20;
+/// What models put after their thoughts.
+const THOUGHT_END: &[u8] = b"</think>";
+/// Keyword of llguidance by which a schema says how its JSON is spaced.
+const SPACING: &str = "x-guidance";
+
+/// The form of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema describes. Between its parts comes one space, unless the schema's `x-guidance` says otherwise.
+    JsonSchema(Value),
+    /// A regular expression that the whole answer matches.
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
+}
+
+/// Compiles grammars for a model's vocabulary.
+pub struct Constraints {
+    factory: ParserFactory,
+}
+
+impl Constraints {
+    /// For answers of `model` that its end tokens and `ends` end.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if it has no tokenizer, [`Error::Invalid`] if it has no end token.
+    pub fn new(model: &Model, ends: impl IntoIterator<Item = u32>) -> Result<Arc<Self>> {
+        let (tokenizer, vocab) = (model.tokenizer()?, model.spec().vocab);
+        let mut ends: Vec<u32> = ends.into_iter().chain(model.ends()).collect();
+        ends.retain(|&token| (token as usize) < vocab);
+        let Some(&end) = ends.first() else {
+            return Err(Error::invalid("constraint", "the model has no end token"));
+        };
+        let word = |id: u32| {
+            let bytes = tokenizer.token_bytes(id).to_vec();
+            // A control token is never a part of a text.
+            match tokenizer.is_special(id) || ends.contains(&id) {
+                true => [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat(),
+                false => bytes,
+            }
+        };
+        let make = || -> anyhow::Result<ParserFactory> {
+            let words: Vec<Vec<u8>> = (0..vocab as u32).map(word).collect();
+            let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words);
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(&ends)));
+            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[])?;
+            factory.quiet().limits_mut().verbose_errors = false;
+            Ok(factory)
+        };
+        let factory = guarded(make)?;
+        Ok(Arc::new(Constraints { factory }))
+    }
+
+    /// Compiles a grammar.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it cannot be met, has a mistake or is too large.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
+        let parse = |grammar: &Grammar| match grammar {
+            Grammar::JsonObject => {
+                TopLevelGrammar::from_json_schema(spaced(&json!({ "type": "object" })))
+            }
+            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(spaced(schema)),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        };
+        let bytes = match grammar {
+            Grammar::JsonObject => 0,
+            Grammar::JsonSchema(schema) => schema.to_string().len(),
+            Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+        };
+        if bytes > MOST_BYTES {
+            let reason = format!("found {bytes} bytes, expected at most {MOST_BYTES}");
+            return Err(Error::invalid("grammar", reason));
+        }
+        let parser = guarded(|| self.factory.create_parser(parse(grammar)))?;
+        let mut constraint = Constraint {
+            matcher: Matcher::new(Ok(parser)),
+            thought: None,
+            tokens: self.factory.tok_env().clone(),
+        };
+        // A grammar that nothing meets is an error now, not after the prompt is read.
+        constraint.check(|matcher| matcher.compute_mask_or_eos().map(|_| ()))?;
+        Ok(constraint)
+    }
+}
+
+/// How far an answer has come in its grammar. A copy goes on apart.
+#[derive(Clone)]
+pub struct Constraint {
+    matcher: Matcher,
+    /// The end of the thought so far, while the answer is in one.
+    thought: Option<Vec<u8>>,
+    tokens: TokEnv,
+}
+
+impl Constraint {
+    /// As this one, from the end of the thought on in which the answer begins.
+    pub fn after_thought(mut self) -> Self {
+        self.thought = Some(Vec::new());
+        self
+    }
+
+    /// Forbids, in the logits `[vocab]` of the next token, those that cannot follow.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the grammar asks for more work than a token may take.
+    pub fn apply(&mut self, logits: &mut [f32]) -> Result<()> {
+        if self.thought.is_some() {
+            return Ok(());
+        }
+        let mask = self.check(Matcher::compute_mask_or_eos)?;
+        for (bits, logits) in mask.as_slice().iter().zip(logits.chunks_mut(32)) {
+            if *bits != u32::MAX {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    if bits >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on by a token of the answer.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a token that cannot follow.
+    pub fn take(&mut self, token: u32) -> Result<()> {
+        if let Some(thought) = &mut self.thought {
+            thought.extend_from_slice(self.tokens.tok_trie().token(token));
+            if thought.ends_with(THOUGHT_END) {
+                self.thought = None;
+            } else if thought.len() > 2 * THOUGHT_END.len() {
+                thought.drain(..thought.len() - THOUGHT_END.len());
+            }
+            return Ok(());
+        }
+        if self.matcher.is_stopped() {
+            return Ok(());
+        }
+        self.check(|matcher| matcher.consume_token(token))
+    }
+
+    fn check<T>(&mut self, work: impl FnOnce(&mut Matcher) -> anyhow::Result<T>) -> Result<T> {
+        work(&mut self.matcher).map_err(|error| refused(&error.to_string()))
+    }
+}
+
+fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => Err(refused(&error.to_string())),
+        Err(_) => Err(refused("it cannot be handled")),
+    }
+}
+
+fn refused(reason: &str) -> Error {
+    let reason: String = reason.chars().take(1_000).collect();
+    Error::invalid("grammar", reason)
+}
+
+/// A schema that says how its JSON is spaced.
+fn spaced(schema: &Value) -> Value {
+    let spacing =
+        json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+    match schema {
+        Value::Object(fields) if fields.contains_key(SPACING) => schema.clone(),
+        Value::Object(fields) => {
+            let mut fields = fields.clone();
+            fields.insert(SPACING.into(), spacing);
+            Value::Object(fields)
+        }
+        Value::Bool(true) => json!({ SPACING: spacing }),
+        other => other.clone(),
+    }
+}

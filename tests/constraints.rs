@@ -1,0 +1,316 @@
+//! Answers that fit a form: random schemas, answered by a model that has never seen JSON, before and after a thought, alone and eight at
+//! once. Every finished answer is JSON that the schema describes, by a validator of its own; together and alone it has the same bytes.
+
+use std::sync::Arc;
+
+use fastrand::Rng;
+use serde_json::{Map, Value, json};
+use waterline::{
+    Batch, Constraint, Constraints, Error, Finish, GenerateOptions, Generation, Grammar, Model,
+    Session, SessionOptions,
+};
+
+/// Schemas of a run; a campaign sets more.
+fn schemas() -> u64 {
+    let set = std::env::var("WATERLINE_SCHEMAS").ok();
+    set.and_then(|count| count.parse().ok()).unwrap_or(32)
+}
+
+fn model() -> Arc<Model> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/model/");
+    Model::open(format!("{folder}waterline-chat.gguf")).expect("the model")
+}
+
+fn session(model: &Arc<Model>, seed: u64) -> Session {
+    let mut options = SessionOptions::default();
+    (options.threads, options.sampler.seed) = (1, seed);
+    Session::new(Arc::clone(model), options).expect("a session")
+}
+
+/// A schema of up to `depth` levels.
+fn schema(random: &mut Rng, depth: usize) -> Value {
+    match random.u8(..if depth == 0 { 6 } else { 9 }) {
+        0 => json!({ "type": "boolean" }),
+        1 => {
+            let least = random.i32(-50..50);
+            json!({ "type": "integer", "minimum": least, "maximum": least + random.i32(0..500) })
+        }
+        2 => json!({ "enum": ["red", "a \"b\" é", 7, null, true] }),
+        3 => json!({ "type": "string", "maxLength": random.u8(0..12) }),
+        4 => json!({ "const": { "k": [1, "x"] } }),
+        5 => json!({ "type": "string", "pattern": "^[a-c]{1,4}-[0-9]{2}$" }),
+        6 => {
+            let least = random.usize(0..3);
+            json!({
+                "type": "array", "items": schema(random, depth - 1),
+                "minItems": least, "maxItems": least + random.usize(0..3),
+            })
+        }
+        7 => json!({ "anyOf": [schema(random, depth - 1), schema(random, depth - 1)] }),
+        _ => {
+            let count = random.usize(1..4);
+            let names = (0..count).map(|i| format!("key{i}"));
+            let properties: Map<String, Value> = names
+                .map(|name| (name, schema(random, depth - 1)))
+                .collect();
+            let required: Vec<&String> = properties.keys().filter(|_| random.bool()).collect();
+            json!({
+                "type": "object", "required": required, "properties": properties,
+                "additionalProperties": false,
+            })
+        }
+    }
+}
+
+/// True if the schema, one of [`schema`]'s, describes the value.
+fn describes(schema: &Value, value: &Value) -> bool {
+    if let Some(all) = schema["enum"].as_array() {
+        return all.contains(value);
+    }
+    if let Some(only) = schema.get("const") {
+        return only == value;
+    }
+    if let Some(any) = schema["anyOf"].as_array() {
+        return any.iter().any(|schema| describes(schema, value));
+    }
+    match (schema["type"].as_str(), value) {
+        (Some("boolean"), Value::Bool(_)) => true,
+        (Some("integer"), Value::Number(number)) => {
+            let within = |n: i64| {
+                schema["minimum"].as_i64() <= Some(n) && Some(n) <= schema["maximum"].as_i64()
+            };
+            number.as_i64().is_some_and(within)
+        }
+        (Some("string"), Value::String(text)) => {
+            let length = text.chars().count() as u64;
+            let is_short = schema["maxLength"]
+                .as_u64()
+                .is_none_or(|most| length <= most);
+            let fits = |(letters, digits): (&str, &str)| {
+                (1..=4).contains(&letters.len())
+                    && letters.bytes().all(|b| (b'a'..=b'c').contains(&b))
+                    && digits.len() == 2
+                    && digits.bytes().all(|b| b.is_ascii_digit())
+            };
+            let has_pattern = schema.get("pattern").is_some();
+            is_short && (!has_pattern || text.split_once('-').is_some_and(fits))
+        }
+        (Some("array"), Value::Array(list)) => {
+            let count = list.len() as u64;
+            schema["minItems"].as_u64() <= Some(count)
+                && Some(count) <= schema["maxItems"].as_u64()
+                && list.iter().all(|item| describes(&schema["items"], item))
+        }
+        (Some("object"), Value::Object(fields)) => {
+            let required = schema["required"].as_array().into_iter().flatten();
+            let mut required = required.filter_map(Value::as_str);
+            let known = |(name, value): (&String, &Value)| {
+                let schema = schema["properties"].get(name);
+                schema.is_some_and(|schema| describes(schema, value))
+            };
+            required.all(|name| fields.contains_key(name)) && fields.iter().all(known)
+        }
+        _ => false,
+    }
+}
+
+/// An answer that begins: its session has read a prompt and, if it thinks, a thought.
+fn begin(model: &Arc<Model>, form: &Constraint, thinks: bool, seed: u64) -> (Session, Generation) {
+    let tokenizer = model.tokenizer().expect("a tokenizer");
+    let tokens = |text: &str| tokenizer.encode(text).expect("tokens");
+    let mut session = session(model, seed);
+    let mut form = form.clone();
+    session.feed(&tokens("Tell me a story:")).expect("read");
+    if thinks {
+        form = form.after_thought();
+        for token in tokens("{ I think so. }</think>") {
+            // A thought has any form.
+            let mut logits = vec![0.0; model.spec().vocab];
+            form.apply(&mut logits).expect("a mask");
+            assert!(logits.iter().all(|&logit| logit == 0.0));
+            form.take(token).expect("a token of the thought");
+            session.feed(&[token]).expect("read");
+        }
+    }
+    let mut options = GenerateOptions::default();
+    options.max_tokens = 160;
+    let mut generation = Generation::new(model, options).expect("a generation");
+    generation.constrain(form);
+    (session, generation)
+}
+
+/// Generates up to eight answers together; their texts and ends.
+fn together(mut answers: Vec<(Session, Generation)>) -> Vec<(String, Option<Finish>)> {
+    let mut batch = Batch::new(&answers[0].0, answers.len()).expect("a batch");
+    let mut texts = vec![String::new(); answers.len()];
+    while answers
+        .iter()
+        .any(|(_, generation)| generation.finish().is_none())
+    {
+        let mut running: Vec<(usize, &mut (Session, Generation))> = answers
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, (_, generation))| generation.finish().is_none())
+            .collect();
+        let chosen: Vec<u32> = running
+            .iter_mut()
+            .map(|(_, (session, generation))| generation.choose(session).expect("a token"))
+            .collect();
+        let mut sessions: Vec<&mut Session> = running
+            .iter_mut()
+            .map(|(_, (session, _))| session)
+            .collect();
+        batch.feed(&mut sessions, &chosen).expect("read");
+        for ((index, (_, generation)), token) in running.into_iter().zip(chosen) {
+            texts[index].push_str(&generation.push(token).text);
+        }
+    }
+    let ends = answers.iter().map(|(_, generation)| generation.finish());
+    texts.into_iter().zip(ends).collect()
+}
+
+#[test]
+fn every_finished_answer_fits_its_schema_alone_and_in_a_batch() {
+    let model = model();
+    let compiler = Constraints::new(&model, []).expect("constraints");
+    let mut random = Rng::with_seed(51);
+    let mut finished = 0;
+    let all: Vec<(Value, Constraint)> = (0..schemas())
+        .map(|_| {
+            let schema = schema(&mut random, 2);
+            let form = compiler.compile(&Grammar::JsonSchema(schema.clone()));
+            let form = form.unwrap_or_else(|error| panic!("{schema}: {error}"));
+            (schema, form)
+        })
+        .collect();
+    for (group, cases) in all.chunks(8).enumerate() {
+        for thinks in [false, true] {
+            let begun = |i: usize| begin(&model, &cases[i].1, thinks, (group * 8 + i) as u64);
+            let answers = together((0..cases.len()).map(begun).collect());
+            for (i, (schema, _)) in cases.iter().enumerate() {
+                let (text, finish) = &answers[i];
+                if *finish == Some(Finish::End) {
+                    finished += 1;
+                    let value = serde_json::from_str(text);
+                    let value = value.unwrap_or_else(|error| panic!("{schema}: {text}: {error}"));
+                    assert!(describes(schema, &value), "{schema}: {text}");
+                }
+                if i % 4 == 0 {
+                    assert_eq!(together(vec![begun(i)])[0], answers[i], "{schema}");
+                }
+            }
+        }
+    }
+    // Few answers may be cut off, such as long lists.
+    assert!(finished * 10 >= schemas() * 2 * 9, "{finished} finished");
+}
+
+#[test]
+fn generate_takes_a_constraint_and_ends_by_it() {
+    let model = model();
+    let compiler = Constraints::new(&model, []).expect("constraints");
+    let mut session = session(&model, 3);
+    let tokens = model.tokenizer().expect("a tokenizer").encode("One, two");
+    for (grammar, expected) in [
+        (
+            Grammar::Regex("(yes|no), [0-9]{3}".into()),
+            &["yes, ", "no, "][..],
+        ),
+        (
+            Grammar::Lark("start: \"<\" /[a-z]{2}/ \">\"".into()),
+            &["<"],
+        ),
+        (Grammar::JsonObject, &["{"]),
+    ] {
+        session.reset().expect("reset");
+        session
+            .feed(tokens.as_ref().expect("tokens"))
+            .expect("read");
+        let form = compiler.compile(&grammar).expect("a form");
+        let pieces = session.generate(GenerateOptions::default()).expect("begun");
+        let text: waterline::Result<Vec<String>> = pieces
+            .constrained(form)
+            .map(|piece| Ok(piece?.text))
+            .collect();
+        let text = text.expect("pieces").concat();
+        assert!(
+            expected.iter().any(|begin| text.starts_with(begin)),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn forms_that_cannot_be_are_refused_with_a_reason() {
+    let model = model();
+    let compiler = Constraints::new(&model, []).expect("constraints");
+    let deep = (0..2_000).fold(
+        json!({ "type": "string" }),
+        |inner, _| json!({ "items": inner }),
+    );
+    let wrong = [
+        Grammar::JsonSchema(json!(false)),
+        Grammar::JsonSchema(json!({ "type": "nothing" })),
+        Grammar::JsonSchema(json!({ "type": "integer", "minimum": 5, "maximum": 4 })),
+        Grammar::JsonSchema(json!({ "$ref": "#/$defs/none" })),
+        Grammar::JsonSchema(json!({ "type": "string", "pattern": "((((a{999}){999}){999}){999}" })),
+        Grammar::JsonSchema(json!({ "type": "string", "pattern": "(" })),
+        Grammar::JsonSchema(json!({ "const": "x".repeat(2 << 20) })),
+        Grammar::Regex("(".into()),
+        Grammar::Lark("begin: \"a\"".into()),
+        Grammar::Lark(String::new()),
+    ];
+    for grammar in wrong {
+        match compiler.compile(&grammar) {
+            Err(Error::Invalid { what, reason }) => {
+                assert!(what == "grammar" && !reason.is_empty())
+            }
+            Err(error) => panic!("{grammar:?}: {error}"),
+            Ok(_) => panic!("{:.200}: compiled", format!("{grammar:?}")),
+        }
+    }
+    // These are refused or served, but end neither the program nor its patience.
+    for grammar in [
+        Grammar::JsonSchema(deep),
+        Grammar::Regex("(((((x{900}){900}){900}){900}){900})".into()),
+        Grammar::Lark("start: start start".into()),
+    ] {
+        let _ = compiler.compile(&grammar);
+    }
+}
+
+#[test]
+fn references_and_recursion_within_a_schema_hold() {
+    let model = model();
+    let compiler = Constraints::new(&model, []).expect("constraints");
+    let schema = json!({
+        "$defs": { "node": {
+            "type": "object", "properties": {
+                "name": { "type": "string", "maxLength": 4 },
+                "next": { "anyOf": [{ "$ref": "#/$defs/node" }, { "type": "null" }] },
+            },
+            "required": ["name", "next"], "additionalProperties": false,
+        }},
+        "$ref": "#/$defs/node",
+    });
+    let form = compiler
+        .compile(&Grammar::JsonSchema(schema))
+        .expect("a form");
+    let answers = together(
+        (0..4)
+            .map(|seed| begin(&model, &form, false, seed))
+            .collect(),
+    );
+    for (text, finish) in answers {
+        if finish == Some(Finish::End) {
+            let mut node: Value = serde_json::from_str(&text).expect("JSON");
+            while !node.is_null() {
+                assert!(
+                    node["name"].as_str().expect("a name").chars().count() <= 4,
+                    "{text}"
+                );
+                node = node["next"].take();
+            }
+        }
+    }
+}

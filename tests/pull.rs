@@ -1,0 +1,302 @@
+//! `waterline pull` against a hub on this machine, which cuts connections, redirects, and gives other bytes than it has listed.
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use common::Workplace;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+const SHA: &str = "0123456789abcdef";
+
+/// What the hub does with each file.
+#[derive(Clone, Default)]
+struct Hub {
+    files: HashMap<String, Vec<u8>>,
+    /// Hashes that are listed in place of the true ones.
+    listed: HashMap<String, String>,
+    /// Bytes after which each connection ends.
+    cut: Option<usize>,
+    /// The token without which nothing is given.
+    token: Option<&'static str>,
+    /// Names that the listing gives beside the files.
+    more: Vec<&'static str>,
+    ignores_ranges: bool,
+}
+
+/// A running hub, and the requests that it has seen.
+struct Running {
+    endpoint: String,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+fn hash(bytes: &[u8]) -> String {
+    let hash = Sha256::digest(bytes);
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Hub {
+    fn run(self) -> Running {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        let seen = Arc::<Mutex<Vec<String>>>::default();
+        let log = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A client that leaves early is its own affair.
+                let _ = self.answer(stream, &log);
+            }
+        });
+        Running { endpoint, seen }
+    }
+
+    fn listing(&self) -> Value {
+        let sibling = |(name, bytes): (&String, &Vec<u8>)| {
+            let own = hash(bytes);
+            let sha256 = self.listed.get(name).unwrap_or(&own);
+            match name.ends_with(".gguf") {
+                true => json!({
+                    "rfilename": name, "size": bytes.len(), "blobId": "ab",
+                    "lfs": { "sha256": sha256, "size": bytes.len() },
+                }),
+                false => json!({ "rfilename": name, "size": bytes.len(), "blobId": own[..40] }),
+            }
+        };
+        let more = self
+            .more
+            .iter()
+            .map(|name| json!({ "rfilename": name, "size": 1, "blobId": "ab" }));
+        json!({ "sha": SHA, "siblings": self.files.iter().map(sibling).chain(more).collect::<Vec<_>>() })
+    }
+
+    fn answer(&self, mut stream: TcpStream, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
+        let mut lines = BufReader::new(stream.try_clone()?).lines();
+        let request = lines.next().transpose()?.unwrap_or_default();
+        let mut headers = HashMap::new();
+        for line in lines {
+            let line = line?;
+            let Some((name, value)) = line.split_once(": ") else {
+                break;
+            };
+            headers.insert(name.to_lowercase(), value.to_string());
+        }
+        let range = headers.get("range").cloned().unwrap_or_default();
+        log.lock().unwrap().push(format!("{request} {range}"));
+        let path = request.split(' ').nth(1).unwrap_or_default();
+        let key = self.token.map(|token| format!("Bearer {token}"));
+        if key.is_some() && headers.get("authorization") != key.as_ref() {
+            return write!(
+                stream,
+                "HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            );
+        }
+        if path.starts_with("/api/models/org/name/") {
+            let body = self.listing().to_string();
+            let length = body.len();
+            return write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+        }
+        if let Some(file) = path.strip_prefix(&format!("/org/name/resolve/{SHA}/")) {
+            // As the hub does, to where its files are.
+            return write!(
+                stream,
+                "HTTP/1.1 302 Found\r\nLocation: /far/{file}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            );
+        }
+        let bytes = path
+            .strip_prefix("/far/")
+            .and_then(|file| self.files.get(file));
+        let Some(bytes) = bytes else {
+            return write!(
+                stream,
+                "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            );
+        };
+        let start = range
+            .strip_prefix("bytes=")
+            .and_then(|range| range.strip_suffix('-'));
+        let start: usize = start.and_then(|start| start.parse().ok()).unwrap_or(0);
+        let start = if self.ignores_ranges { 0 } else { start };
+        let status = if start > 0 {
+            "206 Partial Content"
+        } else {
+            "200 OK"
+        };
+        let rest = &bytes[start..];
+        let shown = &rest[..self.cut.unwrap_or(usize::MAX).min(rest.len())];
+        write!(
+            stream,
+            "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            rest.len()
+        )?;
+        stream.write_all(shown)
+    }
+}
+
+/// The environment of a pull.
+fn pull(
+    place: &Workplace,
+    hub: &Running,
+    arguments: &[&str],
+    token: Option<&str>,
+) -> common::Outcome {
+    let mut command = place.command(arguments);
+    command
+        .env("HF_ENDPOINT", &hub.endpoint)
+        .env("HF_HOME", place.path("cache"))
+        .env_remove("HF_HUB_CACHE")
+        .env_remove("HF_TOKEN");
+    if let Some(token) = token {
+        command.env("HF_TOKEN", token);
+    }
+    common::outcome(&mut command)
+}
+
+fn model() -> Vec<u8> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/model/waterline-chat.gguf");
+    std::fs::read(folder).expect("the model")
+}
+
+fn hub_of(name: &str, bytes: &[u8]) -> Hub {
+    Hub {
+        files: HashMap::from([
+            (name.into(), bytes.to_vec()),
+            ("README.md".into(), b"x".to_vec()),
+        ]),
+        ..Hub::default()
+    }
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_opens_by_its_name() {
+    let (place, bytes) = (Workplace::new(), model());
+    let hub = Hub {
+        token: Some("secret"),
+        ..hub_of("chat-Q8_0.gguf", &bytes)
+    }
+    .run();
+    pull(&place, &hub, &["pull", "org/name"], None).failed(2, &["HF_TOKEN"]);
+    let path = pull(&place, &hub, &["pull", "hf:org/name"], Some("secret"))
+        .succeeded()
+        .text();
+    assert!(
+        path.ends_with(&format!(
+            "models--org--name/snapshots/{SHA}/chat-Q8_0.gguf\n"
+        )),
+        "{path}"
+    );
+    assert!(std::fs::read(path.trim()).expect("the file") == bytes);
+    let blob = place
+        .path("cache/hub/models--org--name/blobs")
+        .join(hash(&bytes));
+    assert!(blob.is_file());
+    assert_eq!(
+        std::fs::read_to_string(place.path("cache/hub/models--org--name/refs/main")).unwrap(),
+        SHA
+    );
+    let requests = hub.seen.lock().unwrap().len();
+    let run = [
+        "run",
+        "hf:org/name:q8_0",
+        "-p",
+        "Once upon a time",
+        "-n",
+        "2",
+        "--threads",
+        "1",
+    ];
+    let said = pull(&place, &hub, &run, Some("secret"));
+    assert!(
+        said.status == Some(0) && !said.stdout.is_empty(),
+        "{}",
+        said.stderr
+    );
+    // The listing alone was read again.
+    assert_eq!(hub.seen.lock().unwrap().len(), requests + 1);
+    // Without a hub the cache is enough.
+    let gone = Running {
+        endpoint: "http://127.0.0.1:9".into(),
+        seen: Arc::default(),
+    };
+    let cached = pull(&place, &gone, &["pull", "org/name"], None);
+    assert_eq!((cached.status, cached.text()), (Some(0), path));
+}
+
+#[test]
+fn what_was_cut_off_goes_on_where_it_ended() {
+    let bytes: Vec<u8> = (0..100_000u32).flat_map(|i| i.to_le_bytes()).collect();
+    for ignores_ranges in [false, true] {
+        let place = Workplace::new();
+        // A hub that knows no ranges has to give all at once.
+        let cut = (!ignores_ranges).then_some(90_000);
+        let hub = Hub {
+            cut,
+            ignores_ranges,
+            ..hub_of("m.gguf", &bytes)
+        }
+        .run();
+        let blobs = place.path("cache/hub/models--org--name/blobs");
+        std::fs::create_dir_all(&blobs).expect("a folder");
+        std::fs::write(
+            blobs.join(format!("{}.incomplete", hash(&bytes))),
+            &bytes[..1_000],
+        )
+        .expect("a file");
+        let path = pull(&place, &hub, &["pull", "org/name:m.gguf"], None)
+            .succeeded()
+            .text();
+        assert!(std::fs::read(path.trim()).expect("the file") == bytes);
+        let seen = hub.seen.lock().unwrap();
+        assert!(
+            seen.iter().any(|request| request.ends_with("bytes=1000-")),
+            "{seen:?}"
+        );
+        assert!(
+            ignores_ranges || seen.iter().any(|request| request.ends_with("bytes=91000-")),
+            "{seen:?}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_as_listed_is_not_kept() {
+    let place = Workplace::new();
+    let listed = HashMap::from([("m.gguf".to_string(), "0".repeat(64))]);
+    let hub = Hub {
+        listed,
+        ..hub_of("m.gguf", b"other bytes")
+    }
+    .run();
+    pull(&place, &hub, &["pull", "org/name"], None)
+        .failed(2, &["m.gguf", "SHA-256", "expected 0000"]);
+    let kept =
+        std::fs::read_dir(place.path("cache/hub/models--org--name/blobs")).expect("a folder");
+    assert_eq!(kept.count(), 0);
+    let place = Workplace::new();
+    let stalled = Hub {
+        cut: Some(0),
+        ..hub_of("m.gguf", b"other bytes")
+    }
+    .run();
+    pull(&place, &stalled, &["pull", "org/name"], None).failed(2, &["0 of 11 bytes"]);
+    for name in ["../../../evil.gguf", "/etc/evil.gguf"] {
+        let hub = Hub {
+            more: vec![name],
+            ..hub_of("m.gguf", b"bytes")
+        }
+        .run();
+        pull(&place, &hub, &["pull", "org/name"], None).failed(2, &["outside"]);
+    }
+    let hub = hub_of("m.gguf", b"bytes").run();
+    pull(&place, &hub, &["pull", "org/other"], None).failed(2, &["no such repository"]);
+    pull(&place, &hub, &["pull", "org/name:Q4"], None).failed(2, &["Q4", "m.gguf"]);
+    for name in ["name", "../name", "org/..", "a/b/c"] {
+        pull(&place, &hub, &["pull", name], None).failed(2, &["org/name"]);
+    }
+}

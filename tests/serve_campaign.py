@@ -1,0 +1,204 @@
+"""Random clients of a server: requests, clients that leave, bad bodies, slow readers, all at once.
+
+    python3 tests/serve_campaign.py target/release/waterline --seed 1 --count 500
+
+Every answer that comes to its end equals the one that the same request has alone, from a server that nobody else uses; every bad body gets
+a status of 400 or more; at the end nothing waits, memory has not grown since the first tenth, and the server is up and ends when it is told to.
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+
+WORDS = "Anna Tom cat dog red ball sun story name number password three seven garden little once happy river".split()
+BAD = [b"", b"{", b"[]", b"null", b'{"messages": "x"}', b'{"messages": []}', b'{"messages": [{"role": 3}]}', b"\xff\xfe", b"[" * 5000,
+       b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
+       b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e99}',
+       b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {"schema": false}}}']
+
+
+class Server:
+    def __init__(self, program):
+        command = [program, "serve", "--port", "0", "--threads", "1", "--exact", "--parallel", "4", "--queue", "12", "--chunk", "64", "--store", "64"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        line = self.process.stderr.readline()
+        assert " at http://" in line, line
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self.address = urllib.parse.urlparse(line.split(" at ")[1].strip())
+
+    def connect(self):
+        return http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=300)
+
+    def ask(self, path, body):
+        """Status and body of one request."""
+        connection = self.connect()
+        try:
+            method = "GET" if body is None else "POST"
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def memory(self):
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) // 1024
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def request(chance):
+    """A request, and what its answer is compared by."""
+    text = lambda most: " ".join(chance.choice(WORDS) for _ in range(chance.randrange(1, most)))
+    # Few different beginnings, so that prompts share them.
+    messages = [{"role": "user", "content": f"{WORDS[chance.randrange(4)]} " * chance.choice([1, 1, 1, 150]) + text(6)}]
+    body = {"temperature": chance.choice([0, 1]), "seed": chance.randrange(1000), "max_tokens": chance.randrange(1, 40)}
+    if chance.random() < 0.2:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": {
+            "type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"], "additionalProperties": False}}}
+    if chance.random() < 0.3:
+        return "/v1/completions", {**body, "prompt": text(20), "logprobs": chance.randrange(3), "echo": chance.random() < 0.5}
+    if chance.random() < 0.3:
+        body["logprobs"], body["top_logprobs"] = True, 2
+    if chance.random() < 0.2:
+        body["n"] = 2
+    if chance.random() < 0.2:
+        body["stop"] = [chance.choice(WORDS), "."]
+    return "/v1/chat/completions", {**body, "messages": messages}
+
+
+def outcome(answer):
+    return [{k: v for k, v in choice.items()} for choice in json.loads(answer)["choices"]]
+
+
+def leaves(server, path, body, chance):
+    """A client that goes away, at once or after some bytes; at times in the middle of its own request."""
+    data = json.dumps({**body, "stream": chance.random() < 0.5, "max_tokens": 400}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    with socket.create_connection((server.address.hostname, server.address.port), timeout=60) as client:
+        whole = head + data
+        client.sendall(whole[: chance.choice([3, len(head), len(whole) - 1, len(whole), len(whole)])])
+        client.settimeout(chance.choice([0.001, 0.05, 0.2]))
+        try:
+            client.recv(chance.choice([1, 200]))
+        except OSError:
+            pass
+
+
+def streams(server, path, body, chance):
+    """The text of a stream that is read slowly."""
+    connection = server.connect()
+    try:
+        connection.request("POST", path, json.dumps({**body, "stream": True}))
+        response = connection.getresponse()
+        if response.status != 200:
+            return response.status, None
+        texts, data = {}, b""
+        while piece := response.read1(64):
+            data += piece
+            if chance.random() < 0.05:
+                time.sleep(0.02)
+        events = data.decode().strip().split("\n\n")
+        assert events[-1] == "data: [DONE]", events[-1]
+        for event in events[:-1]:
+            for choice in json.loads(event[6:])["choices"]:
+                text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                texts[choice["index"]] = texts.get(choice["index"], "") + text
+        return 200, texts
+    finally:
+        connection.close()
+
+
+def text_of(choice):
+    return choice.get("text") if "text" in choice else choice["message"]["content"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--clients", type=int, default=8)
+    options = parser.parse_args()
+    server, lone = Server(options.program), Server(options.program)
+    lock, done, memory, problems = threading.Lock(), [], [], []
+    kinds = {"whole": 0, "stream": 0, "left": 0, "bad": 0, "busy": 0}
+
+    def compare(path, body, found, of):
+        with lock:
+            status, alone = lone.ask(path, json.dumps(body))
+        assert status == 200, alone
+        expected = of(outcome(alone))
+        assert found == expected, f"{body}\n{found}\n{expected}"
+
+    def one(number):
+        chance = random.Random(options.seed * 1_000_003 + number)
+        path, body = request(chance)
+        kind = chance.random()
+        if kind < 0.2:
+            kinds["left"] += 1
+            return leaves(server, path, body, chance)
+        if kind < 0.3:
+            kinds["bad"] += 1
+            status, answer = server.ask(chance.choice(["/v1/chat/completions", "/v1/messages", "/v1/completions", "/tokenize"]), chance.choice(BAD))
+            assert 400 <= status < 500 and json.loads(answer)["error"]["message"], (status, answer)
+            return
+        if kind < 0.6:
+            status, texts = streams(server, path, body, chance)
+            if status == 200:
+                kinds["stream"] += 1
+                return compare(path, body, texts, lambda choices: {c["index"]: text_of(c) for c in choices})
+        else:
+            status, answer = server.ask(path, json.dumps(body))
+            if status == 200:
+                kinds["whole"] += 1
+                return compare(path, body, outcome(answer), lambda choices: choices)
+        assert status == 503, status
+        kinds["busy"] += 1
+
+    def client(place):
+        for number in range(place, options.count, options.clients):
+            try:
+                one(number)
+            except Exception as problem:
+                problems.append(f"{number}: {type(problem).__name__}: {problem}")
+            done.append(number)
+            if len(done) in (options.count // 10, options.count * 9 // 10):
+                memory.append(server.memory())
+
+    threads = [threading.Thread(target=client, args=(place,)) for place in range(options.clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    deadline = time.time() + 60
+    waiting = lambda: "waterline_requests_waiting 0\n" in server.ask("/metrics", None)[1].decode()
+    while not waiting() and time.time() < deadline:
+        time.sleep(0.2)
+    if not waiting():
+        problems.append("requests wait for ever")
+    if memory[-1] > memory[0] + 96:
+        problems.append(f"memory grew from {memory[0]} to {memory[-1]} MiB, by more than the store's 64 and a third")
+    if server.ask("/health", None)[0] != 200:
+        problems.append("not healthy")
+    for ended in (server.end(), lone.end()):
+        if ended != 0:
+            problems.append(f"ended with {ended}")
+    for problem in problems[:10]:
+        print(problem)
+    print(f"{options.count} requests: {kinds}; memory {memory} MiB; {len(problems)} problems")
+    raise SystemExit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Real clients against a running server: the packages openai and anthropic, and curl.
+
+    python tests/serve_clients.py target/release/waterline
+
+The built-in model answers; a table of what follows what, written here, thinks and calls tools. The keys of `FEATURES` are checked one
+by one, each against what a lone request or the model's own arithmetic says.
+"""
+
+import array
+import contextlib
+import json
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+
+import anthropic
+import openai
+
+ROWS = 264
+IM_END, THINK, THINK_END, CALL, PAYLOAD, CALL_END = 257, 258, 259, 260, 261, 262
+CALLED = {"city": "Paris", "days": 3}
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} <tool_call>{\"name\"...}</tool_call>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant"
+    "{% if enable_thinking is defined and enable_thinking %}<think>"
+    "{% elif tools and messages[-1].role != 'tool' %};{% else %}:{% endif %}{% endif %}"
+)
+
+
+def write_table(folder):
+    """A model whose next token is a function of the last: it says "Hi", thinks "Hm" and calls one tool."""
+    payload = "\n" + json.dumps({"name": "get_weather", "arguments": CALLED}) + "\n"
+    names = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", payload, "</tool_call>"]
+    printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+    others = iter(range(256, 1000))
+    letters = [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+    added = [
+        {"id": 256 + i, "content": name, "special": i < 2, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        for i, name in enumerate(names)
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level,
+        "model": {"type": "BPE", "vocab": {c: i for i, c in enumerate(letters)}, "merges": []},
+    }
+    follows = [ord("x")] * ROWS
+    for last, following in [
+        (":", "H"), ("H", "i"), ("i", IM_END), (THINK, "h"), ("h", "m"), ("m", THINK_END), (THINK_END, CALL),
+        (";", CALL), (CALL, PAYLOAD), (PAYLOAD, CALL_END), (CALL_END, IM_END), ("x", IM_END),
+    ]:
+        code = lambda x: ord(x) if isinstance(x, str) else x
+        follows[code(last)] = code(following)
+    square = lambda place: array.array("f", (1.0 if place(r, c) else 0.0 for r in range(ROWS) for c in range(ROWS)))
+    layer = "model.layers.0."
+    tensors = {
+        "model.embed_tokens.weight": ([ROWS, ROWS], square(lambda r, c: r == c)),
+        "lm_head.weight": ([ROWS, ROWS], square(lambda r, c: follows[c] == r)),
+        "model.norm.weight": ([ROWS], array.array("f", [8.0] * ROWS)),
+        layer + "input_layernorm.weight": ([ROWS], array.array("f", [1.0] * ROWS)),
+        layer + "post_attention_layernorm.weight": ([ROWS], array.array("f", [1.0] * ROWS)),
+    }
+    for name in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]:
+        tensors[layer + name + ".weight"] = ([4, ROWS], array.array("f", [0.0] * 4 * ROWS))
+    for name in ["self_attn.o_proj", "mlp.down_proj"]:
+        tensors[layer + name + ".weight"] = ([ROWS, 4], array.array("f", [0.0] * 4 * ROWS))
+    header, data = {}, b""
+    for name, (shape, values) in tensors.items():
+        start, data = len(data), data + values.tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, len(data)]}
+    header = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "llama", "vocab_size": ROWS, "hidden_size": ROWS, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 4096, "tie_word_embeddings": False, "eos_token_id": IM_END,
+    }))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE}))
+
+
+@contextlib.contextmanager
+def server(program, *arguments):
+    """A running server; yields its address. It must end well when it is told to."""
+    command = [program, "serve", *arguments, "--port", "0", "--threads", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # Not one that waits for ever if the server does.
+    guard = threading.Timer(240, process.kill)
+    guard.start()
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if " at http://" in line:
+                break
+        assert lines and " at http://" in lines[-1], "".join(lines)
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield lines[-1].split(" at ")[1].strip()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, process.returncode
+    finally:
+        guard.cancel()
+        process.kill()
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather", "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]},
+    },
+}
+ASK = [{"role": "user", "content": "My name is Anna. Hello!"}]
+
+
+def chat_features(client, say):
+    ask = lambda **fields: client.chat.completions.create(**{"model": "waterline", "messages": ASK, "temperature": 0, "max_tokens": 24, **fields})
+    alone = ask()
+    text = alone.choices[0].message.content
+    assert "Anna" in text and alone.choices[0].finish_reason == "stop", alone
+    usage = alone.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    say("chat")
+    again = ask()
+    assert again.choices[0].message.content == text
+    assert again.usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens, again.usage
+    say("cached tokens")
+    chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage.completion_tokens == usage.completion_tokens
+    say("stream, stream_options")
+    parts = ask(messages=[{"role": "user", "content": [{"type": "text", "text": "My name is "}, {"type": "text", "text": "Anna. Hello!"}]}])
+    assert parts.choices[0].message.content == text
+    say("content parts")
+    cut = text.split()[2]
+    stopped = ask(stop=[cut])
+    assert stopped.choices[0].message.content == text[: text.index(cut)], stopped
+    say("stop")
+    wild = dict(temperature=1.5, top_p=1.0, extra_body={"top_k": 0, "min_p": 0})
+    first, second, other = (ask(seed=seed, **wild).choices[0].message.content for seed in (5, 5, 6))
+    assert first == second != other
+    several = ask(n=3, seed=5, **wild)
+    assert sorted(c.index for c in several.choices) == [0, 1, 2]
+    assert [several.choices[i].message.content for i in (0, 1)] == [first, other]
+    streamed = ["", "", ""]
+    for chunk in ask(n=3, seed=5, stream=True, **wild):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == [choice.message.content for choice in several.choices]
+    say("seed, n")
+    scored = ask(logprobs=True, top_logprobs=3, max_tokens=5).choices[0].logprobs.content
+    assert len(scored) == 5 and all(len(t.top_logprobs) == 3 for t in scored)
+    assert all(t.logprob == t.top_logprobs[0].logprob <= 0 for t in scored)
+    assert text.encode().startswith(b"".join(bytes(t.bytes) for t in scored))
+    say("logprobs")
+    forbidden = scored[0].token
+    number = tokens_of(client, forbidden)[0]
+    assert not ask(logit_bias={str(number): -100}).choices[0].message.content.startswith(forbidden)
+    say("logit_bias")
+    follow = ASK + [{"role": "assistant", "content": text}, {"role": "user", "content": "What is my name?"}]
+    followed = ask(messages=follow)
+    assert "Anna" in followed.choices[0].message.content, followed
+    assert followed.usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens + usage.completion_tokens - 1, followed.usage
+    say("a conversation that goes on reads only what is new")
+    for bad in [dict(messages=[]), dict(n=0), dict(temperature=-1), dict(top_logprobs=99, logprobs=True), dict(logit_bias={"x": 1})]:
+        with_error(openai.BadRequestError, lambda: ask(**bad))
+    say("refusals")
+
+
+def with_error(kind, call):
+    try:
+        call()
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def tokens_of(client, text):
+    url = str(client.base_url).replace("/v1/", "/tokenize")
+    return json.loads(curl(url, {"content": text}))["tokens"]
+
+
+def curl(url, body=None, *more):
+    data = [] if body is None else ["-d", json.dumps(body)]
+    return subprocess.run(["curl", "-sS", "--max-time", "60", url, *data, *more], check=True, capture_output=True, text=True).stdout
+
+
+def completion_features(client, say):
+    ask = lambda **fields: client.completions.create(**{"model": "waterline", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, **fields})
+    text = ask().choices[0].text
+    assert text and "".join(c.choices[0].text for c in ask(stream=True)) == text
+    say("completions")
+    echoed = ask(echo=True, logprobs=1, max_tokens=1)
+    found = echoed.choices[0].logprobs
+    assert echoed.choices[0].text.startswith("Once upon a time") and "".join(found.tokens) == echoed.choices[0].text
+    assert len(found.token_logprobs) == len(found.top_logprobs) == len(found.tokens)
+    only = ask(echo=True, logprobs=1, max_tokens=0).choices[0]
+    assert only.text == "Once upon a time" and only.logprobs.token_logprobs == found.token_logprobs[:-1]
+    say("echo, logprobs, max_tokens 0 and 1")
+    ids = tokens_of(client, "Once upon a time")
+    both = ask(prompt=[ids, ids], echo=True, logprobs=2)
+    first, second = (c.logprobs.token_logprobs for c in both.choices)
+    assert first == second and first[0] is None and all(p < 0 for p in first[1:])
+    # A prompt's scores are those of the tokens when they are generated.
+    whole = ask(prompt=ids, logprobs=0, max_tokens=4).choices[0]
+    rescored = ask(prompt=ids + tokens_of(client, whole.text), echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
+    assert rescored.tokens[len(ids):] == whole.logprobs.tokens
+    assert rescored.token_logprobs[len(ids):] == whole.logprobs.token_logprobs, (rescored, whole)
+    say("token ids, several prompts")
+
+
+def page_features(base, say):
+    assert json.loads(curl(base + "/health"))["status"] == "ok"
+    assert json.loads(curl(base + "/v1/models"))["data"][0]["id"] == "waterline"
+    assert "waterline_generated_tokens_total" in curl(base + "/metrics")
+    ids = json.loads(curl(base + "/tokenize", {"content": "Hello, world"}))["tokens"]
+    assert json.loads(curl(base + "/detokenize", {"tokens": ids}))["content"] == "Hello, world"
+    say("health, models, metrics, tokenize, detokenize")
+    status = lambda *more: curl(base + "/v1/models", None, "-o", "/dev/null", "-w", "%{http_code}", *more)
+    assert [status(), status("-H", "Origin: http://other"), status("-H", "Host: other")] == ["200", "403", "403"]
+    assert json.loads(curl(base + "/v1/chat/completions", None, "-d", "{"))["error"]["code"] == 400
+    assert json.loads(curl(base + "/v1/embeddings", {"input": "x"}))["error"]["code"] == 400
+    lines = curl(base + "/v1/chat/completions", {"messages": ASK, "stream": True, "max_tokens": 2}, "-N").strip().split("\n\n")
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    say("curl")
+
+
+def anthropic_features(client, say):
+    ask = dict(model="waterline", max_tokens=24, messages=ASK, extra_body={"temperature": 0})
+    message = client.messages.create(**ask)
+    assert "Anna" in message.content[0].text and message.stop_reason == "end_turn", message
+    with client.messages.stream(**ask) as stream:
+        assert "".join(stream.text_stream) == message.content[0].text
+        assert stream.get_final_message().usage.output_tokens == message.usage.output_tokens
+    say("messages, streamed")
+    count = client.messages.count_tokens(model="waterline", messages=ASK).input_tokens
+    assert count == message.usage.input_tokens + message.usage.cache_read_input_tokens
+    say("count_tokens")
+    systems = [f"x-anthropic-billing-header: {i}\nYou are kind." for i in range(2)]
+    usages = [client.messages.create(**ask, system=system).usage for system in systems]
+    assert usages[1].cache_read_input_tokens == usages[0].input_tokens + usages[0].cache_read_input_tokens
+    say("a line that changes with each request")
+    assert client.messages.create(**{**ask, "max_tokens": 2}).stop_reason == "max_tokens"
+    word = message.content[0].text.split()[1]
+    assert client.messages.create(**ask, stop_sequences=[word]).stop_reason == "stop_sequence"
+    say("max_tokens, stop_sequences")
+
+
+def tool_features(base, say):
+    client = openai.OpenAI(base_url=base + "/v1", api_key="secret")
+    with_error(openai.AuthenticationError, lambda: openai.OpenAI(base_url=base + "/v1", api_key="wrong").models.list())
+    say("keys")
+    ask = lambda **fields: client.chat.completions.create(**{"model": "table", "messages": ASK, "temperature": 0, **fields})
+    assert ask().choices[0].message.content == "Hi"
+    whole = ask(tools=[WEATHER]).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+    call = whole.message.tool_calls[0]
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments) == CALLED
+    found = [c.choices[0].delta.tool_calls for c in ask(tools=[WEATHER], stream=True) if c.choices[0].delta.tool_calls]
+    assert json.loads("".join(part.function.arguments for calls in found for part in calls)) == CALLED
+    answered = ask(tools=[WEATHER], messages=ASK + [whole.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sun"}])
+    assert answered.choices[0].message.content == "Hi", answered
+    assert ask(tools=[WEATHER], tool_choice="none").choices[0].message.content == "Hi"
+    say("tools, tool messages, tool_choice none")
+    thinking = dict(extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    thought = ask(tools=[WEATHER], **thinking).choices[0].message
+    assert thought.reasoning_content == "hm" and thought.tool_calls and not thought.content, thought
+    deltas = [c.choices[0].delta for c in ask(tools=[WEATHER], stream=True, **thinking)]
+    assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == "hm"
+    say("reasoning_content")
+    client = anthropic.Anthropic(base_url=base, api_key="secret")
+    tools = [{"name": "get_weather", "description": "", "input_schema": WEATHER["function"]["parameters"]}]
+    ask = dict(model="table", max_tokens=99, tools=tools, messages=ASK, extra_body={"temperature": 0})
+    message = client.messages.create(**ask, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert [block.type for block in message.content] == ["thinking", "tool_use"], message
+    assert message.stop_reason == "tool_use" and message.content[1].input == CALLED
+    with client.messages.stream(**ask) as stream:
+        message = stream.get_final_message()
+    assert message.content[0].input == CALLED, message
+    result = {"type": "tool_result", "tool_use_id": message.content[0].id, "content": "sun"}
+    turns = [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    message = client.messages.create(**{**ask, "messages": ASK + turns})
+    assert message.content[0].text == "Hi", message
+    say("tools of messages")
+
+
+def main(program):
+    checked = []
+    # With --exact no bit depends on what was read in chunks, in steps or together with others.
+    with server(program, "--exact") as base:
+        client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["waterline"]
+        chat_features(client, checked.append)
+        completion_features(client, checked.append)
+        page_features(base, checked.append)
+        anthropic_features(anthropic.Anthropic(base_url=base, api_key="none", max_retries=0), checked.append)
+    with tempfile.TemporaryDirectory() as folder:
+        write_table(pathlib.Path(folder))
+        with server(program, folder, "--alias", "table", "--api-key", "secret") as base:
+            tool_features(base, checked.append)
+    print(f"{len(checked)} checked: {'; '.join(checked)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,45 @@
+//! `--schema`, `--grammar`, `--json-object`: the form of answers.
+
+use std::path::PathBuf;
+
+use waterline::{Constraint, Constraints, Grammar, Model};
+
+use crate::error::{Error, Result};
+
+/// The form of answers. After a thought, if the template opens one.
+#[derive(clap::Args, Clone)]
+#[group(multiple = false)]
+#[command(next_help_heading = "Form of answers")]
+pub struct GrammarArgs {
+    /// A JSON schema that answers fit.
+    #[arg(long, value_name = "FILE")]
+    schema: Option<PathBuf>,
+    /// A grammar that answers fit, in llguidance's variant of Lark.
+    #[arg(long, value_name = "FILE")]
+    grammar: Option<PathBuf>,
+    /// Answers are JSON objects.
+    #[arg(long)]
+    json_object: bool,
+}
+
+impl GrammarArgs {
+    /// The constraint on answers that `end` ends, if there is one.
+    pub fn constraint(&self, model: &Model, end: Option<u32>) -> Result<Option<Constraint>> {
+        let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| Error::io(path, e));
+        let (grammar, path) = match (&self.schema, &self.grammar) {
+            (Some(path), _) => {
+                let schema = serde_json::from_str(&read(path)?);
+                let schema = schema.map_err(|e| Error::input(path, e.to_string()))?;
+                (Grammar::JsonSchema(schema), Some(path))
+            }
+            (_, Some(path)) => (Grammar::Lark(read(path)?), Some(path)),
+            _ if self.json_object => (Grammar::JsonObject, None),
+            _ => return Ok(None),
+        };
+        let compiled = Constraints::new(model, end)?.compile(&grammar);
+        Ok(Some(compiled.map_err(|error| match path {
+            Some(path) => Error::input(path, error.to_string()),
+            None => error.into(),
+        })?))
+    }
+}

@@ -1,0 +1,254 @@
+//! HTTP/1.1: connections, bodies, refusals. What is behind the paths is in the other files.
+
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::time::timeout;
+
+use super::App;
+
+/// Most connections at once.
+const MOST_CONNECTIONS: usize = 1024;
+/// How long a client may take for its headers, for its body, and to take in a part of an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Parts of an answer that wait for a slow reader, besides the socket's own.
+const PARTS: usize = 16;
+
+/// A body: whole, or in parts as they come.
+pub enum Body {
+    Whole(Bytes),
+    Parts(mpsc::Receiver<Bytes>),
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match &mut *self {
+            Body::Whole(bytes) => {
+                let bytes = std::mem::take(bytes);
+                Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
+            }
+            Body::Parts(parts) => parts
+                .poll_recv(context)
+                .map(|part| part.map(|bytes| Ok(Frame::data(bytes)))),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Body::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Body::Parts(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// The writing end of a body in parts, as server-sent events.
+pub struct Events {
+    parts: mpsc::Sender<Bytes>,
+    /// Ends the connection of a client that reads no more.
+    stuck: Arc<Notify>,
+}
+
+impl Events {
+    /// Events, and the response that carries them.
+    pub fn new(stuck: &Arc<Notify>) -> (Self, Response<Body>) {
+        let (parts, receiver) = mpsc::channel(PARTS);
+        let mut response = Response::new(Body::Parts(receiver));
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        let stuck = Arc::clone(stuck);
+        (Events { parts, stuck }, response)
+    }
+
+    /// Sends an event; false if nobody reads.
+    pub async fn send(&self, name: Option<&str>, data: &str) -> bool {
+        let name = name.map_or_else(String::new, |name| format!("event: {name}\n"));
+        let bytes = Bytes::from(format!("{name}data: {data}\n\n"));
+        match timeout(PATIENCE, self.parts.send(bytes)).await {
+            Ok(sent) => sent.is_ok(),
+            Err(_) => {
+                self.stuck.notify_one();
+                false
+            }
+        }
+    }
+}
+
+/// A request that is not served, and why.
+#[derive(Debug)]
+pub struct Refusal {
+    pub status: StatusCode,
+    pub message: String,
+}
+
+impl Refusal {
+    /// The client's mistake.
+    pub fn bad(message: impl Into<String>) -> Self {
+        Refusal::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Refusal { status, message }
+    }
+
+    /// What kind of error it is, in OpenAI's and Anthropic's words.
+    pub fn kind(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            503 => "overloaded_error",
+            500 => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The response: `error` is what OpenAI's clients read, `type` what Anthropic's do.
+    pub fn response(&self) -> Response<Body> {
+        let mut response = json_response(&self.value());
+        *response.status_mut() = self.status;
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            let headers = response.headers_mut();
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+
+    pub fn value(&self) -> Value {
+        json!({
+            "type": "error",
+            "error": {
+                "message": self.message,
+                "type": self.kind(),
+                "code": self.status.as_u16(),
+                "param": null,
+            },
+        })
+    }
+}
+
+impl From<waterline::Error> for Refusal {
+    fn from(error: waterline::Error) -> Self {
+        use waterline::Error as Library;
+        let status = match error {
+            Library::ContextFull { .. }
+            | Library::Template { .. }
+            | Library::Invalid { .. }
+            | Library::Tokenizer { .. } => StatusCode::BAD_REQUEST,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Refusal::new(status, error.to_string())
+    }
+}
+
+/// A response of one JSON value.
+pub fn json_response(value: &Value) -> Response<Body> {
+    text_response("application/json", value.to_string())
+}
+
+/// A response of one text.
+pub fn text_response(kind: &'static str, text: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::Whole(text.into()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// The body of a request, of at most `most` bytes.
+pub async fn read_body(body: Incoming, most: usize) -> Result<Bytes, Refusal> {
+    let read = timeout(PATIENCE, Limited::new(body, most).collect());
+    match read.await {
+        Err(_) => Err(Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the body did not come",
+        )),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body has more than {most} bytes (--max-body)"),
+        )),
+        Ok(Err(error)) => Err(Refusal::bad(format!("the body cannot be read: {error}"))),
+    }
+}
+
+/// Serves until `stop` becomes true; then running requests have `grace` to end.
+pub async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    mut stop: watch::Receiver<bool>,
+    grace: Duration,
+) {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            break;
+        };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (app, stop) = (Arc::clone(&app), stop.clone());
+                tokio::spawn(async move {
+                    connection(stream, app, stop).await;
+                    drop(place);
+                });
+            }
+            // Too many open files, or a client that left: neither ends the server.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+    drop(listener);
+    let all = MOST_CONNECTIONS as u32;
+    let _ = timeout(grace, places.acquire_many(all)).await;
+}
+
+async fn connection(stream: TcpStream, app: Arc<App>, mut stop: watch::Receiver<bool>) {
+    // Tokens go out one by one.
+    let _ = stream.set_nodelay(true);
+    let stuck = Arc::new(Notify::new());
+    let service = service_fn(|request: Request<Incoming>| {
+        let (app, stuck) = (Arc::clone(&app), Arc::clone(&stuck));
+        async move {
+            let response = app.answer(request, &stuck).await;
+            app.metrics.request(response.status().as_u16());
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let mut connection = pin!(
+        hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(PATIENCE)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = stuck.notified() => return,
+        _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+    }
+    tokio::select! {
+        _ = connection => {}
+        _ = stuck.notified() => {}
+    }
+}

@@ -1,0 +1,91 @@
+//! Log-probabilities of tokens, by the model alone: before bias, penalties and temperature.
+
+use serde_json::{Value, json};
+use waterline::Tokenizer;
+
+/// A token with its log-probability and those of the most probable tokens.
+#[derive(Clone)]
+pub struct TokenLogprob {
+    pub token: u32,
+    /// None for the first token of a text, before which there is nothing.
+    pub logprob: Option<f32>,
+    pub top: Vec<(u32, f32)>,
+}
+
+impl TokenLogprob {
+    /// Those of `token` and of the `top` most probable ones, by the logits `[vocab]` before it.
+    pub fn new(logits: &[f32], token: u32, top: usize) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
+        let norm = f64::from(max) + sum.ln();
+        let of = |token: u32| (f64::from(logits[token as usize]) - norm) as f32;
+        let mut best: Vec<u32> = Vec::with_capacity(top + 1);
+        for id in 0..logits.len() as u32 {
+            let is_above = |&other: &u32| logits[other as usize] >= logits[id as usize];
+            let place = best.partition_point(is_above);
+            if place < top {
+                best.insert(place, id);
+                best.truncate(top);
+            }
+        }
+        TokenLogprob {
+            token,
+            logprob: Some(of(token)),
+            top: best.into_iter().map(|id| (id, of(id))).collect(),
+        }
+    }
+
+    /// Those of a text's first token.
+    pub fn unknown(token: u32) -> Self {
+        TokenLogprob {
+            token,
+            logprob: None,
+            top: Vec::new(),
+        }
+    }
+
+    /// An entry of `logprobs.content` of a chat completion.
+    pub fn entry(&self, tokenizer: &Tokenizer) -> Value {
+        let of = |token: u32, logprob: Option<f32>| {
+            json!({
+                "token": text(tokenizer, token),
+                "logprob": logprob,
+                "bytes": tokenizer.token_bytes(token),
+            })
+        };
+        let mut entry = of(self.token, self.logprob);
+        let top = self.top.iter().map(|&(token, x)| of(token, Some(x)));
+        entry["top_logprobs"] = top.collect();
+        entry
+    }
+}
+
+/// The text of a token; bytes that are no whole characters are marks of replacement.
+pub fn text(tokenizer: &Tokenizer, token: u32) -> String {
+    String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
+}
+
+/// `logprobs` of a text completion. `offset` is the length of the text before, in characters.
+pub fn of_completion(tokenizer: &Tokenizer, tokens: &[TokenLogprob], mut offset: usize) -> Value {
+    let (mut texts, mut offsets, mut tops) = (Vec::new(), Vec::new(), Vec::new());
+    for token in tokens {
+        let own = text(tokenizer, token.token);
+        offsets.push(offset);
+        offset += own.chars().count();
+        let all = token.top.iter().copied();
+        let all = all.chain(token.logprob.map(|x| (token.token, x)));
+        let top: serde_json::Map<String, Value> =
+            all.map(|(id, x)| (text(tokenizer, id), json!(x))).collect();
+        tops.push(match token.logprob {
+            Some(_) => Value::Object(top),
+            None => Value::Null,
+        });
+        texts.push(own);
+    }
+    json!({
+        "tokens": texts,
+        "token_logprobs": tokens.iter().map(|token| token.logprob).collect::<Vec<_>>(),
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    })
+}

@@ -1,0 +1,252 @@
+//! `waterline serve`: the HTTP interfaces that clients of language models speak. One thread owns the model (`scheduler`); connections
+//! (`http`) make prompts, hand them over and show what comes back.
+
+mod answer;
+mod anthropic;
+mod completions;
+mod http;
+mod logprobs;
+mod metrics;
+mod openai;
+mod prompt;
+mod request;
+mod routes;
+mod scheduler;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use waterline::{Constraint, Constraints, Grammar, Model, PrefixStore, PrefixStoreOptions};
+
+use crate::builtin::{OpenArgs, is_builtin};
+use crate::calls::Format;
+use crate::error::{Error, Result};
+use crate::interrupt::on_first_interrupt;
+use crate::sampling::SamplingArgs;
+use crate::session::SessionArgs;
+use crate::text::NO_TEMPLATE;
+use metrics::Metrics;
+use prompt::{Known, Prompter};
+use scheduler::{Queue, Scheduler};
+
+/// Serve a model over HTTP, as clients of OpenAI's and Anthropic's interfaces expect it.
+///
+/// Requests of all clients are answered together, one token of each at a time. What was read once is not read again (the prefix
+/// store). Ctrl-C lets running answers end; a second one ends at once. runtime/docs/serve.md has the endpoints.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF file or a Hugging Face directory.
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Where to listen. Other machines can connect only if it is one of this machine's addresses to them, such as 0.0.0.0.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: std::net::IpAddr,
+    /// The port; 0 takes a free one.
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+    /// What clients must send as their key.
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "WATERLINE_API_KEY",
+        hide_env_values = true
+    )]
+    api_key: Option<String>,
+    /// The model's name to clients.
+    #[arg(long, value_name = "NAME")]
+    alias: Option<String>,
+    /// Answers that are generated together; memory for each is allocated at the start.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    parallel: u16,
+    #[command(flatten)]
+    limits: Limits,
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+/// What a request may take.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Limits")]
+pub struct Limits {
+    /// Answers that may wait; more are refused, to be tried again.
+    #[arg(long = "queue", value_name = "N", default_value_t = 64)]
+    queue: usize,
+    /// Most bytes of a request.
+    #[arg(long = "max-body", value_name = "BYTES", default_value_t = 16 << 20)]
+    body: usize,
+    /// Most messages of a conversation.
+    #[arg(long = "max-messages", value_name = "N", default_value_t = 4096)]
+    messages: usize,
+    /// Most tokens of an answer, and of one whose request gives no number.
+    #[arg(
+        short = 'n',
+        long = "max-tokens",
+        value_name = "N",
+        default_value_t = 4096
+    )]
+    tokens: usize,
+    /// Longest time from a request to the end of its answer.
+    #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 600)]
+    seconds: u64,
+}
+
+/// The prefix store.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Prefix store")]
+struct StoreArgs {
+    /// Most MiB of checkpoints in memory.
+    #[arg(long = "store", value_name = "MIB", default_value_t = 1024)]
+    mib: usize,
+    /// A folder where checkpoints are kept for later runs.
+    #[arg(long = "store-dir", value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+/// What connections share.
+pub struct App {
+    /// The model's name to clients.
+    name: String,
+    prompter: Prompter,
+    queue: Queue,
+    store: Arc<PrefixStore>,
+    metrics: Arc<Metrics>,
+    limits: Limits,
+    sampling: SamplingArgs,
+    api_key: Option<String>,
+    /// Where it listens.
+    address: SocketAddr,
+    /// The format of the model's calls of tools.
+    format: Option<&'static Format>,
+    /// Tokens that a session can read; none if that has no bound.
+    context: Option<usize>,
+    /// Bytes of a session's state.
+    state_bytes: usize,
+    /// Compiles the forms of answers: made for the first one.
+    constraints: Mutex<Option<Arc<Constraints>>>,
+    started: u64,
+    ids: AtomicU64,
+}
+
+impl App {
+    /// A name that no other object of this server has.
+    fn id(&self, prefix: &str) -> String {
+        let number = self.ids.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}-{:x}{number:06x}", self.started)
+    }
+
+    /// Compiles a grammar.
+    fn compile(&self, grammar: &Grammar) -> waterline::Result<Constraint> {
+        let compiler = {
+            let mut made = self
+                .constraints
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            match &*made {
+                Some(compiler) => Arc::clone(compiler),
+                None => {
+                    let end = self.prompter.end()?;
+                    let compiler = Constraints::new(self.prompter.model(), end)?;
+                    *made = Some(Arc::clone(&compiler));
+                    compiler
+                }
+            }
+        };
+        compiler.compile(grammar)
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let model = args.open.model(args.model.as_deref())?;
+    if !model.has_chat_template() {
+        eprintln!("{NO_TEMPLATE}");
+    }
+    let mut options = PrefixStoreOptions::default();
+    options.bytes = args.store.mib.saturating_mul(1 << 20);
+    options.directory.clone_from(&args.store.directory);
+    let store = PrefixStore::new(options)?;
+    let sessions = args
+        .session
+        .open_together(&model, usize::from(args.parallel), &store)?;
+    let context = model
+        .reads_context()
+        .then(|| sessions[0].options().state.context);
+    let state_bytes = sessions[0].state_bytes();
+    let (known, metrics) = (Arc::<Known>::default(), Arc::<Metrics>::default());
+    let prompter = Prompter::new(&model, Arc::clone(&known))?;
+    let (queue, jobs) = Queue::new(args.limits.queue);
+    let format = Format::of_template(prompter.template.source());
+    let scheduler = Scheduler::new(sessions, jobs, known, Arc::clone(&metrics))?;
+    let model_thread = std::thread::Builder::new()
+        .name("model".into())
+        .spawn(move || scheduler.run())
+        .map_err(|e| Error::io("the model's thread", e))?;
+    let app = App {
+        name: name(args, &model),
+        prompter,
+        queue,
+        store,
+        metrics,
+        limits: args.limits.clone(),
+        sampling: args.sampling.clone(),
+        api_key: args.api_key.clone(),
+        address: SocketAddr::new(args.host, args.port),
+        format,
+        context,
+        state_bytes,
+        started: now(),
+        constraints: Mutex::default(),
+        ids: AtomicU64::new(0),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .build()
+        .map_err(|e| Error::io("the server", e))?;
+    runtime.block_on(listen(app))?;
+    // With the runtime the last clients of the queue are gone.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    let _ = model_thread.join();
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn listen(mut app: App) -> Result<()> {
+    let refused = |e| Error::io(format!("{}", app.address), e);
+    let listener = TcpListener::bind(app.address).await.map_err(refused)?;
+    app.address = listener.local_addr().map_err(refused)?;
+    let (stop, stopped) = watch::channel(false);
+    on_first_interrupt(move || {
+        stop.send_replace(true);
+    })?;
+    eprintln!("{} at http://{}", app.name, app.address);
+    let grace = Duration::from_secs(app.limits.seconds);
+    http::serve(listener, Arc::new(app), stopped, grace).await;
+    Ok(())
+}
+
+/// The model's name to clients.
+fn name(args: &Args, model: &Model) -> String {
+    let stem = args.model.as_ref().and_then(|path| path.file_stem());
+    match (&args.alias, stem) {
+        (Some(alias), _) => alias.clone(),
+        (None, Some(stem)) if !is_builtin(model) => stem.to_string_lossy().into_owned(),
+        _ => "waterline".into(),
+    }
+}

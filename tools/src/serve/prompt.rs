@@ -1,0 +1,154 @@
+//! Prompts: messages by the model's template, or texts, as tokens.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use waterline::{
+    ChatTemplate, Message, Model, Result, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
+};
+
+/// A prompt, and what the template says about the answer to it.
+pub struct Prompt {
+    pub tokens: Vec<u32>,
+    pub borders: Vec<usize>,
+    /// Tokens before the text that was given: the one that begins texts.
+    pub hidden: usize,
+    pub template: Option<Templated>,
+}
+
+/// Of a prompt that a template made.
+#[derive(Clone)]
+pub struct Templated {
+    pub turns: Arc<Turns>,
+    /// The text after the last control token.
+    pub tail: Run,
+    /// Whether the answer begins inside of a thought.
+    pub opens_thought: bool,
+}
+
+/// An answer with the tokens that the model generated for it.
+pub struct Generated {
+    pub turns: Arc<Turns>,
+    pub tail: Run,
+    pub text: String,
+    pub tokens: Vec<u32>,
+}
+
+/// Texts with their tokens; those of answers are the ones that the model generated.
+#[derive(Default)]
+pub struct Known {
+    runs: Mutex<Runs>,
+    /// Answers that are not among the runs yet: the model's thread never waits for a prompt that is being made.
+    new: Mutex<Vec<Generated>>,
+}
+
+impl Known {
+    /// An answer has ended.
+    pub fn add(&self, answer: Generated) {
+        lock(&self.new).push(answer);
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        let mut runs = lock(&self.runs);
+        for answer in std::mem::take(&mut *lock(&self.new)) {
+            let Generated {
+                turns,
+                tail,
+                text,
+                tokens,
+            } = answer;
+            turns.remember(&mut runs, &tail, &text, &tokens);
+        }
+        runs
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes prompts.
+pub struct Prompter {
+    model: Arc<Model>,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: Arc<ChatTemplate>,
+    known: Arc<Known>,
+    /// The template as it was used last, which has been rehearsed.
+    last: Mutex<Option<(Arc<Turns>, bool)>>,
+}
+
+impl Prompter {
+    /// Fails if the model has no tokenizer or a template that cannot be used.
+    pub fn new(model: &Arc<Model>, known: Arc<Known>) -> Result<Self> {
+        let prompter = Prompter {
+            tokenizer: model.tokenizer()?,
+            template: Arc::new(model.chat_template_or_chatml()?),
+            model: Arc::clone(model),
+            known,
+            last: Mutex::default(),
+        };
+        prompter.turns(TemplateOptions::default())?;
+        Ok(prompter)
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The token with which the template closes an answer.
+    pub fn end(&self) -> Result<Option<u32>> {
+        Ok(self.turns(TemplateOptions::default())?.0.end_token())
+    }
+
+    /// The tokens of a conversation, after which its answer comes.
+    pub fn chat(&self, messages: &[Message], options: TemplateOptions) -> Result<Prompt> {
+        let (turns, opens_thought) = self.turns(options)?;
+        let history = turns.history(messages, true, &mut self.known.runs())?;
+        let goes_on = messages
+            .last()
+            .is_some_and(|last| last.role == Role::Assistant);
+        Ok(Prompt {
+            tokens: history.tokens,
+            borders: history.borders,
+            hidden: 0,
+            template: Some(Templated {
+                turns,
+                tail: history.tail,
+                opens_thought: opens_thought && !goes_on,
+            }),
+        })
+    }
+
+    /// The tokens of a text, after the one that begins texts.
+    pub fn text(&self, text: &str) -> Result<Prompt> {
+        let (bos, tokens) = (self.model.bos(), self.tokenizer.encode(text)?);
+        Ok(Prompt {
+            hidden: bos.iter().count(),
+            ..self.tokens(bos.into_iter().chain(tokens).collect())
+        })
+    }
+
+    /// A prompt of tokens.
+    pub fn tokens(&self, tokens: Vec<u32>) -> Prompt {
+        Prompt {
+            tokens,
+            borders: Vec::new(),
+            hidden: 0,
+            template: None,
+        }
+    }
+
+    fn turns(&self, options: TemplateOptions) -> Result<(Arc<Turns>, bool)> {
+        if let Some((turns, opens)) = &*lock(&self.last)
+            && *turns.options() == options
+        {
+            return Ok((Arc::clone(turns), *opens));
+        }
+        let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
+        let turns = Turns::with_options(template, tokenizer, options, Default::default())?;
+        let opens = turns.opens_thought()?;
+        let made = (Arc::new(turns), opens);
+        *lock(&self.last) = Some(made.clone());
+        Ok(made)
+    }
+}

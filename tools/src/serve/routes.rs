@@ -1,0 +1,180 @@
+//! The paths, and who may use them.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_SECURITY_POLICY, HOST, HeaderValue, ORIGIN};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use super::App;
+use super::http::{Body, Refusal, json_response, read_body, text_response};
+use super::{anthropic, completions, openai};
+
+const GET: [&str; 4] = ["/health", "/metrics", "/v1/models", "/"];
+const POST: [&str; 7] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+];
+
+impl App {
+    /// The response to a request.
+    pub async fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        stuck: &Arc<Notify>,
+    ) -> Response<Body> {
+        match self.route(request, stuck).await {
+            Ok(response) => response,
+            Err(refusal) => refusal.response(),
+        }
+    }
+
+    async fn route(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        stuck: &Arc<Notify>,
+    ) -> Result<Response<Body>, Refusal> {
+        let path = request.uri().path().to_string();
+        self.check_place(request.headers())?;
+        if !["/health", "/"].contains(&path.as_str()) {
+            self.check_key(request.headers())?;
+        }
+        let wrong = |allowed: &'static str| {
+            let refusal = Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("{path}: expected {allowed}"),
+            );
+            let mut response = refusal.response();
+            let headers = response.headers_mut();
+            headers.insert(ALLOW, HeaderValue::from_static(allowed));
+            Ok(response)
+        };
+        let is_get = GET.contains(&path.as_str()) || path.starts_with("/v1/models/");
+        match *request.method() {
+            Method::GET if is_get => return self.get(&path),
+            Method::POST if POST.contains(&path.as_str()) => {}
+            _ if is_get => return wrong("GET"),
+            _ if POST.contains(&path.as_str()) => return wrong("POST"),
+            _ => {
+                return Err(Refusal::new(
+                    StatusCode::NOT_FOUND,
+                    format!("there is no {path}"),
+                ));
+            }
+        }
+        let body = read_body(request.into_body(), self.limits.body).await?;
+        match path.as_str() {
+            "/v1/chat/completions" => openai::chat(self, &body, stuck).await,
+            "/v1/completions" => completions::complete(self, &body, stuck).await,
+            "/v1/messages" => anthropic::answer(self, &body, stuck).await,
+            "/v1/messages/count_tokens" => anthropic::count(self, &body).await,
+            "/tokenize" => completions::tokenize(self, &body).await,
+            "/detokenize" => completions::detokenize(self, &body),
+            _ => Err(Refusal::bad(
+                "the model has no pooled output: it generates text and embeds none",
+            )),
+        }
+    }
+
+    fn get(&self, path: &str) -> Result<Response<Body>, Refusal> {
+        match path {
+            "/health" => Ok(json_response(&json!({ "status": "ok" }))),
+            "/metrics" => {
+                let page = self.metrics.page(self.queue.waiting(), &self.store.stats());
+                Ok(text_response("text/plain; version=0.0.4", page))
+            }
+            "/v1/models" => Ok(json_response(
+                &json!({ "object": "list", "data": [self.card()] }),
+            )),
+            "/" => Ok(page()),
+            _ if path.strip_prefix("/v1/models/") == Some(&self.name) => {
+                Ok(json_response(&self.card()))
+            }
+            _ => Err(Refusal::new(
+                StatusCode::NOT_FOUND,
+                format!("{path}: the model is {:?}", self.name),
+            )),
+        }
+    }
+
+    /// The model, as lists of models show it.
+    fn card(&self) -> Value {
+        json!({
+            "id": self.name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "waterline",
+            "max_model_len": self.context,
+            "state_bytes": self.state_bytes,
+            "tool_format": self.format.map(|format| format.name),
+        })
+    }
+
+    /// A page of another server, which a browser shows on this machine, may not use this one.
+    fn check_place(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let text = |name| {
+            headers
+                .get(name)
+                .map(|value: &HeaderValue| value.to_str().unwrap_or(""))
+        };
+        let host = text(HOST);
+        let is_own = |name: &str| {
+            let name = match name.rsplit_once(':') {
+                Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+                _ => name,
+            };
+            ["localhost", "127.0.0.1", "[::1]"].contains(&name)
+                || name == self.address.ip().to_string()
+        };
+        let refuse = |reason: &str| Err(Refusal::new(StatusCode::FORBIDDEN, reason));
+        if self.address.ip().is_loopback() && !host.is_none_or(is_own) {
+            return refuse("Host: expected this machine's name");
+        }
+        let of_page = text(ORIGIN).map(|origin| origin.split_once("://").map(|(_, host)| host));
+        match of_page {
+            Some(page) if page != host => {
+                refuse("Origin: a page of another server may not use this one")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_key(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(key) = &self.api_key else {
+            return Ok(());
+        };
+        let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        let bearer = bearer.and_then(|value| value.strip_prefix(b"Bearer "));
+        let given = bearer.or(headers.get("x-api-key").map(HeaderValue::as_bytes));
+        match given.is_some_and(|given| are_equal(given, key.as_bytes())) {
+            true => Ok(()),
+            false => Err(Refusal::new(
+                StatusCode::UNAUTHORIZED,
+                "the key is missing or wrong",
+            )),
+        }
+    }
+}
+
+/// The page with a chat, which loads nothing from elsewhere.
+fn page() -> Response<Body> {
+    const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+                          form-action 'none'; frame-ancestors 'none'; base-uri 'none'";
+    let mut response = text_response("text/html; charset=utf-8", include_str!("page.html"));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    response
+}
+
+/// Compares keys in a time that does not depend on where they differ.
+fn are_equal(one: &[u8], other: &[u8]) -> bool {
+    let differences = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
+    one.len() == other.len() && differences == 0
+}
