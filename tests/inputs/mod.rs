@@ -6,9 +6,10 @@ mod calls;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use waterline::internal::{Bytes, Checkpoint};
+use waterline::internal::{Bytes, Checkpoint, checkpoint_id};
 use waterline::{
-    ChatTemplate, Message, Model, OpenOptions, Role, Session, SessionOptions, Snapshot, Tokenizer,
+    ChatTemplate, Message, Model, OpenOptions, PrefixStore, PrefixStoreOptions, Role, Session,
+    SessionOptions, Snapshot, Tokenizer,
 };
 
 /// A kind of file.
@@ -23,7 +24,7 @@ pub struct Kind {
 }
 
 /// Every kind.
-pub const KINDS: [Kind; 7] = [
+pub const KINDS: [Kind; 8] = [
     Kind {
         name: "gguf",
         is_text: false,
@@ -59,6 +60,12 @@ pub const KINDS: [Kind; 7] = [
         is_text: false,
         seeds: snapshot_seeds,
         use_it: snapshot,
+    },
+    Kind {
+        name: "prefix",
+        is_text: false,
+        seeds: prefix_seeds,
+        use_it: prefix,
     },
     Kind {
         name: "calls",
@@ -315,4 +322,76 @@ pub fn snapshot(bytes: &[u8]) -> bool {
 
 fn snapshot_seeds() -> Vec<Vec<u8>> {
     SESSIONS.with(|all| all.iter().map(|(_, file)| file.clone()).collect())
+}
+
+/// A checkpoint's file with right checksums, in the directory of a store.
+pub fn prefix(bytes: &[u8]) -> bool {
+    let mut file = bytes.to_vec();
+    if let Some(end) = prefix_head(&file) {
+        let sum = crc32fast::hash(&file[..end]);
+        file[end..end + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+    if let Some(end) = file.len().checked_sub(4) {
+        let sum = crc32fast::hash(&file[..end]);
+        file[end..].copy_from_slice(&sum.to_le_bytes());
+    }
+    let Some(id) = checkpoint_id(&file) else {
+        return false;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join(format!("{id:016x}.prefix")), &file).expect("a file");
+    let model = SESSIONS.with(|all| {
+        let mut own = all
+            .iter()
+            .filter(|(_, saved)| saved.get(8..16) == file.get(8..16));
+        Arc::clone(&own.next().unwrap_or(&all[0]).0)
+    });
+    let mut session = session_with_store(model, folder.path());
+    let longer = [&prefix_tokens()[..], &[1]].concat();
+    let read = session.read_history(&longer).expect("a history is read");
+    session.feed(&[1, 2, 3, 4, 5]).is_ok() && read.reused > 0
+}
+
+/// Where the head's checksum lies: after the magic number, seven numbers, the pieces (the fifth number says how many) and the tokens.
+fn prefix_head(file: &[u8]) -> Option<usize> {
+    let number = |at: usize| -> Option<usize> {
+        let bytes = file.get(at..at.checked_add(8)?)?.try_into().ok()?;
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    };
+    let pieces = number(40).filter(|&pieces| pieces <= 1000)?;
+    let mut end = 64 + 24 * pieces;
+    for piece in 0..pieces {
+        end = number(64 + 24 * piece)?.checked_mul(4)?.checked_add(end)?;
+    }
+    (end.checked_add(4)? <= file.len()).then_some(end)
+}
+
+fn prefix_tokens() -> Vec<u32> {
+    (1..=20).collect()
+}
+
+fn session_with_store(model: Arc<Model>, folder: &Path) -> Session {
+    let mut store = PrefixStoreOptions::default();
+    (store.grid, store.directory) = (8, Some(folder.to_path_buf()));
+    let mut options = options();
+    options.store = Some(PrefixStore::new(store).expect("a store"));
+    Session::new(model, options).expect("a session")
+}
+
+fn prefix_seeds() -> Vec<Vec<u8>> {
+    let models: Vec<Arc<Model>> =
+        SESSIONS.with(|all| all.iter().map(|(model, _)| Arc::clone(model)).collect());
+    let seed = |model: Arc<Model>| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut session = session_with_store(model, folder.path());
+        session
+            .read_history(&prefix_tokens())
+            .expect("a history is read");
+        // The last user of a store waits until its files are written.
+        drop(session);
+        let mut files = std::fs::read_dir(folder.path()).expect("the folder");
+        let file = files.next().expect("a file").expect("an entry");
+        std::fs::read(file.path()).expect("a file")
+    };
+    models.into_iter().map(seed).collect()
 }

@@ -8,7 +8,7 @@ use waterline::{Model, PrefixStore, PrefixStoreOptions};
 use super::{Random, models, session, state, store};
 
 /// A small hybrid of recurrent layers and attention.
-fn hybrid() -> Arc<Model> {
+pub fn hybrid() -> Arc<Model> {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../tests/fixtures/hf_qwen3_5_moe_fused"
@@ -17,7 +17,7 @@ fn hybrid() -> Arc<Model> {
 }
 
 /// Reads a history; tokens that were read, and whether the state is that of a fresh session with the same store's grid.
-fn reads(model: &Arc<Model>, shared: &Arc<PrefixStore>, tokens: &[u32]) -> usize {
+pub fn reads(model: &Arc<Model>, shared: &Arc<PrefixStore>, tokens: &[u32]) -> usize {
     let mut one = session(model, &None, Some(shared));
     let read = one.read_history(tokens).expect("a history").read;
     let mut fresh = session(model, &None, Some(&store(usize::MAX, shared.grid(), None)));

@@ -170,11 +170,11 @@ impl Generation {
     }
 
     /// Uses the drafts of `session`, if it has any ([`crate::SessionOptions::lookup`], [`crate::SessionOptions::mtp`]) and
-    /// log-probabilities are not requested. Such a generation ignores hooks, and one that is left before its end needs
-    /// [`Generation::leave`].
+    /// there is no constraint and no request for log-probabilities. Such a generation ignores hooks, and one that is left before its
+    /// end needs [`Generation::leave`].
     #[must_use]
     pub fn with_drafts(mut self, session: &Session) -> Self {
-        let drafts = session.looks_ahead() && !self.logprobs;
+        let drafts = session.looks_ahead() && !self.chooses();
         // Tokens that an earlier generation has read ahead are part of the session now.
         self.taken = drafts.then(|| session.ahead().len());
         self

@@ -20,6 +20,8 @@ pub use chat::Chat;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 pub use history::HistoryRead;
 pub use options::{ContextEnd, SessionOptions, SessionPlan};
+#[doc(hidden)]
+pub use prefix_store::checkpoint_id;
 pub use prefix_store::{PrefixStore, PrefixStoreOptions, PrefixStoreStats};
 use reading::Reading;
 pub use reading::grid_of;

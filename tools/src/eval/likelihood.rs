@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Map, json};
-use waterline::{SamplerParams, Session};
+use waterline::{PrefixStore, PrefixStoreOptions, SamplerParams};
 
 use super::documents::{self, Encoder};
 use super::output::{self, OutputArgs};
 use super::ratio::Ratio;
+use super::shared::Reader;
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
@@ -18,7 +19,7 @@ use crate::progress;
 use crate::session::SessionArgs;
 
 /// FILE is plain text, which makes one document, or JSON lines with {"text": ...} or {"messages": [{"role", "content"},
-/// ...]}. Every document is read from an empty memory, a longer one than --tokens in several pieces; the logarithms of the
+/// ...]}. Every document is read from an empty memory (a beginning that it shares with the one before only once), a longer one than --tokens in several pieces; the logarithms of the
 /// probabilities of all tokens but the first of each piece are summed, those of control tokens too. Bits per byte divides by the bytes of
 /// the text, perplexity is per token. The standard error is over documents.
 #[derive(clap::Args)]
@@ -60,6 +61,9 @@ struct Cost {
     bytes: usize,
 }
 
+/// Memory for the states at the ends of shared beginnings.
+const STORE_BYTES: usize = 1 << 30;
+
 /// Runs the command.
 pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let documents = documents::read(&args.file, args.limit)?;
@@ -70,8 +74,13 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     for document in &documents {
         encoded.push(encoder.encode(document)?);
     }
-    let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
+    let mut store = PrefixStoreOptions::default();
+    store.bytes = STORE_BYTES;
+    let store = PrefixStore::new(store)?;
+    let params = SamplerParams::default();
+    let session = args.session.open_with_store(&model, params, store)?;
     let canceller = session.canceller();
+    let mut reader = Reader::new(session);
     on_first_interrupt(move || canceller.cancel())?;
 
     let bar = progress::bar(encoded.iter().map(Vec::len).sum());
@@ -79,8 +88,11 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let mut costs = Vec::with_capacity(encoded.len());
     for (index, tokens) in encoded.iter().enumerate() {
         let mut cost = Cost::default();
-        for piece in tokens.chunks(args.tokens) {
-            cost.bits += bits(&mut session, piece)?;
+        let mut pieces = tokens.chunks(args.tokens).peekable();
+        while let Some(piece) = pieces.next() {
+            let follows = encoded.get(index + 1).filter(|_| pieces.peek().is_none());
+            let next = follows.map_or(&[][..], |next| &next[..next.len().min(args.tokens)]);
+            cost.bits += reader.bits(piece, next)?;
             cost.tokens += piece.len() - 1;
             cost.bytes += encoder.text_bytes(&piece[1..]);
         }
@@ -127,6 +139,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
         ("perplexity", json!(perplexity.value)),
         ("perplexity_stderr", json!(perplexity.error)),
         ("most_tokens", json!(args.tokens)),
+        ("shared_tokens", json!(reader.shared)),
         ("seconds", json!(seconds)),
     ] {
         values.insert(name.into(), value);
@@ -150,19 +163,6 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
         total.tokens as f64 / seconds
     );
     args.output.print(&shown, values, &from)
-}
-
-/// Minus the logarithm to base 2 of the probability of all tokens but the first.
-fn bits(session: &mut Session, tokens: &[u32]) -> Result<f64> {
-    session.reset()?;
-    let Some((_, read)) = tokens.split_last() else {
-        return Ok(0.0);
-    };
-    let mut bits = 0.0;
-    session.feed_each(read, |index, logits| {
-        bits += surprise(logits, tokens[index + 1]);
-    })?;
-    Ok(bits)
 }
 
 /// Minus the logarithm to base 2 of the probability of `token`.

@@ -9,6 +9,7 @@ mod perplexity;
 mod ratio;
 mod recall;
 mod saved_logits;
+mod shared;
 mod windows;
 
 use std::process::ExitCode;

@@ -179,6 +179,13 @@ fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Resul
     Ok(head)
 }
 
+/// The number in the name of a file with these bytes; none if it has no head. Mutated files of the tests need it.
+#[doc(hidden)]
+pub fn checkpoint_id(bytes: &[u8]) -> Option<u64> {
+    let head = read_head(&mut &bytes[..], bytes.len() as u64).ok()?;
+    Some(head.id())
+}
+
 /// Reads a file of `size` bytes whole.
 pub fn read(input: &mut impl Read, size: u64) -> io::Result<(Head, Body)> {
     let mut input = Summed::new(input);

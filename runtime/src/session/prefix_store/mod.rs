@@ -45,6 +45,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 use directory::Directory;
+#[doc(hidden)]
+pub use file::checkpoint_id;
 pub(super) use tree::{Checkpoint, Key, Node, Place, Present, Tree};
 
 /// Options of a prefix store.

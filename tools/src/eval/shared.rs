@@ -1,0 +1,67 @@
+//! Documents that begin alike: a session reads what two in a row share only once.
+
+use std::ops::Range;
+
+use waterline::Session;
+
+use super::likelihood::surprise;
+use crate::error::Result;
+
+/// Shorter beginnings are read again.
+const LEAST_SHARED: usize = 16;
+
+/// Reads documents one after the other.
+pub struct Reader {
+    session: Session,
+    /// The tokens of the last document, and for each of them but the last one the bits of the next.
+    before: Vec<u32>,
+    costs: Vec<f64>,
+    /// Tokens that were not read again.
+    pub shared: usize,
+}
+
+impl Reader {
+    pub fn new(session: Session) -> Self {
+        Reader {
+            session,
+            before: Vec::new(),
+            costs: Vec::new(),
+            shared: 0,
+        }
+    }
+
+    /// Minus the logarithm to base 2 of the probability of all tokens but the first. A checkpoint is taken where `next`, the
+    /// document after this one, goes on otherwise.
+    pub fn bits(&mut self, tokens: &[u32], next: &[u32]) -> Result<f64> {
+        let end = tokens.len().saturating_sub(1);
+        let shared = shared(&tokens[..end], &self.before);
+        let branch = self::shared(&tokens[..end], next);
+        self.shared += self.session.read_history(&tokens[..shared])?.reused;
+        self.costs.truncate(shared.saturating_sub(1));
+        if shared > 0 {
+            let logits = self.session.logits()?;
+            self.costs.push(surprise(logits, tokens[shared]));
+        }
+        if branch > shared {
+            self.feed(tokens, shared..branch)?;
+            self.session.checkpoint()?;
+        }
+        self.feed(tokens, branch.max(shared)..end)?;
+        self.before = tokens.to_vec();
+        Ok(self.costs.iter().sum())
+    }
+
+    fn feed(&mut self, tokens: &[u32], range: Range<usize>) -> Result<()> {
+        let (costs, start) = (&mut self.costs, range.start);
+        self.session.feed_each(&tokens[range], |index, logits| {
+            costs.push(surprise(logits, tokens[start + index + 1]));
+        })?;
+        Ok(())
+    }
+}
+
+/// Tokens that two documents begin with, or 0 if they are few.
+fn shared(one: &[u32], other: &[u32]) -> usize {
+    let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
+    if same < LEAST_SHARED { 0 } else { same }
+}
