@@ -452,7 +452,7 @@ fn documents_with_a_common_beginning_are_read_once_and_cost_the_same() {
                 serde_json::json!({"text": format!("{beginning}{end}")})
             )
         });
-        let file = place.file(name, &lines.collect::<String>());
+        let file = place.file(name, lines.collect::<String>());
         let file = file.display().to_string();
         let all = ["eval", "bpb", &file, &model, "--json"].into_iter();
         place.run(all).succeeded().json()
