@@ -6,7 +6,6 @@ mod common;
 #[path = "common/person.rs"]
 mod person;
 
-use std::path::Path;
 use std::process::Command;
 
 use common::Workplace;
