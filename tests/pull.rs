@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 const SHA: &str = "0123456789abcdef";
 
-/// What the hub does with each file.
+/// A hub, and how it gives its files.
 #[derive(Clone, Default)]
 struct Hub {
     files: HashMap<String, Vec<u8>>,
@@ -23,7 +23,7 @@ struct Hub {
     cut: Option<usize>,
     /// The token without which nothing is given.
     token: Option<&'static str>,
-    /// Names that the listing gives beside the files.
+    /// Names in the listing that are no files.
     more: Vec<&'static str>,
     ignores_ranges: bool,
 }

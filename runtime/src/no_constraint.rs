@@ -1,4 +1,4 @@
-//! What there is of constraints in a build without them: none can be made.
+//! Constraints in a build without them: none can be made.
 
 use std::convert::Infallible;
 

@@ -53,7 +53,7 @@ impl Thoughts {
         parts
     }
 
-    /// What was held back at the end of the answer.
+    /// The text that was held back at the end of the answer.
     pub fn finish(&mut self) -> (bool, String) {
         (self.inside, std::mem::take(&mut self.held))
     }
