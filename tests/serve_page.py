@@ -7,8 +7,9 @@ It needs the package playwright and Chromium (--chromium, /usr/bin/chromium). Pi
 
 import argparse
 import pathlib
+import re
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from serve_clients import server
 
@@ -21,11 +22,11 @@ def drive(page, base, out):
         page.keyboard.press("Enter")
 
     def idle():
-        page.wait_for_function("document.getElementById('send').textContent === 'Send'", timeout=120_000)
+        expect(page.locator("#send")).to_have_text("Send", timeout=120_000)
 
     said = lambda: page.locator("article").all_inner_texts()
     page.goto(base)
-    page.wait_for_function("document.getElementById('name').textContent === 'waterline'")
+    expect(page.locator("#name")).to_have_text("waterline")
     page.screenshot(path=out / "empty.png")
     # The message has the focus: nothing is clicked.
     say("My name is Anna. Hello!")
@@ -43,7 +44,8 @@ def drive(page, base, out):
     assert len(said()) == 2
     page.keyboard.press("Control+A")
     say("Tell me a long story.")
-    page.wait_for_function("document.querySelectorAll('article').length === 4 && document.querySelectorAll('article')[3].innerText.length > 40", timeout=60_000)
+    # Waits without scripts: the page's policy allows none of strangers.
+    expect(page.locator("article").nth(3)).to_contain_text(re.compile(r"(\S+\s+){8}"), timeout=60_000)
     assert page.locator("#send").inner_text() == "Stop"
     page.keyboard.press("Escape")
     idle()
@@ -51,7 +53,7 @@ def drive(page, base, out):
     page.wait_for_timeout(500)
     assert said()[3] == stopped
     page.reload()
-    page.wait_for_function("document.querySelectorAll('article').length === 4")
+    expect(page.locator("article")).to_have_count(4)
     page.get_by_role("button", name="Settings").press("Enter")
     page.fill("#s-max_tokens", "3")
     page.screenshot(path=out / "settings.png")
