@@ -19,10 +19,12 @@ import time
 import urllib.parse
 
 WORDS = "Anna Tom cat dog red ball sun story name number password three seven garden little once happy river".split()
-BAD = [b"", b"{", b"[]", b"null", b'{"messages": "x"}', b'{"messages": []}', b'{"messages": [{"role": 3}]}', b"\xff\xfe", b"[" * 5000,
-       b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
-       b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e99}',
-       b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {"schema": false}}}']
+BAD = [b"", b"{", b"[]", b"null", b'{"messages": "x"}', b'{"messages": []}', b'{"messages": [{"role": 3}]}', b"\xff\xfe", b"[" * 5000]
+BAD_CHATS = [
+    b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e99}', b'{"messages": [{"role": "user", "content": "x"}], "seed": "x"}',
+    b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {"schema": false}}}',
+]
 
 
 class Server:
@@ -150,7 +152,8 @@ def main():
             return leaves(server, path, body, chance)
         if kind < 0.3:
             kinds["bad"] += 1
-            status, answer = server.ask(chance.choice(["/v1/chat/completions", "/v1/messages", "/v1/completions", "/tokenize"]), chance.choice(BAD))
+            path = chance.choice(["/v1/chat/completions", "/v1/chat/completions", "/v1/messages", "/v1/completions", "/tokenize"])
+            status, answer = server.ask(path, chance.choice(BAD + (BAD_CHATS if "chat" in path else [])))
             assert 400 <= status < 500 and json.loads(answer)["error"]["message"], (status, answer)
             return
         if kind < 0.6:

@@ -116,6 +116,10 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]},
     },
 }
+PERSON = {
+    "type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}, "kind": {"enum": ["cat", "dog"]}},
+    "required": ["age", "kind"], "additionalProperties": False,
+}
 ASK = [{"role": "user", "content": "My name is Anna. Hello!"}]
 
 
@@ -163,6 +167,18 @@ def chat_features(client, say):
     number = tokens_of(client, forbidden)[0]
     assert not ask(logit_bias={str(number): -100}).choices[0].message.content.startswith(forbidden)
     say("logit_bias")
+    form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    whole = ask(response_format=form, max_tokens=80)
+    person = json.loads(whole.choices[0].message.content)
+    assert whole.choices[0].finish_reason == "stop" and set(person) == {"age", "kind"} and person["kind"] in ("cat", "dog"), whole
+    streamed = ask(response_format=form, max_tokens=80, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in streamed) == whole.choices[0].message.content
+    assert ask(response_format={"type": "json_object"}, max_tokens=4).choices[0].message.content.startswith("{")
+    regex = ask(extra_body={"response_format": {"type": "regex", "regex": "[A-C]{3}"}}).choices[0].message.content
+    assert len(regex) == 3 and set(regex) <= set("ABC"), regex
+    impossible = {"type": "json_schema", "json_schema": {"name": "none", "schema": {"type": "integer", "minimum": 5, "maximum": 4}}}
+    with_error(openai.BadRequestError, lambda: ask(response_format=impossible))
+    say("response_format")
     follow = ASK + [{"role": "assistant", "content": text}, {"role": "user", "content": "What is my name?"}]
     followed = ask(messages=follow)
     assert "Anna" in followed.choices[0].message.content, followed
@@ -246,6 +262,9 @@ def anthropic_features(client, say):
     usages = [client.messages.create(**ask, system=system).usage for system in systems]
     assert usages[1].cache_read_input_tokens == usages[0].input_tokens + usages[0].cache_read_input_tokens
     say("a line that changes with each request")
+    formed = client.messages.create(**{**ask, "max_tokens": 80}, output_config={"format": {"type": "json_schema", "schema": PERSON}})
+    assert set(json.loads(formed.content[0].text)) == {"age", "kind"}, formed
+    say("output_config")
     assert client.messages.create(**{**ask, "max_tokens": 2}).stop_reason == "max_tokens"
     word = message.content[0].text.split()[1]
     assert client.messages.create(**ask, stop_sequences=[word]).stop_reason == "stop_sequence"
@@ -274,6 +293,10 @@ def tool_features(base, say):
     deltas = [c.choices[0].delta for c in ask(tools=[WEATHER], stream=True, **thinking)]
     assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == "hm"
     say("reasoning_content")
+    yes = {"type": "json_schema", "json_schema": {"name": "yes", "schema": {"enum": ["yes"]}}}
+    formed = ask(response_format=yes, **thinking).choices[0].message
+    assert (formed.reasoning_content, formed.content) == ("hm", '"yes"'), formed
+    say("response_format after a thought")
     client = anthropic.Anthropic(base_url=base, api_key="secret")
     tools = [{"name": "get_weather", "description": "", "input_schema": WEATHER["function"]["parameters"]}]
     ask = dict(model="table", max_tokens=99, tools=tools, messages=ASK, extra_body={"temperature": 0})

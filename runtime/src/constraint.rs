@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// Most bytes of a grammar.
 const MOST_BYTES: usize = 1 << 20;
-/// What models put after their thoughts.
+/// The end of a thought.
 const THOUGHT_END: &[u8] = b"</think>";
 /// Keyword of llguidance by which a schema says how its JSON is spaced.
 const SPACING: &str = "x-guidance";

@@ -10,7 +10,7 @@ pub struct Choice {
     pub files: Vec<File>,
     /// The GGUF file that opens the model; none if it is the whole directory.
     pub path: Option<String>,
-    /// What was chosen, if it was not named.
+    /// A sentence about the choice, if the file was not named.
     pub note: Option<String>,
 }
 

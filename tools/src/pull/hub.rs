@@ -31,7 +31,7 @@ pub struct File {
     pub blob: String,
 }
 
-/// What a repository holds now.
+/// The state of a repository.
 pub struct Revision {
     pub files: Vec<File>,
     sha: String,

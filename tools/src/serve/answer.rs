@@ -18,7 +18,7 @@ pub enum Part {
 pub struct Parts {
     thoughts: Thoughts,
     calls: Option<Calls>,
-    /// What is left out until something else comes: white space around thoughts.
+    /// Whether white space is left out, as it is around thoughts.
     trims: bool,
 }
 

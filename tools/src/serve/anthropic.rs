@@ -162,11 +162,11 @@ fn stable(system: String) -> String {
     }
 }
 
-/// The messages, the tools and whether to think.
-fn conversation(
-    app: &App,
-    request: &mut Request,
-) -> Result<(Vec<Message>, Vec<Value>, Option<bool>), Refusal> {
+/// The messages, and what the template is given besides: the tools and whether to think.
+type Conversation = (Vec<Message>, (Vec<Value>, Option<bool>));
+
+/// The conversation of a request.
+fn conversation(app: &App, request: &mut Request) -> Result<Conversation, Refusal> {
     let mut all = Vec::new();
     if let Some(system) = request.system.take() {
         all.push(json!({ "role": "system", "content": stable(system.text()?) }));
@@ -193,17 +193,14 @@ fn conversation(
         Some(_) => Some(false),
         None => None,
     };
-    Ok((
-        messages(all, &app.limits)?,
-        tools.into_iter().map(tool).collect(),
-        thinking,
-    ))
+    let tools = tools.into_iter().map(tool).collect();
+    Ok((messages(all, &app.limits)?, (tools, thinking)))
 }
 
 /// `/v1/messages/count_tokens`.
 pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let mut request: Request = parse(body)?;
-    let (messages, tools, thinking) = conversation(app, &mut request)?;
+    let (messages, (tools, thinking)) = conversation(app, &mut request)?;
     let prompt = app.conversation(messages, (tools, thinking)).await?;
     Ok(json_response(
         &json!({ "input_tokens": prompt.tokens.len() }),
@@ -217,7 +214,7 @@ pub async fn answer(
     stuck: &Arc<Notify>,
 ) -> Result<Response<Body>, Refusal> {
     let mut request: Request = parse(body)?;
-    let (messages, tools, thinking) = conversation(app, &mut request)?;
+    let (messages, (tools, thinking)) = conversation(app, &mut request)?;
     let stop = stops(request.stop_sequences.map(OneOrMany::Many))?;
     let mut settings = app.settings(request.sampling, (None, request.max_tokens), stop)?;
     let format = request.output_config.and_then(|config| config.format);

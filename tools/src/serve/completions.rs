@@ -97,7 +97,7 @@ pub async fn complete(
     Ok(response)
 }
 
-/// What comes back of the prompts.
+/// The parts of prompts that are echoed.
 struct Echoes {
     texts: Vec<String>,
     hidden: Vec<usize>,

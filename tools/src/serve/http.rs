@@ -1,4 +1,4 @@
-//! HTTP/1.1: connections, bodies, refusals. What is behind the paths is in the other files.
+//! HTTP/1.1: connections, bodies, refusals. The other files answer requests.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -110,7 +110,7 @@ impl Refusal {
         Refusal { status, message }
     }
 
-    /// What kind of error it is, in OpenAI's and Anthropic's words.
+    /// The kind of error, in OpenAI's and Anthropic's words.
     pub fn kind(&self) -> &'static str {
         match self.status.as_u16() {
             401 => "authentication_error",
@@ -155,6 +155,8 @@ impl From<waterline::Error> for Refusal {
             | Library::Template { .. }
             | Library::Invalid { .. }
             | Library::Tokenizer { .. } => StatusCode::BAD_REQUEST,
+            // By the limit of time: nobody reads this where the client has left.
+            Library::Cancelled { .. } => StatusCode::REQUEST_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Refusal::new(status, error.to_string())

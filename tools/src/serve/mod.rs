@@ -51,7 +51,7 @@ pub struct Args {
     /// The port; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// What clients must send as their key.
+    /// The key that clients must send.
     #[arg(
         long,
         value_name = "KEY",
@@ -75,7 +75,7 @@ pub struct Args {
     session: SessionArgs,
 }
 
-/// What a request may take.
+/// Bounds of a request.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Limits")]
 pub struct Limits {
@@ -113,7 +113,7 @@ struct StoreArgs {
     directory: Option<PathBuf>,
 }
 
-/// What connections share.
+/// The state that connections share.
 pub struct App {
     /// The model's name to clients.
     name: String,

@@ -15,7 +15,7 @@ pub struct Prompt {
     pub template: Option<Templated>,
 }
 
-/// Of a prompt that a template made.
+/// A prompt that a template made.
 #[derive(Clone)]
 pub struct Templated {
     pub turns: Arc<Turns>,

@@ -1,4 +1,4 @@
-//! What requests of all interfaces have in common, and the way from a prompt to its answers.
+//! Fields that requests of all interfaces have, and the way from a prompt to its answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -361,7 +361,7 @@ impl Group {
                 };
                 let _ = answer.job.events.send((answer.job.index, event));
             }
-            // What comes next may go on from here.
+            // The next message may go on from here.
             if let Some((turns, tail)) = answer.job.turns.as_ref().filter(|_| !is_gone) {
                 self.known.add(Generated {
                     turns: Arc::clone(turns),
