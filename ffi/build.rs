@@ -11,6 +11,8 @@ fn main() {
     match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
         Ok("linux" | "android" | "freebsd" | "netbsd" | "openbsd") => {
             println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libwaterline.so.{version}");
+            // C functions of other crates are no part of the interface.
+            println!("cargo::rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
         }
         Ok("macos" | "ios") => {
             println!(

@@ -31,10 +31,7 @@ fn a_wrong_command_line_is_answered_with_the_right_one() {
             &["run", "Once upon", env!("CARGO_MANIFEST_DIR")],
             &["waterline run /", " 'Once upon'"],
         ),
-        (
-            &["hf://fla-hub/gla-1.3B"],
-            &["hf download fla-hub/gla-1.3B --local-dir gla-1.3B,"],
-        ),
+        (&["hf://fla-hub"], &["\"fla-hub\"", "org/name"]),
         (
             &["chat", "m.gguf", "hi"],
             &["\"hi\"", "waterline run m.gguf hi"],
@@ -64,15 +61,15 @@ fn a_wrong_command_line_is_answered_with_the_right_one() {
         ),
         (
             &["chat", "Qwen/Qwen3.5-0.8B"],
-            &["hf download Qwen/Qwen3.5-0.8B --local-dir Qwen3.5-0.8B,"],
+            &["waterline pull Qwen/Qwen3.5-0.8B, then waterline chat hf:Qwen/Qwen3.5-0.8B"],
         ),
         (
             &["run", "unsloth/X-GGUF:Q4_K_M", "-p", "x"],
-            &["hf download unsloth/X-GGUF --include '*Q4_K_M*.gguf' --local-dir X-GGUF,"],
+            &["waterline pull unsloth/X-GGUF, then waterline chat hf:unsloth/X-GGUF"],
         ),
         (
             &["https://huggingface.co/fla-hub/gla-1.3B"],
-            &["hf download fla-hub/gla-1.3B --local-dir gla-1.3B,"],
+            &["waterline pull fla-hub/gla-1.3B,"],
         ),
         (
             &["run", "absent/below/m.gguf"],

@@ -79,7 +79,8 @@ fn drafts_by_a_block_change_no_token_in_any_form_of_file() {
                 assert_eq!((session.state_bytes(), session.work_bytes()), fixed);
                 let (drafted, accepted) = session.drafts();
                 println!("{what} at {temperature}: {accepted} of {drafted} accepted");
-                assert!(accepted > 5, "{what}: {accepted} of {drafted}");
+                // A generation drafts seldom while drafts are refused, as those of random weights mostly are.
+                assert!(accepted > 3, "{what}: {accepted} of {drafted}");
                 let mut other = prompted(&model, 2, temperature);
                 other.restore(&middle).unwrap();
                 assert_eq!(generate(&mut other, 35), expected[25..], "{what}");

@@ -163,18 +163,20 @@ fn about_pickle(file: &Path, folder: &Path) -> String {
 }
 
 fn about_hub(owner: &str, name: &str) -> String {
-    let download = format!("hf download {owner}/{name}");
-    if name.to_lowercase().ends_with("gguf") {
-        format!(
-            "no such file or folder; if it is on the Hugging Face Hub: \
-             {download} --include '*Q4_K_M*.gguf' --local-dir {name}, then waterline chat {name}"
+    let (pull, open) = if cfg!(feature = "pull") {
+        (
+            format!("waterline pull {owner}/{name}"),
+            format!("hf:{owner}/{name}"),
         )
     } else {
-        format!(
-            "no such file or folder; if it is on the Hugging Face Hub: \
-             {download} --local-dir {name}, then waterline chat {name}"
+        (
+            format!("hf download {owner}/{name} --local-dir {name}"),
+            name.into(),
         )
-    }
+    };
+    format!(
+        "no such file or folder; if it is on the Hugging Face Hub: {pull}, then waterline chat {open}"
+    )
 }
 
 /// Owner and name of a repository on the Hugging Face Hub: `owner/name`, or the address of its page.

@@ -102,13 +102,13 @@ fn the_c_programs_of_both_readmes_talk() {
 fn the_python_programs_of_the_readme_talk() {
     let Some(python) = python() else { return };
     let blocks = blocks(&source("python/README.md"), "python");
-    let [first, second, third] = &blocks[..] else {
+    let [first, second, third, fourth] = &blocks[..] else {
         panic!("{} programs", blocks.len())
     };
     // The second one goes on with the first one's session.
     let (start, _) = first.split_once("    for piece").expect("a session");
     let second: String = second.lines().map(|line| format!("    {line}\n")).collect();
-    for program in [first, &format!("{start}{second}"), third] {
+    for program in [first, &format!("{start}{second}"), third, fourth] {
         let mut command = Command::new(&python);
         command.args(["-c", program]);
         let said = succeeds(library(&mut command)).stdout;

@@ -151,8 +151,10 @@ with Model.builtin() as model:
     with Batch(sessions[0], 2) as batch:
         generations = [session.say(message, max_tokens=12) for session, message in zip(sessions, messages)]
         answers = ["", ""]
-        while any(piece is not None for piece in (pieces := batch.generate(generations))):
+        pieces = batch.generate(generations)
+        while any(piece is not None for piece in pieces):
             answers = [answer + (piece or "") for answer, piece in zip(answers, pieces)]
+            pieces = batch.generate(generations)
         assert answers == alone, (answers, alone)
         assert [list(generation) for generation in generations] == [[], []] and generations[1].tokens == 12
         tokens = batch.step(sessions)

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use hub::Hub;
 
 /// Before the name of a model on the hub.
-const SCHEME: &str = "hf:";
+const SCHEMES: [&str; 2] = ["hf://", "hf:"];
 
 /// Download a model, and print where it is.
 ///
@@ -27,15 +27,18 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let name = args.model.strip_prefix(SCHEME).unwrap_or(&args.model);
-    let path = download(name)?;
+    let path = download(without_scheme(&args.model).unwrap_or(&args.model))?;
     println!("{}", path.display());
     Ok(ExitCode::SUCCESS)
 }
 
 /// The name on the hub, if this is how one is named.
 pub fn on_hub(path: &Path) -> Option<&str> {
-    path.to_str()?.strip_prefix(SCHEME)
+    without_scheme(path.to_str()?)
+}
+
+fn without_scheme(text: &str) -> Option<&str> {
+    SCHEMES.iter().find_map(|scheme| text.strip_prefix(scheme))
 }
 
 /// The GGUF file or the directory of a model on the hub, downloaded where it is not in the cache.
