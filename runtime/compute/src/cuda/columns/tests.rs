@@ -106,7 +106,7 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
         (&Q8_0, 9, true, [150, 21]),
         (&Q8_0, 8, false, [70, 0]),
         (&Q6_K, 9, true, [150, 5]),
-        (&Q4_K, 2, false, [37, 0]),
+        (&Q4_K, 4, false, [37, 0]),
         (&Q5_K, 5, true, [37, 3]),
     ] {
         let bench = Bench::new(
