@@ -259,6 +259,13 @@ fn forms_that_cannot_be_are_refused_with_a_reason() {
         Grammar::Regex("(".into()),
         Grammar::Lark("begin: \"a\"".into()),
         Grammar::Lark(String::new()),
+        Grammar::JsonSchema(deep),
+        Grammar::Regex(format!("{}x{}", "(".repeat(5_000), ")".repeat(5_000))),
+        Grammar::Lark(format!(
+            "start: {}\"x\"{}",
+            "(".repeat(5_000),
+            ")".repeat(5_000)
+        )),
     ];
     for grammar in wrong {
         match compiler.compile(&grammar) {
@@ -271,7 +278,6 @@ fn forms_that_cannot_be_are_refused_with_a_reason() {
     }
     // These are refused or served, but end neither the program nor its patience.
     for grammar in [
-        Grammar::JsonSchema(deep),
         Grammar::Regex("(((((x{900}){900}){900}){900}){900})".into()),
         Grammar::Lark("start: start start".into()),
     ] {

@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 use crate::bound::Model;
 use crate::error::{Error, Result};
 
+/// Most levels of a schema or of a grammar's brackets: parsers go down them by recursion.
+const MOST_DEPTH: usize = 100;
 /// Most bytes of a grammar.
 const MOST_BYTES: usize = 1 << 20;
 /// The end of a thought.
@@ -82,6 +84,15 @@ impl Constraints {
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         };
+        let depth = match grammar {
+            Grammar::JsonObject => 1,
+            Grammar::JsonSchema(schema) => depth_of_json(schema),
+            Grammar::Regex(text) | Grammar::Lark(text) => depth_of_text(text),
+        };
+        if depth > MOST_DEPTH {
+            let reason = format!("found {depth} levels of brackets, expected at most {MOST_DEPTH}");
+            return Err(Error::invalid("grammar", reason));
+        }
         let bytes = match grammar {
             Grammar::JsonObject => 0,
             Grammar::JsonSchema(schema) => schema.to_string().len(),
@@ -101,6 +112,34 @@ impl Constraints {
         constraint.check(|matcher| matcher.compute_mask_or_eos().map(|_| ()))?;
         Ok(constraint)
     }
+}
+
+/// Levels of objects and arrays, counted without recursion.
+fn depth_of_json(value: &Value) -> usize {
+    let (mut deepest, mut open) = (0, vec![(value, 1)]);
+    while let Some((value, depth)) = open.pop() {
+        deepest = deepest.max(depth);
+        match value {
+            Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
+            Value::Object(map) => open.extend(map.values().map(|item| (item, depth + 1))),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+/// Levels of brackets in a text, those inside of quotes too.
+fn depth_of_text(text: &str) -> usize {
+    let (mut deepest, mut depth) = (0usize, 0usize);
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// How far an answer has come in its grammar. A copy goes on apart.
