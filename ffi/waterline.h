@@ -216,8 +216,8 @@ typedef struct {
 typedef struct {
   // sizeof(wl_store_params).
   uint32_t size;
-  // Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256. A GPU reads long prompts faster
-  // with more.
+  // Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256 on a CPU and a chunk on a GPU, which
+  // reads long prompts slowly in shorter pieces.
   uint32_t grid;
   // Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most.
   uint64_t bytes;

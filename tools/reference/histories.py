@@ -46,7 +46,7 @@ def rows(model, tokens, options, directory):
     said = history(vocab, tokens)
     context = tokens + 4 * (MESSAGE + ANSWER)
     new = lambda store: model.session(temperature=0, context=context, history=context, store=store, **options)
-    with Store(directory=directory) as store:
+    with Store(grid=256, directory=directory) as store:
         with new(store) as session:
             fresh = read(session, said)
             yield "reads it for the first time", fresh[0], tokens, fresh[1]
@@ -112,7 +112,7 @@ def main():
             if args.again:
                 # Another process, which finds the directory.
                 context = tokens + 4 * (MESSAGE + ANSWER)
-                with Store(directory=args.again) as store:
+                with Store(grid=256, directory=args.again) as store:
                     with model.session(temperature=0, context=context, history=context, store=store, **options) as session:
                         print(*read(session, history(model.info["vocab"], tokens) + [5] * MESSAGE))
                 continue

@@ -56,8 +56,9 @@ pub struct PrefixStoreOptions {
     /// Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most, and 1 GiB where the system does not
     /// say how much that is.
     pub bytes: usize,
-    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256. A history that was edited
-    /// in the middle of its long prompt is read again from the multiple before. A GPU reads long prompts faster with more.
+    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256 on a CPU
+    /// and a chunk on a GPU, which reads long prompts slowly in shorter pieces. A history that was edited in the middle of its long prompt is
+    /// read again from the multiple before.
     pub grid: usize,
     /// A folder where checkpoints are kept too, for other processes and later runs; none by default.
     pub directory: Option<PathBuf>,
