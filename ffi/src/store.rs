@@ -23,8 +23,8 @@ pub struct wl_store {
 pub struct wl_store_params {
     /// sizeof(wl_store_params).
     pub size: u32,
-    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256. A GPU reads long prompts faster
-    /// with more.
+    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256 on a CPU and a chunk on a GPU, which
+    /// reads long prompts slowly in shorter pieces.
     pub grid: u32,
     /// Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most.
     pub bytes: u64,
