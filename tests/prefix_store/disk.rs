@@ -89,6 +89,8 @@ fn a_failing_disk_costs_checkpoints_and_nothing_else() {
                 let shared = store(1 << 24, 16, Some(folder.path()));
                 let tokens = Random(3).tokens(60, model.spec().vocab);
                 let read = reads(&model, &shared, &tokens);
+                // Its own files are written by a thread.
+                shared.flush();
                 assert_eq!(shared.take_notes(), [""; 0], "{what}");
                 for entry in std::fs::read_dir(folder.path()).expect("the directory") {
                     let name = entry.expect("an entry").file_name();
