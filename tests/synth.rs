@@ -102,7 +102,7 @@ fn a_shape_of_ones_own_is_read_from_a_file() {
         .file("broken.json", "{\"vocab\": 4}")
         .display()
         .to_string();
-    synth(&broken).failed(1, &["broken.json", "layers"]);
+    synth(&broken).failed(2, &["broken.json", "layers"]);
     let arguments = ["synth", "--type", "f32", "-o", &file];
     place.run(arguments).failed(2, &["--shape"]);
 }
@@ -135,5 +135,5 @@ fn inspect_tells_what_share_of_a_text_each_head_retains() {
     let short = place.file("short", "Anna.").display().to_string();
     place
         .run(["inspect", "--retention", &short])
-        .failed(1, &["short", "windows hold"]);
+        .failed(2, &["short", "windows hold"]);
 }
