@@ -104,7 +104,7 @@ fn a_shape_of_ones_own_is_read_from_a_file() {
         .to_string();
     synth(&broken).failed(2, &["broken.json", "layers"]);
     let arguments = ["synth", "--type", "f32", "-o", &file];
-    place.run(arguments).failed(2, &["--shape"]);
+    place.run(arguments).failed(2, &["<PRESET>"]);
 }
 
 #[test]
