@@ -71,7 +71,7 @@ pub use text::{
 #[doc(hidden)]
 pub mod internal {
     pub use crate::model::{Checkpoint, LayerSpec, TextFiles};
-    pub use crate::session::{checkpoint_id, grid_of};
+    pub use crate::session::{LogSoftmax, checkpoint_id, grid_of};
     pub use crate::weights::{Precision, Tensors, WeightSpec};
     pub use waterline_quant::Bytes;
 }

@@ -37,6 +37,7 @@ mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
 mod session;
+mod sha256;
 mod splitmix;
 mod synth;
 mod text;

@@ -1,15 +1,14 @@
 //! The circumstances of a measurement: program, machine, and load by others.
 
-use std::fs::{File, read_to_string};
-use std::io::Read;
+use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use waterline::internal::Checkpoint;
 
 use crate::builtin;
 use crate::error::{Error, Result};
+use crate::sha256;
 use crate::wrong_model::quoted;
 
 /// Cores that other programs may use before a measurement is called disturbed.
@@ -112,29 +111,10 @@ pub fn facts(labels: &[String], from: &[&Provenance]) -> Vec<(String, String)> {
 }
 
 fn sha256(path: Option<&Path>) -> Result<String> {
-    let mut hash = Sha256::new();
     match path {
-        None => hash.update(builtin::bytes()?),
-        Some(path) => {
-            for file in files(path)? {
-                let mut open = File::open(&file).map_err(|e| Error::io(&file, e))?;
-                let mut buffer = vec![0; 1 << 20];
-                loop {
-                    let n = open.read(&mut buffer).map_err(|e| Error::io(&file, e))?;
-                    if n == 0 {
-                        break;
-                    }
-                    hash.update(&buffer[..n]);
-                }
-            }
-        }
+        None => Ok(sha256::of_bytes(builtin::bytes()?)),
+        Some(path) => sha256::of_files(&files(path)?),
     }
-    let digits = hash
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    Ok(digits)
 }
 
 /// The files that hold the weights.

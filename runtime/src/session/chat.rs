@@ -8,7 +8,7 @@ use super::{HistoryRead, Session};
 use crate::error::{Error, Result};
 use crate::sampler::SamplerState;
 use crate::state::Snapshot;
-use crate::text::{History, Message, Role, Run, Runs, TemplateOptions, Turns};
+use crate::text::{History, Message, Remembered, Role, Run, Runs, TemplateOptions, Turns};
 
 /// A conversation. Its session is given to each call. Messages may be edited, taken back and exchanged at will: what a call reads is
 /// only what no state at hand has read.
@@ -32,8 +32,6 @@ struct Answer {
     position: u64,
     /// The text after the last special token before it.
     tail: Run,
-    /// The tokens of that text.
-    tail_tokens: Vec<u32>,
 }
 
 impl Chat {
@@ -166,7 +164,10 @@ impl Chat {
         let history = self.turns.history(&messages, true, &mut self.runs)?;
         let read = session.read_history_with(&history.tokens, &history.borders, progress)?;
         self.replace_messages(messages);
-        self.answer = Some(Answer::after(&history, &self.runs));
+        self.answer = Some(Answer {
+            position: history.tokens.len() as u64,
+            tail: history.tail,
+        });
         let count = self.messages.len();
         self.random.retain(|&(before, _)| before < count);
         self.random.push((count, session.random()));
@@ -193,32 +194,21 @@ impl Chat {
             Some(_) => self.messages.push(Message::new(Role::Assistant, answer)),
         }
         if let Some(begun) = self.answer.take() {
-            self.remember(session, begun, answer)?;
+            self.remember(session, &begun, answer);
         }
         session.checkpoint()
     }
 
-    /// Remembers which tokens the model generated for a text: other tokens of the same text would have to be read again.
-    fn remember(&mut self, session: &Session, begun: Answer, answer: &str) -> Result<()> {
-        let tokenizer = session.model().tokenizer()?;
+    /// Keeps the tokens that the model generated for an answer.
+    fn remember(&mut self, session: &Session, begun: &Answer, answer: &str) {
         let message = self.messages.len() - 1;
         self.answers.retain(|answer| answer.message != message);
-        let Some(mut tokens) = session.tokens_since(begun.position) else {
-            return Ok(());
-        };
-        let is_special = |&token: &u32| tokenizer.is_special(token);
-        let last = tokens.iter().rposition(|token| !is_special(token));
-        let end = tokens.split_off(last.map_or(0, |last| last + 1));
-        let bytes: Vec<u8> = tokens
-            .iter()
-            .flat_map(|&token| tokenizer.token_bytes(token))
-            .copied()
-            .collect();
-        if !tokens.iter().any(is_special) && bytes == answer.as_bytes() {
-            let mut run = begun.tail;
-            run.text.push_str(answer);
-            let tokens = [begun.tail_tokens, tokens].concat();
-            self.runs.set(run.clone(), tokens.clone());
+        let tokens = session.tokens_since(begun.position);
+        let remembered = tokens.and_then(|tokens| {
+            self.turns
+                .remember(&mut self.runs, &begun.tail, answer, &tokens)
+        });
+        if let Some(Remembered { run, tokens, end }) = remembered {
             self.answers.push(Generated {
                 message,
                 run,
@@ -226,7 +216,6 @@ impl Chat {
                 end,
             });
         }
-        Ok(())
     }
 
     /// Takes back the last message of the user and what follows it, random numbers too; returns the message, if there was one.
@@ -350,16 +339,6 @@ impl Chat {
         options.tools.clone_from(&note.tools);
         turns.set_options(options)?;
         Ok(turns)
-    }
-}
-
-impl Answer {
-    fn after(history: &History, runs: &Runs) -> Self {
-        Answer {
-            position: history.tokens.len() as u64,
-            tail: history.tail.clone(),
-            tail_tokens: runs.get(&history.tail).unwrap_or_default().to_vec(),
-        }
     }
 }
 

@@ -4,6 +4,7 @@ mod batch;
 mod chat;
 mod generate;
 mod history;
+mod log_softmax;
 mod lookup;
 mod note;
 mod options;
@@ -19,6 +20,8 @@ pub use batch::Batch;
 pub use chat::Chat;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 pub use history::HistoryRead;
+#[doc(hidden)]
+pub use log_softmax::LogSoftmax;
 pub use options::{ContextEnd, SessionOptions, SessionPlan};
 #[doc(hidden)]
 pub use prefix_store::checkpoint_id;

@@ -20,6 +20,17 @@ pub struct History {
     pub tail: Run,
 }
 
+/// An answer with the tokens that a model generated for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remembered {
+    /// The text from the last special token before the answer to the answer's end.
+    pub run: Run,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// The control tokens after them.
+    pub end: Vec<u32>,
+}
+
 impl Turns {
     /// The tokens of `messages`. If `reply`, an answer can be generated after them; a last message that is an answer is continued.
     ///
@@ -84,30 +95,39 @@ impl Turns {
     }
 
     /// Remembers the tokens that a model generated for `answer`, a text that goes on after `tail`: other tokens of the same text would
-    /// have to be read again. Control tokens may only end them.
-    pub fn remember(&self, runs: &mut Runs, tail: &Run, answer: &str, generated: &[u32]) {
+    /// have to be read again. None, and nothing is remembered, if they do not spell it; control tokens may only end them.
+    pub fn remember(
+        &self,
+        runs: &mut Runs,
+        tail: &Run,
+        answer: &str,
+        generated: &[u32],
+    ) -> Option<Remembered> {
         let is_special = |token: &u32| self.tokenizer().is_special(*token);
-        let end = generated.iter().rposition(|token| !is_special(token));
-        let plain = &generated[..end.map_or(0, |end| end + 1)];
+        let last = generated.iter().rposition(|token| !is_special(token));
+        let (plain, end) = generated.split_at(last.map_or(0, |last| last + 1));
         let bytes: Vec<u8> = plain
             .iter()
             .flat_map(|&token| self.tokenizer().token_bytes(token))
             .copied()
             .collect();
-        let tail_tokens = if tail.text.is_empty() {
-            Some(Vec::new())
-        } else {
-            runs.get(tail).map(<[u32]>::to_vec)
-        };
-        if let Some(mut tokens) = tail_tokens
-            && !plain.iter().any(is_special)
-            && bytes == answer.as_bytes()
-        {
-            tokens.extend_from_slice(plain);
-            let mut run = tail.clone();
-            run.text.push_str(answer);
-            runs.set(run, tokens);
+        if plain.iter().any(is_special) || bytes != answer.as_bytes() {
+            return None;
         }
+        let mut tokens = if tail.text.is_empty() {
+            Vec::new()
+        } else {
+            runs.get(tail)?.to_vec()
+        };
+        tokens.extend_from_slice(plain);
+        let mut run = tail.clone();
+        run.text.push_str(answer);
+        runs.set(run.clone(), tokens.clone());
+        Some(Remembered {
+            run,
+            tokens,
+            end: end.to_vec(),
+        })
     }
 
     fn encode(&self, parts: &[Part], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {

@@ -15,7 +15,7 @@ mod turns;
 #[cfg(all(test, feature = "tokenizer"))]
 mod tests;
 
-pub use history::History;
+pub use history::{History, Remembered};
 pub use stop::StopStrings;
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, Role, TemplateOptions};

@@ -9,6 +9,7 @@ use serde_json::{Map, json};
 use waterline::{PrefixStore, PrefixStoreOptions, SamplerParams};
 
 use super::documents::{self, Encoder};
+use super::log_sum::LogSum;
 use super::output::{self, OutputArgs};
 use super::ratio::Ratio;
 use super::shared::Reader;
@@ -167,12 +168,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
 
 /// Minus the logarithm to base 2 of the probability of `token`.
 pub(super) fn surprise(logits: &[f32], token: u32) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits
-        .iter()
-        .map(|logit| f64::from((logit - max).exp()))
-        .sum();
-    (sum.ln() - f64::from(logits[token as usize] - max)) / std::f64::consts::LN_2
+    -LogSum::new(logits).of(logits[token as usize]) / std::f64::consts::LN_2
 }
 
 fn sum(costs: &[Cost]) -> Cost {

@@ -3,6 +3,7 @@
 mod choice;
 mod documents;
 mod likelihood;
+mod log_sum;
 mod mean;
 mod output;
 mod perplexity;

@@ -93,7 +93,7 @@ fn csv(values: &Map<String, Value>) -> String {
 }
 
 /// RFC 4180: quotes around a text with a comma, a quote or a line break.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {

@@ -7,7 +7,8 @@ use clap::builder::RangedU64ValueParser;
 use serde_json::{Map, Value, json};
 use waterline::{SamplerParams, Session};
 
-use super::likelihood::{self, Headline, surprise};
+use super::likelihood::{self, Headline};
+use super::log_sum::LogSum;
 use super::mean::Mean;
 use super::saved_logits::{Reader, Writer};
 use super::windows::Windows;
@@ -57,13 +58,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         Some(path) => {
             let (base, length, tokens) = Base::open(path, args.ctx, vocab)?;
-            let of_text = Windows::new(&file, &tokenizer, model.bos(), length)?;
+            let mut windows = Windows::new(&file, &tokenizer, model.bos(), length)?;
             // --chunks of llama-perplexity leaves windows out.
-            if of_text.tokens.get(..tokens.len()) != Some(&tokens) {
+            if windows.tokens.get(..tokens.len()) != Some(&tokens) {
                 let reason = "was written for another text, or by another tokenizer";
                 return Err(Error::input(path, reason));
             }
-            let windows = Windows::from_tokens(tokens, model.bos(), length);
+            windows.tokens.truncate(tokens.len());
             (Some(base), windows)
         }
     };
@@ -102,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         shown += &base.report(&mut values);
     }
     shown += &format!(
-        "{} windows of {} tokens, {} tokens behind their middles\n",
+        "{} windows of {} tokens, {} tokens after their middles\n",
         windows.count(),
         windows.length,
         nats.count()
@@ -122,11 +123,12 @@ fn measure(
     for index in 0..windows.count() {
         let mut failure = Ok(());
         windows.read(session, index, |logits, next| {
-            let found = surprise(logits, next) * std::f64::consts::LN_2;
+            let log_sum = LogSum::new(logits);
+            let found = -log_sum.of(logits[next as usize]);
             nats.add(found);
             let taken = match (&mut base, &mut saved) {
-                (Some(base), _) => base.compare(logits, next, found),
-                (None, Some(saved)) => saved.push(logits),
+                (Some(base), _) => base.compare(logits, log_sum, next),
+                (None, Some(saved)) => saved.push(logits, log_sum),
                 (None, None) => Ok(()),
             };
             if failure.is_ok() {
@@ -179,28 +181,25 @@ impl Base {
         Ok((base, length, tokens))
     }
 
-    /// Takes one place in; `found` is the model's own -ln(probability) of `next`.
-    fn compare(&mut self, logits: &[f32], next: u32, found: f64) -> Result<()> {
+    /// Takes one place in, before the text's token `next`.
+    fn compare(&mut self, logits: &[f32], log_sum: LogSum, next: u32) -> Result<()> {
         self.reader.next(&mut self.log_probabilities)?;
         let base = &self.log_probabilities;
-        let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let exponentials = logits.iter().map(|logit| f64::from((logit - peak).exp()));
-        let log_sum = exponentials.sum::<f64>().ln();
         let mut divergence = 0.0;
         for (&base, &logit) in base.iter().zip(logits) {
             // Lower ones are not told apart in the file.
             if base > -16.0 {
                 let base = f64::from(base);
-                divergence += base.exp() * (base - f64::from(logit - peak) + log_sum);
+                divergence += base.exp() * (base - log_sum.of(logit));
             }
         }
-        let expected = -f64::from(base[next as usize]);
-        self.nats.add(expected);
+        let expected = f64::from(base[next as usize]);
+        self.nats.add(-expected);
         self.divergence.add(divergence);
         self.all.push(divergence);
         let same = largest(base) == largest(logits);
         self.same_top.add(f64::from(u8::from(same)));
-        let difference = (-found).exp() - (-expected).exp();
+        let difference = log_sum.of(logits[next as usize]).exp() - expected.exp();
         self.difference.add(difference * difference);
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use waterline_quant::NewFile;
 
+use super::log_sum::LogSum;
 use super::windows::Windows;
 use crate::error::{Error, Result};
 
@@ -57,19 +58,15 @@ impl Writer {
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn push(&mut self, logits: &[f32]) -> Result<()> {
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    pub fn push(&mut self, logits: &[f32], log_sum: LogSum) -> Result<()> {
+        let largest = log_sum.peak;
         let smallest = logits.iter().copied().fold(f32::INFINITY, f32::min);
         let least = smallest.max(largest - RANGE);
-        let sum: f64 = logits
-            .iter()
-            .map(|logit| f64::from((logit - largest).exp()))
-            .sum();
         let step = (largest - least) / f32::from(u16::MAX);
         let mut row = std::mem::take(&mut self.row);
         row.clear();
         row.extend(step.to_le_bytes());
-        row.extend((least - largest - sum.ln() as f32).to_le_bytes());
+        row.extend((least - largest - log_sum.log as f32).to_le_bytes());
         for logit in logits {
             let code = if step > 0.0 && *logit > least {
                 ((logit - least) / step).round_ties_even() as u16
@@ -201,11 +198,15 @@ mod tests {
     fn what_was_written_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("logits");
-        let windows = Windows::from_tokens((0..8).map(|i| i % 5).collect(), None, 4);
+        let windows = Windows {
+            tokens: (0..8).map(|i| i % 5).collect(),
+            length: 4,
+            begin: None,
+        };
         let mut writer = Writer::create(&path, &windows, 5).unwrap();
         let rows = [[0.0f32, 1.0, -2.0, 0.5, -40.0], [3.0; 5]];
         for row in &rows {
-            writer.push(row).unwrap();
+            writer.push(row, LogSum::new(row)).unwrap();
         }
         writer.finish().unwrap();
         let (mut reader, length, tokens) = Reader::open(&path).unwrap();

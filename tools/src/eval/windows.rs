@@ -11,7 +11,7 @@ pub struct Windows {
     /// Tokens of a window.
     pub length: usize,
     /// The token that takes the place of each window's first one, where the tokenizer puts one before a text.
-    begin: Option<u32>,
+    pub begin: Option<u32>,
 }
 
 impl Windows {
@@ -36,16 +36,11 @@ impl Windows {
             )));
         }
         tokens.truncate(found / length * length);
-        Ok(Windows::from_tokens(tokens, begin, length))
-    }
-
-    /// Windows of tokens that are a multiple of `length`.
-    pub fn from_tokens(tokens: Vec<u32>, begin: Option<u32>, length: usize) -> Self {
-        Windows {
+        Ok(Windows {
             tokens,
             length,
             begin,
-        }
+        })
     }
 
     /// Number of windows.

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::Response;
 use ureq::{Agent, Body};
 
 use crate::error::{Error, Result};
+use crate::sha256;
 
 /// The hub, unless HF_ENDPOINT names another.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -288,20 +288,7 @@ fn check(file: &File, path: &Path) -> Result<()> {
     let Some(expected) = &file.sha256 else {
         return Ok(());
     };
-    let mut hash = Sha256::new();
-    let mut content = fs::File::open(path).map_err(|e| Error::io(path, e))?;
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match content.read(&mut buffer).map_err(|e| Error::io(path, e))? {
-            0 => break,
-            count => hash.update(&buffer[..count]),
-        }
-    }
-    let found: String = hash
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let found = sha256::of_files(&[path])?;
     match found == *expected {
         true => Ok(()),
         false => Err(Error::usage(format!(

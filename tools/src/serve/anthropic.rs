@@ -258,20 +258,8 @@ async fn whole(
     mut answers: Answers,
     mut reply: Reply,
 ) -> Result<Response<Body>, Refusal> {
-    while let Some((_, event)) = answers.next().await {
-        match event {
-            Event::Failed(error) => return Err(error.into()),
-            Event::Read(..) => {}
-            Event::Piece {
-                text,
-                logprob,
-                finish,
-                ..
-            } => {
-                reply.take(&text, logprob, finish);
-            }
-        }
-    }
+    let one = std::slice::from_mut(&mut reply);
+    answers.collect(one, |_, _, _| {}).await?;
     let mut content = Vec::new();
     if !reply.thought.is_empty() {
         let thought = reply.thought.trim_end();
@@ -309,11 +297,7 @@ async fn stream(
     while let Some((_, event)) = answers.next().await {
         let mut list: Vec<Value> = Vec::new();
         match event {
-            Event::Failed(error) => {
-                let error = Refusal::from(error).value();
-                let _ = events.send(Some("error"), &error.to_string()).await;
-                return;
-            }
+            Event::Failed(error) => return events.fail(Some("error"), error.into()).await,
             Event::Read(..) => {
                 let mut message = message(&app, &id, Vec::new());
                 message["usage"] = answers.usage.anthropic();

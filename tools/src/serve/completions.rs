@@ -154,20 +154,8 @@ async fn whole(
     (mut answers, mut replies): (Answers, Vec<Reply>),
     echoes: Echoes,
 ) -> Result<Response<Body>, Refusal> {
-    while let Some((index, event)) = answers.next().await {
-        match event {
-            Event::Failed(error) => return Err(error.into()),
-            Event::Read(_, _, prompt) => replies[index].logprobs = echoes.logprobs(index, prompt),
-            Event::Piece {
-                text,
-                logprob,
-                finish,
-                ..
-            } => {
-                replies[index].take(&text, logprob, finish);
-            }
-        }
-    }
+    let read = |index, reply: &mut Reply, prompt| reply.logprobs = echoes.logprobs(index, prompt);
+    answers.collect(&mut replies, read).await?;
     let choice = |(index, reply): (usize, &Reply)| {
         let logprobs = match reply.logprobs.is_empty() {
             true => Value::Null,
@@ -204,11 +192,7 @@ async fn stream(
     };
     while let Some((index, event)) = answers.next().await {
         let choice = match event {
-            Event::Failed(error) => {
-                let error = Refusal::from(error).value();
-                let _ = events.send(None, &error.to_string()).await;
-                return;
-            }
+            Event::Failed(error) => return events.fail(None, error.into()).await,
             Event::Read(_, _, prompt) => {
                 let text = echoes.text(index).to_string();
                 let prompt = echoes.logprobs(index, prompt);

@@ -90,6 +90,11 @@ impl Events {
             }
         }
     }
+
+    /// Sends the error that ends the answers.
+    pub async fn fail(&self, name: Option<&str>, error: Refusal) {
+        let _ = self.send(name, &error.value().to_string()).await;
+    }
 }
 
 /// A request that is not served, and why.

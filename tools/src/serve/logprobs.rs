@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use waterline::Tokenizer;
+use waterline::internal::LogSoftmax;
 
 /// A token with its log-probability and those of the most probable tokens.
 #[derive(Clone)]
@@ -15,10 +16,8 @@ pub struct TokenLogprob {
 impl TokenLogprob {
     /// Those of `token` and of the `top` most probable ones, by the logits `[vocab]` before it.
     pub fn new(logits: &[f32], token: u32, top: usize) -> Self {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
-        let norm = f64::from(max) + sum.ln();
-        let of = |token: u32| (f64::from(logits[token as usize]) - norm) as f32;
+        let softmax = LogSoftmax::new(logits);
+        let of = |token: u32| softmax.of(logits[token as usize]);
         let mut best: Vec<u32> = Vec::with_capacity(top + 1);
         for id in 0..logits.len() as u32 {
             let is_above = |&other: &u32| logits[other as usize] >= logits[id as usize];

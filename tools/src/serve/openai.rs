@@ -188,20 +188,7 @@ async fn whole(
     mut answers: Answers,
     mut replies: Vec<Reply>,
 ) -> Result<Response<Body>, Refusal> {
-    while let Some((index, event)) = answers.next().await {
-        match event {
-            Event::Failed(error) => return Err(error.into()),
-            Event::Read(..) => {}
-            Event::Piece {
-                text,
-                logprob,
-                finish,
-                ..
-            } => {
-                replies[index].take(&text, logprob, finish);
-            }
-        }
-    }
+    answers.collect(&mut replies, |_, _, _| {}).await?;
     let tokenizer = &app.prompter.tokenizer;
     let choice = |(index, reply): (usize, &Reply)| {
         let mut message = json!({ "role": "assistant", "content": reply.text });
@@ -244,11 +231,7 @@ async fn stream(
     while let Some((index, event)) = answers.next().await {
         let mut chunks = Vec::new();
         match event {
-            Event::Failed(error) => {
-                let error = Refusal::from(error).value();
-                let _ = events.send(None, &error.to_string()).await;
-                return;
-            }
+            Event::Failed(error) => return events.fail(None, error.into()).await,
             Event::Read(..) => {
                 let delta = json!({ "role": "assistant", "content": "" });
                 chunks.push(chunk(index, delta, Value::Null, None));

@@ -15,6 +15,7 @@ use waterline::{
 
 use super::answer::{Parts, Reply};
 use super::http::Refusal;
+use super::logprobs::TokenLogprob;
 use super::prompt::{Prompt, Templated};
 use super::scheduler::{Event, Job};
 use super::{App, Limits};
@@ -179,6 +180,32 @@ impl Answers {
                 Ok(self)
             }
         }
+    }
+
+    /// Waits for the ends of all answers, each in its place of `replies`. `read` gets the log-probabilities of a prompt's own tokens.
+    ///
+    /// # Errors
+    /// Why one of them failed.
+    pub async fn collect(
+        &mut self,
+        replies: &mut [Reply],
+        read: impl Fn(usize, &mut Reply, Vec<TokenLogprob>),
+    ) -> Result<(), Refusal> {
+        while let Some((index, event)) = self.next().await {
+            match event {
+                Event::Failed(error) => return Err(error.into()),
+                Event::Read(_, _, prompt) => read(index, &mut replies[index], prompt),
+                Event::Piece {
+                    text,
+                    logprob,
+                    finish,
+                    ..
+                } => {
+                    replies[index].take(&text, logprob, finish);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The next event; none once all answers have ended.

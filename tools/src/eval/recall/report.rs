@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 
 use super::ablation::Mechanism;
 use super::{Question, Setting, Task};
+use crate::eval::output::cell;
 use crate::eval::ratio::Ratio;
 use crate::page::{Figure, Page};
 use crate::plot::{Axis, Plot, Series};
@@ -173,11 +174,7 @@ impl Report {
 
     /// A line for each setting.
     pub fn to_csv(&self) -> String {
-        let model = if self.model.contains([',', '"', '\n']) {
-            format!("\"{}\"", self.model.replace('"', "\"\""))
-        } else {
-            self.model.clone()
-        };
+        let model = cell(&self.model);
         let mut text =
             "model,task,keys,length,sequences,questions,right,accuracy,stderr,without,hash\n"
                 .to_string();

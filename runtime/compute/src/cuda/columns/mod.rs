@@ -26,7 +26,7 @@ pub struct Column {
     /// Where the tokens before this one are counted, if not in the state.
     pub position: Option<Address>,
     /// Columns that run at the same time, of which each has a part of the SMs.
-    pub beside: usize,
+    pub sharing: usize,
 }
 
 /// Calls in their place.
@@ -64,7 +64,7 @@ impl Calls {
     ) -> Result<Vec<Queued>> {
         let mut launches = Launches::new(memory, scratch, 1, false);
         (launches.row, launches.position) = (column.row, column.position);
-        launches.sharing = column.beside;
+        launches.sharing = column.sharing;
         launches.shared = std::mem::take(rooms);
         write(&mut launches)?;
         *rooms = std::mem::take(&mut launches.shared);

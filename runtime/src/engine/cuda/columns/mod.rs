@@ -125,7 +125,7 @@ impl Writer<'_> {
 
     /// The calls of each column, whose number `write` gets.
     fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
-        let beside = match self.of {
+        let sharing = match self.of {
             SlotKind::Sessions => self.rooms.1.len(),
             SlotKind::Tokens => 1,
         };
@@ -139,7 +139,7 @@ impl Writer<'_> {
             let column = Column {
                 row,
                 position,
-                beside,
+                sharing,
             };
             let write = |launches: &mut Launches| write(launches, row);
             Calls::column(&memory, &mut self.scratch, rooms, column, write)

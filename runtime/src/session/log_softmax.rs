@@ -1,0 +1,25 @@
+//! Log-probabilities by the logits alone: before bias, penalties and temperature.
+
+/// The normalization of logits: `log softmax(x)_i = x_i - max - log(sum(exp(x - max)))`.
+#[derive(Clone, Copy)]
+pub struct LogSoftmax {
+    max: f32,
+    log_sum: f64,
+}
+
+impl LogSoftmax {
+    /// That of the logits `[vocab]`; the sum is one of f64.
+    pub fn new(logits: &[f32]) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
+        LogSoftmax {
+            max,
+            log_sum: sum.ln(),
+        }
+    }
+
+    /// The log-probability, base e, of a token with this logit.
+    pub fn of(&self, logit: f32) -> f32 {
+        (f64::from(logit - self.max) - self.log_sum) as f32
+    }
+}
