@@ -3,14 +3,14 @@
 #![cfg(target_os = "linux")]
 
 mod common;
+mod fault_shim;
 mod skipped;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::{Workplace, copy_fixture, outcome, outcome_of_input};
-use skipped::skipped;
+use fault_shim::shim;
 
 /// Numbers of errors of Linux.
 const EINTR: &str = "4";
@@ -27,27 +27,6 @@ const FAULTS: &[(&str, &[&str])] = &[
     ("rename", &[EIO, ENOSPC]),
     ("mmap", &[ENOMEM]),
 ];
-
-/// The shim, compiled; none without a C compiler.
-fn shim(folder: &Path) -> Option<PathBuf> {
-    let library = folder.join("faults.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/faults.c");
-    let compiled = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-        .args([&library, &source])
-        .args(["-ldl"])
-        .status();
-    match compiled {
-        Ok(status) => {
-            assert!(status.success(), "faults.c");
-            Some(library)
-        }
-        Err(_) => {
-            skipped("`cc`");
-            None
-        }
-    }
-}
 
 /// A command, and the file that it writes.
 struct Work<'a> {

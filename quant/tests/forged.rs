@@ -1,8 +1,11 @@
 //! Forged files of several parts and of packed numbers: parts that claim what they do not have, scales and codes that fit nothing, each
 //! bit turned.
 
+mod stored;
+
 use std::path::{Path, PathBuf};
 
+use stored::{Stored, safetensors};
 use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};
 use waterline_quant::safetensors::Checkpoint;
 use waterline_quant::{F32, FileAccess};
@@ -109,24 +112,6 @@ fn a_later_part_is_checked_like_the_first() {
     assert_eq!(Gguf::open(path(1)).expect("a file").tensors().len(), 2);
 }
 
-/// A tensor: name, type, shape, bytes.
-type Stored = (&'static str, &'static str, &'static [usize], Vec<u8>);
-
-/// The bytes of a file with these tensors.
-fn safetensors(tensors: &[Stored]) -> Vec<u8> {
-    let (mut header, mut data) = (Vec::new(), Vec::new());
-    for (name, dtype, shape, bytes) in tensors {
-        let range = [data.len(), data.len() + bytes.len()];
-        header.push(format!(
-            r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":{range:?}}}"#
-        ));
-        data.extend(bytes);
-    }
-    let header = format!("{{{}}}", header.join(","));
-    let length = (header.len() as u64).to_le_bytes();
-    [&length[..], header.as_bytes(), &data].concat()
-}
-
 /// Reads all that a file has, or says why not.
 fn use_everything(folder: &Path, bytes: &[u8]) -> Result<usize, String> {
     let path: PathBuf = folder.join("model.safetensors");
@@ -148,7 +133,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 }
 
 /// FP8 by blocks, NVFP4 of two makers, integers of four bits with zero points.
-fn packed() -> Vec<Stored> {
+fn packed() -> Vec<Stored<'static>> {
     let shape = |shape: [i64; 2]| shape.iter().flat_map(|n| n.to_le_bytes()).collect();
     vec![
         ("a.weight", "F8_E4M3", &[4, 3], vec![0x38; 12]),

@@ -1,7 +1,10 @@
 //! Checkpoints: one file, shards, odd offsets, files that lie.
 
+mod stored;
+
 use std::path::Path;
 
+use stored::{Stored, safetensors};
 use waterline_quant::safetensors::Checkpoint;
 
 /// Writes a file: a JSON header, padded by `pad` spaces, and data.
@@ -133,19 +136,14 @@ fn damaged_files_are_refused() {
     }
 }
 
-/// Opens a file with these tensors: name, type, shape, bytes.
-fn open(tensors: &[(&str, &str, &[usize], Vec<u8>)]) -> Result<Checkpoint, waterline_quant::Error> {
+/// Opens a file with these tensors.
+fn open(tensors: &[Stored]) -> Result<Checkpoint, waterline_quant::Error> {
     let folder = tempfile::tempdir().unwrap();
-    let (mut header, mut data) = (Vec::new(), Vec::new());
-    for (name, dtype, shape, bytes) in tensors {
-        let range = [data.len(), data.len() + bytes.len()];
-        header.push(format!(
-            r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":{range:?}}}"#
-        ));
-        data.extend(bytes);
-    }
-    let path = folder.path().join("model.safetensors");
-    write(&path, &format!("{{{}}}", header.join(",")), 0, &data);
+    std::fs::write(
+        folder.path().join("model.safetensors"),
+        safetensors(tensors),
+    )
+    .unwrap();
     Checkpoint::open(folder.path())
 }
 

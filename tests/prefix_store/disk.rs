@@ -1,13 +1,13 @@
 //! A disk that fails under a store: each system call on its files fails once. The tokens are read all the same, and what the directory
 //! holds afterwards is right.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use waterline::{PrefixStore, PrefixStoreOptions};
 
 use super::directory::{hybrid, reads};
-use super::skipped::skipped;
+use super::fault_shim::shim;
 use super::{Random, store};
 
 /// The folder that the child of this test writes to.
@@ -23,24 +23,6 @@ const FAULTS: &[(&str, &[&str])] = &[
     ("fsync", &[ENOSPC]),
     ("rename", &[EIO]),
 ];
-
-/// The shim of `faults.c`; none without a C compiler.
-fn shim(folder: &Path) -> Option<PathBuf> {
-    let library = folder.join("faults.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/faults.c");
-    let mut compile = Command::new("cc");
-    compile.args(["-shared", "-fPIC", "-O1", "-o"]);
-    match compile.args([&library, &source]).arg("-ldl").status() {
-        Ok(status) => {
-            assert!(status.success(), "faults.c");
-            Some(library)
-        }
-        Err(_) => {
-            skipped("`cc`");
-            None
-        }
-    }
-}
 
 /// Reads two histories with a store in `folder`, as two processes would.
 fn work(folder: &Path) {

@@ -7,6 +7,9 @@ mod directory;
 #[cfg(target_os = "linux")]
 mod disk;
 #[cfg(target_os = "linux")]
+#[path = "../fault_shim.rs"]
+mod fault_shim;
+#[cfg(target_os = "linux")]
 #[path = "../skipped.rs"]
 mod skipped;
 

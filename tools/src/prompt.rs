@@ -1,6 +1,5 @@
 //! A prompt on a command line: the model and the text that are named, its tokens, and the text that the model sees.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use waterline::{Model, Tokenizer, Turns};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::text::{NO_TEMPLATE, utf8};
+use crate::text::{NO_TEMPLATE, STDIN, read_stdin, read_text};
 use crate::wrong_model::{is_like_a_model, quoted};
 
 /// Where a prompt comes from.
@@ -63,16 +62,8 @@ pub struct Prompt {
 impl PromptArgs {
     /// The model that is named, and the prompt's text, for the command `name`.
     pub fn read(&self, name: &str, open: &OpenArgs) -> Result<(Option<&Path>, String)> {
-        const STDIN: &str = "-";
-        let from_stdin = || {
-            let mut bytes = Vec::new();
-            std::io::stdin()
-                .read_to_end(&mut bytes)
-                .map_err(|e| Error::io("standard input", e))?;
-            utf8(bytes, "standard input")
-        };
         let from_text = |text: &str| match text {
-            STDIN => from_stdin(),
+            STDIN => read_stdin(),
             _ => Ok(text.to_string()),
         };
         let model = self.first.as_deref();
@@ -80,12 +71,7 @@ impl PromptArgs {
             return Ok((model, text.clone()));
         }
         if let Some(path) = &self.file {
-            let text = if path.as_os_str() == STDIN {
-                from_stdin()?
-            } else {
-                utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)?
-            };
-            return Ok((model, text));
+            return Ok((model, read_text(path)?));
         }
         match (model, &self.text) {
             (Some(word), Some(text)) if !is_like_a_model(word) && Path::new(text).exists() => {

@@ -10,7 +10,7 @@ use waterline::{
 };
 
 use crate::error::{Error, Result};
-use crate::text::utf8;
+use crate::text::read_file;
 use crate::units::thousands;
 
 /// The sets of a layer, one of each key head.
@@ -77,8 +77,7 @@ pub fn lines(sets: &[LayerSets], read: u64) -> Vec<String> {
 
 /// `waterline inspect --retention`: reads a text and tells of the sets.
 pub fn of_text(model: &Arc<Model>, path: &Path, state: StateOptions) -> Result<(String, Value)> {
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-    let tokens = model.tokenizer()?.encode(&utf8(bytes, path)?)?;
+    let tokens = model.tokenizer()?.encode(&read_file(path)?)?;
     let tokens: Vec<u32> = model.bos().into_iter().chain(tokens).collect();
     let mut options = SessionOptions::default();
     options.state = state;

@@ -104,8 +104,7 @@ fn named_spec(args: &Args) -> Result<(String, ModelSpec)> {
     let (name, mut spec) = match (&args.preset, &args.shape) {
         (_, Some(path)) => {
             let file = path.display().to_string();
-            let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-            let spec = presets::spec(&file, &text::utf8(bytes, path)?)?;
+            let spec = presets::spec(&file, &text::read_file(path)?)?;
             let stem = path.file_stem().unwrap_or_default();
             (stem.to_string_lossy().into_owned(), spec)
         }

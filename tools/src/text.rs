@@ -12,19 +12,38 @@ use crate::error::{Error, Result};
 pub const NO_TEMPLATE: &str =
     "note: the model has no chat template; messages are written in ChatML";
 
+/// The path that means standard input.
+pub const STDIN: &str = "-";
+
 /// The text of a file, `-` being standard input.
 ///
 /// # Errors
 /// A file that cannot be read or is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
-    if path.as_os_str() != "-" {
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-        return utf8(bytes, path);
+    if path.as_os_str() == STDIN {
+        read_stdin()
+    } else {
+        read_file(path)
     }
+}
+
+/// The text of standard input.
+///
+/// # Errors
+/// As [`read_file`].
+pub fn read_stdin() -> Result<String> {
     let mut bytes = Vec::new();
     let read = std::io::stdin().read_to_end(&mut bytes);
     read.map_err(|e| Error::io("standard input", e))?;
     utf8(bytes, "standard input")
+}
+
+/// The text of a file, whatever its name.
+///
+/// # Errors
+/// A file that cannot be read or is not UTF-8.
+pub fn read_file(path: &Path) -> Result<String> {
+    utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)
 }
 
 /// The text in `bytes`, which errors call `name`, without the byte order mark that it may begin with.
