@@ -74,13 +74,15 @@ fn drafts_by_a_block_change_no_token_in_any_form_of_file() {
                 assert!(fixed.0 > steps.state_bytes(), "{what}");
                 let mut found = generate(&mut session, 25);
                 let middle = session.snapshot().unwrap();
-                found.extend(generate(&mut session, 35));
+                // Each generation begins without a pause after refused drafts.
+                for tokens in [9, 9, 9, 8] {
+                    found.extend(generate(&mut session, tokens));
+                }
                 assert_eq!(found, expected, "{what} at {temperature}");
                 assert_eq!((session.state_bytes(), session.work_bytes()), fixed);
                 let (drafted, accepted) = session.drafts();
                 println!("{what} at {temperature}: {accepted} of {drafted} accepted");
-                // A generation drafts seldom while drafts are refused, as those of random weights mostly are.
-                assert!(accepted > 3, "{what}: {accepted} of {drafted}");
+                assert!(accepted > 5, "{what}: {accepted} of {drafted}");
                 let mut other = prompted(&model, 2, temperature);
                 other.restore(&middle).unwrap();
                 assert_eq!(generate(&mut other, 35), expected[25..], "{what}");
