@@ -254,7 +254,7 @@ pub fn of_shorter_blocks(format: &'static Format) -> &'static Format {
     }
 }
 
-/// Whether llama-quantize quantizes a tensor of its own files; the others stay as they are.
+/// Whether llama-quantize quantizes a tensor of a file in its layout; the others stay as they are.
 pub fn is_quantized(name: &str, shape: &[usize]) -> bool {
     const STAY: &[&str] = &[
         "_norm.weight",

@@ -141,7 +141,7 @@ fn a_session_whose_device_was_lost_refuses_everything_and_keeps_its_position() {
 
 #[test]
 fn a_conversation_outlives_its_device() {
-    // Of its layers the first two: the emulator takes a second for a token of all.
+    // The first two layers alone: the emulator takes a second for a token of the whole model.
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../tools/model/waterline-chat.gguf"
