@@ -1,7 +1,7 @@
 //! The engine on a GPU: state, buffers, and the program as kernels.
 
-mod columns;
-mod lent;
+mod batch;
+mod handover;
 mod open;
 mod programs;
 #[cfg(test)]
@@ -11,10 +11,10 @@ use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use columns::{DeviceAhead, DeviceExact, DeviceGroup};
+use batch::{DeviceExact, DeviceGroup, DeviceVerifier};
 use programs::Programs;
 
-use super::{Ahead, Engine, Group, Setup, StepForm};
+use super::{Engine, Group, Setup, StepForm, Verifier};
 use crate::bound::Model;
 use crate::cuda::{
     Address, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime,
@@ -413,8 +413,8 @@ impl Engine for CudaEngine {
         Ok(Box::new(DeviceGroup::new(self, most)?))
     }
 
-    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>> {
-        Ok(Box::new(DeviceAhead::new(self, most, drafts)?))
+    fn verifier(&self, most: usize, drafts: bool) -> Result<Box<dyn Verifier>> {
+        Ok(Box::new(DeviceVerifier::new(self, most, drafts)?))
     }
 
     fn on_device(&mut self) -> Option<&mut CudaEngine> {

@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell};
 use std::sync::{Arc, PoisonError};
 
 use super::CudaEngine;
-use super::columns::DeviceExact;
+use super::batch::DeviceExact;
 use super::programs::{Calls, ProgramWriter, Programs};
 use crate::bound::Model;
 use crate::cpu::Pool;

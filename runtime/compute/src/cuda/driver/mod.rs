@@ -1,8 +1,8 @@
 //! A device as the backend needs it: memory, kernels, and a queue that runs them in order.
 
-pub(crate) mod ahead;
 mod cache;
 mod compile;
+pub(crate) mod compile_only;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 pub(crate) mod gpu;
 mod nvrtc;

@@ -8,7 +8,7 @@ use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::operands::View;
 
-const SOURCE: &[File] = &[file("cuda/columns/kept.cu")];
+const SOURCE: &[File] = &[file("cuda/batch/saved.cu")];
 
 /// Views of a list.
 const MOST_VIEWS: usize = 12;
@@ -16,7 +16,7 @@ const MOST_VIEWS: usize = 12;
 const THREADS: usize = 256;
 const RUN: usize = 4;
 
-/// `ColumnList` in kept.cu.
+/// `ColumnList` in saved.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct ColumnList {
