@@ -390,7 +390,7 @@ impl Session {
     /// Chooses a token by the last logits, without reading it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] before the first token, or if the logits are not finite.
+    /// [`Error::Invalid`] before the first token; [`Error::Logits`] if the logits are not finite.
     pub fn sample(&mut self) -> Result<u32> {
         self.choose(None)
     }
@@ -432,9 +432,8 @@ impl Session {
     fn about_cache(&self, mut error: Error) -> Error {
         let kept = self.engine.arena().plan().tensors();
         let is_f16 = kept.iter().any(|tensor| tensor.dtype == StateDtype::F16);
-        if let Error::Invalid { what, reason } = &mut error
+        if let Error::Logits { reason } = &mut error
             && is_f16
-            && what == "logits"
         {
             reason.push_str(
                 "; keys and values beyond 65504 do not fit a cache of f16: --kv f32 keeps them",

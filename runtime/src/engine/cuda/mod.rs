@@ -130,10 +130,7 @@ impl CudaEngine {
     fn chosen(&self) -> Result<u32> {
         let token = self.settle()?;
         if token as usize >= self.vocab {
-            return Err(Error::invalid(
-                "logits",
-                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
-            ));
+            return Err(Error::not_finite());
         }
         Ok(token)
     }
@@ -152,7 +149,7 @@ impl CudaEngine {
     /// Chooses the first of the largest logits on the device and reads that token.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
+    /// [`Error::Logits`] if the logits are not finite; the state is then one of a damaged model.
     fn choose(&mut self) -> Result<u32> {
         self.queue()?;
         self.host_logits.forget();

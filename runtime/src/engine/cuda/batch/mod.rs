@@ -343,7 +343,7 @@ impl BatchPrograms {
     /// Sessions choose a token each, which they sample if `sampled`, and read it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the logits of one are not finite; the states are then those of a damaged model.
+    /// [`Error::Logits`] if the logits of one are not finite; the states are then those of a damaged model.
     fn step(&self, tokens: &mut [u32], sampled: bool) -> Result<()> {
         let recorded = &self.recorded[tokens.len() - 1];
         match &recorded.sample {
@@ -354,10 +354,7 @@ impl BatchPrograms {
         self.read_chosen(tokens)?;
         match tokens.iter().all(|&token| (token as usize) < self.vocab) {
             true => Ok(()),
-            false => Err(Error::invalid(
-                "logits",
-                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
-            )),
+            false => Err(Error::not_finite()),
         }
     }
 
