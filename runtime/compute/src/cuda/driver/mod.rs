@@ -59,6 +59,11 @@ pub trait Driver: Send + Sync {
     /// Bytes of shared memory that a block may have.
     fn shared_memory(&self) -> usize;
 
+    /// Whether a step is faster as a graph than as one kernel: not on a GPU.
+    fn prefers_graph(&self) -> bool {
+        false
+    }
+
     /// Thread blocks of the decode kernel, which wait for each other, or why there is no such kernel.
     fn resident_blocks(&self) -> std::result::Result<usize, String>;
 
