@@ -229,10 +229,10 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Whether chunks of such inputs are multiplied in integers, as in steps: those in 8 bits where the program chooses experts. There a
+    /// Whether chunks of such inputs are multiplied in integers, as in steps: those in 8 bits where the program routes tokens. There a
     /// sum that differs in 1e-5 gives one code of a later input another value, which may change a choice, and then all logits differ.
     fn is_exact(&self, rounding: Option<Rounding>) -> bool {
-        self.has_choices && rounding.is_some_and(Rounding::is_integer)
+        self.has_routing && rounding.is_some_and(Rounding::is_integer)
     }
 
     /// As [`Launches::gemm`] of inputs that are rounded alike, token by token.

@@ -57,9 +57,9 @@ pub struct Launches<'a> {
     pub(crate) scratch: &'a mut Vec<Memory>,
     /// The first of them that ops may still take.
     pub untaken: usize,
-    /// Whether the program chooses experts: then a difference in the last bit of a sum may change all that follows, and products are
-    /// those of the CPU as far as they can be.
-    pub has_choices: bool,
+    /// Whether the program routes tokens to experts or partitions: then a difference in the last bit of a sum may change the routing
+    /// and all that follows, so products are those of the CPU as far as possible.
+    pub has_routing: bool,
     /// Whether the calls become ops of the decode kernel.
     pub(crate) persistent: bool,
     pub(crate) calls: Vec<Queued>,
@@ -140,7 +140,7 @@ impl<'a> Launches<'a> {
             as_steps: false,
             row: 0,
             position: None,
-            has_choices: false,
+            has_routing: false,
             persistent,
             plan: memory.plan,
             arena: memory.arena,

@@ -51,7 +51,7 @@ impl DeviceOp for Slots {
                 tokens: launches.tokens,
                 sms: launches.sms(),
                 persistent: launches.persistent(),
-                has_choices: launches.has_choices,
+                has_routing: launches.has_routing,
             };
             Plan::new(sizes, self.kv_heads, update, inputs, place)
         };

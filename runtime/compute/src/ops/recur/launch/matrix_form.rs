@@ -245,7 +245,7 @@ mod tests {
             tokens,
             sms: 132,
             persistent: false,
-            has_choices: false,
+            has_routing: false,
         };
         let plan = Plan::new(sizes, 6, update, &DeviceInputs::zeroed(), place);
         MatrixForm::new(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])
