@@ -31,7 +31,7 @@ impl DeviceOp for Slots {
             ..Inputs::zeroed()
         };
 
-        // K fades and is written by column, q reads it.
+        // K decays and is written by column, q reads it.
         let first = Inputs {
             q: input(launches.rows(self.q), 1),
             k,

@@ -68,7 +68,7 @@ pub(in crate::ops) struct DeviceInputs {
     pub function: i32,
 }
 
-/// How a state fades, by its number in recur.cu.
+/// How a state decays, by its number in recur.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::ops) enum Fading {
     None,
@@ -109,7 +109,7 @@ pub(in crate::ops) struct Plan {
     /// Queries of a state.
     pub queries: usize,
     pub fading: Fading,
-    /// Whether keys are one minus the fade.
+    /// Whether keys are one minus the decay.
     pub complement: bool,
     pub writing: Writing,
     /// The output's finish, by its number in recur.cu.
@@ -143,7 +143,7 @@ const PERSISTENT_WARPS: usize = 16;
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Update {
     pub fading: Fading,
-    /// Whether keys are one minus the fade.
+    /// Whether keys are one minus the decay.
     pub complement: bool,
     pub writing: Writing,
 }
