@@ -97,7 +97,7 @@ pub enum Error {
     /// No token can be chosen by the logits that the model computed: one is NaN or infinite, or all are minus infinity.
     #[error("logits: {reason}")]
     Logits {
-        /// What they are, and the likely cause.
+        /// The unusable values, and the likely cause.
         reason: String,
     },
     /// The session's declared context cannot hold the tokens.

@@ -28,7 +28,7 @@ use crate::operands::{RESIDUAL, View};
 use crate::ops::Op;
 use crate::state::LOGITS;
 
-/// What the slots of a batch hold.
+/// The content of a batch's slots.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SlotKind {
     /// Sessions, each with its own state.
