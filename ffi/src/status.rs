@@ -231,6 +231,16 @@ mod tests {
     }
 
     #[test]
+    fn logits_of_a_damaged_model_are_no_wrong_argument() {
+        let status = |error: Error| border(|| Err(Failure::from(error)));
+        assert_eq!(status(Error::not_finite()), WL_ERROR_MODEL);
+        assert_eq!(
+            status(Error::invalid("logits", "too few")),
+            WL_ERROR_ARGUMENT
+        );
+    }
+
+    #[test]
     fn names_are_those_of_the_statuses() {
         let all = [
             WL_OK,

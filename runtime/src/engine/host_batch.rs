@@ -20,17 +20,17 @@ pub(super) struct HostBatch {
 }
 
 impl HostBatch {
-    /// Allocates for up to `most` states, and if it `keeps` the columns that ops with a state read, for [`HostBatch::repeat`].
-    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
+    /// Allocates for up to `most` states, and if it `saves` the columns that ops with a state read, for [`HostBatch::repeat`].
+    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, saves: bool) -> Result<Self> {
         let vocab = program.logits.matrix.rows();
         Ok(HostBatch {
-            slots: Slots::new(program, pool, most, keeps)?,
+            slots: Slots::new(program, pool, most, saves)?,
             logits: room(vocab * most)?,
             vocab,
         })
     }
 
-    /// Bytes of working memory that [`HostBatch::new`] would allocate, with the columns that it keeps.
+    /// Bytes of working memory that [`HostBatch::new`] would allocate, with the columns that it saves.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
         let logits = program.logits.matrix.rows() * most * size_of::<f32>();
         Slots::plan(program, threads, most, true) + logits

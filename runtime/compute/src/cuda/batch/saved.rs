@@ -26,10 +26,10 @@ struct ColumnList {
 }
 
 impl Launches<'_> {
-    /// Copies these columns of every token to `kept`, or `back` from there: `[tokens, width]` of up to twelve views, then of the
+    /// Copies these columns of every token to `saved`, or `back` from there: `[tokens, width]` of up to twelve views, then of the
     /// next ones.
-    pub fn copy_columns(&mut self, views: &[View], kept: Address, back: bool) {
-        let mut kept = kept;
+    pub fn copy_columns(&mut self, views: &[View], saved: Address, back: bool) {
+        let mut saved = saved;
         for views in views.chunks(MOST_VIEWS) {
             let width = views.iter().map(|view| view.width).sum::<usize>();
             let mut list = ColumnList {
@@ -48,10 +48,10 @@ impl Launches<'_> {
                 shared: 0,
                 parameters: vec![
                     Parameter::value("ColumnList", list),
-                    Parameter::pointer("float", kept),
+                    Parameter::pointer("float", saved),
                 ],
             });
-            kept += (self.tokens * width * size_of::<f32>()) as u64;
+            saved += (self.tokens * width * size_of::<f32>()) as u64;
         }
     }
 }

@@ -16,7 +16,7 @@ __device__ inline void count_positions(const u64* position, u64* positions, int 
 
 // The logits of a slot into its state.
 template <int vocab>
-__device__ void keep_logits(const float* from, float* to) {
+__device__ void copy_logits(const float* from, float* to) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < vocab) to[i] = from[i];
 }

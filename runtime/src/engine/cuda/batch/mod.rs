@@ -162,13 +162,13 @@ impl Writer<'_> {
     }
 
     /// Copies the columns that an op reads, each row's, to memory of their own. Returns the copy and the way back.
-    fn keep(&mut self, op: &dyn Op) -> Result<[Calls; 2]> {
+    fn save_inputs(&mut self, op: &dyn Op) -> Result<[Calls; 2]> {
         let views: Vec<View> = op.access().read_columns().copied().collect();
         let width = views.iter().map(|view| view.width).sum::<usize>();
         let bytes = self.rooms.1.len() * width * size_of::<f32>();
-        let kept = Memory::new(self.memory.weights.driver(), bytes)?;
-        let address = kept.address();
-        self.scratch.push(kept);
+        let saved = Memory::new(self.memory.weights.driver(), bytes)?;
+        let address = saved.address();
+        self.scratch.push(saved);
         let mut copy = |back| {
             self.rows(|launches| {
                 launches.copy_columns(&views, address, back);
@@ -225,7 +225,7 @@ impl BatchPrograms {
         }
         for (index, op) in program.ops.iter().enumerate() {
             if of == SlotKind::Tokens && op.access().changes_state() {
-                let [there, back] = writer.keep(&**op)?;
+                let [there, back] = writer.save_inputs(&**op)?;
                 read.push(there);
                 commit.extend([back, writer.op(index, &**op)?]);
             }
@@ -250,7 +250,7 @@ impl BatchPrograms {
                 commit.push(writer.rows(advance)?);
             }
             SlotKind::Sessions => read.push(writer.each(|launches, slot| {
-                launches.keep_logits(vocab, of_slot(slot));
+                launches.copy_logits(vocab, of_slot(slot));
                 advance(launches)
             })?),
         }
