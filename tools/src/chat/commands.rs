@@ -313,21 +313,27 @@ impl Commands {
     }
 
     /// Goes on with the conversation in `path`. A state that this session cannot have (another context, type of cache) is left, and the
-    /// messages are read with the next one.
+    /// messages are read with the next one; so are messages that were kept after the state.
     pub fn resume(&mut self, path: &Path, conversation: &mut Conversation) -> Result<String> {
         let messages_only = match Snapshot::load(path) {
-            Ok(snapshot) => match conversation.restore(&snapshot) {
-                Err(Error::Library(waterline::Error::Snapshot { reason, .. }))
-                    if conversation.session().is_of_model(&snapshot) =>
-                {
-                    conversation.restore_note(&snapshot.note)?;
-                    Some(reason)
+            Ok(snapshot) => {
+                let newer = self.sessions.newer_messages(path);
+                let reason = match conversation.restore(&snapshot) {
+                    Err(Error::Library(waterline::Error::Snapshot { reason, .. }))
+                        if conversation.session().is_of_model(&snapshot) =>
+                    {
+                        Some(reason)
+                    }
+                    other => {
+                        other?;
+                        newer.as_ref().map(|_| "their state was not kept".into())
+                    }
+                };
+                if reason.is_some() {
+                    conversation.restore_note(newer.as_ref().unwrap_or(&snapshot.note))?;
                 }
-                other => {
-                    other?;
-                    None
-                }
-            },
+                reason
+            }
             Err(error) => match self.sessions.messages(path) {
                 Some(note) => {
                     conversation.restore_note(&note)?;

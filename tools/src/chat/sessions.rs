@@ -225,6 +225,13 @@ impl Sessions {
             .filter(|_| self.has(&path))
     }
 
+    /// The messages of a saved conversation that were written after its state, if the program ended between the two.
+    pub fn newer_messages(&self, path: &Path) -> Option<Vec<u8>> {
+        let written = |path: &Path| std::fs::metadata(path).and_then(|about| about.modified());
+        let messages = written(&path.with_extension(MESSAGES)).ok()?;
+        (messages > written(path).ok()?).then(|| self.messages(path))?
+    }
+
     /// Removes a saved conversation.
     pub fn delete(&self, saved: &Saved) -> Result<()> {
         std::fs::remove_file(&saved.path).map_err(|e| Error::io(&saved.path, e))?;
