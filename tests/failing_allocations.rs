@@ -217,7 +217,10 @@ fn bounded(path: &Path) -> usize {
     }
     let held = IN_USE.load(Ordering::SeqCst) - before;
     let counted = store.stats().bytes;
-    assert!(held <= counted + REST, "{held} bytes are held, {counted} counted");
+    assert!(
+        held <= counted + REST,
+        "{held} bytes are held, {counted} counted"
+    );
     store.stats().evicted as usize
 }
 
@@ -252,9 +255,7 @@ fn times(way: &str) -> [usize; MODELS.len()] {
             ended.status,
             said[1]
         );
-        let line = said[0]
-            .lines()
-            .find_map(|line| line.strip_suffix(" times"));
+        let line = said[0].lines().find_map(|line| line.strip_suffix(" times"));
         line.expect("a line").parse().expect("a number")
     })
 }

@@ -164,7 +164,9 @@ fn two_processes_write_one_directory() {
         assert!(output.status.success());
         let said = String::from_utf8(output.stdout).expect("text");
         let counts = said.lines().filter_map(|line| line.strip_prefix("reused "));
-        reused += counts.filter_map(|count| count.parse::<u64>().ok()).sum::<u64>();
+        reused += counts
+            .filter_map(|count| count.parse::<u64>().ok())
+            .sum::<u64>();
     }
     assert!(reused > 0);
     let files = std::fs::read_dir(folder.path()).expect("the directory");

@@ -230,7 +230,10 @@ impl Session {
         let ours = self.reading.origin.and_then(|origin| tree.path(origin));
         let ours = ours.filter(|_| self.position() <= self.most_position());
         let ours = ours.unwrap_or_default();
-        let shared = path.iter().zip(&ours).take_while(|(one, other)| one == other);
+        let shared = path
+            .iter()
+            .zip(&ours)
+            .take_while(|(one, other)| one == other);
         let shared = shared.count().min(nodes.len() - 1);
         for node in &nodes[shared..] {
             self.engine

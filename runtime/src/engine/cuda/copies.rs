@@ -46,7 +46,10 @@ impl CudaEngine {
         let bytes = copy.rows.len() + copy.present.len();
         let plan = Arc::clone(&self.plan);
         let arena = self.arena.address();
-        let transfer = self.lock_chunks().transfer.take_if(|room| room.bytes() >= bytes);
+        let transfer = self
+            .lock_chunks()
+            .transfer
+            .take_if(|room| room.bytes() >= bytes);
         let queue = self.queue()?;
         self.copying = match transfer {
             Some(mut transfer) => {
