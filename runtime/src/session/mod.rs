@@ -2,6 +2,7 @@
 
 mod batch;
 mod chat;
+pub(crate) mod choice;
 mod generate;
 mod history;
 mod log_softmax;
