@@ -411,7 +411,7 @@ fn answers_that_must_call_call_in_every_format() {
             session.reset().expect("reset");
             session.feed(&prompt).expect("read");
             let mut limits = GenerateOptions::default();
-            limits.max_tokens = 400;
+            limits.max_tokens = 200;
             let mut pieces = session.generate(limits).expect("begun").constrained(form);
             let text: String = pieces
                 .by_ref()
@@ -464,7 +464,7 @@ fn calls_that_are_free_to_come_still_fit() {
             "<tool_call>\n{{\"name\": \"get_weather\", \"arguments\": {{\"city\": \"{city}\"}}}}\n</tool_call>"
         )
     };
-    let end = model.ends()[0];
+    let end = model.ends().next().expect("an end");
     let takes = |text: &str, ends: bool| {
         let mut form = form.clone();
         let mut tokens = tokenizer.encode(text).expect("tokens");
