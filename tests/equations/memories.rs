@@ -85,24 +85,28 @@ fn a_mixture_of_memories_is_a_recurrence_over_the_tokens_of_each() {
         let parameters = json!({
             "heads": MOM_HEADS, "head_dim": DK, "value_dim": DV, "memories": MEMORIES, "chosen": chosen,
             "shared": shared, "single": single, "conv": 3, "gate": true, "norm_eps": EPS,
-            "gla_normalizer": (!delta).then_some(NORMALIZER),
+            "gla": (!delta).then(|| json!({ "rank": 3, "normalizer": NORMALIZER })),
         });
         let mut memories: Vec<Memory> = (0..MEMORIES).map(|_| Memory::new()).collect();
         let mut common = Memory::new();
         compare("mom", parameters, |w, _, h| {
             let q = w.apply("q_proj", h);
             let inputs = |names: [&str; 4], memory: usize, of: usize| {
-                let part = |name: &str| {
-                    let all = w.apply(name, h);
+                let row = |all: Vector| {
                     let width = all.len() / of;
                     all[memory * width..][..width].to_vec()
                 };
+                let part = |name: &str| row(w.apply(name, h));
                 let [k, v, b, a] = names;
-                (
-                    [q.clone(), part(k), part(v)],
-                    delta.then(|| part(b)),
-                    part(a),
-                )
+                let qkv = [q.clone(), part(k), part(v)];
+                if delta {
+                    return (qkv, Some(part(b)), part(a));
+                }
+                let second = if of == 1 { "shared_gk" } else { "gk_proj.1" };
+                let biases = w.values(&format!("{second}.bias"));
+                let logits = w.apply(second, &w.apply("gk_proj.0", h));
+                let sums = logits.iter().zip(biases).map(|(x, b)| x + b);
+                (qkv, None, row(sums.collect()))
             };
             let common_names = ["shared_k", "shared_v", "shared_b", "shared_a"];
             let shares = softmax(&w.apply("gate", h));

@@ -11,7 +11,7 @@
 //! ```
 //! Gated linear attention instead (optional; the baseline of arXiv 2507.16577): q and k are not normalised, there is no beta, and
 //! ```text
-//! a = exp(ln sigmoid(W_a^m x) / normalizer)            [head_dim]
+//! a = exp(ln sigmoid(W_2^m W_1 x + b^m) / normalizer)  [head_dim]; W_1 is the same for all memories
 //! S_m <- diag(a) S_m + k^T v
 //! ```
 //! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with its own
@@ -60,11 +60,21 @@ pub struct Mom {
     pub conv: usize,
     /// Whether the output is gated, by silu.
     pub gate: bool,
-    /// With gated linear attention: divides the decay's logarithm. None: Gated DeltaNet.
+    /// Decays of gated linear attention; none: Gated DeltaNet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gla_normalizer: Option<f32>,
+    pub gla: Option<GlaDecay>,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
+}
+
+/// Decays of gated linear attention.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GlaDecay {
+    /// Width between the two matrices.
+    pub rank: usize,
+    /// Divides the decay's logarithm.
+    pub normalizer: f32,
 }
 
 /// The columns of one input: key, value, decay and, with the delta rule, write strength.
@@ -79,6 +89,10 @@ struct MemoryInputs {
 /// Key, value, decay and write strength of each memory, and of the shared one.
 const OWN: [&str; 4] = ["k_proj", "v_proj", "a_proj", "b_proj"];
 const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_a", "shared_b"];
+/// The matrices of gated linear attention's decays.
+const FIRST_DECAY: &str = "gk_proj.0";
+const OWN_DECAY: &str = "gk_proj.1";
+const SHARED_DECAY: &str = "shared_gk";
 const CONVOLUTIONS: [&str; 3] = ["q_conv1d", "k_conv1d", "v_conv1d"];
 /// The number of the first state tensor of the shared memory.
 const AFTER_MEMORIES: usize = 4;
@@ -96,19 +110,11 @@ impl Mom {
         self.heads * self.value_dim
     }
 
-    /// The names of a memory's matrices, from [`OWN`] or [`SHARED`].
+    /// The names of a memory's matrices on the layer's input, from [`OWN`] or [`SHARED`].
     fn names(&self, [k, v, decay, beta]: [&'static str; 4]) -> Vec<&'static str> {
-        match self.gla_normalizer {
-            Some(_) => vec![k, v, decay],
+        match self.gla {
+            Some(_) => vec![k, v],
             None => vec![k, v, decay, beta],
-        }
-    }
-
-    /// Numbers of a head's decay.
-    fn decay_width(&self) -> usize {
-        match self.gla_normalizer {
-            Some(_) => self.head_dim,
-            None => 1,
         }
     }
 
@@ -142,9 +148,9 @@ impl Mom {
         inputs: MemoryInputs,
         memories: usize,
     ) -> Result<Vec<(View, Gate)>> {
-        if let Some(normalizer) = self.gla_normalizer {
+        if let Some(gla) = self.gla {
             let gate = Gate::LogSigmoid {
-                scale: 1.0 / normalizer,
+                scale: 1.0 / gla.normalizer,
                 min: f32::NEG_INFINITY,
             };
             return Ok(vec![(inputs.decay, gate)]);
@@ -162,7 +168,7 @@ impl Mom {
     /// The shared memory's queries, keys and values: convolutions, silu and, with the delta rule, unit length.
     fn shared_groups(&self, layer: &Lowering, views: &[View]) -> Result<Vec<HeadGroup>> {
         let (branches, first) = (self.branches(), AFTER_MEMORIES + 1);
-        if self.gla_normalizer.is_none() {
+        if self.gla.is_none() {
             return short_conv::unit_qkv(layer, &branches, views, first);
         }
         let silu = || vec![HeadOp::Activation(Activation::Silu)];
@@ -199,6 +205,11 @@ impl Mixer for Mom {
             || format!("{} chosen of {} memories", self.chosen, self.memories),
             "one or more of them, and no more than there are, of at most 65536",
         )?;
+        Mismatch::unless(
+            self.gla.is_none_or(|gla| gla.rank > 0),
+            || "gla of rank 0".into(),
+            "a rank of one or more",
+        )?;
         short_conv::check(Some(self.conv))
     }
 
@@ -217,10 +228,10 @@ impl Mixer for Mom {
                 let shape = [width.saturating_mul(times), hidden];
                 weights.push(WeightSpec::full(&format!("{name}.weight"), &shape));
             };
-            if self.gla_normalizer.is_none() {
+            if self.gla.is_none() {
                 gate(b, self.heads);
+                gate(a, self.heads);
             }
-            gate(a, self.heads.saturating_mul(self.decay_width()));
         };
         if !self.single {
             inputs(OWN, self.memories);
@@ -228,9 +239,24 @@ impl Mixer for Mom {
         if self.single || self.shared {
             inputs(SHARED, 1);
         }
-        if self.gla_normalizer.is_none() {
-            for name in ["A_log", "dt_bias"] {
-                weights.push(WeightSpec::full(name, &[self.heads]));
+        match self.gla {
+            None => {
+                for name in ["A_log", "dt_bias"] {
+                    weights.push(WeightSpec::full(name, &[self.heads]));
+                }
+            }
+            Some(GlaDecay { rank, .. }) => {
+                weights.push(WeightSpec::full(
+                    &format!("{FIRST_DECAY}.weight"),
+                    &[rank, hidden],
+                ));
+                let own = (!self.single).then_some((OWN_DECAY, self.memories));
+                let shared = (self.single || self.shared).then_some((SHARED_DECAY, 1));
+                for (name, times) in own.into_iter().chain(shared) {
+                    let rows = keys.saturating_mul(times);
+                    weights.push(WeightSpec::full(&format!("{name}.weight"), &[rows, rank]));
+                    weights.push(WeightSpec::full(&format!("{name}.bias"), &[rows]));
+                }
             }
         }
         for (name, width) in CONVOLUTIONS.into_iter().zip([keys, keys, values]) {
@@ -270,6 +296,7 @@ impl Mixer for Mom {
         let n = self.memories;
         let mut names = vec!["q_proj", "gate"];
         names.extend(self.gate.then_some("g_proj"));
+        names.extend(self.gla.map(|_| FIRST_DECAY));
         if self.single || self.shared {
             names.extend(self.names(SHARED));
         }
@@ -282,18 +309,30 @@ impl Mixer for Mom {
             bias: None,
             out: route,
         });
-        let inputs = |views: &[View]| MemoryInputs {
-            k: views[0],
-            v: views[1],
-            decay: views[2],
-            beta: views.get(3).copied(),
+        let narrow = names.iter().position(|name| *name == FIRST_DECAY);
+        let narrow = narrow.map(|i| views[i]);
+        let inputs = |layer: &mut Lowering, views: &[View], second: &str| -> Result<_> {
+            Ok(MemoryInputs {
+                k: views[0],
+                v: views[1],
+                decay: match narrow {
+                    Some(narrow) => layer.project_from(narrow, None, &[second])?[0],
+                    None => views[2],
+                },
+                beta: views.get(3).copied(),
+            })
         };
-        let shared = (self.single || self.shared)
-            .then(|| inputs(&views[views.len() - self.names(SHARED).len()..]));
+        let shared = if self.single || self.shared {
+            let views = &views[views.len() - self.names(SHARED).len()..];
+            Some(inputs(layer, views, SHARED_DECAY)?)
+        } else {
+            None
+        };
         let own = if self.single {
             None
         } else {
-            Some(inputs(&layer.project_chosen(&self.names(OWN), n, route)?))
+            let views = layer.project_chosen(&self.names(OWN), n, route)?;
+            Some(inputs(layer, &views, OWN_DECAY)?)
         };
 
         // The memories' inputs in separate columns: the shared memory changes its inputs in place.
@@ -313,7 +352,7 @@ impl Mixer for Mom {
                 out,
                 head_dim: [self.head_dim, self.head_dim, self.value_dim][i],
                 conv: Conv::new(&weight, out.width / n, None, layer.state_tensor(1 + i)),
-                unit_length: i < 2 && self.gla_normalizer.is_none(),
+                unit_length: i < 2 && self.gla.is_none(),
             });
         }
         layer.push(ConvChosen {
