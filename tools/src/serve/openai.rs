@@ -245,7 +245,7 @@ impl Form for OpenAi {
                 }
             });
         }
-        // A choice of its own for what no text comes with.
+        // A separate choice for a delta without text.
         if added.ends || (deltas.is_empty() && !logprobs.is_null()) {
             deltas.push(json!({}));
         }
