@@ -374,7 +374,8 @@ fn session_with_store(model: Arc<Model>, folder: &Path) -> Session {
     let mut store = PrefixStoreOptions::default();
     (store.grid, store.directory) = (8, Some(folder.to_path_buf()));
     let mut options = options();
-    options.state.context = options.state.context.max(prefix_tokens().len());
+    // After the history a test reads one token more, and then five.
+    options.state.context = options.state.context.max(prefix_tokens().len() + 8);
     options.store = Some(PrefixStore::new(store).expect("a store"));
     Session::new(model, options).expect("a session")
 }
