@@ -353,7 +353,7 @@ fn costly_vocabularies_are_refused_at_a_small_cost() {
     let (mut pairs, mut rank) = (String::new(), 0);
     for length in 1..18 {
         for letters in 0..1u32 << length {
-            let letter = |place| b'a' + (letters >> place & 1) as u8;
+            let letter = |place: u32| b'a' + (letters >> place & 1) as u8;
             let token: Vec<u8> = (0..length).map(letter).collect();
             writeln!(pairs, "{} {rank}", base64(&token)).expect("text");
             rank += 1;

@@ -97,6 +97,9 @@ impl Tokenizer {
     pub fn for_rows(bytes: &[u8], source_name: &str, rows: usize) -> Result<Self> {
         ask_room(bytes.len().saturating_mul(OF_BYTE).saturating_add(PATTERNS))?;
         let build = || -> std::result::Result<Self, String> {
+            if bytes.trim_ascii_start().first() != Some(&b'{') {
+                return Err("the file is no object of JSON".into());
+            }
             let file = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
             Self::from_parts(Parts::new(file, rows)?, source_name)
         };
