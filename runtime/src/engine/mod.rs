@@ -149,10 +149,10 @@ impl StateCopy {
     }
 }
 
-fn placed<'a>(
+fn placed(
     parts: impl Iterator<Item = Range<usize>>,
-    mut rest: &'a mut [u8],
-) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
+    mut rest: &mut [u8],
+) -> impl Iterator<Item = (Range<usize>, &mut [u8])> {
     parts.map(move |part| {
         let (here, after) = std::mem::take(&mut rest).split_at_mut(part.len());
         rest = after;

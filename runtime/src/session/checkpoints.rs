@@ -270,10 +270,10 @@ impl Session {
 }
 
 /// Each part with its bytes, which lie one after the other.
-fn with_bytes<'a>(
+fn with_bytes(
     parts: impl Iterator<Item = Range<usize>>,
-    mut rest: &'a [u8],
-) -> impl Iterator<Item = (Range<usize>, &'a [u8])> {
+    mut rest: &[u8],
+) -> impl Iterator<Item = (Range<usize>, &[u8])> {
     parts.map(move |part| {
         let (here, after) = rest.split_at(part.len());
         rest = after;
