@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Redraws the figures on cost of five papers with waterline's own numbers: paper_figures.py WATERLINE OUT [FIGURE...] [--device cuda]
 
-Models have random weights and are layers of mixers alone, at the papers' sizes. Figures, all of them if none is named:
+Models have random weights and are a few layers of mixers alone, at the papers' sizes. Figures, all of them if none is named:
 
     sse        arXiv 2507.16577, Figure 6: cost against the number of partitions, of which a token uses one
     gsa-state  arXiv 2409.07146, Table 1: sizes of states
@@ -11,14 +11,17 @@ Models have random weights and are layers of mixers alone, at the papers' sizes.
     retention  arXiv 2510.20787, Figure 5: share of tokens that each head of the built-in model retains
     hax        arXiv 2507.00449: cost of HAX's attention next to Mamba's
 
-OUT gets FIGURE-DEVICE.md with the numbers, FIGURE-DEVICE.json with every round, and FIGURE-DEVICE.svg where there are lines to draw. --small
-takes shorter texts and fewer rounds.
+OUT gets FIGURE-DEVICE.json with every round, FIGURE-DEVICE.svg where there are lines to draw, and README.md, the page of all figures whose
+JSON lies there. `--small` takes fewer layers, shorter texts and one round. `--page` measures nothing and writes pictures and page again.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -26,13 +29,16 @@ from chart import lines
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PRESETS = ROOT / "tools/presets"
-LAYERS = 4
 GEN = 32
 
 
-def shape(preset, **changes):
+def preset(name):
+    return json.loads((PRESETS / f"{name}.json").read_text())
+
+
+def changed(name, **changes):
     """A preset's description with other values in the description of its layers' mixer or, where they are there, of the model."""
-    model = json.loads((PRESETS / f"{preset}.json").read_text())
+    model = preset(name)
     (group,) = model["layers"]
     (layer,) = group["of"]
     for key, value in changes.items():
@@ -40,12 +46,20 @@ def shape(preset, **changes):
     return model
 
 
+def without_attention(name):
+    """HAX's preset without its attention."""
+    model = preset(name)
+    del model["layers"][0]["of"][0]["hax"]
+    return model
+
+
 class Machine:
-    """Runs the program on models that it makes."""
+    """Runs the program on models that it makes in a folder."""
 
     def __init__(self, args, folder):
-        self.program, self.device, self.threads, self.folder, self.small = args.waterline, args.device, args.threads, Path(folder), args.small
-        self.rounds = args.rounds or (2 if args.small else 3)
+        self.program, self.device, self.threads, self.folder = args.waterline, args.device, args.threads, Path(folder)
+        self.form = "small" if args.small else args.device
+        self.layers, self.rounds = (2, args.rounds or 1) if args.small else (4, args.rounds or 3)
 
     def run(self, *words):
         done = subprocess.run([self.program, *map(str, words)], capture_output=True, text=True)
@@ -53,7 +67,7 @@ class Machine:
             raise SystemExit(f"{' '.join(map(str, words))}: {done.stderr.strip()}")
         return done.stdout
 
-    def model(self, name, description, layers=LAYERS):
+    def model(self, name, description, layers):
         """Writes a model of mixers; `description` is a preset's name or a description."""
         path = self.folder / f"{name}.gguf"
         what = [description]
@@ -64,31 +78,20 @@ class Machine:
         return path
 
     def models(self, descriptions):
-        return {name: self.model(name, description) for name, description in descriptions.items()}
+        """The models' paths by name."""
+        with ThreadPoolExecutor(min(8, os.cpu_count())) as pool:
+            paths = pool.map(lambda item: self.model(item[0].replace(" ", "-"), item[1], self.layers), descriptions.items())
+            return dict(zip(descriptions, paths))
 
-    def bench(self, path, prompt, depths):
+    def compile(self, paths, context):
+        """Opens every model once, several at a time: their kernels are then on disk."""
+        with ThreadPoolExecutor(min(8, os.cpu_count())) as pool:
+            list(pool.map(lambda path: self.bench([path], 16, [0], context), paths))
+
+    def bench(self, paths, prompt, depths, context):
         words = ["--device", self.device, "--threads", self.threads, "--prompt", prompt, "--gen", GEN, "--depth", ",".join(map(str, depths))]
-        result = json.loads(self.run("bench", path, *words, "--context", max([prompt, *depths]) + GEN + 18, "--json", "-"))
-        decode = {d["position"]: d["p50_us"] / LAYERS for d in result["depths"]}
-        return {"prefill": 1e6 / result["prefill_tokens_per_s"] / LAYERS, "decode": decode, "gpu": result["provenance"]["gpu"], "cpu": result["machine"]["cpu"]}
-
-    def measure(self, models, prompts, depths):
-        """Microseconds of a layer for a token, medians over rounds in which the models take turns: of each model {"prefill": {prompt:
-        time}, "decode": {depth: time}}. Also every round."""
-        rounds = []
-        for _ in range(self.rounds):
-            for name, path in models.items():
-                for prompt in prompts:
-                    # Tokens are generated after the longest prompt's measurement only.
-                    found = self.bench(path, prompt, depths if prompt == prompts[-1] else [0])
-                    rounds.append({"model": name, "prompt": prompt, **found})
-        result = {}
-        for name in models:
-            own = [r for r in rounds if r["model"] == name]
-            prefill = {p: median(r["prefill"] for r in own if r["prompt"] == p) for p in prompts}
-            decode = {d: median(r["decode"][d] for r in own if r["prompt"] == prompts[-1]) for d in depths}
-            result[name] = {"prefill": prefill, "decode": decode}
-        return result, rounds
+        result = json.loads(self.run("bench", *paths, *words, "--context", context, "--json", "-"))
+        return result if isinstance(result, list) else [result]
 
     def state(self, path, context):
         """Bytes of state of a layer."""
@@ -101,104 +104,188 @@ def table(heads, rows):
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [heads, ["---"] * len(heads), *rows]) + "\n"
 
 
-def ratio(times, name, base, of):
-    """`12.3 us (1.04)`: a time, and its ratio to the base's."""
-    time = of(times[name])
-    return f"{time:,.1f} us ({time / of(times[base]):.2f})"
-
-
-def compared(times, base, more=()):
-    """Rows of all times with their ratios to a base, and the heads. `more`: a head and a function of the name."""
-    first = times[base]
-    heads = ["layer"] + [f"prefill of {p:,}" for p in first["prefill"]] + [f"decode at {d:,}" for d in first["decode"]] + [head for head, _ in more]
-    rows = []
-    for name in times:
-        cells = [ratio(times, name, base, lambda t, p=p: t["prefill"][p]) for p in first["prefill"]]
-        cells += [ratio(times, name, base, lambda t, d=d: t["decode"][d]) for d in first["decode"]]
-        rows.append([name, *cells, *(of(name) for _, of in more)])
-    return table(heads, rows)
-
-
 def size(count):
     return f"{count / 2**20:,.2f} MiB"
 
 
-def sse(machine):
-    counts = (2, 4, 8, 16, 32, 64)
-    sizes = {"hidden": 1024, "heads": 8, "value_heads": 8}
-    models = machine.models({f"n{n}": shape("sse-n4k1-1.3b", partitions=n, **sizes) for n in counts})
-    prompts = (128, 512, 2048) if machine.small else (512, 2048, 8192) if machine.device == "cpu" else (2048, 32768)
-    times, rounds = machine.measure(models, prompts, (2048,))
-    drawn = {f"prefill of {p:,}": [(n, times[f"n{n}"]["prefill"][p]) for n in counts] for p in prompts}
-    drawn["decode at 2,048"] = [(n, times[f"n{n}"]["decode"][2048]) for n in counts]
-    chart = lines("SSE, one partition of n for a token", "partitions", "us a token and layer", drawn)
-    return compared(times, "n2", [("state", lambda name: size(machine.state(models[name], 4096)))]), chart, rounds
+@dataclass
+class Costs:
+    """A figure of times of a layer for a token, and of states.
+
+    `groups` are the models, by preset or description, in groups whose first one is the base of ratios. `prompts` and `depths` are the lengths of
+    prompts and the positions of decoding for each form (small, cpu, cuda), `contexts` those at which the state's size is of interest."""
+
+    title: str
+    says: str
+    groups: list
+    prompts: dict
+    depths: dict
+    contexts: tuple = (4096,)
+    across: str = ""
+
+    def measure(self, machine):
+        prompts, depths = self.prompts[machine.form], self.depths[machine.form]
+        paths = machine.models({name: what for group in self.groups for name, what in group.items()})
+        context = max(*prompts, *depths) + len(depths) * (GEN + 2) + 16
+        if machine.device != "cpu":
+            machine.compile(paths.values(), context)
+        rounds = []
+        for _ in range(machine.rounds):
+            for prompt in prompts:
+                # Tokens are generated after the longest prompt's measurement only.
+                found = machine.bench(paths.values(), prompt, depths if prompt == prompts[-1] else [0], context)
+                rounds += [(name, prompt, report) for name, report in zip(paths, found)]
+        data = {"machine": place(rounds[0][2], machine), "models": {}, "rounds": []}
+        for name, path in paths.items():
+            state = {context: machine.state(path, context) for context in self.contexts}
+            data["models"][name] = {"prefill": {}, "decode": {}, "state": state}
+        for name, prompt, report in rounds:
+            decode = {d["position"]: d["p50_us"] / machine.layers for d in report["depths"]} if prompt == prompts[-1] else {}
+            prefill = 1e6 / report["prefill_tokens_per_s"] / machine.layers
+            data["rounds"].append({"model": name, "prefill": {prompt: prefill}, "decode": decode})
+        for name, found in data["models"].items():
+            for what, at in (("prefill", prompts), ("decode", depths)):
+                own = [r[what] for r in data["rounds"] if r["model"] == name]
+                found[what] = {p: median(r[p] for r in own if p in r) for p in at}
+        return data
+
+    def show(self, data):
+        """The table as text and the lines of the picture."""
+        models = data["models"]
+        first = next(iter(models.values()))
+        columns = [(what, p) for what in ("prefill", "decode") for p in first[what]]
+        heads = ["layer", *(f"{what} {'of' if what == 'prefill' else 'at'} {int(p):,}, us" for what, p in columns)]
+        heads += [f"state at {int(c):,}" if len(self.contexts) > 1 else "state" for c in first["state"]]
+        rows = []
+        for group in self.groups:
+            base = models[next(iter(group))]
+            for name in group:
+                own = models[name]
+                times = [f"{own[what][p]:,.1f} ({own[what][p] / base[what][p]:.2f})" for what, p in columns]
+                rows.append([name, *times, *map(size, own["state"].values())])
+        if not self.across:
+            return table(heads, rows), {}
+        if self.across == "partitions":
+            drawn = {f"{what} {int(p):,}": [(int(name.split()[-1]), models[name][what][p]) for name in models] for what, p in columns}
+        else:
+            drawn = {}
+            for what in ("prefill", "decode"):
+                drawn |= {f"{name}, {what}": [(int(p), t) for p, t in own[what].items()] for name, own in models.items() if len(own[what]) > 1}
+        return table(heads, rows), drawn
 
 
-def gsa_state(machine):
-    """Numbers of state for each channel of 24 layers of 2,048: L d in the paper."""
+class States:
+    """A table of sizes of states."""
+
+    title = "GSA, Table 1: sizes of states"
+    says = "numbers of state of the whole model in units of L d, 24 layers of 2,048 channels; the paper leaves Mamba's convolutions out."
     paper = {"mamba-1.4b": 64, "retnet-1.3b": 512, "gla-1.3b": 256, "hgrn2-1.3b": 128, "gsa-1.3b": 128}
-    rows = []
-    for preset, said in paper.items():
-        (group,) = json.loads((PRESETS / f"{preset}.json").read_text())["layers"]
-        own = machine.state(machine.model(preset, preset, 1), 4096) / 4
-        rows.append([preset, group["repeat"], f"{own:,.0f}", f"{own * group['repeat'] / 24 / 2048:.1f} L d", f"{said} L d"])
-    return table(["model", "layers", "numbers of state in a layer", "of the model", "the paper"], rows), None, rows
+    across = ""
+
+    def measure(self, machine):
+        return {"numbers": {name: machine.state(machine.model(name, name, 1), 4096) / 4 for name in self.paper}}
+
+    def show(self, data):
+        rows = []
+        for name, own in data["numbers"].items():
+            (group,) = preset(name)["layers"]
+            rows.append([name, group["repeat"], f"{own:,.0f}", f"{own * group['repeat'] / 24 / 2048:.0f} L d", f"{self.paper[name]} L d"])
+        return table(["model", "layers", "numbers of state in a layer", "of the model", "the paper"], rows), {}
 
 
-def gsa(machine):
-    models = machine.models({name: name for name in ("gla-1.3b", "gsa-1.3b", "retnet-1.3b", "hgrn2-1.3b", "mamba2-1.3b", "transformer-1.3b")})
-    depths = (2048,) if machine.small else (2048, 8192)
-    times, rounds = machine.measure(models, (2048,), depths)
-    return compared(times, "gla-1.3b", [("state", lambda name: size(machine.state(models[name], 4096)))]), None, rounds
+class Retention:
+    """A table of the shares of tokens that heads retain."""
+
+    title = "laLTE, Figure 5: what heads retain"
+    says = ("shares of a 1.4B model's heads range from few to all of the tokens outside of the window, more in higher layers. "
+            "Here the built-in model, small, after runtime/docs/performance.md, which is unlike what it was trained on: `inspect --retention FILE`.")
+    across = ""
+
+    def measure(self, machine):
+        return json.loads(machine.run("inspect", "--retention", ROOT / "runtime/docs/performance.md", "--json"))
+
+    def show(self, data):
+        shares = [" ".join(f"{100 * share:.1f}" for share in layer["shares"]) for layer in data["layers"]]
+        rows = [[layer["layer"], layer["window"], layer["capacity"], own] for layer, own in zip(data["layers"], shares)]
+        return table(["layer", "window", "most that a head holds", f"share of older tokens after {data['tokens']:,}, % by head"], rows), {}
 
 
-def sla(machine):
-    pairs = ("gla-1.3b", "sla-gla-1.3b", "retnet-1.3b", "sla-retnet-1.3b", "gdn-1.3b", "sla-gdn-1.3b")
-    models = machine.models({name: name for name in pairs})
-    depths = (512, 2048) if machine.small else (512, 2048, 8192)
-    times, rounds = machine.measure(models, (2048,), depths)
-    blocks = []
-    for base, gated in zip(pairs[::2], pairs[1::2]):
-        own = {name: times[name] for name in (base, gated)}
-        blocks.append(compared(own, base, [("state", lambda name: size(machine.state(models[name], 4096)))]))
-    drawn = {name: list(times[name]["decode"].items()) for name in pairs}
-    return "\n".join(blocks), lines("SLA: decode with and without gates of heads", "position", "us a token and layer", drawn), rounds
+PARTITIONS = (2, 4, 8, 16, 32, 64)
+FIGURES = {
+    "sse": Costs(
+        "SSE, Figure 6: cost against the number of partitions, one for a token",
+        "at 8 heads of 128 and one partition for a token the time of prefill is nearly constant in the number of partitions (A100, 8 to 256k tokens).",
+        [{f"n = {n}": changed("sse-n4k1-1.3b", partitions=n, hidden=1024, heads=8, value_heads=8) for n in PARTITIONS}],
+        {"small": (128, 1024), "cpu": (512, 2048, 8192), "cuda": (2048, 32768)},
+        {"small": (1024,), "cpu": (2048,), "cuda": (2048,)},
+        across="partitions",
+    ),
+    "gsa-state": States(),
+    "gsa": Costs(
+        "GSA, Figure 4c: latency after 2,048 tokens",
+        "decoding takes time in the order of states, so GSA is before GLA and RetNet (H800, batch 1; bars without numbers).",
+        [{name: name for name in ("gla-1.3b", "gsa-1.3b", "retnet-1.3b", "hgrn2-1.3b", "mamba2-1.3b", "transformer-1.3b")}],
+        {"small": (512,), "cpu": (2048,), "cuda": (2048,)},
+        {"small": (2048,), "cpu": (2048, 8192), "cuda": (2048, 8192)},
+    ),
+    "sla": Costs(
+        "SLA, Figure 3: cost of gates over heads",
+        "gates cost a slight but consistent part of the throughput, and a mild and constant increase of latency (H20; lines without numbers).",
+        [{f"{base}-1.3b": f"{base}-1.3b", f"sla-{base}-1.3b": f"sla-{base}-1.3b"} for base in ("gla", "retnet", "gdn")],
+        {"small": (512,), "cpu": (2048,), "cuda": (2048,)},
+        {"small": (512, 1024), "cpu": (512, 2048, 8192), "cuda": (512, 2048, 8192)},
+        across="position",
+    ),
+    "lalte": Costs(
+        "laLTE, Figure 4 b and c: attention layers of 1.4B",
+        "LTE's layers take about the time of a sliding window's, in prefill and decode, far less than full attention's (H100, batch 32; lines without numbers).",
+        [{"SWA of 1,024": "swa-1.3b", "LTE, 769 and 512": "lte-1.3b", "NSA": "nsa-1.3b", "full": "transformer-1.3b"}],
+        {"small": (1024, 4096), "cpu": (1024, 4096), "cuda": (1024, 4096, 16384)},
+        {"small": (1024, 4096), "cpu": (1024, 4096, 16384), "cuda": (1024, 4096, 16384)},
+        contexts=(4096, 32768, 131072),
+        across="position",
+    ),
+    "retention": Retention(),
+    "hax": Costs(
+        "HAX: cost of its attention next to Mamba's scan",
+        "no cost is given.",
+        [{base: without_attention(f"hax-{base}"), f"hax-{base}": f"hax-{base}"} for base in ("mamba-790m", "mamba2-790m")],
+        {"small": (512,), "cpu": (2048,), "cuda": (2048,)},
+        {"small": (1024,), "cpu": (2048, 8192), "cuda": (2048, 8192)},
+    ),
+}
 
 
-def lalte(machine):
-    names = {"SWA of 1,024": "swa-1.3b", "LTE, 769 and 512": "lte-1.3b", "NSA": "nsa-1.3b", "full": "transformer-1.3b"}
-    models = machine.models(names)
-    small = machine.small or machine.device == "cpu"
-    lengths = (1024, 4096) if small else (1024, 4096, 16384)
-    times, rounds = machine.measure(models, lengths, lengths if machine.small else (1024, 4096, 16384))
-    base = next(iter(names))
-    memory = [(f"memory at {n:,}", lambda name, n=n: size(machine.state(models[name], n))) for n in (4096, 32768, 131072)]
-    drawn = {f"{name}, {what}": list(times[name][what].items()) for what in ("prefill", "decode") for name in names}
-    return compared(times, base, memory), lines("Attention layers of 1.4B", "position", "us a token and layer", drawn), rounds
+def place(report, machine):
+    """The machine and the conditions of a measurement, in words."""
+    made = report["provenance"]
+    on = made["gpu"] or f"{report['machine']['cpu']}, threads: {report['threads']}"
+    return f"{on}; {made['date'][:10]}, commit {made['commit']}; {machine.layers} layers, rounds: {machine.rounds}"
 
 
-def retention(machine):
-    text = ROOT / "runtime/docs/performance.md"
-    report = json.loads(machine.run("inspect", "--retention", text, "--json"))
-    rows = [[layer["layer"], layer["window"], layer["capacity"], " ".join(f"{100 * share:.1f}" for share in layer["shares"])] for layer in report["layers"]]
-    heads = ["layer", "window", "capacity", f"share of older tokens held after {report['tokens']:,}, % by head"]
-    return table(heads, rows), None, report
-
-
-def hax(machine):
-    descriptions = {}
-    for preset in ("hax-mamba-790m", "hax-mamba2-790m"):
-        bare = shape(preset)
-        del bare["layers"][0]["of"][0]["hax"]
-        descriptions |= {preset.removeprefix("hax-"): bare, preset: preset}
-    models = machine.models(descriptions)
-    times, rounds = machine.measure(models, (2048,), (512, 2048) if machine.small else (512, 2048, 8192))
-    blocks = [compared({name: times[name] for name in pair}, pair[0]) for pair in (list(models)[:2], list(models)[2:])]
-    return "\n".join(blocks), None, rounds
-
-
-FIGURES = {"sse": sse, "gsa-state": gsa_state, "gsa": gsa, "sla": sla, "lalte": lalte, "retention": retention, "hax": hax}
+def page(out):
+    """Draws what has been measured, and writes the page of all figures."""
+    parts = ["# Figures of five papers, drawn again\n", (
+        "`python3 tools/reference/paper_figures.py WATERLINE OUT` measures and writes this page, `--small` in a few minutes, `--device cuda` on a GPU. "
+        "Models have random weights and the papers' sizes; a layer is a mixer with its norm, without feed-forward network, in f16. "
+        "Times are microseconds of a layer for a token, one sequence, medians over rounds in which models are interleaved; "
+        "in brackets the ratio to the first model of the group.\n")]
+    for name, figure in FIGURES.items():
+        parts.append(f"## {figure.title}\nThe paper: {figure.says}\n")
+        for device in ("cpu", "cuda"):
+            file = out / f"{name}-{device}.json"
+            if not file.exists():
+                continue
+            data = json.loads(file.read_text())
+            text, drawn = figure.show(data)
+            if "machine" in data:
+                parts.append(data["machine"] + ".\n")
+            parts.append(text)
+            if drawn:
+                picture = file.with_suffix(".svg")
+                picture.write_text(lines(figure.title, figure.across, "us of a layer for a token", drawn))
+                parts.append(f"![{figure.title}]({picture.name})\n")
+    (out / "README.md").write_text("\n".join(parts))
 
 
 def main():
@@ -210,17 +297,18 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--page", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for figure in args.figures or FIGURES:
+    for name in [] if args.page else args.figures or FIGURES:
+        figure = FIGURES[name]
+        if args.device != "cpu" and not isinstance(figure, Costs):
+            continue  # a table of sizes, the same on any device
         with tempfile.TemporaryDirectory() as folder:
-            text, chart, rounds = FIGURES[figure](Machine(args, folder))
-        name = args.out / f"{figure}-{args.device}"
-        name.with_suffix(".md").write_text(text)
-        name.with_suffix(".json").write_text(json.dumps(rounds, indent=1) + "\n")
-        if chart:
-            name.with_suffix(".svg").write_text(chart)
-        print(f"{figure}, {args.device}\n{text}", flush=True)
+            data = figure.measure(Machine(args, folder))
+        (args.out / f"{name}-{args.device}.json").write_text(json.dumps(data, indent=1) + "\n")
+        print(f"{name}, {args.device}\n{figure.show(json.loads(json.dumps(data)))[0]}", flush=True)
+    page(args.out)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,10 @@ fn distribution(weight: &WeightSpec) -> Distribution {
     if name.ends_with(".D") || name.ends_with(".E") {
         return Distribution::Constant(1.0);
     }
+    // HGRN2's smallest decays.
+    if name.ends_with("lower_bound") {
+        return Distribution::Uniform(0.0, 0.9);
+    }
     if name.ends_with("dt_bias") || name.ends_with("dt_proj.bias") {
         return Distribution::InverseSoftplus(0.001, 0.1);
     }

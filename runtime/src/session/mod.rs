@@ -3,6 +3,7 @@
 mod batch;
 mod chat;
 mod checkpoints;
+pub(crate) mod choice;
 mod generate;
 mod history;
 mod log_softmax;
