@@ -99,12 +99,8 @@ pub(crate) trait Engine: Send {
     /// Ends the copy that was begun.
     fn end_copy(&mut self) -> Result<StateCopy>;
 
-    /// Replaces these parts of the state by `bytes`, which they use up.
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()>;
+    /// Replaces parts of the state by bytes of the same length.
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()>;
 
     /// Fills these parts of the state with zeros.
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()>;
@@ -153,10 +149,10 @@ impl StateCopy {
     }
 }
 
-fn placed<'a>(
+fn placed(
     parts: impl Iterator<Item = Range<usize>>,
-    mut rest: &'a mut [u8],
-) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
+    mut rest: &mut [u8],
+) -> impl Iterator<Item = (Range<usize>, &mut [u8])> {
     parts.map(move |part| {
         let (here, after) = std::mem::take(&mut rest).split_at_mut(part.len());
         rest = after;
