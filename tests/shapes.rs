@@ -52,7 +52,8 @@ fn linear(random: &mut Random, widths: &[usize]) -> Value {
     json!({
         "heads": heads, "kv_heads": kv_heads, "head_dim": random.of(widths), "value_dim": random.of(&WIDTHS),
         "feature_map": random.of(&[None, Some("relu"), Some("silu"), Some("elu_plus_one")]),
-        "conv": taps(random), "gate": random.flip(), "head_gates": gates, "norm_eps": 1e-5,
+        "conv": taps(random), "gate": random.flip(), "head_gates": gates, "read_gate_after_norm": gates.is_some() && random.flip(),
+        "norm_eps": 1e-5,
     })
 }
 
@@ -133,6 +134,7 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
         "retnet" => json!({ "linear": linear(random, &EVEN_WIDTHS), "rope_theta": 1000.0 }),
         "hgrn2" => json!({
             "heads": heads, "head_dim": dk, "value_dim": dv, "conv": taps(random), "lower_bound": random.flip(),
+            "written": random.flip().then(|| random.within(1, dk)),
         }),
         "delta_net" => json!({
             "heads": heads, "head_dim": dk, "value_dim": dv, "conv": taps(random),
@@ -145,7 +147,10 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
             let bias = random.flip() && !delta["conv"].is_null();
             with(
                 &delta,
-                json!({ "conv_bias": bias, "gate": gate, "decay": random.flip(), "head_gates": gates }),
+                json!({
+                    "conv_bias": bias, "gate": gate, "decay": random.flip(), "head_gates": gates,
+                    "read_gate_after_norm": gates.is_some() && random.flip(),
+                }),
             )
         }
         "gated_deltanet2" => {
@@ -166,7 +171,8 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
             json!({
                 "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "slots": slots,
                 "feature_map": random.of(&["silu", "relu"]), "learned_map": random.flip(), "conv": taps(random),
-                "gate_normalizer": 4.0, "written": maybe(random, json!(written)),
+                "gate_normalizer": 4.0, "written": maybe(random, json!(written)), "fixed_decay": random.flip(),
+                "scores": random.of(&[None, None, Some("identity"), Some("silu"), Some("squared_relu")]),
             })
         }
         "abc" => json!({
@@ -180,6 +186,7 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
                 "heads": heads, "head_dim": dk, "value_dim": dv, "memories": memories,
                 "chosen": random.within(1, memories), "shared": random.flip(), "single": random.flip(),
                 "conv": random.within(1, 6), "gate": random.flip(), "norm_eps": 1e-5,
+                "gla": random.flip().then(|| json!({ "rank": random.within(1, 5), "normalizer": 4.0 })),
             })
         }
         "sse" => {

@@ -2,6 +2,7 @@
 
 mod batch;
 mod chat;
+mod checkpoints;
 pub(crate) mod choice;
 mod generate;
 mod history;
@@ -54,6 +55,7 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         kv: options.state.kv,
         step: options.step,
         exact: options.exact,
+        grid: options.store.as_ref().map_or(0, |_| options.grid()),
     }
 }
 

@@ -14,6 +14,7 @@ PAD, BOS, ASK, MARK = 0, 1, 2, 3
 VOCAB = 256
 CONTEXTS, KEYS, VALUES, FILLER = range(16, 32), range(32, 160), range(160, 224), range(224, 256)
 JOINT_CONTEXTS = 4  # contexts of a joint recall table
+LEVEL_CONTEXTS = 2  # contexts of each of two levels
 MARKED_VALUES = 4  # tokens of a marked pair's value
 
 
@@ -63,18 +64,23 @@ def shortest(task, keys):
     """Tokens of a sequence without filler."""
     if task == "marked":
         return 2 + (3 + 2 * MARKED_VALUES) * keys
+    if task == "levels":
+        return 2 + LEVEL_CONTEXTS + LEVEL_CONTEXTS**2 + 6 * keys
     return 2 + JOINT_CONTEXTS + 5 * keys if task == "joint" else 2 + 4 * keys
 
 
 def sequence(task, keys, length, seed):
-    """One sequence of `task` (mqar, needle, needles, marked or joint) with `keys` pairs, filled up to `length` tokens (0: no filler).
+    """One sequence of `task` (mqar, needle, needles, marked, joint or levels) with `keys` pairs, filled up to `length` tokens (0: no filler).
 
     mqar, needle and needles differ only in their usual numbers: many pairs without filler, one pair in filler, several pairs in filler.
     marked: pairs after a mark, with values of several tokens, among plain pairs of other keys, which are not asked for.
     joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are whole contexts.
+    levels: joint recall with LEVEL_CONTEXTS contexts within each of LEVEL_CONTEXTS others; the body's items are whole outer contexts.
     """
     if task == "marked":
         return marked(keys, length, SplitMix64(seed))
+    if task == "levels":
+        return levels(keys, length, SplitMix64(seed))
     rng = SplitMix64(seed)
     filler = max(0, length - shortest(task, keys))
     if task == "joint":
@@ -136,4 +142,41 @@ def marked(keys, length, rng):
         s.tokens.append(names[i])
         s.questions.append((len(s.tokens) - 1, written[i]))
         s.tokens += values[i]
+    return s
+
+
+def levels(keys, length, rng):
+    outer, inner = rng.distinct(CONTEXTS[:8], LEVEL_CONTEXTS), rng.distinct(CONTEXTS[8:], LEVEL_CONTEXTS)
+    names = rng.distinct(KEYS, keys // LEVEL_CONTEXTS**2)
+    cues = [[a, b, name] for a in outer for b in inner for name in names]
+    values = [rng.one_of(VALUES) for _ in cues]
+    items = []
+    for a in range(LEVEL_CONTEXTS):
+        blocks = []
+        for b in range(LEVEL_CONTEXTS):
+            first = (a * LEVEL_CONTEXTS + b) * len(names)
+            blocks.append(list(range(first, first + len(names))))
+            rng.shuffle(blocks[-1])
+        rng.shuffle(blocks)
+        items.append(blocks)
+    items += [None] * max(0, length - shortest("levels", keys))
+    rng.shuffle(items)
+    s = Sequence([BOS])
+    written = {}
+    for item in items:
+        if item is None:
+            s.tokens.append(rng.one_of(FILLER))
+            continue
+        s.tokens.append(cues[item[0][0]][0])
+        for block in item:
+            s.tokens.append(cues[block[0]][1])
+            for i in block:
+                s.tokens += [cues[i][2], values[i]]
+                written[i] = len(s.tokens) - 1
+    s.tokens.append(ASK)
+    order = list(range(keys))
+    rng.shuffle(order)
+    for i in order:
+        s.tokens += cues[i] + [values[i]]
+        s.questions.append((len(s.tokens) - 2, written[i]))
     return s

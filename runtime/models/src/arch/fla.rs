@@ -276,6 +276,7 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
         negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
         decay: head_gates.is_none() || config.bool_or("sla_gdn_decay", true)?,
         head_gates,
+        read_gate_after_norm: false,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
         tiled: false,
     })

@@ -68,6 +68,7 @@ fn linear_attention(
         conv: None,
         gate: config.bool_or("use_output_gate", true)?,
         head_gates: head_gates(config)?,
+        read_gate_after_norm: false,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
     })
 }
@@ -154,6 +155,7 @@ pub(super) fn hgrn2(config: &Config, layer: usize) -> Result<Hgrn2> {
         conv: taps(config, false)?,
         // The first layer's bound is zero.
         lower_bound: config.bool_or("use_lower_bound", true)? && layer > 0,
+        written: None,
     })
 }
 

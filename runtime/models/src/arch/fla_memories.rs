@@ -27,6 +27,7 @@ pub(super) fn mom(config: &Config) -> Result<Mom> {
         single: config.bool_or("single_kv_proj", false)?,
         conv: config.usize_or("conv_size", 4)?,
         gate: config.bool_or("use_output_gate", true)?,
+        gla: None,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
     })
 }

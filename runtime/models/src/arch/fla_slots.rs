@@ -51,6 +51,8 @@ pub(super) fn gsa(config: &Config) -> Result<Gsa> {
         conv: taps(config, false)?,
         gate_normalizer: config.f32_or("gate_logit_normalizer", 8.0)?,
         written: config.optional_usize("row_topk")?,
+        scores: None,
+        fixed_decay: false,
     })
 }
 

@@ -85,6 +85,7 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
         negative_eigenvalues: false,
         decay: true,
         head_gates: None,
+        read_gate_after_norm: false,
         norm_eps: norm_eps(config)?,
         tiled: false,
     })

@@ -120,6 +120,7 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
         negative_eigenvalues: config.bool_or("linear_allow_neg_eigval", true)?,
         decay: true,
         head_gates: None,
+        read_gate_after_norm: false,
         norm_eps: NORM_EPS,
         tiled: false,
     })

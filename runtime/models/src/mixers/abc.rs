@@ -135,6 +135,7 @@ impl Mixer for Abc {
             v,
             weights,
             scale: (self.head_dim as f32).powf(-0.5),
+            scores: None,
             keys: layer.state_tensor(0),
             values: layer.state_tensor(1),
             out,

@@ -128,7 +128,10 @@ impl Mixer for DeltaNet {
         let (beta, strength) = if self.beta {
             (views[3], Gate::Sigmoid { scale })
         } else {
-            (layer.buffer(self.heads), Gate::Constant(scale))
+            (
+                layer.buffer(self.heads),
+                Gate::Constant(vec![scale; self.heads].into()),
+            )
         };
         layer.push(Prepare {
             groups,

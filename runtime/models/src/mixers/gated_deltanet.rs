@@ -15,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::head_gates::HeadGateInput;
+use super::head_gates::{self, HeadGateInput};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
@@ -52,6 +52,9 @@ pub struct GatedDeltaNet {
     pub decay: bool,
     /// Input of a softmax over the value heads (SLA); none: no such gates.
     pub head_gates: Option<HeadGateInput>,
+    /// Whether the read gate multiplies a head's output after its norm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_gate_after_norm: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
     /// Whether value head h uses key head `h % heads`, as in llama.cpp's files, and not `h / (value_heads / heads)`.
@@ -93,6 +96,7 @@ impl Mixer for GatedDeltaNet {
         let dims = [self.heads, self.value_heads, self.head_dim, self.value_dim];
         Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
         Mismatch::unless_shared(self.value_heads, "value heads", self.heads, "head")?;
+        head_gates::check(self.head_gates, self.read_gate_after_norm)?;
         short_conv::check(self.conv)
     }
 
@@ -130,8 +134,8 @@ impl Mixer for GatedDeltaNet {
         let mut names = vec!["q_proj", "k_proj", "v_proj", "b_proj"];
         names.extend(self.decay.then_some("a_proj"));
         names.extend(self.gate.map(|_| "g_proj"));
-        let head_gates = self.head_gates.map_or(&[][..], HeadGateInput::projections);
-        names.extend(head_gates);
+        let projections = self.head_gates.map_or(&[][..], HeadGateInput::projections);
+        names.extend(projections);
         let views = layer.project(&names)?;
         let view = |name: &str| names.iter().position(|n| *n == name).map(|i| views[i]);
         let (q, k, v, beta) = (views[0], views[1], views[2], views[3]);
@@ -150,12 +154,16 @@ impl Mixer for GatedDeltaNet {
             rope: None,
             gates,
         });
-        let gates = match self.head_gates {
+        let mut gates = match self.head_gates {
             Some(input) => {
-                let projected = &views[views.len() - head_gates.len()..];
+                let projected = &views[views.len() - projections.len()..];
                 Some(input.lower(layer, projected, [q, k])?)
             }
             None => None,
+        };
+        let read_later = match &mut gates {
+            Some(gates) if self.read_gate_after_norm => gates.read.take(),
+            _ => None,
         };
 
         let out = layer.buffer(self.value_heads * self.value_dim);
@@ -183,7 +191,13 @@ impl Mixer for GatedDeltaNet {
                 out: part(out, self.value_dim),
             });
         }
-        let mut finish = vec![output_norm(layer, self.norm_eps)?];
+        let mut finish = Vec::new();
+        match read_later {
+            Some(read) => {
+                head_gates::norm_then_read(layer, out, self.value_dim, self.norm_eps, read)?;
+            }
+            None => finish.push(output_norm(layer, self.norm_eps)?),
+        }
         if let (Some(activation), Some(gate)) = (self.gate, view("g_proj")) {
             finish.push(OutputOp::Gate(gate, activation));
         }

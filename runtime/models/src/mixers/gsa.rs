@@ -9,6 +9,9 @@
 //! K <- K diag(1 - s) + k^T s;  V <- diag(1 - s) V + s^T v;  o = softmax(q K) V
 //! y  = W_o rms(silu(o))                              over all heads, epsilon 1e-5
 //! ```
+//! Ablations of the paper's Table 2 (optional): `silu(q K)`, `relu(q K)`, `relu(q K)^2` or `q K` in place of the softmax; `b`, one
+//! learned number for each slot, in place of `W_f x`, a decay that does not depend on the data.
+//!
 //! Row-sparse updates (optional; arXiv 2507.16577, equations 7 and 8): `s = 0` but for its `written` largest values, so
 //! that a token changes these slots only. The lower slot wins a tie.
 //!
@@ -57,6 +60,12 @@ pub struct Gsa {
     /// Slots that a token writes, and that fade for it; none: all.
     #[serde(default)]
     pub written: Option<usize>,
+    /// A function of each score in place of the softmax over the slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scores: Option<Activation>,
+    /// Whether the slots' fade is learned instead of computed from the input.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fixed_decay: bool,
 }
 
 impl Gsa {
@@ -80,6 +89,10 @@ pub(super) fn slots(
         matrix("keys", [heads, head_dim, slots]),
         matrix("values", [heads, slots, value_dim]),
     ]
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 impl Mixer for Gsa {
@@ -111,8 +124,12 @@ impl Mixer for Gsa {
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
         let mut weights = short_conv::weights(&self.branches(), hidden, self.conv, false);
-        let gates = [self.kv_heads * self.slots, hidden];
-        weights.push(WeightSpec::full("f_proj.weight", &gates));
+        let gates = self.kv_heads * self.slots;
+        weights.push(if self.fixed_decay {
+            WeightSpec::full("f_proj.bias", &[gates])
+        } else {
+            WeightSpec::full("f_proj.weight", &[gates, hidden])
+        });
         if self.learned_map {
             let square = [self.head_dim; 2];
             weights.push(WeightSpec::full("feature_map.layer.weight", &square));
@@ -135,8 +152,20 @@ impl Mixer for Gsa {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let views = layer.project(&["q_proj", "k_proj", "v_proj", "f_proj"])?;
-        let (q, k, v, weights) = (views[0], views[1], views[2], views[3]);
+        let mut names = vec!["q_proj", "k_proj", "v_proj"];
+        names.extend((!self.fixed_decay).then_some("f_proj"));
+        let views = layer.project(&names)?;
+        let (q, k, v) = (views[0], views[1], views[2]);
+        let scale = 1.0 / self.gate_normalizer;
+        let (weights, fade) = match views.get(3) {
+            Some(view) => (*view, Gate::Forget { scale }),
+            None => {
+                let learned = layer.vector("f_proj.bias")?;
+                let fades = learned.iter().map(|b| 1.0 - sigmoid(*b).powf(scale));
+                let view = layer.buffer(self.kv_heads * self.slots);
+                (view, Gate::Constant(fades.collect()))
+            }
+        };
         let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let silu = HeadOp::Activation(Activation::Silu);
@@ -151,11 +180,10 @@ impl Mixer for Gsa {
             }
             groups.push(branch.group(layer, views[i], 2 + i, maps)?);
         }
-        let scale = 1.0 / self.gate_normalizer;
         layer.push(Prepare {
             groups,
             rope: None,
-            gates: vec![(weights, Gate::Forget { scale })],
+            gates: vec![(weights, fade)],
         });
         if let Some(count) = self.written {
             layer.push(Prepare {
@@ -179,6 +207,7 @@ impl Mixer for Gsa {
             v,
             weights,
             scale: 1.0,
+            scores: self.scores,
             keys: layer.state_tensor(0),
             values: layer.state_tensor(1),
             out,

@@ -6,14 +6,17 @@
 //! RetNet, GLA:    S_h += (gate_k k_h)^T v_h;                 o_h = (gate_q q_h) S_h
 //! Gated DeltaNet: S_h += k_h^T beta (gate_k v_h - k_h S_h);  o_h = gate_q (q_h S_h)
 //! ```
-//! The first line is the second without its delta, so both are gates on writes and reads.
+//! The first line is the second without its delta, so both are gates on writes and reads. The output norm of a head takes
+//! the read gate's size away again, but for its epsilon; with `read_gate_after_norm` it comes later: `o_h = gate_q rms(q_h S_h)`.
 
 use serde::{Deserialize, Serialize};
 
+use super::Mismatch;
 use crate::error::Result;
+use crate::functions::Norm;
 use crate::lowering::Lowering;
 use crate::operands::View;
-use crate::ops::{Gate, HeadGates, Prepare};
+use crate::ops::{Gate, HeadGates, HeadGroup, HeadOp, Prepare};
 use crate::weights::WeightSpec;
 
 /// The input of the gates.
@@ -78,4 +81,35 @@ impl HeadGateInput {
             read: Some(read),
         })
     }
+}
+
+/// A read gate after the norm needs gates.
+pub(super) fn check(gates: Option<HeadGateInput>, read_after_norm: bool) -> Result<(), Mismatch> {
+    Mismatch::unless(
+        gates.is_some() || !read_after_norm,
+        || "read_gate_after_norm without head_gates".into(),
+        "gates of heads",
+    )
+}
+
+/// Norms each head of `out`, `[heads, value_dim]`, with the gains `o_norm.weight`, and multiplies it by its read gate.
+pub(super) fn norm_then_read(
+    layer: &mut Lowering,
+    out: View,
+    value_dim: usize,
+    norm_eps: f32,
+    read: View,
+) -> Result<()> {
+    let norm = Norm::rms(layer.vector("o_norm.weight")?, norm_eps);
+    layer.push(Prepare {
+        groups: vec![HeadGroup {
+            view: out,
+            head_dim: value_dim,
+            conv: None,
+            maps: vec![HeadOp::Rms(norm), HeadOp::Weigh(read)],
+        }],
+        rope: None,
+        gates: Vec::new(),
+    });
+    Ok(())
 }

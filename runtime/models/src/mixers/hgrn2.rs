@@ -7,6 +7,9 @@
 //! S <- diag(a) S + (1 - a)^T v;  o = head_dim^-1/2 q S
 //! y  = W_o rms(o)                                           over all heads, epsilon 1e-5
 //! ```
+//! Row-sparse updates (optional; arXiv 2507.16577, section 10, where MetaLA couples decay and key like this): `a = 1` but for
+//! the `written` smallest of each head, so that a token changes these rows only. The lower row wins a tie.
+//!
 //! State: `S [heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +20,7 @@ use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::functions::Activation;
 use crate::lowering::Lowering;
-use crate::ops::{Decay, Finish, Gate, HeadOp, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Finish, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
@@ -40,6 +43,9 @@ pub struct Hgrn2 {
     pub conv: Option<usize>,
     /// Whether the decays have a lower bound.
     pub lower_bound: bool,
+    /// Rows of the state that a token writes, and that fade for it; none: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<usize>,
 }
 
 impl Hgrn2 {
@@ -70,6 +76,12 @@ impl Mixer for Hgrn2 {
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         let dims = [self.heads, self.head_dim, self.value_dim];
         Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
+        Mismatch::unless(
+            self.written
+                .is_none_or(|n| (1..=self.head_dim).contains(&n)),
+            || format!("{:?} rows written of {}", self.written, self.head_dim),
+            "one or more of them, and no more than there are",
+        )?;
         short_conv::check(self.conv)
     }
 
@@ -117,6 +129,19 @@ impl Mixer for Hgrn2 {
             rope: None,
             gates: vec![(f, decay)],
         });
+        if let Some(count) = self.written {
+            // Logarithms of decays: those of the largest magnitude belong to the smallest decays, zero to no decay.
+            layer.push(Prepare {
+                groups: vec![HeadGroup {
+                    view: f,
+                    head_dim: self.head_dim,
+                    conv: None,
+                    maps: vec![HeadOp::Largest(count)],
+                }],
+                rope: None,
+                gates: Vec::new(),
+            });
+        }
         let out = layer.buffer(self.heads * self.value_dim);
         layer.push(Recur {
             heads: self.heads,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::head_gates::HeadGateInput;
+use super::head_gates::{self, HeadGateInput};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, output_norm};
 use crate::error::Result;
@@ -33,6 +33,9 @@ pub struct LinearAttention {
     pub gate: bool,
     /// Softmax over the heads.
     pub head_gates: Option<HeadGateInput>,
+    /// Whether the read gate multiplies a head's output after its norm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_gate_after_norm: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
 }
@@ -47,6 +50,7 @@ impl LinearAttention {
         let dims = [self.heads, self.kv_heads, self.head_dim, self.value_dim];
         Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
         Mismatch::unless_shared(self.heads, "heads", self.kv_heads, "key and value head")?;
+        head_gates::check(self.head_gates, self.read_gate_after_norm)?;
         short_conv::check(self.conv)
     }
 
@@ -87,15 +91,15 @@ impl LinearAttention {
     ) -> Result<()> {
         let mut all = vec!["q_proj", "k_proj", "v_proj"];
         all.extend(names);
-        let head_gates = self.head_gates.map_or(&[][..], HeadGateInput::projections);
-        all.extend(head_gates);
+        let projections = self.head_gates.map_or(&[][..], HeadGateInput::projections);
+        all.extend(projections);
         if self.gate {
             all.push("g_proj");
         }
         let views = layer.project(&all)?;
         let (qkv, rest) = views.split_at(3);
         let (decays, rest) = rest.split_at(names.len());
-        let (head_gates, gate) = rest.split_at(head_gates.len());
+        let (projected, gate) = rest.split_at(projections.len());
         let (q, k, v) = (qkv[0], qkv[1], qkv[2]);
         let decay = decay(layer, decays)?;
 
@@ -134,9 +138,13 @@ impl LinearAttention {
                 gates: Vec::new(),
             });
         }
-        let gates = match self.head_gates {
-            Some(input) => Some(input.lower(layer, head_gates, [q, k])?),
+        let mut gates = match self.head_gates {
+            Some(input) => Some(input.lower(layer, projected, [q, k])?),
             None => None,
+        };
+        let read_later = match &mut gates {
+            Some(gates) if self.read_gate_after_norm => gates.read.take(),
+            _ => None,
         };
 
         let out = layer.buffer(self.heads * self.value_dim);
@@ -156,7 +164,13 @@ impl LinearAttention {
             state: layer.state_tensor(0),
             out,
         });
-        let mut finish = vec![output_norm(layer, self.norm_eps)?];
+        let mut finish = Vec::new();
+        match read_later {
+            Some(read) => {
+                head_gates::norm_then_read(layer, out, self.value_dim, self.norm_eps, read)?;
+            }
+            None => finish.push(output_norm(layer, self.norm_eps)?),
+        }
         finish.extend(
             gate.first()
                 .map(|&gate| OutputOp::Gate(gate, Activation::Silu)),

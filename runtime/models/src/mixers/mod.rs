@@ -61,7 +61,7 @@ pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;
-pub use mom::Mom;
+pub use mom::{GlaDecay, Mom};
 pub use native_sparse_attention::NativeSparseAttention;
 pub use parallel::{Parallel, ParallelPart};
 pub use retnet::RetNet;

@@ -9,6 +9,11 @@
 //! S_m <- a S_m;  S_m <- S_m + k^T beta (v - k S_m);  o = sum_m p_m head_dim^-1/2 q S_m
 //! y    = W_o (rms(o) silu(W_g x))
 //! ```
+//! Gated linear attention instead (optional; the baseline of arXiv 2507.16577): q and k are not normalised, there is no beta, and
+//! ```text
+//! a = exp(ln sigmoid(W_2^m W_1 x + b^m) / normalizer)  [head_dim]; W_1 is the same for all memories
+//! S_m <- diag(a) S_m + k^T v
+//! ```
 //! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with its own
 //! matrices and without a weight; all memories may use its matrices (`single`). The lower memory wins a tie. The
 //! reference mixes the order of a memory's tokens, with a sort that is not stable; here it is the order of the text.
@@ -55,22 +60,39 @@ pub struct Mom {
     pub conv: usize,
     /// Whether the output is gated, by silu.
     pub gate: bool,
+    /// Decays of gated linear attention; none: Gated DeltaNet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gla: Option<GlaDecay>,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
 }
 
-/// The columns of one input: key, value, write strength and decay.
+/// Decays of gated linear attention.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GlaDecay {
+    /// Width between the two matrices.
+    pub rank: usize,
+    /// Divides the decay's logarithm.
+    pub normalizer: f32,
+}
+
+/// The columns of one input: key, value, decay and, with the delta rule, write strength.
 #[derive(Clone, Copy)]
 struct MemoryInputs {
     k: View,
     v: View,
-    beta: View,
     decay: View,
+    beta: Option<View>,
 }
 
-/// Key, value, write strength and decay of each memory, and of the shared one.
-const OWN: [&str; 4] = ["k_proj", "v_proj", "b_proj", "a_proj"];
-const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_b", "shared_a"];
+/// Key, value, decay and write strength of each memory, and of the shared one.
+const OWN: [&str; 4] = ["k_proj", "v_proj", "a_proj", "b_proj"];
+const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_a", "shared_b"];
+/// The matrices of gated linear attention's decays.
+const FIRST_DECAY: &str = "gk_proj.0";
+const OWN_DECAY: &str = "gk_proj.1";
+const SHARED_DECAY: &str = "shared_gk";
 const CONVOLUTIONS: [&str; 3] = ["q_conv1d", "k_conv1d", "v_conv1d"];
 /// The number of the first state tensor of the shared memory.
 const AFTER_MEMORIES: usize = 4;
@@ -88,6 +110,14 @@ impl Mom {
         self.heads * self.value_dim
     }
 
+    /// The names of a memory's matrices on the layer's input, from [`OWN`] or [`SHARED`].
+    fn names(&self, [k, v, decay, beta]: [&'static str; 4]) -> Vec<&'static str> {
+        match self.gla {
+            Some(_) => vec![k, v],
+            None => vec![k, v, decay, beta],
+        }
+    }
+
     /// Recurrences on these columns, with as many states as heads.
     fn recur(&self, q: View, inputs: MemoryInputs, tensor: usize, out: View) -> Recur {
         Recur {
@@ -98,8 +128,11 @@ impl Mom {
             q,
             k: Key::View(inputs.k),
             v: inputs.v,
-            decay: Decay::Head(inputs.decay),
-            write: Write::Delta(inputs.beta),
+            decay: match inputs.beta {
+                Some(_) => Decay::Head(inputs.decay),
+                None => Decay::Key(inputs.decay),
+            },
+            write: inputs.beta.map_or(Write::Add, Write::Delta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
             finish: Finish::default(),
@@ -114,15 +147,34 @@ impl Mom {
         layer: &Lowering,
         inputs: MemoryInputs,
         memories: usize,
-    ) -> Result<[(View, Gate); 2]> {
+    ) -> Result<Vec<(View, Gate)>> {
+        if let Some(gla) = self.gla {
+            let gate = Gate::LogSigmoid {
+                scale: 1.0 / gla.normalizer,
+                min: f32::NEG_INFINITY,
+            };
+            return Ok(vec![(inputs.decay, gate)]);
+        }
         let rate: Vec<f32> = layer.vector("A_log")?.iter().map(|a| a.exp()).collect();
         let repeated = |values: &[f32]| -> Vector { values.repeat(memories).into() };
         let decay = Gate::Decay {
             rate: repeated(&rate),
             bias: repeated(&layer.vector("dt_bias")?),
         };
-        let beta = Gate::Sigmoid { scale: 1.0 };
-        Ok([(inputs.beta, beta), (inputs.decay, decay)])
+        let beta = inputs.beta.map(|beta| (beta, Gate::Sigmoid { scale: 1.0 }));
+        Ok(beta.into_iter().chain([(inputs.decay, decay)]).collect())
+    }
+
+    /// The shared memory's queries, keys and values: convolutions, silu and, with the delta rule, unit length.
+    fn shared_groups(&self, layer: &Lowering, views: &[View]) -> Result<Vec<HeadGroup>> {
+        let (branches, first) = (self.branches(), AFTER_MEMORIES + 1);
+        if self.gla.is_none() {
+            return short_conv::unit_qkv(layer, &branches, views, first);
+        }
+        let silu = || vec![HeadOp::Activation(Activation::Silu)];
+        let group =
+            |(i, branch): (usize, &Branch)| branch.group(layer, views[i], first + i, silu());
+        branches.iter().enumerate().map(group).collect()
     }
 }
 
@@ -153,6 +205,11 @@ impl Mixer for Mom {
             || format!("{} chosen of {} memories", self.chosen, self.memories),
             "one or more of them, and no more than there are, of at most 65536",
         )?;
+        Mismatch::unless(
+            self.gla.is_none_or(|gla| gla.rank > 0),
+            || "gla of rank 0".into(),
+            "a rank of one or more",
+        )?;
         short_conv::check(Some(self.conv))
     }
 
@@ -162,14 +219,18 @@ impl Mixer for Mom {
             WeightSpec::matrix("q_proj.weight", keys, hidden),
             WeightSpec::full("gate.weight", &[self.memories, hidden]),
         ];
-        let mut inputs = |[k, v, b, a]: [&str; 4], times: usize| {
+        let mut inputs = |[k, v, a, b]: [&str; 4], times: usize| {
             for (name, width) in [(k, keys), (v, values)] {
                 let rows = width.saturating_mul(times);
                 weights.push(WeightSpec::matrix(&format!("{name}.weight"), rows, hidden));
             }
-            for name in [b, a] {
-                let shape = [self.heads.saturating_mul(times), hidden];
+            let mut gate = |name: &str, width: usize| {
+                let shape = [width.saturating_mul(times), hidden];
                 weights.push(WeightSpec::full(&format!("{name}.weight"), &shape));
+            };
+            if self.gla.is_none() {
+                gate(b, self.heads);
+                gate(a, self.heads);
             }
         };
         if !self.single {
@@ -178,8 +239,25 @@ impl Mixer for Mom {
         if self.single || self.shared {
             inputs(SHARED, 1);
         }
-        for name in ["A_log", "dt_bias"] {
-            weights.push(WeightSpec::full(name, &[self.heads]));
+        match self.gla {
+            None => {
+                for name in ["A_log", "dt_bias"] {
+                    weights.push(WeightSpec::full(name, &[self.heads]));
+                }
+            }
+            Some(GlaDecay { rank, .. }) => {
+                weights.push(WeightSpec::full(
+                    &format!("{FIRST_DECAY}.weight"),
+                    &[rank, hidden],
+                ));
+                let own = (!self.single).then_some((OWN_DECAY, self.memories));
+                let shared = (self.single || self.shared).then_some((SHARED_DECAY, 1));
+                for (name, times) in own.into_iter().chain(shared) {
+                    let rows = keys.saturating_mul(times);
+                    weights.push(WeightSpec::full(&format!("{name}.weight"), &[rows, rank]));
+                    weights.push(WeightSpec::full(&format!("{name}.bias"), &[rows]));
+                }
+            }
         }
         for (name, width) in CONVOLUTIONS.into_iter().zip([keys, keys, values]) {
             let shape = [width, self.conv];
@@ -218,8 +296,9 @@ impl Mixer for Mom {
         let n = self.memories;
         let mut names = vec!["q_proj", "gate"];
         names.extend(self.gate.then_some("g_proj"));
+        names.extend(self.gla.map(|_| FIRST_DECAY));
         if self.single || self.shared {
-            names.extend(SHARED);
+            names.extend(self.names(SHARED));
         }
         let views = layer.project(&names)?;
         let (q, logits, gate) = (views[0], views[1], self.gate.then(|| views[2]));
@@ -230,17 +309,30 @@ impl Mixer for Mom {
             bias: None,
             out: route,
         });
-        let inputs = |views: &[View]| MemoryInputs {
-            k: views[0],
-            v: views[1],
-            beta: views[2],
-            decay: views[3],
+        let narrow = names.iter().position(|name| *name == FIRST_DECAY);
+        let narrow = narrow.map(|i| views[i]);
+        let inputs = |layer: &mut Lowering, views: &[View], second: &str| -> Result<_> {
+            Ok(MemoryInputs {
+                k: views[0],
+                v: views[1],
+                decay: match narrow {
+                    Some(narrow) => layer.project_from(narrow, None, &[second])?[0],
+                    None => views[2],
+                },
+                beta: views.get(3).copied(),
+            })
         };
-        let shared = (self.single || self.shared).then(|| inputs(&views[views.len() - 4..]));
+        let shared = if self.single || self.shared {
+            let views = &views[views.len() - self.names(SHARED).len()..];
+            Some(inputs(layer, views, SHARED_DECAY)?)
+        } else {
+            None
+        };
         let own = if self.single {
             None
         } else {
-            Some(inputs(&layer.project_chosen(&OWN, n, route)?))
+            let views = layer.project_chosen(&self.names(OWN), n, route)?;
+            Some(inputs(layer, &views, OWN_DECAY)?)
         };
 
         // The memories' inputs in separate columns: the shared memory changes its inputs in place.
@@ -260,7 +352,7 @@ impl Mixer for Mom {
                 out,
                 head_dim: [self.head_dim, self.head_dim, self.value_dim][i],
                 conv: Conv::new(&weight, out.width / n, None, layer.state_tensor(1 + i)),
-                unit_length: i < 2,
+                unit_length: i < 2 && self.gla.is_none(),
             });
         }
         layer.push(ConvChosen {
@@ -269,40 +361,36 @@ impl Mixer for Mom {
             groups,
         });
         let mut groups = Vec::new();
-        let (beta, decay) = match own {
-            Some(own) => (own.beta, own.decay),
-            None => {
-                let (beta, decay) = layer.buffer(2 * n * self.heads).split(n * self.heads);
-                for (to, from) in [(beta, raw.beta), (decay, raw.decay)] {
-                    groups.extend((0..n).map(|memory| HeadGroup {
-                        view: part(to, memory, n),
-                        head_dim: self.heads,
-                        conv: None,
-                        maps: vec![HeadOp::Copy(from)],
-                    }));
-                }
-                (beta, decay)
-            }
-        };
-        let memory = MemoryInputs {
+        let mut memory = MemoryInputs {
             k: memory_k,
             v: memory_v,
-            beta,
-            decay,
+            ..raw
         };
+        if self.single {
+            let width = raw.decay.width + raw.beta.map_or(0, |beta| beta.width);
+            let (decay, beta) = layer.buffer(n * width).split(n * raw.decay.width);
+            (memory.decay, memory.beta) = (decay, raw.beta.map(|_| beta));
+            let copies = raw.beta.map(|from| (beta, from));
+            for (to, from) in copies.into_iter().chain([(decay, raw.decay)]) {
+                groups.extend((0..n).map(|memory| HeadGroup {
+                    view: part(to, memory, n),
+                    head_dim: self.heads,
+                    conv: None,
+                    maps: vec![HeadOp::Copy(from)],
+                }));
+            }
+        }
         layer.push(Prepare {
             groups,
             rope: None,
-            gates: self.gates(layer, memory, n)?.into(),
+            gates: self.gates(layer, memory, n)?,
         });
         let out = layer.buffer(self.value_width());
         if let (true, Some(inputs)) = (self.shared, shared) {
-            let views = [q, inputs.k, inputs.v];
-            let first = AFTER_MEMORIES + 1;
             layer.push(Prepare {
-                groups: short_conv::unit_qkv(layer, &self.branches(), &views, first)?,
+                groups: self.shared_groups(layer, &[q, inputs.k, inputs.v])?,
                 rope: None,
-                gates: self.gates(layer, inputs, 1)?.into(),
+                gates: self.gates(layer, inputs, 1)?,
             });
             let recur = self.recur(q, inputs, layer.state_tensor(AFTER_MEMORIES), out);
             layer.push(recur);

@@ -1,8 +1,10 @@
 //! `waterline eval recall`: recall of facts at a distance.
 
 mod ablation;
+mod levels;
 mod marked;
 mod report;
+mod ruler;
 mod text;
 mod tokens;
 
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use serde::Serialize;
-use waterline::{Model, SamplerParams, Session};
+use waterline::{Model, SamplerParams, Session, Tokenizer};
 
 use super::largest;
 use crate::builtin::OpenArgs;
@@ -33,7 +35,8 @@ use report::{About, Counted, Report};
 /// each of its tokens has the largest of all logits.
 ///
 /// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
-/// marked (not asked unless named): pairs after a mark, with values of four tokens, among plain pairs.
+/// Not asked unless named: marked, pairs after a mark, with values of four tokens, among plain pairs; levels, the same keys in two
+/// contexts within two others; s-niah-1 to s-niah-3, RULER's single needles, as plain text instead of a chat.
 ///
 /// A model with a tokenizer reads text, as a chat. One without reads the 256 tokens of tools/train/recall, whose
 /// evaluation draws the same sequences from the same seeds.
@@ -51,15 +54,15 @@ pub struct Args {
         default_value = "mqar,needle,needles,joint"
     )]
     task: Vec<Task>,
-    /// Numbers of keys, by commas; of joint recall multiples of 4. Otherwise mqar has 8, 16, 32, 64, needle 1, needles 8, joint 16, 32,
-    /// 64.
+    /// Numbers of keys, by commas; of joint recall and levels multiples of 4. Otherwise mqar has 8, 16, 32, 64, needle 1, needles 8,
+    /// joint and levels 16, 32, 64.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count())]
     keys: Vec<usize>,
     /// Lengths in tokens, by commas; filler makes them up, 0 is without filler. Otherwise needle and needles have 256, 512, 1024, 2048,
-    /// the others 0.
+    /// s-niah 1024, 2048, 4096, the others 0.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1 << 30))]
     length: Vec<usize>,
-    /// Sequences of each task, number of keys and length; four times as many of needle, which has one question each.
+    /// Sequences of each task, number of keys and length; four times as many of needle and s-niah, which have one question each.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count())]
     sequences: usize,
     /// Seed of the first sequence; the next one has the next seed.
@@ -99,9 +102,49 @@ pub enum Task {
     Joint,
     /// Marked pairs with long values among many plain pairs; for models without a tokenizer.
     Marked,
+    /// Equal keys in contexts within contexts; for models without a tokenizer.
+    Levels,
+    /// RULER's first single needle: a number in sentences that repeat; for models with a tokenizer.
+    #[value(name = "s-niah-1")]
+    #[serde(rename = "s-niah-1")]
+    Sniah1,
+    /// The second: a number in stories.
+    #[value(name = "s-niah-2")]
+    #[serde(rename = "s-niah-2")]
+    Sniah2,
+    /// The third: a UUID in stories.
+    #[value(name = "s-niah-3")]
+    #[serde(rename = "s-niah-3")]
+    Sniah3,
 }
 
-/// Contexts of joint recall.
+impl Task {
+    /// Whether there is one question for each sequence.
+    fn has_one_question(self) -> bool {
+        self == Task::Needle || self.is_ruler()
+    }
+
+    fn is_ruler(self) -> bool {
+        matches!(self, Task::Sniah1 | Task::Sniah2 | Task::Sniah3)
+    }
+
+    /// Whether it is drawn as tokens only.
+    fn is_of_tokens(self) -> bool {
+        matches!(self, Task::Marked | Task::Levels)
+    }
+
+    /// Whether keys repeat in each context.
+    fn has_contexts(self) -> bool {
+        matches!(self, Task::Joint | Task::Levels)
+    }
+
+    fn name(self) -> String {
+        let value = self.to_possible_value().expect("every task can be named");
+        value.get_name().to_string()
+    }
+}
+
+/// Contexts of joint recall, and innermost contexts of levels.
 const JOINT_CONTEXTS: usize = 4;
 
 /// One line of the table.
@@ -132,14 +175,29 @@ struct Question {
 /// Where sequences come from.
 enum Generator {
     Tokens,
-    Text(Box<text::Writer>),
+    /// Conversations, and plain texts after a BOS token.
+    Text {
+        chat: Option<Box<text::Writer>>,
+        tokenizer: Arc<Tokenizer>,
+        bos: Option<u32>,
+    },
 }
 
 impl Generator {
-    /// The one for a model: words if it has a tokenizer, else tokens.
-    fn new(model: &Arc<Model>) -> Result<Self> {
+    /// The one for a model and tasks: words if it has a tokenizer, else tokens.
+    fn new(model: &Arc<Model>, tasks: &[Task]) -> Result<Self> {
         if model.has_tokenizer() {
-            return Ok(Generator::Text(Box::new(text::Writer::new(model)?)));
+            // Plain texts need no chat template.
+            let chat = if tasks.iter().all(|task| task.is_ruler()) {
+                None
+            } else {
+                Some(Box::new(text::Writer::new(model)?))
+            };
+            return Ok(Generator::Text {
+                chat,
+                tokenizer: model.tokenizer()?,
+                bos: model.bos(),
+            });
         }
         let vocab = model.spec().vocab;
         if vocab < tokens::VOCAB {
@@ -156,24 +214,52 @@ impl Generator {
     fn form(&self) -> &'static str {
         match self {
             Generator::Tokens => "tokens",
-            Generator::Text(_) => "text",
+            Generator::Text { .. } => "text",
         }
     }
 
     fn most_keys(&self) -> usize {
         match self {
             Generator::Tokens => tokens::MOST_KEYS,
-            Generator::Text(_) => text::MOST_KEYS,
+            Generator::Text { .. } => text::MOST_KEYS,
         }
     }
 
     fn sequence(&self, setting: &Setting, seed: u64) -> Result<Sequence> {
         match self {
-            Generator::Tokens if setting.task == Task::Marked => {
-                Ok(marked::sequence(setting, seed))
+            Generator::Tokens => Ok(match setting.task {
+                Task::Marked => marked::sequence(setting, seed),
+                Task::Levels => levels::sequence(setting, seed),
+                _ => tokens::sequence(setting, seed),
+            }),
+            Generator::Text {
+                chat: Some(writer), ..
+            } if !setting.task.is_ruler() => writer.sequence(setting, seed),
+            Generator::Text { tokenizer, bos, .. } => {
+                ruler::sequence(tokenizer, *bos, setting, seed)
             }
-            Generator::Tokens => Ok(tokens::sequence(setting, seed)),
-            Generator::Text(writer) => writer.sequence(setting, seed),
+        }
+    }
+
+    /// Fails for a task that the model cannot read.
+    fn check(&self, tasks: &[Task]) -> Result<()> {
+        let is_text = self.form() == "text";
+        let unfit = |task: &&Task| {
+            if is_text {
+                task.is_of_tokens()
+            } else {
+                task.is_ruler()
+            }
+        };
+        match tasks.iter().find(unfit) {
+            None => Ok(()),
+            Some(task) => {
+                let with = if is_text { "without" } else { "with" };
+                let name = task.name();
+                Err(Error::usage(format!(
+                    "--task {name} is for models {with} a tokenizer"
+                )))
+            }
         }
     }
 }
@@ -189,26 +275,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ablate(&mut checkpoint, mechanism)?;
     }
     let model = Model::bind(checkpoint)?;
-    let generator = Generator::new(&model)?;
-    if args.task.contains(&Task::Marked) && generator.form() == "text" {
-        return Err(Error::usage(
-            "--task marked is for models without a tokenizer",
-        ));
-    }
+    let generator = Generator::new(&model, &args.task)?;
+    generator.check(&args.task)?;
     let settings = settings(args, generator.most_keys())?;
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
     let canceller = session.canceller();
     on_first_interrupt(move || canceller.cancel())?;
 
-    let sequences = |setting: &Setting| match setting.task {
-        Task::Needle => 4 * args.sequences,
-        _ => args.sequences,
+    let sequences = |setting: &Setting| {
+        if setting.task.has_one_question() {
+            4 * args.sequences
+        } else {
+            args.sequences
+        }
     };
     let cost = |setting: &Setting| setting.length.max(5 * setting.keys);
     let bar = progress::bar(settings.iter().map(|s| sequences(s) * cost(s)).sum());
     let mut counted = Vec::with_capacity(settings.len());
     for setting in &settings {
-        bar.set_message(format!("{:?}", setting.task).to_lowercase());
+        bar.set_message(setting.task.name());
         let mut result = Counted::new(setting);
         for i in 0..sequences(setting) {
             let sequence = generator.sequence(setting, args.seed.wrapping_add(i as u64))?;
@@ -251,8 +336,9 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
             Task::Mqar => (&[8, 16, 32, 64], &[0]),
             Task::Needle => (&[1], &[256, 512, 1024, 2048]),
             Task::Needles => (&[8], &[256, 512, 1024, 2048]),
-            Task::Joint => (&[16, 32, 64], &[0]),
+            Task::Joint | Task::Levels => (&[16, 32, 64], &[0]),
             Task::Marked => (&[4], &[256, 512, 1024]),
+            Task::Sniah1 | Task::Sniah2 | Task::Sniah3 => (&[1], &[1024, 2048, 4096]),
         };
         let chosen = |chosen: &Vec<usize>, usual: &[usize]| {
             if chosen.is_empty() {
@@ -261,18 +347,22 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
                 chosen.clone()
             }
         };
-        let contexts = if task == Task::Joint {
+        let contexts = if task.has_contexts() {
             JOINT_CONTEXTS
         } else {
             1
         };
         for keys in chosen(&args.keys, keys) {
-            // Plain pairs need a key that is not marked.
-            let most_keys = most_keys - usize::from(task == Task::Marked);
+            let most_keys = match task {
+                // Plain pairs need a key that is not marked.
+                Task::Marked => most_keys - 1,
+                _ if task.is_ruler() => 1,
+                _ => most_keys,
+            };
             if !keys.is_multiple_of(contexts) || keys / contexts > most_keys {
-                let most = most_keys * contexts;
+                let (most, name) = (most_keys * contexts, task.name());
                 return Err(Error::usage(format!(
-                    "--keys {keys}: {task:?} recall takes up to {most} keys for this model, and joint recall a multiple of {JOINT_CONTEXTS}"
+                    "--keys {keys}: {name} takes up to {most} keys for this model, and joint and levels a multiple of {JOINT_CONTEXTS}"
                 )));
             }
             let lengths = chosen(&args.length, lengths).into_iter();

@@ -146,10 +146,6 @@ impl Line {
     }
 }
 
-fn name(task: Task) -> String {
-    format!("{task:?}").to_lowercase()
-}
-
 impl Report {
     /// The report on the model in `file`.
     pub(super) fn new(file: &str, about: About, counted: Vec<Counted>) -> Self {
@@ -182,7 +178,7 @@ impl Report {
         for line in &self.settings {
             text += &format!(
                 "{model},{},{},{},{},{},{},{:.6},{},{without},{hash}\n",
-                name(line.task),
+                line.task.name(),
                 line.keys,
                 line.length,
                 line.sequences,
@@ -210,7 +206,7 @@ impl Report {
         for line in &self.settings {
             let percent = |share: f64| format!("{:.1} %", 100.0 * share);
             rows.push(vec![
-                name(line.task),
+                line.task.name(),
                 line.keys.to_string(),
                 line.length.to_string(),
                 line.questions.to_string(),
@@ -302,7 +298,7 @@ impl Report {
             let share = |(right, questions)| 100.0 * right as f64 / questions as f64;
             let points = sums.into_iter().map(|(at, sum)| (at as f64, share(sum)));
             series.push(Series {
-                label: name(task),
+                label: task.name(),
                 points: points.collect(),
                 color,
                 dashed: false,

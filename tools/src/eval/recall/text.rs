@@ -256,7 +256,7 @@ fn ask(task: Task, note: &Note) -> String {
 }
 
 /// A sentence with nothing to remember.
-fn sentence(random: &mut SplitMix64) -> String {
+pub fn sentence(random: &mut SplitMix64) -> String {
     let (name, animal) = (random.one_of(&NAMES), random.one_of(&ANIMALS));
     let (color, thing) = (random.one_of(&COLORS), random.one_of(&THINGS));
     let (other, place) = (random.one_of(&NAMES), random.one_of(&PLACES));

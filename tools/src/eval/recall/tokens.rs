@@ -21,7 +21,7 @@ pub(super) const ASK: u32 = 2;
 const CONTEXTS: Range<u32> = 16..32;
 pub(super) const KEYS: Range<u32> = 32..160;
 pub(super) const VALUES: Range<u32> = 160..224;
-const FILLER: Range<u32> = 224..256;
+pub(super) const FILLER: Range<u32> = 224..256;
 
 /// Tokens that a model must know.
 pub const VOCAB: usize = 256;

@@ -158,4 +158,9 @@ fn additive_writes_in_partitions_are_those_of_the_cpu() {
         writers: 1,
         ..added
     });
+    compare(Case {
+        row_fades: true,
+        own_columns: true,
+        ..added
+    });
 }

@@ -69,7 +69,11 @@ fn gated_heads_are_those_of_the_cpu() {
             view: View::whole(1, HEADS * HEAD_DIM),
             head_dim: HEAD_DIM,
             conv: None,
-            maps: vec![HeadOp::Gate(gates)],
+            maps: vec![
+                HeadOp::Gate(gates),
+                HeadOp::Weigh(gates),
+                HeadOp::Largest(7),
+            ],
         }],
         rope: None,
         gates: Vec::new(),

@@ -63,8 +63,8 @@ pub enum Gate {
         /// The state tensor of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
         state: usize,
     },
-    /// A constant, independent of x.
-    Constant(f32),
+    /// Constants, independent of x.
+    Constant(Vector),
 }
 
 impl Gate {
@@ -116,7 +116,7 @@ impl Gate {
             Gate::Forget { scale } => values
                 .iter_mut()
                 .for_each(|x| *x = 1.0 - simd::exp(scale * log_sigmoid(*x))),
-            Gate::Constant(value) => values.fill(*value),
+            Gate::Constant(constants) => values.copy_from_slice(constants),
         }
     }
 }

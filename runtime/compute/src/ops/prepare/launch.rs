@@ -26,6 +26,7 @@ pub(super) mod map_kind {
     pub const WHERE: i32 = 10;
     pub const MULTIPLY: i32 = 11;
     pub const GATE: i32 = 12;
+    pub const WEIGH: i32 = 13;
 }
 
 /// Kinds of gates, `GATE_…` in prepare.cu.
@@ -299,6 +300,10 @@ impl HeadOp {
                 source: launches.rows(*view),
                 ..kind(map_kind::GATE)
             },
+            HeadOp::Weigh(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(map_kind::WEIGH)
+            },
         })
     }
 }
@@ -353,9 +358,9 @@ impl Gate {
                 [gate.low, gate.high] = *clamp;
                 gate.state = launches.state_address(*state);
             }
-            Gate::Constant(value) => {
+            Gate::Constant(constants) => {
                 gate.kind = gate_kind::CONSTANT;
-                gate.scale = *value;
+                gate.bias = launches.vector_address(constants)?;
             }
         }
         Ok(gate)

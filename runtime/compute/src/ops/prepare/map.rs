@@ -17,7 +17,7 @@ pub enum HeadOp {
     SumNorm,
     /// Softmax over the head.
     Softmax,
-    /// The largest of the head's values; zero for the others. The lower one wins a tie.
+    /// The head's values of the largest magnitude; zero for the others. The lower one wins a tie.
     Largest(usize),
     /// Zero where these columns of another buffer are zero.
     Where(View),
@@ -29,6 +29,8 @@ pub enum HeadOp {
     Multiply(View),
     /// The product with the sigmoid of one of these columns, which are one for each head.
     Gate(View),
+    /// The product with one of these columns, which are one for each head.
+    Weigh(View),
     /// These columns of another buffer instead.
     Copy(View),
     /// Root-mean-square norm.
@@ -43,6 +45,7 @@ impl HeadOp {
             HeadOp::Add(view)
             | HeadOp::Multiply(view)
             | HeadOp::Gate(view)
+            | HeadOp::Weigh(view)
             | HeadOp::Copy(view)
             | HeadOp::Where(view) => Some(view),
             _ => None,
@@ -52,7 +55,7 @@ impl HeadOp {
     /// The columns of the source that head `head` of `head_dim` values reads: their first, and their number.
     pub(super) fn source_columns(&self, head: usize, head_dim: usize) -> (usize, usize) {
         match self {
-            HeadOp::Gate(_) => (head, 1),
+            HeadOp::Gate(_) | HeadOp::Weigh(_) => (head, 1),
             _ => (head * head_dim, head_dim),
         }
     }
@@ -69,6 +72,7 @@ impl HeadOp {
             HeadOp::Add(_) => simd::add(source, head),
             HeadOp::Multiply(_) => simd::multiply(source, head),
             HeadOp::Gate(_) => simd::scale(simd::sigmoid(source[0]), head),
+            HeadOp::Weigh(_) => simd::scale(source[0], head),
             HeadOp::Copy(_) => head.copy_from_slice(source),
             HeadOp::Softmax => softmax(head),
             HeadOp::Where(_) => {
@@ -77,18 +81,22 @@ impl HeadOp {
                 }
             }
             HeadOp::Largest(count) => {
-                let values = &mut scratch[..head.len()];
-                values.copy_from_slice(head);
-                head.fill(0.0);
+                const CHOSEN: f32 = -1.0;
+                let sizes = &mut scratch[..head.len()];
+                for (size, x) in sizes.iter_mut().zip(&*head) {
+                    *size = x.abs();
+                }
                 for _ in 0..*count {
                     let mut best = 0;
-                    for (i, x) in values.iter().enumerate() {
-                        if *x > values[best] {
+                    for (i, size) in sizes.iter().enumerate() {
+                        if *size > sizes[best] {
                             best = i;
                         }
                     }
-                    head[best] = values[best];
-                    values[best] = f32::NEG_INFINITY;
+                    sizes[best] = CHOSEN;
+                }
+                for (x, size) in head.iter_mut().zip(&*sizes) {
+                    *x = if *size == CHOSEN { *x } else { 0.0 };
                 }
             }
             HeadOp::Linear(matrix) => {
@@ -113,6 +121,13 @@ impl HeadOp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_largest_values_stay_whatever_their_sign() {
+        let mut head = [-0.5, 2.0, -3.0, 2.0, 0.0];
+        HeadOp::Largest(2).apply(&[], &[], &mut head, &mut [0.0; 5]);
+        assert_eq!(head, [0.0, 2.0, -3.0, 0.0, 0.0]);
+    }
 
     #[test]
     fn a_sum_norm_divides_by_absolute_values() {

@@ -12,7 +12,7 @@ struct PrepareMap {
 };
 
 // The numbers of `map_kind` in launch.rs.
-enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY, MAP_GATE };
+enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY, MAP_GATE, MAP_WEIGH };
 
 constexpr int most_maps = 6;
 
@@ -176,9 +176,9 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
       }
       break;
     case MAP_LARGEST:
-      // `function` is how many stay; the lower one wins a tie.
+      // `function` is how many values stay, those of the largest magnitude; the lower one wins a tie.
 #pragma unroll 1
-      for (int i = Team::first(); i < dim; i += step) other[i] = x[i];
+      for (int i = Team::first(); i < dim; i += step) other[i] = fabsf(x[i]);
       Team::wait();
 #pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) {
@@ -199,7 +199,9 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
       for (int i = Team::first(); i < dim; i += step) x[i] *= source[i];
       break;
     case MAP_GATE:
-      factor = sigmoid(map.source.token(t)[column / dim]);
+    case MAP_WEIGH:
+      factor = map.source.token(t)[column / dim];
+      if (map.kind == MAP_GATE) factor = sigmoid(factor);
 #pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
@@ -228,7 +230,7 @@ __device__ inline float gate_value(const PrepareGate& gate, int i, float x) {
     case GATE_STEP: return fminf(fmaxf(softplus(x + gate.bias[i]), gate.low), gate.high);
     case GATE_EXPONENTIAL: return -expf(x);
     case GATE_FORGET: return 1.0f - expf(gate.scale * log_sigmoid(x));
-    default: return gate.scale;
+    default: return gate.bias[i];
   }
 }
 

@@ -7,7 +7,7 @@ use crate::ops::CpuOp;
 use crate::ops::recur::{self, Fade, Inputs, Outputs, Rows};
 use crate::ops::softmax::softmax;
 
-/// Tokens whose softmax is held between the first and the second pass.
+/// Tokens whose weights of slots are held between the first and the second pass.
 const PIECE: usize = 16;
 
 /// Whether the matrix form pays for a piece of this many tokens.
@@ -102,7 +102,10 @@ impl SlotTask<'_> {
         }
         for p in p.chunks_exact_mut(self.op.slots) {
             simd::scale(self.op.scale, p);
-            softmax(p);
+            match self.op.scores {
+                None => softmax(p),
+                Some(function) => function.apply(p),
+            }
         }
         let weights = self.weights.from(first, 0);
         let second = Inputs {

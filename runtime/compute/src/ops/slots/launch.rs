@@ -1,4 +1,4 @@
-//! The op as kernels: two recurrences with a softmax between.
+//! The op as kernels: two recurrences, and between them a softmax or a function of each score.
 
 use bytemuck::Zeroable;
 use waterline_kernels::file;
@@ -64,16 +64,27 @@ impl DeviceOp for Slots {
         .launch(self.kv_heads, first, launches)?;
 
         let warps = 4;
+        let threads = 32 * warps;
+        let (kernel, blocks) = match self.scores {
+            None => (
+                format!("softmax_slots<{heads}, {slots}>"),
+                heads.div_ceil(warps),
+            ),
+            Some(function) => (
+                format!("map_slots<{width}, {}>", function as i32),
+                width.div_ceil(threads),
+            ),
+        };
         launches.push(Call {
             source: const { &[file("ops/slots/slots.cu")] },
-            kernel: format!("softmax_slots<{heads}, {slots}>"),
-            grid: Grid::EachToken(heads.div_ceil(warps)),
-            threads: 32 * warps,
+            kernel,
+            grid: Grid::EachToken(blocks),
+            threads,
             shared: 0,
             parameters: vec![Parameter::value("Rows", scores)],
         });
 
-        // V decays and is written by row; the softmax output is the query.
+        // V decays and is written by row; the slots' weights are the query.
         let second = Inputs {
             q: input(scores, 1),
             k: weights,

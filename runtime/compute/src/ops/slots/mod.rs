@@ -1,6 +1,6 @@
 //! Attention over a fixed number of slots (gated slot attention, attention with bounded-memory control): two
-//! recurrences that share their writes, with a softmax between. For each head, `s` the weight `[slots]` that a token
-//! has in each slot, and `K [dk, slots]`, `V [slots, dv]` the slots' keys and values:
+//! recurrences that share their writes, with a softmax or a function of each score between. For each head, `s` the weight
+//! `[slots]` that a token has in each slot, and `K [dk, slots]`, `V [slots, dv]` the slots' keys and values:
 //!
 //! ```text
 //! K <- K diag(1 - s) + k^T s;  p = softmax(scale q K)
@@ -15,6 +15,7 @@ mod cpu;
 mod launch;
 
 use super::{Access, Op};
+use crate::functions::Activation;
 use crate::operands::View;
 use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
@@ -37,6 +38,8 @@ pub struct Slots {
     pub weights: View,
     /// Multiplies the scores.
     pub scale: f32,
+    /// A function of each score in place of the softmax.
+    pub scores: Option<Activation>,
     /// The slot of the state K `[kv_heads, dk, slots]`.
     pub keys: usize,
     /// The slot of the state V `[kv_heads, slots, dv]`.
@@ -105,8 +108,13 @@ mod tests {
         }
     }
 
+    /// A scale of scores with which outputs are of order one.
+    fn scale(scores: Option<Activation>) -> f64 {
+        if scores.is_some() { 0.1 } else { 0.7 }
+    }
+
     /// Outputs of every token and both states at the end, by the equations in f64.
-    fn plain(case: Case) -> [Vec<f64>; 3] {
+    fn plain(case: Case, scores: Option<Activation>) -> [Vec<f64>; 3] {
         let [heads, kv_heads, slots, dk, dv] = case;
         let [q, k, v, weights] = views(case);
         let x = |t, column| f64::from(input(case, t, column));
@@ -132,9 +140,18 @@ mod tests {
                         }
                     }
                     let score = |c| x(t, q.start + h * dk + c) * keys[c * slots + m];
-                    p[m] = (0.7 * (0..dk).map(score).sum::<f64>()).exp();
+                    let score = scale(scores) * (0..dk).map(score).sum::<f64>();
+                    p[m] = match scores {
+                        None => score.exp(),
+                        Some(Activation::Identity) => score,
+                        Some(Activation::SquaredRelu) => score.max(0.0).powi(2),
+                        Some(other) => panic!("{other:?} has no equation here"),
+                    };
                 }
-                let sum: f64 = p.iter().sum();
+                let sum: f64 = match scores {
+                    None => p.iter().sum(),
+                    Some(_) => 1.0,
+                };
                 for d in 0..dv {
                     let read = (0..slots).map(|m| p[m] * values[m * dv + d]);
                     out.push(read.sum::<f64>() / sum);
@@ -146,7 +163,13 @@ mod tests {
 
     #[test]
     fn slots_match_their_equations() {
-        for case in [[2, 2, 16, 8, 8], [6, 2, 5, 7, 45], [3, 1, 33, 13, 9]] {
+        for (case, scores) in [
+            ([2, 2, 16, 8, 8], None),
+            ([6, 2, 5, 7, 45], None),
+            ([3, 1, 33, 13, 9], None),
+            ([6, 2, 5, 7, 45], Some(Activation::Identity)),
+            ([3, 1, 33, 13, 9], Some(Activation::SquaredRelu)),
+        ] {
             let [heads, kv_heads, slots, dk, dv] = case;
             let [q, k, v, weights] = views(case);
             let out = View::whole(1, heads * dv);
@@ -158,7 +181,8 @@ mod tests {
                 k,
                 v,
                 weights,
-                scale: 0.7,
+                scale: scale(scores) as f32,
+                scores,
                 keys: 0,
                 values: 1,
                 out,
@@ -167,11 +191,14 @@ mod tests {
             let shapes = [[kv_heads, dk, slots], [kv_heads, slots, dv]];
             let states = shapes.each_ref().map(|shape| (StateDtype::F32, &shape[..]));
             let mut rig = Rig::new(&op, &widths, &states);
-            let [expected, keys, values] = plain(case);
+            let [expected, keys, values] = plain(case, scores);
             let close = |name: &str, found: &[f32], expected: &[f64]| {
                 for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
                     let error = (f64::from(*found) - expected).abs();
-                    assert!(error < 3e-6, "{case:?} {name} {i}: {found} {expected}");
+                    assert!(
+                        error < 3e-6,
+                        "{case:?} {scores:?} {name} {i}: {found} {expected}"
+                    );
                 }
             };
             for chunks in [vec![TOKENS], vec![1; TOKENS], vec![3, 1, 16, 17, 4, 12]] {

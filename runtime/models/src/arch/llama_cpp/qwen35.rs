@@ -128,6 +128,7 @@ fn gated_deltanet(keys: &Keys, norm_eps: f32) -> Result<GatedDeltaNet> {
         negative_eigenvalues: false,
         decay: true,
         head_gates: None,
+        read_gate_after_norm: false,
         norm_eps,
         tiled: keys.architecture() != "qwen3next",
     })
