@@ -199,16 +199,9 @@ impl Engine for CpuEngine {
         self.copied.take().ok_or_else(no_copy)
     }
 
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()> {
-        let mut rest = bytes;
-        for part in parts {
-            let (here, after) = rest.split_at(part.len());
-            self.arena.bytes_mut()[part].copy_from_slice(here);
-            rest = after;
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
+        for (part, bytes) in copies {
+            self.arena.bytes_mut()[part].copy_from_slice(bytes);
         }
         Ok(())
     }

@@ -99,12 +99,8 @@ pub(crate) trait Engine: Send {
     /// Ends the copy that was begun.
     fn end_copy(&mut self) -> Result<StateCopy>;
 
-    /// Replaces these parts of the state by `bytes`, which they use up.
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()>;
+    /// Replaces parts of the state by bytes of the same length.
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()>;
 
     /// Fills these parts of the state with zeros.
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()>;

@@ -367,25 +367,9 @@ impl Engine for CudaEngine {
         self.end()
     }
 
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()> {
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
         self.replaced();
-        let queue = self.queue()?;
-        let (mut rest, mut written) = (bytes, Ok(()));
-        for part in parts {
-            let (here, after) = rest.split_at(part.len());
-            let to = self.arena.address() + part.start as u64;
-            // SAFETY: the bytes are borrowed until the queue has finished.
-            written = unsafe { queue.begin_write(to, here) };
-            if written.is_err() {
-                break;
-            }
-            rest = after;
-        }
-        queue.finish().and(written)
+        self.receive(copies)
     }
 
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()> {
