@@ -85,7 +85,11 @@ fn encoding_with_an_importance_matrix_matches_llama_quantize_bit_for_bit() {
     for &format in FORMATS.iter().filter(|format| format.block_len > 1) {
         let weighted = folder.join(format!("{}.weighted", format.name));
         // Q8_0 and MXFP4 are encoded without one.
-        let name = if weighted.exists() { "weighted" } else { "encoded" };
+        let name = if weighted.exists() {
+            "weighted"
+        } else {
+            "encoded"
+        };
         tested += usize::from(weighted.exists());
         let expected = data(&format!("{}.{name}", format.name));
         let row_bytes = format.row_bytes(256).unwrap();

@@ -30,7 +30,8 @@ impl Imatrix {
         let gguf = Gguf::open(path)?;
         let kind = gguf.get("general.type").and_then(Value::as_str);
         if kind != Some("imatrix") {
-            let message = "is no importance matrix: general.type is not imatrix; `llama-imatrix` writes one";
+            let message =
+                "is no importance matrix: general.type is not imatrix; `llama-imatrix` writes one";
             return Err(Error::input(path, message));
         }
         let mut means = HashMap::new();

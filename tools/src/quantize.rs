@@ -92,9 +92,9 @@ impl Args {
             imatrix.apply(&mut sources)?;
         }
         let weights: Vec<&WeightSpec> = sources.iter().map(|source| &source.weight).collect();
-        let chosen = self
-            .formats
-            .choose(&weights, facts(gguf, imatrix.is_some()), Layout::LlamaCpp)?;
+        let chosen =
+            self.formats
+                .choose(&weights, facts(gguf, imatrix.is_some()), Layout::LlamaCpp)?;
         let chosen: Vec<Choice> = sources
             .iter()
             .zip(chosen)
