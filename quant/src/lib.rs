@@ -20,6 +20,7 @@ pub mod gguf;
 mod json;
 mod kernel;
 mod matrix;
+mod observe;
 mod panel;
 mod plain_read;
 mod regular_file;
@@ -43,6 +44,7 @@ pub use format::{
 };
 pub use json::read_json;
 pub use matrix::{Matrix, Output};
+pub use observe::{ObservedProduct, ProductObserver};
 pub use plain_read::plain_read;
 pub use regular_file::{NewFile, create_private_folder, open_file, read_file};
 pub use room::{ask_room, ask_room_for_text, zeroed};

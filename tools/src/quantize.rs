@@ -30,7 +30,7 @@ pub struct Args {
     /// Quantize tensors that are quantized already: it loses more than to start from f16.
     #[arg(long)]
     requantize: bool,
-    /// An importance matrix of llama-imatrix: numbers that large inputs multiply lose least.
+    /// An importance matrix of `waterline imatrix` or llama-imatrix: numbers that large inputs multiply lose least.
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
     #[command(flatten)]

@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use waterline_quant::ProductObserver;
+
 use super::draft::HostDraft;
 use super::host_batch::{HostBatch, HostGroup, HostVerifier};
 use super::slots::{OneState, Slots};
@@ -99,6 +101,11 @@ impl Engine for CpuEngine {
 
     fn work_bytes(&self) -> usize {
         self.reading.bytes()
+    }
+
+    fn observe_products(&mut self, observer: ProductObserver) -> Result<()> {
+        self.reading.workspace().observe_products(observer);
+        Ok(())
     }
 
     fn reset(&mut self) -> Result<()> {

@@ -15,6 +15,8 @@ pub(crate) use host_batch::plan_verifier;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
 
+use waterline_quant::ProductObserver;
+
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{Device, OpTime};
@@ -45,6 +47,11 @@ pub(crate) trait Engine: Send {
 
     /// Empties the state.
     fn reset(&mut self) -> Result<()>;
+
+    /// From now on `observer` sees each product.
+    fn observe_products(&mut self, _observer: ProductObserver) -> Result<()> {
+        Err(Error::invalid("products", "are observed on the CPU only"))
+    }
 
     /// Reads a chunk of tokens into the layers' state; position and history are the session's to move on.
     fn read(&mut self, tokens: &[u32]) -> Result<()>;

@@ -33,6 +33,8 @@ pub use reading::grid_of;
 use saved::{Mark, check_numbers};
 use speculation::Speculation;
 
+use waterline_quant::ProductObserver;
+
 use crate::bound::Model;
 use crate::cancel::Canceller;
 use crate::cpu::{Pool, physical_cores, room};
@@ -242,6 +244,15 @@ impl Session {
     /// A handle that stops this session's calls.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
+    }
+
+    /// From now on `observer` sees each product of a matrix with its inputs.
+    ///
+    /// # Errors
+    /// The session is on a GPU.
+    #[doc(hidden)]
+    pub fn observe_products(&mut self, observer: ProductObserver) -> Result<()> {
+        self.engine.observe_products(observer)
     }
 
     /// Forgets everything that was read.

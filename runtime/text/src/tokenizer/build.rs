@@ -275,11 +275,14 @@ fn vocab(tokens: &[(String, u32)]) -> Vocab {
     tokens.iter().cloned().collect()
 }
 
+/// Tokens with their scores.
+type Scored = Vec<(String, f64)>;
+
 /// A model of the crate.
 fn crate_model(
     kind: &str,
     model: &Value,
-    (tokens, scored, merges): (&[(String, u32)], Vec<(String, f64)>, &Merges),
+    (tokens, scored, merges): (&[(String, u32)], Scored, &Merges),
 ) -> Result<ModelWrapper, Reason> {
     let text = |key: &str| -> Result<Option<String>, Reason> {
         Ok(optional(model, key, TEXT, Value::as_str)?.map(str::to_string))

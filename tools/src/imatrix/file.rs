@@ -1,4 +1,4 @@
-//! Importance matrices: the mean squares of the inputs of each matrix, in llama.cpp's file format.
+//! A file of importances: the mean squares of the inputs of each matrix, in llama.cpp's file format.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use waterline_quant::gguf::{Gguf, Value};
 use crate::error::{Error, Result};
 use crate::write_model::Source;
 
-const SUMS: &str = ".in_sum2";
-const COUNTS: &str = ".counts";
+pub(super) const SUMS: &str = ".in_sum2";
+pub(super) const COUNTS: &str = ".counts";
 
 /// An importance matrix of a model.
 pub struct Imatrix {
@@ -22,7 +22,7 @@ pub struct Imatrix {
 }
 
 impl Imatrix {
-    /// Reads a file of llama-imatrix (GGUF).
+    /// Reads a file of `waterline imatrix` or llama-imatrix (GGUF).
     ///
     /// # Errors
     /// The file is no importance matrix, or holds numbers that are none.
@@ -30,8 +30,7 @@ impl Imatrix {
         let gguf = Gguf::open(path)?;
         let kind = gguf.get("general.type").and_then(Value::as_str);
         if kind != Some("imatrix") {
-            let message =
-                "is no importance matrix: general.type is not imatrix; `llama-imatrix` writes one";
+            let message = "is no importance matrix: general.type is not imatrix; `waterline imatrix` writes one";
             return Err(Error::input(path, message));
         }
         let mut means = HashMap::new();
