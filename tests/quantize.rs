@@ -210,3 +210,50 @@ fn an_importance_matrix_changes_the_tensors_that_it_names() {
         outcome.failed(2, &parts);
     }
 }
+
+#[test]
+fn inputs_of_matrices_are_measured_on_a_text() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let text = place.name("text.txt");
+    let words: Vec<String> = (0..400).map(|i| format!("word {}", i * 37 % 101)).collect();
+    std::fs::write(&text, words.join(" ")).unwrap();
+    let matrix = place.name("imatrix.gguf");
+    let flags = ["--ctx", "64", "--windows", "3", "-o", &matrix];
+    let words = ["imatrix", &text, &model];
+    place.run(words.iter().chain(&flags)).succeeded();
+    let found = Gguf::open(&matrix).unwrap();
+    let numbers = |name: String| found.tensor(&name).unwrap().to_f32();
+    let squares: Vec<&str> = found
+        .tensors()
+        .iter()
+        .filter_map(|info| info.name.strip_suffix(".in_sum2"))
+        .collect();
+    assert!(squares.len() > 10, "{squares:?}");
+    for name in &squares {
+        // Each matrix read each token once.
+        assert_eq!(numbers(format!("{name}.counts")), [192.0], "{name}");
+        let sums = numbers(format!("{name}.in_sum2"));
+        assert!(sums.iter().all(|&sum| sum > 0.0), "{name}");
+    }
+    // The queries, keys and values of a layer read the same.
+    let layer = squares.iter().find(|name| name.ends_with("q_proj.weight"));
+    let query = layer.unwrap();
+    let key = query.replace("q_proj", "k_proj");
+    let sums = |name: &str| numbers(format!("{name}.in_sum2"));
+    assert_eq!(sums(query), sums(&key));
+    assert_ne!(sums(query), sums(&query.replace("q_proj", "o_proj")));
+    let small = place.name("small.gguf");
+    let words = [
+        "quantize",
+        &model,
+        "-o",
+        &small,
+        "--type",
+        "q4_0",
+        "--imatrix",
+        &matrix,
+    ];
+    place.run(words).succeeded();
+    place.run(["inspect", &small]).succeeded();
+}
