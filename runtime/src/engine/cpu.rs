@@ -7,11 +7,11 @@ use std::time::Instant;
 use super::draft::HostDraft;
 use super::host_batch::{HostAhead, HostBatch, HostGroup};
 use super::slots::{OneState, Slots};
-use super::{Ahead, Engine, Group, Setup, StateCopy, no_copy};
+use super::{Ahead, Engine, Group, Setup, StateCopy, checkpoint_room, no_copy};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::OpTime;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::program::{Program, Workspace};
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
@@ -187,11 +187,17 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn begin_copy(&mut self, mut copy: StateCopy) -> Result<()> {
-        for (part, here) in copy.parts(self.arena.plan()) {
-            here.copy_from_slice(&self.arena.bytes()[part]);
-        }
-        self.copied = Some(copy);
+    fn begin_copy(&mut self, positions: Range<u64>) -> Result<()> {
+        let plan = self.arena.plan();
+        let bytes = |parts: &mut dyn Iterator<Item = Range<usize>>, length| {
+            let mut copy = checkpoint_room(length)?;
+            parts.for_each(|part| copy.extend_from_slice(&self.arena.bytes()[part]));
+            Ok::<_, Error>(copy)
+        };
+        self.copied = Some(StateCopy {
+            rows: bytes(&mut plan.rows(positions.clone()), plan.row_bytes(positions))?,
+            present: bytes(&mut plan.present(), plan.present_bytes())?,
+        });
         Ok(())
     }
 
