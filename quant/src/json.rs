@@ -27,7 +27,7 @@ pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
 ///
 /// # Errors
 /// [`Error::Memory`](crate::Error::Memory).
-pub fn ask_room_for_json(text: &[u8]) -> crate::Result<()> {
+pub(crate) fn ask_room_for_json(text: &[u8]) -> crate::Result<()> {
     ask_room_for_values(text, values_at_most(text))
 }
 

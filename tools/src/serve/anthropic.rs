@@ -32,8 +32,13 @@ struct Request {
 enum Choice {
     Auto,
     None,
-    Any,
-    Tool { name: String },
+    Any {
+        #[serde(default)]
+        disable_parallel_tool_use: bool,
+    },
+    Tool {
+        name: String,
+    },
 }
 
 #[derive(Deserialize)]
@@ -186,7 +191,14 @@ impl Request {
                 "strict": tool.strict,
             }})
         };
+        let one = matches!(
+            self.tool_choice,
+            Some(Choice::Any {
+                disable_parallel_tool_use: true
+            })
+        );
         Ok(Conversation {
+            parallel: !one,
             messages: messages(all, &app.limits)?,
             tools: std::mem::take(&mut self.tools)
                 .into_iter()
@@ -195,7 +207,7 @@ impl Request {
             choice: match self.tool_choice.take() {
                 None | Some(Choice::Auto) => ToolChoice::Auto,
                 Some(Choice::None) => ToolChoice::None,
-                Some(Choice::Any) => ToolChoice::Required,
+                Some(Choice::Any { .. }) => ToolChoice::Required,
                 Some(Choice::Tool { name }) => ToolChoice::Named(name),
             },
             thinking: match self.thinking.as_ref().and_then(|t| t["type"].as_str()) {

@@ -24,6 +24,7 @@ struct Request {
     top_logprobs: Option<usize>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
     chat_template_kwargs: Option<Value>,
     reasoning_effort: Option<String>,
     response_format: Option<ResponseFormat>,
@@ -112,6 +113,7 @@ pub async fn chat(
         messages: messages(request.messages, &app.limits)?,
         tools: request.tools.unwrap_or_default(),
         choice,
+        parallel: request.parallel_tool_calls != Some(false),
         thinking,
     };
     app.converse(conversation, settings, form, stuck).await
@@ -245,7 +247,7 @@ impl Form for OpenAi {
                 }
             });
         }
-        // A choice of its own for what no text comes with.
+        // A separate choice for a delta without text.
         if added.ends || (deltas.is_empty() && !logprobs.is_null()) {
             deltas.push(json!({}));
         }

@@ -150,6 +150,8 @@ pub struct Conversation {
     /// JSON schemas of functions.
     pub tools: Vec<Value>,
     pub choice: ToolChoice,
+    /// Whether an answer may call more than one tool.
+    pub parallel: bool,
     /// Whether the model is to think; none leaves it to the template.
     pub thinking: Option<bool>,
 }
@@ -170,7 +172,8 @@ impl Conversation {
         let mut tools: Vec<&Value> = self.tools.iter().collect();
         let is_strict = |tool: &&Value| tool["function"]["strict"] == true;
         let needed = match &self.choice {
-            ToolChoice::Required => Needed::Some,
+            ToolChoice::Required if self.parallel => Needed::Some,
+            ToolChoice::Required => Needed::One,
             ToolChoice::Named(name) => {
                 tools.retain(|tool| tool["function"]["name"] == **name);
                 Needed::One

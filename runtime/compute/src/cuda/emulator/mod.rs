@@ -120,15 +120,16 @@ impl Driver for Emulator {
     }
 
     fn tuning(&self) -> Tuning {
-        // Here a graph is faster: the blocks of one kernel run by turns.
-        Tuning {
-            least_weight_bytes: 256 << 20,
-            ..Tuning::for_capability(90)
-        }
+        Tuning::for_capability(90)
     }
 
     fn shared_memory(&self) -> usize {
         self.shared_memory
+    }
+
+    /// Blocks run one after another, so one kernel has a single block, which computes everything.
+    fn prefers_graph(&self) -> bool {
+        true
     }
 
     /// One block after another: a block that waits for others would wait for ever, so that there is one.
