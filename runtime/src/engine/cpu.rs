@@ -9,11 +9,11 @@ use waterline_quant::ProductObserver;
 use super::draft::HostDraft;
 use super::host_batch::{HostBatch, HostGroup, HostVerifier};
 use super::slots::{OneState, Slots};
-use super::{Engine, Group, Setup, StateCopy, Verifier, no_copy};
+use super::{Engine, Group, Setup, StateCopy, Verifier, checkpoint_room, no_copy};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::OpTime;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::program::{Program, Workspace};
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
@@ -194,11 +194,17 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn begin_copy(&mut self, mut copy: StateCopy) -> Result<()> {
-        for (part, here) in copy.parts(self.arena.plan()) {
-            here.copy_from_slice(&self.arena.bytes()[part]);
-        }
-        self.copied = Some(copy);
+    fn begin_copy(&mut self, positions: Range<u64>) -> Result<()> {
+        let plan = self.arena.plan();
+        let bytes = |parts: &mut dyn Iterator<Item = Range<usize>>, length| {
+            let mut copy = checkpoint_room(length)?;
+            parts.for_each(|part| copy.extend_from_slice(&self.arena.bytes()[part]));
+            Ok::<_, Error>(copy)
+        };
+        self.copied = Some(StateCopy {
+            rows: bytes(&mut plan.rows(positions.clone()), plan.row_bytes(positions))?,
+            present: bytes(&mut plan.present(), plan.present_bytes())?,
+        });
         Ok(())
     }
 

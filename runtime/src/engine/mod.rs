@@ -100,8 +100,9 @@ pub(crate) trait Engine: Send {
     /// Replaces the whole state by `state`, an arena of the same plan.
     fn upload(&mut self, state: &[u8]) -> Result<()>;
 
-    /// Begins to copy the state as it is now. Reading goes on meanwhile, and no other copy begins before [`Engine::end_copy`].
-    fn begin_copy(&mut self, copy: StateCopy) -> Result<()>;
+    /// Begins to copy the state as it is now, with the rows of the tokens at these positions. Reading goes on meanwhile, and no other
+    /// copy begins before [`Engine::end_copy`].
+    fn begin_copy(&mut self, positions: Range<u64>) -> Result<()>;
 
     /// Ends the copy that was begun.
     fn end_copy(&mut self) -> Result<StateCopy>;
@@ -136,35 +137,23 @@ pub(crate) trait Engine: Send {
     }
 }
 
-/// A copy of a state, or room for one.
+/// A copy of a state.
 pub(crate) struct StateCopy {
-    pub positions: Range<u64>,
-    /// The rows that the tokens at these positions have written.
+    /// The rows that the tokens at some positions have written.
     pub rows: Vec<u8>,
     /// The tensors that later tokens overwrite.
     pub present: Vec<u8>,
 }
 
-impl StateCopy {
-    /// Each part of the state, and its place here.
-    fn parts<'a>(
-        &'a mut self,
-        plan: &'a StatePlan,
-    ) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
-        let rows = plan.rows(self.positions.clone());
-        placed(rows, &mut self.rows).chain(placed(plan.present(), &mut self.present))
+/// An empty vector that holds `bytes` without asking again, or the system's refusal.
+fn checkpoint_room(bytes: usize) -> Result<Vec<u8>> {
+    let mut room = Vec::new();
+    let asked = waterline_quant::ask_room(bytes).is_ok();
+    if asked && room.try_reserve_exact(bytes).is_ok() {
+        return Ok(room);
     }
-}
-
-fn placed(
-    parts: impl Iterator<Item = Range<usize>>,
-    mut rest: &mut [u8],
-) -> impl Iterator<Item = (Range<usize>, &mut [u8])> {
-    parts.map(move |part| {
-        let (here, after) = std::mem::take(&mut rest).split_at_mut(part.len());
-        rest = after;
-        (part, here)
-    })
+    let advice = "give the prefix store fewer bytes";
+    Err(Error::memory("a checkpoint", advice))
 }
 
 /// The error of [`Engine::end_copy`] without a copy.

@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::prefix_store::{Checkpoint, Key, Node, Place, PrefixStore, Present};
 use super::reading::Reading;
 use super::{Session, check_numbers};
-use crate::engine::StateCopy;
 use crate::error::{Error, Result};
 use crate::state::{HEADER, HISTORY, LOGITS};
 
@@ -148,18 +147,12 @@ impl Session {
 
     /// Begins to copy the state with the rows of these positions; a copy of the logits, if `ends`.
     fn begin_copy(&mut self, positions: Range<u64>, ends: bool) -> Result<Vec<f32>> {
-        let plan = self.engine.plan();
-        let copy = StateCopy {
-            rows: room(plan.row_bytes(positions.clone()))?,
-            present: room(plan.present_bytes())?,
-            positions,
-        };
         let mut logits = Vec::new();
         if ends {
             logits = room(self.model.spec().vocab)?;
             logits.copy_from_slice(self.engine.logits()?);
         }
-        self.engine.begin_copy(copy)?;
+        self.engine.begin_copy(positions)?;
         Ok(logits)
     }
 

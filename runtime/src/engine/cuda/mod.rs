@@ -356,11 +356,11 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
-    fn begin_copy(&mut self, copy: StateCopy) -> Result<()> {
+    fn begin_copy(&mut self, positions: Range<u64>) -> Result<()> {
         if self.programs.persistent.is_some() {
             self.settle()?;
         }
-        self.begin(copy)
+        self.begin(positions)
     }
 
     fn end_copy(&mut self) -> Result<StateCopy> {
@@ -369,7 +369,13 @@ impl Engine for CudaEngine {
 
     fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
         self.replaced();
-        self.receive(copies)
+        let (queue, arena) = (self.queue()?, self.arena.address());
+        let mut copies = copies.map(|(part, bytes)| (arena + part.start as u64, bytes));
+        let written = copies.try_for_each(|(to, bytes)| {
+            // SAFETY: the bytes are borrowed until the queue has finished.
+            unsafe { queue.begin_write(to, bytes) }
+        });
+        queue.finish().and(written)
     }
 
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()> {

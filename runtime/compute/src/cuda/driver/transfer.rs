@@ -1,4 +1,4 @@
-//! Copies of parts of a device's memory that are on their way to the host while kernels run, and the way back.
+//! Copies of parts of a device's memory that are on their way to the host while kernels run.
 //!
 //! The parts are copied on the device first, so that kernels may change them, and from there by a queue of its own. The host's end is
 //! page-locked memory of a fixed size: from there all threads copy them on, since memory that a process touches first is slow.
@@ -63,66 +63,23 @@ impl Transfer {
         unsafe { self.queue.begin_read(self.device.address(), to) }
     }
 
-    /// Waits for the copy that was begun, and moves it to `parts`, which it fills.
-    pub fn end<'a>(
+    /// Waits for the copy that was begun; its bytes in `N` pieces of these lengths. Their memory is asked for here, while kernels run.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] or [`Error::Device`].
+    pub fn end<const N: usize>(
         &mut self,
         pool: &Pool,
-        parts: impl Iterator<Item = &'a mut [u8]>,
-    ) -> Result<()> {
-        let bytes = self.begun;
+        lengths: [usize; N],
+    ) -> Result<[Vec<u8>; N]> {
         self.finish()?;
-        let mut rest = &self.host.bytes[..bytes];
-        for part in parts {
-            let (here, after) = rest.split_at(part.len());
+        let (mut rest, mut copies) = (&self.host.bytes[..], [const { Vec::new() }; N]);
+        for (copy, length) in copies.iter_mut().zip(lengths) {
+            let (here, after) = rest.split_at(length);
+            *copy = copied(pool, here)?;
             rest = after;
-            let count = part.len().div_ceil(PIECE);
-            let pieces = Mutex::new(part.chunks_mut(PIECE).zip(here.chunks(PIECE)));
-            pool.each(count, |_, _| {
-                let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-                if let Some((to, from)) = next {
-                    to.copy_from_slice(from);
-                }
-            });
         }
-        Ok(())
-    }
-
-    /// Copies bytes of the host to these places on the device.
-    pub fn send<'a>(
-        &mut self,
-        pool: &Pool,
-        mut copies: impl Iterator<Item = (Address, &'a [u8])>,
-    ) -> Result<()> {
-        self.finish()?;
-        let mut next = copies.next();
-        while next.is_some() {
-            let (mut free, mut fitting) = (&mut self.host.bytes[..], Vec::new());
-            while let Some((to, bytes)) = next.filter(|_| !free.is_empty()) {
-                let (first, rest) = bytes.split_at(bytes.len().min(free.len()));
-                let (here, after) = free.split_at_mut(first.len());
-                fitting.push((to, here, first));
-                free = after;
-                next = match rest {
-                    [] => copies.next(),
-                    rest => Some((to + first.len() as u64, rest)),
-                };
-            }
-            let count = fitting.len();
-            let pieces = Mutex::new(fitting.iter_mut());
-            pool.each(count, |_, _| {
-                let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-                if let Some((_, here, first)) = next {
-                    here.copy_from_slice(first);
-                }
-            });
-            self.begun = count;
-            for (to, here, _) in &fitting {
-                // SAFETY: the host's bytes are used and freed after `finish` alone.
-                unsafe { self.queue.begin_write(*to, here)? };
-            }
-            self.finish()?;
-        }
-        Ok(())
+        Ok(copies)
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -131,6 +88,29 @@ impl Transfer {
         }
         Ok(())
     }
+}
+
+/// A copy by all threads, in memory that no thread has touched before.
+fn copied(pool: &Pool, from: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = Vec::new();
+    let asked = waterline_quant::ask_room(from.len()).is_ok();
+    if !asked || copy.try_reserve_exact(from.len()).is_err() {
+        let advice = "give the prefix store fewer bytes";
+        return Err(Error::memory("a checkpoint", advice));
+    }
+    let room = copy.spare_capacity_mut()[..from.len()].chunks_mut(PIECE);
+    let pieces = Mutex::new(room.zip(from.chunks(PIECE)));
+    pool.each(from.len().div_ceil(PIECE), |_, _| {
+        let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        if let Some((to, from)) = next {
+            for (to, &byte) in to.iter_mut().zip(from) {
+                to.write(byte);
+            }
+        }
+    });
+    // SAFETY: there were as many tasks as pieces, so that every byte was written.
+    unsafe { copy.set_len(from.len()) };
+    Ok(copy)
 }
 
 impl Drop for Transfer {
@@ -190,20 +170,11 @@ mod tests {
             let begun = transfer.begin(&*queue, from, parts.iter().cloned());
             begun.expect("begun");
             queue.clear(from, memory.bytes()).expect("zeros");
-            let mut copies = parts.clone().map(|part| vec![0; part.len()]);
-            let places = copies.iter_mut().map(Vec::as_mut_slice);
-            transfer.end(&pool, places).expect("ended");
+            let lengths = parts.clone().map(|part| part.len());
+            let copies = transfer.end(&pool, lengths).expect("ended");
             for (copy, part) in copies.iter().zip(parts) {
                 assert!(copy[..] == bytes[part]);
             }
         }
-        // More than there is room for at once, in pieces of any length.
-        let pieces = [0..5, 5..5, 5..2 * PIECE + 9, 2 * PIECE + 9..3 * PIECE];
-        let from = memory.address();
-        let copies = pieces.map(|piece| (from + piece.start as u64, &bytes[piece]));
-        transfer.send(&pool, copies.into_iter()).expect("sent");
-        let mut found = vec![0; bytes.len()];
-        queue.read(from, &mut found).expect("read");
-        assert!(found == bytes);
     }
 }
