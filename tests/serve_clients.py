@@ -135,6 +135,12 @@ def completion_features(client, say):
     rescored = ask(prompt=ids + tokens_of(client, whole.text), echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
     assert rescored.tokens[len(ids):] == whole.logprobs.tokens
     assert rescored.token_logprobs[len(ids):] == whole.logprobs.token_logprobs, (rescored, whole)
+    # What two prompts begin with is read once.
+    shots = tokens_of(client, "One day a cat sat in the sun. " * 60)
+    scored = [ask(prompt=shots + tokens_of(client, end), echo=True, logprobs=1, max_tokens=1) for end in ("A dog came.", "A bird came.", "A dog came.")]
+    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in scored]
+    assert cached[0] == 0 and cached[1] >= 256 and cached[2] >= len(shots), (cached, len(shots))
+    assert scored[0].choices == scored[2].choices
     say("token ids, several prompts")
 
 
@@ -194,6 +200,21 @@ def tool_features(base, say):
     assert answered.choices[0].message.content == "Hi", answered
     assert ask(tools=[WEATHER], tool_choice="none").choices[0].message.content == "Hi"
     say("tools, tool messages, tool_choice none")
+    strict = json.loads(json.dumps(WEATHER))
+    strict["function"]["strict"] = True
+    strict["function"]["parameters"].update(properties={"city": {"enum": ["Oslo"]}}, additionalProperties=False)
+    # After a tool's message the model says "Hi".
+    told = ASK + [whole.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
+    forced = ask(tools=[strict], messages=told, tool_choice="required", parallel_tool_calls=False).choices[0]
+    assert forced.finish_reason == "tool_calls" and forced.message.tool_calls[0].function.name == "get_weather", forced
+    note = {"type": "function", "function": {"name": "note", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}
+    named = ask(tools=[WEATHER, note], tool_choice={"type": "function", "function": {"name": "note"}}).choices[0].message
+    assert [(c.function.name, c.function.arguments) for c in named.tool_calls] == [("note", "{}")], named
+    call = ask(tools=[strict]).choices[0].message.tool_calls[0].function
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Oslo"}), call
+    assert ask(tools=[strict], messages=told).choices[0].message.content == "Hi"
+    with_error(openai.BadRequestError, lambda: ask(tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "other"}}))
+    say("tool_choice required and named, strict tools")
     thinking = dict(extra_body={"chat_template_kwargs": {"enable_thinking": True}})
     thought = ask(tools=[WEATHER], **thinking).choices[0].message
     assert thought.reasoning_content == "hm" and thought.tool_calls and not thought.content, thought
@@ -217,7 +238,11 @@ def tool_features(base, say):
     turns = [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     message = client.messages.create(**{**ask, "messages": ASK + turns})
     assert message.content[0].text == "Hi", message
-    say("tools of messages")
+    for choice, name in [({"type": "any"}, "get_weather"), ({"type": "tool", "name": "note"}, "note")]:
+        more = {"name": "note", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
+        forced = client.messages.create(**{**ask, "tools": tools + [more] if name == "note" else tools}, tool_choice=choice)
+        assert [block.name for block in forced.content] == [name], forced
+    say("tools of messages, tool_choice")
 
 
 def main(program):

@@ -13,6 +13,7 @@ mod eval;
 mod format_choice;
 #[cfg_attr(not(feature = "constraints"), path = "no_grammar.rs")]
 mod grammar;
+mod imatrix;
 mod inspect;
 mod interrupt;
 mod invocation;

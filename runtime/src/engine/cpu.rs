@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::draft::HostDraft;
-use super::host_batch::{HostAhead, HostBatch, HostGroup};
+use super::host_batch::{HostBatch, HostGroup, HostVerifier};
 use super::slots::{OneState, Slots};
-use super::{Ahead, Engine, Group, Setup, StateCopy, no_copy};
+use super::{Engine, Group, Setup, StateCopy, Verifier, no_copy};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::OpTime;
@@ -199,16 +199,9 @@ impl Engine for CpuEngine {
         self.copied.take().ok_or_else(no_copy)
     }
 
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()> {
-        let mut rest = bytes;
-        for part in parts {
-            let (here, after) = rest.split_at(part.len());
-            self.arena.bytes_mut()[part].copy_from_slice(here);
-            rest = after;
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
+        for (part, bytes) in copies {
+            self.arena.bytes_mut()[part].copy_from_slice(bytes);
         }
         Ok(())
     }
@@ -233,18 +226,18 @@ impl Engine for CpuEngine {
     fn group(&self, most: usize) -> Result<Box<dyn Group>> {
         Ok(Box::new(HostGroup {
             model: Arc::clone(&self.model),
-            together: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, false)?,
+            batch: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, false)?,
         }))
     }
 
-    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>> {
+    fn verifier(&self, most: usize, drafts: bool) -> Result<Box<dyn Verifier>> {
         let draft = self.model.draft().filter(|_| drafts);
-        Ok(Box::new(HostAhead {
+        Ok(Box::new(HostVerifier {
             draft: draft
                 .map(|draft| HostDraft::new(draft, &self.pool))
                 .transpose()?,
             model: Arc::clone(&self.model),
-            together: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
+            batch: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
             before: self.arena.try_clone()?,
             most,
         }))

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use cpu::plan_reading;
-pub(crate) use host_batch::plan_ahead;
+pub(crate) use host_batch::plan_verifier;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
 
@@ -99,12 +99,8 @@ pub(crate) trait Engine: Send {
     /// Ends the copy that was begun.
     fn end_copy(&mut self) -> Result<StateCopy>;
 
-    /// Replaces these parts of the state by `bytes`, which they use up.
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()>;
+    /// Replaces parts of the state by bytes of the same length.
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()>;
 
     /// Fills these parts of the state with zeros.
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()>;
@@ -123,9 +119,9 @@ pub(crate) trait Engine: Send {
     /// Memory to step up to `most` states like this one together.
     fn group(&self, most: usize) -> Result<Box<dyn Group>>;
 
-    /// Memory to read up to `most` tokens into this state together, or fewer if the engine has no program for `most`, and if
-    /// `drafts` for [`Ahead::draft`].
-    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>>;
+    /// Memory to verify up to `most` tokens in one pass, or fewer if the engine has no program for `most`, and if
+    /// `drafts` for [`Verifier::draft`].
+    fn verifier(&self, most: usize, drafts: bool) -> Result<Box<dyn Verifier>>;
 
     /// The engine on a device, if it is one: what works on its state there.
     fn on_device(&mut self) -> Option<&mut cuda::CudaEngine> {
@@ -153,10 +149,10 @@ impl StateCopy {
     }
 }
 
-fn placed<'a>(
+fn placed(
     parts: impl Iterator<Item = Range<usize>>,
-    mut rest: &'a mut [u8],
-) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
+    mut rest: &mut [u8],
+) -> impl Iterator<Item = (Range<usize>, &mut [u8])> {
     parts.map(move |part| {
         let (here, after) = std::mem::take(&mut rest).split_at_mut(part.len());
         rest = after;
@@ -175,7 +171,7 @@ pub(crate) struct Member<'a> {
     pub params: &'a SamplerParams,
 }
 
-/// Those that step together.
+/// Engines that step together.
 pub(crate) trait Members {
     /// How many there are.
     fn count(&self) -> usize;
@@ -199,8 +195,8 @@ pub(crate) trait Group: Send {
 }
 
 /// Reads several tokens into the state of the engine that it was made for, each with the bits of a step, reading each matrix once.
-/// As many of the first ones as turn out right may stand.
-pub(crate) trait Ahead: Send {
+/// The first ones that turn out right are accepted.
+pub(crate) trait Verifier: Send {
     /// Most tokens at once.
     fn most(&self) -> usize;
 

@@ -12,7 +12,7 @@ use super::App;
 use super::answer::{Added, Part, Reply};
 use super::answers::{Form, Usage};
 use super::http::{Body, Refusal, json_response};
-use super::request::{Common, Conversation, ToolChoice, messages, parse};
+use super::request::{Common, Conversation, MOST_VALUES, ToolChoice, messages, parse};
 
 #[derive(Deserialize)]
 struct Request {
@@ -32,8 +32,13 @@ struct Request {
 enum Choice {
     Auto,
     None,
-    Any,
-    Tool { name: String },
+    Any {
+        #[serde(default)]
+        disable_parallel_tool_use: bool,
+    },
+    Tool {
+        name: String,
+    },
 }
 
 #[derive(Deserialize)]
@@ -186,7 +191,14 @@ impl Request {
                 "strict": tool.strict,
             }})
         };
+        let one = matches!(
+            self.tool_choice,
+            Some(Choice::Any {
+                disable_parallel_tool_use: true
+            })
+        );
         Ok(Conversation {
+            parallel: !one,
             messages: messages(all, &app.limits)?,
             tools: std::mem::take(&mut self.tools)
                 .into_iter()
@@ -195,7 +207,7 @@ impl Request {
             choice: match self.tool_choice.take() {
                 None | Some(Choice::Auto) => ToolChoice::Auto,
                 Some(Choice::None) => ToolChoice::None,
-                Some(Choice::Any) => ToolChoice::Required,
+                Some(Choice::Any { .. }) => ToolChoice::Required,
                 Some(Choice::Tool { name }) => ToolChoice::Named(name),
             },
             thinking: match self.thinking.as_ref().and_then(|t| t["type"].as_str()) {
@@ -209,7 +221,7 @@ impl Request {
 
 /// `/v1/messages/count_tokens`.
 pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body)?;
+    let mut request: Request = parse(body, MOST_VALUES)?;
     let conversation = request.conversation(app)?;
     let options = conversation.options();
     let prompt = app
@@ -226,7 +238,7 @@ pub async fn answer(
     body: &[u8],
     stuck: &Arc<Notify>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body)?;
+    let mut request: Request = parse(body, MOST_VALUES)?;
     let conversation = request.conversation(app)?;
     let mut settings = app.settings(request.common)?;
     if settings.n > 1 {

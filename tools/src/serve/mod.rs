@@ -13,6 +13,7 @@ mod prompt;
 mod request;
 mod routes;
 mod scheduler;
+mod scores;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

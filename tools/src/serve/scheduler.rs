@@ -16,6 +16,7 @@ use waterline::{
 use super::logprobs::TokenLogprob;
 use super::metrics::{Count, Metrics};
 use super::prompt::{Generated, Known};
+use super::scores::Scores;
 
 /// An answer that is to be generated.
 pub struct Job {
@@ -156,6 +157,7 @@ pub struct Scheduler {
     group: Group,
     jobs: Receiver<Job>,
     waiting: VecDeque<Job>,
+    scores: Scores,
 }
 
 impl Scheduler {
@@ -180,6 +182,7 @@ impl Scheduler {
             group,
             jobs,
             waiting: VecDeque::new(),
+            scores: Scores::default(),
         })
     }
 
@@ -229,6 +232,7 @@ impl Scheduler {
             group,
             jobs,
             waiting,
+            scores,
         } = self;
         let canceller = session.canceller();
         canceller.clear();
@@ -241,25 +245,13 @@ impl Scheduler {
         };
         session.set_sampler(job.sampler.clone())?;
         let began = Instant::now();
-        let (mut reused, mut logprobs) = (0, Vec::new());
-        if job.echo {
-            // Each token's logits are needed, so nothing is left out.
-            session.reset()?;
-            let chunk = session.options().chunk.max(1);
+        let (reused, logprobs) = if job.echo {
             let top = job.logprobs.unwrap_or(0);
-            logprobs.push(TokenLogprob::unknown(job.prompt[0]));
-            session.feed_each(&job.prompt, |index, logits| {
-                if let Some(&next) = job.prompt.get(index + 1) {
-                    logprobs.push(TokenLogprob::new(logits, next, top));
-                }
-                if (index + 1) % chunk == 0 {
-                    between();
-                }
-            })?;
+            scores.read(session, &job.prompt, top, between)?
         } else {
             let read = session.read_history_with(&job.prompt, &job.borders, |_, _| between())?;
-            reused = read.reused;
-        }
+            (read.reused, Vec::new())
+        };
         session.set_draws(0);
         let read = job.prompt.len() - reused;
         let metrics = &self.group.metrics;

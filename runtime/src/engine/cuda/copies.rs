@@ -1,5 +1,6 @@
-//! Copies of a state on a device for checkpoints: the host takes one over while the device reads the next chunk.
+//! Copies of a state on a device for checkpoints, and back: the host takes one over while the device reads the next chunk.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::CudaEngine;
@@ -67,13 +68,35 @@ impl CudaEngine {
         Ok(())
     }
 
+    /// Replaces parts of the state.
+    pub(super) fn receive(
+        &mut self,
+        copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>,
+    ) -> Result<()> {
+        let queue = self.queue()?;
+        queue.finish()?;
+        let arena = self.arena.address();
+        let mut copies = copies.map(|(part, bytes)| (arena + part.start as u64, bytes));
+        let transfer = self.lock_chunks().transfer.take();
+        let Some(mut transfer) = transfer else {
+            return copies.try_for_each(|(to, bytes)| queue.write(to, bytes));
+        };
+        let sent = transfer.send(&self.pool, copies);
+        self.give_back(Some(transfer));
+        sent
+    }
+
+    fn give_back(&self, transfer: Option<Transfer>) {
+        let mut chunks = self.lock_chunks();
+        chunks.transfer = chunks.transfer.take().or(transfer);
+    }
+
     /// Ends the copy that was begun.
     pub(super) fn end(&mut self) -> Result<StateCopy> {
         self.copying.take_over(&self.pool);
         match std::mem::replace(&mut self.copying, Copying::None) {
             Copying::Ended(copy, transfer) => {
-                let mut chunks = self.lock_chunks();
-                chunks.transfer = chunks.transfer.take().or(transfer);
+                self.give_back(transfer);
                 copy
             }
             _ => Err(no_copy()),

@@ -1,4 +1,4 @@
-//! Copies of parts of a device's memory that are on their way to the host while kernels run.
+//! Copies of parts of a device's memory that are on their way to the host while kernels run, and the way back.
 //!
 //! The parts are copied on the device first, so that kernels may change them, and from there by a queue of its own. The host's end is
 //! page-locked memory of a fixed size: from there all threads copy them on, since memory that a process touches first is slow.
@@ -87,6 +87,44 @@ impl Transfer {
         Ok(())
     }
 
+    /// Copies bytes of the host to these places on the device.
+    pub fn send<'a>(
+        &mut self,
+        pool: &Pool,
+        mut copies: impl Iterator<Item = (Address, &'a [u8])>,
+    ) -> Result<()> {
+        self.finish()?;
+        let mut next = copies.next();
+        while next.is_some() {
+            let (mut free, mut fitting) = (&mut self.host.bytes[..], Vec::new());
+            while let Some((to, bytes)) = next.filter(|_| !free.is_empty()) {
+                let (first, rest) = bytes.split_at(bytes.len().min(free.len()));
+                let (here, after) = free.split_at_mut(first.len());
+                fitting.push((to, here, first));
+                free = after;
+                next = match rest {
+                    [] => copies.next(),
+                    rest => Some((to + first.len() as u64, rest)),
+                };
+            }
+            let count = fitting.len();
+            let pieces = Mutex::new(fitting.iter_mut());
+            pool.each(count, |_, _| {
+                let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+                if let Some((_, here, first)) = next {
+                    here.copy_from_slice(first);
+                }
+            });
+            self.begun = count;
+            for (to, here, _) in &fitting {
+                // SAFETY: the host's bytes are used and freed after `finish` alone.
+                unsafe { self.queue.begin_write(*to, here)? };
+            }
+            self.finish()?;
+        }
+        Ok(())
+    }
+
     fn finish(&mut self) -> Result<()> {
         if std::mem::take(&mut self.begun) > 0 {
             self.queue.finish()?;
@@ -159,5 +197,13 @@ mod tests {
                 assert!(copy[..] == bytes[part]);
             }
         }
+        // More than there is room for at once, in pieces of any length.
+        let pieces = [0..5, 5..5, 5..2 * PIECE + 9, 2 * PIECE + 9..3 * PIECE];
+        let from = memory.address();
+        let copies = pieces.map(|piece| (from + piece.start as u64, &bytes[piece]));
+        transfer.send(&pool, copies.into_iter()).expect("sent");
+        let mut found = vec![0; bytes.len()];
+        queue.read(from, &mut found).expect("read");
+        assert!(found == bytes);
     }
 }

@@ -1,46 +1,46 @@
 //! Sessions on a device that step together.
 
-use super::{Columns, CudaEngine, SlotKind};
+use super::{BatchPrograms, CudaEngine, SlotKind};
 use crate::cuda::Sampling;
 use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
 use crate::state::HEADER;
 
-/// Most sessions of a batch on a device: the programs of this many columns are recorded.
+/// Most sessions of a batch on a device: the programs of this many slots are recorded.
 const MOST: usize = 64;
 
-/// A program of columns, each the session at this place.
-pub(in crate::engine) struct DeviceGroup(Columns);
+/// A program of slots, each the session at this place.
+pub(in crate::engine) struct DeviceGroup(BatchPrograms);
 
 impl DeviceGroup {
     /// For up to `most` sessions with states like that of `engine`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 64; else as of [`Columns::new`].
+    /// [`Error::Invalid`] for more than 64; else as of [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
         if most > MOST {
             let reason = format!("must be of 1 to {MOST} sessions on a GPU");
             return Err(Error::invalid("batch", reason));
         }
-        Columns::new(engine, SlotKind::Sessions, most).map(DeviceGroup)
+        BatchPrograms::new(engine, SlotKind::Sessions, most).map(DeviceGroup)
     }
 
-    /// Gives each column its session's state; those sample that have a [`Sampling`].
+    /// Gives each slot its session's state; those sample that have a [`Sampling`].
     fn seat(
         &mut self,
         members: &mut dyn Members,
         sampling: impl Fn(&Member) -> Option<Sampling>,
     ) -> Result<()> {
-        for column in 0..members.count() {
-            let member = members.member(column);
+        for slot in 0..members.count() {
+            let member = members.member(slot);
             let sampling = sampling(&member);
             let Some(engine) = member.engine.on_device() else {
                 return Err(Error::invalid("batch", "a session is on another device"));
             };
             if let Some(sampling) = sampling {
-                self.0.set_sampling(column, sampling)?;
+                self.0.set_sampling(slot, sampling)?;
             }
-            self.0.set_state(column, engine.leave(sampling)?)?;
+            self.0.set_state(slot, engine.leave(sampling)?)?;
         }
         Ok(())
     }

@@ -1,40 +1,40 @@
-//! Parameters of kernels for each column of a program, in device memory.
+//! Parameters of kernels for each slot of a program, in device memory.
 
 use crate::cuda::driver::{Address, Driver, Memory, Queue};
 use crate::cuda::schedule::{Call, Queued};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Stands for the address of a column's state while its calls are written. The upper half of such an address is no number
+/// Stands for the address of a slot's state while its calls are written. The upper half of such an address is no number
 /// that a parameter holds: as a float it is NaN, as an integer larger than any dimension.
 pub(super) const STATE: Address = 0x7ff4_0000_0000_0000;
 const STATES: std::ops::Range<Address> = STATE..STATE + (1 << 40);
 
-/// The parameters of all columns: those of a column follow one another.
+/// The parameters of all slots: those of a slot follow one another.
 pub(super) struct Table {
     memory: Memory,
     /// The host's copy of these words.
     words: Vec<u64>,
-    /// Words of a column.
+    /// Words of a slot.
     stride: usize,
-    /// The words of a column that hold addresses in its state: which word, and how far into the state.
+    /// The words of a slot that hold addresses in its state: which word, and how far into the state.
     places: Vec<(usize, u64)>,
-    /// The state of each column, as the table has it.
+    /// The state of each slot, as the table has it.
     states: Vec<Address>,
 }
 
 impl Table {
-    /// From the calls of each column, which are the same kernels in the same order. Returns where the parameters of
-    /// each call begin in a column, in bytes.
+    /// From the calls of each slot, which are the same kernels in the same order. Returns where the parameters of
+    /// each call begin in a slot, in bytes.
     pub fn new(
-        columns: &[Vec<&Queued>],
+        slots: &[Vec<&Queued>],
         driver: &Arc<dyn Driver>,
         queue: &dyn Queue,
     ) -> Result<(Self, Vec<usize>)> {
         let bytes = |queued: &&Queued| queued.call.packed_bytes();
-        let stride = columns[0].iter().map(bytes).sum::<usize>() / size_of::<u64>();
-        let mut words = vec![0; stride * columns.len()];
-        for (calls, words) in columns.iter().zip(words.chunks_exact_mut(stride.max(1))) {
+        let stride = slots[0].iter().map(bytes).sum::<usize>() / size_of::<u64>();
+        let mut words = vec![0; stride * slots.len()];
+        for (calls, words) in slots.iter().zip(words.chunks_exact_mut(stride.max(1))) {
             let mut rest = words;
             for queued in calls {
                 let part;
@@ -48,12 +48,12 @@ impl Table {
         let table = Table {
             memory: Memory::new(driver, size_of_val(&words[..]))?,
             places: first.iter().enumerate().filter_map(in_state).collect(),
-            states: vec![STATE; columns.len()],
+            states: vec![STATE; slots.len()],
             stride,
             words,
         };
         queue.write(table.memory.address(), bytemuck::cast_slice(&table.words))?;
-        let starts = columns[0].iter().scan(0, |end, queued| {
+        let starts = slots[0].iter().scan(0, |end, queued| {
             let start = *end;
             *end += bytes(queued);
             Some(start)
@@ -66,7 +66,7 @@ impl Table {
         self.memory.address()
     }
 
-    /// Bytes of a column.
+    /// Bytes of a slot.
     pub fn stride(&self) -> usize {
         self.stride * size_of::<u64>()
     }
@@ -76,17 +76,17 @@ impl Table {
         self.memory.bytes()
     }
 
-    /// Column `column` works on the state at `state` from now on.
-    pub fn set_state(&mut self, column: usize, state: Address, queue: &dyn Queue) -> Result<()> {
-        if self.states[column] == state {
+    /// Slot `slot` works on the state at `state` from now on.
+    pub fn set_state(&mut self, slot: usize, state: Address, queue: &dyn Queue) -> Result<()> {
+        if self.states[slot] == state {
             return Ok(());
         }
-        let place = self.memory.address() + (column * self.stride()) as u64;
-        let words = &mut self.words[column * self.stride..][..self.stride];
+        let place = self.memory.address() + (slot * self.stride()) as u64;
+        let words = &mut self.words[slot * self.stride..][..self.stride];
         for &(word, offset) in &self.places {
             words[word] = state + offset;
         }
-        self.states[column] = state;
+        self.states[slot] = state;
         queue.write(place, bytemuck::cast_slice(words))
     }
 }

@@ -1,6 +1,6 @@
-//! Kernels of programs whose rows are columns: tokens of several sessions, or of one, in one pass over the weights.
+//! Kernels of batches: tokens of several sessions, or of one, in one pass over the weights. A slot is one row of each activation buffer.
 
-mod kept;
+mod saved;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -20,12 +20,12 @@ pub type Rooms = HashMap<&'static str, (usize, Address)>;
 
 /// Which row of the buffers calls are written for.
 #[derive(Clone, Copy)]
-pub struct Column {
+pub struct Slot {
     /// The row.
     pub row: usize,
     /// Where the tokens before this one are counted, if not in the state.
     pub position: Option<Address>,
-    /// Columns that run at the same time, of which each has a part of the SMs.
+    /// Slots that run at the same time, of which each has a part of the SMs.
     pub sharing: usize,
 }
 
@@ -33,7 +33,7 @@ pub struct Column {
 pub enum Calls {
     /// Over all rows at once.
     Rows(Vec<Queued>),
-    /// Equal calls for each column.
+    /// Equal calls for each slot.
     Each(Vec<Vec<Queued>>),
 }
 
@@ -54,27 +54,27 @@ impl Calls {
         Ok(Calls::Rows(launches.into_calls()))
     }
 
-    /// For one column, whose state lies where `memory` says, or where [`Program::set_state`] will.
-    pub fn column(
+    /// For one slot, whose state lies where `memory` says, or where [`Program::set_state`] will.
+    pub fn slot(
         memory: &SessionMemory,
         scratch: &mut Vec<Memory>,
         rooms: &mut Rooms,
-        column: Column,
+        slot: Slot,
         write: impl Fn(&mut Launches) -> Result<()>,
     ) -> Result<Vec<Queued>> {
         let mut launches = Launches::new(memory, scratch, 1, false);
-        (launches.row, launches.position) = (column.row, column.position);
-        launches.sharing = column.sharing;
+        (launches.row, launches.position) = (slot.row, slot.position);
+        launches.sharing = slot.sharing;
         launches.shared = std::mem::take(rooms);
         write(&mut launches)?;
         *rooms = std::mem::take(&mut launches.shared);
         let mut calls = launches.into_calls();
-        calls.iter_mut().for_each(|queued| queued.by_column = true);
+        calls.iter_mut().for_each(|queued| queued.by_slot = true);
         Ok(calls)
     }
 }
 
-/// Programs of calls, compiled, and the parameters of their columns.
+/// Programs of calls, compiled, and the parameters of their slots.
 pub struct Program {
     parts: Vec<Vec<Part>>,
     table: Table,
@@ -84,7 +84,7 @@ impl Program {
     /// Stands for where a state lies that [`Program::set_state`] will say.
     pub const STATE: Address = STATE;
 
-    /// Compiles several programs of up to `most` columns.
+    /// Compiles several programs of up to `most` slots.
     pub fn new(
         programs: Vec<Vec<Calls>>,
         most: usize,
@@ -92,18 +92,18 @@ impl Program {
         queue: &dyn Queue,
     ) -> Result<Self> {
         let parts = || programs.iter().flatten();
-        let columns = (0..most).map(|column| {
+        let slots = (0..most).map(|slot| {
             let calls = parts().filter_map(|part| match part {
                 Calls::Rows(_) => None,
-                Calls::Each(columns) => Some(&columns[column]),
+                Calls::Each(slots) => Some(&slots[slot]),
             });
             calls.flatten().collect()
         });
         let driver: &Arc<dyn Driver> = device.driver();
-        let (table, starts) = Table::new(&columns.collect::<Vec<_>>(), driver, queue)?;
+        let (table, starts) = Table::new(&slots.collect::<Vec<_>>(), driver, queue)?;
         let calls = parts().flat_map(|part| match part {
             Calls::Rows(calls) => calls,
-            Calls::Each(columns) => &columns[0],
+            Calls::Each(slots) => &slots[0],
         });
         let source = Source::of(&calls.collect::<Vec<_>>());
         let kernels = device.kernels(&source)?;
@@ -111,8 +111,8 @@ impl Program {
         let mut starts = starts.into_iter();
         let mut place = |part: Calls| match part {
             Calls::Rows(calls) => Part::Rows(calls.into_iter().zip(&mut kernels).collect()),
-            Calls::Each(mut columns) => {
-                let calls = columns.swap_remove(0).into_iter();
+            Calls::Each(mut slots) => {
+                let calls = slots.swap_remove(0).into_iter();
                 let calls = calls.zip(&mut kernels).zip(&mut starts);
                 let placed = calls.map(|((queued, kernel), start)| {
                     (queued, kernel, table.address() + start as u64)
@@ -133,18 +133,18 @@ impl Program {
         self.table.bytes()
     }
 
-    /// Column `column` works on the state at `state` from now on.
-    pub fn set_state(&mut self, column: usize, state: Address, queue: &dyn Queue) -> Result<()> {
-        self.table.set_state(column, state, queue)
+    /// Slot `slot` works on the state at `state` from now on.
+    pub fn set_state(&mut self, slot: usize, state: Address, queue: &dyn Queue) -> Result<()> {
+        self.table.set_state(slot, state, queue)
     }
 
-    /// The launches of program number `program` for this many columns, side by side or one after
+    /// The launches of program number `program` for this many slots, side by side or one after
     /// another.
-    pub fn launches(&self, program: usize, columns: usize, side_by_side: bool) -> Vec<Launch> {
+    pub fn launches(&self, program: usize, slots: usize, side_by_side: bool) -> Vec<Launch> {
         let stride = self.table.stride();
         let parts = self.parts[program].iter();
         parts
-            .flat_map(|part| part.launches(columns, side_by_side, stride))
+            .flat_map(|part| part.launches(slots, side_by_side, stride))
             .collect()
     }
 }
@@ -152,16 +152,16 @@ impl Program {
 /// Calls with their kernels.
 enum Part {
     Rows(Vec<(Queued, Kernel)>),
-    /// Those of one column, with the places of the first column's parameters.
+    /// Those of one slot, with the places of the first slot's parameters.
     Each(Vec<(Queued, Kernel, Address)>),
 }
 
 impl Part {
-    fn launches(&self, columns: usize, side_by_side: bool, stride: usize) -> Vec<Launch> {
+    fn launches(&self, slots: usize, side_by_side: bool, stride: usize) -> Vec<Launch> {
         let calls = match self {
             Part::Rows(calls) => {
                 let launches = calls.iter();
-                let launches = launches.map(|(queued, kernel)| queued.launch(*kernel, columns));
+                let launches = launches.map(|(queued, kernel)| queued.launch(*kernel, slots));
                 return launches.collect();
             }
             Part::Each(calls) => calls,
@@ -184,16 +184,16 @@ impl Part {
             }
         };
         if side_by_side {
-            let launches = calls.iter().map(|call| launch(call, 0, 1, columns as u32));
+            let launches = calls.iter().map(|call| launch(call, 0, 1, slots as u32));
             return launches.collect();
         }
         if calls.iter().all(|(queued, ..)| queued.block_local) {
-            let launches = calls.iter().map(|call| launch(call, 0, columns as u64, 1));
+            let launches = calls.iter().map(|call| launch(call, 0, slots as u64, 1));
             return launches.collect();
         }
-        let launches = (0..columns).flat_map(|column| {
+        let launches = (0..slots).flat_map(|slot| {
             let launches = calls.iter();
-            launches.map(move |call| launch(call, column, 1, 1))
+            launches.map(move |call| launch(call, slot, 1, 1))
         });
         launches.collect()
     }

@@ -1,34 +1,34 @@
-//! Programs of several columns on a device, in one pass over the weights: a token of each of as many sessions, or tokens of one
+//! Programs of several slots on a device, in one pass over the weights: a token of each of as many sessions, or tokens of one
 //! session.
 //!
-//! A column is a slot of the batch: one row of each activation buffer. Ops with matrices that treat every token alike run over all
-//! rows; every other op is written once for each column, as for a step, and its kernels find a column's parameters in a table.
-//! Columns of sessions run side by side. Those of one session follow one another. So every column has the bits of a recorded step.
-//! The programs of each number of columns are recorded when they are made.
+//! A slot is one row of each activation buffer. Ops with matrices that treat every token alike run over all rows; every other op
+//! is written once for each slot, as for a step, and its kernels find a slot's parameters in a table.
+//! Slots of different sessions run side by side. Those of one session follow one another. So every slot has the bits of a recorded step.
+//! The programs of each number of slots are recorded when they are made.
 
-mod ahead;
 mod draft;
 mod exact;
 mod group;
+mod verifier;
 
 use std::sync::Arc;
 
-pub(super) use ahead::DeviceAhead;
 pub(super) use exact::DeviceExact;
 pub(super) use group::DeviceGroup;
+pub(super) use verifier::DeviceVerifier;
 
 use super::CudaEngine;
 use crate::bound::Model;
 use crate::cuda::{
-    Address, Calls, Column, Device, Launches, Memory, Program, Queue, Queued, Recording, Rooms,
-    Rows, Sampling, SessionMemory,
+    Address, Calls, Device, Launches, Memory, Program, Queue, Queued, Recording, Rooms, Rows,
+    Sampling, SessionMemory, Slot,
 };
 use crate::error::{Error, Result};
 use crate::operands::{RESIDUAL, View};
 use crate::ops::Op;
 use crate::state::LOGITS;
 
-/// The kind of columns.
+/// The content of a batch's slots.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SlotKind {
     /// Sessions, each with its own state.
@@ -37,26 +37,26 @@ enum SlotKind {
     Tokens,
 }
 
-/// The recordings for one number of columns.
+/// The recordings for one number of slots.
 struct Recorded {
-    /// Columns choose the first of the largest of their logits.
+    /// Slots choose the first of the largest of their logits.
     choose: Box<dyn Recording>,
-    /// Columns sample; only sessions do.
+    /// Slots sample; only sessions do.
     sample: Option<Box<dyn Recording>>,
-    /// The columns' tokens are read.
+    /// Slots read their tokens.
     read: Box<dyn Recording>,
-    /// The state before a reading takes in the columns' tokens, whose inputs were kept; only tokens of one session do.
+    /// The state before the last reading reads the first tokens again, from their saved inputs; only tokens of one session do.
     commit: Option<Box<dyn Recording>>,
 }
 
 /// The programs and their memory.
-struct Columns {
+struct BatchPrograms {
     queue: Box<dyn Queue>,
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
     own: BatchMemory,
     program: Program,
-    /// For one column, two columns, and so on.
+    /// For one slot, two slots, and so on.
     recorded: Vec<Recorded>,
     /// How sessions sample, as the device has it.
     sampling: Vec<Option<Sampling>>,
@@ -73,7 +73,7 @@ struct BatchMemory {
 }
 
 impl BatchMemory {
-    /// For this many columns.
+    /// For this many slots.
     fn new(device: &Device, queue: &dyn Queue, most: usize, vocab: usize) -> Result<Self> {
         Ok(BatchMemory {
             ids: zeros(device, queue, most * size_of::<u32>())?,
@@ -112,43 +112,43 @@ struct Writer<'a> {
     memory: SessionMemory<'a>,
     own: &'a BatchMemory,
     scratch: Vec<Memory>,
-    /// Working memory that ops share, of all rows and of each column.
+    /// Working memory that ops share, of all rows and of each slot.
     rooms: (Rooms, Vec<Rooms>),
     of: SlotKind,
 }
 
 impl Writer<'_> {
     fn rows(&mut self, write: impl Fn(&mut Launches) -> Result<()>) -> Result<Calls> {
-        let (rooms, columns) = &mut self.rooms;
-        Calls::rows(&self.memory, &mut self.scratch, rooms, columns.len(), write)
+        let (rooms, slots) = &mut self.rooms;
+        Calls::rows(&self.memory, &mut self.scratch, rooms, slots.len(), write)
     }
 
-    /// The calls of each column, whose number `write` gets.
+    /// The calls of each slot, whose number `write` gets.
     fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
         let sharing = match self.of {
             SlotKind::Sessions => self.rooms.1.len(),
             SlotKind::Tokens => 1,
         };
-        let columns = self.rooms.1.iter_mut().enumerate().map(|(row, rooms)| {
+        let slots = self.rooms.1.iter_mut().enumerate().map(|(row, rooms)| {
             let memory = SessionMemory {
                 ids: at::<u32>(&self.own.ids, row),
                 ..self.memory
             };
             let position =
                 (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
-            let column = Column {
+            let slot = Slot {
                 row,
                 position,
                 sharing,
             };
             let write = |launches: &mut Launches| write(launches, row);
-            Calls::column(&memory, &mut self.scratch, rooms, column, write)
+            Calls::slot(&memory, &mut self.scratch, rooms, slot, write)
         });
-        let columns = columns.collect::<Result<Vec<Vec<Queued>>>>()?;
-        Ok(Calls::Each(columns))
+        let slots = slots.collect::<Result<Vec<Vec<Queued>>>>()?;
+        Ok(Calls::Each(slots))
     }
 
-    /// An op over all rows, if it may be, or else for each column.
+    /// An op over all rows, if it may be, or else for each slot.
     fn op(&mut self, index: usize, op: &dyn Op) -> Result<Calls> {
         let access = op.access();
         let write = |launches: &mut Launches| {
@@ -162,13 +162,13 @@ impl Writer<'_> {
     }
 
     /// Copies the columns that an op reads, each row's, to memory of their own. Returns the copy and the way back.
-    fn keep(&mut self, op: &dyn Op) -> Result<[Calls; 2]> {
+    fn save_inputs(&mut self, op: &dyn Op) -> Result<[Calls; 2]> {
         let views: Vec<View> = op.access().read_columns().copied().collect();
         let width = views.iter().map(|view| view.width).sum::<usize>();
         let bytes = self.rooms.1.len() * width * size_of::<f32>();
-        let kept = Memory::new(self.memory.weights.driver(), bytes)?;
-        let address = kept.address();
-        self.scratch.push(kept);
+        let saved = Memory::new(self.memory.weights.driver(), bytes)?;
+        let address = saved.address();
+        self.scratch.push(saved);
         let mut copy = |back| {
             self.rows(|launches| {
                 launches.copy_columns(&views, address, back);
@@ -179,8 +179,8 @@ impl Writer<'_> {
     }
 }
 
-impl Columns {
-    /// For up to `most` columns: of sessions with states like that of `engine`, or tokens of its
+impl BatchPrograms {
+    /// For up to `most` slots: of sessions with states like that of `engine`, or tokens of its
     /// state.
     ///
     /// # Errors
@@ -215,7 +215,7 @@ impl Columns {
             rooms: (Rooms::new(), vec![Rooms::new(); most]),
             of,
         };
-        let of_column = |column: usize| at::<f32>(&own.logits, column * vocab);
+        let of_slot = |slot: usize| at::<f32>(&own.logits, slot * vocab);
         let (mut read, mut commit) = (Vec::new(), Vec::new());
         if of == SlotKind::Tokens {
             read.push(writer.rows(|launches| {
@@ -225,7 +225,7 @@ impl Columns {
         }
         for (index, op) in program.ops.iter().enumerate() {
             if of == SlotKind::Tokens && op.access().changes_state() {
-                let [there, back] = writer.keep(&**op)?;
+                let [there, back] = writer.save_inputs(&**op)?;
                 read.push(there);
                 commit.extend([back, writer.op(index, &**op)?]);
             }
@@ -249,46 +249,46 @@ impl Columns {
                 read.push(writer.rows(advance)?);
                 commit.push(writer.rows(advance)?);
             }
-            SlotKind::Sessions => read.push(writer.each(|launches, column| {
-                launches.keep_logits(vocab, of_column(column));
+            SlotKind::Sessions => read.push(writer.each(|launches, slot| {
+                launches.copy_logits(vocab, of_slot(slot));
                 advance(launches)
             })?),
         }
-        let choose = writer.each(|launches, column| {
+        let choose = writer.each(|launches, slot| {
             let logits = match of {
                 SlotKind::Sessions => launches.state_address(LOGITS),
-                SlotKind::Tokens => of_column(column),
+                SlotKind::Tokens => of_slot(slot),
             };
-            launches.choose(vocab, logits, at::<u32>(&own.chosen, column))
+            launches.choose(vocab, logits, at::<u32>(&own.chosen, slot))
         })?;
         let last = match of {
             SlotKind::Tokens => commit,
-            SlotKind::Sessions => vec![writer.each(|launches, column| {
-                let sampling = at::<Sampling>(&own.sampling, column);
-                launches.sample(vocab, sampling, at::<u32>(&own.chosen, column))
+            SlotKind::Sessions => vec![writer.each(|launches, slot| {
+                let sampling = at::<Sampling>(&own.sampling, slot);
+                launches.sample(vocab, sampling, at::<u32>(&own.chosen, slot))
             })?],
         };
         let scratch = writer.scratch;
         let program = Program::new(vec![vec![choose], read, last], most, device, &*queue)?;
         queue.finish()?;
-        let record = |number: usize, columns: usize, side_by_side: bool| {
-            queue.record(&program.launches(number, columns, side_by_side))
+        let record = |number: usize, slots: usize, side_by_side: bool| {
+            queue.record(&program.launches(number, slots, side_by_side))
         };
-        let recorded = (1..=most).map(|columns| {
-            let last = record(2, columns, of == SlotKind::Sessions)?;
+        let recorded = (1..=most).map(|slots| {
+            let last = record(2, slots, of == SlotKind::Sessions)?;
             let (sample, commit) = match of {
                 SlotKind::Sessions => (Some(last), None),
                 SlotKind::Tokens => (None, Some(last)),
             };
             Ok(Recorded {
-                choose: record(0, columns, true)?,
-                read: record(1, columns, of == SlotKind::Sessions)?,
+                choose: record(0, slots, true)?,
+                read: record(1, slots, of == SlotKind::Sessions)?,
                 sample,
                 commit,
             })
         });
         let recorded = recorded.collect::<Result<_>>()?;
-        Ok(Columns {
+        Ok(BatchPrograms {
             recorded,
             program,
             sampling: vec![None; most],
@@ -307,34 +307,34 @@ impl Columns {
         memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
     }
 
-    /// Where the logits of a column lie.
-    fn logits(&self, column: usize) -> Address {
-        at::<f32>(&self.own.logits, column * self.vocab)
+    /// Where the logits of a slot lie.
+    fn logits(&self, slot: usize) -> Address {
+        at::<f32>(&self.own.logits, slot * self.vocab)
     }
 
-    /// Column `column` is the session with the state at `state`.
-    fn set_state(&mut self, column: usize, state: Address) -> Result<()> {
-        self.program.set_state(column, state, &*self.queue)
+    /// Slot `slot` is the session with the state at `state`.
+    fn set_state(&mut self, slot: usize, state: Address) -> Result<()> {
+        self.program.set_state(slot, state, &*self.queue)
     }
 
-    /// How column `column` samples.
-    fn set_sampling(&mut self, column: usize, sampling: Sampling) -> Result<()> {
-        if self.sampling[column] != Some(sampling) {
-            let place = at::<Sampling>(&self.own.sampling, column);
+    /// How slot `slot` samples.
+    fn set_sampling(&mut self, slot: usize, sampling: Sampling) -> Result<()> {
+        if self.sampling[slot] != Some(sampling) {
+            let place = at::<Sampling>(&self.own.sampling, slot);
             self.queue.write(place, bytemuck::bytes_of(&sampling))?;
-            self.sampling[column] = Some(sampling);
+            self.sampling[slot] = Some(sampling);
         }
         Ok(())
     }
 
-    /// The columns read these tokens.
+    /// The slots read these tokens.
     fn read(&self, tokens: &[u32]) -> Result<()> {
         let ids = self.own.ids.address();
         self.queue.write(ids, bytemuck::cast_slice(tokens))?;
         self.recorded[tokens.len() - 1].read.replay()
     }
 
-    /// The state that was there before the last reading takes in the first `count` of its tokens.
+    /// The state before the last reading reads the first `count` of its tokens again, from their saved inputs.
     fn commit(&self, count: usize) -> Result<()> {
         let commit = self.recorded[count - 1].commit.as_ref();
         commit.map_or(Ok(()), |commit| commit.replay())
@@ -343,7 +343,7 @@ impl Columns {
     /// Sessions choose a token each, which they sample if `sampled`, and read it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the logits of one are not finite; the states are then those of a damaged model.
+    /// [`Error::Logits`] if the logits of one are not finite; the states are then those of a damaged model.
     fn step(&self, tokens: &mut [u32], sampled: bool) -> Result<()> {
         let recorded = &self.recorded[tokens.len() - 1];
         match &recorded.sample {
@@ -354,14 +354,11 @@ impl Columns {
         self.read_chosen(tokens)?;
         match tokens.iter().all(|&token| (token as usize) < self.vocab) {
             true => Ok(()),
-            false => Err(Error::invalid(
-                "logits",
-                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
-            )),
+            false => Err(Error::not_finite()),
         }
     }
 
-    /// The first of the largest logits of each column; of a column whose logits are not finite, a number beyond the vocabulary.
+    /// The first of the largest logits of each slot; of a slot whose logits are not finite, a number beyond the vocabulary.
     fn choose(&self, tokens: &mut [u32]) -> Result<()> {
         self.recorded[tokens.len() - 1].choose.replay()?;
         self.read_chosen(tokens)

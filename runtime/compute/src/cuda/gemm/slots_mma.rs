@@ -1,9 +1,9 @@
-//! Matrix products of the slots of a batch on tensor cores (`columns_mma.cu`): of matrices that meet inputs in 8 bits, with the bits of a step,
+//! Matrix products of the slots of a batch on tensor cores (`slots_mma.cu`): of matrices that meet inputs in 8 bits, with the bits of a step,
 //! and of BF16 matrices with more than eight slots, whose inputs have 16 bits of fraction.
 
 use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Rounding};
 
-use super::columns::{COLUMNS, SOURCE, WARPS};
+use super::slots::{SLOTS, SOURCE, WARPS};
 use super::{MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes};
 use crate::cuda::driver::TensorCores;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
@@ -11,19 +11,19 @@ use crate::error::Result;
 use crate::functions::Activation;
 use crate::operands::{INPUTS, View};
 
-/// Rows and columns of a tile.
+/// Rows and slots of a tile.
 const ROWS: usize = 16;
 const TILE: usize = 8;
-/// Formats of matrices that meet columns on tensor cores.
+/// Formats of matrices that meet slots on tensor cores.
 const FORMATS: [&Format; 6] = [&BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
-/// Bytes of 32 inputs of a tile: `ColumnUnit` in columns_mma.cu.
-const COLUMN_UNIT: usize = TILE * (32 + 8);
+/// Bytes of 32 inputs of a tile: `SlotUnit` in slots_mma.cu.
+const SLOT_UNIT: usize = TILE * (32 + 8);
 /// Most rows of matrices on plain cores that the same kernel multiplies, such as gates.
 const MOST_JOINED: usize = 256;
-/// Most tiles of columns with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
+/// Most tiles of slots with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
 const TILES_OF_TWO: usize = 2;
 
-/// `StagedRows` in columns_mma.cu: pieces of a block's rows in shared memory.
+/// `StagedRows` in slots_mma.cu: pieces of a block's rows in shared memory.
 struct StagedRows {
     /// Pieces that are there at a time.
     stages: usize,
@@ -66,7 +66,7 @@ fn format_is(matrix: &Matrix, format: &Format) -> bool {
     matrix.format().plain() == format
 }
 
-/// Inputs that [`Launches::columns_prologue_codes`] makes.
+/// Inputs that [`Launches::slots_prologue_codes`] makes.
 struct Inputs {
     units: Parameter,
     floats: Parameter,
@@ -74,9 +74,9 @@ struct Inputs {
 }
 
 impl Launches<'_> {
-    /// Whether this matrix meets the columns on tensor cores, which hold those of a batch.
-    pub(super) fn columns_on_tensor_cores(&self, matrix: &Matrix) -> bool {
-        let least = if format_is(matrix, &BF16) { COLUMNS } else { 1 };
+    /// Whether this matrix meets the slots on tensor cores, which hold those of a batch.
+    pub(super) fn slots_on_tensor_cores(&self, matrix: &Matrix) -> bool {
+        let least = if format_is(matrix, &BF16) { SLOTS } else { 1 };
         self.as_steps
             && self.tokens > least
             && self.tensor_cores != TensorCores::None
@@ -84,36 +84,36 @@ impl Launches<'_> {
             && matrix.cols().is_multiple_of(32)
     }
 
-    /// Whether the columns' product with a gate and another matrix is one kernel there.
+    /// Whether the slots' product with a gate and another matrix is one kernel there.
     pub(super) fn gated_on_tensor_cores(&self, [gate, up]: &[WeightMatrix; 2]) -> bool {
         let alike = up.matrix.format().plain() == gate.matrix.format().plain();
-        let few = self.column_tiles() <= TILES_OF_TWO && !format_is(gate.matrix, &BF16);
-        alike && few && self.columns_on_tensor_cores(gate.matrix)
+        let few = self.slot_tiles() <= TILES_OF_TWO && !format_is(gate.matrix, &BF16);
+        alike && few && self.slots_on_tensor_cores(gate.matrix)
     }
 
-    fn column_tiles(&self) -> usize {
+    fn slot_tiles(&self) -> usize {
         self.tokens.div_ceil(TILE)
     }
 
-    /// Room for the inputs of tensor cores of `bytes` for a tile of columns and a matrix' column; the next ones take their place.
+    /// Room for the inputs of tensor cores of `bytes` for a tile of slots and a matrix' column; the next ones take their place.
     fn tiles_room(&mut self, purpose: &'static str, cols: usize, bytes: usize) -> Result<u64> {
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
-        self.shared_address(purpose, self.column_tiles() * widest * bytes)
+        self.shared_address(purpose, self.slot_tiles() * widest * bytes)
     }
 
     /// Makes inputs of BF16 matrices.
-    fn columns_prologue_parts(
+    fn slots_prologue_parts(
         &mut self,
         prologue: Prologue,
         rounding: Option<Rounding>,
         cols: usize,
     ) -> Result<Parameter> {
-        let inputs = self.tiles_room("parts of columns", cols, TILE * 2 * size_of::<u16>())?;
+        let inputs = self.tiles_room("parts of slots", cols, TILE * 2 * size_of::<u16>())?;
         self.push(Call {
             source: SOURCE,
             kernel: format!(
-                "columns_prologue_parts<{}, {cols}, {}>",
+                "slots_prologue_parts<{}, {cols}, {}>",
                 Rounding::device_number(rounding),
                 prologue.all_flags(cols)
             ),
@@ -129,15 +129,15 @@ impl Launches<'_> {
     }
 
     /// Makes inputs of matrices in 8 bits, and of `others` for plain cores.
-    fn columns_prologue_codes(
+    fn slots_prologue_codes(
         &mut self,
         prologue: Prologue,
         rounding: Option<Rounding>,
         cols: usize,
         others: &[WeightMatrix],
     ) -> Result<Inputs> {
-        let units = self.tiles_room("units of columns", cols, COLUMN_UNIT / 32)?;
-        let [floats, codes] = self.columns_room(cols, !others.is_empty())?;
+        let units = self.tiles_room("units of slots", cols, SLOT_UNIT / 32)?;
+        let [floats, codes] = self.slots_room(cols, !others.is_empty())?;
         let rounding = Rounding::device_number(rounding);
         // Nothing but a norm makes a block read all of a row.
         let span = [512, 256]
@@ -156,14 +156,14 @@ impl Launches<'_> {
         let units_value = Parameter::pointer("u8", units);
         self.push(match span {
             Some(span) => call(
-                format!("columns_prologue_spans<{rounding}, {cols}, {span}>"),
+                format!("slots_prologue_spans<{rounding}, {cols}, {span}>"),
                 cols / span,
                 span,
                 vec![prologue_value, units_value],
             ),
             None => call(
                 format!(
-                    "columns_prologue_codes<{}, {rounding}, {cols}, {}>",
+                    "slots_prologue_codes<{}, {rounding}, {cols}, {}>",
                     formats_of(others),
                     prologue.all_flags(cols)
                 ),
@@ -184,9 +184,9 @@ impl Launches<'_> {
         })
     }
 
-    /// Products of those of the matrices that meet the columns on tensor cores. Returns the others, but for a few that the same kernel
+    /// Products of those of the matrices that meet the slots on tensor cores. Returns the others, but for a few that the same kernel
     /// multiplies on plain cores.
-    pub(super) fn gemm_columns_tensor<'a>(
+    pub(super) fn gemm_slots_tensor<'a>(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix<'a>],
@@ -196,7 +196,7 @@ impl Launches<'_> {
     ) -> Result<Vec<WeightMatrix<'a>>> {
         let cols = weights[0].matrix.cols();
         let (on_tensor_cores, mut others): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
-            (weights.iter()).partition(|weight| self.columns_on_tensor_cores(weight.matrix));
+            (weights.iter()).partition(|weight| self.slots_on_tensor_cores(weight.matrix));
         for format in FORMATS {
             let alike = on_tensor_cores.iter().copied();
             let alike = alike.filter(|weight| weight.matrix.format().plain() == format);
@@ -211,24 +211,24 @@ impl Launches<'_> {
                 Vec::new()
             };
             let inputs = if format == &BF16 {
-                let units = self.columns_prologue_parts(prologue, rounding, cols)?;
+                let units = self.slots_prologue_parts(prologue, rounding, cols)?;
                 Inputs {
                     units,
                     floats: Parameter::pointer("const float", 0),
                     codes: Parameter::pointer("const u8", 0),
                 }
             } else {
-                self.columns_prologue_codes(prologue, rounding, cols, &joined)?
+                self.slots_prologue_codes(prologue, rounding, cols, &joined)?
             };
             for alike in alike.chunks(MOST_LINEARS) {
-                self.push_columns_tensor(&inputs, alike, &joined, output, add)?;
+                self.push_slots_tensor(&inputs, alike, &joined, output, add)?;
             }
         }
         Ok(others)
     }
 
     /// Appends a product of matrices of one format, and of `joined` ones on plain cores.
-    fn push_columns_tensor(
+    fn push_slots_tensor(
         &mut self,
         inputs: &Inputs,
         alike: &[WeightMatrix],
@@ -236,7 +236,7 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
-        let (first, tiles) = (alike[0].matrix, self.column_tiles());
+        let (first, tiles) = (alike[0].matrix, self.slot_tiles());
         let in_bf16 = format_is(first, &BF16);
         let many = rows(alike) / (2 * ROWS) >= self.sms;
         let row_tiles = if many && tiles <= TILES_OF_TWO && !in_bf16 {
@@ -265,7 +265,7 @@ impl Launches<'_> {
         self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
-                "gemm_columns_tensor<{format}, {}, {tiles}, {row_tiles}, {}, {}>",
+                "gemm_slots_tensor<{format}, {}, {tiles}, {row_tiles}, {}, {}>",
                 first.cols(),
                 staged.stages,
                 formats_of(joined)
@@ -286,7 +286,7 @@ impl Launches<'_> {
     }
 
     /// `inner = activation(gate x) * up x` of two matrices for which [`Launches::gated_on_tensor_cores`] holds.
-    pub(super) fn gemm_gated_columns_tensor(
+    pub(super) fn gemm_gated_slots_tensor(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix; 2],
@@ -294,16 +294,16 @@ impl Launches<'_> {
         inner: View,
     ) -> Result<()> {
         let gate = weights[0].matrix;
-        let inputs = self.columns_prologue_codes(prologue, rounding, gate.cols(), &[])?;
+        let inputs = self.slots_prologue_codes(prologue, rounding, gate.cols(), &[])?;
         let (linears, _) = self.linears(weights, ROWS, false)?;
         let staged = StagedRows::of(gate, 2, self.shared_memory);
         self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
-                "gemm_gated_columns_tensor<{}, {}, {}, {}, {}>",
+                "gemm_gated_slots_tensor<{}, {}, {}, {}, {}>",
                 format_of(gate),
                 gate.cols(),
-                self.column_tiles(),
+                self.slot_tiles(),
                 staged.stages,
                 activation as i32
             ),
@@ -317,6 +317,6 @@ impl Launches<'_> {
 
     /// Bytes of the sums of all warps.
     fn sums_bytes(&self, row_tiles: usize) -> usize {
-        row_tiles * ROWS * WARPS * self.column_tiles() * TILE * size_of::<f32>()
+        row_tiles * ROWS * WARPS * self.slot_tiles() * TILE * size_of::<f32>()
     }
 }

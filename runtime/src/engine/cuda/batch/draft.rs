@@ -1,4 +1,4 @@
-//! Drafts of a model's MTP block on a device: a recorded program of one column that feeds itself.
+//! Drafts of a model's MTP block on a device: a recorded program of one slot that feeds itself.
 
 use super::{BatchMemory, SlotKind, Writer, at};
 use crate::cuda::{Address, Memory, Program, Queue, Recording, Rooms, Rows, SessionMemory};
@@ -9,7 +9,7 @@ use crate::operands::{RESIDUAL, View};
 
 /// The block's program and its memory.
 pub(super) struct DeviceDraft {
-    /// Reads the token of the one column, chooses the next one and puts it in its place, with the hidden state that the block gives.
+    /// Reads the token of the one slot, chooses the next one and puts it in its place, with the hidden state that the block gives.
     step: Box<dyn Recording>,
     program: Program,
     own: BatchMemory,

@@ -12,7 +12,7 @@ use crate::cuda::driver::{
 use crate::error::Result;
 
 /// A device of some architecture that exists only while a session's kernels are written and compiled.
-pub(crate) struct Ahead {
+pub(crate) struct CompileOnly {
     architecture: String,
     sms: u32,
     /// Where kernels go; none are compiled without.
@@ -24,10 +24,10 @@ pub(crate) struct Ahead {
 /// Alignment of allocations.
 const ALIGNMENT: usize = 256;
 
-impl Ahead {
+impl CompileOnly {
     /// Compiles for `architecture`, such as `sm_87`, into `folder`.
     pub fn new(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
-        Arc::new(Ahead {
+        Arc::new(CompileOnly {
             architecture: architecture.into(),
             sms,
             folder,
@@ -41,7 +41,7 @@ impl Ahead {
     }
 }
 
-impl Driver for Ahead {
+impl Driver for CompileOnly {
     fn name(&self) -> &str {
         &self.architecture
     }
@@ -104,7 +104,7 @@ impl Driver for Ahead {
 
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         if let Some(folder) = &self.folder {
-            compile::ahead(source, &self.architecture, folder)?;
+            compile::into_folder(source, &self.architecture, folder)?;
         }
         Ok(vec![Kernel(0); names.len()])
     }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn memory_does_not_overlap() {
-        let device = Ahead::new("sm_87", 16, None);
+        let device = CompileOnly::new("sm_87", 16, None);
         let mut end = 0;
         for bytes in [1, 300, 0, 256, 7] {
             let address = device.allocate(bytes).expect("an address");

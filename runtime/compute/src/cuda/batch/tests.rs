@@ -1,4 +1,4 @@
-//! Columns on the emulator, or on a GPU where there is one: the bits of recorded steps.
+//! Slots of a batch on the emulator, or on a GPU where there is one: the bits of recorded steps.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::functions::{Activation, Norm};
 use crate::operands::View;
 
 /// For every format, the product of a gated unit's three matrices: the bits of `gemv_gated` and `gemv`, except for BF16 among
-/// more than eight columns, where inputs are rounded to 16 bits of fraction.
+/// more than eight slots, where inputs are rounded to 16 bits of fraction.
 #[test]
-fn columns_of_every_format_have_the_bits_of_steps() {
+fn slots_of_every_format_have_the_bits_of_steps() {
     let Some(device) = device() else {
         return;
     };
@@ -26,12 +26,8 @@ fn columns_of_every_format_have_the_bits_of_steps() {
         (&Q8_0, 7, 160),
         (&Q4_0, 17, 96),
     ];
-    for (format, columns, width) in formats.chain(widths).chain([(&BF16, 7, 64)]) {
-        let bench = Bench::new(
-            Arc::clone(&device),
-            [width, width, 2 * width, rows],
-            columns,
-        );
+    for (format, slots, width) in formats.chain(widths).chain([(&BF16, 7, 64)]) {
+        let bench = Bench::new(Arc::clone(&device), [width, width, 2 * width, rows], slots);
         let bias: crate::weights::Vector = numbers(9, rows).into();
         let matrices = [(width, 1), (width, 2), (rows, 3)]
             .map(|(rows, seed)| matrix(format, rows, width, seed));
@@ -50,8 +46,8 @@ fn columns_of_every_format_have_the_bits_of_steps() {
             activation: Activation::Silu,
             inner: View::whole(2, 2 * width),
         };
-        let steps = columns.min(7);
-        let mut results = [(steps, false), (columns, true)].map(|(tokens, as_steps)| {
+        let steps = slots.min(7);
+        let mut results = [(steps, false), (slots, true)].map(|(tokens, as_steps)| {
             let mut scratch = Vec::new();
             let mut launches = bench.launches(tokens, &mut scratch);
             launches.as_steps = as_steps;
@@ -70,13 +66,13 @@ fn columns_of_every_format_have_the_bits_of_steps() {
         results[1].truncate(steps * rows);
         let [steps, found] = &results;
         let largest = steps.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let rounded = format == &BF16 && columns > 8;
+        let rounded = format == &BF16 && slots > 8;
         let bound = if rounded { largest * 1e-4 } else { 0.0 };
         for (i, (found, step)) in found.iter().zip(steps).enumerate() {
             let same = (found - step).abs() <= bound;
             assert!(
                 same,
-                "{} {columns}, {i}: {found}, in a step {step}",
+                "{} {slots}, {i}: {found}, in a step {step}",
                 format.name
             );
         }
@@ -100,7 +96,7 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
         eps: 1e-5,
         centred: false,
     };
-    for (format, columns, with_norm, rows) in [
+    for (format, slots, with_norm, rows) in [
         (&Q4_0, 3, true, [37, 5]),
         (&Q4_0, 20, false, [37, 5]),
         (&Q8_0, 9, true, [150, 21]),
@@ -112,7 +108,7 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
         let bench = Bench::new(
             Arc::clone(&device),
             [width, width, 64, rows[0] + rows[1]],
-            columns,
+            slots,
         );
         let matrices = [
             matrix(format, rows[0], width, 1),
@@ -127,7 +123,7 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
             },
         ];
         let weights = if rows[1] > 0 { &all[..] } else { &all[..1] };
-        let results = [(STEPS, false), (columns, true)].map(|(tokens, as_steps)| {
+        let results = [(STEPS, false), (slots, true)].map(|(tokens, as_steps)| {
             let mut scratch = Vec::new();
             let mut launches = bench.launches(tokens, &mut scratch);
             launches.as_steps = as_steps;
@@ -143,7 +139,7 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
             bench.run(&calls, tokens);
             bench.read(3, STEPS * (rows[0] + rows[1]))
         });
-        assert_eq!(results[0], results[1], "{} {columns}", format.name);
+        assert_eq!(results[0], results[1], "{} {slots}", format.name);
         assert!(results[0].iter().all(|x| x.is_finite() && *x != 0.0));
     }
 }

@@ -1,19 +1,19 @@
-//! Tokens of one session on a device that are read together, of which the first ones may stand.
+//! Verifies drafted tokens of one session on a device, in the slots of a batch.
 
 use super::draft::DeviceDraft;
-use super::{Columns, CudaEngine, SlotKind};
+use super::{BatchPrograms, CudaEngine, SlotKind};
 use crate::cpu::room;
 use crate::cuda::Memory;
-use crate::engine::{Ahead, Engine};
+use crate::engine::{Engine, Verifier};
 use crate::error::{Error, Result};
 use crate::state::{Arena, HEADER, LOGITS};
 
-/// Most tokens that are read at once: the programs of this many columns are recorded.
+/// Most tokens that are read at once: the programs of this many slots are recorded.
 pub(in crate::engine) const MOST: usize = 16;
 
 /// Reads tokens into the state of a [`CudaEngine`].
-pub(in crate::engine) struct DeviceAhead {
-    columns: Columns,
+pub(in crate::engine) struct DeviceVerifier {
+    slots: BatchPrograms,
     /// The state before, and what the host has of it.
     before: Memory,
     own: Arena,
@@ -33,22 +33,22 @@ fn on_device(engine: &mut dyn Engine) -> Result<&mut CudaEngine> {
     found.ok_or_else(|| Error::invalid("drafts", "the session is on another device"))
 }
 
-impl DeviceAhead {
+impl DeviceVerifier {
     /// For up to `most` tokens at once, or 16; and if it `drafts`, for drafts by the model's MTP block.
     ///
     /// # Errors
-    /// As of [`Columns::new`].
+    /// As of [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize, drafts: bool) -> Result<Self> {
         let most = most.min(MOST);
         let vocab = engine.model().spec().vocab;
-        let columns = Columns::new(engine, SlotKind::Tokens, most)?;
+        let slots = BatchPrograms::new(engine, SlotKind::Tokens, most)?;
         let before = Memory::new(engine.device().driver(), engine.layout().bytes())?;
         let draft = engine.model().draft().filter(|_| drafts);
-        let (copy, queue) = (before.address(), &*columns.queue);
+        let (copy, queue) = (before.address(), &*slots.queue);
         let draft = draft.map(|draft| DeviceDraft::new(engine, draft, copy, most, queue));
-        Ok(DeviceAhead {
+        Ok(DeviceVerifier {
             draft: draft.transpose()?,
-            columns,
+            slots,
             before,
             own: engine.arena().try_clone()?,
             chosen: Vec::with_capacity(most),
@@ -59,13 +59,13 @@ impl DeviceAhead {
     }
 }
 
-impl Ahead for DeviceAhead {
+impl Verifier for DeviceVerifier {
     fn most(&self) -> usize {
         self.logits.len() / self.vocab
     }
 
     fn bytes(&self) -> usize {
-        self.columns.bytes() + self.draft.as_ref().map_or(0, DeviceDraft::bytes)
+        self.slots.bytes() + self.draft.as_ref().map_or(0, DeviceDraft::bytes)
     }
 
     fn draft(
@@ -83,7 +83,7 @@ impl Ahead for DeviceAhead {
         let read = tokens.len();
         tokens.resize(read + count, 0);
         let states = (state, self.before.address(), bytes);
-        let queue = &*self.columns.queue;
+        let queue = &*self.slots.queue;
         draft.run(queue, states, (token, position), &mut tokens[read..])
     }
 
@@ -93,14 +93,14 @@ impl Ahead for DeviceAhead {
         if tokens.len() > 1 {
             self.own.copy_from(engine.arena());
             let before = self.before.address();
-            self.columns.queue.copy(state, before, bytes)?;
+            self.slots.queue.copy(state, before, bytes)?;
         }
         self.chosen.clear();
         self.fetched = false;
-        self.columns.read(tokens)?;
+        self.slots.read(tokens)?;
         if choose {
             self.chosen.resize(tokens.len(), 0);
-            self.columns.choose(&mut self.chosen)?;
+            self.slots.choose(&mut self.chosen)?;
         }
         Ok(())
     }
@@ -110,10 +110,8 @@ impl Ahead for DeviceAhead {
         let (state, bytes) = (engine.leave(None)?, engine.layout().bytes());
         engine.replaced();
         engine.arena_mut().copy_from(&self.own);
-        self.columns
-            .queue
-            .copy(self.before.address(), state, bytes)?;
-        self.columns.commit(tokens.len())
+        self.slots.queue.copy(self.before.address(), state, bytes)?;
+        self.slots.commit(tokens.len())
     }
 
     fn chosen(&self, row: usize) -> Option<u32> {
@@ -122,8 +120,8 @@ impl Ahead for DeviceAhead {
 
     fn logits(&mut self, row: usize) -> Result<&[f32]> {
         if !self.fetched {
-            let (place, all) = (self.columns.logits(0), &mut self.logits);
-            self.columns
+            let (place, all) = (self.slots.logits(0), &mut self.logits);
+            self.slots
                 .queue
                 .read(place, bytemuck::cast_slice_mut(all))?;
             self.fetched = true;
@@ -133,9 +131,9 @@ impl Ahead for DeviceAhead {
 
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()> {
         let engine = on_device(engine)?;
-        let queue = &self.columns.queue;
+        let queue = &self.slots.queue;
         let bytes = self.vocab * size_of::<f32>();
-        queue.copy(self.columns.logits(row), engine.tensor(LOGITS), bytes)?;
+        queue.copy(self.slots.logits(row), engine.tensor(LOGITS), bytes)?;
         queue.finish()?;
         let next = self
             .chosen(row)

@@ -8,7 +8,7 @@ use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::operands::View;
 
-const SOURCE: &[File] = &[file("cuda/columns/kept.cu")];
+const SOURCE: &[File] = &[file("cuda/batch/saved.cu")];
 
 /// Views of a list.
 const MOST_VIEWS: usize = 12;
@@ -16,7 +16,7 @@ const MOST_VIEWS: usize = 12;
 const THREADS: usize = 256;
 const RUN: usize = 4;
 
-/// `ColumnList` in kept.cu.
+/// `ColumnList` in saved.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct ColumnList {
@@ -26,10 +26,10 @@ struct ColumnList {
 }
 
 impl Launches<'_> {
-    /// Copies these columns of every token to `kept`, or `back` from there: `[tokens, width]` of up to twelve views, then of the
+    /// Copies these columns of every token to `saved`, or `back` from there: `[tokens, width]` of up to twelve views, then of the
     /// next ones.
-    pub fn copy_columns(&mut self, views: &[View], kept: Address, back: bool) {
-        let mut kept = kept;
+    pub fn copy_columns(&mut self, views: &[View], saved: Address, back: bool) {
+        let mut saved = saved;
         for views in views.chunks(MOST_VIEWS) {
             let width = views.iter().map(|view| view.width).sum::<usize>();
             let mut list = ColumnList {
@@ -48,10 +48,10 @@ impl Launches<'_> {
                 shared: 0,
                 parameters: vec![
                     Parameter::value("ColumnList", list),
-                    Parameter::pointer("float", kept),
+                    Parameter::pointer("float", saved),
                 ],
             });
-            kept += (self.tokens * width * size_of::<f32>()) as u64;
+            saved += (self.tokens * width * size_of::<f32>()) as u64;
         }
     }
 }

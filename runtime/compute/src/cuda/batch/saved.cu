@@ -5,10 +5,10 @@ struct ColumnList {
   Rows at[12];
 };
 
-// Copies the columns of token `blockIdx.y` to its row of `kept`, or back.
+// Copies the columns of token `blockIdx.y` to its row of `saved`, or back.
 template <bool back>
-__device__ void copy_columns(const ColumnList& list, float* kept) {
-  float* row = kept + (long long)blockIdx.y * list.width;
+__device__ void copy_columns(const ColumnList& list, float* saved) {
+  float* row = saved + (long long)blockIdx.y * list.width;
   for (int i = 0; i < list.count; i++) {
     float* columns = list.at[i].token(blockIdx.y);
     int width = list.at[i].width;

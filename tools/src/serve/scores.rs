@@ -1,0 +1,96 @@
+//! Log-probabilities of the tokens of prompts. Those of an evaluation begin alike: a beginning that was scored is not read again.
+
+use std::collections::VecDeque;
+
+use waterline::{Result, Session};
+
+use super::logprobs::TokenLogprob;
+
+/// Most tokens whose log-probabilities are kept.
+const MOST_TOKENS: usize = 1 << 16;
+
+/// The prompts that were scored last, the newest first.
+#[derive(Default)]
+pub struct Scores {
+    prompts: VecDeque<Scored>,
+}
+
+struct Scored {
+    tokens: Vec<u32>,
+    /// Alternatives to each token.
+    top: usize,
+    logprobs: Vec<TokenLogprob>,
+}
+
+impl Scored {
+    /// Tokens with which a prompt begins like this one.
+    fn common(&self, prompt: &[u32]) -> usize {
+        let both = self.tokens.iter().zip(prompt);
+        both.take_while(|(own, other)| own == other).count()
+    }
+}
+
+impl Scores {
+    /// Reads a prompt into the session. Returns how many of its tokens were not read again, and the log-probabilities of all, with `top`
+    /// alternatives to each. `between` is called between chunks.
+    ///
+    /// # Errors
+    /// As [`Session::read_history`].
+    pub fn read(
+        &mut self,
+        session: &mut Session,
+        prompt: &[u32],
+        top: usize,
+        mut between: impl FnMut(),
+    ) -> Result<(usize, Vec<TokenLogprob>)> {
+        let scored = self.prompts.iter().filter(|scored| scored.top == top);
+        let best = scored.max_by_key(|scored| scored.common(prompt));
+        let mut logprobs = match best {
+            Some(best) => best.logprobs[..best.common(prompt)].to_vec(),
+            None => Vec::new(),
+        };
+        let (start, mut reused) = (logprobs.len(), 0);
+        if start == 0 {
+            session.reset()?;
+            logprobs.push(TokenLogprob::unknown(prompt[0]));
+        } else {
+            let known = session.read_history_with(&prompt[..start], &[], |_, _| between())?;
+            reused = known.reused;
+            if let Some(&next) = prompt.get(start) {
+                logprobs.push(TokenLogprob::new(session.logits()?, next, top));
+            }
+        }
+        let chunk = session.options().chunk.max(1);
+        let mut at = start;
+        while at < prompt.len() {
+            if at > start {
+                between();
+            }
+            let end = ((at / chunk + 1) * chunk).min(prompt.len());
+            session.feed_each(&prompt[at..end], |index, logits| {
+                if let Some(&next) = prompt.get(at + index + 1) {
+                    logprobs.push(TokenLogprob::new(logits, next, top));
+                }
+            })?;
+            at = end;
+            if at < prompt.len() {
+                session.checkpoint()?;
+            }
+        }
+        self.keep(prompt, top, &logprobs);
+        Ok((reused, logprobs))
+    }
+
+    fn keep(&mut self, prompt: &[u32], top: usize, logprobs: &[TokenLogprob]) {
+        self.prompts.push_front(Scored {
+            tokens: prompt.to_vec(),
+            top,
+            logprobs: logprobs.to_vec(),
+        });
+        let mut tokens = 0;
+        self.prompts.retain(|scored| {
+            tokens += scored.tokens.len() * (1 + scored.top);
+            tokens <= MOST_TOKENS
+        });
+    }
+}
