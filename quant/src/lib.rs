@@ -42,7 +42,7 @@ pub use format::{
     BF16, BF16_IN_BF16, F16, F16_IN_F16, F32, FORMATS, Format, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K,
     Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, REORDERED,
 };
-pub use json::read_json;
+pub use json::{read_json, values_at_most};
 pub use matrix::{Matrix, Output};
 pub use observe::{ObservedProduct, ProductObserver};
 pub use plain_read::plain_read;

@@ -111,7 +111,12 @@ impl Parts {
                 )
             }
             _ => {
-                let built = crate_model(kind, model, (&tokens, scored, &merges))?;
+                let lists = Lists {
+                    tokens: &tokens,
+                    scored,
+                    merges: &merges,
+                };
+                let built = crate_model(kind, model, lists)?;
                 let added = surplus::registered(added, &built, &normalizer, rows)?;
                 let built = Box::new(built);
                 let words = if model["line_breaks_are_whole"] == true {
@@ -275,15 +280,20 @@ fn vocab(tokens: &[(String, u32)]) -> Vocab {
     tokens.iter().cloned().collect()
 }
 
-/// Tokens with their scores.
-type Scored = Vec<(String, f64)>;
+/// The lists of a model.
+struct Lists<'t> {
+    tokens: &'t [(String, u32)],
+    scored: Vec<(String, f64)>,
+    merges: &'t Merges,
+}
 
 /// A model of the crate.
-fn crate_model(
-    kind: &str,
-    model: &Value,
-    (tokens, scored, merges): (&[(String, u32)], Scored, &Merges),
-) -> Result<ModelWrapper, Reason> {
+fn crate_model(kind: &str, model: &Value, lists: Lists) -> Result<ModelWrapper, Reason> {
+    let Lists {
+        tokens,
+        scored,
+        merges,
+    } = lists;
     let text = |key: &str| -> Result<Option<String>, Reason> {
         Ok(optional(model, key, TEXT, Value::as_str)?.map(str::to_string))
     };

@@ -115,10 +115,10 @@ pub(in crate::arch) fn merges_by_rank(
         for place in 1..token.len() {
             let (first, second) = token.split_at(place);
             if let (Some(&a), Some(&b)) = (ranks.get(first), ranks.get(second)) {
+                check_count(pairs.len() + 1)?;
                 pairs.push((rank, a, b));
             }
         }
-        check_count(pairs.len())?;
     }
     pairs.sort_unstable();
     let alphabet = Alphabet::default();
