@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde_json::{Value, json};
 use waterline::{
     ChatTemplate, Message, Model, Result, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
 };
@@ -93,6 +94,19 @@ impl Prompter {
     /// The model.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// The tokens that begin and end texts, and the template, as vLLM's server shows them.
+    pub fn info(&self) -> Value {
+        let name = |token: Option<u32>| {
+            let bytes = token.map(|token| self.tokenizer.token_bytes(token));
+            bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        };
+        json!({
+            "bos_token": name(self.model.bos()),
+            "eos_token": name(self.model.ends().next()),
+            "chat_template": self.template.source(),
+        })
     }
 
     /// The token with which the template closes an answer.

@@ -13,7 +13,7 @@ use super::http::{Body, Refusal, json_response, read_body, text_response};
 use super::{anthropic, completions, openai};
 
 /// The paths and their methods.
-const ROUTES: [(&str, Method); 11] = [
+const ROUTES: [(&str, Method); 12] = [
     ("/", Method::GET),
     ("/health", Method::GET),
     ("/metrics", Method::GET),
@@ -23,6 +23,7 @@ const ROUTES: [(&str, Method); 11] = [
     ("/v1/messages", Method::POST),
     ("/v1/messages/count_tokens", Method::POST),
     ("/v1/embeddings", Method::POST),
+    ("/tokenizer_info", Method::GET),
     ("/tokenize", Method::POST),
     ("/detokenize", Method::POST),
 ];
@@ -88,6 +89,7 @@ impl App {
             "/v1/completions" => completions::complete(self, &body, stuck).await,
             "/v1/messages" => anthropic::answer(self, &body, stuck).await,
             "/v1/messages/count_tokens" => anthropic::count(self, &body).await,
+            "/tokenizer_info" => Ok(json_response(&self.prompter.info())),
             "/tokenize" => completions::tokenize(self, &body).await,
             "/detokenize" => completions::detokenize(self, &body),
             _ => Err(Refusal::bad(
