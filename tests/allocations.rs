@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use waterline::{Model, Session, SessionOptions};
+use waterline::{Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions};
 
 struct Counting;
 
@@ -62,7 +62,13 @@ fn feed_and_step_allocate_nothing() {
             options.sampler.temperature = 0.8;
             options.sampler.repetition_penalty = 1.1;
             options.sampler.frequency_penalty = 0.1;
+            // One that has read a history with a store reads on without it.
+            if threads == 2 {
+                options.store =
+                    Some(PrefixStore::new(PrefixStoreOptions::default()).expect("a store"));
+            }
             let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+            session.read_history(&tokens[..20]).expect("a history");
             let before = ALLOCATIONS.load(Ordering::SeqCst);
             session.feed(&tokens).expect("a prompt");
             for _ in 0..40 {

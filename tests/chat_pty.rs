@@ -170,6 +170,39 @@ fn a_conversation_outlives_a_crash() {
 }
 
 #[test]
+fn messages_that_were_kept_without_their_state_are_read() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.says("Hello, you there");
+    let folder = place.path(".local/state/waterline/sessions");
+    let folder = std::fs::read_dir(folder).unwrap().next().unwrap();
+    let kept = std::fs::read_dir(folder.unwrap().path()).unwrap();
+    let mut files = kept.map(|file| file.unwrap().path());
+    let path = files.find(|path| path.extension() == Some("state".as_ref()));
+    let path = path.expect("a state");
+    let (state, written) = (
+        std::fs::read(&path).unwrap(),
+        std::fs::metadata(&path).unwrap().modified().unwrap(),
+    );
+    let second = person.says("And then?");
+    person.loses_power();
+    // The program was killed when it had written the messages of the second turn.
+    std::fs::write(&path, state).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(written).unwrap();
+
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.commands("/resume", "4 messages, which are read with the next one");
+    let third = person.says("And now?");
+    assert!(third > second);
+    person.commands("/undo", "taken back: And now?");
+    person.commands("/undo", "taken back: And then?");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
 fn a_context_that_is_nearly_full_is_announced_with_the_flags() {
     let place = Workplace::new();
     let model = place.model("transformer-tiny");
@@ -309,6 +342,28 @@ fn several_lines_make_one_message() {
     person.sees_prompt();
     person.commands("/undo", "taken back: pasted");
     person.commands("/stats", "position 0\r\n");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn lines_that_are_typed_ahead_are_answered_in_order() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.presses("one\rtwo\r/undo\r");
+    person.sees_position();
+    person.sees_position();
+    person.sees("taken back: two");
+    person.sees_prompt();
+    // The first answer is not there yet.
+    person.presses("three\r");
+    person.presses("four\r/undo\r/undo\r");
+    person.sees_position();
+    person.sees_position();
+    person.sees("taken back: four");
+    person.sees("taken back: three");
+    person.sees_prompt();
     person.presses_ctrl('d');
     person.ends_with(0);
 }

@@ -1,5 +1,6 @@
-//! Answers that fit a form: random schemas, answered by a model that has never seen JSON, before and after a thought, alone and eight at
-//! once. Every finished answer is JSON that the schema describes, by an independent validator; together and alone it has the same bytes.
+//! Answers that fit a form: random schemas, answered by a model that has never seen JSON, before and after a thought, alone, with drafts
+//! and eight at once. Every finished answer is JSON that the schema describes, by an independent validator; alone, with drafts and
+//! together it has the same bytes.
 
 use std::sync::Arc;
 
@@ -21,9 +22,9 @@ fn model() -> Arc<Model> {
     Model::open(format!("{folder}waterline-chat.gguf")).expect("the model")
 }
 
-fn session(model: &Arc<Model>, seed: u64) -> Session {
+fn session(model: &Arc<Model>, seed: u64, lookup: usize) -> Session {
     let mut options = SessionOptions::default();
-    (options.threads, options.sampler.seed) = (1, seed);
+    (options.threads, options.lookup, options.sampler.seed) = (1, lookup, seed);
     Session::new(Arc::clone(model), options).expect("a session")
 }
 
@@ -114,11 +115,16 @@ fn describes(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// An answer that begins: its session has read a prompt and, if it thinks, a thought.
-fn begin(model: &Arc<Model>, form: &Constraint, thinks: bool, seed: u64) -> (Session, Generation) {
+/// An answer that begins: its session has read a prompt and, if it thinks, a thought. Its seed and the longest draft are given.
+fn begin(
+    model: &Arc<Model>,
+    form: &Constraint,
+    thinks: bool,
+    (seed, lookup): (u64, usize),
+) -> (Session, Generation) {
     let tokenizer = model.tokenizer().expect("a tokenizer");
     let tokens = |text: &str| tokenizer.encode(text).expect("tokens");
-    let mut session = session(model, seed);
+    let mut session = session(model, seed, lookup);
     let mut form = form.clone();
     session.feed(&tokens("Tell me a story:")).expect("read");
     if thinks {
@@ -134,9 +140,21 @@ fn begin(model: &Arc<Model>, form: &Constraint, thinks: bool, seed: u64) -> (Ses
     }
     let mut options = GenerateOptions::default();
     options.max_tokens = 160;
-    let mut generation = Generation::new(model, options).expect("a generation");
+    let generation = Generation::new(model, options).expect("a generation");
+    let mut generation = generation.with_drafts(&session);
     generation.constrain(form);
     (session, generation)
+}
+
+/// Generates an answer by itself; its text and end, and how many tokens were drafted and accepted.
+fn alone(
+    (mut session, mut generation): (Session, Generation),
+) -> ((String, Option<Finish>), (u64, u64)) {
+    let mut text = String::new();
+    while let Some(piece) = generation.next(&mut session) {
+        text.push_str(&piece.expect("a piece").text);
+    }
+    ((text, generation.finish()), session.drafts())
 }
 
 /// Generates up to eight answers together; their texts and ends.
@@ -174,7 +192,7 @@ fn every_finished_answer_fits_its_schema_alone_and_in_a_batch() {
     let model = model();
     let compiler = Constraints::new(&model, []).expect("constraints");
     let mut random = Rng::with_seed(51);
-    let mut finished = 0;
+    let (mut finished, mut accepted) = (0, 0);
     let all: Vec<(Value, Constraint)> = (0..schemas())
         .map(|_| {
             let schema = schema(&mut random, 2);
@@ -185,8 +203,11 @@ fn every_finished_answer_fits_its_schema_alone_and_in_a_batch() {
         .collect();
     for (group, cases) in all.chunks(8).enumerate() {
         for thinks in [false, true] {
-            let begun = |i: usize| begin(&model, &cases[i].1, thinks, (group * 8 + i) as u64);
-            let answers = together((0..cases.len()).map(begun).collect());
+            let begun = |i: usize, lookup: usize| {
+                let seed = (group * 8 + i) as u64;
+                begin(&model, &cases[i].1, thinks, (seed, lookup))
+            };
+            let answers = together((0..cases.len()).map(|i| begun(i, 0)).collect());
             for (i, (schema, _)) in cases.iter().enumerate() {
                 let (text, finish) = &answers[i];
                 if *finish == Some(Finish::End) {
@@ -195,21 +216,25 @@ fn every_finished_answer_fits_its_schema_alone_and_in_a_batch() {
                     let value = value.unwrap_or_else(|error| panic!("{schema}: {text}: {error}"));
                     assert!(describes(schema, &value), "{schema}: {text}");
                 }
+                let (drafted, drafts) = alone(begun(i, 12));
+                assert_eq!(drafted, answers[i], "{schema}");
+                accepted += drafts.1;
                 if i % 4 == 0 {
-                    assert_eq!(together(vec![begun(i)])[0], answers[i], "{schema}");
+                    assert_eq!(alone(begun(i, 0)).0, answers[i], "{schema}");
                 }
             }
         }
     }
     // Few answers may be cut off, such as long lists.
     assert!(finished * 10 >= schemas() * 2 * 9, "{finished} finished");
+    assert!(accepted > schemas(), "{accepted} tokens of drafts accepted");
 }
 
 #[test]
 fn generate_takes_a_constraint_and_ends_by_it() {
     let model = model();
     let compiler = Constraints::new(&model, []).expect("constraints");
-    let mut session = session(&model, 3);
+    let mut session = session(&model, 3, 0);
     let tokens = model.tokenizer().expect("a tokenizer").encode("One, two");
     for (grammar, expected) in [
         (
@@ -304,7 +329,7 @@ fn references_and_recursion_within_a_schema_hold() {
         .expect("a form");
     let answers = together(
         (0..4)
-            .map(|seed| begin(&model, &form, false, seed))
+            .map(|seed| begin(&model, &form, false, (seed, 0)))
             .collect(),
     );
     for (text, finish) in answers {

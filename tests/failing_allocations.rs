@@ -1,6 +1,7 @@
 //! Memory that the system refuses. Each allocation of 16 KB or more that a session, batch, draft, fork, saved state, prefix store or copy of a
 //! file makes fails once, and the library returns an error. And under limits of all the memory together, from none to enough, opening a
 //! model and all that follows is an error or done: what other crates and the standard library take without asking is asked for before.
+//! And a prefix store takes no more memory than its bound.
 //!
 //! WATERLINE_LIMITS is the number of limits that are tried with each model.
 
@@ -189,20 +190,55 @@ fn limited(path: &Path, limits: usize) -> usize {
     refused
 }
 
+/// Reads histories with a store that holds few of their checkpoints. Returns how many were evicted.
+fn bounded(path: &Path) -> usize {
+    /// Tokens and lists of one call, and what is asked for to see whether there is room.
+    const REST: usize = 256 << 10;
+    let model = Model::open(path).expect("a model");
+    let mut session = Session::new(model.clone(), options()).expect("a session");
+    session.read_history(&[1, 2, 3]).expect("a history");
+    let bound = 6 * session.snapshot().expect("a state").bytes();
+    let mut stored = PrefixStoreOptions::default();
+    (stored.bytes, stored.grid) = (bound, 32);
+    let store = PrefixStore::new(stored).expect("a store");
+    let mut with_store = options();
+    with_store.store = Some(Arc::clone(&store));
+    let mut session = Session::new(model.clone(), with_store).expect("a session");
+    let before = IN_USE.load(Ordering::SeqCst);
+    MOST_IN_USE.store(before, Ordering::SeqCst);
+    for number in 0..60u32 {
+        let kind = number % 7;
+        let tokens: Vec<u32> = (0..100 + 40 * kind).map(|i| i * (kind + 1) % 5).collect();
+        session.read_history(&tokens).expect("a history");
+        session.step().expect("a step");
+        session.checkpoint().expect("a checkpoint");
+        let most = MOST_IN_USE.load(Ordering::SeqCst) - before;
+        assert!(most <= bound + REST, "{most} bytes, the bound is {bound}");
+    }
+    let held = IN_USE.load(Ordering::SeqCst) - before;
+    let counted = store.stats().bytes;
+    assert!(
+        held <= counted + REST,
+        "{held} bytes are held, {counted} counted"
+    );
+    store.stats().evicted as usize
+}
+
 /// The process that does the work, which an allocation that cannot be refused would end.
 #[test]
 #[ignore = "started by the tests below"]
 fn child() {
     let path = PathBuf::from(variable("WATERLINE_MODEL"));
-    let refused = match variable("WATERLINE_WAY").as_str() {
+    let count = match variable("WATERLINE_WAY").as_str() {
         "alone" => alone(&path),
+        "store" => bounded(&path),
         limits => limited(&path, limits.parse().expect("a number")),
     };
-    println!("{refused} refused");
+    println!("{count} times");
 }
 
-/// How many errors there were with each model.
-fn refused(way: &str) -> [usize; MODELS.len()] {
+/// How many errors there were with each model, or evictions.
+fn times(way: &str) -> [usize; MODELS.len()] {
     MODELS.map(|model| {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
         let ended = Command::new(std::env::current_exe().expect("this program"))
@@ -219,16 +255,14 @@ fn refused(way: &str) -> [usize; MODELS.len()] {
             ended.status,
             said[1]
         );
-        let line = said[0]
-            .lines()
-            .find_map(|line| line.strip_suffix(" refused"));
+        let line = said[0].lines().find_map(|line| line.strip_suffix(" times"));
         line.expect("a line").parse().expect("a number")
     })
 }
 
 #[test]
 fn every_large_allocation_may_fail() {
-    let refused = refused("alone");
+    let refused = times("alone");
     println!("refused, each with an error: {refused:?}");
     assert!(refused.iter().all(|&refused| refused > 10), "{refused:?}");
 }
@@ -236,8 +270,15 @@ fn every_large_allocation_may_fail() {
 #[test]
 fn any_limit_of_memory_is_an_error() {
     let limits = std::env::var("WATERLINE_LIMITS").unwrap_or("50".into());
-    let refused = refused(&limits);
+    let refused = times(&limits);
     println!("of {limits} limits are errors: {refused:?}");
     let half = limits.parse::<usize>().expect("a number") / 2;
     assert!(refused.iter().all(|&refused| refused > half), "{refused:?}");
+}
+
+#[test]
+fn a_prefix_store_takes_no_more_than_its_bound() {
+    let evicted = times("store");
+    println!("evicted: {evicted:?}");
+    assert!(evicted.iter().all(|&evicted| evicted > 10), "{evicted:?}");
 }

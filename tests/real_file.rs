@@ -84,6 +84,15 @@ fn a_published_file_has_the_logits_of_llama_cpp_and_talks() {
         chosen += usize::from(best.map(|(token, _)| token) == Some(id));
         session.feed(&[id]).expect("logits");
     }
+    // A saved session has the rows of its tokens alone, whatever its context.
+    let mut options = SessionOptions::default();
+    options.state.context = 4096;
+    let mut longer = Session::new(session.model().clone(), options).expect("a session");
+    let tokens = recording.prompt.iter().chain(&recording.ids).cycle();
+    let tokens: Vec<u32> = tokens.copied().take(161).collect();
+    longer.feed(&tokens).expect("logits");
+    let saved = longer.snapshot().expect("a state").file_bytes();
+    assert!(saved < 4_000_000, "{saved} bytes");
     let mean = (squares / count as f32).sqrt();
     println!(
         "{mean} standard deviations from llama.cpp's logits, at worst {worst}; {chosen} of 24 tokens are the same"

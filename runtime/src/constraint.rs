@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::bound::Model;
 use crate::error::{Error, Result};
+use crate::text::Tokenizer;
 
 /// Most levels of a schema or of a grammar's brackets: parsers go down them by recursion.
 const MOST_DEPTH: usize = 100;
@@ -34,9 +35,28 @@ pub enum Grammar {
     Lark(String),
 }
 
+impl Grammar {
+    /// A schema that says how its JSON is spaced, as [`Grammar::JsonSchema`] spaces it: for `%json` in a [`Grammar::Lark`].
+    pub fn spaced(schema: &Value) -> Value {
+        let spacing =
+            json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+        match schema {
+            Value::Object(fields) if fields.contains_key(SPACING) => schema.clone(),
+            Value::Object(fields) => {
+                let mut fields = fields.clone();
+                fields.insert(SPACING.into(), spacing);
+                Value::Object(fields)
+            }
+            Value::Bool(true) => json!({ SPACING: spacing }),
+            other => other.clone(),
+        }
+    }
+}
+
 /// Compiles grammars for a model's vocabulary.
 pub struct Constraints {
     factory: ParserFactory,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl Constraints {
@@ -68,7 +88,7 @@ impl Constraints {
             Ok(factory)
         };
         let factory = guarded(make)?;
-        Ok(Arc::new(Constraints { factory }))
+        Ok(Arc::new(Constraints { factory, tokenizer }))
     }
 
     /// Compiles a grammar.
@@ -78,9 +98,11 @@ impl Constraints {
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
         let parse = |grammar: &Grammar| match grammar {
             Grammar::JsonObject => {
-                TopLevelGrammar::from_json_schema(spaced(&json!({ "type": "object" })))
+                TopLevelGrammar::from_json_schema(Grammar::spaced(&json!({ "type": "object" })))
             }
-            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(spaced(schema)),
+            Grammar::JsonSchema(schema) => {
+                TopLevelGrammar::from_json_schema(Grammar::spaced(schema))
+            }
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         };
@@ -107,6 +129,7 @@ impl Constraints {
             matcher: Matcher::new(Ok(parser)),
             thought: None,
             tokens: self.factory.tok_env().clone(),
+            tokenizer: Arc::clone(&self.tokenizer),
         };
         // A grammar that nothing meets is an error now, not after the prompt is read.
         constraint.check(|matcher| matcher.compute_mask_or_eos().map(|_| ()))?;
@@ -149,6 +172,7 @@ pub struct Constraint {
     /// The end of the thought so far, while the answer is in one.
     thought: Option<Vec<u8>>,
     tokens: TokEnv,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl Constraint {
@@ -199,6 +223,27 @@ impl Constraint {
         self.check(|matcher| matcher.consume_token(token))
     }
 
+    /// Tokens of the text that has to follow, if the grammar leaves no choice: drafts, as other tokens may write the same text.
+    pub(crate) fn forced(&mut self) -> Vec<u32> {
+        if self.thought.is_some() || self.matcher.is_stopped() {
+            return Vec::new();
+        }
+        let bytes = self.matcher.compute_ff_bytes();
+        let text = match std::str::from_utf8(&bytes) {
+            Ok(text) => text,
+            Err(error) => str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or(""),
+        };
+        self.tokenizer.encode(text).unwrap_or_default()
+    }
+
+    /// How many of the first `tokens` can follow. In a thought all can.
+    pub(crate) fn allowed(&mut self, tokens: &[u32]) -> usize {
+        match self.thought {
+            Some(_) => tokens.len(),
+            None => self.matcher.validate_tokens(tokens).unwrap_or(0),
+        }
+    }
+
     fn check<T>(&mut self, work: impl FnOnce(&mut Matcher) -> anyhow::Result<T>) -> Result<T> {
         work(&mut self.matcher).map_err(|error| refused(&error.to_string()))
     }
@@ -215,20 +260,4 @@ fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T> {
 fn refused(reason: &str) -> Error {
     let reason: String = reason.chars().take(1_000).collect();
     Error::invalid("grammar", reason)
-}
-
-/// A schema that says how its JSON is spaced.
-fn spaced(schema: &Value) -> Value {
-    let spacing =
-        json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
-    match schema {
-        Value::Object(fields) if fields.contains_key(SPACING) => schema.clone(),
-        Value::Object(fields) => {
-            let mut fields = fields.clone();
-            fields.insert(SPACING.into(), spacing);
-            Value::Object(fields)
-        }
-        Value::Bool(true) => json!({ SPACING: spacing }),
-        other => other.clone(),
-    }
 }

@@ -7,7 +7,8 @@
 //! # fn main() -> waterline::Result<()> {
 //! let model = Model::open("model.gguf")?;
 //! let mut session = Session::new(model.clone(), SessionOptions::default())?;
-//! session.feed(&model.tokenizer()?.encode("Once upon a time")?)?;
+//! let text = model.tokenizer()?.encode("Once upon a time")?;
+//! session.feed(&model.bos().into_iter().chain(text).collect::<Vec<_>>())?;
 //! for piece in session.generate(GenerateOptions::default())? {
 //!     print!("{}", piece?);
 //! }

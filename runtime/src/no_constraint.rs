@@ -31,4 +31,14 @@ impl Constraint {
     pub fn take(&mut self, _: u32) -> Result<()> {
         match self.none {}
     }
+
+    /// Tokens of the text that has to follow.
+    pub(crate) fn forced(&mut self) -> Vec<u32> {
+        match self.none {}
+    }
+
+    /// How many of the first tokens can follow.
+    pub(crate) fn allowed(&mut self, _: &[u32]) -> usize {
+        match self.none {}
+    }
 }

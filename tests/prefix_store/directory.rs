@@ -123,6 +123,60 @@ fn a_directory_keeps_its_bound_and_can_vanish() {
     assert!(none.take_notes()[0].contains("leaves no room"));
 }
 
+/// Processes write the same and other histories to one directory, whose bound makes each remove the other's files.
+#[test]
+fn two_processes_write_one_directory() {
+    const CHILD: &str = "WATERLINE_STORE_OTHER";
+    let model = hybrid();
+    let vocab = model.spec().vocab;
+    let mut options = PrefixStoreOptions::default();
+    (options.grid, options.directory_bytes) = (16, 400 << 10);
+    if let Some(path) = std::env::var_os(CHILD) {
+        options.directory = Some(path.into());
+        let mut random = Random(u64::from(std::process::id()));
+        for _ in 0..12 {
+            // A new store has nothing in memory: what it reuses comes from the directory.
+            let shared = PrefixStore::new(options.clone()).expect("a store");
+            for _ in 0..4 {
+                let tokens = Random(random.below(5) as u64).tokens(40 + random.below(90), vocab);
+                reads(&model, &shared, &tokens);
+            }
+            shared.flush();
+            assert_eq!(shared.take_notes(), [""; 0]);
+            println!("reused {}", shared.stats().reused_tokens);
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let children = [(); 2].map(|()| {
+        let program = std::env::current_exe().expect("this program");
+        let mut child = std::process::Command::new(program);
+        child
+            .args(["--exact", "--nocapture"])
+            .arg("directory::two_processes_write_one_directory")
+            .env(CHILD, folder.path())
+            .stdout(std::process::Stdio::piped());
+        child.spawn().expect("a child")
+    });
+    let mut reused = 0;
+    for child in children {
+        let output = child.wait_with_output().expect("ended");
+        assert!(output.status.success());
+        let said = String::from_utf8(output.stdout).expect("text");
+        let counts = said.lines().filter_map(|line| line.strip_prefix("reused "));
+        reused += counts
+            .filter_map(|count| count.parse::<u64>().ok())
+            .sum::<u64>();
+    }
+    assert!(reused > 0);
+    let files = std::fs::read_dir(folder.path()).expect("the directory");
+    let files = files.map(|entry| entry.expect("an entry").metadata().expect("there").len());
+    let (count, bytes) = files.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
+    // Two files that were written at the same moment may be one too many.
+    let most = options.directory_bytes + bytes / count;
+    assert!(bytes <= most, "{bytes} bytes in {count} files");
+}
+
 #[test]
 fn a_killed_process_leaves_nothing_wrong() {
     const CHILD: &str = "WATERLINE_STORE_CHILD";

@@ -1,6 +1,7 @@
 //! Histories that are edited at random in sessions which share a prefix store: whichever checkpoints a session comes by, its bits are those
 //! of a fresh session that reads the same tokens by the same grid. The store never holds more bytes than its bound, and a damaged
-//! directory costs tokens and nothing else. The device is a GPU with `WATERLINE_DEVICE=cuda`. WATERLINE_HISTORIES is the number of schedules
+//! directory costs tokens and nothing else. The device is a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with
+//! `WATERLINE_DEVICE=emulator` and the feature `emulator`. WATERLINE_HISTORIES is the number of schedules
 //! on each model, WATERLINE_SEED the first seed; WATERLINE_MODELS names the models, all by default.
 
 mod directory;
@@ -15,7 +16,7 @@ mod skipped;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use waterline::internal::grid_of;
 use waterline::{Device, Error, Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions};
@@ -63,9 +64,16 @@ fn models() -> Vec<(String, Arc<Model>)> {
     paths.iter().map(open).collect()
 }
 
+/// Opened once: a GPU takes a while.
 fn device() -> Option<Arc<Device>> {
-    (std::env::var("WATERLINE_DEVICE").as_deref() == Ok("cuda"))
-        .then(|| Device::open(0).expect("a GPU"))
+    static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
+    let open = || match std::env::var("WATERLINE_DEVICE").as_deref() {
+        Ok("cuda") => Some(Device::open(0).expect("a GPU")),
+        #[cfg(feature = "emulator")]
+        Ok("emulator") => Some(Device::emulated()),
+        _ => None,
+    };
+    DEVICE.get_or_init(open).clone()
 }
 
 fn session(
@@ -174,9 +182,9 @@ impl Actor {
         }
     }
 
-    /// The state of a fresh session that reads the same tokens by the same grid.
-    fn fresh(&self, model: &Arc<Model>, device: &Option<Arc<Device>>) -> Vec<u8> {
-        let mut session = session(model, device, None);
+    /// The state of an empty session that reads the same tokens by the same grid.
+    fn fresh(&self, session: &mut Session) -> Vec<u8> {
+        session.reset().expect("an empty state");
         let mut start = 0;
         for &end in &self.ends {
             session
@@ -184,7 +192,7 @@ impl Actor {
                 .expect("a chunk");
             start = end as usize;
         }
-        state(&session)
+        state(session)
     }
 }
 
@@ -219,7 +227,8 @@ fn run(name: &str, model: &Arc<Model>, seed: u64, folder: &Path) -> (usize, u64)
     let vocab = model.spec().vocab;
     let grid = 8 + random.below(60);
     // Some stores hold a few checkpoints, some none at all.
-    let state_bytes = session(model, &device, None).state_bytes();
+    let mut fresh = session(model, &device, None);
+    let state_bytes = fresh.state_bytes();
     let bound = [usize::MAX, 12 * state_bytes, 3 * state_bytes, 100][random.below(4)];
     let directory = (random.below(3) == 0).then_some(folder);
     let mut shared = store(bound, grid, directory);
@@ -254,7 +263,7 @@ fn run(name: &str, model: &Arc<Model>, seed: u64, folder: &Path) -> (usize, u64)
             let saved = actor.session.snapshot().expect("a snapshot");
             actor.session.restore(&saved).expect("the same layout");
         }
-        let same = state(&actor.session) == actor.fresh(model, &device);
+        let same = state(&actor.session) == actor.fresh(&mut fresh);
         assert!(
             same,
             "{name}: seed {seed}, grid {grid}, bound {bound}, {directory:?}"

@@ -3,8 +3,9 @@
     PYTHONPATH=ffi/python WATERLINE_LIBRARY=target/release/libwaterline_ffi.so python3 tools/reference/histories.py MODEL... [--tokens N,N] [--device cpu|cuda] [--cost]
 
 MODEL is a GGUF file, or `builtin`. Token ids are random, so a model without a tokenizer and with random weights does as well. The store
-is one as it comes, with a directory. Every bound of the table is checked; the status is 1 if one is not kept. `--cost` measures what
-checkpoints cost a prompt instead: read without a store, with one as it comes, and with one whose grid is 2048."""
+has a grid of 256 and a directory. Every bound of the table is checked; the status is 1 if one is not kept. `--cost` measures what
+checkpoints cost a prompt instead: read without a store, in chunks as they come and of 256 tokens, and with stores of several grids (0 is
+a store as it comes)."""
 
 import argparse
 import os
@@ -16,7 +17,7 @@ import time
 
 from waterline import Device, Model, Store
 
-# Positions between the checkpoints of a store as it comes.
+# Positions between checkpoints.
 GRID = 256
 # A turn: a message and its answer.
 MESSAGE, ANSWER = 60, 200
@@ -46,7 +47,7 @@ def rows(model, tokens, options, directory):
     said = history(vocab, tokens)
     context = tokens + 4 * (MESSAGE + ANSWER)
     new = lambda store: model.session(temperature=0, context=context, history=context, store=store, **options)
-    with Store(grid=256, directory=directory) as store:
+    with Store(grid=GRID, directory=directory) as store:
         with new(store) as session:
             fresh = read(session, said)
             yield "reads it for the first time", fresh[0], tokens, fresh[1]
@@ -70,23 +71,46 @@ def rows(model, tokens, options, directory):
                     count, ms = read(fork, said)
                     most = max(most, count)
             yield "forks into 8 (the last one's time)", most, 0, ms
+            ms = min(forked(session) for _ in range(8))
+            yield "forks a session (the best of 8)", 0, 0, ms
         store.flush()
 
 
-def cost(model, tokens, options):
+def forked(session):
+    """Milliseconds that a fork takes."""
+    start = time.perf_counter()
+    fork = session.fork()
+    ms = 1e3 * (time.perf_counter() - start)
+    fork.close()
+    return ms
+
+
+def cost(model, tokens, options, grids):
     """Milliseconds that a prompt takes with and without checkpoints, the best of two; and how many checkpoints and bytes were kept."""
     said = history(model.info["vocab"], tokens)
-    for name, grid in (("no store", None), ("a store as it comes", 0), ("a store with a grid of 2048", 2048)):
+    ways = [("no store", None, 0), ("no store, chunks of 256", None, 256)]
+    ways += [(f"a store with a grid of {grid}" if grid else "a store as it comes", grid, 0) for grid in grids]
+    for name, grid, chunk in ways:
         best, held = float("inf"), (0, 0)
         for _ in range(2):
             store = Store(grid=grid) if grid is not None else None
-            with model.session(temperature=0, context=tokens + 8, history=tokens + 8, store=store, **options) as session:
+            with model.session(temperature=0, context=tokens + 8, history=tokens + 8, chunk=chunk, store=store, **options) as session:
                 best = min(best, read(session, said)[1])
             if store:
                 stats = store.stats
                 held = stats["checkpoints"], stats["bytes"] >> 20
                 store.close()
-        yield name, best, *held
+        yield name, best, 1e3 * tokens / best, *held
+
+
+def again(model, tokens, options, directory):
+    """Another process, which finds the directory: the history as it was, and with one more message."""
+    context = tokens + 4 * (MESSAGE + ANSWER)
+    said = history(model.info["vocab"], tokens)
+    for more in ([], [5] * MESSAGE):
+        with Store(grid=GRID, directory=directory) as store:
+            with model.session(temperature=0, context=context, history=context, store=store, **options) as session:
+                print(*read(session, said + more))
 
 
 def appended(session, tokens, bound):
@@ -100,7 +124,7 @@ def main():
     parser.add_argument("--tokens", default="8192,32768")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--cost", metavar="GRID,GRID", nargs="?", const="0,256,2048")
     parser.add_argument("--again", metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
     options = {"threads": args.threads}
@@ -110,25 +134,24 @@ def main():
         model = Model.builtin(device=device) if name == "builtin" else Model(name, device=device)
         for tokens in map(int, args.tokens.split(",")):
             if args.again:
-                # Another process, which finds the directory.
-                context = tokens + 4 * (MESSAGE + ANSWER)
-                with Store(grid=256, directory=args.again) as store:
-                    with model.session(temperature=0, context=context, history=context, store=store, **options) as session:
-                        print(*read(session, history(model.info["vocab"], tokens) + [5] * MESSAGE))
+                again(model, tokens, options, args.again)
                 continue
             print(f"\n{os.path.basename(name)}, {tokens} tokens, {model.device}\n", flush=True)
             if args.cost:
-                print("| the prompt is read with | ms | checkpoints | MiB |\n|---|---|---|---|")
-                for with_what, ms, checkpoints, mebibytes in cost(model, tokens, options):
-                    print(f"| {with_what} | {ms:.1f} | {checkpoints} | {mebibytes} |", flush=True)
+                print("| the prompt is read with | ms | tokens/s | checkpoints | MiB |\n|---|---|---|---|---|")
+                for with_what, ms, speed, checkpoints, mebibytes in cost(model, tokens, options, map(int, args.cost.split(","))):
+                    print(f"| {with_what} | {ms:.1f} | {speed:.0f} | {checkpoints} | {mebibytes} |", flush=True)
                 continue
             print("| the client | tokens read | at most | ms to the first token |\n|---|---|---|---|")
             with tempfile.TemporaryDirectory() as directory:
                 table = list(rows(model, tokens, options, directory))
-                again = [sys.executable, __file__, name, "--tokens", str(tokens), "--device", args.device]
-                again += ["--threads", str(args.threads), "--again", directory]
-                count, ms = subprocess.run(again, check=True, capture_output=True, text=True).stdout.split()
-                table.append(("starts again in a new process", int(count), MESSAGE + ANSWER + GRID, float(ms)))
+                command = [sys.executable, __file__, name, "--tokens", str(tokens), "--device", args.device]
+                command += ["--threads", str(args.threads), "--again", directory]
+                process = subprocess.run(command, check=True, capture_output=True, text=True)
+                clients = ("reads the same in a new process", "starts again in a new process")
+                for client, line in zip(clients, process.stdout.splitlines()):
+                    count, ms = line.split()
+                    table.append((client, int(count), MESSAGE + ANSWER + GRID, float(ms)))
             for client, count, bound, ms in table:
                 kept &= count <= bound
                 print(f"| {client} | {count} | {bound} | {ms:.1f} |", flush=True)

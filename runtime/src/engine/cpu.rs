@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::draft::HostDraft;
 use super::host_batch::{HostAhead, HostBatch, HostGroup};
 use super::slots::{OneState, Slots};
-use super::{Ahead, Engine, Group, Setup};
+use super::{Ahead, Engine, Group, Setup, StateCopy, no_copy};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::OpTime;
@@ -63,6 +63,7 @@ pub(super) struct CpuEngine {
     reading: Reading,
     arena: Arena,
     marks: Vec<Arena>,
+    copied: Option<StateCopy>,
     pool: Arc<Pool>,
 }
 
@@ -77,6 +78,7 @@ impl CpuEngine {
             reading,
             marks: marks.collect::<Result<_>>()?,
             arena,
+            copied: None,
             pool: Arc::clone(&setup.pool),
         })
     }
@@ -185,18 +187,16 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn copy_out(
-        &self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &mut [u8],
-    ) -> Result<()> {
-        let mut rest = bytes;
-        for part in parts {
-            let (here, after) = rest.split_at_mut(part.len());
+    fn begin_copy(&mut self, mut copy: StateCopy) -> Result<()> {
+        for (part, here) in copy.parts(self.arena.plan()) {
             here.copy_from_slice(&self.arena.bytes()[part]);
-            rest = after;
         }
+        self.copied = Some(copy);
         Ok(())
+    }
+
+    fn end_copy(&mut self) -> Result<StateCopy> {
+        self.copied.take().ok_or_else(no_copy)
     }
 
     fn copy_in(

@@ -93,12 +93,11 @@ pub(crate) trait Engine: Send {
     /// Replaces the whole state by `state`, an arena of the same plan.
     fn upload(&mut self, state: &[u8]) -> Result<()>;
 
-    /// Writes these parts of the state, one after the other, to `bytes`, which they fill.
-    fn copy_out(
-        &self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &mut [u8],
-    ) -> Result<()>;
+    /// Begins to copy the state as it is now. Reading goes on meanwhile, and no other copy begins before [`Engine::end_copy`].
+    fn begin_copy(&mut self, copy: StateCopy) -> Result<()>;
+
+    /// Ends the copy that was begun.
+    fn end_copy(&mut self) -> Result<StateCopy>;
 
     /// Replaces these parts of the state by `bytes`, which they use up.
     fn copy_in(
@@ -132,6 +131,42 @@ pub(crate) trait Engine: Send {
     fn on_device(&mut self) -> Option<&mut cuda::CudaEngine> {
         None
     }
+}
+
+/// A copy of a state, or room for one.
+pub(crate) struct StateCopy {
+    pub positions: Range<u64>,
+    /// The rows that the tokens at these positions have written.
+    pub rows: Vec<u8>,
+    /// The tensors that later tokens overwrite.
+    pub present: Vec<u8>,
+}
+
+impl StateCopy {
+    /// Each part of the state, and its place here.
+    fn parts<'a>(
+        &'a mut self,
+        plan: &'a StatePlan,
+    ) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
+        let rows = plan.rows(self.positions.clone());
+        placed(rows, &mut self.rows).chain(placed(plan.present(), &mut self.present))
+    }
+}
+
+fn placed<'a>(
+    parts: impl Iterator<Item = Range<usize>>,
+    mut rest: &'a mut [u8],
+) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
+    parts.map(move |part| {
+        let (here, after) = std::mem::take(&mut rest).split_at_mut(part.len());
+        rest = after;
+        (part, here)
+    })
+}
+
+/// The error of [`Engine::end_copy`] without a copy.
+fn no_copy() -> Error {
+    Error::invalid("a copy", "none was begun")
 }
 
 /// An engine among others, and how its session chooses.
@@ -212,6 +247,8 @@ pub(crate) struct Setup {
     pub step: StepProgram,
     /// Chunks have the bits of steps, too.
     pub exact: bool,
+    /// Most tokens between the checkpoints of a prompt; 0 where none are taken.
+    pub grid: usize,
 }
 
 /// Allocates an engine with an empty state. This is the one place that binds a session to a device.

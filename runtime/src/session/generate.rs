@@ -6,6 +6,7 @@ use crate::bound::Model;
 use crate::constraint::Constraint;
 use crate::error::{Error, Result};
 use crate::session::Session;
+use crate::session::choice::Choice;
 use crate::session::log_softmax::LogSoftmax;
 use crate::session::pause::Pause;
 use crate::text::{StopStrings, TextStream, Tokenizer};
@@ -89,9 +90,7 @@ pub struct Generation {
     left: usize,
     logprobs: bool,
     tokens: usize,
-    /// The logits that a hook or a constraint may change, `[vocab]`.
-    logits: Vec<f32>,
-    constraint: Option<Constraint>,
+    choice: Choice,
     finish: Option<Finish>,
     /// An error that follows the text that was held back.
     error: Option<Error>,
@@ -118,8 +117,7 @@ impl Generation {
             left: options.max_tokens,
             logprobs: options.logprobs,
             tokens: 0,
-            logits: Vec::new(),
-            constraint: None,
+            choice: Choice::default(),
             finish: None,
             error: None,
             ended: false,
@@ -128,14 +126,14 @@ impl Generation {
         })
     }
 
-    /// Lets it choose only tokens by which the answer fits a grammar. No tokens are drafted then.
+    /// Lets it choose only tokens by which the answer fits a grammar.
     pub fn constrain(&mut self, constraint: Constraint) {
-        (self.constraint, self.taken) = (Some(constraint), None);
+        self.choice.constraint = Some(constraint);
     }
 
     /// True if tokens must be chosen by [`Generation::choose`], as they have a constraint or log-probabilities.
     pub fn chooses(&self) -> bool {
-        self.constraint.is_some() || self.logprobs
+        !self.choice.is_free() || self.logprobs
     }
 
     /// Tokens generated so far, an end token included.
@@ -171,14 +169,20 @@ impl Generation {
     }
 
     /// Uses the drafts of `session`, if it has any ([`crate::SessionOptions::lookup`], [`crate::SessionOptions::mtp`]) and
-    /// there is no constraint and no request for log-probabilities. Such a generation ignores hooks, and one that is left before its
-    /// end needs [`Generation::leave`].
+    /// there is no request for log-probabilities. Such a generation ignores hooks, and one that is left before its end needs
+    /// [`Generation::leave`].
     #[must_use]
     pub fn with_drafts(mut self, session: &Session) -> Self {
-        let drafts = session.looks_ahead() && !self.chooses();
+        let drafts = session.looks_ahead() && !self.logprobs;
         // Tokens that an earlier generation has read ahead are part of the session now.
         self.taken = drafts.then(|| session.ahead().len());
         self
+    }
+
+    /// True if the next piece is of a token that `session` has read ahead.
+    pub fn has_ahead(&self, session: &Session) -> bool {
+        self.taken
+            .is_some_and(|taken| taken < session.ahead().len())
     }
 
     /// Takes back what `session` has read ahead of the pieces that were shown.
@@ -242,19 +246,17 @@ impl Generation {
         hook: Option<&mut LogitsHook<'_>>,
     ) -> Result<(u32, Option<f32>)> {
         if let Some(taken) = self.taken {
-            let place = match taken == session.ahead().len() {
-                // All that was read ahead is taken in, and stays so.
-                true if self.pause.step() => return Ok((session.step()?, None)),
-                true => {
-                    let before = session.drafts();
-                    session.step_ahead(self.left, &self.ends)?;
-                    let (drafted, accepted) = session.drafts();
-                    self.pause
-                        .end_draft(drafted - before.0, accepted - before.1);
-                    0
-                }
-                false => taken,
-            };
+            let mut place = taken;
+            // All that was read ahead is taken in, and stays so.
+            if taken == session.ahead().len() {
+                let most = if self.pause.step() { 1 } else { self.left };
+                let before = session.drafts();
+                session.step_ahead(&mut self.choice, most, &self.ends)?;
+                let (drafted, accepted) = session.drafts();
+                self.pause
+                    .end_draft(drafted - before.0, accepted - before.1);
+                place = 0;
+            }
             self.taken = Some(place + 1);
             return Ok((session.ahead()[place], None));
         }
@@ -285,21 +287,8 @@ impl Generation {
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,
     ) -> Result<u32> {
-        if hook.is_none() && self.constraint.is_none() {
-            return session.sample();
-        }
-        self.logits.clear();
-        self.logits.extend_from_slice(session.logits()?);
-        if let Some(hook) = hook {
-            hook(&mut self.logits);
-        }
-        if let Some(constraint) = &mut self.constraint {
-            constraint.apply(&mut self.logits)?;
-        }
-        let token = session.sample_from(&self.logits)?;
-        if let Some(constraint) = &mut self.constraint {
-            constraint.take(token)?;
-        }
+        let token = self.choice.choose(session, None, hook)?;
+        self.choice.take(token)?;
         Ok(token)
     }
 

@@ -2,6 +2,8 @@
 
 mod batch;
 mod chat;
+mod checkpoints;
+pub(crate) mod choice;
 mod generate;
 mod history;
 mod log_softmax;
@@ -53,6 +55,7 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         kv: options.state.kv,
         step: options.step,
         exact: options.exact,
+        grid: options.store.as_ref().map_or(0, |_| options.grid()),
     }
 }
 

@@ -7,7 +7,10 @@
 //! The memory is fixed: one more state, to return to where a draft went wrong, and of every draft token what the ops with a state
 //! read. Where a draft is not accepted whole, only these ops run again over the accepted tokens: a recurrence repeats its rank-one
 //! updates, and no matrix is read twice.
+//!
+//! Under a constraint, the tokens that it leaves no choice about are drafted first; each token is chosen among those that it allows.
 
+use super::choice::Choice;
 use super::reading::Reading;
 use super::{Session, SessionOptions, lookup};
 use crate::bound::Model;
@@ -112,16 +115,21 @@ impl Speculation {
 }
 
 impl Session {
-    /// Chooses tokens and reads them: at least one, at most `most`, and none after one of `ends`. They are those of as many
-    /// [`Session::step`]s; [`Session::ahead`] has them.
+    /// Chooses tokens and reads them: at least one, at most `most`, and none after one of `ends`. They are those of as many single
+    /// steps; [`Session::ahead`] has them.
     ///
     /// # Errors
-    /// As [`Session::step`].
-    pub(crate) fn step_ahead(&mut self, most: usize, ends: &[u32]) -> Result<()> {
+    /// As [`Session::step`] and [`Choice::choose`].
+    pub(crate) fn step_ahead(
+        &mut self,
+        choice: &mut Choice,
+        most: usize,
+        ends: &[u32],
+    ) -> Result<()> {
         let Some(mut speculation) = self.speculation.take() else {
             return Err(Error::invalid("drafts", "the session was made without"));
         };
-        let outcome = self.step_by(&mut speculation, most, ends);
+        let outcome = self.step_by(&mut speculation, choice, most, ends);
         match outcome.is_ok() {
             true => speculation.accepted += speculation.tokens.len() as u64 - 1,
             false => speculation.tokens.clear(),
@@ -130,32 +138,36 @@ impl Session {
         outcome
     }
 
-    fn step_by(&mut self, speculation: &mut Speculation, most: usize, ends: &[u32]) -> Result<()> {
+    fn step_by(
+        &mut self,
+        speculation: &mut Speculation,
+        choice: &mut Choice,
+        most: usize,
+        ends: &[u32],
+    ) -> Result<()> {
         speculation.tokens.clear();
-        if most == 1 || !self.expects_draft(speculation) {
+        if choice.is_free() && (most == 1 || !self.expects_draft(speculation)) {
             let token = self.step()?;
             speculation.tokens.push(token);
             return Ok(());
         }
         let before = self.random();
-        let known = self
-            .engine
-            .next()
-            .filter(|_| self.sampler.params().is_greedy());
-        let first = known.map_or_else(|| self.sample(), Ok)?;
+        let by_logits = !choice.is_free() || !self.sampler.params().is_greedy();
+        let known = self.engine.next().filter(|_| !by_logits);
+        let first = known.map_or_else(|| choice.choose(self, None, None), Ok)?;
         self.check(&[first])?;
+        choice.take(first)?;
         speculation.random.clear();
         speculation.random.push(self.random());
         speculation.tokens.push(first);
         if !ends.contains(&first) {
             let most = speculation.draft.min(most.saturating_sub(1));
+            choice.draft(&mut speculation.tokens, most);
             self.draft(speculation, most)?;
-            let end = speculation
-                .tokens
-                .iter()
-                .position(|token| ends.contains(token));
             let tokens = &mut speculation.tokens;
+            let end = tokens.iter().position(|token| ends.contains(token));
             tokens.truncate(end.map_or(usize::MAX, |end| end + 1));
+            tokens.truncate(1 + choice.allowed(&tokens[1..]));
             while self.check(&speculation.tokens).is_err() {
                 speculation.tokens.pop();
             }
@@ -168,18 +180,22 @@ impl Session {
             return Err(Error::Cancelled { fed: 0 });
         }
         speculation.drafted += count as u64 - 1;
-        let greedy = self.sampler.params().is_greedy();
         let tokens = &speculation.tokens;
         speculation.before = self.reading;
-        speculation.ahead.read(&mut *self.engine, tokens, greedy)?;
+        speculation
+            .ahead
+            .read(&mut *self.engine, tokens, !by_logits)?;
         for row in 0..count {
             self.advance(&speculation.tokens[row..=row]);
             if row + 1 < count {
+                let drafted = speculation.tokens[row + 1];
                 let chosen = match speculation.ahead.chosen(row) {
                     Some(chosen) => Ok(chosen),
-                    None => self.choose(Some(speculation.ahead.logits(row)?)),
+                    None => choice.choose(self, Some(speculation.ahead.logits(row)?), None),
                 };
-                if !chosen.is_ok_and(|chosen| chosen == speculation.tokens[row + 1]) {
+                // An error comes again with the next step.
+                let is_right = chosen.is_ok_and(|chosen| chosen == drafted);
+                if !is_right || choice.take(drafted).is_err() {
                     return self.commit(speculation, row + 1);
                 }
                 speculation.random.push(self.random());
@@ -199,10 +215,13 @@ impl Session {
         }
     }
 
-    /// Appends up to `most` tokens to those that are read next.
+    /// Appends tokens to those that are read next, one and up to `most`.
     fn draft(&mut self, speculation: &mut Speculation, most: usize) -> Result<()> {
         let tokens = &mut speculation.tokens;
+        let most = (1 + most).saturating_sub(tokens.len());
         match speculation.source {
+            // The block predicts what follows a single token that the state has not read.
+            Source::Mtp if tokens.len() > 1 => Ok(()),
             Source::Mtp => speculation.ahead.draft(&mut *self.engine, tokens, most),
             Source::Lookup => {
                 let (older, newer) = self.recent();

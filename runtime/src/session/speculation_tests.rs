@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::Choice;
 use crate::plain::{EPS, Plain, Vector, dot, rotate, sigmoid, silu, softmax};
 use crate::synthetic::{
     block, described, description, model, options, repeating, state_of, tokens, weights,
@@ -42,7 +43,9 @@ fn reading_ahead_is_stepping() {
             let mut ahead = session(&model, most + 1, temperature);
             let mut tokens = Vec::new();
             for round in 0..12 {
-                ahead.step_ahead(most, &[1]).expect("tokens");
+                ahead
+                    .step_ahead(&mut Choice::default(), most, &[1])
+                    .expect("tokens");
                 let read = ahead.ahead().to_vec();
                 assert!((1..=most).contains(&read.len()));
                 assert!(!read[..read.len() - 1].contains(&1), "behind an end");
@@ -328,7 +331,9 @@ fn drafting_on(
 fn rounds(session: &mut Session, most: usize, count: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
     for round in 0..count {
-        session.step_ahead(most, &[]).expect("tokens");
+        session
+            .step_ahead(&mut Choice::default(), most, &[])
+            .expect("tokens");
         let read = session.ahead().to_vec();
         let kept = match round % 4 {
             3 => read.len().min(2),

@@ -1,12 +1,16 @@
 //! Calls of tools in a model's answer. Models write them in the format that their chat template shows them; a format is one row of a
 //! table: what comes before a call, what comes after it, and how the text between is read.
 
+#[cfg(feature = "constraints")]
+mod grammar;
 mod json;
 mod python;
 mod tags;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "constraints")]
+pub use grammar::Needed;
 use serde_json::Value;
 
 /// A call of a tool.
@@ -38,6 +42,12 @@ pub struct Format {
     only_first: bool,
     /// Reads the text between; none if it is no call.
     read: fn(&str, &Tools) -> Option<Vec<Call>>,
+    /// The texts before the first call, between two, and after the last one; nothing is between calls that have marks of their own.
+    #[cfg(feature = "constraints")]
+    around: [&'static str; 3],
+    /// Writes a grammar of the calls of a function: its name, the schema of its arguments, and its number.
+    #[cfg(feature = "constraints")]
+    write: fn(&str, &Value, usize) -> String,
 }
 
 /// The formats, those with the most particular texts first.
@@ -49,6 +59,10 @@ static FORMATS: [Format; 8] = [
         close: "</tool_call>",
         only_first: false,
         read: tags::functions,
+        #[cfg(feature = "constraints")]
+        around: ["\n", "", "\n"],
+        #[cfg(feature = "constraints")]
+        write: grammar::functions,
     },
     Format {
         name: "bailing",
@@ -57,6 +71,10 @@ static FORMATS: [Format; 8] = [
         close: "</tool_call>",
         only_first: false,
         read: tags::pairs,
+        #[cfg(feature = "constraints")]
+        around: ["", "", "\n"],
+        #[cfg(feature = "constraints")]
+        write: grammar::pairs,
     },
     Format {
         name: "lfm2",
@@ -65,6 +83,10 @@ static FORMATS: [Format; 8] = [
         close: "<|tool_call_end|>",
         only_first: false,
         read: python::calls,
+        #[cfg(feature = "constraints")]
+        around: ["[", ", ", "]"],
+        #[cfg(feature = "constraints")]
+        write: grammar::python,
     },
     Format {
         name: "nemotron",
@@ -73,6 +95,10 @@ static FORMATS: [Format; 8] = [
         close: "</TOOLCALL>",
         only_first: false,
         read: json::calls,
+        #[cfg(feature = "constraints")]
+        around: ["[", ", ", "]"],
+        #[cfg(feature = "constraints")]
+        write: grammar::arguments,
     },
     Format {
         name: "granite",
@@ -81,6 +107,10 @@ static FORMATS: [Format; 8] = [
         close: "",
         only_first: false,
         read: json::calls,
+        #[cfg(feature = "constraints")]
+        around: ["[", ", ", "]"],
+        #[cfg(feature = "constraints")]
+        write: grammar::arguments,
     },
     Format {
         name: "minimax",
@@ -89,6 +119,10 @@ static FORMATS: [Format; 8] = [
         close: "</tool_calls>",
         only_first: false,
         read: json::calls,
+        #[cfg(feature = "constraints")]
+        around: ["\n", "\n", "\n"],
+        #[cfg(feature = "constraints")]
+        write: grammar::arguments,
     },
     Format {
         name: "hermes",
@@ -97,6 +131,10 @@ static FORMATS: [Format; 8] = [
         close: "</tool_call>",
         only_first: false,
         read: json::calls,
+        #[cfg(feature = "constraints")]
+        around: ["\n", "", "\n"],
+        #[cfg(feature = "constraints")]
+        write: grammar::arguments,
     },
     Format {
         name: "llama3",
@@ -105,6 +143,10 @@ static FORMATS: [Format; 8] = [
         close: "",
         only_first: true,
         read: json::calls,
+        #[cfg(feature = "constraints")]
+        around: ["", "", ""],
+        #[cfg(feature = "constraints")]
+        write: grammar::parameters,
     },
 ];
 

@@ -341,3 +341,155 @@ fn any_text_is_read_in_bounded_time() {
         calls.finish();
     }
 }
+
+/// The tools that a model has to call in the tests of grammars.
+fn two_tools() -> Vec<Value> {
+    vec![
+        json!({ "type": "function", "function": { "name": "get_weather", "parameters": {
+            "type": "object",
+            "properties": {
+                "days": { "type": "integer", "minimum": 1, "maximum": 9 },
+                "city": { "enum": ["Paris", "Oslo \"N\""], "type": "string" },
+                "units": { "$ref": "#/$defs/units" },
+            },
+            "required": ["city"], "additionalProperties": false,
+            "$defs": { "units": { "enum": ["C", "F"] } },
+        }}}),
+        json!({ "type": "function", "function": { "name": "note", "parameters": {
+            "type": "object",
+            "properties": { "on": { "type": "boolean" }, "tags": {
+                "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 9 }, "maxItems": 2,
+            }},
+            "additionalProperties": false,
+        }}}),
+    ]
+}
+
+/// Whether a call is one of [`two_tools`] with arguments that fit.
+fn fits(call: &Call) -> bool {
+    let fields = call.arguments.as_object().expect("an object");
+    let fits = |(key, value): (&String, &Value)| match (call.name.as_str(), key.as_str()) {
+        ("get_weather", "days") => value.as_i64().is_some_and(|n| (1..=9).contains(&n)),
+        ("get_weather", "city") => value == "Paris" || value == "Oslo \"N\"",
+        ("get_weather", "units") => value == "C" || value == "F",
+        ("note", "on") => value.is_boolean(),
+        ("note", "tags") => value.as_array().is_some_and(|tags| {
+            tags.len() <= 2 && tags.iter().all(|tag| tag.as_i64().is_some_and(|n| n <= 9))
+        }),
+        _ => false,
+    };
+    (call.name == "note" || fields.contains_key("city")) && fields.iter().all(fits)
+}
+
+/// A model that has never seen a tool calls one in any format, with arguments that fit.
+#[cfg(all(feature = "constraints", feature = "builtin-model"))]
+#[test]
+fn answers_that_must_call_call_in_every_format() {
+    use waterline::{Constraints, Finish, GenerateOptions, Grammar, Session, SessionOptions};
+
+    let model = crate::builtin::OpenArgs::default()
+        .model(None)
+        .expect("the model");
+    let compiler = Constraints::new(&model, []).expect("constraints");
+    let tools = two_tools();
+    let listed: Vec<&Value> = tools.iter().collect();
+    let mut options = SessionOptions::default();
+    (options.threads, options.lookup) = (1, 8);
+    let mut session = Session::new(model.clone(), options).expect("a session");
+    let prompt = model.tokenizer().expect("a tokenizer").encode("Tell me:");
+    let prompt = prompt.expect("tokens");
+    for format in &FORMATS {
+        for (needed, seed) in [Needed::One, Needed::Some].into_iter().zip(0..) {
+            let grammar = format
+                .grammar(&listed, needed, |_| None)
+                .expect("a grammar");
+            let form = compiler.compile(&Grammar::Lark(grammar.clone()));
+            let form = form.unwrap_or_else(|error| panic!("{grammar}: {error}"));
+            let mut params = session.sampler().clone();
+            params.seed = seed;
+            session.set_sampler(params).expect("a sampler");
+            session.reset().expect("reset");
+            session.feed(&prompt).expect("read");
+            let mut limits = GenerateOptions::default();
+            limits.max_tokens = 200;
+            let mut pieces = session.generate(limits).expect("begun").constrained(form);
+            let text: String = pieces
+                .by_ref()
+                .map(|piece| piece.expect("a piece").text)
+                .collect();
+            let ended = pieces.finish() == Some(Finish::End);
+            assert!(ended || needed == Needed::Some, "{}: {text}", format.name);
+            let mut calls = Calls::new(format, Tools(tools.clone()));
+            let said: Vec<Said> = [calls.push(&text), calls.finish()].concat();
+            for said in said
+                .iter()
+                .take(if ended { said.len() } else { said.len() - 1 })
+            {
+                match said {
+                    Said::Call(call) => assert!(fits(call), "{}: {call:?}", format.name),
+                    Said::Text(_) => panic!("{}: {text}", format.name),
+                }
+            }
+            assert!(
+                !said.is_empty() && (needed != Needed::One || said.len() == 1),
+                "{text}"
+            );
+        }
+    }
+}
+
+/// Text that comes before a call is free; a call in it fits its schema.
+#[cfg(all(feature = "constraints", feature = "builtin-model"))]
+#[test]
+fn calls_that_are_free_to_come_still_fit() {
+    use waterline::{Constraints, Grammar};
+
+    let model = crate::builtin::OpenArgs::default()
+        .model(None)
+        .expect("the model");
+    let tokenizer = model.tokenizer().expect("a tokenizer");
+    let compiler = Constraints::new(&model, []).expect("constraints");
+    let tools = two_tools();
+    let listed: Vec<&Value> = tools.iter().collect();
+    let hermes = FORMATS
+        .iter()
+        .find(|format| format.name == "hermes")
+        .expect("a format");
+    let grammar = hermes
+        .grammar(&listed, Needed::Any, |_| None)
+        .expect("a grammar");
+    let form = compiler.compile(&Grammar::Lark(grammar)).expect("a form");
+    let call = |city: &str| {
+        format!(
+            "<tool_call>\n{{\"name\": \"get_weather\", \"arguments\": {{\"city\": \"{city}\"}}}}\n</tool_call>"
+        )
+    };
+    let end = model.ends().next().expect("an end");
+    let takes = |text: &str, ends: bool| {
+        let mut form = form.clone();
+        let mut tokens = tokenizer.encode(text).expect("tokens");
+        tokens.extend(ends.then_some(end));
+        tokens.into_iter().all(|token| {
+            let mut logits = vec![0.0; model.spec().vocab];
+            form.apply(&mut logits).is_ok()
+                && logits[token as usize] == 0.0
+                && form.take(token).is_ok()
+        })
+    };
+    for text in [
+        "",
+        "Nothing.",
+        "a <tool_ca",
+        &call("Paris"),
+        &format!("Yes. {}{0} Done.", call("Paris")),
+    ] {
+        assert!(takes(text, true), "{text}");
+    }
+    for text in [
+        &call("Rome"),
+        &format!("Yes. {}", call("Rome")),
+        "<tool_call>{}",
+    ] {
+        assert!(!takes(text, false), "{text}");
+    }
+}

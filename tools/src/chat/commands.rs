@@ -1,9 +1,5 @@
 //! The slash commands.
 
-use std::path::Path;
-
-use waterline::Snapshot;
-
 use super::completion;
 use super::conversation::Conversation;
 use super::forks::Forks;
@@ -12,7 +8,6 @@ use super::sessions::{Saved, Sessions, title_of};
 use super::{gauge, settings};
 use crate::bench::TransformerCache;
 use crate::error::{Error, Result};
-use crate::text::shown_line;
 use crate::units::{bytes, rounded, thousands};
 use crate::write_model::check_output;
 
@@ -240,7 +235,7 @@ impl Commands {
             Command::Load => {
                 let path = completion::path(rest);
                 let titled = self.sessions.titled(rest).filter(|_| !path.exists());
-                self.resume(&titled.unwrap_or(path), conversation)?
+                self.sessions.open(&titled.unwrap_or(path), conversation)?
             }
             Command::Sessions => self.sessions(rest, conversation)?,
             Command::Resume => self.sessions("1", conversation)?,
@@ -298,63 +293,8 @@ impl Commands {
         if self.sessions.has(&path) {
             self.sessions.pin(&path);
         }
-        let said = format!("{}: saved", self.name(&path));
+        let said = format!("{}: saved", self.sessions.name(&path));
         self.sessions.named = Some(path);
-        Ok(said)
-    }
-
-    /// Display name of a conversation's file: its title if it has one.
-    fn name(&self, path: &Path) -> String {
-        if self.sessions.has(path) {
-            format!("\"{}\"", title_of(path))
-        } else {
-            path.display().to_string()
-        }
-    }
-
-    /// Goes on with the conversation in `path`. A state that this session cannot have (another context, type of cache) is left, and the
-    /// messages are read with the next one.
-    pub fn resume(&mut self, path: &Path, conversation: &mut Conversation) -> Result<String> {
-        let messages_only = match Snapshot::load(path) {
-            Ok(snapshot) => match conversation.restore(&snapshot) {
-                Err(Error::Library(waterline::Error::Snapshot { reason, .. }))
-                    if conversation.session().is_of_model(&snapshot) =>
-                {
-                    conversation.restore_note(&snapshot.note)?;
-                    Some(reason)
-                }
-                other => {
-                    other?;
-                    None
-                }
-            },
-            Err(error) => match self.sessions.messages(path) {
-                Some(note) => {
-                    conversation.restore_note(&note)?;
-                    Some("only messages are kept".into())
-                }
-                None => return Err(error.into()),
-            },
-        };
-        self.sessions.resume(path.to_path_buf());
-        let messages = conversation.messages().len();
-        let mut said = match messages_only {
-            None => {
-                let read = conversation.session().position();
-                format!("{}: {read} tokens, {messages} messages", self.name(path))
-            }
-            Some(reason) => format!(
-                "{}: {messages} messages, which are read with the next one: {reason}",
-                self.name(path)
-            ),
-        };
-        for message in conversation.messages().iter().rev().take(2).rev() {
-            said += &format!(
-                "\n{}: {}",
-                message.role.name(),
-                shown_line(&message.content, 100)
-            );
-        }
         Ok(said)
     }
 
@@ -378,7 +318,7 @@ impl Commands {
                 .join("\n"));
         }
         let saved = self.numbered("sessions", number)?;
-        self.resume(&saved.path, conversation)
+        self.sessions.open(&saved.path, conversation)
     }
 
     /// The saved conversation with this number, for a command.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use jiff::ZonedDateTime;
-use waterline::Model;
+use waterline::{Model, Snapshot};
 use waterline_quant::{NewFile, create_private_folder};
 
 use super::conversation::Conversation;
@@ -144,14 +144,75 @@ impl Sessions {
         (self.automatic, self.earlier, self.named) = (None, None, None);
     }
 
-    /// Continues the conversation in `path`: a file that the user saved stays, an automatic one moves to a new
+    /// The conversation goes on in `path`: a file that the user saved stays, an automatic one moves to a new
     /// file.
-    pub fn resume(&mut self, path: PathBuf) {
+    fn take_over(&mut self, path: PathBuf) {
         self.begin();
         if is_automatic(&path) && self.has(&path) {
             self.earlier = Some(path.with_extension(EXTENSION))
         } else {
             self.named = Some(path)
+        }
+    }
+
+    /// Goes on with the conversation in `path`. A state that this session cannot have (another context, type of cache) is left, and the
+    /// messages are read with the next one; so are messages that were kept after the state.
+    pub fn open(&mut self, path: &Path, conversation: &mut Conversation) -> Result<String> {
+        let messages_only = match Snapshot::load(path) {
+            Ok(snapshot) => {
+                let newer = self.newer_messages(path);
+                let reason = match conversation.restore(&snapshot) {
+                    Err(Error::Library(waterline::Error::Snapshot { reason, .. }))
+                        if conversation.session().is_of_model(&snapshot) =>
+                    {
+                        Some(reason)
+                    }
+                    other => {
+                        other?;
+                        newer.as_ref().map(|_| "their state was not kept".into())
+                    }
+                };
+                if reason.is_some() {
+                    conversation.restore_note(newer.as_ref().unwrap_or(&snapshot.note))?;
+                }
+                reason
+            }
+            Err(error) => match self.messages(path) {
+                Some(note) => {
+                    conversation.restore_note(&note)?;
+                    Some("only messages are kept".into())
+                }
+                None => return Err(error.into()),
+            },
+        };
+        self.take_over(path.to_path_buf());
+        let messages = conversation.messages().len();
+        let mut said = match messages_only {
+            None => {
+                let read = conversation.session().position();
+                format!("{}: {read} tokens, {messages} messages", self.name(path))
+            }
+            Some(reason) => format!(
+                "{}: {messages} messages, which are read with the next one: {reason}",
+                self.name(path)
+            ),
+        };
+        for message in conversation.messages().iter().rev().take(2).rev() {
+            said += &format!(
+                "\n{}: {}",
+                message.role.name(),
+                shown_line(&message.content, 100)
+            );
+        }
+        Ok(said)
+    }
+
+    /// Display name of a conversation's file: its title if it has one.
+    pub fn name(&self, path: &Path) -> String {
+        if self.has(path) {
+            format!("\"{}\"", title_of(path))
+        } else {
+            path.display().to_string()
         }
     }
 
@@ -218,11 +279,18 @@ impl Sessions {
     }
 
     /// The messages of a saved conversation whose state cannot be read.
-    pub fn messages(&self, path: &Path) -> Option<Vec<u8>> {
+    fn messages(&self, path: &Path) -> Option<Vec<u8>> {
         let path = path.with_extension(MESSAGES);
         waterline_quant::read_file(&path, 1 << 28)
             .ok()
             .filter(|_| self.has(&path))
+    }
+
+    /// The messages of a saved conversation that were written after its state, if the program ended between the two.
+    fn newer_messages(&self, path: &Path) -> Option<Vec<u8>> {
+        let written = |path: &Path| std::fs::metadata(path).and_then(|about| about.modified());
+        let messages = written(&path.with_extension(MESSAGES)).ok()?;
+        (messages > written(path).ok()?).then(|| self.messages(path))?
     }
 
     /// Removes a saved conversation.

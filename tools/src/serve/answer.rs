@@ -3,6 +3,7 @@
 use waterline::Finish;
 
 use super::logprobs::TokenLogprob;
+use super::scheduler::Event;
 use crate::calls::{Call, Calls, Said};
 use crate::thoughts::Thoughts;
 
@@ -97,8 +98,12 @@ impl Parts {
 }
 
 /// An answer so far.
+#[derive(Default)]
 pub struct Reply {
+    /// None: the text is of one part.
     parts: Option<Parts>,
+    /// The prompt's text, where it is a part of the answer, and how many of its first tokens are not.
+    echo: (String, usize),
     pub thought: String,
     pub text: String,
     pub calls: Vec<Call>,
@@ -106,43 +111,74 @@ pub struct Reply {
     pub finish: Option<Finish>,
 }
 
+/// The news of an event.
+#[derive(Default)]
+pub struct Added {
+    /// Whether the answer begins.
+    pub begins: bool,
+    pub parts: Vec<Part>,
+    pub logprobs: Vec<TokenLogprob>,
+    /// Whether the answer ends.
+    pub ends: bool,
+}
+
 impl Reply {
-    /// An empty answer; its text is split if there is something to split it by.
-    pub fn new(parts: Option<Parts>) -> Self {
+    /// An empty answer, whose text is split.
+    pub fn of_parts(parts: Parts) -> Self {
         Reply {
-            parts,
-            thought: String::new(),
-            text: String::new(),
-            calls: Vec::new(),
-            logprobs: Vec::new(),
-            finish: None,
+            parts: Some(parts),
+            ..Reply::default()
         }
     }
 
-    /// Takes in a token, or the end without one; returns what it adds.
-    pub fn take(
-        &mut self,
-        text: &str,
-        logprob: Option<TokenLogprob>,
-        finish: Option<Finish>,
-    ) -> Vec<Part> {
-        self.logprobs.extend(logprob);
-        self.finish = finish;
-        let mut added = match &mut self.parts {
-            Some(parts) => parts.push(text),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Part::Text(text.into())],
-        };
-        if let Some(parts) = self.parts.as_mut().filter(|_| finish.is_some()) {
-            added.extend(parts.finish());
+    /// An empty answer after a text, whose first `hidden` tokens are not a part of it.
+    pub fn after(echo: String, hidden: usize) -> Self {
+        Reply {
+            echo: (echo, hidden),
+            ..Reply::default()
         }
-        for part in &added {
+    }
+
+    /// Takes in an event.
+    ///
+    /// # Errors
+    /// Why the answer failed.
+    pub fn take(&mut self, event: Event) -> waterline::Result<Added> {
+        let mut added = Added::default();
+        match event {
+            Event::Failed(error) => return Err(error),
+            Event::Read(_, _, mut logprobs) => {
+                added.begins = true;
+                let (echo, hidden) = std::mem::take(&mut self.echo);
+                logprobs.drain(..hidden.min(logprobs.len()));
+                added.logprobs = logprobs;
+                added
+                    .parts
+                    .extend((!echo.is_empty()).then_some(Part::Text(echo)));
+            }
+            Event::Piece(piece, logprob) => {
+                added.logprobs.extend(logprob);
+                added.parts = match &mut self.parts {
+                    Some(parts) => parts.push(&piece.text),
+                    None if piece.text.is_empty() => Vec::new(),
+                    None => vec![Part::Text(piece.text)],
+                };
+                self.finish = piece.finish;
+            }
+            Event::Cut => self.finish = Some(Finish::Length),
+        }
+        added.ends = self.finish.is_some();
+        if let Some(parts) = self.parts.as_mut().filter(|_| added.ends) {
+            added.parts.extend(parts.finish());
+        }
+        for part in &added.parts {
             match part {
                 Part::Thought(text) => self.thought.push_str(text),
                 Part::Text(text) => self.text.push_str(text),
                 Part::Call(call) => self.calls.push(call.clone()),
             }
         }
-        added
+        self.logprobs.extend_from_slice(&added.logprobs);
+        Ok(added)
     }
 }

@@ -6,28 +6,34 @@ use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use waterline::{Finish, Grammar, Message};
+use waterline::{Finish, Grammar};
 
 use super::App;
-use super::answer::{Part, Reply};
-use super::http::{Body, Events, Refusal, json_response};
-use super::request::{Answers, OneOrMany, Sampling, messages, parse, stops};
-use super::scheduler::Event;
+use super::answer::{Added, Part, Reply};
+use super::answers::{Form, Usage};
+use super::http::{Body, Refusal, json_response};
+use super::request::{Common, Conversation, ToolChoice, messages, parse};
 
 #[derive(Deserialize)]
 struct Request {
     messages: Vec<Turn>,
     system: Option<Content>,
-    max_tokens: Option<usize>,
     #[serde(default)]
-    stream: bool,
-    stop_sequences: Option<Vec<String>>,
-    tools: Option<Vec<Tool>>,
-    tool_choice: Option<Value>,
+    tools: Vec<Tool>,
+    tool_choice: Option<Choice>,
     thinking: Option<Value>,
     output_config: Option<OutputConfig>,
     #[serde(flatten)]
-    sampling: Sampling,
+    common: Common,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Choice {
+    Auto,
+    None,
+    Any,
+    Tool { name: String },
 }
 
 #[derive(Deserialize)]
@@ -83,6 +89,8 @@ struct Tool {
     #[serde(default)]
     description: String,
     input_schema: Value,
+    #[serde(default)]
+    strict: bool,
 }
 
 impl Content {
@@ -162,46 +170,51 @@ fn stable(system: String) -> String {
     }
 }
 
-/// The messages, and what the template is given besides: the tools and whether to think.
-type Conversation = (Vec<Message>, (Vec<Value>, Option<bool>));
-
-/// The conversation of a request.
-fn conversation(app: &App, request: &mut Request) -> Result<Conversation, Refusal> {
-    let mut all = Vec::new();
-    if let Some(system) = request.system.take() {
-        all.push(json!({ "role": "system", "content": stable(system.text()?) }));
+impl Request {
+    /// The conversation, which is taken out of the request.
+    fn conversation(&mut self, app: &App) -> Result<Conversation, Refusal> {
+        let mut all = Vec::new();
+        if let Some(system) = self.system.take() {
+            all.push(json!({ "role": "system", "content": stable(system.text()?) }));
+        }
+        for turn in std::mem::take(&mut self.messages) {
+            all.extend(turn.messages()?);
+        }
+        let tool = |tool: Tool| {
+            json!({ "type": "function", "function": {
+                "name": tool.name, "description": tool.description, "parameters": tool.input_schema,
+                "strict": tool.strict,
+            }})
+        };
+        Ok(Conversation {
+            messages: messages(all, &app.limits)?,
+            tools: std::mem::take(&mut self.tools)
+                .into_iter()
+                .map(tool)
+                .collect(),
+            choice: match self.tool_choice.take() {
+                None | Some(Choice::Auto) => ToolChoice::Auto,
+                Some(Choice::None) => ToolChoice::None,
+                Some(Choice::Any) => ToolChoice::Required,
+                Some(Choice::Tool { name }) => ToolChoice::Named(name),
+            },
+            thinking: match self.thinking.as_ref().and_then(|t| t["type"].as_str()) {
+                Some("enabled" | "adaptive") => Some(true),
+                Some(_) => Some(false),
+                None => None,
+            },
+        })
     }
-    for turn in std::mem::take(&mut request.messages) {
-        all.extend(turn.messages()?);
-    }
-    let without = request
-        .tool_choice
-        .as_ref()
-        .is_some_and(|choice| choice["type"] == "none");
-    let tools = request
-        .tools
-        .take()
-        .filter(|_| !without)
-        .unwrap_or_default();
-    let tool = |tool: Tool| {
-        json!({ "type": "function", "function": {
-            "name": tool.name, "description": tool.description, "parameters": tool.input_schema,
-        }})
-    };
-    let thinking = match request.thinking.as_ref().and_then(|t| t["type"].as_str()) {
-        Some("enabled" | "adaptive") => Some(true),
-        Some(_) => Some(false),
-        None => None,
-    };
-    let tools = tools.into_iter().map(tool).collect();
-    Ok((messages(all, &app.limits)?, (tools, thinking)))
 }
 
 /// `/v1/messages/count_tokens`.
 pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let mut request: Request = parse(body)?;
-    let (messages, (tools, thinking)) = conversation(app, &mut request)?;
-    let prompt = app.conversation(messages, (tools, thinking)).await?;
+    let conversation = request.conversation(app)?;
+    let options = conversation.options();
+    let prompt = app
+        .make(move |app| app.prompter.chat(&conversation.messages, options))
+        .await?;
     Ok(json_response(
         &json!({ "input_tokens": prompt.tokens.len() }),
     ))
@@ -214,33 +227,48 @@ pub async fn answer(
     stuck: &Arc<Notify>,
 ) -> Result<Response<Body>, Refusal> {
     let mut request: Request = parse(body)?;
-    let (messages, (tools, thinking)) = conversation(app, &mut request)?;
-    let stop = stops(request.stop_sequences.map(OneOrMany::Many))?;
-    let mut settings = app.settings(request.sampling, (None, request.max_tokens), stop)?;
+    let conversation = request.conversation(app)?;
+    let mut settings = app.settings(request.common)?;
+    if settings.n > 1 {
+        return Err(Refusal::bad("n: expected 1"));
+    }
     let format = request.output_config.and_then(|config| config.format);
     settings.form = format.map(|Format::JsonSchema { schema }| Grammar::JsonSchema(schema));
-    let prompt = app
-        .conversation(messages, (tools.clone(), thinking))
-        .await?;
-    let Some(template) = prompt.template.clone() else {
-        return Err(Refusal::bad("messages: no template"));
+    let form = Anthropic {
+        id: app.id("msg"),
+        index: 0,
+        open: None,
     };
-    let reply = app.reply(&template, &tools, &mut settings.generate)();
-    let answers = app.answers(vec![prompt], &settings).await?;
-    let id = app.id("msg");
-    if !request.stream {
-        return whole(app, id, answers, reply).await;
-    }
-    let (events, response) = Events::new(stuck);
-    tokio::spawn(stream(Arc::clone(app), id, (answers, reply), events));
-    Ok(response)
+    app.converse(conversation, settings, form, stuck).await
 }
 
-fn message(app: &App, id: &str, content: Vec<Value>) -> Value {
-    json!({
-        "id": id, "type": "message", "role": "assistant", "model": app.name,
-        "content": content, "stop_reason": null, "stop_sequence": null,
-    })
+/// The form of Anthropic's answers.
+struct Anthropic {
+    id: String,
+    /// The next block of a stream, or the one that is open, and its kind.
+    index: usize,
+    open: Option<&'static str>,
+}
+
+/// The block of a part: its kind, its beginning, and what the part adds to it.
+fn block(app: &App, part: &Part) -> (&'static str, Value, Value) {
+    match part {
+        Part::Thought(text) => (
+            "thinking",
+            json!({ "type": "thinking", "thinking": "", "signature": "" }),
+            json!({ "type": "thinking_delta", "thinking": text }),
+        ),
+        Part::Text(text) => (
+            "text",
+            json!({ "type": "text", "text": "" }),
+            json!({ "type": "text_delta", "text": text }),
+        ),
+        Part::Call(call) => (
+            "tool_use",
+            json!({ "type": "tool_use", "id": app.id("toolu"), "name": call.name, "input": {} }),
+            json!({ "type": "input_json_delta", "partial_json": call.arguments.to_string() }),
+        ),
+    }
 }
 
 fn stop_reason(reply: &Reply) -> &'static str {
@@ -252,125 +280,79 @@ fn stop_reason(reply: &Reply) -> &'static str {
     }
 }
 
-async fn whole(
-    app: &App,
-    id: String,
-    mut answers: Answers,
-    mut reply: Reply,
-) -> Result<Response<Body>, Refusal> {
-    let one = std::slice::from_mut(&mut reply);
-    answers.collect(one, |_, _, _| {}).await?;
-    let mut content = Vec::new();
-    if !reply.thought.is_empty() {
-        let thought = reply.thought.trim_end();
-        content.push(json!({ "type": "thinking", "thinking": thought, "signature": "" }));
+impl Anthropic {
+    fn message(&self, app: &App, content: Vec<Value>, usage: &Usage) -> Value {
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": app.name,
+            "content": content, "stop_reason": null, "stop_sequence": null, "usage": usage.anthropic(),
+        })
     }
-    if !reply.text.is_empty() {
-        content.push(json!({ "type": "text", "text": reply.text }));
-    }
-    for call in &reply.calls {
-        content.push(json!({
-            "type": "tool_use", "id": app.id("toolu"), "name": call.name, "input": call.arguments,
-        }));
-    }
-    let mut object = message(app, &id, content);
-    object["stop_reason"] = stop_reason(&reply).into();
-    object["usage"] = answers.usage.anthropic();
-    Ok(json_response(&object))
-}
 
-/// The block that a stream is in.
-#[derive(PartialEq, Clone, Copy)]
-enum Open {
-    None,
-    Thinking,
-    Text,
-}
-
-async fn stream(
-    app: Arc<App>,
-    id: String,
-    (mut answers, mut reply): (Answers, Reply),
-    events: Events,
-) {
-    let (mut index, mut open) = (0, Open::None);
-    while let Some((_, event)) = answers.next().await {
-        let mut list: Vec<Value> = Vec::new();
-        match event {
-            Event::Failed(error) => return events.fail(Some("error"), error.into()).await,
-            Event::Read(..) => {
-                let mut message = message(&app, &id, Vec::new());
-                message["usage"] = answers.usage.anthropic();
-                list.push(json!({ "type": "message_start", "message": message }));
-            }
-            Event::Piece {
-                text,
-                logprob,
-                finish,
-                ..
-            } => {
-                for part in reply.take(&text, logprob, finish) {
-                    let kind = match &part {
-                        Part::Thought(_) => Open::Thinking,
-                        Part::Text(_) => Open::Text,
-                        Part::Call(_) => Open::None,
-                    };
-                    if open != Open::None && open != kind {
-                        list.push(json!({ "type": "content_block_stop", "index": index }));
-                        (index, open) = (index + 1, Open::None);
-                    }
-                    block(&app, &part, (&mut index, &mut open), &mut list);
-                }
-                if finish.is_some() {
-                    if open != Open::None {
-                        list.push(json!({ "type": "content_block_stop", "index": index }));
-                    }
-                    list.push(json!({
-                        "type": "message_delta",
-                        "delta": { "stop_reason": stop_reason(&reply), "stop_sequence": null },
-                        "usage": answers.usage.anthropic(),
-                    }));
-                    list.push(json!({ "type": "message_stop" }));
-                }
-            }
-        }
-        for event in list {
-            let name = event["type"].as_str().map(String::from);
-            if !events.send(name.as_deref(), &event.to_string()).await {
-                return;
-            }
+    /// Ends the block that is open.
+    fn close(&mut self, events: &mut Vec<Value>) {
+        if self.open.take().is_some() {
+            events.push(json!({ "type": "content_block_stop", "index": self.index }));
+            self.index += 1;
         }
     }
 }
 
-/// The events of a part of an answer; text goes on in the block that is open.
-fn block(app: &App, part: &Part, (index, open): (&mut usize, &mut Open), list: &mut Vec<Value>) {
-    let (kind, begin, delta) = match part {
-        Part::Thought(text) => (
-            Open::Thinking,
-            json!({ "type": "thinking", "thinking": "", "signature": "" }),
-            json!({ "type": "thinking_delta", "thinking": text }),
-        ),
-        Part::Text(text) => (
-            Open::Text,
-            json!({ "type": "text", "text": "" }),
-            json!({ "type": "text_delta", "text": text }),
-        ),
-        Part::Call(call) => (
-            Open::None,
-            json!({ "type": "tool_use", "id": app.id("toolu"), "name": call.name, "input": {} }),
-            json!({ "type": "input_json_delta", "partial_json": call.arguments.to_string() }),
-        ),
-    };
-    if *open != kind || kind == Open::None {
-        list.push(
-            json!({ "type": "content_block_start", "index": *index, "content_block": begin }),
-        );
+impl Form for Anthropic {
+    fn whole(&self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
+        let reply = &replies[0];
+        let mut content = Vec::new();
+        if !reply.thought.is_empty() {
+            let thought = reply.thought.trim_end();
+            content.push(json!({ "type": "thinking", "thinking": thought, "signature": "" }));
+        }
+        if !reply.text.is_empty() {
+            content.push(json!({ "type": "text", "text": reply.text }));
+        }
+        for call in &reply.calls {
+            content.push(json!({
+                "type": "tool_use", "id": app.id("toolu"), "name": call.name, "input": call.arguments,
+            }));
+        }
+        let mut object = self.message(app, content, usage);
+        object["stop_reason"] = stop_reason(reply).into();
+        object
     }
-    list.push(json!({ "type": "content_block_delta", "index": *index, "delta": delta }));
-    *open = kind;
-    if kind == Open::None {
-        list.push(json!({ "type": "content_block_stop", "index": *index }));
-        *index += 1;
+
+    fn events(
+        &mut self,
+        app: &App,
+        (_, reply): (usize, &Reply),
+        added: Added,
+        usage: &Usage,
+    ) -> Vec<Value> {
+        let mut events = Vec::new();
+        if added.begins {
+            let message = self.message(app, Vec::new(), usage);
+            events.push(json!({ "type": "message_start", "message": message }));
+        }
+        for part in &added.parts {
+            let (kind, empty, delta) = block(app, part);
+            // Each call is a block; text goes on in the block that is open.
+            if self.open != Some(kind) || kind == "tool_use" {
+                self.close(&mut events);
+                events.push(json!({
+                    "type": "content_block_start", "index": self.index, "content_block": empty,
+                }));
+                self.open = Some(kind);
+            }
+            events.push(json!({
+                "type": "content_block_delta", "index": self.index, "delta": delta,
+            }));
+        }
+        if added.ends {
+            self.close(&mut events);
+            events.push(json!({
+                "type": "message_delta",
+                "delta": { "stop_reason": stop_reason(reply), "stop_sequence": null },
+                "usage": usage.anthropic(),
+            }));
+            events.push(json!({ "type": "message_stop" }));
+        }
+        events
     }
 }

@@ -1,23 +1,24 @@
 //! HTTP/1.1: connections, bodies, refusals. The other files answer requests.
 
 use std::convert::Infallible;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::{Bytes, Frame, Incoming, SizeHint};
+use http_body_util::channel::{Channel, Sender};
+use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::App;
+use super::metrics::Count;
 
 /// Most connections at once.
 const MOST_CONNECTIONS: usize = 1024;
@@ -27,41 +28,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PARTS: usize = 16;
 
 /// A body: whole, or in parts as they come.
-pub enum Body {
-    Whole(Bytes),
-    Parts(mpsc::Receiver<Bytes>),
-}
-
-impl hyper::body::Body for Body {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match &mut *self {
-            Body::Whole(bytes) => {
-                let bytes = std::mem::take(bytes);
-                Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
-            }
-            Body::Parts(parts) => parts
-                .poll_recv(context)
-                .map(|part| part.map(|bytes| Ok(Frame::data(bytes)))),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Body::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Body::Parts(_) => SizeHint::default(),
-        }
-    }
-}
+pub type Body = Either<Full<Bytes>, Channel<Bytes>>;
 
 /// The writing end of a body in parts, as server-sent events.
 pub struct Events {
-    parts: mpsc::Sender<Bytes>,
+    parts: Sender<Bytes>,
     /// Ends the connection of a client that reads no more.
     stuck: Arc<Notify>,
 }
@@ -69,8 +40,8 @@ pub struct Events {
 impl Events {
     /// Events, and the response that carries them.
     pub fn new(stuck: &Arc<Notify>) -> (Self, Response<Body>) {
-        let (parts, receiver) = mpsc::channel(PARTS);
-        let mut response = Response::new(Body::Parts(receiver));
+        let (parts, body) = Channel::new(PARTS);
+        let mut response = Response::new(Either::Right(body));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -78,22 +49,22 @@ impl Events {
         (Events { parts, stuck }, response)
     }
 
-    /// Sends an event; false if nobody reads.
-    pub async fn send(&self, name: Option<&str>, data: &str) -> bool {
+    /// Sends an event, which has the name of its `type` if it has one; false if nobody reads.
+    pub async fn send(&mut self, event: &Value) -> bool {
+        let name = event["type"].as_str();
         let name = name.map_or_else(String::new, |name| format!("event: {name}\n"));
-        let bytes = Bytes::from(format!("{name}data: {data}\n\n"));
-        match timeout(PATIENCE, self.parts.send(bytes)).await {
+        self.send_text(format!("{name}data: {event}\n\n")).await
+    }
+
+    /// Sends the text of an event; false if nobody reads.
+    pub async fn send_text(&mut self, text: impl Into<Bytes>) -> bool {
+        match timeout(PATIENCE, self.parts.send_data(text.into())).await {
             Ok(sent) => sent.is_ok(),
             Err(_) => {
                 self.stuck.notify_one();
                 false
             }
         }
-    }
-
-    /// Sends the error that ends the answers.
-    pub async fn fail(&self, name: Option<&str>, error: Refusal) {
-        let _ = self.send(name, &error.value().to_string()).await;
     }
 }
 
@@ -175,7 +146,7 @@ pub fn json_response(value: &Value) -> Response<Body> {
 
 /// A response of one text.
 pub fn text_response(kind: &'static str, text: impl Into<Bytes>) -> Response<Body> {
-    let mut response = Response::new(Body::Whole(text.into()));
+    let mut response = Response::new(Either::Left(Full::new(text.into())));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
@@ -239,7 +210,9 @@ async fn connection(stream: TcpStream, app: Arc<App>, mut stop: watch::Receiver<
         let (app, stuck) = (Arc::clone(&app), Arc::clone(&stuck));
         async move {
             let response = app.answer(request, &stuck).await;
-            app.metrics.request(response.status().as_u16());
+            app.metrics.add(Count::Requests, 1);
+            let is_refused = response.status().as_u16() >= 400;
+            app.metrics.add(Count::Refused, usize::from(is_refused));
             Ok::<_, Infallible>(response)
         }
     });

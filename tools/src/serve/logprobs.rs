@@ -43,6 +43,11 @@ impl TokenLogprob {
         }
     }
 
+    /// The length of its text.
+    pub fn characters(&self, tokenizer: &Tokenizer) -> usize {
+        text(tokenizer, self.token).chars().count()
+    }
+
     /// An entry of `logprobs.content` of a chat completion.
     pub fn entry(&self, tokenizer: &Tokenizer) -> Value {
         let of = |token: u32, logprob: Option<f32>| {
@@ -60,7 +65,7 @@ impl TokenLogprob {
 }
 
 /// The text of a token; bytes that are no whole characters are marks of replacement.
-pub fn text(tokenizer: &Tokenizer, token: u32) -> String {
+fn text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
 }
 

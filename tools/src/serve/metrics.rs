@@ -6,138 +6,77 @@ use std::time::Duration;
 
 use waterline::PrefixStoreStats;
 
-/// Counters since the start.
-#[derive(Default)]
-pub struct Metrics {
-    requests: AtomicU64,
-    refused: AtomicU64,
-    answers: AtomicU64,
-    cancelled: AtomicU64,
-    read: AtomicU64,
-    reused: AtomicU64,
-    generated: AtomicU64,
-    steps: AtomicU64,
-    read_us: AtomicU64,
-    step_us: AtomicU64,
+/// A counter: its place in the table.
+#[derive(Clone, Copy)]
+pub enum Count {
+    Requests,
+    Refused,
+    Answers,
+    Cancelled,
+    Read,
+    Reused,
+    ReadTime,
+    Generated,
+    Steps,
+    StepTime,
 }
 
+/// Names and meanings. Times are counted in microseconds and shown in seconds.
+const COUNTERS: [(&str, &str); 10] = [
+    ("requests_total", "HTTP requests."),
+    ("requests_refused_total", "Requests answered by an error."),
+    ("answers_total", "Answers that ended."),
+    ("answers_cancelled_total", "Answers whose client left."),
+    ("prompt_tokens_total", "Tokens of prompts that were read."),
+    ("prompt_tokens_reused_total", "Tokens not read again."),
+    (
+        "prompt_seconds_total",
+        "Time of reading, and of steps between.",
+    ),
+    ("generated_tokens_total", "Tokens of answers."),
+    ("steps_total", "Steps, each of all running answers."),
+    ("step_seconds_total", "Time of steps."),
+];
+
+/// Counters since the start.
+#[derive(Default)]
+pub struct Metrics([AtomicU64; COUNTERS.len()]);
+
 impl Metrics {
-    /// A request was answered with this status.
-    pub fn request(&self, status: u16) {
-        self.requests.fetch_add(1, Relaxed);
-        self.refused.fetch_add(u64::from(status >= 400), Relaxed);
+    /// Counts `by` more.
+    pub fn add(&self, counter: Count, by: usize) {
+        self.0[counter as usize].fetch_add(by as u64, Relaxed);
     }
 
-    /// A prompt was read.
-    pub fn read(&self, reused: usize, read: usize, time: Duration) {
-        self.reused.fetch_add(reused as u64, Relaxed);
-        self.read.fetch_add(read as u64, Relaxed);
-        self.read_us.fetch_add(time.as_micros() as u64, Relaxed);
-    }
-
-    /// These many answers got a token.
-    pub fn step(&self, answers: usize, time: Duration) {
-        self.steps.fetch_add(1, Relaxed);
-        self.generated.fetch_add(answers as u64, Relaxed);
-        self.step_us.fetch_add(time.as_micros() as u64, Relaxed);
-    }
-
-    /// An answer ended.
-    pub fn ended(&self, was_cancelled: bool) {
-        self.answers.fetch_add(1, Relaxed);
-        self.cancelled.fetch_add(u64::from(was_cancelled), Relaxed);
+    /// Counts a time.
+    pub fn add_time(&self, counter: Count, time: Duration) {
+        self.add(counter, time.as_micros() as usize);
     }
 
     /// The page.
     pub fn page(&self, waiting: usize, store: &PrefixStoreStats) -> String {
-        let seconds = |us: &AtomicU64| us.load(Relaxed) as f64 / 1e6;
-        let count = |number: &AtomicU64| number.load(Relaxed) as f64;
-        let rows = [
-            (
-                "requests_total",
-                "counter",
-                "HTTP requests.",
-                count(&self.requests),
-            ),
-            (
-                "requests_refused_total",
-                "counter",
-                "Requests answered by an error.",
-                count(&self.refused),
-            ),
-            (
-                "answers_total",
-                "counter",
-                "Answers that ended.",
-                count(&self.answers),
-            ),
-            (
-                "answers_cancelled_total",
-                "counter",
-                "Answers whose client left.",
-                count(&self.cancelled),
-            ),
-            (
-                "prompt_tokens_total",
-                "counter",
-                "Tokens of prompts that were read.",
-                count(&self.read),
-            ),
-            (
-                "prompt_tokens_reused_total",
-                "counter",
-                "Tokens of prompts that were not read again.",
-                count(&self.reused),
-            ),
-            (
-                "prompt_seconds_total",
-                "counter",
-                "Time of reading prompts, with the steps between.",
-                seconds(&self.read_us),
-            ),
-            (
-                "generated_tokens_total",
-                "counter",
-                "Tokens of answers.",
-                count(&self.generated),
-            ),
-            (
-                "steps_total",
-                "counter",
-                "Steps, each of all running answers.",
-                count(&self.steps),
-            ),
-            (
-                "step_seconds_total",
-                "counter",
-                "Time of steps.",
-                seconds(&self.step_us),
-            ),
-            (
-                "requests_waiting",
-                "gauge",
-                "Answers in the queue.",
-                waiting as f64,
-            ),
-            (
-                "store_checkpoints",
-                "gauge",
-                "Checkpoints of the prefix store.",
-                store.checkpoints as f64,
-            ),
-            (
-                "store_bytes",
-                "gauge",
-                "Bytes of the prefix store.",
-                store.bytes as f64,
-            ),
-        ];
         let mut page = String::new();
-        for (name, kind, help, value) in rows {
+        let mut row = |name: &str, kind: &str, help: &str, value: f64| {
             let _ = writeln!(
                 page,
                 "# HELP waterline_{name} {help}\n# TYPE waterline_{name} {kind}\nwaterline_{name} {value}"
             );
+        };
+        for ((name, help), counter) in COUNTERS.iter().zip(&self.0) {
+            let unit = if name.contains("seconds") { 1e-6 } else { 1.0 };
+            row(name, "counter", help, unit * counter.load(Relaxed) as f64);
+        }
+        let gauges = [
+            ("requests_waiting", "Answers in the queue.", waiting),
+            (
+                "store_checkpoints",
+                "The store's checkpoints.",
+                store.checkpoints,
+            ),
+            ("store_bytes", "Bytes of the prefix store.", store.bytes),
+        ];
+        for (name, help, value) in gauges {
+            row(name, "gauge", help, value as f64);
         }
         page
     }

@@ -2,6 +2,7 @@
 //! (`http`) make prompts, hand them over and show what comes back.
 
 mod answer;
+mod answers;
 mod anthropic;
 mod completions;
 mod http;
@@ -17,11 +18,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use waterline::{Constraint, Constraints, Grammar, Model, PrefixStore, PrefixStoreOptions};
 
 use crate::builtin::{OpenArgs, is_builtin};
@@ -29,11 +30,11 @@ use crate::calls::Format;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
 use crate::sampling::SamplingArgs;
-use crate::session::SessionArgs;
+use crate::session::{DraftArgs, SessionArgs};
 use crate::text::NO_TEMPLATE;
 use metrics::Metrics;
 use prompt::{Known, Prompter};
-use scheduler::{Queue, Scheduler};
+use scheduler::{Job, Scheduler};
 
 /// Serve a model over HTTP, as clients of OpenAI's and Anthropic's interfaces expect it.
 ///
@@ -73,6 +74,8 @@ pub struct Args {
     sampling: SamplingArgs,
     #[command(flatten)]
     session: SessionArgs,
+    #[command(flatten)]
+    drafts: DraftArgs,
 }
 
 /// Bounds of a request.
@@ -111,6 +114,21 @@ struct StoreArgs {
     /// A folder where checkpoints are kept for later runs.
     #[arg(long = "store-dir", value_name = "DIR")]
     directory: Option<PathBuf>,
+}
+
+/// The way into the scheduler.
+struct Queue {
+    jobs: mpsc::Sender<Job>,
+    /// The places that are free.
+    places: Arc<Semaphore>,
+    most: usize,
+}
+
+impl Queue {
+    /// Jobs that wait.
+    fn waiting(&self) -> usize {
+        self.most - self.places.available_permits()
+    }
 }
 
 /// The state that connections share.
@@ -174,7 +192,11 @@ fn now() -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = args.open.model(args.model.as_deref())?;
+    let session = args.session.with_drafts(args.drafts);
+    let model = args
+        .open
+        .for_sessions(&session)
+        .model(args.model.as_deref())?;
     if !model.has_chat_template() {
         eprintln!("{NO_TEMPLATE}");
     }
@@ -182,16 +204,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     options.bytes = args.store.mib.saturating_mul(1 << 20);
     options.directory.clone_from(&args.store.directory);
     let store = PrefixStore::new(options)?;
-    let sessions = args
-        .session
-        .open_together(&model, usize::from(args.parallel), &store)?;
+    let sessions = session.open_together(&model, usize::from(args.parallel), &store)?;
     let context = model
         .reads_context()
         .then(|| sessions[0].options().state.context);
     let state_bytes = sessions[0].state_bytes();
     let (known, metrics) = (Arc::<Known>::default(), Arc::<Metrics>::default());
     let prompter = Prompter::new(&model, Arc::clone(&known))?;
-    let (queue, jobs) = Queue::new(args.limits.queue);
+    let (sender, jobs) = mpsc::channel();
+    let most = args.limits.queue.min(Semaphore::MAX_PERMITS);
+    let queue = Queue {
+        jobs: sender,
+        places: Arc::new(Semaphore::new(most)),
+        most,
+    };
     let format = Format::of_template(prompter.template.source());
     let scheduler = Scheduler::new(sessions, jobs, known, Arc::clone(&metrics))?;
     let model_thread = std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`.
+//! `/v1/chat/completions`, and the objects that it shares with `/v1/completions`.
 
 use std::sync::Arc;
 
@@ -6,27 +6,19 @@ use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use waterline::Grammar;
+use waterline::{Finish, Grammar};
 
 use super::App;
-use super::answer::{Part, Reply};
-use super::http::{Body, Events, Refusal, json_response};
-use super::request::{
-    Answers, MOST_LOGPROBS, OneOrMany, Sampling, finish_reason, messages, parse, stops,
-};
-use super::scheduler::Event;
+use super::answer::{Added, Part, Reply};
+use super::answers::{Form, Usage};
+use super::http::{Body, Refusal};
+use super::logprobs::{TokenLogprob, of_completion};
+use super::request::{Common, Conversation, MOST_LOGPROBS, ToolChoice, messages, parse};
 use crate::calls::Call;
 
 #[derive(Deserialize)]
 struct Request {
     messages: Vec<Value>,
-    #[serde(default)]
-    stream: bool,
-    stream_options: Option<StreamOptions>,
-    #[serde(alias = "max_completion_tokens")]
-    max_tokens: Option<usize>,
-    stop: Option<OneOrMany<String>>,
-    n: Option<usize>,
     #[serde(default)]
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
@@ -34,21 +26,14 @@ struct Request {
     tool_choice: Option<Value>,
     chat_template_kwargs: Option<Value>,
     reasoning_effort: Option<String>,
-    response_format: Option<Format>,
+    response_format: Option<ResponseFormat>,
     #[serde(flatten)]
-    sampling: Sampling,
+    common: Common,
 }
 
-#[derive(Deserialize, Clone, Copy)]
-pub struct StreamOptions {
-    #[serde(default)]
-    pub include_usage: bool,
-}
-
-/// The form of an answer.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Format {
+enum ResponseFormat {
     Text,
     JsonObject,
     JsonSchema { json_schema: Schema },
@@ -61,14 +46,16 @@ struct Schema {
     schema: Value,
 }
 
-impl Format {
+impl ResponseFormat {
     fn grammar(self) -> Option<Grammar> {
         match self {
-            Format::Text => None,
-            Format::JsonObject => Some(Grammar::JsonObject),
-            Format::JsonSchema { json_schema } => Some(Grammar::JsonSchema(json_schema.schema)),
-            Format::Regex { regex } => Some(Grammar::Regex(regex)),
-            Format::Lark { lark } => Some(Grammar::Lark(lark)),
+            ResponseFormat::Text => None,
+            ResponseFormat::JsonObject => Some(Grammar::JsonObject),
+            ResponseFormat::JsonSchema { json_schema } => {
+                Some(Grammar::JsonSchema(json_schema.schema))
+            }
+            ResponseFormat::Regex { regex } => Some(Grammar::Regex(regex)),
+            ResponseFormat::Lark { lark } => Some(Grammar::Lark(lark)),
         }
     }
 }
@@ -83,6 +70,24 @@ impl Request {
         let is_none = self.reasoning_effort.as_deref() == Some("none");
         from_template.or(is_none.then_some(false))
     }
+
+    fn tool_choice(&self) -> Result<ToolChoice, Refusal> {
+        let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
+        Ok(match choice.as_str() {
+            Some("none") => ToolChoice::None,
+            Some("required") => ToolChoice::Required,
+            Some("auto") => ToolChoice::Auto,
+            None if choice.is_null() => ToolChoice::Auto,
+            _ => match choice["function"]["name"].as_str() {
+                Some(name) => ToolChoice::Named(name.into()),
+                None => {
+                    return Err(Refusal::bad(
+                        "tool_choice: expected \"auto\", \"none\", \"required\" or a function's name",
+                    ));
+                }
+            },
+        })
+    }
 }
 
 /// Answers a request.
@@ -92,197 +97,186 @@ pub async fn chat(
     stuck: &Arc<Notify>,
 ) -> Result<Response<Body>, Refusal> {
     let request: Request = parse(body)?;
-    let thinking = request.thinking();
-    let stop = stops(request.stop)?;
-    let mut settings = app.settings(request.sampling, (request.n, request.max_tokens), stop)?;
+    let (thinking, choice) = (request.thinking(), request.tool_choice()?);
+    let form = OpenAi::new(app, &request.common, true);
+    let mut settings = app.settings(request.common)?;
     if request.logprobs == Some(true) {
-        let top = request.top_logprobs.unwrap_or(0);
-        if top > MOST_LOGPROBS {
-            let reason = format!("top_logprobs: expected at most {MOST_LOGPROBS}");
-            return Err(Refusal::bad(reason));
-        }
-        settings.logprobs = Some(top);
+        settings.logprobs = Some(request.top_logprobs.unwrap_or(0));
     }
-    settings.form = request.response_format.and_then(Format::grammar);
-    let tools = match &request.tool_choice {
-        Some(Value::String(choice)) if choice == "none" => Vec::new(),
-        Some(Value::String(choice)) if choice != "auto" => {
-            return Err(Refusal::bad("tool_choice: expected \"auto\" or \"none\""));
-        }
-        Some(Value::Object(_)) => {
-            return Err(Refusal::bad("tool_choice: a tool cannot be forced"));
-        }
-        _ => request.tools.unwrap_or_default(),
-    };
-    let messages = messages(request.messages, &app.limits)?;
-    let prompt = app
-        .conversation(messages, (tools.clone(), thinking))
-        .await?;
-    let Some(template) = prompt.template.clone() else {
-        return Err(Refusal::bad("messages: no template"));
-    };
-    let reply = app.reply(&template, &tools, &mut settings.generate);
-    let answers = app.answers(vec![prompt], &settings).await?;
-    let replies: Vec<Reply> = (0..settings.n).map(|_| reply()).collect();
-    let head = Head::new(app, "chatcmpl", "chat.completion");
-    if !request.stream {
-        return whole(app, head, answers, replies).await;
+    if settings.logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
+        let reason = format!("top_logprobs: expected at most {MOST_LOGPROBS}");
+        return Err(Refusal::bad(reason));
     }
-    let (events, response) = Events::new(stuck);
-    let usage = request.stream_options.is_some_and(|o| o.include_usage);
-    tokio::spawn(stream(
-        Arc::clone(app),
-        head,
-        (answers, replies),
-        (events, usage),
-    ));
-    Ok(response)
+    settings.form = request.response_format.and_then(ResponseFormat::grammar);
+    let conversation = Conversation {
+        messages: messages(request.messages, &app.limits)?,
+        tools: request.tools.unwrap_or_default(),
+        choice,
+        thinking,
+    };
+    app.converse(conversation, settings, form, stuck).await
 }
 
-/// The fields that every object of an answer has.
-pub struct Head {
+/// The form of OpenAI's answers, of chats and of texts.
+pub struct OpenAi {
     id: String,
-    object: &'static str,
     created: u64,
-    model: String,
+    is_chat: bool,
+    /// Whether a stream ends with the usage.
+    with_usage: bool,
+    /// Characters of each answer's tokens so far, as far as their log-probabilities are reported.
+    offsets: Vec<usize>,
 }
 
-impl Head {
-    pub fn new(app: &App, prefix: &str, object: &'static str) -> Self {
-        Head {
-            id: app.id(prefix),
-            object,
+impl OpenAi {
+    pub fn new(app: &App, request: &Common, is_chat: bool) -> Self {
+        OpenAi {
+            id: app.id(if is_chat { "chatcmpl" } else { "cmpl" }),
             created: super::now(),
-            model: app.name.clone(),
+            is_chat,
+            with_usage: request.stream_options.is_some_and(|o| o.include_usage),
+            offsets: Vec::new(),
         }
     }
 
-    /// The object; chunks of a stream have a name of their own.
-    pub fn object(&self, is_chunk: bool, choices: Value) -> Value {
-        let end = if is_chunk && self.object == "chat.completion" {
-            ".chunk"
-        } else {
-            ""
+    fn object(&self, app: &App, is_chunk: bool, choices: Vec<Value>) -> Value {
+        let object = match (self.is_chat, is_chunk) {
+            (false, _) => "text_completion",
+            (true, false) => "chat.completion",
+            (true, true) => "chat.completion.chunk",
         };
         json!({
-            "id": self.id,
-            "object": format!("{}{end}", self.object),
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
+            "id": self.id, "object": object, "created": self.created, "model": app.name, "choices": choices,
         })
+    }
+
+    fn logprobs(&self, app: &App, tokens: &[TokenLogprob], offset: usize) -> Value {
+        let tokenizer = &app.prompter.tokenizer;
+        match (tokens.is_empty(), self.is_chat) {
+            (true, _) => Value::Null,
+            (_, true) => {
+                let entries: Vec<Value> = tokens.iter().map(|t| t.entry(tokenizer)).collect();
+                json!({ "content": entries })
+            }
+            (_, false) => of_completion(tokenizer, tokens, offset),
+        }
     }
 }
 
-fn call(app: &App, call: &Call) -> Value {
+fn finish_reason(reply: &Reply) -> &'static str {
+    match reply.finish {
+        Some(Finish::Length) => "length",
+        _ if !reply.calls.is_empty() => "tool_calls",
+        _ => "stop",
+    }
+}
+
+fn call(app: &App, index: usize, call: &Call) -> Value {
     json!({
+        "index": index,
         "id": app.id("call"),
         "type": "function",
         "function": { "name": call.name, "arguments": call.arguments.to_string() },
     })
 }
 
-async fn whole(
-    app: &App,
-    head: Head,
-    mut answers: Answers,
-    mut replies: Vec<Reply>,
-) -> Result<Response<Body>, Refusal> {
-    answers.collect(&mut replies, |_, _, _| {}).await?;
-    let tokenizer = &app.prompter.tokenizer;
-    let choice = |(index, reply): (usize, &Reply)| {
-        let mut message = json!({ "role": "assistant", "content": reply.text });
-        if !reply.thought.is_empty() {
-            message["reasoning_content"] = reply.thought.trim_end().into();
+fn message(app: &App, reply: &Reply) -> Value {
+    let mut message = json!({ "role": "assistant", "content": reply.text });
+    if !reply.thought.is_empty() {
+        message["reasoning_content"] = reply.thought.trim_end().into();
+    }
+    if !reply.calls.is_empty() {
+        let calls = reply.calls.iter().enumerate();
+        message["tool_calls"] = calls.map(|(i, c)| call(app, i, c)).collect();
+        if reply.text.is_empty() {
+            message["content"] = Value::Null;
         }
-        if !reply.calls.is_empty() {
-            message["tool_calls"] = reply.calls.iter().map(|c| call(app, c)).collect();
-            if reply.text.is_empty() {
-                message["content"] = Value::Null;
-            }
-        }
-        let entries: Vec<Value> = reply.logprobs.iter().map(|l| l.entry(tokenizer)).collect();
-        let logprobs = (!entries.is_empty()).then(|| json!({ "content": entries }));
-        json!({
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason(reply),
-        })
-    };
-    let mut object = head.object(false, replies.iter().enumerate().map(choice).collect());
-    object["usage"] = answers.usage.openai();
-    object["timings"] = answers.usage.timings();
-    Ok(json_response(&object))
+    }
+    message
 }
 
-async fn stream(
-    app: Arc<App>,
-    head: Head,
-    (mut answers, mut replies): (Answers, Vec<Reply>),
-    (events, with_usage): (Events, bool),
-) {
-    let chunk = |index: usize, delta: Value, logprobs: Value, finish: Option<&str>| {
-        let choice = json!({
-            "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish,
-        });
-        head.object(true, json!([choice])).to_string()
-    };
-    while let Some((index, event)) = answers.next().await {
-        let mut chunks = Vec::new();
-        match event {
-            Event::Failed(error) => return events.fail(None, error.into()).await,
-            Event::Read(..) => {
-                let delta = json!({ "role": "assistant", "content": "" });
-                chunks.push(chunk(index, delta, Value::Null, None));
+impl Form for OpenAi {
+    fn whole(&self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
+        let choice = |(index, reply): (usize, &Reply)| {
+            let mut choice = json!({
+                "index": index,
+                "logprobs": self.logprobs(app, &reply.logprobs, 0),
+                "finish_reason": finish_reason(reply),
+            });
+            match self.is_chat {
+                true => choice["message"] = message(app, reply),
+                false => choice["text"] = reply.text.clone().into(),
             }
-            Event::Piece {
-                text,
-                logprob,
-                finish,
-                ..
-            } => {
-                let reply = &mut replies[index];
-                let calls = reply.calls.len();
-                let entry = logprob.as_ref().map(|l| l.entry(&app.prompter.tokenizer));
-                let mut logprobs = entry.map_or(Value::Null, |e| json!({ "content": [e] }));
-                let added = reply.take(&text, logprob, finish);
-                let mut number = calls;
-                for part in added {
-                    let delta = match part {
-                        Part::Thought(text) => json!({ "reasoning_content": text }),
-                        Part::Text(text) => json!({ "content": text }),
-                        Part::Call(called) => {
-                            let mut called = call(&app, &called);
-                            called["index"] = number.into();
-                            number += 1;
-                            json!({ "tool_calls": [called] })
-                        }
-                    };
-                    chunks.push(chunk(index, delta, logprobs.take(), None));
-                }
-                if !logprobs.is_null() {
-                    chunks.push(chunk(index, json!({}), logprobs, None));
-                }
-                if finish.is_some() {
-                    let reason = finish_reason(reply);
-                    chunks.push(chunk(index, json!({}), Value::Null, Some(reason)));
-                }
-            }
-        }
-        for chunk in chunks {
-            if !events.send(None, &chunk).await {
-                return;
-            }
-        }
+            choice
+        };
+        let choices = replies.iter().enumerate().map(choice).collect();
+        let mut object = self.object(app, false, choices);
+        object["usage"] = usage.openai();
+        object["timings"] = usage.timings();
+        object
     }
-    if with_usage {
-        let mut last = head.object(true, json!([]));
-        last["usage"] = answers.usage.openai();
-        last["timings"] = answers.usage.timings();
-        if !events.send(None, &last.to_string()).await {
-            return;
+
+    fn events(
+        &mut self,
+        app: &App,
+        (index, reply): (usize, &Reply),
+        added: Added,
+        _: &Usage,
+    ) -> Vec<Value> {
+        self.offsets.resize(self.offsets.len().max(index + 1), 0);
+        let mut logprobs = self.logprobs(app, &added.logprobs, self.offsets[index]);
+        let tokenizer = &app.prompter.tokenizer;
+        let lengths = added.logprobs.iter().map(|t| t.characters(tokenizer));
+        self.offsets[index] += lengths.sum::<usize>();
+
+        let mut number = reply.calls.len();
+        number -= (added.parts.iter().filter(|p| matches!(p, Part::Call(_)))).count();
+        let mut deltas = Vec::new();
+        if added.begins && self.is_chat {
+            deltas.push(json!({ "role": "assistant", "content": "" }));
         }
+        for part in &added.parts {
+            deltas.push(match part {
+                Part::Thought(text) => json!({ "reasoning_content": text }),
+                Part::Text(text) => json!({ "content": text }),
+                Part::Call(made) => {
+                    number += 1;
+                    json!({ "tool_calls": [call(app, number - 1, made)] })
+                }
+            });
+        }
+        // A choice of its own for what no text comes with.
+        if added.ends || (deltas.is_empty() && !logprobs.is_null()) {
+            deltas.push(json!({}));
+        }
+        let last = deltas.len().saturating_sub(1);
+        let chunk = |(place, mut delta): (usize, Value)| {
+            let ends = added.ends && place == last;
+            let mut choice = json!({
+                "index": index,
+                "logprobs": logprobs.take(),
+                "finish_reason": ends.then(|| finish_reason(reply)),
+            });
+            match self.is_chat {
+                true => choice["delta"] = delta,
+                false => {
+                    let text = delta["content"].take();
+                    choice["text"] = if text.is_null() { "".into() } else { text };
+                }
+            }
+            self.object(app, true, vec![choice])
+        };
+        deltas.into_iter().enumerate().map(chunk).collect()
     }
-    let _ = events.send(None, "[DONE]").await;
+
+    fn last(&self, app: &App, usage: &Usage) -> String {
+        let mut last = String::new();
+        if self.with_usage {
+            let mut object = self.object(app, true, Vec::new());
+            object["usage"] = usage.openai();
+            object["timings"] = usage.timings();
+            last = format!("data: {object}\n\n");
+        }
+        last + "data: [DONE]\n\n"
+    }
 }

@@ -12,15 +12,19 @@ use super::App;
 use super::http::{Body, Refusal, json_response, read_body, text_response};
 use super::{anthropic, completions, openai};
 
-const GET: [&str; 4] = ["/health", "/metrics", "/v1/models", "/"];
-const POST: [&str; 7] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
+/// The paths and their methods.
+const ROUTES: [(&str, Method); 11] = [
+    ("/", Method::GET),
+    ("/health", Method::GET),
+    ("/metrics", Method::GET),
+    ("/v1/models", Method::GET),
+    ("/v1/chat/completions", Method::POST),
+    ("/v1/completions", Method::POST),
+    ("/v1/messages", Method::POST),
+    ("/v1/messages/count_tokens", Method::POST),
+    ("/v1/embeddings", Method::POST),
+    ("/tokenize", Method::POST),
+    ("/detokenize", Method::POST),
 ];
 
 impl App {
@@ -30,10 +34,8 @@ impl App {
         request: Request<Incoming>,
         stuck: &Arc<Notify>,
     ) -> Response<Body> {
-        match self.route(request, stuck).await {
-            Ok(response) => response,
-            Err(refusal) => refusal.response(),
-        }
+        let response = self.route(request, stuck).await;
+        response.unwrap_or_else(|refusal| refusal.response())
     }
 
     async fn route(
@@ -41,36 +43,47 @@ impl App {
         request: Request<Incoming>,
         stuck: &Arc<Notify>,
     ) -> Result<Response<Body>, Refusal> {
-        let path = request.uri().path().to_string();
+        let full = request.uri().path().to_string();
         self.check_place(request.headers())?;
-        if !["/health", "/"].contains(&path.as_str()) {
+        // A model's own address has the model's card alone.
+        let of_model = full.strip_prefix("/v1/models/");
+        let listed = of_model.map_or(&*full, |_| "/v1/models");
+        let found = ROUTES.iter().find(|(path, _)| *path == listed);
+        let Some((path, method)) = found else {
+            let reason = format!("there is no {full}");
+            return Err(Refusal::new(StatusCode::NOT_FOUND, reason));
+        };
+        if !["/", "/health"].contains(path) {
             self.check_key(request.headers())?;
         }
-        let wrong = |allowed: &'static str| {
-            let refusal = Refusal::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                format!("{path}: expected {allowed}"),
-            );
+        if request.method() != method {
+            let reason = format!("{full}: expected {method}");
+            let refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, reason);
             let mut response = refusal.response();
-            let headers = response.headers_mut();
-            headers.insert(ALLOW, HeaderValue::from_static(allowed));
-            Ok(response)
-        };
-        let is_get = GET.contains(&path.as_str()) || path.starts_with("/v1/models/");
-        match *request.method() {
-            Method::GET if is_get => return self.get(&path),
-            Method::POST if POST.contains(&path.as_str()) => {}
-            _ if is_get => return wrong("GET"),
-            _ if POST.contains(&path.as_str()) => return wrong("POST"),
-            _ => {
-                return Err(Refusal::new(
-                    StatusCode::NOT_FOUND,
-                    format!("there is no {path}"),
-                ));
-            }
+            let allowed = HeaderValue::from_str(method.as_str());
+            response
+                .headers_mut()
+                .extend(allowed.map(|value| (ALLOW, value)));
+            return Ok(response);
         }
         let body = read_body(request.into_body(), self.limits.body).await?;
-        match path.as_str() {
+        match *path {
+            "/" => Ok(page()),
+            "/health" => Ok(json_response(&json!({ "status": "ok" }))),
+            "/metrics" => {
+                let page = self.metrics.page(self.queue.waiting(), &self.store.stats());
+                Ok(text_response("text/plain; version=0.0.4", page))
+            }
+            "/v1/models" => match of_model {
+                None => Ok(json_response(
+                    &json!({ "object": "list", "data": [self.card()] }),
+                )),
+                Some(name) if name == self.name => Ok(json_response(&self.card())),
+                Some(_) => Err(Refusal::new(
+                    StatusCode::NOT_FOUND,
+                    format!("{full}: the model is {:?}", self.name),
+                )),
+            },
             "/v1/chat/completions" => openai::chat(self, &body, stuck).await,
             "/v1/completions" => completions::complete(self, &body, stuck).await,
             "/v1/messages" => anthropic::answer(self, &body, stuck).await,
@@ -79,27 +92,6 @@ impl App {
             "/detokenize" => completions::detokenize(self, &body),
             _ => Err(Refusal::bad(
                 "the model has no pooled output: it generates text and embeds none",
-            )),
-        }
-    }
-
-    fn get(&self, path: &str) -> Result<Response<Body>, Refusal> {
-        match path {
-            "/health" => Ok(json_response(&json!({ "status": "ok" }))),
-            "/metrics" => {
-                let page = self.metrics.page(self.queue.waiting(), &self.store.stats());
-                Ok(text_response("text/plain; version=0.0.4", page))
-            }
-            "/v1/models" => Ok(json_response(
-                &json!({ "object": "list", "data": [self.card()] }),
-            )),
-            "/" => Ok(page()),
-            _ if path.strip_prefix("/v1/models/") == Some(&self.name) => {
-                Ok(json_response(&self.card()))
-            }
-            _ => Err(Refusal::new(
-                StatusCode::NOT_FOUND,
-                format!("{path}: the model is {:?}", self.name),
             )),
         }
     }

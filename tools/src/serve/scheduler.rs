@@ -1,20 +1,20 @@
 //! The thread that owns the sessions. Requests join and leave a batch at token borders. Prompts are read one at a time; after each
-//! chunk of one, all running answers step once.
+//! chunk of one, all running answers step once. An answer that runs alone may draft.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use waterline::{
-    Batch, Constraint, Error, Finish, GenerateOptions, Generation, Run, SamplerParams, Session,
-    Turns,
+    Batch, Constraint, ContextEnd, Error, GenerateOptions, Generation, Piece, Result, Run,
+    SamplerParams, Session, Turns,
 };
 
 use super::logprobs::TokenLogprob;
-use super::metrics::Metrics;
+use super::metrics::{Count, Metrics};
 use super::prompt::{Generated, Known};
 
 /// An answer that is to be generated.
@@ -42,71 +42,19 @@ pub struct Job {
     /// Where events go. A receiver that is gone cancels the job.
     pub events: UnboundedSender<(usize, Event)>,
     /// The place in the queue, until the prompt is read.
-    pub ticket: Option<Ticket>,
+    pub place: Option<OwnedSemaphorePermit>,
 }
 
 /// News of a job.
 pub enum Event {
-    /// The prompt was read: of its tokens these many were known, and these many were read. With their log-probabilities if asked for.
+    /// The prompt was read: how many of its tokens were known, how many were read, and their log-probabilities if requested.
     Read(usize, usize, Vec<TokenLogprob>),
-    /// A token, or the end without one, with the text that it completes; `finish` in the last.
-    Piece {
-        token: bool,
-        text: String,
-        logprob: Option<TokenLogprob>,
-        finish: Option<Finish>,
-    },
+    /// A piece of the answer; the last one says why it ended.
+    Piece(Piece, Option<TokenLogprob>),
+    /// The answer ends here, for want of time or room.
+    Cut,
     /// Nothing more will come.
     Failed(Error),
-}
-
-/// A place in the queue, which is free again when this is dropped.
-pub struct Ticket(Arc<AtomicUsize>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// The way into the scheduler.
-pub struct Queue {
-    jobs: Sender<Job>,
-    waiting: Arc<AtomicUsize>,
-    most: usize,
-}
-
-impl Queue {
-    /// A queue of at most `most` jobs, and its other end.
-    pub fn new(most: usize) -> (Self, Receiver<Job>) {
-        let (jobs, receiver) = channel();
-        let waiting = Arc::default();
-        (
-            Queue {
-                jobs,
-                waiting,
-                most,
-            },
-            receiver,
-        )
-    }
-
-    /// Jobs that wait.
-    pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::SeqCst)
-    }
-
-    /// A place in the queue, if one is free.
-    pub fn ticket(&self) -> Option<Ticket> {
-        let ticket = Ticket(Arc::clone(&self.waiting));
-        let before = self.waiting.fetch_add(1, Ordering::SeqCst);
-        (before < self.most).then_some(ticket)
-    }
-
-    /// Hands over a job; false if the scheduler has ended.
-    pub fn submit(&self, job: Job) -> bool {
-        self.jobs.send(job).is_ok()
-    }
 }
 
 /// An answer that is being generated.
@@ -114,8 +62,84 @@ struct Answer {
     session: Session,
     generation: Generation,
     job: Job,
+    /// Whether it drafts while it runs alone.
+    drafts: bool,
     tokens: Vec<u32>,
     text: String,
+}
+
+impl Answer {
+    /// An answer to the prompt that `session` has read; both come back with the error.
+    fn new(session: Session, mut job: Job) -> std::result::Result<Self, (Session, Job, Error)> {
+        let mut generation = match Generation::new(session.model(), job.generate.clone()) {
+            Ok(generation) => generation,
+            Err(error) => return Err((session, job, error)),
+        };
+        let options = session.options();
+        let drafts = options.lookup + options.mtp > 0 && job.logprobs.is_none();
+        if drafts {
+            generation = generation.with_drafts(&session);
+        }
+        if let Some(form) = job.form.take() {
+            generation.constrain(form);
+        }
+        Ok(Answer {
+            session,
+            generation,
+            job,
+            drafts,
+            tokens: Vec::new(),
+            text: String::new(),
+        })
+    }
+
+    fn send(&self, event: Event) {
+        let _ = self.job.events.send((self.job.index, event));
+    }
+
+    /// Takes in a piece, whose token the session has read.
+    fn take(&mut self, piece: Piece, logprob: Option<TokenLogprob>) {
+        self.tokens.extend(piece.token);
+        self.text.push_str(&piece.text);
+        self.send(Event::Piece(piece, logprob));
+    }
+
+    /// Generates a token, and those of a draft that are accepted with it.
+    fn step(&mut self) -> Result<()> {
+        loop {
+            match self.generation.next(&mut self.session) {
+                Some(piece) => self.take(piece?, None),
+                None => return Ok(()),
+            }
+            if !self.generation.has_ahead(&self.session) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Chooses a token by logits on the host, without reading it; with its log-probability if requested.
+    fn choose(&mut self) -> Result<(u32, Option<TokenLogprob>)> {
+        let token = self.generation.choose(&mut self.session)?;
+        let logprob = match self.job.logprobs {
+            Some(top) => Some(TokenLogprob::new(self.session.logits()?, token, top)),
+            None => None,
+        };
+        Ok((token, logprob))
+    }
+
+    /// True if its tokens are chosen by logits on the host.
+    fn chooses(&self) -> bool {
+        self.job.logprobs.is_some() || self.generation.chooses()
+    }
+
+    /// True if nothing more can follow, although the answer has not ended.
+    fn is_cut(&self, now: Instant) -> bool {
+        let options = self.session.options();
+        let is_full = self.session.model().reads_context()
+            && options.context_end == ContextEnd::Refuse
+            && self.session.position() >= options.state.context as u64;
+        now > self.job.deadline || is_full || self.job.generate.max_tokens == 0
+    }
 }
 
 /// The sessions that step together.
@@ -144,7 +168,7 @@ impl Scheduler {
         jobs: Receiver<Job>,
         known: Arc<Known>,
         metrics: Arc<Metrics>,
-    ) -> waterline::Result<Self> {
+    ) -> Result<Self> {
         let group = Group {
             batch: Batch::new(&idle[0], idle.len())?,
             answers: Vec::with_capacity(idle.len()),
@@ -163,14 +187,11 @@ impl Scheduler {
     pub fn run(mut self) {
         loop {
             let is_open = receive(&self.jobs, &mut self.waiting);
-            while let Some(session) = self.idle.pop() {
-                match self.waiting.pop_front() {
-                    Some(job) => self.begin(session, job),
-                    None => {
-                        self.idle.push(session);
-                        break;
-                    }
-                }
+            while !self.waiting.is_empty()
+                && let Some(session) = self.idle.pop()
+                && let Some(job) = self.waiting.pop_front()
+            {
+                self.begin(session, job);
             }
             if !self.group.answers.is_empty() {
                 self.group.step(&mut self.idle);
@@ -185,41 +206,24 @@ impl Scheduler {
 
     /// Reads a prompt, after which its answer is one of the group.
     fn begin(&mut self, mut session: Session, mut job: Job) {
-        job.ticket = None;
-        if job.events.is_closed() {
-            self.idle.push(session);
-            return;
-        }
-        match self.read(&mut session, &job) {
+        job.place = None;
+        let answer = match self.read(&mut session, &job) {
             Ok(event) => {
-                let generation = Generation::new(session.model(), job.generate.clone());
                 let _ = job.events.send((job.index, event));
-                match generation {
-                    Ok(mut generation) => {
-                        if let Some(form) = job.form.take() {
-                            generation.constrain(form);
-                        }
-                        self.group.answers.push(Answer {
-                            session,
-                            generation,
-                            job,
-                            tokens: Vec::new(),
-                            text: String::new(),
-                        });
-                    }
-                    Err(error) => self.fail(session, &job, error),
-                }
+                Answer::new(session, job)
             }
-            Err(error) => self.fail(session, &job, error),
+            Err(error) => Err((session, job, error)),
+        };
+        match answer {
+            Ok(answer) => self.group.answers.push(answer),
+            Err((session, job, error)) => {
+                self.idle.push(session);
+                let _ = job.events.send((job.index, Event::Failed(error)));
+            }
         }
     }
 
-    fn fail(&mut self, session: Session, job: &Job, error: Error) {
-        self.idle.push(session);
-        let _ = job.events.send((job.index, Event::Failed(error)));
-    }
-
-    fn read(&mut self, session: &mut Session, job: &Job) -> waterline::Result<Event> {
+    fn read(&mut self, session: &mut Session, job: &Job) -> Result<Event> {
         let Scheduler {
             idle,
             group,
@@ -237,34 +241,32 @@ impl Scheduler {
         };
         session.set_sampler(job.sampler.clone())?;
         let began = Instant::now();
-        let event = match job.echo {
-            false => {
-                let read =
-                    session.read_history_with(&job.prompt, &job.borders, |_, _| between())?;
-                Event::Read(read.reused, read.read, Vec::new())
-            }
-            true => {
-                // Each token's logits are needed, so nothing is left out.
-                session.reset()?;
-                let chunk = session.options().chunk.max(1);
-                let top = job.logprobs.unwrap_or(0);
-                let mut found = vec![TokenLogprob::unknown(job.prompt[0])];
-                session.feed_each(&job.prompt, |index, logits| {
-                    if let Some(&next) = job.prompt.get(index + 1) {
-                        found.push(TokenLogprob::new(logits, next, top));
-                    }
-                    if (index + 1) % chunk == 0 {
-                        between();
-                    }
-                })?;
-                Event::Read(0, job.prompt.len(), found)
-            }
-        };
-        session.set_draws(0);
-        if let Event::Read(reused, read, _) = &event {
-            self.group.metrics.read(*reused, *read, began.elapsed());
+        let (mut reused, mut logprobs) = (0, Vec::new());
+        if job.echo {
+            // Each token's logits are needed, so nothing is left out.
+            session.reset()?;
+            let chunk = session.options().chunk.max(1);
+            let top = job.logprobs.unwrap_or(0);
+            logprobs.push(TokenLogprob::unknown(job.prompt[0]));
+            session.feed_each(&job.prompt, |index, logits| {
+                if let Some(&next) = job.prompt.get(index + 1) {
+                    logprobs.push(TokenLogprob::new(logits, next, top));
+                }
+                if (index + 1) % chunk == 0 {
+                    between();
+                }
+            })?;
+        } else {
+            let read = session.read_history_with(&job.prompt, &job.borders, |_, _| between())?;
+            reused = read.reused;
         }
-        Ok(event)
+        session.set_draws(0);
+        let read = job.prompt.len() - reused;
+        let metrics = &self.group.metrics;
+        metrics.add(Count::Reused, reused);
+        metrics.add(Count::Read, read);
+        metrics.add_time(Count::ReadTime, began.elapsed());
+        Ok(Event::Read(reused, read, logprobs))
     }
 }
 
@@ -282,59 +284,72 @@ fn receive(jobs: &Receiver<Job>, waiting: &mut VecDeque<Job>) -> bool {
 }
 
 impl Group {
-    /// One token of every answer. The sessions of those that end are idle.
+    /// One token of every answer, or more of one that drafts alone. The sessions of those that end are idle.
     fn step(&mut self, idle: &mut Vec<Session>) {
         self.leave(idle);
         if self.answers.is_empty() {
             return;
         }
         let began = Instant::now();
-        let is_plain =
-            |answer: &Answer| answer.job.logprobs.is_none() && !answer.generation.chooses();
-        let mut logprobs = Vec::new();
-        let tokens = if self.answers.iter().all(is_plain) {
-            let mut sessions: Vec<&mut Session> =
-                self.answers.iter_mut().map(|a| &mut a.session).collect();
-            self.batch.step(&mut sessions).map(<[u32]>::to_vec)
-        } else {
-            self.choose(&mut logprobs)
+        let before = self.tokens();
+        let stepped = match &mut self.answers[..] {
+            [answer] if answer.drafts => answer.step(),
+            _ => self.step_together(idle),
         };
-        let tokens = match tokens {
-            Ok(tokens) => tokens,
-            Err(error) => return self.drop_failed(idle, error),
-        };
-        self.metrics.step(tokens.len(), began.elapsed());
-        let mut logprobs = logprobs.into_iter();
-        for (answer, token) in self.answers.iter_mut().zip(tokens) {
-            let piece = answer.generation.push(token);
-            answer.tokens.push(token);
-            answer.text.push_str(&piece.text);
-            let event = Event::Piece {
-                token: true,
-                text: piece.text,
-                logprob: logprobs.next().flatten(),
-                finish: piece.finish,
-            };
-            let _ = answer.job.events.send((answer.job.index, event));
+        self.metrics.add(Count::Steps, 1);
+        self.metrics
+            .add(Count::Generated, self.tokens().saturating_sub(before));
+        self.metrics.add_time(Count::StepTime, began.elapsed());
+        match stepped {
+            Ok(()) => self.leave(idle),
+            Err(error) => self.drop_failed(idle, error),
         }
-        self.leave(idle);
     }
 
-    /// Chooses each answer's token by logits on the host, and reads them.
-    fn choose(&mut self, logprobs: &mut Vec<Option<TokenLogprob>>) -> waterline::Result<Vec<u32>> {
-        let mut tokens = Vec::with_capacity(self.answers.len());
-        for answer in &mut self.answers {
-            let token = answer.generation.choose(&mut answer.session)?;
-            tokens.push(token);
-            logprobs.push(match answer.job.logprobs {
-                Some(top) => Some(TokenLogprob::new(answer.session.logits()?, token, top)),
-                None => None,
-            });
-        }
+    /// Tokens of the running answers.
+    fn tokens(&self) -> usize {
+        self.answers.iter().map(|answer| answer.tokens.len()).sum()
+    }
+
+    /// One token of every answer in one pass over the weights.
+    fn step_together(&mut self, idle: &mut Vec<Session>) -> Result<()> {
+        let chosen = match self.answers.iter().any(Answer::chooses) {
+            true => Some(self.choose(idle)),
+            false => None,
+        };
         let mut sessions: Vec<&mut Session> =
             self.answers.iter_mut().map(|a| &mut a.session).collect();
-        self.batch.feed(&mut sessions, &tokens)?;
-        Ok(tokens)
+        let chosen = match chosen {
+            Some(chosen) => {
+                let tokens: Vec<u32> = chosen.iter().map(|(token, _)| *token).collect();
+                self.batch.feed(&mut sessions, &tokens)?;
+                chosen
+            }
+            None => {
+                let tokens = self.batch.step(&mut sessions)?;
+                tokens.iter().map(|&token| (token, None)).collect()
+            }
+        };
+        for (answer, (token, logprob)) in self.answers.iter_mut().zip(chosen) {
+            let piece = answer.generation.push(token);
+            answer.take(piece, logprob);
+        }
+        Ok(())
+    }
+
+    /// Chooses each answer's token by logits on the host. Those of which none can be chosen leave the group.
+    fn choose(&mut self, idle: &mut Vec<Session>) -> Vec<(u32, Option<TokenLogprob>)> {
+        let mut chosen = Vec::with_capacity(self.answers.len());
+        while let Some(answer) = self.answers.get_mut(chosen.len()) {
+            match answer.choose() {
+                Ok(token) => chosen.push(token),
+                Err(error) => {
+                    let answer = self.answers.remove(chosen.len());
+                    self.fail(answer, error, idle);
+                }
+            }
+        }
+        chosen
     }
 
     /// Answers that have ended, or that must, leave the group.
@@ -345,68 +360,48 @@ impl Group {
             let has_ended = answer.generation.finish().is_some();
             // A client that has its answer may leave before it is counted.
             let is_gone = !has_ended && answer.job.events.is_closed();
-            let is_late = now > answer.job.deadline
-                || is_full(&answer.session)
-                || answer.job.generate.max_tokens == 0;
-            if !(has_ended || is_gone || is_late) {
+            if !(has_ended || is_gone || answer.is_cut(now)) {
                 continue;
             }
             let mut answer = self.answers.swap_remove(index);
-            if !has_ended && !is_gone {
-                let event = Event::Piece {
-                    token: false,
-                    text: String::new(),
-                    logprob: None,
-                    finish: Some(Finish::Length),
-                };
-                let _ = answer.job.events.send((answer.job.index, event));
+            if !has_ended {
+                answer.send(Event::Cut);
             }
             // The next message may go on from here.
-            if let Some((turns, tail)) = answer.job.turns.as_ref().filter(|_| !is_gone) {
+            if let Some((turns, tail)) = answer.job.turns.take().filter(|_| !is_gone) {
                 self.known.add(Generated {
-                    turns: Arc::clone(turns),
-                    tail: tail.clone(),
+                    turns,
+                    tail,
                     text: answer.text,
                     tokens: answer.tokens,
                 });
                 let _ = answer.session.checkpoint();
             }
-            self.metrics.ended(is_gone);
+            self.metrics.add(Count::Answers, 1);
+            self.metrics.add(Count::Cancelled, usize::from(is_gone));
             idle.push(answer.session);
         }
     }
 
     /// The answers whose sessions cannot go on leave the group; all of them if that is not known.
     fn drop_failed(&mut self, idle: &mut Vec<Session>, error: Error) {
-        let (failed, others): (Vec<_>, Vec<_>) = self
-            .answers
-            .drain(..)
-            .partition(|answer| answer.session.check_logits().is_err());
-        let (failed, others) = match failed.is_empty() {
-            true => (others, failed),
-            false => (failed, others),
-        };
-        self.answers = others;
+        let has_failed = |answer: &Answer| answer.session.check_logits().is_err();
+        let is_known = self.answers.iter().any(has_failed);
         let reason = error.to_string();
         let mut first = Some(error);
-        for answer in failed {
-            let error = first
-                .take()
-                .unwrap_or_else(|| Error::invalid("the answer", reason.clone()));
-            let _ = answer
-                .job
-                .events
-                .send((answer.job.index, Event::Failed(error)));
-            self.metrics.ended(false);
-            idle.push(answer.session);
+        for answer in std::mem::take(&mut self.answers) {
+            if !is_known || has_failed(&answer) {
+                let again = || Error::invalid("the answer", reason.clone());
+                self.fail(answer, first.take().unwrap_or_else(again), idle);
+            } else {
+                self.answers.push(answer);
+            }
         }
     }
-}
 
-/// True if the session can read no token more.
-fn is_full(session: &Session) -> bool {
-    let options = session.options();
-    session.model().reads_context()
-        && options.context_end == waterline::ContextEnd::Refuse
-        && session.position() >= options.state.context as u64
+    fn fail(&mut self, answer: Answer, error: Error, idle: &mut Vec<Session>) {
+        answer.send(Event::Failed(error));
+        self.metrics.add(Count::Answers, 1);
+        idle.push(answer.session);
+    }
 }

@@ -10,7 +10,7 @@ use once_cell::sync::OnceCell;
 use waterline_kernels::file;
 
 use super::driver::weights::Weights;
-use super::driver::{Driver, Kernel, Memory, ahead, gpu};
+use super::driver::{Driver, Kernel, Memory, Transfer, ahead, gpu};
 #[cfg(feature = "emulator")]
 use super::emulator;
 use super::schedule::source::Source;
@@ -45,13 +45,17 @@ pub struct ChunkMemory {
     pub buffers: Vec<Memory>,
     /// Workspaces, in the order in which ops take them.
     pub scratch: Vec<Memory>,
+    /// The way of checkpoints to the host; none while one is on its way.
+    pub transfer: Option<Transfer>,
+    /// Its size.
+    pub transfer_bytes: usize,
 }
 
 impl ChunkMemory {
     /// Its size.
     pub fn bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
-        memories.map(Memory::bytes).sum()
+        memories.map(Memory::bytes).sum::<usize>() + self.transfer_bytes
     }
 }
 

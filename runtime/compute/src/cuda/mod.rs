@@ -26,7 +26,7 @@ pub use decode::kernel::{DecodeKernel, KernelOpInfo};
 pub(crate) use decode::mailbox::Recurrence;
 pub use device::Device;
 pub use device::{ChunkKey, ChunkMemory};
-pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores};
+pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfer};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub(crate) use gemm::{

@@ -1,6 +1,7 @@
 //! The engine on a GPU: state, buffers, and the program as kernels.
 
 mod columns;
+mod copies;
 mod lent;
 mod open;
 mod programs;
@@ -9,13 +10,15 @@ mod tests;
 
 use std::cell::{Cell, OnceCell};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use columns::{DeviceAhead, DeviceExact, DeviceGroup};
+use copies::Copying;
 use programs::Programs;
 
-use super::{Ahead, Engine, Group, Setup, StepForm};
+use super::{Ahead, Engine, Group, Setup, StateCopy, StepForm};
 use crate::bound::Model;
+use crate::cpu::Pool;
 use crate::cuda::{
     Address, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime,
     Queue, Sampling,
@@ -65,6 +68,9 @@ pub(crate) struct CudaEngine {
     form: StepForm,
     /// Reads prompts where they have the bits of steps.
     exact: Option<Box<DeviceExact>>,
+    pool: Arc<Pool>,
+    /// The copy of the state that is being made.
+    copying: Copying,
 }
 
 impl CudaEngine {
@@ -88,6 +94,11 @@ impl CudaEngine {
             }),
             None => Ok(()),
         }
+    }
+
+    /// The memory that sessions of the model share.
+    fn lock_chunks(&self) -> MutexGuard<'_, ChunkMemory> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the device is idle, and returns the token that was chosen last.
@@ -123,6 +134,8 @@ impl CudaEngine {
         let bytes = tokens * self.hidden * size_of::<f32>();
         let residual = chunks.buffers[RESIDUAL].address();
         self.queue.copy(residual, self.residual.address(), bytes)?;
+        // The device is busy with the chunk, and the host is not.
+        self.copying.take_over(&self.pool);
         self.queue.finish()
     }
 
@@ -210,7 +223,7 @@ impl Engine for CudaEngine {
     fn work_bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
         let persistent = self.programs.persistent.as_ref();
-        let chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let chunks = self.lock_chunks();
         memories.map(Memory::bytes).sum::<usize>()
             + chunks.bytes()
             + self.residual.bytes()
@@ -346,22 +359,15 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
-    fn copy_out(
-        &self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &mut [u8],
-    ) -> Result<()> {
+    fn begin_copy(&mut self, copy: StateCopy) -> Result<()> {
         if self.programs.persistent.is_some() {
             self.settle()?;
         }
-        let mut rest = bytes;
-        for part in parts {
-            let (here, after) = rest.split_at_mut(part.len());
-            self.queue()?
-                .read(self.arena.address() + part.start as u64, here)?;
-            rest = after;
-        }
-        Ok(())
+        self.begin(copy)
+    }
+
+    fn end_copy(&mut self) -> Result<StateCopy> {
+        self.end()
     }
 
     fn copy_in(
@@ -370,14 +376,19 @@ impl Engine for CudaEngine {
         bytes: &[u8],
     ) -> Result<()> {
         self.replaced();
-        let mut rest = bytes;
+        let queue = self.queue()?;
+        let (mut rest, mut written) = (bytes, Ok(()));
         for part in parts {
             let (here, after) = rest.split_at(part.len());
-            self.queue()?
-                .write(self.arena.address() + part.start as u64, here)?;
+            let to = self.arena.address() + part.start as u64;
+            // SAFETY: the bytes are borrowed until the queue has finished.
+            written = unsafe { queue.begin_write(to, here) };
+            if written.is_err() {
+                break;
+            }
             rest = after;
         }
-        Ok(())
+        queue.finish().and(written)
     }
 
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()> {

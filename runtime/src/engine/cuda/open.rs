@@ -5,12 +5,13 @@ use std::sync::{Arc, PoisonError};
 
 use super::CudaEngine;
 use super::columns::DeviceExact;
+use super::copies::{Copying, checkpoint_bytes};
 use super::programs::{Calls, ProgramWriter, Programs};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
     ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling, SessionMemory,
-    Source,
+    Source, Transfer,
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
@@ -80,6 +81,11 @@ impl CudaEngine {
                 chunks.buffers = rows(chunk)?;
                 queue.finish()?;
             }
+            let bytes = checkpoint_bytes(&plan, options.grid);
+            if chunks.transfer_bytes < bytes {
+                chunks.transfer = Some(Transfer::new(driver, bytes)?);
+                chunks.transfer_bytes = bytes;
+            }
             writer.chunk(chunk, &mut chunks)?
         };
         let mut calls = Calls {
@@ -123,6 +129,8 @@ impl CudaEngine {
         let own = Arena::new(Arc::new(plan.own_tensors()))?;
         let marks = (0..options.marks).map(|_| Ok((memory(plan.bytes())?, own.try_clone()?)));
         let mut engine = CudaEngine {
+            copying: Copying::None,
+            pool: Arc::clone(&options.pool),
             model: Arc::clone(model),
             marks: marks.collect::<Result<Vec<_>>>()?,
             own,
@@ -193,6 +201,7 @@ impl Model {
             kv: options.kv,
             step: StepProgram::Persistent,
             exact: false,
+            grid: 0,
         };
         let plan = Arc::new(self.plan(options)?);
         match CudaEngine::new(self, device, plan, &setup) {

@@ -32,7 +32,10 @@
 //! inside, and a file that is gone is a checkpoint that is gone.
 //!
 //! **Cost.** A token costs nothing but one multiplication for the grid and the hash of what was read. A checkpoint costs one copy of its
-//! bytes; finding one compares at most the tokens of the history once for each branch of the tree that shares them.
+//! bytes. On a GPU the device copies them to a second place, and the host fetches them from there while the device reads the next chunk;
+//! the store has the checkpoint when all bytes are there. Finding one compares at most the tokens of the history once for each branch of
+//! the tree that shares them. Restoring one copies the overwritten tensors, and of the rows those that the session does not hold: an edited
+//! last answer goes on in time that does not depend on the history's length.
 
 mod directory;
 mod file;

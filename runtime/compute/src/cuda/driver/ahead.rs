@@ -118,11 +118,11 @@ impl Driver for Ahead {
 struct Nowhere;
 
 impl Queue for Nowhere {
-    fn write(&self, _to: Address, _bytes: &[u8]) -> Result<()> {
+    unsafe fn begin_write(&self, _to: Address, _bytes: &[u8]) -> Result<()> {
         Ok(())
     }
 
-    fn read(&self, _from: Address, _bytes: &mut [u8]) -> Result<()> {
+    unsafe fn begin_read(&self, _from: Address, _bytes: &mut [u8]) -> Result<()> {
         Ok(())
     }
 

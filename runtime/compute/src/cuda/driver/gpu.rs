@@ -268,6 +268,22 @@ impl Driver for Gpu {
         }
     }
 
+    fn pin(&self, host: &[u8]) -> bool {
+        let start = host.as_ptr().cast_mut().cast();
+        // SAFETY: the bytes stay where they are until `unpin`.
+        self.bind().is_ok()
+            && unsafe { sys::cuMemHostRegister_v2(start, host.len(), 0) }
+                .result()
+                .is_ok()
+    }
+
+    fn unpin(&self, host: &[u8]) {
+        if self.bind().is_ok() {
+            // SAFETY: `pin` registered the bytes, and no copy of them is under way.
+            let _ = unsafe { sys::cuMemHostUnregister(host.as_ptr().cast_mut().cast()) };
+        }
+    }
+
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         let image = compile::cubin(source, &self.architecture)?;
         self.bind()?;

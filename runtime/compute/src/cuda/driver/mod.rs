@@ -7,9 +7,12 @@ mod compile;
 pub(crate) mod gpu;
 mod nvrtc;
 pub(crate) mod overrides;
+mod transfer;
 pub(crate) mod weights;
 
 use std::sync::Arc;
+
+pub use transfer::Transfer;
 
 use crate::cuda::decode::tuning::Tuning;
 use crate::error::Result;
@@ -86,6 +89,15 @@ pub trait Driver: Send + Sync {
     /// Ends [`Driver::share`] of these bytes.
     fn forget(&self, host: &[u8]);
 
+    /// Locks the host's bytes in memory until [`Driver::unpin`]: queues copy them at full speed then, while the host does something else.
+    /// Where that is refused copies are slower.
+    fn pin(&self, _host: &[u8]) -> bool {
+        false
+    }
+
+    /// Ends [`Driver::pin`] of these bytes.
+    fn unpin(&self, _host: &[u8]) {}
+
     /// Compiles `source` and returns the kernels `names` in order.
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>>;
 
@@ -95,11 +107,31 @@ pub trait Driver: Send + Sync {
 
 /// Operations that run one after another on the device.
 pub trait Queue: Send {
+    /// Begins to copy to the device.
+    ///
+    /// # Safety
+    /// Until [`Queue::finish`] the bytes neither change nor are freed.
+    unsafe fn begin_write(&self, to: Address, bytes: &[u8]) -> Result<()>;
+
+    /// Begins to copy from the device, after all that was queued before.
+    ///
+    /// # Safety
+    /// Until [`Queue::finish`] nothing reads or writes the bytes, nor are they freed.
+    unsafe fn begin_read(&self, from: Address, bytes: &mut [u8]) -> Result<()>;
+
     /// Copies to the device; the bytes may change as soon as it returns.
-    fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the bytes are borrowed until all is done.
+        unsafe { self.begin_write(to, bytes)? };
+        self.finish()
+    }
 
     /// Copies from the device, after all that was queued before.
-    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()>;
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: the bytes are borrowed until all is done.
+        unsafe { self.begin_read(from, bytes)? };
+        self.finish()
+    }
 
     /// Copies on the device.
     fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()>;

@@ -256,14 +256,14 @@ fn run(launch: &Launch) {
 }
 
 impl Queue for Immediate {
-    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+    unsafe fn begin_write(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.0.operate()?;
         // SAFETY: callers write within their own memory.
         unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         Ok(())
     }
 
-    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+    unsafe fn begin_read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         self.0.operate()?;
         // SAFETY: callers read within their own memory.
         unsafe { std::ptr::copy(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };

@@ -7,6 +7,7 @@ use crate::bound::Model;
 use crate::cuda::Device;
 use crate::devices::device;
 use crate::engine::StepProgram;
+use crate::session::choice::Choice;
 use crate::session::{Batch, Session, SessionOptions};
 use crate::synthetic::{repeating, state_of};
 
@@ -115,7 +116,9 @@ fn reading_ahead_is_stepping() {
             let mut ahead = session(&model, &device, number, 5);
             let mut tokens = Vec::new();
             for round in 0..6 {
-                ahead.step_ahead(5, &[1]).expect("tokens");
+                ahead
+                    .step_ahead(&mut Choice::default(), 5, &[1])
+                    .expect("tokens");
                 let read = ahead.ahead().to_vec();
                 accepted += read.len() - 1;
                 refused += usize::from(read.len() == 1);

@@ -86,20 +86,18 @@ impl Stream {
 }
 
 impl Queue for Stream {
-    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+    unsafe fn begin_write(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.gpu.bind()?;
         // SAFETY: callers write within their own memory; the host's bytes are alive until the stream is done.
         let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
-        self.gpu.check(copied)?;
-        self.finish()
+        self.gpu.check(copied)
     }
 
-    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+    unsafe fn begin_read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         self.gpu.bind()?;
-        // SAFETY: as for `write`.
+        // SAFETY: as for `begin_write`.
         let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
-        self.gpu.check(copied)?;
-        self.finish()
+        self.gpu.check(copied)
     }
 
     fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {

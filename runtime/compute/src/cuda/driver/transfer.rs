@@ -1,0 +1,163 @@
+//! Copies of parts of a device's memory that are on their way to the host while kernels run.
+//!
+//! The parts are copied on the device first, so that kernels may change them, and from there by a queue of its own. The host's end is
+//! page-locked memory of a fixed size: from there all threads copy them on, since memory that a process touches first is slow.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Address, Driver, Memory, Queue};
+use crate::cpu::Pool;
+use crate::error::{Error, Result};
+
+/// Bytes that a thread copies at once.
+const PIECE: usize = 256 << 10;
+
+/// Room for one such copy, on the device and on the host.
+pub struct Transfer {
+    queue: Box<dyn Queue>,
+    device: Memory,
+    host: Host,
+    /// Bytes that are on their way.
+    begun: usize,
+}
+
+impl Transfer {
+    /// Allocates for copies of up to `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] or [`Error::Device`].
+    pub fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
+        Ok(Transfer {
+            queue: Arc::clone(driver).queue()?,
+            device: Memory::new(driver, bytes)?,
+            host: Host::new(driver, bytes)?,
+            begun: 0,
+        })
+    }
+
+    /// Most bytes of a copy, which are allocated on the device and on the host.
+    pub fn bytes(&self) -> usize {
+        self.device.bytes()
+    }
+
+    /// Begins to copy these parts of the memory at `from`, one after the other, as `queue` has left them. Afterwards it may change them.
+    pub fn begin(
+        &mut self,
+        queue: &dyn Queue,
+        from: Address,
+        parts: impl Iterator<Item = Range<usize>>,
+    ) -> Result<()> {
+        self.finish()?;
+        let mut bytes = 0;
+        for part in parts {
+            assert!(part.len() <= self.bytes() - bytes);
+            let to = self.device.address() + bytes as u64;
+            queue.copy(from + part.start as u64, to, part.len())?;
+            bytes += part.len();
+        }
+        queue.finish()?;
+        self.begun = bytes;
+        let to = &mut self.host.bytes[..bytes];
+        // SAFETY: the host's bytes are used and freed after `finish` alone.
+        unsafe { self.queue.begin_read(self.device.address(), to) }
+    }
+
+    /// Waits for the copy that was begun, and moves it to `parts`, which it fills.
+    pub fn end<'a>(
+        &mut self,
+        pool: &Pool,
+        parts: impl Iterator<Item = &'a mut [u8]>,
+    ) -> Result<()> {
+        let bytes = self.begun;
+        self.finish()?;
+        let mut rest = &self.host.bytes[..bytes];
+        for part in parts {
+            let (here, after) = rest.split_at(part.len());
+            rest = after;
+            let count = part.len().div_ceil(PIECE);
+            let pieces = Mutex::new(part.chunks_mut(PIECE).zip(here.chunks(PIECE)));
+            pool.each(count, |_, _| {
+                let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+                if let Some((to, from)) = next {
+                    to.copy_from_slice(from);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.begun) > 0 {
+            self.queue.finish()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        // A device that was lost writes nothing any more.
+        let _ = self.finish();
+    }
+}
+
+/// Page-locked memory of the host.
+struct Host {
+    driver: Arc<dyn Driver>,
+    bytes: Vec<u8>,
+    is_pinned: bool,
+}
+
+impl Host {
+    fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
+        let bytes = waterline_quant::zeroed(bytes.max(1)).map_err(|_| {
+            let what = format!("{bytes} bytes for checkpoints on their way from a device");
+            Error::memory(what, "use a session without a prefix store")
+        })?;
+        Ok(Host {
+            driver: Arc::clone(driver),
+            is_pinned: driver.pin(&bytes),
+            bytes,
+        })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.is_pinned {
+            self.driver.unpin(&self.bytes);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+    use crate::cuda::Emulator;
+
+    #[test]
+    fn a_copy_has_the_bytes_that_were_there_when_it_began() {
+        let driver: Arc<dyn Driver> = Emulator::open();
+        let queue = Arc::clone(&driver).queue().expect("a queue");
+        let (memory, pool) = (
+            Memory::new(&driver, 3 * PIECE).expect("memory"),
+            Pool::new(2).expect("a pool"),
+        );
+        let bytes: Vec<u8> = (0..memory.bytes()).map(|at| (at % 251) as u8).collect();
+        let mut transfer = Transfer::new(&driver, 2 * PIECE).expect("a transfer");
+        for parts in [[0..10, 20..2 * PIECE - 7], [100..100, PIECE..2 * PIECE]] {
+            queue.write(memory.address(), &bytes).expect("written");
+            let from = memory.address();
+            let begun = transfer.begin(&*queue, from, parts.iter().cloned());
+            begun.expect("begun");
+            queue.clear(from, memory.bytes()).expect("zeros");
+            let mut copies = parts.clone().map(|part| vec![0; part.len()]);
+            let places = copies.iter_mut().map(Vec::as_mut_slice);
+            transfer.end(&pool, places).expect("ended");
+            for (copy, part) in copies.iter().zip(parts) {
+                assert!(copy[..] == bytes[part]);
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Checkpoints of a session's state: taken into the prefix store, and restored from there.
+
+use std::ops::Range;
+
+use super::prefix_store::{Checkpoint, Key, Node, Place, PrefixStore, Present};
+use super::reading::Reading;
+use super::{Session, check_numbers};
+use crate::engine::StateCopy;
+use crate::error::{Error, Result};
+use crate::state::{HEADER, HISTORY, LOGITS};
+
+/// A checkpoint whose state is being copied. Its bytes are reserved in the store, which does not show it yet.
+pub(super) struct Begun {
+    key: Key,
+    origin: Option<Place>,
+    tokens: Vec<u32>,
+    grid: u64,
+    logits: Vec<f32>,
+    cost: usize,
+    /// [`Session::begin_checkpoint`].
+    ends: bool,
+}
+
+impl Session {
+    /// Takes a checkpoint of this state, if the session has a store: other histories go on from here.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub fn checkpoint(&mut self) -> Result<()> {
+        // A lost device is an error; a full store is none.
+        self.engine.logits()?;
+        if let Some(store) = self.options.store.clone() {
+            self.save_checkpoint(&store, None, true);
+        }
+        Ok(())
+    }
+
+    /// The key of this session's checkpoints. Those of exact sessions are apart, and apart on a GPU and on the CPU: their bits
+    /// depend on nothing but the tokens and the kind of device.
+    pub(super) fn key(&self) -> Key {
+        let kind = match (self.options.exact, &self.options.device) {
+            (false, _) => 0,
+            (true, None) => 1,
+            (true, Some(_)) => 2,
+        };
+        Key {
+            model: self.model.fingerprint(),
+            shape: self.engine.plan().shape_hash().wrapping_add(kind),
+        }
+    }
+
+    /// Beyond this position states depend on the context.
+    pub(super) fn most_position(&self) -> u64 {
+        if self.bounded {
+            self.options.state.context as u64
+        } else {
+            u64::MAX
+        }
+    }
+
+    /// The tokens since position `start`, if the history reaches back so far.
+    pub(super) fn tokens_since(&self, start: u64) -> Option<Vec<u32>> {
+        let (older, newer) = self.recent();
+        let count = usize::try_from(self.position().checked_sub(start)?).ok()?;
+        let skip = (older.len() + newer.len()).checked_sub(count)?;
+        Some(older.iter().chain(newer).copied().skip(skip).collect())
+    }
+
+    /// Takes a checkpoint of this state, as [`Session::begin_checkpoint`] and [`Session::end_checkpoint`] do.
+    pub(super) fn save_checkpoint(
+        &mut self,
+        store: &PrefixStore,
+        tokens: Option<&[u32]>,
+        ends: bool,
+    ) {
+        let begun = self.begin_checkpoint(store, tokens, ends);
+        self.end_checkpoint(store, begun);
+    }
+
+    /// Begins a checkpoint of this state, unless the store has it. `tokens` are all that was read, if they are known; `ends` says that
+    /// the logits belong to them, and that the checkpoint is worth a file. A store without room, or a device that is lost, takes none.
+    pub(super) fn begin_checkpoint(
+        &mut self,
+        store: &PrefixStore,
+        tokens: Option<&[u32]>,
+        ends: bool,
+    ) -> Option<Begun> {
+        let here = self.position();
+        if here == 0 || here > self.most_position() {
+            return None;
+        }
+        let key = self.key();
+        let origin = self
+            .reading
+            .origin
+            .filter(|&place| store.tree().get(place).is_some());
+        let start = origin.map_or(0, |place| place.position);
+        let own = match tokens {
+            Some(tokens) => tokens[start as usize..].to_vec(),
+            None => self.tokens_since(start)?,
+        };
+        if own.is_empty() {
+            // The origin itself.
+            if let Some(origin) = origin.filter(|_| ends) {
+                store.keep(origin);
+            }
+            return None;
+        }
+        let held = store.tree().holds(key, origin, &own, ends);
+        if let Some(place) = held {
+            if ends {
+                store.keep(place);
+            }
+            // Its bits may be those of another grid: then it is no origin of this state.
+            let is_same = store
+                .tree()
+                .get(place)
+                .is_some_and(|node| node.grid == self.grid());
+            if is_same {
+                self.reading.origin = Some(place);
+            }
+            return None;
+        }
+        let plan = self.engine.plan();
+        let rows = plan.row_bytes(start..here);
+        let (state, logits) = (
+            plan.present_bytes(),
+            if ends { self.model.spec().vocab } else { 0 },
+        );
+        let cost = Checkpoint::cost(own.len(), rows, state, logits);
+        if !store.tree().reserve(cost, origin) {
+            return None;
+        }
+        let Ok(logits) = self.begin_copy(start..here, ends) else {
+            store.tree().release(cost);
+            return None;
+        };
+        Some(Begun {
+            key,
+            origin,
+            tokens: own,
+            grid: self.grid(),
+            logits,
+            cost,
+            ends,
+        })
+    }
+
+    /// Begins to copy the state with the rows of these positions; a copy of the logits, if `ends`.
+    fn begin_copy(&mut self, positions: Range<u64>, ends: bool) -> Result<Vec<f32>> {
+        let plan = self.engine.plan();
+        let copy = StateCopy {
+            rows: room(plan.row_bytes(positions.clone()))?,
+            present: room(plan.present_bytes())?,
+            positions,
+        };
+        let mut logits = Vec::new();
+        if ends {
+            logits = room(self.model.spec().vocab)?;
+            logits.copy_from_slice(self.engine.logits()?);
+        }
+        self.engine.begin_copy(copy)?;
+        Ok(logits)
+    }
+
+    /// Adds the checkpoint that was begun to the store.
+    pub(super) fn end_checkpoint(&mut self, store: &PrefixStore, begun: Option<Begun>) {
+        let Some(begun) = begun else {
+            return;
+        };
+        let Ok(copy) = self.engine.end_copy() else {
+            return store.tree().release(begun.cost);
+        };
+        let checkpoint = Checkpoint {
+            tokens: begun.tokens,
+            rows: copy.rows,
+            present: Present {
+                state: copy.present,
+                logits: begun.logits,
+            },
+            grid: begun.grid,
+        };
+        let place = store.tree().insert(begun.key, begun.origin, checkpoint);
+        let Some(place) = place else {
+            return;
+        };
+        self.reading.origin = Some(place);
+        if begun.ends {
+            store.keep(place);
+        }
+    }
+
+    /// Takes over a checkpoint that has read `tokens`. False if it is gone or cannot be this model's; it is forgotten then.
+    pub(super) fn restore_checkpoint(&mut self, place: Place, tokens: &[u32]) -> Result<bool> {
+        let Some(store) = self.options.store.clone() else {
+            return Ok(false);
+        };
+        let plan = self.engine.plan().clone();
+        let mut tree = store.tree();
+        let path = tree.path(place).unwrap_or_default();
+        let nodes: Vec<_> = path.iter().filter_map(|&place| tree.get(place)).collect();
+        let Some(present) = nodes.last().and_then(|node| node.present.clone()) else {
+            return Ok(false);
+        };
+        let start = |node: &Node| node.position - node.tokens.len() as u64;
+        let fits = present.state.len() == plan.present_bytes()
+            && [0, self.model.spec().vocab].contains(&present.logits.len())
+            && place.position <= self.most_position()
+            && nodes
+                .iter()
+                .all(|node| node.rows.len() == plan.row_bytes(start(node)..node.position))
+            && check_numbers(place.position, plan.present_tensors(&present.state)).is_ok();
+        if !fits {
+            let file = nodes.last().and_then(|node| node.file);
+            drop(nodes);
+            drop(present);
+            tree.discard(place);
+            drop(tree);
+            if let Some(file) = file {
+                store.pass_over(file);
+            }
+            return Ok(false);
+        }
+        // Rows that this session has written and the checkpoint has not are zeros again, as in a session that never had them.
+        let before = self.position().min(self.most_position());
+        if before > place.position {
+            self.engine.clear(&mut plan.rows(place.position..before))?;
+        }
+        // This state has the rows of its own ancestors. Those of the last one may share a block of tokens with rows that were cleared.
+        let ours = self.reading.origin.and_then(|origin| tree.path(origin));
+        let ours = ours.filter(|_| self.position() <= self.most_position());
+        let ours = ours.unwrap_or_default();
+        let shared = path
+            .iter()
+            .zip(&ours)
+            .take_while(|(one, other)| one == other);
+        let shared = shared.count().min(nodes.len() - 1);
+        for node in &nodes[shared..] {
+            self.engine
+                .copy_in(&mut plan.rows(start(node)..node.position), &node.rows)?;
+        }
+        self.engine.copy_in(&mut plan.present(), &present.state)?;
+        if !present.logits.is_empty() {
+            let logits = &plan.tensors()[LOGITS];
+            let range = logits.offset..logits.offset + logits.bytes;
+            let bytes = bytemuck::cast_slice(&present.logits);
+            self.engine.copy_in(&mut std::iter::once(range), bytes)?;
+        }
+        let grid = nodes.last().map_or(0, |node| node.grid);
+        drop(nodes);
+        drop(tree);
+        self.set_read(tokens);
+        self.engine.replace_own()?;
+        self.reading = Reading::at_checkpoint(place, grid, tokens);
+        self.forget_marks_but(tokens);
+        Ok(true)
+    }
+
+    /// The position and the history become those of a session that has read `tokens`.
+    fn set_read(&mut self, tokens: &[u32]) {
+        let arena = self.engine.arena_mut();
+        let history = arena.tensor_mut::<u32>(HISTORY);
+        history.fill(0);
+        let rows = history.len();
+        let first = tokens.len().saturating_sub(rows);
+        for (position, &token) in tokens.iter().enumerate().skip(first) {
+            history[position % rows] = token;
+        }
+        arena.tensor_mut::<u64>(HEADER)[0] = tokens.len() as u64;
+    }
+}
+
+/// Zeros, or the system's refusal.
+fn room<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
+    let refused = |_| Error::memory("a checkpoint", "give the prefix store fewer bytes");
+    waterline_quant::zeroed(count).map_err(refused)
+}

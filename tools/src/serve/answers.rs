@@ -1,0 +1,242 @@
+//! The way from prompts to answers, which all interfaces share; each has its own form of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::{Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::App;
+use super::answer::{Added, Reply};
+use super::http::{Body, Events, Refusal, json_response};
+use super::prompt::Prompt;
+use super::request::Settings;
+use super::scheduler::{Event, Job};
+
+/// How an interface writes answers.
+pub trait Form: Send + 'static {
+    /// The whole answers.
+    fn whole(&self, app: &App, replies: &[Reply], usage: &Usage) -> Value;
+
+    /// The events of a stream for what was added to the answer at `index`.
+    fn events(
+        &mut self,
+        app: &App,
+        answer: (usize, &Reply),
+        added: Added,
+        usage: &Usage,
+    ) -> Vec<Value>;
+
+    /// The text at the end of a stream.
+    fn last(&self, _: &App, _: &Usage) -> String {
+        String::new()
+    }
+}
+
+/// The answers to a request, as they come.
+struct Answers {
+    receiver: UnboundedReceiver<(usize, Event)>,
+    replies: Vec<Reply>,
+    left: usize,
+    usage: Usage,
+}
+
+/// Tokens and times of a request.
+#[derive(Default)]
+pub struct Usage {
+    prompt: usize,
+    reused: usize,
+    generated: usize,
+    begun: Option<Instant>,
+    read: Option<Instant>,
+}
+
+impl Answers {
+    /// The next event of one of them; none once all have ended.
+    async fn next(&mut self) -> Option<Result<(usize, Added), Refusal>> {
+        if self.left == 0 {
+            return None;
+        }
+        let ended = || waterline::Error::invalid("the model", "its thread has ended");
+        let received = self.receiver.recv().await;
+        let (index, event) = received.unwrap_or_else(|| (0, Event::Failed(ended())));
+        match &event {
+            Event::Read(reused, read, _) => {
+                self.usage.reused += reused;
+                self.usage.prompt += reused + read;
+                self.usage.read.get_or_insert_with(Instant::now);
+            }
+            Event::Piece(piece, _) => self.usage.generated += usize::from(piece.token.is_some()),
+            _ => {}
+        }
+        Some(match self.replies[index].take(event) {
+            Ok(added) => {
+                self.left -= usize::from(added.ends);
+                Ok((index, added))
+            }
+            Err(error) => {
+                self.left = 0;
+                Err(error.into())
+            }
+        })
+    }
+}
+
+impl Usage {
+    /// As OpenAI's clients read it.
+    pub fn openai(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+            "prompt_tokens_details": { "cached_tokens": self.reused },
+        })
+    }
+
+    /// As Anthropic's clients read it.
+    pub fn anthropic(&self) -> Value {
+        json!({
+            "input_tokens": self.prompt - self.reused,
+            "cache_read_input_tokens": self.reused,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": self.generated,
+        })
+    }
+
+    /// As llama.cpp's clients read it.
+    pub fn timings(&self) -> Value {
+        let now = Instant::now();
+        let (begun, read) = (self.begun.unwrap_or(now), self.read.unwrap_or(now));
+        let (prompt, generated) = ((read - begun).as_secs_f64(), (now - read).as_secs_f64());
+        let count = self.prompt - self.reused;
+        json!({
+            "prompt_n": count,
+            "prompt_ms": 1e3 * prompt,
+            "prompt_per_second": count as f64 / prompt.max(1e-9),
+            "predicted_n": self.generated,
+            "predicted_ms": 1e3 * generated,
+            "predicted_per_second": self.generated as f64 / generated.max(1e-9),
+        })
+    }
+}
+
+impl App {
+    /// Answers prompts: `settings.n` answers to each, whose empty `replies` are in the order of the prompts. Whole, or as a stream from
+    /// the first prompt on that is read.
+    pub async fn respond(
+        self: &Arc<Self>,
+        (prompts, replies): (Vec<Prompt>, Vec<Reply>),
+        settings: Settings,
+        mut form: impl Form,
+        stuck: &Arc<Notify>,
+    ) -> Result<Response<Body>, Refusal> {
+        let streams = settings.stream;
+        let mut answers = self.hand_over(prompts, replies, settings).await?;
+        if !streams {
+            while let Some(added) = answers.next().await {
+                added?;
+            }
+            return Ok(json_response(&form.whole(
+                self,
+                &answers.replies,
+                &answers.usage,
+            )));
+        }
+        let mut next = answers.next().await;
+        // A prompt that cannot be read is a refusal, not a stream.
+        if let Some(Err(error)) = next {
+            return Err(error);
+        }
+        let (mut events, response) = Events::new(stuck);
+        let app = Arc::clone(self);
+        tokio::spawn(async move {
+            while let Some(added) = next {
+                let list = match added {
+                    Ok((index, added)) => {
+                        let answer = (index, &answers.replies[index]);
+                        form.events(&app, answer, added, &answers.usage)
+                    }
+                    Err(error) => {
+                        events.send(&error.value()).await;
+                        return;
+                    }
+                };
+                for event in list {
+                    if !events.send(&event).await {
+                        return;
+                    }
+                }
+                next = answers.next().await;
+            }
+            events.send_text(form.last(&app, &answers.usage)).await;
+        });
+        Ok(response)
+    }
+
+    /// Hands prompts over to the scheduler.
+    async fn hand_over(
+        self: &Arc<Self>,
+        prompts: Vec<Prompt>,
+        replies: Vec<Reply>,
+        settings: Settings,
+    ) -> Result<Answers, Refusal> {
+        for prompt in &prompts {
+            let (tokens, context) = (prompt.tokens.len(), self.context.unwrap_or(usize::MAX));
+            if tokens == 0 {
+                return Err(Refusal::bad("the prompt is empty"));
+            }
+            if tokens > context {
+                return Err(Refusal::bad(format!(
+                    "the prompt has {tokens} tokens, more than the context of {context} (--context)"
+                )));
+            }
+        }
+        let opens = |prompt: &Prompt| prompt.template.as_ref().is_some_and(|t| t.opens_thought);
+        let form = self.form(settings.form, opens(&prompts[0])).await?;
+        let busy = || {
+            let most = "the queue is full (--queue)";
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, most)
+        };
+        let count = u32::try_from(replies.len()).map_err(|_| busy())?;
+        let places = Arc::clone(&self.queue.places).try_acquire_many_owned(count);
+        let mut places = places.map_err(|_| busy())?;
+        let (events, receiver) = unbounded_channel();
+        let begun = Instant::now();
+        let deadline = begun + Duration::from_secs(self.limits.seconds);
+        for (index, prompt) in prompts
+            .iter()
+            .flat_map(|prompt| std::iter::repeat_n(prompt, settings.n))
+            .enumerate()
+        {
+            let mut sampler = settings.sampler.clone();
+            sampler.seed = sampler.seed.wrapping_add((index % settings.n) as u64);
+            let template = prompt.template.as_ref();
+            let submitted = self.queue.jobs.send(Job {
+                index,
+                prompt: prompt.tokens.clone(),
+                borders: prompt.borders.clone(),
+                sampler,
+                generate: settings.generate.clone(),
+                form: form.clone(),
+                logprobs: settings.logprobs,
+                echo: settings.echo,
+                deadline,
+                turns: template.map(|t| (Arc::clone(&t.turns), t.tail.clone())),
+                events: events.clone(),
+                place: places.split(1),
+            });
+            submitted.map_err(|_| busy())?;
+        }
+        Ok(Answers {
+            receiver,
+            left: replies.len(),
+            replies,
+            usage: Usage {
+                begun: Some(begun),
+                ..Usage::default()
+            },
+        })
+    }
+}
