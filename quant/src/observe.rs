@@ -1,5 +1,6 @@
 //! Seeing the inputs of products, as importance matrices need them.
 
+use std::panic::RefUnwindSafe;
 use std::sync::Arc;
 
 use crate::activations::Activations;
@@ -12,7 +13,7 @@ pub struct ObservedProduct<'a> {
 }
 
 /// Sees products, on the threads that compute them. The product of one matrix with some inputs may be several, of some of its rows each.
-pub type ProductObserver = Arc<dyn Fn(&ObservedProduct) + Send + Sync>;
+pub type ProductObserver = Arc<dyn Fn(&ObservedProduct) + Send + Sync + RefUnwindSafe>;
 
 impl<'a> ObservedProduct<'a> {
     /// The stored bytes of the matrix's rows; their address tells which matrix it is.
