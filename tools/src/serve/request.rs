@@ -126,24 +126,25 @@ pub fn messages(values: Vec<Value>, limits: &Limits) -> Result<Vec<Message>, Ref
             "messages: expected 1 to {most} of them"
         )));
     }
-    let message = |(index, mut value): (usize, Value)| {
-        if value["role"] == "developer" {
-            value["role"] = "system".into();
-        }
-        let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
-        for call in calls.into_iter().flatten() {
-            // A call that is no object is an error of the template.
-            if let Some(arguments) = call.pointer_mut("/function/arguments")
-                && let Some(text) = arguments.as_str()
-                && let Ok(object @ Value::Object(_)) = serde_json::from_str(text)
-            {
-                *arguments = object;
-            }
-        }
-        serde_json::from_value(value)
-            .map_err(|error| Refusal::bad(format!("messages[{index}]: {error}")))
-    };
     values.into_iter().enumerate().map(message).collect()
+}
+
+fn message((index, mut value): (usize, Value)) -> Result<Message, Refusal> {
+    if value["role"] == "developer" {
+        value["role"] = "system".into();
+    }
+    let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        // A call that is no object is an error of the template.
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && let Some(text) = arguments.as_str()
+            && let Ok(object @ Value::Object(_)) = serde_json::from_str(text)
+        {
+            *arguments = object;
+        }
+    }
+    serde_json::from_value(value)
+        .map_err(|error| Refusal::bad(format!("messages[{index}]: {error}")))
 }
 
 /// Which tools an answer calls.
@@ -318,7 +319,6 @@ mod tests {
 
     #[test]
     fn calls_that_are_no_objects_are_passed_on_or_refused() {
-        let limits = Limits::default();
         for call in [
             json!(true),
             json!(-1),
@@ -326,13 +326,11 @@ mod tests {
             json!({"function": 3}),
             json!({}),
         ] {
-            let message = json!({"role": "assistant", "tool_calls": [call]});
-            let _ = messages(vec![message], &limits);
+            let _ = message((0, json!({"role": "assistant", "tool_calls": [call]})));
         }
         let call = json!({"function": {"name": "f", "arguments": "{\"a\": 1}"}});
-        let message = json!({"role": "assistant", "tool_calls": [call]});
-        let read = messages(vec![message], &limits).expect("a message");
-        let read = serde_json::to_value(&read[0]).expect("JSON");
+        let read = message((0, json!({"role": "assistant", "tool_calls": [call]})));
+        let read = serde_json::to_value(read.expect("a message")).expect("JSON");
         assert_eq!(read["tool_calls"][0]["function"]["arguments"]["a"], 1);
     }
 
