@@ -17,7 +17,7 @@
 
 namespace waterline {
 
-// What a call that did not return WL_OK throws.
+// Thrown by a call that did not return WL_OK.
 class Error : public std::runtime_error {
 public:
     explicit Error(wl_status status) : std::runtime_error(wl_last_error()), status_(status) {}
@@ -118,7 +118,7 @@ public:
         return json;
     }
 
-    // What a person should know of its files, a sentence a line.
+    // Notes on its files for people, a sentence a line.
     std::string notes() const
     {
         const char *notes = nullptr;
@@ -217,7 +217,7 @@ public:
     struct Hooks {
         // false stops after the token.
         std::function<bool(const Token &)> on_token;
-        // What it changes of the logits holds for the next choice.
+        // Its changes of the logits hold for the next choice.
         std::function<void(float *logits, size_t count)> on_logits;
     };
 

@@ -19,7 +19,7 @@ const HABITS: [&str; 6] = [
 const FIRST_WORDS: [&str; 3] = ["What ", "Of ", "The same "];
 
 /// Uses of these words that remain. Lower it when a comment is rewritten; it never rises.
-const MOST_HABITS: usize = 30;
+const MOST_HABITS: usize = 10;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

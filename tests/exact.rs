@@ -1,10 +1,11 @@
 //! Exact sessions: the bits of a token depend on the tokens before it alone. Random schedules of chunks, splits, forks, restores,
 //! rewinds, batches, drafts and threads give the logits and the state of a session that reads token by token.
 //!
-//! WATERLINE_SCHEDULES is the number of schedules of each model, WATERLINE_SEED the first seed, WATERLINE_ONLY a part of the names of the
-//! models that are tested. `WATERLINE_DEVICE=cuda` runs the
-//! sessions on a GPU, `emulator` (a feature) on its kernels on the CPU.
+//! WATERLINE_SCHEDULES is the number of schedules of each model, WATERLINE_SEED the first seed, WATERLINE_TOKENS the tokens that a schedule
+//! reads (80), WATERLINE_ONLY a part of the names of the models that are tested. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
+//! `emulator` (a feature) on its kernels on the CPU.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,8 +13,10 @@ use waterline::internal::{Checkpoint, Precision};
 use waterline::{Batch, Device, GenerateOptions, Model, Session, SessionOptions, Snapshot};
 use waterline_quant::{Bytes, FORMATS, Format, Tensor};
 
-/// Tokens that a schedule reads.
-const TOKENS: usize = 80;
+/// Tokens that a session remembers.
+const HISTORY: usize = 160;
+/// Most tokens of a prompt before a generation with drafts.
+const PROMPT: usize = 80;
 
 fn number(variable: &str, default: u64) -> u64 {
     let text = std::env::var(variable).ok();
@@ -83,6 +86,8 @@ struct Place {
     name: String,
     model: Arc<Model>,
     device: Option<Arc<Device>>,
+    /// Tokens that a schedule reads.
+    length: usize,
 }
 
 impl Place {
@@ -90,7 +95,7 @@ impl Place {
         let mut options = SessionOptions::default();
         options.exact = true;
         (options.chunk, options.threads, options.marks) = (chunk, threads, 2);
-        (options.state.context, options.state.history) = (2 * TOKENS, 2 * TOKENS);
+        (options.state.context, options.state.history) = (2 * self.length.max(PROMPT), HISTORY);
         options.sampler.temperature = 0.0;
         options.sampler.seed = 7;
         options.device = self.device.clone();
@@ -101,13 +106,28 @@ impl Place {
         let vocab = self.model.spec().vocab;
         // Some of them again, so that drafts are found.
         let token = |i: usize| ((i % 23) * (i % 23) * 37 + i / 40) % vocab;
-        (0..TOKENS).map(|i| token(i) as u32).collect()
+        (0..self.length.max(PROMPT))
+            .map(|i| token(i) as u32)
+            .collect()
     }
 }
 
 fn logits(session: &Session) -> Vec<u32> {
     let logits = session.logits().expect("logits").iter();
     logits.map(|logit| logit.to_bits()).collect()
+}
+
+/// A hash of the bits of logits.
+fn digest(logits: &[f32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    logits
+        .iter()
+        .for_each(|logit| logit.to_bits().hash(&mut hasher));
+    hasher.finish()
+}
+
+fn digest_of(session: &Session) -> u64 {
+    digest(session.logits().expect("logits"))
 }
 
 fn state(session: &Session) -> Vec<u8> {
@@ -119,7 +139,7 @@ fn state(session: &Session) -> Vec<u8> {
 
 /// The bits after each token of a session that reads them one by one.
 struct Lone {
-    logits: Vec<Vec<u32>>,
+    digests: Vec<u64>,
     state: Vec<u8>,
 }
 
@@ -128,10 +148,13 @@ impl Lone {
         let mut session = place.session(1, 1);
         let mut read = |&token: &u32| {
             session.feed(&[token]).expect("a token");
-            logits(&session)
+            digest_of(&session)
         };
         Lone {
-            logits: place.tokens().iter().map(&mut read).collect(),
+            digests: place.tokens()[..place.length]
+                .iter()
+                .map(&mut read)
+                .collect(),
             state: state(&session),
         }
     }
@@ -146,9 +169,11 @@ fn schedule(place: &Place, lone: &Lone, seed: u64) {
         place.session(chunk, 1 + below(random, 2))
     };
     let mut session = open(&mut random);
-    while (session.position() as usize) < TOKENS {
+    // Long schedules have longer calls.
+    let longest = (place.length / 500).max(40);
+    while (session.position() as usize) < place.length {
         let at = session.position() as usize;
-        let count = 1 + below(&mut random, (TOKENS - at).min(40));
+        let count = 1 + below(&mut random, (place.length - at).min(longest));
         let next = &tokens[at..at + count];
         let call = below(&mut random, 7);
         match call {
@@ -186,18 +211,16 @@ fn schedule(place: &Place, lone: &Lone, seed: u64) {
             }
             4 => {
                 let mut each = Vec::new();
-                let shown = |_: usize, logits: &[f32]| {
-                    each.push(logits.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
-                };
+                let shown = |_: usize, logits: &[f32]| each.push(digest(logits));
                 session.feed_each(next, shown).expect("tokens");
-                assert!(each == lone.logits[at..at + count], "{}: each", place.name);
+                assert!(each == lone.digests[at..at + count], "{}: each", place.name);
             }
             _ => session.feed(next).expect("tokens"),
         }
         let position = session.position() as usize;
         assert_eq!(position, at + count);
         assert!(
-            logits(&session) == lone.logits[position - 1],
+            digest_of(&session) == lone.digests[position - 1],
             "{}: seed {seed}, call {call}, tokens {at}..{position}",
             place.name
         );
@@ -208,7 +231,7 @@ fn schedule(place: &Place, lone: &Lone, seed: u64) {
 /// A generation with drafts, in a session that reads its prompt in random chunks, is the one without.
 fn drafts(place: &Place, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
-    let prompt = &place.tokens()[..1 + below(&mut random, TOKENS)];
+    let prompt = &place.tokens()[..1 + below(&mut random, PROMPT)];
     let count = 1 + below(&mut random, 40);
     let generate = |lookup: usize, chunk: usize| {
         let mut options = place.session(chunk, 1).options().clone();
@@ -240,6 +263,7 @@ fn check(name: String, model: Arc<Model>) -> u64 {
         name,
         model,
         device: device(),
+        length: number("WATERLINE_TOKENS", 80) as usize,
     };
     let lone = Lone::new(&place);
     let first = number("WATERLINE_SEED", 1);

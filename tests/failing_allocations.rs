@@ -206,7 +206,7 @@ fn bounded(path: &Path) -> usize {
     let mut session = Session::new(model.clone(), with_store).expect("a session");
     let before = IN_USE.load(Ordering::SeqCst);
     MOST_IN_USE.store(before, Ordering::SeqCst);
-    for number in 0..60u32 {
+    for number in 0..30u32 {
         let kind = number % 7;
         let tokens: Vec<u32> = (0..100 + 40 * kind).map(|i| i * (kind + 1) % 5).collect();
         session.read_history(&tokens).expect("a history");

@@ -295,6 +295,21 @@ fn saved_sessions() {
 }
 
 #[test]
+fn checkpoints_of_prefix_stores() {
+    campaign("prefix");
+}
+
+#[test]
+fn split_files() {
+    campaign("split");
+}
+
+#[test]
+fn packed_numbers() {
+    campaign("packed");
+}
+
+#[test]
 fn calls_from_c() {
     campaign("calls");
 }

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use common::{Workplace, fixture};
 use waterline::internal::Checkpoint;
-use waterline_quant::gguf::Gguf;
+use waterline_quant::F32;
+use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};
 
 /// Name and format of every tensor, as `inspect` says.
 fn formats(place: &Workplace, model: &str) -> BTreeSet<(String, String)> {
@@ -138,5 +139,121 @@ fn a_file_of_llama_cpp_keeps_its_keys_and_names() {
     }
     // llama.cpp's number for Q4_K_M.
     assert_eq!(after.get_u64("general.file_type").unwrap(), 15);
+    place.run(["inspect", &small]).succeeded();
+}
+
+/// An importance matrix for one tensor, of whose columns the first alone counts.
+fn importance(path: &str, tensor: &str, cols: usize) {
+    let text = |text: &str| Value::String(text.into());
+    let metadata = [
+        ("general.type".to_string(), text("imatrix")),
+        ("imatrix.chunk_count".into(), Value::U32(1)),
+    ];
+    let numbers = |part: &str, count: usize| NewTensor {
+        name: format!("{tensor}.{part}"),
+        format: &F32,
+        shape: vec![count],
+    };
+    let tensors = [numbers("in_sum2", cols), numbers("counts", 1)];
+    let mut writer = Writer::create(Path::new(path), &metadata, &tensors).unwrap();
+    let mut sums = vec![0.0_f32; cols];
+    sums[0] = 8.0;
+    for numbers in [&sums[..], &[2.0]] {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        writer.write_tensor(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn an_importance_matrix_changes_the_tensors_that_it_names() {
+    let place = Workplace::new();
+    let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/gguf/minimax-01-f32");
+    let full = case.join("model.gguf").display().to_string();
+    let tensor = "blk.0.attn_output.weight";
+    let before = Gguf::open(&full).unwrap().tensor(tensor).unwrap();
+    let cols = *before.shape.last().unwrap();
+    let matrix = place.name("imatrix.gguf");
+    importance(&matrix, tensor, cols);
+    let quantize = |output: &str, flags: &[&str]| {
+        let words = ["quantize", &full, "-o", output, "--type", "q4_0"];
+        let outcome = place.run(words.iter().chain(flags));
+        assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+        Gguf::open(output).unwrap()
+    };
+    let plain = quantize(&place.name("plain.gguf"), &[]);
+    let weighed = quantize(&place.name("weighed.gguf"), &["--imatrix", &matrix]);
+    for info in plain.tensors() {
+        let [plain, weighed] = [&plain, &weighed].map(|gguf| gguf.tensor(&info.name).unwrap());
+        let is_equal = plain.data[..] == weighed.data[..];
+        assert_eq!(is_equal, info.name != tensor, "{}", info.name);
+    }
+    // The first column is stored better, whatever becomes of the others.
+    let error = |gguf: &Gguf| -> f32 {
+        let after = gguf.tensor(tensor).unwrap().to_f32();
+        let pairs = before.to_f32().into_iter().zip(after).step_by(cols);
+        pairs.map(|(a, b)| (a - b) * (a - b)).sum()
+    };
+    assert!(error(&weighed) < error(&plain));
+    assert_eq!(
+        weighed.get_u64("quantize.imatrix.entries_count").unwrap(),
+        1
+    );
+    importance(&matrix, tensor, cols + 1);
+    let output = place.name("output.gguf");
+    for (matrix, parts) in [
+        (&matrix, ["imatrix.gguf", "attn_output.weight.in_sum2 has"]),
+        (&full, ["model.gguf", "is no importance matrix"]),
+    ] {
+        let words = ["quantize", &full, "-o", &output, "--type", "q4_0"];
+        let outcome = place.run(words.iter().chain(&["--imatrix", matrix]));
+        outcome.failed(2, &parts);
+    }
+}
+
+#[test]
+fn inputs_of_matrices_are_measured_on_a_text() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let text = place.name("text.txt");
+    let words: Vec<String> = (0..400).map(|i| format!("word {}", i * 37 % 101)).collect();
+    std::fs::write(&text, words.join(" ")).unwrap();
+    let matrix = place.name("imatrix.gguf");
+    let flags = ["--ctx", "64", "--windows", "3", "-o", &matrix];
+    let words = ["imatrix", &text, &model];
+    place.run(words.iter().chain(&flags)).succeeded();
+    let found = Gguf::open(&matrix).unwrap();
+    let numbers = |name: String| found.tensor(&name).unwrap().to_f32();
+    let squares: Vec<&str> = found
+        .tensors()
+        .iter()
+        .filter_map(|info| info.name.strip_suffix(".in_sum2"))
+        .collect();
+    assert!(squares.len() > 10, "{squares:?}");
+    for name in &squares {
+        // Each matrix read each token once.
+        assert_eq!(numbers(format!("{name}.counts")), [192.0], "{name}");
+        let sums = numbers(format!("{name}.in_sum2"));
+        assert!(sums.iter().all(|&sum| sum > 0.0), "{name}");
+    }
+    // The queries, keys and values of a layer read the same.
+    let layer = squares.iter().find(|name| name.ends_with("q_proj.weight"));
+    let query = layer.unwrap();
+    let key = query.replace("q_proj", "k_proj");
+    let sums = |name: &str| numbers(format!("{name}.in_sum2"));
+    assert_eq!(sums(query), sums(&key));
+    assert_ne!(sums(query), sums(&query.replace("q_proj", "o_proj")));
+    let small = place.name("small.gguf");
+    let words = [
+        "quantize",
+        &model,
+        "-o",
+        &small,
+        "--type",
+        "q4_0",
+        "--imatrix",
+        &matrix,
+    ];
+    place.run(words).succeeded();
     place.run(["inspect", &small]).succeeded();
 }

@@ -3,12 +3,13 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use waterline::{ChatTemplate, Model, Snapshot, Tokenizer};
-use waterline_quant::gguf::{Array, Value, Writer};
+use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
 
 /// The system's allocator, which counts the bytes in use.
 struct Counting;
@@ -43,6 +44,9 @@ static ALLOCATOR: Counting = Counting;
 const FIXED: usize = 32 << 20;
 const LARGEST: usize = 16 << 20;
 
+/// Only one thread may count at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// `open` refuses a file of `bytes` bytes by a sentence, within the bounds of memory.
 fn refuses<T>(what: &str, bytes: usize, open: impl FnOnce() -> Result<T, waterline::Error>) {
     assert!(bytes <= LARGEST, "{what}: {bytes} bytes");
@@ -68,7 +72,7 @@ fn refuses<T>(what: &str, bytes: usize, open: impl FnOnce() -> Result<T, waterli
     );
 }
 
-fn gguf(folder: &Path, metadata: &[(String, Value)]) -> std::path::PathBuf {
+fn gguf(folder: &Path, metadata: &[(String, Value)]) -> PathBuf {
     let path = folder.join("model.gguf");
     let writer = Writer::create(&path, metadata, &[]).expect("a file");
     writer.finish().expect("a whole file");
@@ -80,7 +84,7 @@ fn length(path: &Path) -> usize {
 }
 
 /// A GGUF file of nothing but tensors without data.
-fn tensors(folder: &Path, count: u64) -> std::path::PathBuf {
+fn tensors(folder: &Path, count: u64) -> PathBuf {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes());
     bytes.extend(count.to_le_bytes());
@@ -106,6 +110,7 @@ fn tensors(folder: &Path, count: u64) -> std::path::PathBuf {
 
 #[test]
 fn costly_files_are_refused_at_a_small_cost() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let architecture = |name: &str| ("general.architecture".to_string(), Value::from(name));
@@ -214,4 +219,217 @@ fn costly_files_are_refused_at_a_small_cost() {
         let read = || Snapshot::read(&mut &bytes[..], u64::MAX, "saved");
         refuses("a long table of an endless file", bytes.len(), read);
     }
+}
+
+/// Vocabularies, of directories whose weights are whole.
+#[test]
+fn costly_vocabularies_are_refused_at_a_small_cost() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf_qwen2_sliding");
+    let refuses_files = |what: &str, files: &[(&str, &[u8])]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(case.join(name), folder.path().join(name)).expect("a copy");
+        }
+        for (name, bytes) in files {
+            std::fs::write(folder.path().join(name), bytes).expect("written");
+        }
+        let bytes = files.iter().map(|(_, bytes)| bytes.len()).sum();
+        refuses(what, bytes, || {
+            Model::open(folder.path())?.tokenizer().map(drop)
+        });
+    };
+    let list = |before: &str, element: &str, count: usize, after: &str| {
+        let mut text = before.to_string() + &element.repeat(count);
+        text.truncate(text.len() - 1);
+        (text + after).into_bytes()
+    };
+    let model = r#""model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"#;
+    for (what, text) in [
+        (
+            "four million numbers",
+            list("{\"a\":[", "0,", 4_100_000, "]}"),
+        ),
+        (
+            "added tokens that are empty",
+            list("{\"added_tokens\":[", "{},", 5 << 20, "]}"),
+        ),
+        (
+            "added tokens that are numbers",
+            list("{\"added_tokens\":[", "0,", 4_100_000, "]}"),
+        ),
+        (
+            "added tokens without an end",
+            list("{\"added_tokens\":[", "{\"content\":\"\"},", 1 << 20, "]}"),
+        ),
+        (
+            "a long post-processor",
+            list("{\"post_processor\":[", "0,", 7 << 20, "]}"),
+        ),
+        (
+            "merges without an end",
+            list(
+                &format!("{{{model}\"merges\":["),
+                "[\"a\",\"b\"],",
+                1_400_000,
+                "]}",
+            ),
+        ),
+        (
+            "merges of nothing",
+            list(&format!("{{{model}\"merges\":["), "[],", 5 << 20, "]}}"),
+        ),
+        (
+            "tokens without an end",
+            list("{\"model\":{\"vocab\":{", "\"\":0,", 3 << 20, "}}}"),
+        ),
+        (
+            "pieces without an end",
+            list("{\"model\":{\"vocab\":[", "[\"\",0],", 2 << 20, "]}}"),
+        ),
+        (
+            "scores without an end",
+            list("{\"model\":{\"scores\":[", "0,", 7 << 20, "]}}"),
+        ),
+        (
+            "switches without an end",
+            list("{\"model\":{", "\"\":[],", 2 << 20, "}}"),
+        ),
+        (
+            "steps without an end",
+            list(
+                "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
+                "{\"type\":\"NFC\"},",
+                1 << 20,
+                "]}}",
+            ),
+        ),
+    ] {
+        refuses_files(what, &[("tokenizer.json", &text)]);
+    }
+    // Other files that hold vocabularies.
+    let zeros = list("[", "0,", 7 << 20, "]");
+    let (merges, small) = ("a b\n".repeat(4_000_000), br#"{"a":0,"b":1,"ab":2}"#);
+    refuses_files(
+        "a list as vocab.json",
+        &[("vocab.json", &zeros), ("merges.txt", b"a b")],
+    );
+    refuses_files(
+        "many merges",
+        &[("vocab.json", small), ("merges.txt", merges.as_bytes())],
+    );
+    for name in [
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "generation_config.json",
+    ] {
+        refuses_files(
+            name,
+            &[
+                ("vocab.json", small),
+                ("merges.txt", b"a b"),
+                (name, &zeros),
+            ],
+        );
+    }
+    refuses_files(
+        "empty pieces",
+        &[("tokenizer.model", &b"\x0a\x00".repeat(8_000_000))],
+    );
+    refuses_files(
+        "control pieces",
+        &[(
+            "tokenizer.model",
+            &b"\x0a\x04\x0a\x00\x18\x03".repeat(2_600_000),
+        )],
+    );
+    let lines = format!("1 'a' 1\n{}15000000 'b' 1\n", "\n".repeat(15 << 20));
+    refuses_files(
+        "empty lines",
+        &[("rwkv_vocab_v20230424.txt", lines.as_bytes())],
+    );
+    // Every text of up to 17 letters of two is a token, and every place in it makes a merge.
+    let (mut pairs, mut rank) = (String::new(), 0);
+    for length in 1..18 {
+        for letters in 0..1u32 << length {
+            let letter = |place: u32| b'a' + (letters >> place & 1) as u8;
+            let token: Vec<u8> = (0..length).map(letter).collect();
+            writeln!(pairs, "{} {rank}", base64(&token)).expect("text");
+            rank += 1;
+        }
+    }
+    refuses_files(
+        "merges of two letters",
+        &[("tiktoken.model", pairs.as_bytes())],
+    );
+    let mut long = String::new();
+    for rank in 0..45_000u32 {
+        let token = [&rank.to_le_bytes()[..], &[b'a'; 240]].concat();
+        writeln!(long, "{} {rank}", base64(&token)).expect("text");
+    }
+    refuses_files("long tokens", &[("tiktoken.model", long.as_bytes())]);
+
+    // A GGUF file that works, with another list of tokens.
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = Gguf::open(case.join("../../models/gdn.gguf")).expect("a model");
+    for (kind, key, tokens) in [
+        ("gpt2", "tokens", vec![String::new(); 1_700_000]),
+        ("llama", "tokens", vec![String::new(); 1_700_000]),
+        (
+            "rwkv",
+            "tokens",
+            (0..900_000).map(|i| format!("{i:x}")).collect(),
+        ),
+        ("gpt2", "merges", vec!["a b".to_string(); 1_300_000]),
+    ] {
+        let full = |key: &str| format!("tokenizer.ggml.{key}");
+        let mut metadata: Vec<(String, Value)> = file.metadata().to_vec();
+        metadata.push((full("model"), Value::from(kind)));
+        if key != "tokens" {
+            metadata.push((
+                full("tokens"),
+                Value::Array(Array::String(vec!["a".into()])),
+            ));
+        }
+        metadata.push((full(key), Value::Array(Array::String(tokens))));
+        let path = with_metadata(folder.path(), &file, &metadata);
+        drop(metadata);
+        refuses("many tokens of a GGUF file", length(&path), || {
+            Model::open(&path)?.tokenizer().map(drop)
+        });
+    }
+}
+
+/// A file with the tensors of another and this metadata.
+fn with_metadata(folder: &Path, file: &Gguf, metadata: &[(String, Value)]) -> PathBuf {
+    let path = folder.join("model.gguf");
+    let tensors = file.tensors().iter().map(|info| NewTensor {
+        name: info.name.clone(),
+        format: info.format().expect("a known format"),
+        shape: info.shape.clone(),
+    });
+    let tensors: Vec<NewTensor> = tensors.collect();
+    let mut writer = Writer::create(&path, metadata, &tensors).expect("a file");
+    for info in file.tensors() {
+        let tensor = file.tensor(&info.name).expect("a tensor");
+        writer.write_tensor(&tensor.data).expect("a tensor");
+    }
+    writer.finish().expect("a whole file");
+    path
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let number = (0..3).fold(0u32, |sum, i| {
+            sum << 8 | u32::from(*three.get(i).unwrap_or(&0))
+        });
+        for i in 0..4 {
+            let letter = LETTERS[(number >> (18 - 6 * i) & 63) as usize];
+            text.push(if i <= three.len() { letter.into() } else { '=' });
+        }
+    }
+    text
 }

@@ -23,7 +23,7 @@ WORDS = "Anna Tom cat dog red ball sun story name number password three seven ga
 BAD = [b"", b"{", b"[]", b"null", b'{"messages": "x"}', b'{"messages": []}', b'{"messages": [{"role": 3}]}', b"\xff\xfe", b"[" * 5000]
 BAD_CHATS = [
     b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
-    b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e99}', b'{"messages": [{"role": "user", "content": "x"}], "seed": "x"}',
+    b'{"messages": [' + b"0," * 300_000 + b"0]}", b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e99}', b'{"messages": [{"role": "user", "content": "x"}], "seed": "x"}',
     b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {"schema": false}}}',
 ]
 

@@ -88,12 +88,14 @@ fn sse(random: &mut Random, value_heads: usize) -> Value {
     };
     let maps = ["silu", "relu", "softmax"];
     let rank = random.within(1, 9);
+    let lora = maybe(random, json!(rank));
+    let separate = lora.is_null() && update["kind"] == "gla" && random.flip();
     json!({
         "heads": heads, "value_heads": heads * value_heads, "head_dim": random.of(&WIDTHS),
         "value_dim": random.of(&WIDTHS), "partitions": partitions, "writers": random.within(1, partitions),
         "readers": random.within(1, partitions), "update": update, "query_map": random.of(&maps),
         "key_map": random.of(&maps), "weigh_queries": random.flip(), "weigh_keys": random.flip(),
-        "lora_rank": maybe(random, json!(rank)), "conv": taps(random), "gate_rank": maybe(random, json!(rank)),
+        "lora_rank": lora, "separate": separate, "conv": taps(random), "gate_rank": maybe(random, json!(rank)),
         "bias": random.flip(), "norm_eps": 1e-5,
     })
 }

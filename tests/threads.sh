@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The thread pool under ThreadSanitizer: tests/threads.sh
+# Threads under ThreadSanitizer: tests/threads.sh [pool] [batch] [server]
+# The thread pool; batches, prefix stores and schedules of sessions on several threads; a server with eight clients.
 # The standard library is not instrumented: what its threads, channels and counters of references order is not seen, and looks like races.
 # So only a race counts where functions of this project make both accesses, other than by freeing. Tests that fork are left out: the
 # sanitizer follows no threads after that.
@@ -12,7 +13,19 @@ trap 'rm -rf "$reports"' EXIT
 export RUSTC_BOOTSTRAP=1
 export RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer"
 export TSAN_OPTIONS="exitcode=0 log_path=$reports/race ${TSAN_OPTIONS:-}"
-cargo test --release --target "$target" -p waterline-compute --lib -- cpu::pool --skip forked
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(pool batch server)
+for part in "${parts[@]}"; do
+  case $part in
+  pool) cargo test --release --target "$target" -p waterline-compute --lib -- cpu::pool --skip forked ;;
+  batch) cargo test --release --target "$target" -p waterline --test batch --test prefix_store --test schedules -- --skip killed ;;
+  server)
+    cargo build --release --target "$target" -p waterline-tools
+    python3 tests/serve_campaign.py "${CARGO_TARGET_DIR:-target}/$target/release/waterline" --count 60
+    ;;
+  *) echo "there is no part $part" >&2 && exit 2 ;;
+  esac
+done
 cat "$reports"/* 2>/dev/null | awk '
   /^WARNING: ThreadSanitizer/ { report = ""; ours = 0; all++ }
   { report = report "\n" $0 }

@@ -81,13 +81,12 @@ impl From<Error> for Failure {
             _ if source.is_some_and(|source| source.is::<std::io::Error>()) => WL_ERROR_IO,
             Error::Quant(_)
             | Error::Config { .. }
+            | Error::Logits { .. }
             | Error::Tensor { .. }
             | Error::Unused { .. } => WL_ERROR_MODEL,
             Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
             Error::Device { .. } => WL_ERROR_DEVICE,
             Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,
-            // The sampler's word on what the model has computed.
-            Error::Invalid { what, .. } if what == "logits" => WL_ERROR_MODEL,
             Error::Invalid { .. } => WL_ERROR_ARGUMENT,
             Error::Memory { .. } => WL_ERROR_MEMORY,
             Error::ContextFull { .. } => WL_ERROR_CONTEXT,
@@ -229,6 +228,16 @@ mod tests {
             wl_status::WL_ERROR_INTERNAL
         );
         assert!(sentence().contains("without a text"), "{}", sentence());
+    }
+
+    #[test]
+    fn logits_of_a_damaged_model_are_no_wrong_argument() {
+        let status = |error: Error| border(|| Err(Failure::from(error)));
+        assert_eq!(status(Error::not_finite()), WL_ERROR_MODEL);
+        assert_eq!(
+            status(Error::invalid("logits", "too few")),
+            WL_ERROR_ARGUMENT
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::aligned::Aligned;
 use crate::cpu::Simd;
 use crate::error::Result;
 use crate::kernel;
+use crate::observe::ProductObserver;
 use crate::panel::LANES;
 use crate::rounding::{Rounding, Scale};
 use crate::simd::{self, Quantize};
@@ -51,6 +52,7 @@ pub struct Activations {
     panel_half_sums: Aligned, // i32 [rows / 16, stride / 16, 16]: without the scale
     /// Working memory of a product, for each worker: more than a caller's stack may hold.
     rooms: Vec<Mutex<Aligned>>,
+    pub(crate) observer: Option<ProductObserver>,
 }
 
 /// Some columns of sixteen rows of 8-bit inputs, side by side. Rows that were not loaded are zero.
@@ -124,6 +126,7 @@ impl Activations {
             panel_sums: Aligned::zeroed(panel_len / BLOCK * size_of::<f32>())?,
             panel_half_sums: Aligned::zeroed(2 * panel_len / BLOCK * size_of::<i32>())?,
             rooms: Vec::new(),
+            observer: None,
         }
         .for_workers(1)
     }
@@ -225,6 +228,11 @@ impl Activations {
     /// From now on every row's products are summed as those of a row alone, however many rows there are.
     pub fn sum_as_alone(&mut self) {
         self.panel_rows = usize::MAX;
+    }
+
+    /// From now on `observer` sees each product with these inputs.
+    pub fn observe(&mut self, observer: ProductObserver) {
+        self.observer = Some(observer);
     }
 
     /// Whether there are enough rows, and room, for products to be summed in panels.

@@ -23,7 +23,8 @@ pub struct Format {
     pub(crate) device_apart: Range<usize>,
     /// For a format that stores another one's values in a different order.
     pub(crate) reordered: Option<Reordered>,
-    pub(crate) encode: fn(&[f32], &mut [u8]),
+    /// Of one row, if the mean squares of its inputs are given.
+    pub(crate) encode: fn(&[f32], Option<&[f32]>, &mut [u8]),
     pub(crate) decode: fn(&[u8], &mut [f32]),
     pub(crate) kernel: fn(Simd) -> Kernel,
 }
@@ -152,7 +153,18 @@ impl Format {
     /// If `src` is not a whole number of blocks or `dst` is not exactly as long as they need.
     pub fn encode(&self, src: &[f32], dst: &mut [u8]) {
         self.check_lengths(src.len(), dst.len());
-        (self.encode)(src, dst);
+        (self.encode)(src, None, dst);
+    }
+
+    /// Stores a row of a matrix such that numbers which large inputs multiply lose least, as llama-quantize does with an importance matrix;
+    /// `importance` holds the mean square of each column's input. F32, F16, BF16, Q8_0 and MXFP4 store as [`Format::encode`] does.
+    ///
+    /// # Panics
+    /// As [`Format::encode`], and if `importance` has another length than the row.
+    pub fn encode_row(&self, row: &[f32], importance: &[f32], dst: &mut [u8]) {
+        self.check_lengths(row.len(), dst.len());
+        assert_eq!(row.len(), importance.len(), "one input a column");
+        (self.encode)(row, Some(importance), dst);
     }
 
     /// Reads the numbers stored in `src`.

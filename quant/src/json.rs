@@ -27,7 +27,7 @@ pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
 ///
 /// # Errors
 /// [`Error::Memory`](crate::Error::Memory).
-pub fn ask_room_for_json(text: &[u8]) -> crate::Result<()> {
+pub(crate) fn ask_room_for_json(text: &[u8]) -> crate::Result<()> {
     ask_room_for_values(text, values_at_most(text))
 }
 
@@ -37,7 +37,7 @@ fn ask_room_for_values(text: &[u8], values: usize) -> crate::Result<()> {
 
 /// A number that the values of a text, the names in its objects among them, do not exceed: each but the first follows one
 /// of these characters outside of a string.
-pub(crate) fn values_at_most(text: &[u8]) -> usize {
+pub fn values_at_most(text: &[u8]) -> usize {
     let (mut values, mut in_string, mut escaped) = (1, false, false);
     for &byte in text {
         match (in_string, byte) {

@@ -8,6 +8,7 @@ use crate::cpu::Simd;
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Kernel, Product};
+use crate::observe::ObservedProduct;
 use crate::storage::Bytes;
 
 /// A read-only matrix `[rows, cols]` in some number format. Cloning shares the data.
@@ -124,6 +125,18 @@ impl Matrix {
         );
     }
 
+    /// Shows a product to the observer of its inputs, if there is one.
+    fn show(&self, rows: &Range<usize>, inputs: &Activations, picked: Option<&[u32]>) {
+        if let Some(observer) = &inputs.observer {
+            let bytes = rows.start * self.row_bytes..rows.end * self.row_bytes;
+            observer(&ObservedProduct {
+                rows: &self.data[bytes],
+                inputs,
+                picked,
+            });
+        }
+    }
+
     /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` selects the
     /// scratch memory in `x`; concurrent calls with the same number wait for each other.
     ///
@@ -160,6 +173,7 @@ impl Matrix {
         if rows.is_empty() || x.rows() == 0 {
             return;
         }
+        self.show(&rows, x, None);
         let product = Product {
             format: self.format,
             simd: self.simd,
@@ -206,6 +220,7 @@ impl Matrix {
         if rows.is_empty() || picked.is_empty() {
             return;
         }
+        self.show(&rows, x, Some(picked));
         let product = Product {
             format: self.format,
             simd: self.simd,

@@ -77,6 +77,32 @@ fn encoding_matches_llama_quantize_bit_for_bit() {
     }
 }
 
+#[test]
+fn encoding_with_an_importance_matrix_matches_llama_quantize_bit_for_bit() {
+    let (values, importance) = (floats("rows.values"), floats("row.importance"));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut tested = 0;
+    for &format in FORMATS.iter().filter(|format| format.block_len > 1) {
+        let weighted = folder.join(format!("{}.weighted", format.name));
+        // Q8_0 and MXFP4 are encoded without one.
+        let name = if weighted.exists() {
+            "weighted"
+        } else {
+            "encoded"
+        };
+        tested += usize::from(weighted.exists());
+        let expected = data(&format!("{}.{name}", format.name));
+        let row_bytes = format.row_bytes(256).unwrap();
+        let rows = values.chunks(256).zip(expected.chunks(row_bytes));
+        for (row, (values, expected)) in rows.enumerate() {
+            let mut blocks = vec![0; row_bytes];
+            format.encode_row(values, &importance, &mut blocks);
+            assert_eq!(blocks, expected, "{format}, row {row}");
+        }
+    }
+    assert_eq!(tested, 11);
+}
+
 /// Gaussian numbers, the same on every run.
 fn gaussian(len: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

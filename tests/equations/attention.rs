@@ -74,7 +74,7 @@ fn eviction_by_an_mlp_keeps_the_tokens_of_the_highest_scores() {
             "score": "sigmoid",
         });
         let (mut keys, mut values, mut scores) = (Vec::new(), Vec::new(), Vec::new());
-        // Of each head the retained tokens.
+        // The retained tokens of each head.
         let mut sets: Vec<Vec<usize>> = vec![Vec::new(); KV_HEADS];
         let (mut evicted, mut refused) = (0, 0);
         compare("lte", parameters, |w, t, h| {

@@ -4,6 +4,7 @@ mod attention;
 mod gates;
 mod linear;
 mod memories;
+mod partitions;
 #[path = "../plain/mod.rs"]
 mod plain;
 mod slots;

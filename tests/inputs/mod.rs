@@ -2,6 +2,7 @@
 //! a panic. Shared by the mutation test and the fuzz targets, so that a finding of one is a test of the other.
 
 mod calls;
+mod parts;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ pub struct Kind {
 }
 
 /// Every kind.
-pub const KINDS: [Kind; 8] = [
+pub const KINDS: &[Kind] = &[
     Kind {
         name: "gguf",
         is_text: false,
@@ -66,6 +67,18 @@ pub const KINDS: [Kind; 8] = [
         is_text: false,
         seeds: prefix_seeds,
         use_it: prefix,
+    },
+    Kind {
+        name: "split",
+        is_text: false,
+        seeds: parts::split_seeds,
+        use_it: parts::split,
+    },
+    Kind {
+        name: "packed",
+        is_text: false,
+        seeds: parts::packed_seeds,
+        use_it: parts::packed,
     },
     Kind {
         name: "calls",
@@ -374,7 +387,8 @@ fn session_with_store(model: Arc<Model>, folder: &Path) -> Session {
     let mut store = PrefixStoreOptions::default();
     (store.grid, store.directory) = (8, Some(folder.to_path_buf()));
     let mut options = options();
-    options.state.context = options.state.context.max(prefix_tokens().len());
+    // After the history a test reads one token more, and then five.
+    options.state.context = options.state.context.max(prefix_tokens().len() + 8);
     options.store = Some(PrefixStore::new(store).expect("a store"));
     Session::new(model, options).expect("a session")
 }

@@ -227,6 +227,40 @@ fn a_killed_process_leaves_nothing_wrong() {
 }
 
 #[test]
+fn a_hole_in_place_of_a_state_is_not_read() {
+    const HOLE: u64 = 1 << 36;
+    let (model, folder) = (hybrid(), tempfile::tempdir().expect("a folder"));
+    let tokens = Random(3).tokens(60, model.spec().vocab);
+    let maker = store(1 << 24, 16, Some(folder.path()));
+    session(&model, &None, Some(&maker))
+        .read_history(&tokens)
+        .expect("a history");
+    drop(maker);
+    for entry in std::fs::read_dir(folder.path()).expect("the directory") {
+        let path = entry.expect("an entry").path();
+        let mut head = std::fs::read(&path).expect("a file");
+        let length = head.len() as u64;
+        let number =
+            |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+        // The pieces are the head's fifth number, the bytes of the state its sixth; the tokens of a piece are its first.
+        let (pieces, state) = (number(40) as usize, number(48));
+        let count = |piece: usize| number(64 + 24 * piece) as usize;
+        let end = 64 + 24 * pieces + 4 * (0..pieces).map(count).sum::<usize>();
+        head.truncate(end);
+        head[48..56].copy_from_slice(&(state + HOLE).to_le_bytes());
+        let sum = crc32fast::hash(&head).to_le_bytes();
+        head.extend(sum);
+        std::fs::write(&path, head).expect("forged");
+        let file = std::fs::File::options().write(true).open(&path);
+        file.expect("there").set_len(length + HOLE).expect("a hole");
+    }
+    let shared = store(1 << 24, 16, Some(folder.path()));
+    assert_eq!(reads(&model, &shared, &tokens), 60);
+    let notes = shared.take_notes();
+    assert!(notes[0].contains("the store's memory"), "{notes:?}");
+}
+
+#[test]
 fn forged_numbers_of_a_file_harm_nothing() {
     let (mut refused, mut taken) = (0, 0);
     for (name, model) in models() {

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compares `quantize` and `eval ppl` with llama-quantize and llama-perplexity on the same files.
+"""Compares `quantize`, `imatrix` and `eval ppl` with llama-quantize, llama-imatrix and llama-perplexity on the same files.
 
-usage: llama_tools.py WATERLINE BIN MODEL TEXT [--folder DIR] [--ctx N]
+usage: llama_tools.py WATERLINE BIN MODEL TEXT [--folder DIR] [--ctx N] [--types T,...]
 
-BIN is a folder with llama-quantize and llama-perplexity, built from llama.cpp's sources (targets of the same names; the source distribution
+BIN is a folder with llama-quantize, llama-imatrix and llama-perplexity, built from llama.cpp's sources (targets of the same names; the source distribution
 of llama-cpp-python has them). MODEL is a GGUF file in f16 or f32 that both programs read, TEXT a file of at least two windows of N tokens.
-Quantized files must have the same tensors, formats and bytes. Perplexities must agree within 0.5 %, and the divergence of either
+Quantized files must have the same tensors, formats and bytes, without an importance matrix and with that of llama-imatrix; ours must lie
+within a hundredth of it. Perplexities must agree within 0.5 %, and the divergence of either
 program's logits from those that the other saved is printed. Needs the packages gguf and numpy.
 """
 import argparse
@@ -41,6 +42,14 @@ def differences(ours, theirs):
     return found
 
 
+def distance(ours, theirs):
+    """The largest difference of two importance matrices' sums, as a share of the largest sum of the tensor; infinite if names differ."""
+    ours, theirs = ({tensor.name: tensor.data.ravel() for tensor in GGUFReader(path).tensors} for path in (ours, theirs))
+    if set(ours) != set(theirs):
+        return float("inf")
+    return max(float(abs(ours[name] - theirs[name]).max() / theirs[name].max()) for name in theirs)
+
+
 def perplexity(text):
     return float(re.search(r"Final estimate: PPL = ([0-9.]+)", text)[1])
 
@@ -53,16 +62,24 @@ def main():
     parser.add_argument("text", type=Path)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--ctx", type=int, default=512)
+    parser.add_argument("--types", default=" ".join(TYPES))
     args = parser.parse_args()
     waterline, failed = args.waterline.resolve(), False
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         ours, theirs = Path(folder) / "ours.gguf", Path(folder) / "theirs.gguf"
-        for kind in TYPES:
-            run(waterline, "quantize", args.model, "-o", ours, "--type", kind)
-            run(args.bin / "llama-quantize", args.model, theirs, kind)
+        matrices = [Path(folder) / name for name in ("ours.imatrix", "theirs.imatrix")]
+        run(waterline, "imatrix", args.text, args.model, "-o", matrices[0], "--ctx", args.ctx, "--windows", 8)
+        run(args.bin / "llama-imatrix", "-m", args.model, "-f", args.text, "-o", matrices[1], "-c", args.ctx, "--chunks", 8)
+        found = distance(*matrices)
+        failed |= found > 0.01
+        print(f"importance matrices differ by {100 * found:.2f} % at most")
+        for kind, matrix in [(kind, matrix) for matrix in (None, matrices[1]) for kind in args.types.replace(",", " ").split()]:
+            option = ["--imatrix", matrix] if matrix else []
+            run(waterline, "quantize", args.model, "-o", ours, "--type", kind, *option)
+            run(args.bin / "llama-quantize", *option, args.model, theirs, kind)
             found = differences(ours, theirs)
             failed |= bool(found)
-            print(f"{kind:8} {'equal' if not found else '; '.join(found[:4]) + f' ({len(found)} in all)'}", flush=True)
+            print(f"{kind:8} {'with matrix' if matrix else ''} {'equal' if not found else '; '.join(found[:4]) + f' ({len(found)} in all)'}", flush=True)
         saved = [Path(folder) / name for name in ("ours.logits", "theirs.logits")]
         ours_says = json.loads(run(waterline, "eval", "ppl", args.text, args.model, "--ctx", args.ctx, "--save-logits", saved[0], "--json"))
         words = ["-m", args.model, "-f", args.text, "-c", args.ctx, "-b", args.ctx]

@@ -4,7 +4,7 @@
 usage: models.py WATERLINE FIXTURES GGUF [--speeds FILE] [--device cuda]
 
 FIXTURES holds cases of Hugging Face directories (config.json, case.safetensors), GGUF cases of llama.cpp's files
-(model.gguf, expect.json). A cell is the largest difference of a logit, and the tolerance that the case declares.
+(model.gguf, expect.json). A cell is the largest difference of a logit, as a percentage of the tolerance that the case declares.
 FILE is what speeds.py wrote: of each family's preset the tokens a second of a prompt and of a generation.
 """
 import argparse
@@ -71,7 +71,7 @@ def verify(waterline, case, device):
     if done.returncode == 2:
         return "not yet"
     result = json.loads(done.stdout)
-    text = f"{result['worst']:.1e} of {result['tolerance']:.1e}"
+    text = f"{100 * result['worst'] / result['tolerance']:.0f}%"
     return text if done.returncode == 0 else f"**{text}**"
 
 
@@ -79,7 +79,7 @@ def speed(speeds, family):
     """The cell of a family's speeds, prompt and generation on each device."""
     preset = PRESETS.get(family)
     measured = speeds.get(preset, {})
-    texts = [f"{device} {prompt:.0f} / {generation:.0f}" for device, (prompt, generation) in measured.items()]
+    texts = [f"{device} {prompt:.0f}/{generation:.0f}" for device, (prompt, generation) in measured.items()]
     return "<br>".join([f"`{preset}`", *texts]) if texts else ""
 
 
@@ -93,7 +93,7 @@ def main():
     args = parser.parse_args()
     device = ["--device", args.device] if args.device else []
     speeds = json.load(args.speeds) if args.speeds else {}
-    columns = ["family", "such as", "Hugging Face directory", "GGUF file", *(["prompt / generation, tokens/s"] if speeds else [])]
+    columns = ["family", "such as", "Hugging Face directory", "GGUF file", *(["preset, tokens/s of prompt/generation"] if speeds else [])]
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     for family, hub, directories, files in FAMILIES:
         cells = []

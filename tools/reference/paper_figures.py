@@ -104,6 +104,11 @@ def table(heads, rows):
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [heads, ["---"] * len(heads), *rows]) + "\n"
 
 
+def shown(number):
+    """Three digits, or all before the point."""
+    return next(f"{number:,.{digits}f}" for least, digits in ((100, 0), (10, 1), (1, 2), (0, 3)) if number >= least)
+
+
 def size(count):
     return f"{count / 2**20:,.2f} MiB"
 
@@ -161,7 +166,7 @@ class Costs:
             base = models[next(iter(group))]
             for name in group:
                 own = models[name]
-                times = [f"{own[what][p]:,.1f} ({own[what][p] / base[what][p]:.2f})" for what, p in columns]
+                times = [f"{shown(own[what][p])} ({own[what][p] / base[what][p]:.2f})" for what, p in columns]
                 rows.append([name, *times, *map(size, own["state"].values())])
         if not self.across:
             return table(heads, rows), {}
@@ -240,7 +245,7 @@ FIGURES = {
         "laLTE, Figure 4 b and c: attention layers of 1.4B",
         "LTE's layers take about the time of a sliding window's, in prefill and decode, far less than full attention's (H100, batch 32; lines without numbers).",
         [{"SWA of 1,024": "swa-1.3b", "LTE, 769 and 512": "lte-1.3b", "NSA": "nsa-1.3b", "full": "transformer-1.3b"}],
-        {"small": (1024, 4096), "cpu": (1024, 4096), "cuda": (1024, 4096, 16384)},
+        {"small": (2048,), "cpu": (1024, 4096), "cuda": (1024, 4096, 16384)},
         {"small": (1024, 4096), "cpu": (1024, 4096, 16384), "cuda": (1024, 4096, 16384)},
         contexts=(4096, 32768, 131072),
         across="position",

@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Prints the ops and their order.
 fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
-    let device = Device::ahead(&args.arch, args.processors, None);
+    let device = Device::compile_only(&args.arch, args.processors, None);
     let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
     let text = if args.source {
         device.source_of("decode_kernel").ok_or_else(|| {

@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let open = args.open.for_sessions(&session);
     let model = open.model(args.model.as_deref())?;
     for architecture in &args.arch {
-        let device = Device::ahead(architecture, args.processors, Some(args.output.clone()));
+        let device = Device::compile_only(architecture, args.processors, Some(args.output.clone()));
         session.open_on(&model, Some(device))?;
         let (folder, processors) = (args.output.display(), args.processors);
         let line =

@@ -13,6 +13,7 @@ mod eval;
 mod format_choice;
 #[cfg_attr(not(feature = "constraints"), path = "no_grammar.rs")]
 mod grammar;
+mod imatrix;
 mod inspect;
 mod interrupt;
 mod invocation;
@@ -82,6 +83,7 @@ enum Command {
     Serve(serve::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
+    Imatrix(imatrix::Args),
     Quantize(quantize::Args),
     #[cfg(feature = "pull")]
     Pull(pull::Args),
@@ -119,6 +121,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         #[cfg(feature = "pull")]
         Command::Pull(args) => pull::run(&args),

@@ -1,8 +1,8 @@
 //! Number formats of a whole file by llama.cpp's names: `q4_k_m` is mostly Q4_K, with more bits for the tensors that suffer most.
 //!
-//! The choices are those of llama-quantize without an importance matrix (llama.cpp, `src/llama-quant.cpp`).
+//! The choices are those of llama-quantize (llama.cpp, `src/llama-quant.cpp`).
 
-use waterline_quant::{Format, IQ4_NL, Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+use waterline_quant::{Format, IQ4_NL, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
 
 /// How much of a file has more bits than its name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Facts {
     pub experts: usize,
     /// Query heads to each key head; 0 where the first layer has no keys.
     pub group: usize,
+    /// Whether an importance matrix is used.
+    pub is_weighed: bool,
 }
 
 /// The role of a tensor, by its name in llama.cpp's files or in ours.
@@ -162,7 +164,7 @@ impl Mix {
                 down += 1;
                 // Experts do not lie in the order of layers.
                 let layer = if facts.experts > 1 { layer(name) } else { None };
-                self.down(layer.unwrap_or(down - 1), facts.layers)
+                self.down(layer.unwrap_or(down - 1), facts)
             }
             Role::Key if facts.experts == 8 => &Q8_0,
             Role::AttentionOutput => self.attention_output(facts),
@@ -200,8 +202,9 @@ impl Mix {
         }
     }
 
-    /// The feed-forward's last matrix in layer `layer` of `layers`.
-    fn down(self, layer: usize, layers: usize) -> &'static Format {
+    /// The feed-forward's last matrix in layer `layer`.
+    fn down(self, layer: usize, facts: Facts) -> &'static Format {
+        let layers = facts.layers;
         let is_early = layer < layers / 8;
         match (self.format.name, self.size) {
             ("Q2_K", Size::Medium) => &Q3_K,
@@ -210,7 +213,10 @@ impl Mix {
             ("Q3_K", Size::Medium) => &Q4_K,
             ("Q3_K", Size::Large) => &Q5_K,
             ("Q4_K" | "Q5_K", Size::Medium) if needs_more_bits(layer, layers) => &Q6_K,
-            ("IQ4_NL" | "IQ4_XS", _) | ("Q4_K", Size::Small) if is_early => &Q5_K,
+            ("IQ4_NL" | "IQ4_XS", _) if is_early && !facts.is_weighed => &Q5_K,
+            ("Q4_K", Size::Small) if is_early => &Q5_K,
+            ("Q4_0", _) if is_early && facts.is_weighed => &Q4_1,
+            ("Q5_0", _) if is_early && facts.is_weighed => &Q5_1,
             _ => self.format,
         }
     }

@@ -9,6 +9,7 @@ use waterline_quant::gguf::{Array, Gguf, Value};
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::format_choice::{Choice, FormatArgs, Layout};
+use crate::imatrix::Imatrix;
 use crate::mix::{Facts, is_quantized};
 use crate::retain::RetainArgs;
 use crate::write_model::{Source, Values, check_output, choose, sources, write_model};
@@ -29,6 +30,9 @@ pub struct Args {
     /// Quantize tensors that are quantized already: it loses more than to start from f16.
     #[arg(long)]
     requantize: bool,
+    /// An importance matrix of `waterline imatrix` or llama-imatrix: numbers that large inputs multiply lose least.
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
     #[command(flatten)]
     formats: FormatArgs,
     #[command(flatten)]
@@ -44,25 +48,29 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     check_output(&args.output, Some(&args.input))?;
+    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let mut checkpoint = args.open.checkpoint(Some(&args.input))?;
     let gguf = Gguf::open(&args.input)?;
     if args.retain.is_given() || gguf.get("waterline.spec").is_some() {
         let file = args.input.display().to_string();
         args.retain.apply(&mut checkpoint.spec, &file)?;
-        let sources = sources(&checkpoint);
+        let mut sources = sources(&checkpoint);
+        if let Some(imatrix) = &imatrix {
+            imatrix.apply(&mut sources)?;
+        }
         let chosen = choose(&checkpoint, &sources, &args.formats)?;
         args.check(&sources, &chosen)?;
         write_model(&args.output, &checkpoint.metadata(), &sources, &chosen)?;
     } else {
         drop(checkpoint);
-        args.keep_layout(&gguf)?;
+        args.keep_layout(&gguf, imatrix.as_ref())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 impl Args {
     /// Writes a file of llama.cpp with all its keys and names.
-    fn keep_layout(&self, gguf: &Gguf) -> Result<()> {
+    fn keep_layout(&self, gguf: &Gguf, imatrix: Option<&Imatrix>) -> Result<()> {
         let mut sources = Vec::with_capacity(gguf.tensors().len());
         for info in gguf.tensors() {
             let precision = if is_quantized(&info.name, &info.shape) {
@@ -77,12 +85,16 @@ impl Args {
                     precision,
                 },
                 values: Values::Stored(gguf.tensor(&info.name)?),
+                importance: Vec::new(),
             });
         }
+        if let Some(imatrix) = imatrix {
+            imatrix.apply(&mut sources)?;
+        }
         let weights: Vec<&WeightSpec> = sources.iter().map(|source| &source.weight).collect();
-        let chosen = self
-            .formats
-            .choose(&weights, facts(gguf), Layout::LlamaCpp)?;
+        let chosen =
+            self.formats
+                .choose(&weights, facts(gguf, imatrix.is_some()), Layout::LlamaCpp)?;
         let chosen: Vec<Choice> = sources
             .iter()
             .zip(chosen)
@@ -95,7 +107,9 @@ impl Args {
             })
             .collect();
         self.check(&sources, &chosen)?;
-        write_model(&self.output, &self.metadata(gguf), &sources, &chosen)
+        let mut metadata = self.metadata(gguf);
+        metadata.extend(imatrix.map(Imatrix::metadata).unwrap_or_default());
+        write_model(&self.output, &metadata, &sources, &chosen)
     }
 
     /// All keys but those of a split file, and the file's type.
@@ -139,7 +153,7 @@ impl Args {
 }
 
 /// Facts on which llama-quantize's choices depend.
-fn facts(gguf: &Gguf) -> Facts {
+fn facts(gguf: &Gguf, is_weighed: bool) -> Facts {
     let architecture = gguf.get_str("general.architecture").unwrap_or_default();
     // The first layer's, where layers differ.
     let number = |key: &str| {
@@ -156,5 +170,6 @@ fn facts(gguf: &Gguf) -> Facts {
         layers: number("block_count").unwrap_or(0),
         experts: number("expert_count").unwrap_or(0),
         group: heads.checked_div(groups).unwrap_or(0),
+        is_weighed,
     }
 }

@@ -91,6 +91,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Source {
                 weight: stored,
                 values: Values::Random(random),
+                importance: Vec::new(),
             }
         })
         .collect();

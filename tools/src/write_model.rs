@@ -32,6 +32,8 @@ pub struct Source {
     pub weight: WeightSpec,
     /// Its values.
     pub values: Values,
+    /// The mean square of each column's input, of stacked matrices one after another; empty if none is known.
+    pub importance: Vec<f32>,
 }
 
 /// Values that one thread converts at a time.
@@ -118,6 +120,7 @@ pub fn sources(checkpoint: &Checkpoint) -> Vec<Source> {
         Some(Source {
             weight: stored,
             values: Values::Stored(tensor),
+            importance: Vec::new(),
         })
     };
     // An opened checkpoint has every tensor of its description.
@@ -130,9 +133,11 @@ pub fn choose(
     sources: &[Source],
     formats: &FormatArgs,
 ) -> Result<Vec<Choice>> {
+    let is_weighed = sources.iter().any(|source| !source.importance.is_empty());
     let weights: Vec<&WeightSpec> = sources.iter().map(|source| &source.weight).collect();
     let facts = Facts {
         layers: checkpoint.spec.layers.len(),
+        is_weighed,
         ..Facts::default()
     };
     formats.choose(&weights, facts, Layout::Own)
@@ -191,7 +196,7 @@ fn write_tensor(
         let encoded = std::thread::scope(|scope| {
             let jobs: Vec<_> = batch
                 .iter()
-                .map(|rows| scope.spawn(|| encode(&source.values, rows.clone(), cols, format)))
+                .map(|rows| scope.spawn(|| encode(source, rows.clone(), format)))
                 .collect();
             jobs.into_iter()
                 .map(|job| {
@@ -211,14 +216,11 @@ fn write_tensor(
 }
 
 /// Some rows of a tensor in `format`.
-fn encode(
-    values: &Values,
-    rows: Range<usize>,
-    cols: usize,
-    format: &'static Format,
-) -> Result<Vec<u8>> {
+fn encode(source: &Source, rows: Range<usize>, format: &'static Format) -> Result<Vec<u8>> {
+    let shape = &source.weight.shape;
+    let cols = shape.last().copied().unwrap_or(1).max(1);
     let mut decoded = vec![0.0; rows.len() * cols];
-    match values {
+    match &source.values {
         Values::Stored(tensor) => {
             let row_bytes = tensor.format.row_bytes(cols)?;
             let stored = &tensor.data[rows.start * row_bytes..rows.end * row_bytes];
@@ -229,7 +231,17 @@ fn encode(
         }
         Values::Random(random) => random.fill(rows.start * cols, &mut decoded),
     }
-    let mut encoded = vec![0; format.row_bytes(cols)? * rows.len()];
-    format.encode(&decoded, &mut encoded);
+    let row_bytes = format.row_bytes(cols)?;
+    let mut encoded = vec![0; row_bytes * rows.len()];
+    if source.importance.is_empty() {
+        format.encode(&decoded, &mut encoded);
+        return Ok(encoded);
+    }
+    let rows_of_a_matrix = shape.len().checked_sub(2).map_or(1, |axis| shape[axis]);
+    let stored = decoded.chunks(cols).zip(encoded.chunks_mut(row_bytes));
+    for (row, (numbers, bytes)) in rows.zip(stored) {
+        let inputs = &source.importance[row / rows_of_a_matrix * cols..][..cols];
+        format.encode_row(numbers, inputs, bytes);
+    }
     Ok(encoded)
 }

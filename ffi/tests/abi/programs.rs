@@ -173,6 +173,14 @@ fn eight_threads_and_sixteen_sessions_say_what_one_thread_says() {
 }
 
 #[test]
+fn a_hundred_thousand_random_calls_end_with_a_status() {
+    let program = build("cc", "tests/programs/hammer.c");
+    let model = source("../tests/models/gdn.gguf");
+    let said = succeeds(Command::new(program).args(["100000", "1"]).arg(model));
+    println!("{}", String::from_utf8_lossy(&said.stdout));
+}
+
+#[test]
 fn valgrind_finds_no_errors_and_no_leaks() {
     if !has("valgrind", &["--version"]) {
         return;

@@ -4,7 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::Half;
 use super::codes::Codes;
-use super::fit::low_byte;
+use super::fit::{self, low_byte};
+use super::importance::{self, mean_square};
 use crate::activations::Row;
 use crate::simd::scalar;
 
@@ -41,6 +42,27 @@ impl<C: Codes> Affine<C> {
             m: Half::from_f32(low),
             q: pack(x.map(|x| low_byte((x - low) * inverse + 0.5))),
         }
+    }
+
+    /// Encodes a row with the mean squares of its inputs.
+    pub(crate) fn encode_row(
+        row: &[f32],
+        inputs: &[f32],
+        dst: &mut [u8],
+        pack: impl Fn([u8; 32]) -> C,
+    ) {
+        let spread = mean_square(row);
+        importance::encode_eights(row, Some(inputs), dst, |x, inputs| {
+            let x = fit::columns::<32>(x);
+            let weights = importance::weights(&x, inputs.unwrap_or_default(), spread);
+            let spacings = importance::spacings(C::LARGEST);
+            let fit = fit::fit_affine::<32, false>(&x, &weights, spacings);
+            std::array::from_fn(|j| Affine {
+                d: Half::from_f32(fit.scale.0[j]),
+                m: Half::from_f32(-fit.min.0[j]),
+                q: pack(fit.codes_of(j)),
+            })
+        });
     }
 
     pub(crate) fn decode(&self) -> [f32; 32] {

@@ -23,7 +23,7 @@ const fn with_inputs(rounding: Option<Rounding>) -> Format {
         rounding,
         device_apart: 0..0,
         reordered: None,
-        encode: |src, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
+        encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
         decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),
         kernel: kernel::float::<Half>,
     }

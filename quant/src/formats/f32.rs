@@ -15,7 +15,7 @@ pub static F32: Format = Format {
     rounding: None,
     device_apart: 0..0,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, |&[x]| Number(x.to_le_bytes())),
+    encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Number(x.to_le_bytes())),
     decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),
     kernel: kernel::float::<Number>,
 };

@@ -150,11 +150,12 @@ impl<const N: usize> Fit<N> {
     }
 }
 
-/// Which spacings [`fit_affine`] tries: those of `max_code + first + 0.1 * step` codes over the range of the numbers.
+/// Which spacings [`fit_affine`] tries: those of `max_code + first + stride * step` codes over the range of the numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct Spacings {
     pub(crate) max_code: u8,
     pub(crate) first: f32,
+    pub(crate) stride: f32,
     pub(crate) steps: u8,
 }
 
@@ -197,7 +198,7 @@ pub(crate) fn fit_affine<const N: usize, const ABSOLUTE: bool>(
     let mut scale = Lanes::all(1.0) / inverse;
     let mut best = error(scale, low, &x.map(|x| code(inverse * (x - low))));
     for step in 0..=spacings.steps {
-        let count = Lanes::all(spacings.first + 0.1 * f32::from(step) + top);
+        let count = Lanes::all(spacings.first + spacings.stride * f32::from(step) + top);
         let candidate = count / (high - low);
         let mut codes = [zero; N];
         let (mut sum_q, mut sum_qq, mut sum_qx) = (zero, zero, zero);
@@ -234,19 +235,28 @@ pub(crate) fn fit_affine<const N: usize, const ABSOLUTE: bool>(
     }
 }
 
-/// Scale of `x = scale * (code - half)`, codes `0..2 * half`, each number weighing as its square.
+/// The numbers' squares: weights for want of an importance matrix.
+pub(crate) fn squares<const N: usize>(x: &[Lanes; N]) -> [Lanes; N] {
+    x.map(|x| x * x)
+}
+
+/// Scale of `x = scale * (code - half)`, codes `0..2 * half`.
 ///
 /// Candidate scales around the one that maps the extreme number to code 0 give codes; for each set of codes the best scale is
 /// `sum w q x / sum w q q`, and its gain over storing zeros `(sum w q x)^2 / sum w q q`.
-pub(crate) fn fit_symmetric<const N: usize>(x: &[Lanes; N], half: u8) -> Fit<N> {
+pub(crate) fn fit_symmetric<const N: usize>(
+    x: &[Lanes; N],
+    weight: &[Lanes; N],
+    half: u8,
+) -> Fit<N> {
     let zero = Lanes::all(0.0);
     let half = f32::from(half);
     let code = |x: Lanes| x.code(-half as i32, half as i32 - 1);
     let extreme = extremes(x);
     let sums = |inverse: Lanes| {
         let (mut sum_qx, mut sum_qq) = (zero, zero);
-        for &x in x {
-            let (weight, q) = (x * x, code(inverse * x));
+        for (&x, &weight) in x.iter().zip(weight) {
+            let q = code(inverse * x);
             sum_qx = sum_qx + weight * x * q;
             sum_qq = sum_qq + weight * q * q;
         }
@@ -331,14 +341,17 @@ fn without_tiny<const N: usize>(extreme: Lanes, scale: Lanes, codes: [Lanes; N])
 }
 
 /// Scale of `x = scale * values[code]` for values that rise with the code, the first of them negative, by the same search.
-pub(crate) fn fit_to_values<const N: usize>(x: &[Lanes; N], values: &[i8; 16]) -> Lanes {
+pub(crate) fn fit_to_values<const N: usize>(
+    x: &[Lanes; N],
+    weight: &[Lanes; N],
+    values: &[i8; 16],
+) -> Lanes {
     let zero = Lanes::all(0.0);
     let first = f32::from(values[0]);
     let extreme = extremes(x);
     let sums = |inverse: Lanes| {
         let (mut sum_qx, mut sum_qq) = (zero, zero);
-        for &x in x {
-            let weight = x * x;
+        for (&x, &weight) in x.iter().zip(weight) {
             let q = nearest_value(inverse * x, values);
             sum_qx = sum_qx + weight * q * x;
             sum_qq = sum_qq + weight * q * q;

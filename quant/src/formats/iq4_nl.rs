@@ -5,7 +5,8 @@
 
 use crate::format::Format;
 use crate::formats::codes::{Lookup, Table};
-use crate::formats::fit::{self, LANES};
+use crate::formats::fit::{self, Lanes};
+use crate::formats::importance;
 use crate::formats::scaled::Scaled;
 use crate::formats::{Half, decode_blocks};
 use crate::kernel;
@@ -41,20 +42,24 @@ type Block = Scaled<Half, Lookup<Values>>;
 
 const _: () = assert!(size_of::<Block>() == 18);
 
-/// Eight blocks at a time; the last ones may be fewer.
-fn encode(src: &[f32], dst: &mut [u8]) {
-    let blocks = bytemuck::cast_slice_mut::<u8, Block>(dst);
-    for (src, blocks) in src.chunks(32 * LANES).zip(blocks.chunks_mut(LANES)) {
-        let mut x = [0.0; 32 * LANES];
-        x[..src.len()].copy_from_slice(src);
-        let scales = fit::fit_to_values::<32>(&fit::columns(&x), &Values::VALUES).0;
-        for ((x, block), scale) in x.as_chunks().0.iter().zip(blocks).zip(scales) {
-            *block = Block {
-                d: Half::from_f32(scale),
-                q: Lookup::pack(nearest_codes(x, scale)),
-            };
-        }
-    }
+fn encode(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
+    importance::encode_eights(src, importance, dst, |x, importance| {
+        let columns = fit::columns::<32>(x);
+        let weights = match importance {
+            // The typical magnitude of each block, where other formats have that of the row.
+            Some(inputs) => {
+                let squares = importance::sums(&fit::squares(&columns));
+                let spread = squares * Lanes::all(2.0 / 32.0);
+                importance::weights_over(&columns, inputs, spread)
+            }
+            None => fit::squares(&columns),
+        };
+        let scales = fit::fit_to_values(&columns, &weights, &Values::VALUES).0;
+        std::array::from_fn(|j| Block {
+            d: Half::from_f32(scales[j]),
+            q: Lookup::pack(nearest_codes(&x.as_chunks().0[j], scales[j])),
+        })
+    });
 }
 
 /// The codes of the values nearest to `x / scale`.

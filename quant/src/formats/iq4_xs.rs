@@ -8,8 +8,9 @@ use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::codes::{Codes, Lookup, Table};
 use crate::formats::fit::{self, nearest_int};
+use crate::formats::importance::{self, mean_square};
 use crate::formats::iq4_nl::{Values, nearest_codes};
-use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::formats::{Half, decode_blocks, encode_row};
 use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
@@ -23,7 +24,7 @@ pub static IQ4_XS: Format = Format {
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 0..8,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };
@@ -40,8 +41,13 @@ pub(crate) struct Block {
 const _: () = assert!(size_of::<Block>() == 136);
 
 impl Block {
-    fn encode(x: &[f32; 256]) -> Block {
-        let fitted = fit::fit_to_values::<32>(&fit::columns(x), &Values::VALUES).0;
+    fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
+        let columns = fit::columns::<32>(x);
+        let weights = match importance {
+            Some(inputs) => importance::weights(&columns, inputs, 2.0 * mean_square(x)),
+            None => fit::squares(&columns),
+        };
+        let fitted = fit::fit_to_values(&columns, &weights, &Values::VALUES).0;
         // The scale of largest magnitude becomes -32 exactly.
         let d = -fit::extreme(&fitted) / 32.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };

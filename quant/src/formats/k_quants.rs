@@ -2,6 +2,7 @@
 
 use super::Half;
 use super::fit::{self, Lanes, Spacings, nearest_int};
+use super::importance::{self, mean_square};
 
 /// Codes per scale and minimum in Q4_K and Q5_K.
 pub(crate) const SUB: usize = 32;
@@ -51,15 +52,29 @@ pub(crate) struct SuperBlock {
 }
 
 /// Encodes the eight sub-blocks of a super-block of Q4_K or Q5_K. Numbers of large magnitude weigh more, because inputs multiply
-/// them.
-pub(crate) fn fit_super_block(x: &[f32; 256], spacings: Spacings) -> SuperBlock {
+/// them; with an importance matrix, those of large inputs. `spacings` are tried without one.
+pub(crate) fn fit_super_block(
+    x: &[f32; 256],
+    importance: Option<&[f32; 256]>,
+    spacings: Spacings,
+) -> SuperBlock {
     let columns: [Lanes; SUB] = fit::columns(x);
-    let squares = columns.iter().fold(Lanes::all(0.0), |sum, &x| sum + x * x);
-    let typical = (squares / Lanes::all(SUB as f32)).map(f32::sqrt);
-    let weights = columns.map(|x| typical + x.map(f32::abs));
-    let fit = fit::fit_affine::<SUB, false>(&columns, &weights, spacings);
-    let (d, scales) = round_to_6_bits(fit.scale.0);
-    let (dmin, mins) = round_to_6_bits(fit.min.0);
+    let (fit, [(d, scales), (dmin, mins)]) = if let Some(importance) = importance {
+        let weights = importance::weights(&columns, importance, 2.0 * mean_square(x));
+        let spacings = importance::spacings(spacings.max_code);
+        let fit = fit::fit_affine::<SUB, false>(&columns, &weights, spacings);
+        let sums = importance::sums(&weights).0;
+        let round = |values: Lanes| importance::fit_scales(&values.0, &sums, 63);
+        let rounded = [round(fit.scale), round(fit.min)];
+        (fit, rounded)
+    } else {
+        let squares = importance::sums(&fit::squares(&columns));
+        let typical = (squares / Lanes::all(SUB as f32)).map(f32::sqrt);
+        let weights = columns.map(|x| typical + x.map(f32::abs));
+        let fit = fit::fit_affine::<SUB, false>(&columns, &weights, spacings);
+        let rounded = [round_to_6_bits(fit.scale.0), round_to_6_bits(fit.min.0)];
+        (fit, rounded)
+    };
     let mut codes = [[0; SUB]; 8];
     for (j, x) in x.as_chunks::<SUB>().0.iter().enumerate() {
         let scale = d.to_f32() * f32::from(scales[j]);

@@ -7,6 +7,7 @@ pub(crate) mod f16;
 pub(crate) mod f32;
 mod fit;
 mod five_bits;
+mod importance;
 pub(crate) mod iq4_nl;
 pub(crate) mod iq4_xs;
 mod k_quants;
@@ -60,6 +61,19 @@ fn encode_blocks<B: NoUninit + AnyBitPattern, const N: usize>(
         .zip(bytemuck::cast_slice_mut::<u8, B>(dst))
     {
         *block = encode(values);
+    }
+}
+
+/// Encodes a row, in which the input of each number has the mean square `importance`, block by block.
+fn encode_row<B: NoUninit + AnyBitPattern, const N: usize>(
+    row: &[f32],
+    importance: Option<&[f32]>,
+    dst: &mut [u8],
+    encode: impl Fn(&[f32; N], Option<&[f32; N]>) -> B,
+) {
+    let blocks = bytemuck::cast_slice_mut::<u8, B>(dst);
+    for (i, (values, block)) in row.as_chunks::<N>().0.iter().zip(blocks).enumerate() {
+        *block = encode(values, importance.map(|all| &all.as_chunks().0[i]));
     }
 }
 

@@ -27,7 +27,7 @@ pub static MXFP4: Format = Format {
     rounding: Some(Rounding::Blocks),
     device_apart: 0..1,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, encode),
+    encode: |src, _, dst| encode_blocks(src, dst, encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

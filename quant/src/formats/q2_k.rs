@@ -6,8 +6,9 @@
 
 use crate::activations::Row;
 use crate::format::Format;
-use crate::formats::fit::{self, Lanes, Spacings, nearest_int};
-use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::formats::fit::{self, Fit, Lanes, Spacings, nearest_int};
+use crate::formats::importance::{self, mean_square};
+use crate::formats::{Half, decode_blocks, encode_row};
 use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
@@ -21,7 +22,7 @@ pub static Q2_K: Format = Format {
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 80..84,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };
@@ -40,18 +41,41 @@ const _: () = assert!(size_of::<Block>() == 84);
 const SPACINGS: Spacings = Spacings {
     max_code: 3,
     first: -0.5,
+    stride: 0.1,
     steps: 15,
 };
 
 impl Block {
-    fn encode(x: &[f32; 256]) -> Block {
-        let fits = [0, 128].map(|first| {
-            let columns: [Lanes; 16] = fit::columns(&x[first..]);
-            let weights = columns.map(|x| x.map(f32::abs));
-            fit::fit_affine::<16, true>(&columns, &weights, SPACINGS)
+    fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
+        let halves = [0, 128].map(|first| fit::columns::<16>(&x[first..]));
+        let weights: [[Lanes; 16]; 2] = if let Some(importance) = importance {
+            let spread = mean_square(x);
+            let inputs = importance.as_chunks::<128>().0;
+            [0, 1].map(|half| importance::weights(&halves[half], &inputs[half], spread))
+        } else {
+            halves.map(|columns| columns.map(|x| x.map(f32::abs)))
+        };
+        let fits: [Fit<16>; 2] = [0, 1].map(|half| {
+            let (x, weights) = (&halves[half], &weights[half]);
+            if importance.is_some() {
+                fit::fit_affine::<16, false>(x, weights, importance::spacings(3))
+            } else {
+                fit::fit_affine::<16, true>(x, weights, SPACINGS)
+            }
         });
-        let (d, scales) = round_to_4_bits(bytemuck::cast([fits[0].scale.0, fits[1].scale.0]));
-        let (dmin, mins) = round_to_4_bits(bytemuck::cast([fits[0].min.0, fits[1].min.0]));
+        let all = |part: fn(&Fit<16>) -> Lanes| -> [f32; 16] {
+            bytemuck::cast([part(&fits[0]).0, part(&fits[1]).0])
+        };
+        let sums = weights.map(|weights| importance::sums(&weights).0);
+        let round = |values: [f32; 16]| {
+            if importance.is_some() {
+                importance::fit_scales(&values, bytemuck::cast_ref(&sums), 15)
+            } else {
+                round_to_4_bits(values)
+            }
+        };
+        let (d, scales) = round(all(|fit| fit.scale));
+        let (dmin, mins) = round(all(|fit| fit.min));
         let mut block = Block {
             scales: std::array::from_fn(|j| scales[j] | mins[j] << 4),
             q: [[0; 32]; 2],

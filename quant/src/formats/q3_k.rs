@@ -6,8 +6,9 @@
 
 use crate::activations::Row;
 use crate::format::Format;
-use crate::formats::fit::{self, nearest_int};
-use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::formats::fit::{self, Fit, Lanes, nearest_int};
+use crate::formats::importance::{self, mean_square};
+use crate::formats::{Half, decode_blocks, encode_row};
 use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
@@ -21,7 +22,7 @@ pub static Q3_K: Format = Format {
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 96..110,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };
@@ -78,18 +79,37 @@ impl Scales {
 }
 
 impl Block {
-    fn encode(x: &[f32; 256]) -> Block {
-        let fits = [0, 128].map(|first| fit::fit_one_by_one::<16>(&fit::columns(&x[first..]), 4));
-        let fitted: [f32; 16] = bytemuck::cast([fits[0].scale.0, fits[1].scale.0]);
+    fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
+        let halves = [0, 128].map(|first| fit::columns::<16>(&x[first..]));
         let mut block: Block = bytemuck::Zeroable::zeroed();
-        // The scale of largest magnitude becomes -32 exactly.
-        let extreme = fit::extreme(&fitted);
-        if extreme != 0.0 {
-            let inverse = -32.0 / extreme;
-            block.d = Half::from_f32(1.0 / inverse);
-            let code = |s: f32| (nearest_int(inverse * s) as i8).clamp(-32, 31) + 32;
-            block.scales = Scales::pack(fitted.map(|s| code(s) as u8));
-        }
+        let fits = if let Some(importance) = importance {
+            let spread = 2.0 * mean_square(x);
+            let inputs = importance.as_chunks::<128>().0;
+            let weights =
+                [0, 1].map(|half| importance::weights(&halves[half], &inputs[half], spread));
+            let fits = [0, 1].map(|half| fit::fit_symmetric(&halves[half], &weights[half], 4));
+            let sums = weights.map(|weights| importance::sums(&weights).0);
+            block.round_scales(&fits, |scales| {
+                // The sixteen scales are fitted like a block of numbers.
+                let [x, weights] = [scales, bytemuck::cast(sums)].map(|all| all.map(Lanes::all));
+                let fit = fit::fit_symmetric(&x, &weights, 32);
+                (fit.scale.0[0], fit.codes_of(0))
+            });
+            fits
+        } else {
+            let fits = halves.map(|columns| fit::fit_one_by_one(&columns, 4));
+            block.round_scales(&fits, |scales| {
+                // The scale of largest magnitude becomes -32 exactly.
+                let extreme = fit::extreme(&scales);
+                if extreme == 0.0 {
+                    return (0.0, [0; 16]);
+                }
+                let inverse = -32.0 / extreme;
+                let code = |s: f32| (nearest_int(inverse * s) as i8).clamp(-32, 31) + 32;
+                (1.0 / inverse, scales.map(|s| code(s) as u8))
+            });
+            fits
+        };
         let scales = block.scales.signed();
         for (sub, x) in x.as_chunks::<16>().0.iter().enumerate() {
             let scale = block.d.to_f32() * f32::from(scales[sub]);
@@ -105,6 +125,14 @@ impl Block {
             }
         }
         block
+    }
+
+    /// Stores the sub-blocks' scales as one scale and 6-bit codes.
+    fn round_scales(&mut self, fits: &[Fit<16>; 2], round: impl Fn([f32; 16]) -> (f32, [u8; 16])) {
+        let [a, b] = fits;
+        let (d, codes) = round(bytemuck::cast([a.scale.0, b.scale.0]));
+        self.d = Half::from_f32(d);
+        self.scales = Scales::pack(codes);
     }
 
     /// Codes of run `run` (of 8) less 4.

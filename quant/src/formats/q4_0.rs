@@ -19,7 +19,10 @@ pub static Q4_0: Format = Format {
     rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, encode),
+    encode: |src, importance, dst| match importance {
+        Some(importance) => Block::encode_row(src, importance, dst, 8, Nibbles::pack),
+        None => encode_blocks(src, dst, encode),
+    },
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

@@ -18,7 +18,10 @@ pub static Q4_1: Format = Format {
     rounding: Some(Rounding::Blocks),
     device_apart: 0..4,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, |x| Block::encode(x, pack)),
+    encode: |src, importance, dst| match importance {
+        Some(importance) => Block::encode_row(src, importance, dst, pack),
+        None => encode_blocks(src, dst, |x| Block::encode(x, pack)),
+    },
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

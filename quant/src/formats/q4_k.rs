@@ -7,7 +7,7 @@ use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
-use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::formats::{Half, decode_blocks, encode_row};
 use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
@@ -21,7 +21,7 @@ pub static Q4_K: Format = Format {
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 0..0,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };
@@ -38,12 +38,14 @@ pub(crate) struct Block {
 const _: () = assert!(size_of::<Block>() == 144);
 
 impl Block {
-    fn encode(x: &[f32; 256]) -> Block {
+    fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
         let fit = fit_super_block(
             x,
+            importance,
             Spacings {
                 max_code: 15,
                 first: -1.0,
+                stride: 0.1,
                 steps: 20,
             },
         );

@@ -17,7 +17,10 @@ pub static Q5_0: Format = Format {
     rounding: Some(Rounding::Blocks),
     device_apart: 0..6,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, encode),
+    encode: |src, importance, dst| match importance {
+        Some(importance) => Block::encode_row(src, importance, dst, 16, FiveBits::pack),
+        None => encode_blocks(src, dst, encode),
+    },
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

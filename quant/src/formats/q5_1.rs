@@ -16,7 +16,10 @@ pub static Q5_1: Format = Format {
     rounding: Some(Rounding::Blocks),
     device_apart: 0..8,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, |x| Block::encode(x, FiveBits::pack)),
+    encode: |src, importance, dst| match importance {
+        Some(importance) => Block::encode_row(src, importance, dst, FiveBits::pack),
+        None => encode_blocks(src, dst, |x| Block::encode(x, FiveBits::pack)),
+    },
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

@@ -8,7 +8,7 @@
 use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{self, nearest_int};
-use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::formats::{Half, decode_blocks, encode_row};
 use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
@@ -22,7 +22,7 @@ pub static Q6_K: Format = Format {
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 208..210,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };
@@ -39,8 +39,16 @@ pub(crate) struct Block {
 const _: () = assert!(size_of::<Block>() == 210);
 
 impl Block {
-    fn encode(x: &[f32; 256]) -> Block {
-        let fits = [0, 128].map(|first| fit::fit_symmetric::<16>(&fit::columns(&x[first..]), 32));
+    fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
+        let fits = [0, 128].map(|first| {
+            let columns = fit::columns::<16>(&x[first..]);
+            // The inputs' mean squares alone: every number of a column weighs the same.
+            let weights = match importance {
+                Some(importance) => fit::columns(&importance[first..]),
+                None => fit::squares(&columns),
+            };
+            fit::fit_symmetric(&columns, &weights, 32)
+        });
         let fitted: [f32; 16] = bytemuck::cast([fits[0].scale.0, fits[1].scale.0]);
         // The scale of largest magnitude becomes -128 exactly.
         let extreme = fit::extreme(&fitted);

@@ -17,7 +17,7 @@ pub static Q8_0: Format = Format {
     rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
     reordered: None,
-    encode: |src, dst| encode_blocks(src, dst, encode),
+    encode: |src, _, dst| encode_blocks(src, dst, encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

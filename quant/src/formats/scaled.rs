@@ -4,6 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::Half;
 use super::codes::Codes;
+use super::fit;
+use super::importance::{self, mean_square};
 use crate::activations::Row;
 use crate::simd::scalar;
 
@@ -58,6 +60,28 @@ impl<S: Scale, C: Codes> Scaled<S, C> {
     /// The product with block `b` of the inputs.
     pub(crate) fn dot(&self, b: usize, x: Row) -> f32 {
         scalar::dot_codes(&self.q.signed(), &x.block(b)) as f32 * (self.d.value() * x.scales[b])
+    }
+}
+
+impl<C: Codes> Scaled<Half, C> {
+    /// Encodes a row with the mean squares of its inputs; `pack` takes codes of `0..2 * half`.
+    pub(crate) fn encode_row(
+        row: &[f32],
+        inputs: &[f32],
+        dst: &mut [u8],
+        half: u8,
+        pack: impl Fn([u8; 32]) -> C,
+    ) {
+        let spread = mean_square(row);
+        importance::encode_eights(row, Some(inputs), dst, |x, inputs| {
+            let x = fit::columns::<32>(x);
+            let weights = importance::weights(&x, inputs.unwrap_or_default(), spread);
+            let fit = fit::fit_symmetric(&x, &weights, half);
+            std::array::from_fn(|j| Scaled {
+                d: Half::from_f32(fit.scale.0[j]),
+                q: pack(fit.codes_of(j)),
+            })
+        });
     }
 }
 

@@ -6,6 +6,8 @@
 // without flags that allow fused multiply-adds, as ggml builds these functions for x86-64. Files:
 //     rows.values    f32: rows of 256 numbers, ordinary and awkward
 //     NAME.encoded   what ggml's quantize_NAME makes of them without an importance matrix
+//     row.importance f32: mean squares of a row's inputs
+//     NAME.weighted  what it makes of them with these
 //     NAME.blocks    random bytes with finite scales
 //     NAME.values    f32: what dequantize_row_NAME makes of NAME.blocks
 
@@ -76,6 +78,10 @@ int main(int count, char **arguments) {
   uint8_t *blocks = malloc(2ul * rows * ROW);
   for (int i = 0; i < rows * ROW; i++) values[i] = number(i / ROW, i % ROW);
   store(arguments[1], "rows", "values", values, 4ul * rows * ROW);
+  // Of very different size, and some inputs that are always zero.
+  float importance[ROW];
+  for (int i = 0; i < ROW; i++) importance[i] = i % 7 == 3 ? 0 : ldexp(1 + i * 37 % 64 / 64.0, i % 11 - 6);
+  store(arguments[1], "row", "importance", importance, sizeof(importance));
   // Bytes and numbers of a block, and where its f16 numbers stand, or less than none.
   struct {
     const char *name;
@@ -100,6 +106,7 @@ int main(int count, char **arguments) {
   for (size_t f = 0; f < sizeof(formats) / sizeof(*formats); f++) {
     const char *name = formats[f].name;
     store(arguments[1], name, "encoded", blocks, formats[f].encode(values, blocks, rows, ROW, 0));
+    store(arguments[1], name, "weighted", blocks, formats[f].encode(values, blocks, rows, ROW, importance));
     if (!formats[f].decode || rows != 32) continue;
     int of_block = formats[f].bytes, all = BLOCKS * ROW / formats[f].numbers;
     for (int i = 0; i < all * of_block; i++) blocks[i] = bits() >> 32;

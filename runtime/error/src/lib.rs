@@ -94,6 +94,12 @@ pub enum Error {
         /// Why it cannot be used.
         reason: String,
     },
+    /// No token can be chosen by the logits that the model computed: one is NaN or infinite, or all are minus infinity.
+    #[error("logits: {reason}")]
+    Logits {
+        /// The unusable values, and the likely cause.
+        reason: String,
+    },
     /// The session's declared context cannot hold the tokens.
     #[error(
         "the context is full: {position} of {context} tokens are used and {requested} more were given; \
@@ -160,6 +166,15 @@ impl From<waterline_quant::Error> for Error {
 }
 
 impl Error {
+    /// Logits on a device that are not finite; it does not say which.
+    #[doc(hidden)]
+    pub fn not_finite() -> Self {
+        Error::Logits {
+            reason: "found NaN or infinity, expected finite numbers (the weights or the state are damaged)"
+                .into(),
+        }
+    }
+
     /// An unusable parameter `what`, and the reason.
     #[doc(hidden)]
     pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {

@@ -4,14 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use waterline_quant::ProductObserver;
+
 use super::draft::HostDraft;
-use super::host_batch::{HostAhead, HostBatch, HostGroup};
+use super::host_batch::{HostBatch, HostGroup, HostVerifier};
 use super::slots::{OneState, Slots};
-use super::{Ahead, Engine, Group, Setup, StateCopy, no_copy};
+use super::{Engine, Group, Setup, StateCopy, Verifier, checkpoint_room, no_copy};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::OpTime;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::program::{Program, Workspace};
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
@@ -101,6 +103,11 @@ impl Engine for CpuEngine {
         self.reading.bytes()
     }
 
+    fn observe_products(&mut self, observer: ProductObserver) -> Result<()> {
+        self.reading.workspace().observe_products(observer);
+        Ok(())
+    }
+
     fn reset(&mut self) -> Result<()> {
         self.arena.reset();
         Ok(())
@@ -187,11 +194,17 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn begin_copy(&mut self, mut copy: StateCopy) -> Result<()> {
-        for (part, here) in copy.parts(self.arena.plan()) {
-            here.copy_from_slice(&self.arena.bytes()[part]);
-        }
-        self.copied = Some(copy);
+    fn begin_copy(&mut self, positions: Range<u64>) -> Result<()> {
+        let plan = self.arena.plan();
+        let bytes = |parts: &mut dyn Iterator<Item = Range<usize>>, length| {
+            let mut copy = checkpoint_room(length)?;
+            parts.for_each(|part| copy.extend_from_slice(&self.arena.bytes()[part]));
+            Ok::<_, Error>(copy)
+        };
+        self.copied = Some(StateCopy {
+            rows: bytes(&mut plan.rows(positions.clone()), plan.row_bytes(positions))?,
+            present: bytes(&mut plan.present(), plan.present_bytes())?,
+        });
         Ok(())
     }
 
@@ -199,16 +212,9 @@ impl Engine for CpuEngine {
         self.copied.take().ok_or_else(no_copy)
     }
 
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()> {
-        let mut rest = bytes;
-        for part in parts {
-            let (here, after) = rest.split_at(part.len());
-            self.arena.bytes_mut()[part].copy_from_slice(here);
-            rest = after;
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
+        for (part, bytes) in copies {
+            self.arena.bytes_mut()[part].copy_from_slice(bytes);
         }
         Ok(())
     }
@@ -233,18 +239,18 @@ impl Engine for CpuEngine {
     fn group(&self, most: usize) -> Result<Box<dyn Group>> {
         Ok(Box::new(HostGroup {
             model: Arc::clone(&self.model),
-            together: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, false)?,
+            batch: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, false)?,
         }))
     }
 
-    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>> {
+    fn verifier(&self, most: usize, drafts: bool) -> Result<Box<dyn Verifier>> {
         let draft = self.model.draft().filter(|_| drafts);
-        Ok(Box::new(HostAhead {
+        Ok(Box::new(HostVerifier {
             draft: draft
                 .map(|draft| HostDraft::new(draft, &self.pool))
                 .transpose()?,
             model: Arc::clone(&self.model),
-            together: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
+            batch: HostBatch::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
             before: self.arena.try_clone()?,
             most,
         }))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::draft::HostDraft;
 use super::slots::{OneState, Slots, States};
-use super::{Ahead, Engine, Group, Members};
+use super::{Engine, Group, Members, Verifier};
 use crate::bound::Model;
 use crate::cpu::{Pool, room};
 use crate::error::Result;
@@ -20,17 +20,17 @@ pub(super) struct HostBatch {
 }
 
 impl HostBatch {
-    /// Allocates for up to `most` states, and if it `keeps` the columns that ops with a state read, for [`HostBatch::repeat`].
-    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
+    /// Allocates for up to `most` states, and if it `saves` the columns that ops with a state read, for [`HostBatch::repeat`].
+    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, saves: bool) -> Result<Self> {
         let vocab = program.logits.matrix.rows();
         Ok(HostBatch {
-            slots: Slots::new(program, pool, most, keeps)?,
+            slots: Slots::new(program, pool, most, saves)?,
             logits: room(vocab * most)?,
             vocab,
         })
     }
 
-    /// Bytes of working memory that [`HostBatch::new`] would allocate, with the columns that it keeps.
+    /// Bytes of working memory that [`HostBatch::new`] would allocate, with the columns that it saves.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
         let logits = program.logits.matrix.rows() * most * size_of::<f32>();
         Slots::plan(program, threads, most, true) + logits
@@ -63,20 +63,20 @@ impl HostBatch {
 /// Sessions on the CPU that step together.
 pub(super) struct HostGroup {
     pub model: Arc<Model>,
-    pub together: HostBatch,
+    pub batch: HostBatch,
 }
 
 impl Group for HostGroup {
     fn bytes(&self) -> usize {
-        self.together.bytes()
+        self.batch.bytes()
     }
 
     fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()> {
         let program = self.model.program();
-        self.together.step(program, &mut Arenas(members), tokens);
+        self.batch.step(program, &mut Arenas(members), tokens);
         for row in 0..tokens.len() {
             let logits = members.member(row).engine.arena_mut().tensor_mut(LOGITS);
-            logits.copy_from_slice(self.together.logits(row));
+            logits.copy_from_slice(self.batch.logits(row));
         }
         Ok(())
     }
@@ -93,30 +93,30 @@ impl States for Arenas<'_> {
     }
 }
 
-/// Tokens of one session on the CPU that are read together.
-pub(super) struct HostAhead {
+/// Verifies drafted tokens of one session on the CPU.
+pub(super) struct HostVerifier {
     pub model: Arc<Model>,
-    pub together: HostBatch,
+    pub batch: HostBatch,
     /// The state before; while tokens are drafted, what the MTP block reads them into.
     pub before: Arena,
     pub draft: Option<HostDraft>,
     pub most: usize,
 }
 
-/// Bytes of working memory that [`Engine::ahead`] would allocate on the CPU, besides one state.
-pub(crate) fn plan_ahead(model: &Model, threads: usize, most: usize, drafts: bool) -> usize {
+/// Bytes of working memory that [`Engine::verifier`] would allocate on the CPU, besides one state.
+pub(crate) fn plan_verifier(model: &Model, threads: usize, most: usize, drafts: bool) -> usize {
     let draft = model.draft().filter(|_| drafts);
     let draft = draft.map_or(0, |draft| HostDraft::plan(draft, threads));
     HostBatch::plan(model.program(), threads, most) + draft
 }
 
-impl Ahead for HostAhead {
+impl Verifier for HostVerifier {
     fn most(&self) -> usize {
         self.most
     }
 
     fn bytes(&self) -> usize {
-        self.together.bytes() + self.draft.as_ref().map_or(0, HostDraft::bytes)
+        self.batch.bytes() + self.draft.as_ref().map_or(0, HostDraft::bytes)
     }
 
     fn draft(
@@ -138,27 +138,26 @@ impl Ahead for HostAhead {
             self.before.copy_from(arena);
         }
         let program = self.model.program();
-        self.together
-            .step(program, &mut OneState::new(arena), tokens);
+        self.batch.step(program, &mut OneState::new(arena), tokens);
         Ok(())
     }
 
     fn logits(&mut self, row: usize) -> Result<&[f32]> {
-        Ok(self.together.logits(row))
+        Ok(self.batch.logits(row))
     }
 
     fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()> {
         let arena = engine.arena_mut();
         arena.copy_from(&self.before);
         let program = self.model.program();
-        self.together
+        self.batch
             .repeat(program, &mut OneState::new(arena), tokens);
         Ok(())
     }
 
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()> {
         let logits = engine.arena_mut().tensor_mut(LOGITS);
-        logits.copy_from_slice(self.together.logits(row));
+        logits.copy_from_slice(self.batch.logits(row));
         Ok(())
     }
 }

@@ -11,9 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use cpu::plan_reading;
-pub(crate) use host_batch::plan_ahead;
+pub(crate) use host_batch::plan_verifier;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
+
+use waterline_quant::ProductObserver;
 
 use crate::bound::Model;
 use crate::cpu::Pool;
@@ -45,6 +47,11 @@ pub(crate) trait Engine: Send {
 
     /// Empties the state.
     fn reset(&mut self) -> Result<()>;
+
+    /// From now on `observer` sees each product.
+    fn observe_products(&mut self, _observer: ProductObserver) -> Result<()> {
+        Err(Error::invalid("products", "are observed on the CPU only"))
+    }
 
     /// Reads a chunk of tokens into the layers' state; position and history are the session's to move on.
     fn read(&mut self, tokens: &[u32]) -> Result<()>;
@@ -93,18 +100,15 @@ pub(crate) trait Engine: Send {
     /// Replaces the whole state by `state`, an arena of the same plan.
     fn upload(&mut self, state: &[u8]) -> Result<()>;
 
-    /// Begins to copy the state as it is now. Reading goes on meanwhile, and no other copy begins before [`Engine::end_copy`].
-    fn begin_copy(&mut self, copy: StateCopy) -> Result<()>;
+    /// Begins to copy the state as it is now, with the rows of the tokens at these positions. Reading goes on meanwhile, and no other
+    /// copy begins before [`Engine::end_copy`].
+    fn begin_copy(&mut self, positions: Range<u64>) -> Result<()>;
 
     /// Ends the copy that was begun.
     fn end_copy(&mut self) -> Result<StateCopy>;
 
-    /// Replaces these parts of the state by `bytes`, which they use up.
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()>;
+    /// Replaces parts of the state by bytes of the same length.
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()>;
 
     /// Fills these parts of the state with zeros.
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()>;
@@ -123,9 +127,9 @@ pub(crate) trait Engine: Send {
     /// Memory to step up to `most` states like this one together.
     fn group(&self, most: usize) -> Result<Box<dyn Group>>;
 
-    /// Memory to read up to `most` tokens into this state together, or fewer if the engine has no program for `most`, and if
-    /// `drafts` for [`Ahead::draft`].
-    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>>;
+    /// Memory to verify up to `most` tokens in one pass, or fewer if the engine has no program for `most`, and if
+    /// `drafts` for [`Verifier::draft`].
+    fn verifier(&self, most: usize, drafts: bool) -> Result<Box<dyn Verifier>>;
 
     /// The engine on a device, if it is one: what works on its state there.
     fn on_device(&mut self) -> Option<&mut cuda::CudaEngine> {
@@ -133,35 +137,23 @@ pub(crate) trait Engine: Send {
     }
 }
 
-/// A copy of a state, or room for one.
+/// A copy of a state.
 pub(crate) struct StateCopy {
-    pub positions: Range<u64>,
-    /// The rows that the tokens at these positions have written.
+    /// The rows that the tokens at some positions have written.
     pub rows: Vec<u8>,
     /// The tensors that later tokens overwrite.
     pub present: Vec<u8>,
 }
 
-impl StateCopy {
-    /// Each part of the state, and its place here.
-    fn parts<'a>(
-        &'a mut self,
-        plan: &'a StatePlan,
-    ) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
-        let rows = plan.rows(self.positions.clone());
-        placed(rows, &mut self.rows).chain(placed(plan.present(), &mut self.present))
+/// An empty vector that holds `bytes` without asking again, or the system's refusal.
+fn checkpoint_room(bytes: usize) -> Result<Vec<u8>> {
+    let mut room = Vec::new();
+    let asked = waterline_quant::ask_room(bytes).is_ok();
+    if asked && room.try_reserve_exact(bytes).is_ok() {
+        return Ok(room);
     }
-}
-
-fn placed<'a>(
-    parts: impl Iterator<Item = Range<usize>>,
-    mut rest: &'a mut [u8],
-) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
-    parts.map(move |part| {
-        let (here, after) = std::mem::take(&mut rest).split_at_mut(part.len());
-        rest = after;
-        (part, here)
-    })
+    let advice = "give the prefix store fewer bytes";
+    Err(Error::memory("a checkpoint", advice))
 }
 
 /// The error of [`Engine::end_copy`] without a copy.
@@ -175,7 +167,7 @@ pub(crate) struct Member<'a> {
     pub params: &'a SamplerParams,
 }
 
-/// Those that step together.
+/// Engines that step together.
 pub(crate) trait Members {
     /// How many there are.
     fn count(&self) -> usize;
@@ -199,8 +191,8 @@ pub(crate) trait Group: Send {
 }
 
 /// Reads several tokens into the state of the engine that it was made for, each with the bits of a step, reading each matrix once.
-/// As many of the first ones as turn out right may stand.
-pub(crate) trait Ahead: Send {
+/// The first ones that turn out right are accepted.
+pub(crate) trait Verifier: Send {
     /// Most tokens at once.
     fn most(&self) -> usize;
 

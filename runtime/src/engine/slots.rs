@@ -24,8 +24,8 @@ pub(super) struct Slots {
     /// Buffers of one slot.
     one: Buffers,
     ops: Vec<Step>,
-    /// The columns that ops with a state read of each slot, if they are kept: `[most, Step::width]` of each.
-    kept: Vec<f32>,
+    /// The columns that ops with a state read of each slot, if they are saved: `[most, Step::width]` of each.
+    saved: Vec<f32>,
     most: usize,
 }
 
@@ -33,14 +33,14 @@ pub(super) struct Slots {
 struct Step {
     access: Access,
     is_tokenwise: bool,
-    /// Columns that are kept of each slot: all that the op reads, if it changes a state.
+    /// Columns that are saved of each slot: all that the op reads, if it changes a state.
     width: usize,
 }
 
 impl Step {
-    fn new(op: &dyn Op, keeps: bool) -> Self {
+    fn new(op: &dyn Op, saves: bool) -> Self {
         let access = op.access();
-        let width = if keeps && access.changes_state() {
+        let width = if saves && access.changes_state() {
             access.read_columns().map(|view| view.width).sum()
         } else {
             0
@@ -54,39 +54,39 @@ impl Step {
 }
 
 impl Slots {
-    /// Allocates for up to `most` tokens, and if it `keeps` the columns that ops with a state read, for [`Slots::repeat`].
-    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
-        let ops = program.ops.iter().map(|op| Step::new(&**op, keeps));
+    /// Allocates for up to `most` tokens, and if it `saves` the columns that ops with a state read, for [`Slots::repeat`].
+    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, saves: bool) -> Result<Self> {
+        let ops = program.ops.iter().map(|op| Step::new(&**op, saves));
         let ops: Vec<Step> = ops.collect();
         Ok(Slots {
             workspace: Workspace::new(program, pool, most)?.in_step_order(),
             one: Buffers::new(&widths(program), 1)?,
-            kept: room(ops.iter().map(|op| op.width * most).sum())?,
+            saved: room(ops.iter().map(|op| op.width * most).sum())?,
             ops,
             most,
         })
     }
 
     /// Bytes of working memory that [`Slots::new`] would allocate.
-    pub fn plan(program: &Program, threads: usize, most: usize, keeps: bool) -> usize {
+    pub fn plan(program: &Program, threads: usize, most: usize, saves: bool) -> usize {
         let one = widths(program).iter().sum::<usize>();
-        let kept = program.ops.iter().map(|op| Step::new(&**op, keeps).width);
-        let floats = one + kept.sum::<usize>() * most;
+        let saved = program.ops.iter().map(|op| Step::new(&**op, saves).width);
+        let floats = one + saved.sum::<usize>() * most;
         Workspace::plan(program, threads, most) + floats * size_of::<f32>()
     }
 
     /// Bytes of working memory.
     pub fn bytes(&self) -> usize {
-        let floats = self.one.floats() + self.kept.len();
+        let floats = self.one.floats() + self.saved.len();
         self.workspace.bytes() + floats * size_of::<f32>()
     }
 
     /// Reads token `row` of `tokens` into state `row`, for every row.
     pub fn read(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
-        let mut rest = &mut self.kept[..];
+        let mut rest = &mut self.saved[..];
         for (op, step) in program.ops.iter().zip(&self.ops) {
-            let kept;
-            (kept, rest) = rest.split_at_mut(step.width * self.most);
+            let saved;
+            (saved, rest) = rest.split_at_mut(step.width * self.most);
             if step.is_tokenwise {
                 let (arena, position) = states.state(0);
                 op.run(&mut self.workspace.frame(arena, tokens, position));
@@ -97,11 +97,11 @@ impl Slots {
                 let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
                 copy(&step.access.reads, (frame.buffers, row), (&mut self.one, 0));
                 if step.width > 0 {
-                    let mut kept = &mut kept[row * step.width..];
+                    let mut saved = &mut saved[row * step.width..];
                     for view in step.access.read_columns() {
-                        let (columns, rest) = kept.split_at_mut(view.width);
+                        let (columns, rest) = saved.split_at_mut(view.width);
                         columns.copy_from_slice(&self.one.get(view.buffer)[view.columns(0)]);
-                        kept = rest;
+                        saved = rest;
                     }
                 }
                 std::mem::swap(frame.buffers, &mut self.one);
@@ -113,21 +113,21 @@ impl Slots {
     }
 
     /// Reads the first tokens of the last reading into the states once more, by the ops that change a state alone, whose inputs
-    /// were kept.
+    /// were saved.
     pub fn repeat(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
-        let mut rest = &self.kept[..];
+        let mut rest = &self.saved[..];
         for (op, step) in program.ops.iter().zip(&self.ops) {
-            let kept;
-            (kept, rest) = rest.split_at(step.width * self.most);
+            let saved;
+            (saved, rest) = rest.split_at(step.width * self.most);
             if !step.access.changes_state() {
                 continue;
             }
             for row in 0..tokens.len() {
-                let mut kept = &kept[row * step.width..];
+                let mut saved = &saved[row * step.width..];
                 for view in step.access.read_columns() {
-                    let (columns, rest) = kept.split_at(view.width);
+                    let (columns, rest) = saved.split_at(view.width);
                     self.one.get_mut(view.buffer)[view.columns(0)].copy_from_slice(columns);
-                    kept = rest;
+                    saved = rest;
                 }
                 let (arena, position) = states.state(row);
                 let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);

@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::prefix_store::{Checkpoint, Key, Node, Place, PrefixStore, Present};
 use super::reading::Reading;
 use super::{Session, check_numbers};
-use crate::engine::StateCopy;
 use crate::error::{Error, Result};
 use crate::state::{HEADER, HISTORY, LOGITS};
 
@@ -148,18 +147,12 @@ impl Session {
 
     /// Begins to copy the state with the rows of these positions; a copy of the logits, if `ends`.
     fn begin_copy(&mut self, positions: Range<u64>, ends: bool) -> Result<Vec<f32>> {
-        let plan = self.engine.plan();
-        let copy = StateCopy {
-            rows: room(plan.row_bytes(positions.clone()))?,
-            present: room(plan.present_bytes())?,
-            positions,
-        };
         let mut logits = Vec::new();
         if ends {
             logits = room(self.model.spec().vocab)?;
             logits.copy_from_slice(self.engine.logits()?);
         }
-        self.engine.begin_copy(copy)?;
+        self.engine.begin_copy(positions)?;
         Ok(logits)
     }
 
@@ -235,17 +228,16 @@ impl Session {
             .zip(&ours)
             .take_while(|(one, other)| one == other);
         let shared = shared.count().min(nodes.len() - 1);
-        for node in &nodes[shared..] {
-            self.engine
-                .copy_in(&mut plan.rows(start(node)..node.position), &node.rows)?;
-        }
-        self.engine.copy_in(&mut plan.present(), &present.state)?;
-        if !present.logits.is_empty() {
-            let logits = &plan.tensors()[LOGITS];
-            let range = logits.offset..logits.offset + logits.bytes;
-            let bytes = bytemuck::cast_slice(&present.logits);
-            self.engine.copy_in(&mut std::iter::once(range), bytes)?;
-        }
+        let rows = nodes[shared..].iter().flat_map(|node| {
+            let parts = plan.rows(start(node)..node.position);
+            with_bytes(parts, &node.rows)
+        });
+        let logits = &plan.tensors()[LOGITS];
+        let logits = logits.offset..logits.offset + 4 * present.logits.len();
+        let logits = (logits, bytemuck::cast_slice(&present.logits));
+        let overwritten = with_bytes(plan.present(), &present.state);
+        self.engine
+            .copy_in(&mut rows.chain(overwritten).chain([logits]))?;
         let grid = nodes.last().map_or(0, |node| node.grid);
         drop(nodes);
         drop(tree);
@@ -268,6 +260,18 @@ impl Session {
         }
         arena.tensor_mut::<u64>(HEADER)[0] = tokens.len() as u64;
     }
+}
+
+/// Each part with its bytes, which lie one after the other.
+fn with_bytes(
+    parts: impl Iterator<Item = Range<usize>>,
+    mut rest: &[u8],
+) -> impl Iterator<Item = (Range<usize>, &[u8])> {
+    parts.map(move |part| {
+        let (here, after) = rest.split_at(part.len());
+        rest = after;
+        (part, here)
+    })
 }
 
 /// Zeros, or the system's refusal.

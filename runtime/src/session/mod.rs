@@ -33,6 +33,8 @@ pub use reading::grid_of;
 use saved::{Mark, check_numbers};
 use speculation::Speculation;
 
+use waterline_quant::ProductObserver;
+
 use crate::bound::Model;
 use crate::cancel::Canceller;
 use crate::cpu::{Pool, physical_cores, room};
@@ -40,7 +42,7 @@ use crate::cuda::OpTime;
 use crate::engine::{self, Engine, Setup, plan_reading};
 use crate::error::{Error, Result};
 use crate::sampler::{Sampler, SamplerParams, SamplerState, most_probable};
-use crate::state::{HEADER, HISTORY, SAMPLER, StateDtype};
+use crate::state::{Arena, HEADER, HISTORY, SAMPLER, StateDtype};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
@@ -59,6 +61,17 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
     }
 }
 
+/// The last tokens that a state has read, oldest first, in two parts.
+fn recent(arena: &Arena) -> (&[u32], &[u32]) {
+    let history = arena.tensor::<u32>(HISTORY);
+    let read = arena.tensor::<u64>(HEADER)[0];
+    if read <= history.len() as u64 {
+        return (&history[..read as usize], &[]);
+    }
+    let (newer, older) = history.split_at((read % history.len() as u64) as usize);
+    (older, newer)
+}
+
 /// One conversation. Everything it needs is allocated when it is made.
 pub struct Session {
     model: Arc<Model>,
@@ -67,7 +80,7 @@ pub struct Session {
     engine: Box<dyn Engine>,
     /// The marks that [`Session::rewind`] can return to; none: not taken yet.
     marks: Vec<Option<Mark>>,
-    /// The tokens that were read so far, in a few numbers.
+    /// A hash of the tokens that were read so far and of their chunks.
     reading: Reading,
     sampler: Sampler,
     canceller: Canceller,
@@ -184,20 +197,14 @@ impl Session {
     /// minus infinity is that of a token which is never chosen.
     ///
     /// # Errors
-    /// [`Error::Invalid`], or as [`Session::logits`].
+    /// [`Error::Logits`], or as [`Session::logits`].
     pub fn check_logits(&self) -> Result<()> {
         most_probable(self.logits()?).map(|_| ())
     }
 
     /// The last tokens, oldest first, in two parts; as many as the history holds.
     pub fn recent(&self) -> (&[u32], &[u32]) {
-        let history = self.engine.arena().tensor::<u32>(HISTORY);
-        let read = self.position();
-        if read <= history.len() as u64 {
-            return (&history[..read as usize], &[]);
-        }
-        let (newer, older) = history.split_at((read % history.len() as u64) as usize);
-        (older, newer)
+        recent(self.engine.arena())
     }
 
     /// The sampling parameters.
@@ -239,6 +246,15 @@ impl Session {
         self.canceller.clone()
     }
 
+    /// From now on `observer` sees each product of a matrix with its inputs.
+    ///
+    /// # Errors
+    /// The session is on a GPU.
+    #[doc(hidden)]
+    pub fn observe_products(&mut self, observer: ProductObserver) -> Result<()> {
+        self.engine.observe_products(observer)
+    }
+
     /// Forgets everything that was read.
     ///
     /// # Errors
@@ -251,7 +267,7 @@ impl Session {
         Ok(())
     }
 
-    /// Marks from `position` on belong to tokens that were taken back.
+    /// Drops marks at `position` and later: their tokens were taken back.
     fn forget_marks(&mut self, position: u64) {
         for mark in &mut self.marks {
             *mark = mark.filter(|mark| mark.position < position);
@@ -261,7 +277,8 @@ impl Session {
     /// Reads tokens. Afterwards [`Session::logits`] are those after the last one.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] or [`Error::Invalid`] before anything is read; [`Error::Cancelled`] at a whole token.
+    /// [`Error::ContextFull`] or [`Error::Invalid`] before anything is read; [`Error::Cancelled`] between two
+    /// chunks: the first ones stay read.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
         self.read(
             tokens,
@@ -318,8 +335,8 @@ impl Session {
         )
     }
 
-    /// The loop over chunks: `shown` after each, `last` once at the end of the reading. `cut` gives the longest next chunk for the number
-    /// of tokens that are read.
+    /// Reads tokens chunk by chunk. `cut(read)` bounds the next chunk. `shown` runs after each chunk with its first token and length, `last`
+    /// once after the last chunk with its length, also if the reading was cancelled.
     fn read(
         &mut self,
         tokens: &[u32],
@@ -390,15 +407,15 @@ impl Session {
         Ok(())
     }
 
-    /// Chooses a token by the last logits, without reading it.
+    /// Chooses a token from the last logits, without reading it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] before the first token, or if the logits are not finite.
+    /// [`Error::Invalid`] before the first token; [`Error::Logits`] if the logits are not finite.
     pub fn sample(&mut self) -> Result<u32> {
         self.choose(None)
     }
 
-    /// Chooses a token by these logits `[vocab]` in place of the last ones, without reading it.
+    /// Chooses a token from these logits `[vocab]` instead of the last ones, without reading it.
     ///
     /// # Errors
     /// As [`Session::sample`].
@@ -406,21 +423,13 @@ impl Session {
         self.choose(Some(logits))
     }
 
-    /// Chooses a token by these logits or the last ones.
+    /// Chooses a token from these logits or the last ones.
     fn choose(&mut self, logits: Option<&[f32]>) -> Result<u32> {
         if self.position() == 0 {
             return Err(Error::invalid("sample", "no token has been read yet"));
         }
-        let mut state = self.engine.arena().tensor::<SamplerState>(SAMPLER)[0];
-        let history = self.engine.arena().tensor::<u32>(HISTORY);
-        let read = self.position();
-        let split = if read <= history.len() as u64 {
-            0
-        } else {
-            (read % history.len() as u64) as usize
-        };
-        let used = (read as usize).min(history.len());
-        let recent = (&history[split..used], &history[..split]);
+        let mut state = self.random();
+        let recent = recent(self.engine.arena());
         let logits = match logits {
             Some(logits) => logits,
             None => self.engine.logits()?,
@@ -431,13 +440,12 @@ impl Session {
         Ok(token)
     }
 
-    /// An error of logits, with what may be the cause where keys and values are kept in 16 bits.
+    /// Adds the likely cause to an error of logits where keys and values are stored in 16 bits.
     fn about_cache(&self, mut error: Error) -> Error {
         let kept = self.engine.arena().plan().tensors();
         let is_f16 = kept.iter().any(|tensor| tensor.dtype == StateDtype::F16);
-        if let Error::Invalid { what, reason } = &mut error
+        if let Error::Logits { reason } = &mut error
             && is_f16
-            && what == "logits"
         {
             reason.push_str(
                 "; keys and values beyond 65504 do not fit a cache of f16: --kv f32 keeps them",

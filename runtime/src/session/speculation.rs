@@ -14,7 +14,7 @@ use super::choice::Choice;
 use super::reading::Reading;
 use super::{Session, SessionOptions, lookup};
 use crate::bound::Model;
-use crate::engine::{Ahead, Engine, plan_ahead};
+use crate::engine::{Engine, Verifier, plan_verifier};
 use crate::error::{Error, Result};
 use crate::sampler::SamplerState;
 
@@ -54,7 +54,7 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usi
 
 /// Data of a session that reads ahead.
 pub(super) struct Speculation {
-    ahead: Box<dyn Ahead>,
+    verifier: Box<dyn Verifier>,
     source: Source,
     /// The tokens that were read last, and the random numbers' state after each was chosen.
     tokens: Vec<u32>,
@@ -63,7 +63,7 @@ pub(super) struct Speculation {
     before: Reading,
     /// Longest draft.
     draft: usize,
-    /// Tokens that were drafted so far, and how many of them stood.
+    /// Tokens that were drafted so far, and how many of them were accepted.
     drafted: u64,
     accepted: u64,
 }
@@ -78,10 +78,10 @@ impl Speculation {
         let Some((source, draft)) = source(model, options)? else {
             return Ok(None);
         };
-        let ahead = engine.ahead(draft + 1, source == Source::Mtp)?;
-        let most = ahead.most();
+        let verifier = engine.verifier(draft + 1, source == Source::Mtp)?;
+        let most = verifier.most();
         Ok(Some(Speculation {
-            ahead,
+            verifier,
             source,
             tokens: Vec::with_capacity(most),
             random: Vec::with_capacity(most),
@@ -103,14 +103,14 @@ impl Speculation {
             None => (0, 0),
             Some((source, draft)) => {
                 let drafts = source == Source::Mtp;
-                (plan_ahead(model, threads, draft + 1, drafts), 1)
+                (plan_verifier(model, threads, draft + 1, drafts), 1)
             }
         })
     }
 
     /// Bytes besides the state.
     pub fn bytes(&self) -> usize {
-        self.ahead.bytes()
+        self.verifier.bytes()
     }
 }
 
@@ -183,15 +183,15 @@ impl Session {
         let tokens = &speculation.tokens;
         speculation.before = self.reading;
         speculation
-            .ahead
+            .verifier
             .read(&mut *self.engine, tokens, !by_logits)?;
         for row in 0..count {
             self.advance(&speculation.tokens[row..=row]);
             if row + 1 < count {
                 let drafted = speculation.tokens[row + 1];
-                let chosen = match speculation.ahead.chosen(row) {
+                let chosen = match speculation.verifier.chosen(row) {
                     Some(chosen) => Ok(chosen),
-                    None => choice.choose(self, Some(speculation.ahead.logits(row)?), None),
+                    None => choice.choose(self, Some(speculation.verifier.logits(row)?), None),
                 };
                 // An error comes again with the next step.
                 let is_right = chosen.is_ok_and(|chosen| chosen == drafted);
@@ -201,7 +201,7 @@ impl Session {
                 speculation.random.push(self.random());
             }
         }
-        speculation.ahead.end(&mut *self.engine, count - 1)
+        speculation.verifier.end(&mut *self.engine, count - 1)
     }
 
     /// Whether a draft is likely: one of the MTP block, or a run of tokens that the last ones ended before.
@@ -222,7 +222,7 @@ impl Session {
         match speculation.source {
             // The block predicts what follows a single token that the state has not read.
             Source::Mtp if tokens.len() > 1 => Ok(()),
-            Source::Mtp => speculation.ahead.draft(&mut *self.engine, tokens, most),
+            Source::Mtp => speculation.verifier.draft(&mut *self.engine, tokens, most),
             Source::Lookup => {
                 let (older, newer) = self.recent();
                 lookup::draft(older, newer, tokens, most);
@@ -231,24 +231,24 @@ impl Session {
         }
     }
 
-    /// How many tokens were drafted since the session was made, and how many of them stood.
+    /// How many tokens were drafted since the session was made, and how many of them were accepted.
     pub fn drafts(&self) -> (u64, u64) {
-        let ahead = self.speculation.as_ref();
-        ahead.map_or((0, 0), |ahead| (ahead.drafted, ahead.accepted))
+        let speculation = self.speculation.as_ref();
+        speculation.map_or((0, 0), |drafts| (drafts.drafted, drafts.accepted))
     }
 
     /// Accepts the first `count` of the tokens that were read ahead, which are two or more.
     fn commit(&mut self, speculation: &mut Speculation, count: usize) -> Result<()> {
         speculation.tokens.truncate(count);
         speculation
-            .ahead
+            .verifier
             .commit(&mut *self.engine, &speculation.tokens)?;
         self.reading = speculation.before;
         for token in &speculation.tokens {
             self.advance(std::slice::from_ref(token));
         }
         self.set_random(speculation.random[count - 1]);
-        speculation.ahead.end(&mut *self.engine, count - 1)
+        speculation.verifier.end(&mut *self.engine, count - 1)
     }
 
     /// Whether [`Session::step_ahead`] can be called.

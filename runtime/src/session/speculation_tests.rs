@@ -200,7 +200,7 @@ fn draft_of(session: &mut Session, first: u32, count: usize) -> Vec<u32> {
     let speculation = session.speculation.as_mut().expect("a session that drafts");
     let mut tokens = vec![first];
     let drafts = speculation
-        .ahead
+        .verifier
         .draft(&mut *session.engine, &mut tokens, count);
     drafts.expect("drafts");
     tokens.split_off(1)

@@ -15,6 +15,8 @@ mod windows;
 
 use std::process::ExitCode;
 
+pub use windows::Windows;
+
 use crate::error::Result;
 
 /// Measure how well a model predicts.

@@ -12,7 +12,7 @@ use super::App;
 use super::answer::{Added, Part, Reply};
 use super::answers::{Form, Usage};
 use super::http::{Body, Refusal, json_response};
-use super::request::{Common, Conversation, ToolChoice, messages, parse};
+use super::request::{Common, Conversation, MOST_VALUES, ToolChoice, messages, parse};
 
 #[derive(Deserialize)]
 struct Request {
@@ -221,7 +221,7 @@ impl Request {
 
 /// `/v1/messages/count_tokens`.
 pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body)?;
+    let mut request: Request = parse(body, MOST_VALUES)?;
     let conversation = request.conversation(app)?;
     let options = conversation.options();
     let prompt = app
@@ -238,7 +238,7 @@ pub async fn answer(
     body: &[u8],
     stuck: &Arc<Notify>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body)?;
+    let mut request: Request = parse(body, MOST_VALUES)?;
     let conversation = request.conversation(app)?;
     let mut settings = app.settings(request.common)?;
     if settings.n > 1 {

@@ -12,7 +12,7 @@ use super::answer::Reply;
 use super::http::{Body, Refusal, json_response};
 use super::openai::OpenAi;
 use super::prompt::Prompt;
-use super::request::{Common, MOST_LOGPROBS, parse};
+use super::request::{Common, MOST_IDS, MOST_LOGPROBS, parse};
 
 /// Most prompts of a request.
 const MOST_PROMPTS: usize = 1024;
@@ -44,7 +44,7 @@ pub async fn complete(
     body: &[u8],
     stuck: &Arc<Notify>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body)?;
+    let mut request: Request = parse(body, MOST_IDS)?;
     let form = OpenAi::new(app, &request.common, false);
     request.common.max_tokens.get_or_insert(TOKENS);
     let mut settings = app.settings(request.common)?;
@@ -101,7 +101,7 @@ struct ToTokens {
 
 /// `/tokenize`: the tokens of a text.
 pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
-    let request: ToTokens = parse(body)?;
+    let request: ToTokens = parse(body, MOST_IDS)?;
     let tokens = app
         .make(move |app| match request.add_special {
             true => Ok(app.prompter.text(&request.content)?.tokens),
@@ -120,7 +120,7 @@ struct ToText {
 
 /// `/detokenize`: the text of tokens.
 pub fn detokenize(app: &App, body: &[u8]) -> Result<Response<Body>, Refusal> {
-    let request: ToText = parse(body)?;
+    let request: ToText = parse(body, MOST_IDS)?;
     let text = decode(app, &request.tokens);
     Ok(json_response(&json!({ "content": text, "prompt": text })))
 }

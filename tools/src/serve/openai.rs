@@ -13,7 +13,9 @@ use super::answer::{Added, Part, Reply};
 use super::answers::{Form, Usage};
 use super::http::{Body, Refusal};
 use super::logprobs::{TokenLogprob, of_completion};
-use super::request::{Common, Conversation, MOST_LOGPROBS, ToolChoice, messages, parse};
+use super::request::{
+    Common, Conversation, MOST_LOGPROBS, MOST_VALUES, ToolChoice, messages, parse,
+};
 use crate::calls::Call;
 
 #[derive(Deserialize)]
@@ -97,7 +99,7 @@ pub async fn chat(
     body: &[u8],
     stuck: &Arc<Notify>,
 ) -> Result<Response<Body>, Refusal> {
-    let request: Request = parse(body)?;
+    let request: Request = parse(body, MOST_VALUES)?;
     let (thinking, choice) = (request.thinking(), request.tool_choice()?);
     let form = OpenAi::new(app, &request.common, true);
     let mut settings = app.settings(request.common)?;
@@ -247,7 +249,7 @@ impl Form for OpenAi {
                 }
             });
         }
-        // A choice of its own for what no text comes with.
+        // A separate choice for a delta without text.
         if added.ends || (deltas.is_empty() && !logprobs.is_null()) {
             deltas.push(json!({}));
         }

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Notify;
 use waterline::{Constraint, GenerateOptions, Grammar, Message, SamplerParams, TemplateOptions};
+use waterline_quant::values_at_most;
 
 use super::answer::{Parts, Reply};
 use super::answers::Form;
@@ -20,6 +21,9 @@ use crate::calls::{Calls, Format, Needed, Tools};
 const MOST_ANSWERS: usize = 128;
 /// Most stop texts.
 const MOST_STOPS: usize = 64;
+/// Most values of a body: those of a conversation take up to a hundred bytes each, ids of tokens less.
+pub const MOST_VALUES: usize = 1 << 18;
+pub const MOST_IDS: usize = 1 << 20;
 /// Most alternatives that are reported for a token.
 pub const MOST_LOGPROBS: usize = 20;
 
@@ -103,8 +107,14 @@ pub struct Settings {
     pub form: Option<Grammar>,
 }
 
-/// The JSON of a body.
-pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+/// The JSON of a body of at most `most` values.
+pub fn parse<T: DeserializeOwned>(body: &[u8], most: usize) -> Result<T, Refusal> {
+    let values = values_at_most(body);
+    if values > most {
+        return Err(Refusal::bad(format!(
+            "the body: {values} values, more than the {most} that are read"
+        )));
+    }
     serde_json::from_slice(body).map_err(|error| Refusal::bad(format!("the body: {error}")))
 }
 
@@ -122,8 +132,9 @@ pub fn messages(values: Vec<Value>, limits: &Limits) -> Result<Vec<Message>, Ref
         }
         let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
         for call in calls.into_iter().flatten() {
-            let arguments = &mut call["function"]["arguments"];
-            if let Some(text) = arguments.as_str()
+            // A call that is no object is an error of the template.
+            if let Some(arguments) = call.pointer_mut("/function/arguments")
+                && let Some(text) = arguments.as_str()
                 && let Ok(object @ Value::Object(_)) = serde_json::from_str(text)
             {
                 *arguments = object;
@@ -297,5 +308,38 @@ impl App {
             true => form.after_thought(),
             false => form,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn calls_that_are_no_objects_are_passed_on_or_refused() {
+        let limits = Limits::default();
+        for call in [
+            json!(true),
+            json!(-1),
+            json!([[]]),
+            json!({"function": 3}),
+            json!({}),
+        ] {
+            let message = json!({"role": "assistant", "tool_calls": [call]});
+            let _ = messages(vec![message], &limits);
+        }
+        let call = json!({"function": {"name": "f", "arguments": "{\"a\": 1}"}});
+        let message = json!({"role": "assistant", "tool_calls": [call]});
+        let read = messages(vec![message], &limits).expect("a message");
+        let read = serde_json::to_value(&read[0]).expect("JSON");
+        assert_eq!(read["tool_calls"][0]["function"]["arguments"]["a"], 1);
+    }
+
+    #[test]
+    fn a_body_of_too_many_values_is_refused_before_it_is_read() {
+        let body = format!("[{}0]", "0,".repeat(MOST_VALUES));
+        let refused = parse::<Value>(body.as_bytes(), MOST_VALUES).expect_err("too many");
+        assert!(refused.message.contains("more than the 262144"));
     }
 }

@@ -10,7 +10,7 @@ use once_cell::sync::OnceCell;
 use waterline_kernels::file;
 
 use super::driver::weights::Weights;
-use super::driver::{Driver, Kernel, Memory, Transfer, ahead, gpu};
+use super::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
 #[cfg(feature = "emulator")]
 use super::emulator;
 use super::schedule::source::Source;
@@ -114,8 +114,8 @@ impl Device {
 
     /// A device of `architecture` (such as `sm_87`) with `sms` SMs, on which nothing can run. Opening a session on it
     /// compiles the session's kernels into `folder`; without one nothing is compiled: for [`crate::Model::schedule_on`].
-    pub fn ahead(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
-        Self::on(ahead::Ahead::new(architecture, sms, folder))
+    pub fn compile_only(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
+        Self::on(compile_only::CompileOnly::new(architecture, sms, folder))
     }
 
     /// The emulator, on which tests run kernels without a GPU.

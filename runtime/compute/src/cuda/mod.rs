@@ -4,7 +4,7 @@
 //! dependency levels. [`gemm`] has the matrix products, [`decode`] the persistent kernel of a step. [`token`] chooses
 //! the next token.
 
-mod columns;
+mod batch;
 mod decode;
 mod device;
 mod driver;
@@ -17,7 +17,7 @@ mod schedule;
 pub(crate) mod tests;
 mod token;
 
-pub use columns::{Calls, Column, Program, Rooms};
+pub use batch::{Calls, Program, Rooms, Slot};
 pub use decode::control::Control;
 #[cfg(feature = "emulator")]
 pub use decode::control::FAULT;
@@ -30,7 +30,7 @@ pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfe
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub(crate) use gemm::{
-    CODE_ROWS, CODES_SHARED, COLUMNS_SOURCE, GatedUnit, WeightMatrix, format_of, shared_bytes,
+    CODE_ROWS, CODES_SHARED, GatedUnit, SLOTS_SOURCE, WeightMatrix, format_of, shared_bytes,
 };
 pub use host_logits::HostLogits;
 #[cfg(feature = "emulator")]

@@ -65,12 +65,12 @@ pub trait DeviceOp {
     /// Writes the op's kernels.
     fn launch(&self, launches: &mut Launches) -> Result<()>;
 
-    /// Whether a step of it takes as many SMs as there are, so that several that run at once share them.
+    /// Whether a step of it uses all SMs, so that ops that run concurrently divide them.
     fn fills_device(&self) -> bool {
         false
     }
 
-    /// Whether, where every token is to have the bits of a step, its kernels for several tokens give them.
+    /// Whether its kernels for several tokens are bit-identical to single-token steps.
     fn runs_as_steps(&self) -> bool {
         false
     }
@@ -103,8 +103,8 @@ pub trait Op: CpuOp + DeviceOp + Send + Sync {
         !self.access().reads.iter().any(state)
     }
 
-    /// Whether it chooses, so that the smallest difference of its input may change its output wholly.
-    fn chooses(&self) -> bool {
+    /// Whether the op makes a discrete choice (routing), so that the smallest difference of its input may change its whole output.
+    fn is_discrete(&self) -> bool {
         false
     }
 

@@ -30,9 +30,9 @@ impl Program {
             + self.logits.matrix.bytes().len()
     }
 
-    /// Whether an op chooses experts.
-    pub fn has_choices(&self) -> bool {
-        self.ops.iter().any(|op| op.chooses())
+    /// Whether an op routes tokens to experts or partitions.
+    pub fn has_routing(&self) -> bool {
+        self.ops.iter().any(|op| op.is_discrete())
     }
 
     /// The layer of an op; none for the embedding.

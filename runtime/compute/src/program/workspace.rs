@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use waterline_quant::Activations;
+use waterline_quant::{Activations, ProductObserver};
 
 use super::Program;
 use crate::cpu::{Buffers, Frame, Pool, room};
@@ -52,6 +52,11 @@ impl Workspace {
     pub fn in_step_order(mut self) -> Self {
         self.inputs.sum_as_alone();
         self
+    }
+
+    /// From now on `observer` sees each product.
+    pub fn observe_products(&mut self, observer: ProductObserver) {
+        self.inputs.observe(observer);
     }
 
     /// Bytes of working memory that [`Workspace::new`] would allocate.

@@ -110,7 +110,7 @@ impl Sampler {
     /// above zero, none otherwise and none on an error. Does not allocate.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the number of logits is not `vocab`, if one is NaN or +inf (before or
+    /// [`Error::Invalid`] if the number of logits is not `vocab`; [`Error::Logits`] if one is NaN or +inf (before or
     /// after bias and penalties), or if all are -inf.
     pub fn sample(
         &mut self,
@@ -165,7 +165,7 @@ fn empty<T>(room: usize) -> Result<Vec<T>> {
 /// The token of the largest logit, the lowest of equals.
 ///
 /// # Errors
-/// [`Error::Invalid`] if a logit is NaN or +inf, or if all are -inf.
+/// [`Error::Logits`] if a logit is NaN or +inf, or if all are -inf.
 pub fn most_probable(logits: &[f32]) -> Result<u32> {
     Ok(select::first_equal(logits, select::maximum(logits)?))
 }

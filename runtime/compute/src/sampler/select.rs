@@ -24,7 +24,7 @@ fn most_probable_first(a: &Candidate, b: &Candidate) -> Ordering {
 /// The largest logit.
 ///
 /// # Errors
-/// [`Error::Invalid`] if a logit is NaN or +inf, or if all are -inf.
+/// [`Error::Logits`] if a logit is NaN or +inf, or if all are -inf.
 pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
     // Independent lanes, so that the loop becomes vector instructions.
     const LANES: usize = 16;
@@ -47,8 +47,7 @@ pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
             .iter()
             .position(|&x| not_a_logit(x))
             .unwrap_or_default();
-        return Err(Error::Invalid {
-            what: "logits".into(),
+        return Err(Error::Logits {
             reason: format!(
                 "token {token} has {}; expected a finite number or -inf (the weights or the \
                  state are damaged)",
@@ -57,8 +56,7 @@ pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
         });
     }
     if max == f32::NEG_INFINITY {
-        return Err(Error::Invalid {
-            what: "logits".into(),
+        return Err(Error::Logits {
             reason: "all are -inf: no token can be chosen".into(),
         });
     }

@@ -6,13 +6,17 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value as Json, json};
+use serde::{Serialize, Serializer};
+use serde_json::{Value as Json, json};
+use waterline_error::alphabet::Alphabet;
 use waterline_quant::gguf::{Array, Gguf, Value};
 
 use super::end_tokens::{self, Known};
 use super::llama_cpp_splits::splits;
-use super::vocab_files::{self, byte_level, byte_level_splits};
-use waterline_error::alphabet::Alphabet;
+use super::token_table::AddedToken;
+use super::vocab_files::{
+    self, Description, byte_level, byte_level_splits, check_added, check_count,
+};
 
 // Types of tokens.
 const NORMAL: i32 = 1;
@@ -92,8 +96,55 @@ pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>>
         "rwkv" => vocabulary.rwkv(),
         other => Err(format!("{other:?} of tokenizer.ggml.model")),
     };
-    let json = model.unwrap_or_else(|reason| json!({ "unreadable": reason }));
-    Some(json.to_string().into_bytes())
+    Some(model.unwrap_or_else(|reason| json!({ "unreadable": reason }).to_string().into_bytes()))
+}
+
+/// A model of the tokenizer, whose lists are the file's own.
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum Model<'g> {
+    #[serde(rename = "BPE")]
+    BytePairs {
+        vocab: Used<'g>,
+        merges: Merges<'g>,
+        ignore_merges: bool,
+    },
+    #[serde(rename = "BPE")]
+    Lines {
+        vocab: Used<'g>,
+        merges: &'g [String],
+        byte_fallback: bool,
+        line_breaks_are_whole: bool,
+    },
+    SentencePiece {
+        vocab: &'g [String],
+        scores: Vec<f32>,
+        unk_id: u64,
+        add_space_prefix: bool,
+    },
+    #[serde(rename = "RWKV")]
+    Rwkv {
+        vocab: &'g [String],
+        unk_id: Option<u64>,
+    },
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Merges<'g> {
+    Listed(&'g [String]),
+    ByRank(Vec<[String; 2]>),
+}
+
+/// The tokens of these types that text can become, with their ids.
+struct Used<'g>(&'g [String], Vec<i32>);
+
+impl Serialize for Used<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let all = self.0.iter().zip(&self.1).enumerate();
+        let used = all.filter(|(_, (_, kind))| **kind != UNUSED);
+        to.collect_map(used.map(|(id, (token, _))| (token, id)))
+    }
 }
 
 /// Whether a token begins every sequence: what the file says, or what its kind of vocabulary means.
@@ -153,11 +204,11 @@ impl<'g> Vocabulary<'g> {
         })
     }
 
-    fn get(&self, key: &str) -> Option<&Value> {
+    fn get(&self, key: &str) -> Option<&'g Value> {
         self.gguf.get(&format!("tokenizer.ggml.{key}"))
     }
 
-    fn text(&self, key: &str) -> Option<&str> {
+    fn text(&self, key: &str) -> Option<&'g str> {
         self.get(key)?.as_str()
     }
 
@@ -167,12 +218,14 @@ impl<'g> Vocabulary<'g> {
             .unwrap_or("default")
     }
 
-    fn strings(&self, key: &str) -> Result<&[String], String> {
+    fn strings(&self, key: &str) -> Result<&'g [String], String> {
         let array = self
             .get(key)
             .and_then(Value::as_array)
             .and_then(Array::as_strings);
-        array.ok_or_else(|| format!("tokenizer.ggml.{key}: found no strings"))
+        let strings = array.ok_or_else(|| format!("tokenizer.ggml.{key}: found no strings"))?;
+        check_count(strings.len())?;
+        Ok(strings)
     }
 
     /// The type of each of `count` tokens.
@@ -197,86 +250,73 @@ impl<'g> Vocabulary<'g> {
     }
 
     /// Tokens that are found in text before it is tokenized.
-    fn added(&self, tokens: &[String], types: &[i32]) -> Json {
-        let token = |(id, (content, &kind)): (usize, (&String, &i32))| {
-            let found = [CONTROL, USER_DEFINED].contains(&kind);
-            found.then(|| {
-                json!({
-                    "id": id,
-                    "content": content,
-                    "single_word": false,
-                    "lstrip": false,
-                    "rstrip": false,
-                    "normalized": false,
-                    "special": kind == CONTROL,
-                })
-            })
+    fn added(&self, tokens: &[String], types: &[i32]) -> Result<Vec<AddedToken>, String> {
+        let numbered = (0u32..).zip(tokens.iter().zip(types));
+        let found = numbered.filter(|(_, (_, kind))| [CONTROL, USER_DEFINED].contains(kind));
+        check_added(found.clone().count())?;
+        let token = |(id, (content, &kind)): (u32, (&String, &i32))| {
+            AddedToken::new(id, content, kind == CONTROL)
         };
-        tokens
-            .iter()
-            .zip(types)
-            .enumerate()
-            .filter_map(token)
-            .collect()
+        Ok(found.map(token).collect())
     }
 
-    fn byte_level(&self) -> Result<Json, String> {
+    fn byte_level(&self) -> Result<Vec<u8>, String> {
         let pre = self.pre();
         let splits = splits(pre).ok_or_else(|| format!("{pre:?} of tokenizer.ggml.pre"))?;
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
-        Ok(json!({
-            "version": "1.0",
-            "added_tokens": self.added(tokens, &types),
-            "pre_tokenizer": byte_level_splits(splits.patterns),
-            "decoder": byte_level(false),
-            "model": {
-                "type": "BPE",
-                "vocab": vocab(tokens, &types),
-                "merges": self.merges(tokens, &types)?,
-                "ignore_merges": splits.ignore_merges,
-            },
-        }))
+        let added = self.added(tokens, &types)?;
+        let model = Model::BytePairs {
+            merges: self.merges(tokens, &types)?,
+            vocab: Used(tokens, types),
+            ignore_merges: splits.ignore_merges,
+        };
+        Description {
+            pre_tokenizer: byte_level_splits(splits.patterns),
+            decoder: byte_level(false),
+            ..Description::new(model, added)
+        }
+        .to_json()
     }
 
     /// Gemma 4's byte pairs.
-    fn lines(&self) -> Result<Json, String> {
+    fn lines(&self) -> Result<Vec<u8>, String> {
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
-        Ok(json!({
-            "version": "1.0",
-            "added_tokens": self.added(tokens, &types),
-            "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" },
-            "pre_tokenizer": {
+        let added = self.added(tokens, &types)?;
+        let model = Model::Lines {
+            vocab: Used(tokens, types),
+            merges: self.strings("merges")?,
+            byte_fallback: true,
+            line_breaks_are_whole: true,
+        };
+        Description {
+            normalizer: json!({ "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" }),
+            pre_tokenizer: json!({
                 "type": "Split",
                 "pattern": { "Regex": r"[^\n]+|\n+" },
                 "behavior": "Isolated",
                 "invert": false,
-            },
-            "model": {
-                "type": "BPE",
-                "vocab": vocab(tokens, &types),
-                "merges": self.strings("merges")?,
-                "byte_fallback": true,
-                "line_breaks_are_whole": true,
-            },
-        }))
+            }),
+            ..Description::new(model, added)
+        }
+        .to_json()
     }
 
     /// The merges of a byte-level vocabulary. A file without them has the order of its ids: the tokens were numbered as they
     /// were merged.
-    fn merges(&self, tokens: &[String], types: &[i32]) -> Result<Json, String> {
+    fn merges(&self, tokens: &[String], types: &[i32]) -> Result<Merges<'g>, String> {
         if self.get("merges").is_some() {
-            return Ok(json!(self.strings("merges")?));
+            return Ok(Merges::Listed(self.strings("merges")?));
         }
         let alphabet = Alphabet::default();
         let normal = tokens.iter().zip(types).zip(0u64..);
         let normal = normal.filter(|((_, kind), _)| **kind == NORMAL);
         let ranks = normal.map(|((token, _), id)| (alphabet.decode(token), id));
-        Ok(json!(vocab_files::merges_by_rank(&ranks.collect())))
+        vocab_files::merges_by_rank(&ranks.collect()).map(Merges::ByRank)
     }
 
-    fn sentencepiece(&self) -> Result<Json, String> {
+    fn sentencepiece(&self) -> Result<Vec<u8>, String> {
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
         let said = self.get("unknown_token_id").and_then(Value::as_u64);
@@ -294,37 +334,25 @@ impl<'g> Vocabulary<'g> {
             None => vec![0.0; tokens.len()],
         };
         let prefix = self.get("add_space_prefix").and_then(Value::as_bool);
-        Ok(json!({
-            "version": "1.0",
-            "added_tokens": self.added(tokens, &types),
-            "model": {
-                "type": "SentencePiece",
-                "vocab": tokens,
-                "scores": scores,
-                "unk_id": said.or_else(typed).unwrap_or(0),
-                "add_space_prefix": prefix.unwrap_or(true),
-            },
-        }))
+        let model = Model::SentencePiece {
+            vocab: tokens,
+            scores,
+            unk_id: said.or_else(typed).unwrap_or(0),
+            add_space_prefix: prefix.unwrap_or(true),
+        };
+        Description::new(model, self.added(tokens, &types)?).to_json()
     }
 
-    fn rwkv(&self) -> Result<Json, String> {
+    fn rwkv(&self) -> Result<Vec<u8>, String> {
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
         let unknown = self.get("unknown_token_id").and_then(Value::as_u64);
-        Ok(json!({
-            "version": "1.0",
-            "added_tokens": self.added(tokens, &types),
-            "model": { "type": "RWKV", "vocab": tokens, "unk_id": unknown },
-        }))
+        let model = Model::Rwkv {
+            vocab: tokens,
+            unk_id: unknown,
+        };
+        Description::new(model, self.added(tokens, &types)?).to_json()
     }
-}
-
-/// The ids of all tokens that text can become.
-fn vocab(tokens: &[String], types: &[i32]) -> Map<String, Json> {
-    let used = tokens.iter().zip(types).enumerate();
-    let used = used.filter(|(_, (_, kind))| **kind != UNUSED);
-    used.map(|(id, (token, _))| (token.clone(), json!(id)))
-        .collect()
 }
 
 #[cfg(test)]

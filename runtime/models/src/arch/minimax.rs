@@ -97,7 +97,7 @@ fn lightning_attention(config: &Config, layer: usize, layers: usize) -> Result<L
     Ok(lightning_of_depth(heads, head_dim, layer, layers))
 }
 
-/// Lightning attention in layer `layer` of `layers`: heads of deeper layers fade more slowly.
+/// Lightning attention in layer `layer` of `layers`: heads of deeper layers decay more slowly.
 pub(super) fn lightning_of_depth(
     heads: usize,
     head_dim: usize,

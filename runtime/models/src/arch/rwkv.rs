@@ -133,7 +133,7 @@ fn channel_mix(config: &Config, hidden: usize) -> Result<RwkvChannelMix> {
         None => {
             let ratio = config.f32_or("hidden_ratio", 4.0)?;
             let width = (hidden as f64 * f64::from(ratio)) as usize;
-            width.div_ceil(32) * 32
+            width.div_ceil(32).saturating_mul(32)
         }
     };
     Ok(RwkvChannelMix {

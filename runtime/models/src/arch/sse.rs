@@ -216,6 +216,7 @@ fn sse(config: &Config, beside: bool) -> Result<Sse> {
         weigh_queries: options.bool_or("emulq", true)?,
         weigh_keys: options.bool_or("emulk", true)?,
         lora_rank: config.bool_or("sse_lora", true)?.then_some(value_dim),
+        separate: false,
         conv: taps(config, false)?,
         gate_rank: config
             .bool_or("use_output_gate", true)?

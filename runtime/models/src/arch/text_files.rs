@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use waterline_quant::{ask_room_for_json, read_file};
+use waterline_quant::{ask_room_for_text, read_file};
 
 use super::end_tokens;
 use super::token_table::{TokenTable, id};
@@ -26,7 +26,7 @@ const MOST_TEMPLATES: usize = 64;
 pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFiles, Vec<String>)> {
     let files = Files::read(dir, config)?;
     let json = bytes(dir, "tokenizer.json")?;
-    ask_room_for_json(json.as_deref().unwrap_or_default())?;
+    ask_room_for_text(json.as_ref().map_or(0, Vec::len))?;
     let has_json = json.is_some();
     let json = match json {
         None => vocab_files::read(&|name| bytes(dir, name))?,

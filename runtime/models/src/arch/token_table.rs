@@ -2,45 +2,89 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use waterline_quant::{Few, MOST_ADDED, ShortList, Vocabulary};
 
 /// Deepest nesting of post-processors that is searched.
 const DEEPEST: usize = 8;
+/// Most values of a post-processor.
+const MOST_VALUES: usize = 1 << 12;
+/// The key of the added tokens.
+const ADDED: &str = "added_tokens";
 
-/// A token that is found in text before it is tokenized.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Added {
+/// A token that is found in text before it is tokenized, as a `tokenizer.json` lists it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct AddedToken {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u32>,
     pub content: String,
+    #[serde(default)]
+    pub single_word: bool,
+    #[serde(default)]
+    pub lstrip: bool,
+    #[serde(default)]
+    pub rstrip: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalized: Option<bool>,
     /// Whether it is a control token.
+    #[serde(default)]
     pub special: bool,
+}
+
+impl AddedToken {
+    /// One without peculiarities.
+    pub fn new(id: u32, content: &str, special: bool) -> Self {
+        AddedToken {
+            id: Some(id),
+            content: content.into(),
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: Some(false),
+            special,
+        }
+    }
 }
 
 /// A tokenizer of which only the added tokens are known until more is needed.
 pub(super) struct TokenTable {
     json: Option<Vec<u8>>,
-    /// Added tokens by their ids, and their ids by their names.
-    added: BTreeMap<u32, Added>,
+    /// The added tokens of the file, those of other files, and the places of all by id and by name.
+    listed: Vec<AddedToken>,
+    places: BTreeMap<u32, usize>,
     names: HashMap<String, u32>,
+    /// How many of them are the file's own.
+    own: usize,
     /// The token that its post-processor puts before a text.
     begin: Option<u32>,
-    /// The ids of `json` that other files have changed or added.
-    changed: Vec<u32>,
-    vocab: OnceCell<HashMap<String, u32>>,
+    /// Whether other files have changed or added some.
+    is_changed: bool,
+    vocab: OnceCell<Vocabulary>,
 }
 
 /// The parts of the file that are short.
 #[derive(Deserialize, Default)]
 struct Head {
     #[serde(default)]
-    added_tokens: Vec<Value>,
+    added_tokens: ShortList<AddedToken, MOST_ADDED>,
     #[serde(default)]
-    post_processor: Value,
+    post_processor: Few<MOST_VALUES>,
+}
+
+/// The part that is long.
+#[derive(Deserialize, Default)]
+struct Words {
     #[serde(default)]
-    #[allow(dead_code)] // It is the long part, which is passed over.
-    model: Option<IgnoredAny>,
+    model: Model,
+}
+
+#[derive(Deserialize, Default)]
+struct Model {
+    #[serde(default)]
+    vocab: Vocabulary,
 }
 
 impl TokenTable {
@@ -49,21 +93,22 @@ impl TokenTable {
     pub fn new(json: Option<Vec<u8>>) -> Self {
         let head = json.as_deref().map(serde_json::from_slice::<Head>);
         let head = head.and_then(Result::ok).unwrap_or_default();
-        let added = head.added_tokens.iter().filter_map(|token| {
-            let special = token["special"].as_bool().unwrap_or(false);
-            Some((
-                id(&token["id"])?,
-                added(token["content"].as_str()?, special),
-            ))
-        });
-        let added: BTreeMap<u32, Added> = added.collect();
-        let name = |(&id, token): (&u32, &Added)| (token.content.clone(), id);
+        let listed = head.added_tokens.0;
+        let numbered = || {
+            (0..)
+                .zip(&listed)
+                .filter_map(|(place, token)| Some((token.id?, place, token)))
+        };
         TokenTable {
-            names: added.iter().map(name).collect(),
-            added,
-            begin: begin(&head.post_processor, 0),
+            places: numbered().map(|(id, place, _)| (id, place)).collect(),
+            names: numbered()
+                .map(|(id, _, token)| (token.content.clone(), id))
+                .collect(),
+            own: listed.len(),
+            listed,
+            begin: begin(&head.post_processor.0, 0),
             json,
-            changed: Vec::new(),
+            is_changed: false,
             vocab: OnceCell::new(),
         }
     }
@@ -75,122 +120,116 @@ impl TokenTable {
 
     /// The added tokens, by their ids.
     pub fn added(&self) -> impl Iterator<Item = (u32, &str)> {
-        let tokens = self.added.iter();
-        tokens.map(|(&id, token)| (id, token.content.as_str()))
+        let tokens = self.places.iter();
+        tokens.map(|(&id, &place)| (id, self.listed[place].content.as_str()))
     }
 
     /// The id of a token.
     pub fn id(&self, name: &str) -> Option<u32> {
-        self.names.get(name).copied().or_else(|| {
-            let vocab = self.vocab.get_or_init(|| self.read_vocab());
-            vocab.get(name).copied()
-        })
+        let named = self.names.get(name).copied();
+        named.or_else(|| self.vocab().id(name))
     }
 
     /// The model's own tokens. The whole file is read for them.
-    fn read_vocab(&self) -> HashMap<String, u32> {
-        let json: Value = match self.json.as_deref().map(serde_json::from_slice) {
-            Some(Ok(json)) => json,
-            _ => return HashMap::new(),
-        };
-        match &json["model"]["vocab"] {
-            Value::Object(vocab) => {
-                let token = |(name, number): (&String, &Value)| Some((name.clone(), id(number)?));
-                vocab.iter().filter_map(token).collect()
-            }
-            Value::Array(vocab) => {
-                // Unigram has pairs of a token and its score.
-                let name = |token: &Value| token.as_str().or(token[0].as_str()).map(str::to_string);
-                let tokens = vocab.iter().zip(0..);
-                tokens
-                    .filter_map(|(token, id)| Some((name(token)?, id)))
-                    .collect()
-            }
-            _ => HashMap::new(),
-        }
+    fn vocab(&self) -> &Vocabulary {
+        self.vocab.get_or_init(|| {
+            let words = self.json.as_deref().map(serde_json::from_slice::<Words>);
+            words.and_then(Result::ok).unwrap_or_default().model.vocab
+        })
     }
 
     /// Adds a token that another file names, unless the tokenizer has it.
     pub fn add(&mut self, number: u32, content: &str, special: bool) {
-        let known = self.added.contains_key(&number) || self.names.contains_key(content);
+        let known = self.places.contains_key(&number) || self.names.contains_key(content);
         if !known && !content.is_empty() {
-            self.added.insert(number, added(content, special));
+            self.places.insert(number, self.listed.len());
             self.names.insert(content.into(), number);
-            self.changed.push(number);
+            self.listed.push(AddedToken::new(number, content, special));
+            self.is_changed = true;
         }
     }
 
     /// Makes an added token a control token, which no text of a person becomes.
     pub fn make_special(&mut self, id: u32) {
-        if let Some(token) = self.added.get_mut(&id)
-            && !token.special
-        {
-            token.special = true;
-            self.changed.push(id);
+        if let Some(&place) = self.places.get(&id) {
+            let special = &mut self.listed[place].special;
+            self.is_changed |= !*special;
+            *special = true;
         }
     }
 
     /// The `tokenizer.json`, with what was added.
-    pub fn into_json(self) -> Option<Vec<u8>> {
-        let bytes = self.json?;
-        if self.changed.is_empty() {
-            return Some(bytes);
+    pub fn into_json(mut self) -> Option<Vec<u8>> {
+        if !self.is_changed {
+            return self.json;
         }
-        let Ok(mut json) = serde_json::from_slice::<Value>(&bytes) else {
-            return Some(bytes);
-        };
-        if !json.is_object() || !(json["added_tokens"].is_array() || json["added_tokens"].is_null())
-        {
-            return Some(bytes);
-        }
-        let vocab = json["model"]["vocab"].take();
-        let len = vocab.as_object().map(|vocab| vocab.len());
-        let len = len.or(vocab.as_array().map(Vec::len)).unwrap_or(0) as u32;
-        let in_vocab = |name: &str| vocab.get(name).and_then(id);
-        if json["added_tokens"].is_null() {
-            json["added_tokens"] = json!([]);
-        }
-        let Some(tokens) = json["added_tokens"].as_array_mut() else {
-            return Some(bytes);
-        };
-        let mut changed: BTreeMap<u32, &Added> = self
-            .changed
-            .iter()
-            .map(|id| (*id, &self.added[id]))
+        let others = self.listed.split_off(self.own);
+        // A new token has the id of the vocabulary or the next one: the numbers of others cannot be kept.
+        let ids = self.listed.iter().filter_map(|token| token.id);
+        let len = self.vocab().len() as u32;
+        let mut next = ids.max().map_or(0, |last| last.saturating_add(1)).max(len);
+        let mut others: Vec<(u32, AddedToken)> = others
+            .into_iter()
+            .filter_map(|token| Some((token.id?, token)))
             .collect();
-        for token in tokens.iter_mut() {
-            if let Some(change) = id(&token["id"]).and_then(|id| changed.remove(&id)) {
-                token["special"] = json!(change.special);
+        others.sort_by_key(|(id, _)| *id);
+        for (id, token) in others {
+            let is_next = id == next;
+            next += u32::from(is_next);
+            if is_next || self.vocab().id(&token.content) == Some(id) {
+                self.listed.push(token);
             }
         }
-        // A new token has the id of the vocabulary or the next one: the numbers of others cannot be kept.
-        let ids = tokens.iter().filter_map(|token| id(&token["id"]));
-        let mut next = ids.max().map_or(0, |last| last + 1).max(len);
-        let fits = |(number, token): &(u32, &Added)| {
-            let is_next = *number == next;
-            next += u32::from(is_next);
-            is_next || in_vocab(&token.content) == Some(*number)
-        };
-        let changed: Vec<(u32, &Added)> = changed.into_iter().filter(fits).collect();
-        tokens.extend(changed.into_iter().map(|(id, token)| {
-            json!({
-                "id": id,
-                "content": token.content,
-                "single_word": false,
-                "lstrip": false,
-                "rstrip": false,
-                "normalized": false,
-                "special": token.special,
-            })
-        }));
-        json["model"]["vocab"] = vocab;
-        Some(json.to_string().into_bytes())
+        let list = serde_json::to_vec(&self.listed).ok()?;
+        let json = self.json?;
+        Some(with_member(&json, ADDED, &list).unwrap_or(json))
     }
 }
 
-fn added(content: &str, special: bool) -> Added {
-    let content = content.into();
-    Added { content, special }
+/// An object of JSON with another value at a key; none if it is no object.
+fn with_member(json: &[u8], key: &str, value: &[u8]) -> Option<Vec<u8>> {
+    serde_json::from_slice::<Head>(json).ok()?;
+    if let Some(Range { start, end }) = member(json, key) {
+        return Some([&json[..start], value, &json[end..]].concat());
+    }
+    let (open, rest) = json.split_at(json.iter().position(|&byte| byte == b'{')? + 1);
+    let is_empty = rest.trim_ascii_start().first() == Some(&b'}');
+    let comma: &[u8] = if is_empty { b"" } else { b"," };
+    Some([open, format!("\"{key}\":").as_bytes(), value, comma, rest].concat())
+}
+
+/// Where the value of a key lies in the text of an object.
+fn member(json: &[u8], key: &str) -> Option<Range<usize>> {
+    let (mut depth, mut in_string, mut is_escaped) = (0, false, false);
+    // The last text of the object itself, which is a key where a colon follows; the value after the sought one.
+    let (mut text, mut value) = (0..0, None);
+    for (at, &byte) in json.iter().enumerate() {
+        match (in_string, byte) {
+            (true, _) if is_escaped => is_escaped = false,
+            (true, b'\\') => is_escaped = true,
+            (true, b'"') => {
+                in_string = false;
+                text.end = at;
+            }
+            (true, _) => {}
+            (false, b'"') => {
+                in_string = true;
+                text = at + 1..at + 1;
+            }
+            (false, b'[' | b'{') => depth += 1,
+            (false, b':') if depth == 1 && &json[text.clone()] == key.as_bytes() => {
+                value = Some(at + 1);
+            }
+            (false, b',' | b']' | b'}') => {
+                if let Some(start) = value.filter(|_| depth == 1) {
+                    return Some(start..at);
+                }
+                depth -= i32::from(byte != b',');
+            }
+            _ => {}
+        }
+    }
+    None
 }
 
 /// A token id.
@@ -217,6 +256,7 @@ fn begin(post: &Value, depth: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn tokenizer() -> Value {
         json!({

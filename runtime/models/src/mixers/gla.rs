@@ -38,7 +38,7 @@ pub struct Gla {
     pub gate_normalizer: f32,
     /// The gate's smallest logarithm, if it has one.
     pub gate_min: Option<f32>,
-    /// Rows of the state that a token writes, and that fade for it; none: all.
+    /// Rows of the state that a token writes, and that decay for it; none: all.
     #[serde(default)]
     pub written: Option<usize>,
 }

@@ -55,9 +55,9 @@ pub struct Gsa {
     pub learned_map: bool,
     /// Taps of the short convolutions, which end in silu; none: neither.
     pub conv: Option<usize>,
-    /// Divides the logarithm of the slots' fade.
+    /// Divides the logarithm of the slots' decay.
     pub gate_normalizer: f32,
-    /// Slots that a token writes, and that fade for it; none: all.
+    /// Slots that a token writes, and that decay for it; none: all.
     #[serde(default)]
     pub written: Option<usize>,
     /// A function of each score in place of the softmax over the slots.

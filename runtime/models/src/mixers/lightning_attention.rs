@@ -32,7 +32,7 @@ pub struct LightningAttention {
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Multiplies the rates at which heads fade.
+    /// Multiplies the rates at which heads decay.
     pub slope: f32,
     /// Epsilon of the output norm.
     pub norm_eps: f32,

@@ -6,7 +6,7 @@
 //! S <- (1 - 2^(-5 - h)) S + k^T v;  o = head_dim^-1/2 q S
 //! y  = W_o (rms(o) silu(W_g x))
 //! ```
-//! State: `S [heads, head_dim, value_dim]`: heads that share keys fade at different rates.
+//! State: `S [heads, head_dim, value_dim]`: heads that share keys decay at different rates.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -13,6 +13,9 @@
 //! normalised to unit length last. S0 has its own decay and write strength; all Si share theirs. The lower partition wins
 //! a tie.
 //!
+//! Separate parameters (optional, with gated linear attention; the ablation of the paper's Table 8): partition i has matrices of its own
+//! for q2, k2, v and W'' of its decay.
+//!
 //! State: `S0 [value_heads, head_dim, value_dim]`, `Si` of the same shape for each partition, the last inputs of the
 //! convolutions. A token touches S0 and its own partitions.
 
@@ -103,6 +106,9 @@ pub struct Sse {
     pub weigh_keys: bool,
     /// Rank of the partitions' correction of queries and keys; none: no correction.
     pub lora_rank: Option<usize>,
+    /// Whether each partition has its own matrices, with gated linear attention and without a correction.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub separate: bool,
     /// Taps of the short convolutions of the shared state's queries and keys; none: no convolutions.
     pub conv: Option<usize>,
     /// Rank of the output gate; none: no gate.
@@ -228,6 +234,9 @@ impl Sse {
     }
 }
 
+/// The partitions' own matrices for queries, keys and values.
+const SEPARATE: [&str; 3] = ["q_partitions", "k_partitions", "v_partitions"];
+
 /// Columns that drive an update: the logarithm of the decay, and the delta rule's write strength.
 #[derive(Clone, Copy)]
 struct Update {
@@ -276,6 +285,16 @@ impl Mixer for Sse {
             || format!("{ranks:?}"),
             "ranks of one or more",
         )?;
+        Mismatch::unless(
+            !self.separate || (self.lora_rank.is_none() && !self.delta()),
+            || {
+                format!(
+                    "separate with lora_rank {:?}, {:?}",
+                    self.lora_rank, self.update
+                )
+            },
+            "no correction, and the update gla",
+        )?;
         short_conv::check(self.conv)
     }
 
@@ -292,6 +311,14 @@ impl Mixer for Sse {
             "e_proj.weight",
             &[self.partitions, hidden],
         ));
+        // A second matrix for each partition, one after another.
+        let times = if self.separate { self.partitions } else { 1 };
+        if self.separate {
+            for (name, width) in SEPARATE.into_iter().zip([keys, keys, values]) {
+                let rows = width.saturating_mul(times);
+                weights.push(WeightSpec::matrix(&format!("{name}.weight"), rows, hidden));
+            }
+        }
         if let Some(rank) = self.lora_rank {
             for name in ["lora_q_proj", "lora_k_proj"] {
                 weights.push(WeightSpec::matrix(
@@ -304,7 +331,8 @@ impl Mixer for Sse {
         }
         match self.update {
             StateUpdate::Gla { rank, .. } => {
-                for name in ["gk_proj.0", "gk_proj.1"] {
+                for (name, times) in [("gk_proj.0", 1), ("gk_proj.1", times)] {
+                    let keys = keys.saturating_mul(times);
                     weights.push(WeightSpec::full(
                         &format!("{name}.0.weight"),
                         &[rank, hidden],
@@ -357,9 +385,9 @@ impl Mixer for Sse {
             conv: None,
             maps,
         };
-        let silu = vec![HeadOp::Activation(Activation::Silu)];
+        let silu = || vec![HeadOp::Activation(Activation::Silu)];
         layer.push(Prepare {
-            groups: vec![group(v, self.value_dim, silu)],
+            groups: vec![group(v, self.value_dim, silu())],
             rope: None,
             gates: Vec::new(),
         });
@@ -389,17 +417,25 @@ impl Mixer for Sse {
             let (first, second) = layer.buffer(2 * self.key_width()).split(self.key_width());
             [first, second]
         };
-        let (own, sources) = match *lora {
-            [q2, k2] => ([q2, k2], [HeadOp::Add(q), HeadOp::Add(k)]),
-            _ => (room(layer), [HeadOp::Copy(q), HeadOp::Copy(k)]),
+        let separate = if self.separate {
+            layer.project_chosen(&SEPARATE, self.partitions, route)?
+        } else {
+            Vec::new()
         };
-        let groups = own
-            .into_iter()
-            .zip(sources)
-            .zip(maps)
-            .map(|((view, source), map)| group(view, self.head_dim, vec![source, map.map()]));
+        let (own, sources) = match (&separate[..], lora) {
+            (&[q2, k2, _], _) => ([q2, k2], None),
+            (_, &[q2, k2]) => ([q2, k2], Some([HeadOp::Add(q), HeadOp::Add(k)])),
+            _ => (room(layer), Some([HeadOp::Copy(q), HeadOp::Copy(k)])),
+        };
+        let mut sources = sources.into_iter().flatten();
+        let mut groups = Vec::new();
+        for (view, map) in own.into_iter().zip(maps) {
+            let maps = sources.next().into_iter().chain([map.map()]);
+            groups.push(group(view, self.head_dim, maps.collect()));
+        }
+        groups.extend(separate.get(2).map(|v| group(*v, self.value_dim, silu())));
         layer.push(Prepare {
-            groups: groups.collect(),
+            groups,
             rope: None,
             gates: updates.gates,
         });
@@ -430,7 +466,7 @@ impl Mixer for Sse {
         layer.push(recur);
         layer.push(Partitions {
             recur: self.recur(
-                [own[0], own[1], v],
+                [own[0], own[1], *separate.get(2).unwrap_or(&v)],
                 updates.sparse,
                 layer.state_tensor(1),
                 sparse,
@@ -442,7 +478,7 @@ impl Mixer for Sse {
             weigh_queries: self.weigh_queries,
             weigh_keys: self.weigh_keys,
             unit_length: self.delta(),
-            own_columns: false,
+            own_columns: self.separate,
             add: false,
         });
         let ones = vec![1.0; self.value_width()].into();

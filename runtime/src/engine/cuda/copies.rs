@@ -1,19 +1,20 @@
 //! Copies of a state on a device for checkpoints: the host takes one over while the device reads the next chunk.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::CudaEngine;
 use crate::cpu::Pool;
 use crate::cuda::Transfer;
-use crate::engine::{StateCopy, no_copy};
-use crate::error::Result;
+use crate::engine::{StateCopy, checkpoint_room, no_copy};
+use crate::error::{Error, Result};
 use crate::state::StatePlan;
 
 /// A copy that was begun.
 pub(super) enum Copying {
     None,
-    /// It is on its way.
-    Begun(StateCopy, Transfer),
+    /// It is on its way: bytes of its rows and of all others.
+    Begun([usize; 2], Transfer),
     Ended(Result<StateCopy>, Option<Transfer>),
 }
 
@@ -30,10 +31,10 @@ impl Copying {
     /// Takes over what has come from the device, if a copy was begun. An error is left to [`CudaEngine::end`].
     pub fn take_over(&mut self, pool: &Pool) {
         *self = match std::mem::replace(self, Copying::None) {
-            Copying::Begun(mut copy, mut transfer) => {
-                let parts = [&mut copy.rows[..], &mut copy.present];
-                let ended = transfer.end(pool, parts.into_iter());
-                Copying::Ended(ended.map(|()| copy), Some(transfer))
+            Copying::Begun(lengths, mut transfer) => {
+                let ended = transfer.end(pool, lengths);
+                let copy = ended.map(|[rows, present]| StateCopy { rows, present });
+                Copying::Ended(copy, Some(transfer))
             }
             other => other,
         };
@@ -42,10 +43,11 @@ impl Copying {
 
 impl CudaEngine {
     /// Begins to copy the state. Where no transfer is large enough, or another session of the model uses it, all is copied at once.
-    pub(super) fn begin(&mut self, mut copy: StateCopy) -> Result<()> {
-        let bytes = copy.rows.len() + copy.present.len();
-        let plan = Arc::clone(&self.plan);
-        let arena = self.arena.address();
+    pub(super) fn begin(&mut self, positions: Range<u64>) -> Result<()> {
+        let (plan, arena) = (Arc::clone(&self.plan), self.arena.address());
+        let rows = plan.rows(positions.clone());
+        let lengths = [plan.row_bytes(positions), plan.present_bytes()];
+        let bytes = lengths[0] + lengths[1];
         let transfer = self
             .lock_chunks()
             .transfer
@@ -53,14 +55,23 @@ impl CudaEngine {
         let queue = self.queue()?;
         self.copying = match transfer {
             Some(mut transfer) => {
-                let parts = copy.parts(&plan).map(|(part, _)| part);
-                transfer.begin(queue, arena, parts)?;
-                Copying::Begun(copy, transfer)
+                transfer.begin(queue, arena, rows.chain(plan.present()))?;
+                Copying::Begun(lengths, transfer)
             }
             None => {
-                for (part, here) in copy.parts(&plan) {
-                    queue.read(arena + part.start as u64, here)?;
-                }
+                let read = |parts: &mut dyn Iterator<Item = Range<usize>>, length| {
+                    let mut copy = checkpoint_room(length)?;
+                    for part in parts {
+                        let start = copy.len();
+                        copy.resize(start + part.len(), 0);
+                        queue.read(arena + part.start as u64, &mut copy[start..])?;
+                    }
+                    Ok::<_, Error>(copy)
+                };
+                let copy = StateCopy {
+                    rows: read(&mut { rows }, lengths[0])?,
+                    present: read(&mut plan.present(), lengths[1])?,
+                };
                 Copying::Ended(Ok(copy), None)
             }
         };

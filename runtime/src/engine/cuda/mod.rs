@@ -1,8 +1,8 @@
 //! The engine on a GPU: state, buffers, and the program as kernels.
 
-mod columns;
+mod batch;
 mod copies;
-mod lent;
+mod handover;
 mod open;
 mod programs;
 #[cfg(test)]
@@ -12,11 +12,11 @@ use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use columns::{DeviceAhead, DeviceExact, DeviceGroup};
+use batch::{DeviceExact, DeviceGroup, DeviceVerifier};
 use copies::Copying;
 use programs::Programs;
 
-use super::{Ahead, Engine, Group, Setup, StateCopy, StepForm};
+use super::{Engine, Group, Setup, StateCopy, StepForm, Verifier};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
@@ -143,10 +143,7 @@ impl CudaEngine {
     fn chosen(&self) -> Result<u32> {
         let token = self.settle()?;
         if token as usize >= self.vocab {
-            return Err(Error::invalid(
-                "logits",
-                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
-            ));
+            return Err(Error::not_finite());
         }
         Ok(token)
     }
@@ -165,7 +162,7 @@ impl CudaEngine {
     /// Chooses the first of the largest logits on the device and reads that token.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
+    /// [`Error::Logits`] if the logits are not finite; the state is then one of a damaged model.
     fn choose(&mut self) -> Result<u32> {
         self.queue()?;
         self.host_logits.forget();
@@ -359,35 +356,25 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
-    fn begin_copy(&mut self, copy: StateCopy) -> Result<()> {
+    fn begin_copy(&mut self, positions: Range<u64>) -> Result<()> {
         if self.programs.persistent.is_some() {
             self.settle()?;
         }
-        self.begin(copy)
+        self.begin(positions)
     }
 
     fn end_copy(&mut self) -> Result<StateCopy> {
         self.end()
     }
 
-    fn copy_in(
-        &mut self,
-        parts: &mut dyn Iterator<Item = Range<usize>>,
-        bytes: &[u8],
-    ) -> Result<()> {
+    fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
         self.replaced();
-        let queue = self.queue()?;
-        let (mut rest, mut written) = (bytes, Ok(()));
-        for part in parts {
-            let (here, after) = rest.split_at(part.len());
-            let to = self.arena.address() + part.start as u64;
+        let (queue, arena) = (self.queue()?, self.arena.address());
+        let mut copies = copies.map(|(part, bytes)| (arena + part.start as u64, bytes));
+        let written = copies.try_for_each(|(to, bytes)| {
             // SAFETY: the bytes are borrowed until the queue has finished.
-            written = unsafe { queue.begin_write(to, here) };
-            if written.is_err() {
-                break;
-            }
-            rest = after;
-        }
+            unsafe { queue.begin_write(to, bytes) }
+        });
         queue.finish().and(written)
     }
 
@@ -424,8 +411,8 @@ impl Engine for CudaEngine {
         Ok(Box::new(DeviceGroup::new(self, most)?))
     }
 
-    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>> {
-        Ok(Box::new(DeviceAhead::new(self, most, drafts)?))
+    fn verifier(&self, most: usize, drafts: bool) -> Result<Box<dyn Verifier>> {
+        Ok(Box::new(DeviceVerifier::new(self, most, drafts)?))
     }
 
     fn on_device(&mut self) -> Option<&mut CudaEngine> {

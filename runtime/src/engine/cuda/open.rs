@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell};
 use std::sync::{Arc, PoisonError};
 
 use super::CudaEngine;
-use super::columns::DeviceExact;
+use super::batch::DeviceExact;
 use super::copies::{Copying, checkpoint_bytes};
 use super::programs::{Calls, ProgramWriter, Programs};
 use crate::bound::Model;
@@ -15,7 +15,7 @@ use crate::cuda::{
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
-use crate::program::{Program, Schedule};
+use crate::program::Schedule;
 use crate::state::{Arena, StateOptions, StatePlan};
 
 impl CudaEngine {
@@ -95,7 +95,7 @@ impl CudaEngine {
             step: Vec::new(),
             choice: 0,
         };
-        let persistent = match persistent_blocks(&device, program, options) {
+        let persistent = match persistent_blocks(&device, options) {
             Err(reason) => Err(reason),
             Ok(blocks) => {
                 let (step, choice) = writer.step(true)?;
@@ -165,19 +165,13 @@ impl CudaEngine {
 }
 
 /// Blocks of the one kernel that a step is, or why a step is a graph of kernels.
-fn persistent_blocks(
-    device: &Device,
-    program: &Program,
-    options: &Setup,
-) -> std::result::Result<usize, String> {
-    let least = device.driver().tuning().least_weight_bytes;
+fn persistent_blocks(device: &Device, options: &Setup) -> std::result::Result<usize, String> {
     match options.step {
         StepProgram::Recorded => Err("it was chosen".into()),
         _ if options.exact => Err("exact prompts have the bits of recorded steps".into()),
-        StepProgram::Automatic if program.weight_bytes() < least => Err(format!(
-            "one kernel is faster from {least} bytes of matrices on, and the model has {}",
-            program.weight_bytes()
-        )),
+        StepProgram::Automatic if device.driver().prefers_graph() => {
+            Err("a graph is faster there".into())
+        }
         _ => device.driver().resident_blocks(),
     }
 }

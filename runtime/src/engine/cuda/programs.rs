@@ -146,7 +146,7 @@ fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
     } else {
         vec![1; program.ops.len()]
     };
-    launches.has_choices = program.has_choices();
+    launches.has_routing = program.has_routing();
     for (index, op) in program.ops.iter().enumerate() {
         launches.begin(index, &op.access());
         launches.sharing = sharing[index];

@@ -201,6 +201,7 @@ impl Directory {
             self.shared.refresh(&mut files);
             files.chain(key, tokens, position)
         };
+        let most = lock(tree).most() as u64;
         let mut parent = None;
         for (index, &id) in chain.iter().enumerate() {
             let is_last = index + 1 == chain.len();
@@ -211,7 +212,7 @@ impl Directory {
                 parent = Some(place);
                 continue;
             }
-            let loaded = self.shared.load(id, key);
+            let loaded = self.shared.load(id, key, most);
             let added = match loaded {
                 Ok((head, body)) => {
                     add(&mut lock(tree), (id, &head, body), (parent, held), is_last)
@@ -341,10 +342,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads a file whole, and marks it as used.
-    fn load(&self, id: u64, key: Key) -> io::Result<(Head, Body)> {
+    /// Reads a file of at most `most` bytes whole, and marks it as used.
+    fn load(&self, id: u64, key: Key, most: u64) -> io::Result<(Head, Body)> {
         let file = open_file(self.name(id))?;
         let size = file.metadata()?.len();
+        if size > most {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("it has {size} bytes, the store's memory {most}"),
+            ));
+        }
         let (head, body) = file::read(&mut BufReader::with_capacity(1 << 20, &file), size)?;
         if head.id() != id || head.key != key {
             return Err(io::Error::new(

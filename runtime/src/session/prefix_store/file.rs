@@ -12,8 +12,9 @@ use crate::session::reading::Hash;
 use crate::state::Summed;
 
 const MAGIC: &[u8; 8] = b"WLPREFX1";
-/// Most pieces of a file.
+/// Most pieces and most tokens of a file: its head is read before its checksum can be compared, and a hole may be as long as it says.
 const MOST_PIECES: u64 = 1 << 20;
+const MOST_TOKENS: u64 = 1 << 24;
 
 /// A piece's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,8 +166,10 @@ fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Resul
             grid,
         });
     }
-    if count > position {
-        return Err(damaged("it has more tokens than its position"));
+    if count > position || count > MOST_TOKENS {
+        return Err(damaged(
+            "it has more tokens than its position, or than are read",
+        ));
     }
     head.tokens = room(count as usize)?;
     input.read_exact(bytemuck::cast_slice_mut(&mut head.tokens))?;
@@ -239,6 +242,29 @@ mod tests {
             logits: vec![0.5, -1.0],
         };
         (head, rows, present)
+    }
+
+    #[test]
+    fn a_count_that_a_hole_could_hold_reads_nothing() {
+        let (head, rows, present) = example();
+        let mut bytes = Vec::new();
+        write(&mut bytes, &head, &rows, &present).expect("memory");
+        // The position, and the tokens of the first piece.
+        for at in [32, 64] {
+            bytes[at..at + 8].copy_from_slice(&(1u64 << 40).to_le_bytes());
+        }
+        struct Hole(u64);
+        impl Read for Hole {
+            fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+                self.0 += to.len() as u64;
+                assert!(self.0 < 1 << 20, "the hole is read");
+                to.fill(0);
+                Ok(to.len())
+            }
+        }
+        let mut input = (&bytes[..]).chain(Hole(0));
+        let error = read_head(&mut input, u64::MAX).expect_err("too many tokens");
+        assert!(error.to_string().contains("more tokens"), "{error}");
     }
 
     #[test]

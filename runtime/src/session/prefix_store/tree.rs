@@ -227,6 +227,11 @@ impl Tree {
         Some(self.place(same))
     }
 
+    /// The bytes that all checkpoints together may take.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     /// Makes room for `bytes` and counts them as used; false if there cannot be room. The checkpoint at `keep` stays.
     pub fn reserve(&mut self, bytes: usize, keep: Option<Place>) -> bool {
         let Some(goal) = self.most.checked_sub(bytes) else {

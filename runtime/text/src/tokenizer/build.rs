@@ -10,6 +10,7 @@ use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 
+use super::file::{File, Merges, Model};
 use super::pattern::deadline;
 use super::rwkv::{Rwkv, unescape};
 use super::sentencepiece::SentencePiece;
@@ -17,6 +18,7 @@ use super::steps::{self, NormalizerStep, Normalizing, SplitStep};
 use super::surplus;
 use super::token_bytes::{MAX_VOCAB, Spelling};
 use super::words::Words;
+use waterline_quant::Vocabulary;
 
 /// Longest token and longest added token, in bytes.
 const MAX_TOKEN: usize = 64 << 10;
@@ -46,23 +48,22 @@ pub(super) struct Parts {
 
 impl Parts {
     /// The parts of a tokenizer, without its tokens from the id `rows` on; the error is a reason.
-    pub fn new(json: &Value, rows: usize) -> Result<Self, Reason> {
-        if let Some(reason) = json["unreadable"].as_str() {
-            return Err(reason.into());
+    pub fn new(file: File, rows: usize) -> Result<Self, Reason> {
+        if let Some(reason) = file.unreadable {
+            return Err(reason);
         }
-        let model = &json["model"];
-        let kind = kind(model)?;
-        let mut tokens = match kind {
-            "Unigram" => scored(model)?
-                .into_iter()
-                .map(|(token, _)| token)
-                .zip(0..)
-                .collect(),
-            "SentencePiece" | "RWKV" => listed(model)?,
-            _ => mapped(model)?,
-        };
+        let kind = kind(&file.model)?.to_string();
+        let (kind, spelling) = (kind.as_str(), spelling(&file, &kind));
+        let Model {
+            switches: model,
+            vocab: vocabulary,
+            merges,
+            scores,
+        } = file.model;
+        let (model, merges) = (&model, merges.unwrap_or_default());
+        let (mut tokens, scored) = numbered(kind, vocabulary)?;
         check_ids(&tokens)?;
-        surplus::remove(kind, model, &mut tokens, rows)?;
+        surplus::remove(kind, (model, &merges), &mut tokens, rows)?;
         let find = |token: &str| {
             tokens
                 .iter()
@@ -73,9 +74,10 @@ impl Parts {
             Some(token) => find(token),
             None => optional(model, "unk_id", "a token", token)?,
         };
-        let normalizer = steps::normalizer(&json["normalizer"])?;
-        let splits = steps::pre_tokenizer(&json["pre_tokenizer"])?;
-        let added = added_tokens(json)?;
+        let normalizer = steps::normalizer(&file.normalizer.0)?;
+        let splits = steps::pre_tokenizer(&file.pre_tokenizer.0)?;
+        let added = file.added_tokens;
+        check_added(&added)?;
         let (words, added) = match kind {
             "SentencePiece" | "RWKV" => {
                 let words = match kind {
@@ -92,7 +94,7 @@ impl Parts {
                     }
                     _ => Words::SentencePiece(SentencePiece::new(
                         &tokens,
-                        scores(model, tokens.len())?,
+                        checked(scores, tokens.len())?,
                         unknown,
                     )),
                 };
@@ -109,7 +111,12 @@ impl Parts {
                 )
             }
             _ => {
-                let built = crate_model(kind, model, &tokens)?;
+                let lists = Lists {
+                    tokens: &tokens,
+                    scored,
+                    merges: &merges,
+                };
+                let built = crate_model(kind, model, lists)?;
                 let added = surplus::registered(added, &built, &normalizer, rows)?;
                 let built = Box::new(built);
                 let words = if model["line_breaks_are_whole"] == true {
@@ -121,7 +128,7 @@ impl Parts {
             }
         };
         Ok(Parts {
-            spelling: spelling(json, kind),
+            spelling,
             space_prefix: kind == "SentencePiece"
                 && optional(model, "add_space_prefix", FLAG, Value::as_bool)? != Some(false),
             words,
@@ -159,7 +166,7 @@ fn token(value: &Value) -> Option<u32> {
 }
 
 /// The kind of a model. Older files do not name it.
-fn kind(model: &Value) -> Result<&str, Reason> {
+fn kind(model: &Model) -> Result<&str, Reason> {
     const KNOWN: [&str; 6] = [
         "BPE",
         "Unigram",
@@ -168,69 +175,54 @@ fn kind(model: &Value) -> Result<&str, Reason> {
         "SentencePiece",
         "RWKV",
     ];
-    match optional(model, "type", TEXT, Value::as_str)? {
+    let switches = &model.switches;
+    match optional(switches, "type", TEXT, Value::as_str)? {
         Some(kind) if KNOWN.contains(&kind) => Ok(kind),
         Some(kind) => Err(format!(
             "the model {kind} is not known; known are {}",
             KNOWN.join(", ")
         )),
-        None if model["merges"].is_array() => Ok("BPE"),
-        None if model["vocab"].is_array() => Ok("Unigram"),
-        None if model["continuing_subword_prefix"].is_string() => Ok("WordPiece"),
-        None if model["vocab"].is_object() => Ok("WordLevel"),
+        None if model.merges.is_some() => Ok("BPE"),
+        None if matches!(model.vocab, Vocabulary::Scored(_) | Vocabulary::Listed(_)) => {
+            Ok("Unigram")
+        }
+        None if switches["continuing_subword_prefix"].is_string() => Ok("WordPiece"),
+        None if matches!(model.vocab, Vocabulary::Ids(_)) => Ok("WordLevel"),
         None => Err("found no model".into()),
     }
 }
 
-fn mapped(model: &Value) -> Result<Vec<(String, u32)>, Reason> {
-    let vocab = model["vocab"]
-        .as_object()
-        .ok_or("model: vocab: expected an object")?;
-    let token = |(token, id): (&String, &Value)| {
-        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
-        Ok((
-            token.clone(),
-            id.ok_or_else(|| format!("model: vocab: the id of {token:.40?} is none"))?,
-        ))
-    };
-    vocab.iter().map(token).collect()
+/// Tokens with their ids, and those of Unigram with their scores too.
+type Numbered = (Vec<(String, u32)>, Vec<(String, f64)>);
+
+/// The tokens of a model in the form that its kind has.
+fn numbered(kind: &str, vocab: Vocabulary) -> Result<Numbered, Reason> {
+    let wrong = |expected: &str| Err(format!("model: vocab: expected {expected}"));
+    match (kind, vocab) {
+        // A list without elements has no form.
+        ("Unigram", Vocabulary::Listed(tokens)) if tokens.is_empty() => Ok(Numbered::default()),
+        ("Unigram", Vocabulary::Scored(scored)) => {
+            let tokens = scored.iter().map(|(token, _)| token.clone());
+            Ok((tokens.zip(0..).collect(), scored))
+        }
+        ("Unigram", _) => wrong("pairs of a token and its score"),
+        ("SentencePiece" | "RWKV", Vocabulary::Listed(tokens)) => {
+            Ok((tokens.into_iter().zip(0..).collect(), Vec::new()))
+        }
+        ("SentencePiece" | "RWKV", _) => wrong("a list of tokens"),
+        (_, Vocabulary::Ids(tokens)) => Ok((tokens, Vec::new())),
+        _ => wrong("an object"),
+    }
 }
 
-fn scored(model: &Value) -> Result<Vec<(String, f64)>, Reason> {
-    let vocab = model["vocab"]
-        .as_array()
-        .ok_or("model: vocab: expected an array")?;
-    let token = |pair: &Value| match (pair[0].as_str(), pair[1].as_f64()) {
-        (Some(token), Some(score)) if score.is_finite() => Ok((token.to_string(), score)),
-        _ => Err("model: vocab: expected pairs of a token and its score".to_string()),
-    };
-    vocab.iter().map(token).collect()
-}
-
-fn listed(model: &Value) -> Result<Vec<(String, u32)>, Reason> {
-    let vocab = model["vocab"]
-        .as_array()
-        .ok_or("model: vocab: expected an array")?;
-    let token = |(token, id): (&Value, u32)| match token.as_str() {
-        Some(token) => Ok((token.to_string(), id)),
-        None => Err("model: vocab: expected tokens".to_string()),
-    };
-    vocab.iter().zip(0..).map(token).collect()
-}
-
-fn scores(model: &Value, count: usize) -> Result<Vec<f32>, Reason> {
-    let scores = model["scores"].as_array().map_or(&[][..], Vec::as_slice);
-    let found: Vec<f32> = scores
-        .iter()
-        .filter_map(Value::as_f64)
-        .map(|score| score as f32)
-        .collect();
-    if found.len() == count && found.iter().all(|score| score.is_finite()) {
-        Ok(found)
+/// The scores of a sentencepiece vocabulary.
+fn checked(scores: Vec<f32>, count: usize) -> Result<Vec<f32>, Reason> {
+    if scores.len() == count && scores.iter().all(|score| score.is_finite()) {
+        Ok(scores)
     } else {
+        let found = scores.len();
         Err(format!(
-            "model: scores: found {} numbers, expected {count}",
-            found.len()
+            "model: scores: found {found} numbers, expected {count} finite ones"
         ))
     }
 }
@@ -288,12 +280,20 @@ fn vocab(tokens: &[(String, u32)]) -> Vocab {
     tokens.iter().cloned().collect()
 }
 
+/// The lists of a model.
+struct Lists<'t> {
+    tokens: &'t [(String, u32)],
+    scored: Vec<(String, f64)>,
+    merges: &'t Merges,
+}
+
 /// A model of the crate.
-fn crate_model(
-    kind: &str,
-    model: &Value,
-    tokens: &[(String, u32)],
-) -> Result<ModelWrapper, Reason> {
+fn crate_model(kind: &str, model: &Value, lists: Lists) -> Result<ModelWrapper, Reason> {
+    let Lists {
+        tokens,
+        scored,
+        merges,
+    } = lists;
     let text = |key: &str| -> Result<Option<String>, Reason> {
         Ok(optional(model, key, TEXT, Value::as_str)?.map(str::to_string))
     };
@@ -312,7 +312,7 @@ fn crate_model(
                 return Err("model: dropout: expected none".into());
             }
             let mut builder = BPE::builder()
-                .vocab_and_merges(vocab(tokens), merges(model, tokens)?)
+                .vocab_and_merges(vocab(tokens), known(merges, tokens))
                 .fuse_unk(flag("fuse_unk")?)
                 .byte_fallback(flag("byte_fallback")?)
                 .ignore_merges(flag("ignore_merges")?);
@@ -330,8 +330,7 @@ fn crate_model(
                 return Err("model: vocab: found a token without content".into());
             }
             let unknown = optional(model, "unk_id", "a token", token)?.map(|id| id as usize);
-            Unigram::from(scored(model)?, unknown, flag("byte_fallback")?)
-                .map(ModelWrapper::Unigram)
+            Unigram::from(scored, unknown, flag("byte_fallback")?).map(ModelWrapper::Unigram)
         }
         "WordPiece" => {
             let longest = optional(model, "max_input_chars_per_word", "a number", Value::as_u64)?;
@@ -352,50 +351,37 @@ fn crate_model(
     built.map_err(|error| error.to_string())
 }
 
-/// Merges, which older files write "a b" instead of ["a", "b"]. Merges of unknown tokens are left out.
-fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String)>, Reason> {
+/// The merges without those of or to an unknown token, which never apply.
+fn known(merges: &Merges, tokens: &[(String, u32)]) -> Vec<(String, String)> {
     let ids: HashSet<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
     let longest = ids.iter().map(|token| token.len()).max().unwrap_or(0);
-    let merges = optional(model, "merges", "a list", Value::as_array)?;
-    let merges = merges.map_or(&[][..], Vec::as_slice);
-    let merge = |merge: &Value| {
-        let pair = match merge.as_str() {
-            Some(text) => text
-                .split_once(' ')
-                .filter(|(_, second)| !second.contains(' ')),
-            None => merge[0].as_str().zip(merge[1].as_str()),
-        };
-        let (first, second) =
-            pair.ok_or_else(|| format!("model: merges: {merge:.60} is no pair"))?;
-        // A merge of or to an unknown token never applies.
-        let known = [first, second].iter().all(|part| ids.contains(part))
-            && first.len() + second.len() <= longest
-            && ids.contains(&*format!("{first}{second}"));
-        Ok(known.then(|| (first.to_string(), second.to_string())))
+    let mut joined = String::new();
+    let mut is_known = |first: &str, second: &str| {
+        joined.clear();
+        joined.push_str(first);
+        joined.push_str(second);
+        joined.len() <= longest
+            && [first, second, &joined]
+                .iter()
+                .all(|part| ids.contains(part))
     };
-    merges
-        .iter()
-        .filter_map(|pair| merge(pair).transpose())
-        .collect()
+    let known: Vec<(&str, &str)> = merges
+        .pairs()
+        .filter(|(first, second)| is_known(first, second))
+        .collect();
+    let owned = |(first, second): (&str, &str)| (first.to_string(), second.to_string());
+    known.into_iter().map(owned).collect()
 }
 
-fn added_tokens(json: &Value) -> Result<Vec<AddedToken>, Reason> {
-    let tokens = optional(json, "added_tokens", "a list", Value::as_array)?;
-    let tokens = tokens.map_or(&[][..], Vec::as_slice);
-    let mut added = Vec::new();
-    let mut bytes = 0;
-    for token in tokens {
-        let token: AddedToken = serde_json::from_value(token.clone())
-            .map_err(|error| format!("added_tokens: {error}"))?;
-        bytes += token.content.len();
-        if token.content.len() > MAX_ADDED || bytes > MAX_ADDED_BYTES {
-            return Err(format!(
-                "added_tokens: more than {MAX_ADDED} bytes in one, or {MAX_ADDED_BYTES} in all"
-            ));
-        }
-        added.push(token);
+fn check_added(tokens: &[AddedToken]) -> Result<(), Reason> {
+    let lengths = tokens.iter().map(|token| token.content.len());
+    let longest = lengths.clone().max().unwrap_or(0);
+    if longest > MAX_ADDED || lengths.sum::<usize>() > MAX_ADDED_BYTES {
+        return Err(format!(
+            "added_tokens: more than {MAX_ADDED} bytes in one, or {MAX_ADDED_BYTES} in all"
+        ));
     }
-    Ok(added)
+    Ok(())
 }
 
 pub(super) fn registered(
@@ -422,11 +408,11 @@ pub(super) fn registered(
 }
 
 /// How the vocabulary spells bytes.
-fn spelling(json: &Value, kind: &str) -> Spelling {
-    let byte_level = has_step(&json["decoder"], "ByteLevel", 0)
-        || has_step(&json["pre_tokenizer"], "ByteLevel", 0);
+fn spelling(file: &File, kind: &str) -> Spelling {
+    let (decoder, splits) = (&file.decoder.0, &file.pre_tokenizer.0);
+    let byte_level = has_step(decoder, "ByteLevel", 0) || has_step(splits, "ByteLevel", 0);
     let fallback =
-        json["model"]["byte_fallback"] == true || has_step(&json["decoder"], "ByteFallback", 0);
+        file.model.switches["byte_fallback"] == true || has_step(decoder, "ByteFallback", 0);
     match kind {
         "RWKV" => Spelling::Escaped,
         "SentencePiece" => Spelling::Text {

@@ -2,6 +2,7 @@
 
 mod build;
 mod charsmap;
+mod file;
 #[cfg(test)]
 mod hostile_tests;
 mod pattern;
@@ -26,11 +27,9 @@ pub use runs::{Run, Runs};
 use steps::{NormalizerStep, Normalizing, SplitStep};
 use token_bytes::ByteTable;
 use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType};
-use waterline_quant::{ask_room, read_json};
+use waterline_quant::ask_room;
 use words::Words;
 
-/// Most values in a `tokenizer.json`: twice those of the largest published ones.
-const MOST_VALUES: usize = 1 << 22;
 /// Bytes of memory that a tokenizer takes, while it is made, for each of its file, and for its patterns.
 const OF_BYTE: usize = 4;
 const PATTERNS: usize = 8 << 20;
@@ -98,8 +97,11 @@ impl Tokenizer {
     pub fn for_rows(bytes: &[u8], source_name: &str, rows: usize) -> Result<Self> {
         ask_room(bytes.len().saturating_mul(OF_BYTE).saturating_add(PATTERNS))?;
         let build = || -> std::result::Result<Self, String> {
-            let json = read_json(bytes, MOST_VALUES)?;
-            Self::from_parts(Parts::new(&json, rows)?, source_name)
+            if bytes.trim_ascii_start().first() != Some(&b'{') {
+                return Err("the file is no object of JSON".into());
+            }
+            let file = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+            Self::from_parts(Parts::new(file, rows)?, source_name)
         };
         let built = catch_unwind(build).unwrap_or_else(|_| Err(PANICKED.into()));
         built.map_err(|reason| Error::Tokenizer {

@@ -7,12 +7,13 @@ use serde_json::Value;
 use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 
 use super::build;
+use super::file::Merges;
 use super::steps::NormalizerStep;
 
 /// Removes a model's own tokens from the id `rows` on. The error is that a text may become one of them.
 pub(super) fn remove(
     kind: &str,
-    model: &Value,
+    (model, merges): (&Value, &Merges),
     tokens: &mut Vec<(String, u32)>,
     rows: usize,
 ) -> Result<(), String> {
@@ -23,7 +24,10 @@ pub(super) fn remove(
     if (last as usize) < rows {
         return Ok(());
     }
-    let merged = merged(model);
+    let merged: HashSet<String> = merges
+        .pairs()
+        .map(|(first, second)| [first, second].concat())
+        .collect();
     // Pieces longer than a character come of merges alone.
     let never = |token: &str| {
         kind == "BPE"
@@ -40,16 +44,6 @@ pub(super) fn remove(
     }
     tokens.retain(|token| !is_surplus(token));
     Ok(())
-}
-
-/// The tokens that merges make.
-fn merged(model: &Value) -> HashSet<String> {
-    let merges = model["merges"].as_array().map_or(&[][..], Vec::as_slice);
-    let token = |merge: &Value| match merge.as_str() {
-        Some(text) => Some(text.replacen(' ', "", 1)),
-        None => Some(merge[0].as_str()?.to_string() + merge[1].as_str()?),
-    };
-    merges.iter().filter_map(token).collect()
 }
 
 /// The added tokens as the crate numbers them, without those from the id `rows` on.

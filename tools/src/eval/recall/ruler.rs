@@ -11,7 +11,7 @@
 //! has essays, the second and third have sentences of stories; the third hides a UUID. RULER lets the model write and looks for the
 //! value in that; here each token of the value must have the largest logit, which is the same for a model that begins with it.
 
-use super::text::sentence;
+use super::text::{Written, sentence};
 use super::{Question, Sequence, Setting, Task};
 use crate::error::Result;
 use crate::splitmix::SplitMix64;
@@ -83,35 +83,15 @@ pub fn sequence(
     let text = format!("{before}{}\n{question}", sentences.join(" "));
 
     let mut tokens: Vec<u32> = bos.into_iter().collect();
-    let first = tokens.len();
     tokens.extend(tokenizer.encode(&text)?);
-    // Tokens that hold a part of the value where it ends before this byte of the text.
-    let holding = |end: usize| {
-        let start = end - value.len();
-        let mut ends = 0;
-        let mut range = first..first;
-        for (i, &token) in tokens.iter().enumerate().skip(first) {
-            let begins = ends;
-            ends += tokenizer.token_bytes(token).len();
-            if ends <= start {
-                range = i + 1..i + 1;
-            } else if begins < end {
-                range.end = i + 1;
-            }
-        }
-        range
-    };
-    let length: usize = tokens[first..]
-        .iter()
-        .map(|&token| tokenizer.token_bytes(token).len())
-        .sum();
-    // Some tokenizers write a space in front of a text.
-    let added = length - text.len();
-    let written = text.find(&value).expect("the needle") + value.len() + added;
-    let answer = holding(length);
+    let written = Written::new(tokenizer, &tokens);
+    let stated = written.find(0, &value)?;
+    let asked = written.find(stated + value.len(), &value)?;
+    let holding = |start: usize| written.holding(start..start + value.len());
+    let answer = holding(asked);
     Ok(Sequence {
         questions: vec![Question {
-            distance: answer.start - holding(written).end,
+            distance: answer.start - holding(stated).end,
             answer,
         }],
         tokens,

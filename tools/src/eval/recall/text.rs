@@ -162,29 +162,15 @@ impl Writer {
             .map(|(role, text)| Message::new(role.clone(), text.text.as_str()))
             .collect();
         let tokens = self.turns.transcript(&plain)?;
-        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(tokens.len()));
-        for &token in &tokens {
-            if !self.tokenizer.is_special(token) {
-                bytes.extend_from_slice(self.tokenizer.token_bytes(token));
-            }
-            ends.push(bytes.len());
-        }
-        // The tokens that hold a part of these bytes; control tokens hold none.
-        let holding = |at: Range<usize>| {
-            let first = ends.partition_point(|&end| end <= at.start);
-            first..ends.partition_point(|&end| end < at.end) + 1
-        };
+        let text_of_tokens = Written::new(&self.tokenizer, &tokens);
         let mut written = std::collections::HashMap::new();
         let mut questions = Vec::new();
         let mut from = 0;
         for (role, text) in &messages {
-            let found = find(&bytes[from..], text.text.as_bytes()).ok_or_else(|| {
-                Error::usage("the model's chat template or tokenizer changes the text, so that the answers cannot be found in it")
-            })?;
-            let start = from + found;
+            let start = text_of_tokens.find(from, &text.text)?;
             from = start + text.text.len();
             for (note, at) in &text.values {
-                let range = holding(at.start + start..at.end + start);
+                let range = text_of_tokens.holding(at.start + start..at.end + start);
                 if *role == Role::User {
                     written.insert(*note, range.end - 1);
                 } else {
@@ -269,8 +255,41 @@ pub fn sentence(random: &mut SplitMix64) -> String {
     }
 }
 
-fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
-    bytes.windows(part.len()).position(|window| window == part)
+/// The text of tokens, in bytes; control tokens hold none.
+pub struct Written {
+    bytes: Vec<u8>,
+    /// The bytes up to the end of each token.
+    ends: Vec<usize>,
+}
+
+impl Written {
+    /// The text that these tokens write.
+    pub fn new(tokenizer: &Tokenizer, tokens: &[u32]) -> Self {
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(tokens.len()));
+        for &token in tokens {
+            if !tokenizer.is_special(token) {
+                bytes.extend_from_slice(tokenizer.token_bytes(token));
+            }
+            ends.push(bytes.len());
+        }
+        Written { bytes, ends }
+    }
+
+    /// Where `part` begins, from the byte `from` on.
+    pub fn find(&self, from: usize, part: &str) -> Result<usize> {
+        let mut windows = self.bytes[from..].windows(part.len());
+        let found = windows.position(|window| window == part.as_bytes());
+        let found = found.ok_or_else(|| {
+            Error::usage("the model's chat template or tokenizer changes the text, so that the answers cannot be found in it")
+        })?;
+        Ok(from + found)
+    }
+
+    /// The tokens that hold a part of these bytes.
+    pub fn holding(&self, at: Range<usize>) -> Range<usize> {
+        let first = self.ends.partition_point(|&end| end <= at.start);
+        first..self.ends.partition_point(|&end| end < at.end) + 1
+    }
 }
 
 #[cfg(test)]

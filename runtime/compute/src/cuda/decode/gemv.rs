@@ -294,7 +294,7 @@ impl Launches<'_> {
         let [codes_at, parts_at, bytes] = gemv.input_ends();
         // Without the factor a value near a tie may have another code, and values in 16 bits differ.
         let rounds_late = match rounding {
-            Some(rounding) => rounding.is_integer() && !self.has_choices,
+            Some(rounding) => rounding.is_integer() && !self.has_routing,
             None => true,
         };
         let norm = prologue.late_norm(cols).filter(|_| rounds_late);

@@ -41,8 +41,6 @@ pub struct Tuning {
     pub poll_ns: usize,
     /// Bytes of large tiles in flight per SM.
     pub bytes_in_flight: f64,
-    /// Bytes of weights a token from which on a step is faster as one kernel than as a graph.
-    pub least_weight_bytes: usize,
 }
 
 impl Tuning {
@@ -55,7 +53,6 @@ impl Tuning {
             first_poll_ns: 200,
             poll_ns: 100,
             bytes_in_flight: listed.map_or(48.0 * 1024.0, |(_, bytes)| bytes * LOADED_LATENCY_US),
-            least_weight_bytes: 0,
         }
     }
 

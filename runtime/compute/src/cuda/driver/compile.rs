@@ -47,7 +47,7 @@ pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
 }
 
 /// Compiles for `architecture` into `folder`, which becomes a device's cache.
-pub(crate) fn ahead(source: &str, architecture: &str, folder: &Path) -> Result<()> {
+pub(crate) fn into_folder(source: &str, architecture: &str, folder: &Path) -> Result<()> {
     let nvrtc = Nvrtc::get().map_err(error)?;
     let image = compile(nvrtc, source, architecture)?;
     let cache = Cache::at(folder.into());

@@ -1,8 +1,8 @@
 //! A device as the backend needs it: memory, kernels, and a queue that runs them in order.
 
-pub(crate) mod ahead;
 mod cache;
 mod compile;
+pub(crate) mod compile_only;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 pub(crate) mod gpu;
 mod nvrtc;
@@ -61,6 +61,11 @@ pub trait Driver: Send + Sync {
 
     /// Bytes of shared memory that a block may have.
     fn shared_memory(&self) -> usize;
+
+    /// Whether a step is faster as a graph than as one kernel: not on a GPU.
+    fn prefers_graph(&self) -> bool {
+        false
+    }
 
     /// Thread blocks of the decode kernel, which wait for each other, or why there is no such kernel.
     fn resident_blocks(&self) -> std::result::Result<usize, String>;

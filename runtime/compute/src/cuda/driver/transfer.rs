@@ -63,28 +63,23 @@ impl Transfer {
         unsafe { self.queue.begin_read(self.device.address(), to) }
     }
 
-    /// Waits for the copy that was begun, and moves it to `parts`, which it fills.
-    pub fn end<'a>(
+    /// Waits for the copy that was begun; its bytes in `N` pieces of these lengths. Their memory is asked for here, while kernels run.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] or [`Error::Device`].
+    pub fn end<const N: usize>(
         &mut self,
         pool: &Pool,
-        parts: impl Iterator<Item = &'a mut [u8]>,
-    ) -> Result<()> {
-        let bytes = self.begun;
+        lengths: [usize; N],
+    ) -> Result<[Vec<u8>; N]> {
         self.finish()?;
-        let mut rest = &self.host.bytes[..bytes];
-        for part in parts {
-            let (here, after) = rest.split_at(part.len());
+        let (mut rest, mut copies) = (&self.host.bytes[..], [const { Vec::new() }; N]);
+        for (copy, length) in copies.iter_mut().zip(lengths) {
+            let (here, after) = rest.split_at(length);
+            *copy = copied(pool, here)?;
             rest = after;
-            let count = part.len().div_ceil(PIECE);
-            let pieces = Mutex::new(part.chunks_mut(PIECE).zip(here.chunks(PIECE)));
-            pool.each(count, |_, _| {
-                let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-                if let Some((to, from)) = next {
-                    to.copy_from_slice(from);
-                }
-            });
         }
-        Ok(())
+        Ok(copies)
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -93,6 +88,29 @@ impl Transfer {
         }
         Ok(())
     }
+}
+
+/// A copy by all threads, in memory that no thread has touched before.
+fn copied(pool: &Pool, from: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = Vec::new();
+    let asked = waterline_quant::ask_room(from.len()).is_ok();
+    if !asked || copy.try_reserve_exact(from.len()).is_err() {
+        let advice = "give the prefix store fewer bytes";
+        return Err(Error::memory("a checkpoint", advice));
+    }
+    let room = copy.spare_capacity_mut()[..from.len()].chunks_mut(PIECE);
+    let pieces = Mutex::new(room.zip(from.chunks(PIECE)));
+    pool.each(from.len().div_ceil(PIECE), |_, _| {
+        let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        if let Some((to, from)) = next {
+            for (to, &byte) in to.iter_mut().zip(from) {
+                to.write(byte);
+            }
+        }
+    });
+    // SAFETY: there were as many tasks as pieces, so that every byte was written.
+    unsafe { copy.set_len(from.len()) };
+    Ok(copy)
 }
 
 impl Drop for Transfer {
@@ -152,9 +170,8 @@ mod tests {
             let begun = transfer.begin(&*queue, from, parts.iter().cloned());
             begun.expect("begun");
             queue.clear(from, memory.bytes()).expect("zeros");
-            let mut copies = parts.clone().map(|part| vec![0; part.len()]);
-            let places = copies.iter_mut().map(Vec::as_mut_slice);
-            transfer.end(&pool, places).expect("ended");
+            let lengths = parts.clone().map(|part| part.len());
+            let copies = transfer.end(&pool, lengths).expect("ended");
             for (copy, part) in copies.iter().zip(parts) {
                 assert!(copy[..] == bytes[part]);
             }

@@ -115,13 +115,13 @@ __device__ void each_product(const float (&sums)[code_columns / 8][4], Visit vis
   }
 }
 
-// As `gemm_columns`, of matrices of one format.
+// As `gemm_slots`, of matrices of one format.
 template <int format, int cols>
 __device__ void gemm_codes(const u8* codes, const Linears& linears, Rows output, int tokens) {
   const Linear& linear = linear_of(linears, blockIdx.x);
   int first_row = (blockIdx.x - linear.first) * code_rows, first = blockIdx.y * code_columns, columns = tokens - first;
   int own = threadIdx.x / 4;
-  Columns in = {nullptr, codes + (long long)first * codes_pitch<cols>};
+  SlotInputs in = {nullptr, codes + (long long)first * codes_pitch<cols>};
   float sums[code_columns / 8][4];
   code_products<format, cols>(
       linear.weights, linear.rows, first_row, own < columns ? &in.rounded<cols>(own) : nullptr, columns, sums);

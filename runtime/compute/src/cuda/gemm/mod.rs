@@ -2,14 +2,14 @@
 //! by the number of tokens, the format and the device.
 
 mod chosen;
-mod columns;
-mod columns_mma;
 mod prologue;
+mod slots;
+mod slots_mma;
 mod tensor_cores;
 
 use bytemuck::{Pod, Zeroable};
-pub(crate) use columns::{CODE_ROWS, CODES_SHARED, SOURCE as COLUMNS_SOURCE};
 pub(crate) use prologue::{ADD, GATE, Prologue};
+pub(crate) use slots::{CODE_ROWS, CODES_SHARED, SOURCE as SLOTS_SOURCE};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::decode::gemv::Epilogue;
@@ -164,7 +164,7 @@ impl Launches<'_> {
             return self.gemm(gated, &[down], output, add);
         }
         if self.as_steps {
-            return self.gemm_gated_columns(prologue, unit, output, add);
+            return self.gemm_gated_slots(prologue, unit, output, add);
         }
         let cols = gate.matrix.cols();
         let inner = View {
@@ -219,7 +219,7 @@ impl Launches<'_> {
     ) -> Result<()> {
         for (rounding, weights) in by_rounding(weights) {
             if self.as_steps || in_tiles(self.tokens) && self.is_exact(rounding) {
-                self.gemm_columns(prologue, &weights, rounding, output, add)?;
+                self.gemm_slots(prologue, &weights, rounding, output, add)?;
             } else if in_tiles(self.tokens) {
                 self.gemm_chunk(prologue, &weights, rounding, output, add)?;
             } else {
@@ -229,10 +229,10 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Whether chunks of such inputs are multiplied in integers, as in steps: those in 8 bits where the program chooses experts. There a
+    /// Whether chunks of such inputs are multiplied in integers, as in steps: those in 8 bits where the program routes tokens. There a
     /// sum that differs in 1e-5 gives one code of a later input another value, which may change a choice, and then all logits differ.
     fn is_exact(&self, rounding: Option<Rounding>) -> bool {
-        self.has_choices && rounding.is_some_and(Rounding::is_integer)
+        self.has_routing && rounding.is_some_and(Rounding::is_integer)
     }
 
     /// As [`Launches::gemm`] of inputs that are rounded alike, token by token.
@@ -293,8 +293,8 @@ impl Launches<'_> {
         // Tiles of few rows, such as those of gates and routers, would leave SMs idle. The kernel that makes the others' inputs stores
         // theirs too, and they come before the others: their inputs are still in L2.
         let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
-        let in_columns = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms;
-        let mut unread = in_columns && !exact.is_empty();
+        let in_slots = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms;
+        let mut unread = in_slots && !exact.is_empty();
         for number in [&BF16, &F16] {
             let of_number =
                 |weight: &&WeightMatrix| self.number_of(weight.matrix, &prologue) == number;
@@ -302,17 +302,17 @@ impl Launches<'_> {
             if short.is_empty() {
                 continue;
             }
-            let stored = unread.then(|| self.stored_columns(cols)).transpose()?;
+            let stored = unread.then(|| self.stored_slots(cols)).transpose()?;
             let inputs = self.prologue_in_16_bits(prologue, cols, (number, rounding), stored)?;
             if std::mem::take(&mut unread) {
-                self.gemm_stored_columns(&exact, output, add)?;
+                self.gemm_stored_slots(&exact, output, add)?;
             }
             self.gemm_16_bits((inputs, number), &short, output, add)?;
         }
         if unread {
-            return self.gemm_columns(prologue, &exact, None, output, add);
+            return self.gemm_slots(prologue, &exact, None, output, add);
         }
-        if in_columns {
+        if in_slots {
             return Ok(());
         }
         let mut input = prologue.input;

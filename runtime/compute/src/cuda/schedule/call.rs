@@ -256,8 +256,8 @@ pub struct Queued {
     pub(crate) also: Vec<usize>,
     /// Whether the blocks of a token read nothing that another block wrote of the tokens before, but what earlier calls did.
     pub(crate) block_local: bool,
-    /// Whether its parameters come from a table, which has them for each column of a program: `blockIdx.z` is the column.
-    pub(crate) by_column: bool,
+    /// Whether its parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
+    pub(crate) by_slot: bool,
 }
 
 impl Queued {
@@ -269,7 +269,7 @@ impl Queued {
             of: None,
             also: Vec::new(),
             block_local: false,
-            by_column: false,
+            by_slot: false,
         }
     }
 

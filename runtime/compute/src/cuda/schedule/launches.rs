@@ -57,9 +57,9 @@ pub struct Launches<'a> {
     pub(crate) scratch: &'a mut Vec<Memory>,
     /// The first of them that ops may still take.
     pub untaken: usize,
-    /// Whether the program chooses experts: then a difference in the last bit of a sum may change all that follows, and products are
-    /// those of the CPU as far as they can be.
-    pub has_choices: bool,
+    /// Whether the program routes tokens to experts or partitions: then a difference in the last bit of a sum may change the routing
+    /// and all that follows, so products are those of the CPU as far as possible.
+    pub has_routing: bool,
     /// Whether the calls become ops of the decode kernel.
     pub(crate) persistent: bool,
     pub(crate) calls: Vec<Queued>,
@@ -140,7 +140,7 @@ impl<'a> Launches<'a> {
             as_steps: false,
             row: 0,
             position: None,
-            has_choices: false,
+            has_routing: false,
             persistent,
             plan: memory.plan,
             arena: memory.arena,
@@ -359,33 +359,33 @@ impl Launches<'_> {
     }
 
     /// Address of a state tensor.
-    pub fn state_address(&self, slot: usize) -> Address {
-        self.arena + self.plan.tensors()[slot].offset as u64
+    pub fn state_address(&self, tensor: usize) -> Address {
+        self.arena + self.plan.tensors()[tensor].offset as u64
     }
 
     /// The memory of a state tensor.
-    pub fn state_bytes(&self, slot: usize) -> Range<Address> {
-        let first = self.state_address(slot);
-        first..first + self.plan.tensors()[slot].bytes as u64
+    pub fn state_bytes(&self, tensor: usize) -> Range<Address> {
+        let first = self.state_address(tensor);
+        first..first + self.plan.tensors()[tensor].bytes as u64
     }
 
     /// The shape of a state tensor.
-    pub(crate) fn state_shape(&self, slot: usize) -> &[usize] {
-        &self.plan.tensors()[slot].shape
+    pub(crate) fn state_shape(&self, tensor: usize) -> &[usize] {
+        &self.plan.tensors()[tensor].shape
     }
 
     /// A state tensor as one row of `width` values.
-    pub fn state_rows(&self, slot: usize, width: usize) -> Rows {
+    pub fn state_rows(&self, tensor: usize, width: usize) -> Rows {
         Rows {
-            first: self.state_address(slot),
+            first: self.state_address(tensor),
             stride: width as i32,
             width: width as i32,
         }
     }
 
     /// A state tensor as a pointer to `kind`.
-    pub fn state(&self, kind: &str, slot: usize) -> Parameter {
-        Parameter::pointer(kind, self.state_address(slot))
+    pub fn state(&self, kind: &str, tensor: usize) -> Parameter {
+        Parameter::pointer(kind, self.state_address(tensor))
     }
 
     /// Tokens read before this chunk, a `const u64*`.

@@ -204,8 +204,8 @@ fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
 /// A global function that calls one instance of a template, with the number of threads as a constant. Under the emulator it is a
 /// function that runs a launch.
 fn wrapper(queued: &Queued) -> String {
-    if queued.by_column {
-        return column_wrapper(queued);
+    if queued.by_slot {
+        return slot_wrapper(queued);
     }
     let (call, prefetches) = (&queued.call, queued.prefetches());
     let types = call.types();
@@ -233,9 +233,9 @@ fn wrapper(queued: &Queued) -> String {
     )
 }
 
-/// As above for a kernel whose parameters come from a table: those of column `blockIdx.z`, and of the `tokens` - 1 following columns,
-/// which a block processes in order. If another block's work on the previous column is needed, nothing begins early.
-fn column_wrapper(queued: &Queued) -> String {
+/// As above for a kernel whose parameters come from a table: those of slot `blockIdx.z`, and of the `tokens` - 1 following slots,
+/// which a block processes in order. If another block's work on the previous slot is needed, nothing begins early.
+fn slot_wrapper(queued: &Queued) -> String {
     let call = &queued.call;
     let list: Vec<String> = (call.types().into_iter().zip(call.offsets()))
         .map(|(kind, at)| format!("*reinterpret_cast<{kind} const*>(parameters + {at})"))
@@ -247,7 +247,7 @@ fn column_wrapper(queued: &Queued) -> String {
     };
     let threads = call.threads;
     format!(
-        "\n__device__ inline void NAME_columns(const u8* table, int stride, int tokens) {{\n  \
+        "\n__device__ inline void NAME_slots(const u8* table, int stride, int tokens) {{\n  \
          __shared__ __align__(16) u8 parameters[{bytes}];\n  \
          table += (long long)blockIdx.z * stride;\n  \
          for (int t = 0; t < tokens; t++, table += stride) {{\n    \
@@ -255,10 +255,10 @@ fn column_wrapper(queued: &Queued) -> String {
          {wait}{kernel}({list});\n  }}\n}}\n\
          #ifndef WATERLINE_EMULATOR\n\
          extern \"C\" __global__ void __launch_bounds__({threads}) NAME(const u8* table, int stride, int tokens) \
-         {{ NAME_columns(table, stride, tokens); }}\n\
+         {{ NAME_slots(table, stride, tokens); }}\n\
          #else\n\
          extern \"C\" void NAME(const unsigned* grid, unsigned threads, unsigned shared, void** a) {{ \
-         emulator::run(grid, threads, shared, [=] {{ NAME_columns(*(const u8**)a[0], *(int*)a[1], *(int*)a[2]); }}); }}\n\
+         emulator::run(grid, threads, shared, [=] {{ NAME_slots(*(const u8**)a[0], *(int*)a[1], *(int*)a[2]); }}); }}\n\
          #endif\n"
     )
 }

@@ -6,7 +6,7 @@ use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, numbers};
 use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
-use crate::ops::{Conv, HeadGroup, HeadOp, Prepare};
+use crate::ops::{Conv, Gate, HeadGroup, HeadOp, Prepare};
 use crate::state::{Kv, StateDtype};
 
 /// Reads chunks of `chunks` tokens: `channels` channels, convolved over `taps` taps.
@@ -88,6 +88,35 @@ fn gated_heads_are_those_of_the_cpu() {
             kv: Kv::F32,
             persistent,
             tolerance: 1e-5,
+        };
+        comparison.read(chunks, |buffer, values| {
+            values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));
+        });
+    }
+}
+
+#[test]
+fn constants_are_those_of_the_cpu() {
+    const COLUMNS: usize = 150;
+    let Some(device) = device() else { return };
+    let op = Prepare {
+        groups: Vec::new(),
+        rope: None,
+        gates: vec![(
+            View::whole(1, COLUMNS),
+            Gate::Constant(numbers(9, COLUMNS).into()),
+        )],
+    };
+    for (persistent, chunks) in [(false, &[40, 1][..]), (true, &[1; 3])] {
+        let comparison = Comparison {
+            device: &device,
+            op: &op,
+            plan: &Arc::new(plan(&[(StateDtype::U64, &[1])])),
+            widths: &[1, COLUMNS, 1],
+            output: 1,
+            kv: Kv::F32,
+            persistent,
+            tolerance: 1e-6,
         };
         comparison.read(chunks, |buffer, values| {
             values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));

@@ -137,7 +137,7 @@ fn chunks_before_a_choice_are_those_of_the_cpu() {
         bench.write(0, &x);
         let mut scratch = Vec::new();
         let mut launches = bench.launches(tokens, &mut scratch);
-        launches.has_choices = true;
+        launches.has_routing = true;
         let prologue = launches.prologue(View::whole(0, cols), None);
         let second = WeightMatrix {
             column: rows,

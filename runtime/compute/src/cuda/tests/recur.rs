@@ -10,7 +10,7 @@ use crate::ops::rig::{noise, plan, side_by_side};
 use crate::ops::{Decay, Finish, HeadGates, Key, Recur, Slots, Write};
 use crate::state::{Kv, StateDtype};
 
-/// How states fade.
+/// How states decay.
 #[derive(Clone, Copy, PartialEq)]
 enum Fades {
     Fixed,
@@ -128,7 +128,7 @@ fn compare_chunks(
             {
                 *x *= (3.0 / dk as f32).sqrt();
             } else if by_row && (decay.start..beta.start).contains(&column) {
-                // Rows that keep all, that fade as in tokens together, and each by itself; tokens after which nothing stays.
+                // Rows that keep all, that decay as in tokens together, and each by itself; tokens after which nothing stays.
                 *x = match (column % 5, (i / stride) % 37) {
                     (_, 5) => f32::NEG_INFINITY,
                     (0, _) => 0.0,

@@ -81,11 +81,11 @@ impl Launches<'_> {
     }
 
     /// Copies the logits at `from` to the state's.
-    pub fn keep_logits(&mut self, vocab: usize, from: Address) {
+    pub fn copy_logits(&mut self, vocab: usize, from: Address) {
         const THREADS: usize = 256;
         self.push(Call {
             source: SESSION,
-            kernel: format!("keep_logits<{vocab}>"),
+            kernel: format!("copy_logits<{vocab}>"),
             grid: Grid::Blocks(vocab.div_ceil(THREADS)),
             threads: THREADS,
             shared: 0,

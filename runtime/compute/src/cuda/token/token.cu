@@ -14,9 +14,9 @@ __device__ inline void count_positions(const u64* position, u64* positions, int 
   for (int t = threadIdx.x; t < tokens; t += blockDim.x) positions[t] = *position + t;
 }
 
-// The logits of a column into its state.
+// The logits of a slot into its state.
 template <int vocab>
-__device__ void keep_logits(const float* from, float* to) {
+__device__ void copy_logits(const float* from, float* to) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < vocab) to[i] = from[i];
 }

@@ -68,7 +68,7 @@ __device__ float plain_product(const u8* matrix, int row, const PairInputs<Produ
   constexpr int count = plain_rows * plain_pairs;
   Linear linear = {matrix, nullptr, Product::all, 0, format, 0};
   float sums[count] = {};
-  column_products<format, Product::cols, plain_rows, plain_pairs>(linear, row, in, sums);
+  slot_products<format, Product::cols, plain_rows, plain_pairs>(linear, row, in, sums);
   sum_lanes<count>(sums);
   return sums[0];
 }

@@ -8,7 +8,7 @@ use waterline_quant::{Matrix, Rounding};
 use super::launch::SOURCE;
 use super::{Expert, Experts};
 use crate::cuda::{
-    Address, CODE_ROWS, CODES_SHARED, COLUMNS_SOURCE, Call, Grid, Launches, Parameter, Rows,
+    Address, CODE_ROWS, CODES_SHARED, Call, Grid, Launches, Parameter, Rows, SLOTS_SOURCE,
     format_of, shared_bytes,
 };
 use crate::error::Result;
@@ -188,9 +188,9 @@ impl Experts {
             .fold(0, |set, matrix| set | 1usize << format_of(matrix));
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         launches.push(Call {
-            source: COLUMNS_SOURCE,
+            source: SLOTS_SOURCE,
             kernel: format!(
-                "columns_prologue<{formats}, {rounding}, {cols}, {}>",
+                "slots_prologue<{formats}, {rounding}, {cols}, {}>",
                 prologue.flags(cols)
             ),
             grid: Grid::EachToken(1),

@@ -29,7 +29,7 @@ struct Places {
     values: usize,
     decays: usize,
     betas: usize,
-    /// Logarithms of fades of a head.
+    /// Logarithms of decays of a head.
     decays_of_head: usize,
 }
 
@@ -91,7 +91,7 @@ impl Partitions {
         let places = Places::new(&self.recur, plan.fading);
         let gathered = places.inputs(inputs, 0, inputs.out);
         let plan = self.recur.plan(states, &gathered, launches);
-        // Where a fade is constant, an empty place would fade too.
+        // Where a decay is constant, an empty place would decay too.
         let covered = self.recur.gates.is_none()
             && plan.fading != Fading::Fixed
             && !plan.complement

@@ -23,7 +23,7 @@ struct HeadGroup {
   // The convolution's weights [taps, channels], or null.
   const float* weight;
   const float* bias;
-  // The slot with the last inputs, [taps - 1, channels].
+  // The state tensor of the last inputs, [taps - 1, channels].
   float* past;
   // The inputs before each tile, [tiles, taps - 1, channels].
   float* before;
@@ -433,7 +433,7 @@ __device__ void prepare(const PrepareTasks& tasks, const u64* position, int toke
   }
 }
 
-// Copies the inputs before each tile, which the tile before overwrites, and moves the slots on to the end of the chunk.
+// Copies the inputs before each tile, which the tile before overwrites, and moves the state tensors on to the end of the chunk.
 template <int tile>
 __device__ void keep_inputs(PrepareTasks tasks, int tokens) {
   int found = 0;

@@ -1,8 +1,8 @@
-//! Linear recurrences on matrix states. For each head, with a state S `[dk, dv]` that fades by key channel:
+//! Linear recurrences on matrix states. For each head, with a state S `[dk, dv]` that decays by key channel:
 //! `S <- diag(decay) S + k^T write`, `o = scale q S`, the read after the write of the same token.
 //!
-//! Heads share: where a view holds n heads, head h of the output takes number `h / (heads / n)`. So do the states:
-//! where there are fewer than heads, the heads of one state must differ in their queries only.
+//! A view may hold fewer heads than the output: with n of them, head h of the output uses number `h / (heads / n)`. There may be
+//! fewer states, too; the heads of one state must then differ in their queries only.
 
 mod cpu;
 mod launch;
@@ -19,7 +19,7 @@ use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 use crate::weights::Vector;
 
-/// How a state fades before a write.
+/// How a state decays before a write.
 pub enum Decay {
     /// Not at all.
     None,
@@ -69,7 +69,7 @@ pub struct HeadGates {
     pub read: Option<View>,
 }
 
-/// Finish of an output o with value v: `(o + skip v) * function(gate)`.
+/// The end of an output o with value v: `(o + skip v) * function(gate)`.
 #[derive(Default)]
 pub struct Finish {
     /// Gains of the values `[heads, dv]` that are added.

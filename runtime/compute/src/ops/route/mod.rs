@@ -84,7 +84,7 @@ impl Op for Route {
         rules.multiple("out", self.out, 2);
     }
 
-    fn chooses(&self) -> bool {
+    fn is_discrete(&self) -> bool {
         true
     }
 }

@@ -31,7 +31,7 @@ impl DeviceOp for Slots {
             ..Inputs::zeroed()
         };
 
-        // K fades and is written by column, q reads it.
+        // K decays and is written by column, q reads it.
         let first = Inputs {
             q: input(launches.rows(self.q), 1),
             k,
@@ -51,7 +51,7 @@ impl DeviceOp for Slots {
                 tokens: launches.tokens,
                 sms: launches.sms(),
                 persistent: launches.persistent(),
-                has_choices: launches.has_choices,
+                has_routing: launches.has_routing,
             };
             Plan::new(sizes, self.kv_heads, update, inputs, place)
         };

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The second pass is the recurrence of `recur` with p for the query. The first reads along the other side of its
-//! state; in matrix form, with the fade `F_ij = (1 - s_{j+1}) * ... * (1 - s_i)` of each slot from token j to i:
+//! state; in matrix form, with the decay `F_ij = (1 - s_{j+1}) * ... * (1 - s_i)` of each slot from token j to i:
 //! `q_i K_i = F_i0 (q_i K) + sum_{j<=i} (q_i . k_j) F_ij s_j`.
 
 mod cpu;

@@ -7,7 +7,7 @@ struct TokenMixes {
   const float* at[most_mixes];
 };
 
-// `step`: there is one token, which the slot keeps at once.
+// `step`: there is one token, which is stored in the state at once.
 template <int hidden, int flags, int mixes, bool step>
 __device__ void token_shift(const Prologue& prologue, TokenMixes weights, float* last, Rows out) {
   float* now = shared_memory<float>();

@@ -3,24 +3,16 @@
 use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Value, json};
+use waterline_quant::read_json;
 
+use super::super::token_table::AddedToken;
 use super::ReadFile;
 
-/// The added tokens by id, as a `tokenizer.json` lists them.
-pub(super) type Added = BTreeMap<u64, Value>;
+/// Most values in one of the files.
+const MOST_VALUES: usize = 1 << 17;
 
-/// An added token.
-pub(super) fn token(id: u64, content: &str, special: bool) -> Value {
-    json!({
-        "id": id,
-        "content": content,
-        "single_word": false,
-        "lstrip": false,
-        "rstrip": false,
-        "normalized": false,
-        "special": special,
-    })
-}
+/// The added tokens by id.
+pub(super) type Added = BTreeMap<u32, AddedToken>;
 
 /// The added tokens that the directory names; the error is a reason.
 pub(super) fn read(file: ReadFile) -> Result<Added, String> {
@@ -30,8 +22,10 @@ pub(super) fn read(file: ReadFile) -> Result<Added, String> {
     let mut added = Added::new();
     let plain = json_of(file, "added_tokens.json")?;
     for (content, id) in plain.as_object().into_iter().flatten() {
-        let id = id.as_u64().ok_or("added_tokens.json: an id is no number")?;
-        added.insert(id, token(id, content, special.contains(content.as_str())));
+        let id = super::super::token_table::id(id);
+        let id = id.ok_or("added_tokens.json: an id is no number")?;
+        let is_special = special.contains(content.as_str());
+        added.insert(id, AddedToken::new(id, content, is_special));
     }
     for (id, entry) in config["added_tokens_decoder"]
         .as_object()
@@ -39,15 +33,15 @@ pub(super) fn read(file: ReadFile) -> Result<Added, String> {
         .flatten()
     {
         let wrong = || "tokenizer_config.json: added_tokens_decoder: expected tokens by id";
-        let id: u64 = id.parse().map_err(|_| wrong())?;
+        let id: u32 = id.parse().map_err(|_| wrong())?;
         let content = entry["content"].as_str().ok_or_else(wrong)?;
-        let mut described = token(id, content, false);
-        for flag in ["single_word", "lstrip", "rstrip", "normalized", "special"] {
-            if let Some(value) = entry[flag].as_bool() {
-                described[flag] = value.into();
-            }
-        }
-        added.insert(id, described);
+        let flag = |name: &str| entry[name].as_bool();
+        let mut token = AddedToken::new(id, content, flag("special").unwrap_or(false));
+        token.single_word = flag("single_word").unwrap_or(false);
+        token.lstrip = flag("lstrip").unwrap_or(false);
+        token.rstrip = flag("rstrip").unwrap_or(false);
+        token.normalized = flag("normalized").or(token.normalized);
+        added.insert(id, token);
     }
     Ok(added)
 }
@@ -63,7 +57,7 @@ pub(super) fn named(file: ReadFile, name: &str) -> Result<Option<String>, String
 }
 
 /// The post-processor of a `tokenizer.json` that puts the token `id` before a text.
-pub(super) fn begins_with(id: u64, content: &str) -> Value {
+pub(super) fn begins_with(id: u32, content: &str) -> Value {
     let of_text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
     json!({
         "type": "TemplateProcessing",
@@ -97,7 +91,7 @@ pub(super) fn json_of(file: ReadFile, name: &str) -> Result<Value, String> {
     match file(name).map_err(|error| error.to_string())? {
         Some(bytes) => {
             let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-            serde_json::from_slice(text).map_err(|error| format!("{name}: {error}"))
+            read_json(text, MOST_VALUES).map_err(|error| format!("{name}: {error}"))
         }
         None => Ok(Value::Null),
     }

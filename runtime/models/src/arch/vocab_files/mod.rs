@@ -12,15 +12,69 @@ mod tiktoken;
 
 pub(super) use tiktoken::merges_by_rank;
 
+use serde::Serialize;
 use serde_json::{Value, json};
+use waterline_quant::{MOST_ADDED, MOST_TOKENS};
 
+use super::token_table::AddedToken;
 use crate::error::Result;
 
 /// Reads a file of the directory by its name; none if it is missing.
 pub(super) type ReadFile<'r> = &'r dyn Fn(&str) -> Result<Option<Vec<u8>>>;
 
-/// The content of a file as a description of a tokenizer, and the added tokens; the error is a reason.
-type Parse = fn(&[u8], ReadFile) -> std::result::Result<Value, String>;
+/// The content of a file and the added tokens as a `tokenizer.json`; the error is a reason.
+type Parse = fn(&[u8], ReadFile) -> std::result::Result<Vec<u8>, String>;
+
+/// A `tokenizer.json` in the making. `M` is its model, whose long lists become text without being values of JSON before.
+#[derive(Serialize)]
+pub(super) struct Description<M> {
+    pub added_tokens: Vec<AddedToken>,
+    pub normalizer: Value,
+    pub pre_tokenizer: Value,
+    pub post_processor: Value,
+    pub decoder: Value,
+    pub model: M,
+}
+
+impl<M: Serialize> Description<M> {
+    /// One without steps before and after its model.
+    pub fn new(model: M, added_tokens: Vec<AddedToken>) -> Self {
+        Description {
+            added_tokens,
+            normalizer: Value::Null,
+            pre_tokenizer: Value::Null,
+            post_processor: Value::Null,
+            decoder: Value::Null,
+            model,
+        }
+    }
+
+    /// Its text; the error is a reason.
+    pub fn to_json(&self) -> std::result::Result<Vec<u8>, String> {
+        check_added(self.added_tokens.len())?;
+        serde_json::to_vec(self).map_err(|error| error.to_string())
+    }
+}
+
+/// Refuses one token more than are read.
+pub(super) fn check_count(count: usize) -> std::result::Result<(), String> {
+    if count <= MOST_TOKENS {
+        return Ok(());
+    }
+    Err(format!(
+        "found more than the {MOST_TOKENS} tokens or merges that are read"
+    ))
+}
+
+/// Refuses one added token more than are read.
+pub(super) fn check_added(count: usize) -> std::result::Result<(), String> {
+    if count <= MOST_ADDED {
+        return Ok(());
+    }
+    Err(format!(
+        "found more than the {MOST_ADDED} added tokens that are read"
+    ))
+}
 
 /// The files that hold a vocabulary, the first that exists is read.
 const FILES: [(&str, Parse); 4] = [
@@ -46,9 +100,10 @@ pub(super) fn read(file: ReadFile) -> Result<Option<Vec<u8>>> {
             } else {
                 parse(&bytes, file)
             };
-            let parsed = parsed
-                .unwrap_or_else(|reason| json!({ "unreadable": format!("{name}: {reason}") }));
-            return Ok(Some(parsed.to_string().into_bytes()));
+            return Ok(Some(parsed.unwrap_or_else(|reason| {
+                let reason = json!({ "unreadable": format!("{name}: {reason}") });
+                reason.to_string().into_bytes()
+            })));
         }
     }
     Ok(None)

@@ -1,19 +1,28 @@
 //! RWKV's vocabulary file: a line for each token, with its id, its bytes as a literal of Python, and their number.
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use waterline_quant::MOST_TOKENS;
 
-use super::{ReadFile, added, python};
+use super::super::token_table::AddedToken;
+use super::{Description, ReadFile, added, python};
 
 /// The name of token 0, which ends a text, where no file names it.
 const END: &str = "<|rwkv_tokenizer_end_of_text|>";
 /// Most ids that may be missing.
 const MAX_GAPS: usize = 1 << 16;
 
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "RWKV")]
+struct Model {
+    vocab: Vec<String>,
+}
+
 /// Reads the file; the error is a reason.
-pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
+pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let text = text.trim_start_matches('\u{feff}');
-    let most = text.lines().count() + MAX_GAPS;
+    let lines = text.lines().filter(|line| !line.is_empty()).count();
+    let most = (lines + MAX_GAPS).min(MOST_TOKENS);
     let mut tokens: Vec<String> = Vec::new();
     for (number, line) in text
         .lines()
@@ -39,14 +48,10 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
     if tokens.first().is_some_and(String::is_empty) && !added.contains_key(&0) {
         let name = added::named(file, "eos_token")?;
         let name = name.unwrap_or_else(|| END.into());
-        added.insert(0, added::token(0, &name, true));
+        added.insert(0, AddedToken::new(0, &name, true));
         tokens[0] = name;
     }
-    Ok(json!({
-        "version": "1.0",
-        "added_tokens": added.into_values().collect::<Vec<_>>(),
-        "model": { "type": "RWKV", "vocab": tokens, "unk_id": null },
-    }))
+    Description::new(Model { vocab: tokens }, added.into_values().collect()).to_json()
 }
 
 /// The id and the bytes of a line.

@@ -6,10 +6,12 @@
 //! 3 normalizer: 2 character map, 3 a space before text, 4 one space for several and none at the ends
 //! ```
 
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
-
-use super::{ReadFile, added};
 use waterline_error::base64;
+
+use super::super::token_table::AddedToken;
+use super::{Description, ReadFile, added, check_added, check_count};
 
 const NORMAL: u64 = 1;
 const UNKNOWN: u64 = 2;
@@ -18,8 +20,30 @@ const USER_DEFINED: u64 = 4;
 const UNIGRAM: u64 = 1;
 const BYTE_PAIRS: u64 = 2;
 
+/// The pieces as a model of byte pairs or of unigrams.
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum Model<'b> {
+    SentencePiece {
+        vocab: Vec<&'b str>,
+        scores: Vec<f32>,
+        unk_id: u32,
+        add_space_prefix: bool,
+    },
+    Unigram {
+        #[serde(serialize_with = "pairs")]
+        vocab: (Vec<&'b str>, Vec<f32>),
+        unk_id: u32,
+        byte_fallback: bool,
+    },
+}
+
+fn pairs<S: Serializer>(scored: &(Vec<&str>, Vec<f32>), to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(scored.0.iter().zip(&scored.1))
+}
+
 /// Reads the file; the error is a reason.
-pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
+pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
     let (mut tokens, mut scores, mut added) = (Vec::new(), Vec::new(), added::Added::new());
     let (mut unknown, mut kind_of_model, mut fallback) = (0, UNIGRAM, false);
     let (mut prefix, mut single_spaces, mut map) = (true, true, &[][..]);
@@ -38,16 +62,18 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
                         _ => {}
                     }
                 }
-                let id = tokens.len() as u64;
+                let id = tokens.len() as u32;
                 match kind {
                     UNKNOWN => unknown = id,
                     CONTROL | USER_DEFINED => {
-                        added.insert(id, added::token(id, text, kind == CONTROL));
+                        added.insert(id, AddedToken::new(id, text, kind == CONTROL));
+                        check_added(added.len())?;
                     }
                     _ => {}
                 }
                 tokens.push(text);
                 scores.push(score);
+                check_count(tokens.len())?;
             }
             2 => {
                 for part in fields(inner()?) {
@@ -90,23 +116,25 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
     let name = added::named(file, "bos_token")?.unwrap_or_else(|| "<s>".into());
     let begin = added
         .iter()
-        .find(|(_, token)| begins && token["content"] == name.as_str());
+        .find(|(_, token)| begins && token.content == name);
     let post_processor = begin.map(|(&id, _)| added::begins_with(id, &name));
-    let added: Vec<Value> = added.into_values().collect();
+    let post_processor = post_processor.unwrap_or(Value::Null);
+    let added: Vec<AddedToken> = added.into_values().collect();
     match kind_of_model {
-        BYTE_PAIRS => Ok(json!({
-            "version": "1.0",
-            "added_tokens": added,
-            "normalizer": normalizer,
-            "post_processor": post_processor,
-            "model": {
-                "type": "SentencePiece",
-                "vocab": tokens,
-                "scores": scores,
-                "unk_id": unknown,
-                "add_space_prefix": prefix,
-            },
-        })),
+        BYTE_PAIRS => {
+            let model = Model::SentencePiece {
+                vocab: tokens,
+                scores,
+                unk_id: unknown,
+                add_space_prefix: prefix,
+            };
+            Description {
+                normalizer,
+                post_processor,
+                ..Description::new(model, added)
+            }
+            .to_json()
+        }
         UNIGRAM => {
             let space = json!({
                 "type": "Metaspace",
@@ -114,20 +142,19 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
                 "prepend_scheme": if prefix { "always" } else { "never" },
                 "split": false,
             });
-            Ok(json!({
-                "version": "1.0",
-                "added_tokens": added,
-                "normalizer": normalizer,
-            "post_processor": post_processor,
-                "pre_tokenizer": space,
-                "decoder": space,
-                "model": {
-                    "type": "Unigram",
-                    "vocab": tokens.iter().zip(&scores).collect::<Vec<_>>(),
-                    "unk_id": unknown,
-                    "byte_fallback": fallback,
-                },
-            }))
+            let model = Model::Unigram {
+                vocab: (tokens, scores),
+                unk_id: unknown,
+                byte_fallback: fallback,
+            };
+            Description {
+                normalizer,
+                post_processor,
+                pre_tokenizer: space.clone(),
+                decoder: space,
+                ..Description::new(model, added)
+            }
+            .to_json()
         }
         other => Err(format!(
             "found the model type {other}, expected 1 (unigram) or 2 (byte pairs)"

@@ -8,7 +8,9 @@ use crate::cuda::Emulator;
 use crate::error::{Error, Result};
 use crate::model::Checkpoint;
 use crate::sampler::SamplerParams;
-use crate::session::{Chat, GenerateOptions, Session, SessionOptions};
+use crate::session::{
+    Chat, GenerateOptions, PrefixStore, PrefixStoreOptions, Session, SessionOptions,
+};
 use crate::state::{Kv, Snapshot, StateOptions};
 
 fn model(name: &str) -> Arc<Model> {
@@ -210,4 +212,43 @@ fn a_full_memory_is_a_sentence_and_gives_back_what_was_taken() {
         let session = Session::new(Arc::clone(&model), options(Some(Arc::clone(&device))));
         session.expect("room").feed(&[1]).expect("read");
     }
+}
+
+#[test]
+fn a_device_that_is_lost_under_a_checkpoint_leaves_a_store_that_serves() {
+    let model = model("tests/fixtures/gdn_plain");
+    let vocab = model.spec().vocab as u32;
+    let tokens: Vec<u32> = (0..40).map(|i| i * 7 % vocab).collect();
+    let mut fresh = Session::new(Arc::clone(&model), options(None)).expect("a session");
+    fresh.feed(&tokens).expect("logits");
+    let (mut lost, mut reused) = (0, 0);
+    for operations in 0..4096 {
+        let mut stored = PrefixStoreOptions::default();
+        stored.grid = 8;
+        let store = PrefixStore::new(stored).expect("a store");
+        let session = |device| {
+            let mut options = options(device);
+            options.store = Some(Arc::clone(&store));
+            Session::new(Arc::clone(&model), options)
+        };
+        let read = || {
+            let mut session = session(Some(Device::emulated_until(operations)))?;
+            session.read_history(&tokens)?;
+            session.read_history(&tokens[..30])?;
+            session.step()
+        };
+        let done = read();
+        let mut on_cpu = session(None).expect("a session");
+        let found = on_cpu.read_history(&tokens).expect("a history");
+        let logits = on_cpu.logits().expect("logits").iter();
+        let mut others = logits.zip(fresh.logits().expect("logits"));
+        assert!(others.all(|(one, other)| (one - other).abs() < 1e-3));
+        match done {
+            Ok(_) => break,
+            Err(error) => assert!(matches!(error, Error::Device { .. }), "{error}"),
+        }
+        lost += 1;
+        reused += usize::from(found.reused > 0);
+    }
+    assert!(lost > 50 && reused > 10, "{lost} lost, {reused} reused");
 }

@@ -11,7 +11,7 @@
 //! Where a token removes what its key r_i reads, with the rates b_i, there is a second write `w_i` under the key
 //! `b_i r_i`: `w_i = -(r_i F_{i-1,0}) S - sum_{j<i} (r_i . F_{i-1,j} k_j) u_j - sum_{j<i} (r_i . F_{i-1,j} b_j r_j) w_j`.
 //!
-//! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel fades fast. Here the block's keys are held in a tile
+//! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel decays fast. Here the block's keys are held in a tile
 //! and decay with every token, as the state would: only products of factors of at most one, and one exponential for each
 //! factor.
 
@@ -109,7 +109,7 @@ fn block(
     }
 
     if let Some(removal) = inputs.removal {
-        // Removal i + 1 reads before its token fades the state, as query i does: row i is its probe.
+        // Removal i + 1 reads before its token decays the state, as query i does: row i is its probe.
         probe.fill(0.0);
         o.fill(0.0);
         for i in 0..n {
@@ -171,7 +171,7 @@ fn block(
         }
     }
 
-    // The tile is now faded to the end of the block.
+    // The tile is now decayed to the end of the block.
     for (row, fade) in state.chunks_exact_mut(dv).zip(&reach[(n - 1) * dk..]) {
         scale(*fade, row);
     }
@@ -181,7 +181,7 @@ fn block(
     }
 }
 
-/// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, faded to the
+/// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, decayed to the
 /// last token. Not inlined: it has five call sites.
 #[inline(never)]
 fn triangle(

@@ -100,7 +100,7 @@ pub(in crate::ops) struct Removal<'a> {
     pub rate: Rows<'a>,
 }
 
-/// How a state fades: by `exp` of these, by one minus them, or by them.
+/// How a state decays: by `exp` of these, by one minus them, or by them.
 pub(in crate::ops) enum Fade<'a> {
     None,
     Fixed(f32),
@@ -112,7 +112,7 @@ pub(in crate::ops) enum Fade<'a> {
 }
 
 impl Inputs<'_> {
-    /// Writes the factors by which the rows of the state fade before token t, `[dk]`.
+    /// Writes the factors by which the rows of the state decay before token t, `[dk]`.
     #[inline(always)]
     pub fn fade(&self, t: usize, fade: &mut [f32]) {
         match self.decay {

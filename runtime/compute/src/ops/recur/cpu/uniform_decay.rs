@@ -1,4 +1,4 @@
-//! The matrix form of [`super::chunk`] where all rows of the state fade alike: the fades leave the products of keys and queries,
+//! The matrix form of [`super::chunk`] where all rows of the state decay alike: the decays leave the products of keys and queries,
 //! which are plain products of matrices then. With `F_ij = a_{j+1} * ... * a_i`, one number each:
 //!
 //! ```text
@@ -103,7 +103,7 @@ impl<'a> Recurrence<'a> {
     }
 }
 
-/// How a block's states fade.
+/// How a block's states decay.
 struct Span {
     /// `F_i0`.
     before: [f32; BLOCK],

@@ -141,7 +141,7 @@ impl MatrixForm {
         let values = BLOCK * self.plan.dv.next_multiple_of(BLOCK);
         let fades = match self.plan.fading {
             _ if self.row_fades() => self.slices() * BLOCK,
-            // And how far they have faded at each token.
+            // And how far they have decayed at each token.
             _ if self.column_fades() => values + values / BLOCK,
             _ => 4,
         };
@@ -245,7 +245,7 @@ mod tests {
             tokens,
             sms: 132,
             persistent: false,
-            has_choices: false,
+            has_routing: false,
         };
         let plan = Plan::new(sizes, 6, update, &DeviceInputs::zeroed(), place);
         MatrixForm::new(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])

@@ -68,7 +68,7 @@ pub(in crate::ops) struct DeviceInputs {
     pub function: i32,
 }
 
-/// How a state fades, by its number in recur.cu.
+/// How a state decays, by its number in recur.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::ops) enum Fading {
     None,
@@ -109,7 +109,7 @@ pub(in crate::ops) struct Plan {
     /// Queries of a state.
     pub queries: usize,
     pub fading: Fading,
-    /// Whether keys are one minus the fade.
+    /// Whether keys are one minus the decay.
     pub complement: bool,
     pub writing: Writing,
     /// The output's finish, by its number in recur.cu.
@@ -143,7 +143,7 @@ const PERSISTENT_WARPS: usize = 16;
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Update {
     pub fading: Fading,
-    /// Whether keys are one minus the fade.
+    /// Whether keys are one minus the decay.
     pub complement: bool,
     pub writing: Writing,
 }
@@ -156,8 +156,8 @@ pub(in crate::ops) struct Place {
     pub sms: usize,
     /// Whether it is an op of the decode kernel.
     pub persistent: bool,
-    /// Whether the model chooses experts.
-    pub has_choices: bool,
+    /// Whether the model routes tokens to experts or partitions.
+    pub has_routing: bool,
 }
 
 impl Plan {
@@ -173,7 +173,7 @@ impl Plan {
             tokens,
             sms,
             persistent,
-            has_choices,
+            has_routing,
         } = place;
         // A chunk is bound by the instructions of one token after another: more lanes share a column.
         // The state of a step is in the registers of all its SMs' threads.
@@ -216,7 +216,7 @@ impl Plan {
             columns,
             warps,
             batch: 1,
-            parts: if has_choices { 3 } else { 2 },
+            parts: if has_routing { 3 } else { 2 },
         };
         if tokens > 1 {
             let fits = |batch: &usize| {
@@ -460,7 +460,7 @@ impl Recur {
             tokens: launches.tokens,
             sms: launches.share_of_sms(),
             persistent: launches.persistent(),
-            has_choices: launches.has_choices,
+            has_routing: launches.has_routing,
         };
         let sizes = [self.dk, self.dv, self.heads / self.states];
         Plan::new(sizes, states, update, inputs, place)
@@ -481,7 +481,7 @@ mod tests {
             tokens,
             sms: 132,
             persistent: false,
-            has_choices: false,
+            has_routing: false,
         };
         Plan::new(sizes, states, update, &DeviceInputs::zeroed(), place)
     }

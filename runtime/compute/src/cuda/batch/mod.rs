@@ -1,0 +1,200 @@
+//! Kernels of batches: tokens of several sessions, or of one, in one pass over the weights. A slot is one row of each activation buffer.
+
+mod saved;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use table::{STATE, Table};
+
+use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
+use super::schedule::{Launches, Queued, SessionMemory};
+use super::{Device, Source};
+use crate::error::Result;
+
+/// Working memory that ops share, by what it is for: bytes and where it lies.
+pub type Rooms = HashMap<&'static str, (usize, Address)>;
+
+/// Which row of the buffers calls are written for.
+#[derive(Clone, Copy)]
+pub struct Slot {
+    /// The row.
+    pub row: usize,
+    /// Where the tokens before this one are counted, if not in the state.
+    pub position: Option<Address>,
+    /// Slots that run at the same time, of which each has a part of the SMs.
+    pub sharing: usize,
+}
+
+/// Calls in their place.
+pub enum Calls {
+    /// Over all rows at once.
+    Rows(Vec<Queued>),
+    /// Equal calls for each slot.
+    Each(Vec<Vec<Queued>>),
+}
+
+impl Calls {
+    /// Over up to `most` rows, each of which gets the bits of a step.
+    pub fn rows(
+        memory: &SessionMemory,
+        scratch: &mut Vec<Memory>,
+        rooms: &mut Rooms,
+        most: usize,
+        write: impl Fn(&mut Launches) -> Result<()>,
+    ) -> Result<Self> {
+        let mut launches = Launches::new(memory, scratch, most, false);
+        launches.as_steps = true;
+        launches.shared = std::mem::take(rooms);
+        write(&mut launches)?;
+        *rooms = std::mem::take(&mut launches.shared);
+        Ok(Calls::Rows(launches.into_calls()))
+    }
+
+    /// For one slot, whose state lies where `memory` says, or where [`Program::set_state`] will.
+    pub fn slot(
+        memory: &SessionMemory,
+        scratch: &mut Vec<Memory>,
+        rooms: &mut Rooms,
+        slot: Slot,
+        write: impl Fn(&mut Launches) -> Result<()>,
+    ) -> Result<Vec<Queued>> {
+        let mut launches = Launches::new(memory, scratch, 1, false);
+        (launches.row, launches.position) = (slot.row, slot.position);
+        launches.sharing = slot.sharing;
+        launches.shared = std::mem::take(rooms);
+        write(&mut launches)?;
+        *rooms = std::mem::take(&mut launches.shared);
+        let mut calls = launches.into_calls();
+        calls.iter_mut().for_each(|queued| queued.by_slot = true);
+        Ok(calls)
+    }
+}
+
+/// Programs of calls, compiled, and the parameters of their slots.
+pub struct Program {
+    parts: Vec<Vec<Part>>,
+    table: Table,
+}
+
+impl Program {
+    /// Stands for where a state lies that [`Program::set_state`] will say.
+    pub const STATE: Address = STATE;
+
+    /// Compiles several programs of up to `most` slots.
+    pub fn new(
+        programs: Vec<Vec<Calls>>,
+        most: usize,
+        device: &Device,
+        queue: &dyn Queue,
+    ) -> Result<Self> {
+        let parts = || programs.iter().flatten();
+        let slots = (0..most).map(|slot| {
+            let calls = parts().filter_map(|part| match part {
+                Calls::Rows(_) => None,
+                Calls::Each(slots) => Some(&slots[slot]),
+            });
+            calls.flatten().collect()
+        });
+        let driver: &Arc<dyn Driver> = device.driver();
+        let (table, starts) = Table::new(&slots.collect::<Vec<_>>(), driver, queue)?;
+        let calls = parts().flat_map(|part| match part {
+            Calls::Rows(calls) => calls,
+            Calls::Each(slots) => &slots[0],
+        });
+        let source = Source::of(&calls.collect::<Vec<_>>());
+        let kernels = device.kernels(&source)?;
+        let mut kernels = source.of_call.iter().map(|&of| kernels[of]);
+        let mut starts = starts.into_iter();
+        let mut place = |part: Calls| match part {
+            Calls::Rows(calls) => Part::Rows(calls.into_iter().zip(&mut kernels).collect()),
+            Calls::Each(mut slots) => {
+                let calls = slots.swap_remove(0).into_iter();
+                let calls = calls.zip(&mut kernels).zip(&mut starts);
+                let placed = calls.map(|((queued, kernel), start)| {
+                    (queued, kernel, table.address() + start as u64)
+                });
+                Part::Each(placed.collect())
+            }
+        };
+        let parts = programs.into_iter();
+        let parts = parts.map(|parts| parts.into_iter().map(&mut place).collect());
+        Ok(Program {
+            parts: parts.collect(),
+            table,
+        })
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.table.bytes()
+    }
+
+    /// Slot `slot` works on the state at `state` from now on.
+    pub fn set_state(&mut self, slot: usize, state: Address, queue: &dyn Queue) -> Result<()> {
+        self.table.set_state(slot, state, queue)
+    }
+
+    /// The launches of program number `program` for this many slots, side by side or one after
+    /// another.
+    pub fn launches(&self, program: usize, slots: usize, side_by_side: bool) -> Vec<Launch> {
+        let stride = self.table.stride();
+        let parts = self.parts[program].iter();
+        parts
+            .flat_map(|part| part.launches(slots, side_by_side, stride))
+            .collect()
+    }
+}
+
+/// Calls with their kernels.
+enum Part {
+    Rows(Vec<(Queued, Kernel)>),
+    /// Those of one slot, with the places of the first slot's parameters.
+    Each(Vec<(Queued, Kernel, Address)>),
+}
+
+impl Part {
+    fn launches(&self, slots: usize, side_by_side: bool, stride: usize) -> Vec<Launch> {
+        let calls = match self {
+            Part::Rows(calls) => {
+                let launches = calls.iter();
+                let launches = launches.map(|(queued, kernel)| queued.launch(*kernel, slots));
+                return launches.collect();
+            }
+            Part::Each(calls) => calls,
+        };
+        let launch = |(queued, kernel, table): &(Queued, Kernel, Address), first, tokens, z| {
+            let [x, y, _] = queued.call.grid.blocks(1);
+            let value = |value: u64| Argument(Box::new([value]));
+            Launch {
+                kernel: *kernel,
+                grid: [x, y, z],
+                threads: queued.call.threads as u32,
+                shared: queued.call.shared as u32,
+                arguments: vec![
+                    value(table + (first * stride) as u64),
+                    value(stride as u64),
+                    value(tokens),
+                ],
+                cluster: 1,
+                together: false,
+            }
+        };
+        if side_by_side {
+            let launches = calls.iter().map(|call| launch(call, 0, 1, slots as u32));
+            return launches.collect();
+        }
+        if calls.iter().all(|(queued, ..)| queued.block_local) {
+            let launches = calls.iter().map(|call| launch(call, 0, slots as u64, 1));
+            return launches.collect();
+        }
+        let launches = (0..slots).flat_map(|slot| {
+            let launches = calls.iter();
+            launches.map(move |call| launch(call, slot, 1, 1))
+        });
+        launches.collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! Parameters of kernels for each slot of a program, in device memory.
+
+use crate::cuda::driver::{Address, Driver, Memory, Queue};
+use crate::cuda::schedule::{Call, Queued};
+use crate::error::Result;
+use std::sync::Arc;
+
+/// Stands for the address of a slot's state while its calls are written. The upper half of such an address is no number
+/// that a parameter holds: as a float it is NaN, as an integer larger than any dimension.
+pub(super) const STATE: Address = 0x7ff4_0000_0000_0000;
+const STATES: std::ops::Range<Address> = STATE..STATE + (1 << 40);
+
+/// The parameters of all slots: those of a slot follow one another.
+pub(super) struct Table {
+    memory: Memory,
+    /// The host's copy of these words.
+    words: Vec<u64>,
+    /// Words of a slot.
+    stride: usize,
+    /// The words of a slot that hold addresses in its state: which word, and how far into the state.
+    places: Vec<(usize, u64)>,
+    /// The state of each slot, as the table has it.
+    states: Vec<Address>,
+}
+
+impl Table {
+    /// From the calls of each slot, which are the same kernels in the same order. Returns where the parameters of
+    /// each call begin in a slot, in bytes.
+    pub fn new(
+        slots: &[Vec<&Queued>],
+        driver: &Arc<dyn Driver>,
+        queue: &dyn Queue,
+    ) -> Result<(Self, Vec<usize>)> {
+        let bytes = |queued: &&Queued| queued.call.packed_bytes();
+        let stride = slots[0].iter().map(bytes).sum::<usize>() / size_of::<u64>();
+        let mut words = vec![0; stride * slots.len()];
+        for (calls, words) in slots.iter().zip(words.chunks_exact_mut(stride.max(1))) {
+            let mut rest = words;
+            for queued in calls {
+                let part;
+                (part, rest) = rest.split_at_mut(bytes(queued) / size_of::<u64>());
+                pack(&queued.call, part);
+            }
+        }
+        let in_state =
+            |(word, value): (usize, &u64)| STATES.contains(value).then(|| (word, value - STATE));
+        let first = &words[..stride];
+        let table = Table {
+            memory: Memory::new(driver, size_of_val(&words[..]))?,
+            places: first.iter().enumerate().filter_map(in_state).collect(),
+            states: vec![STATE; slots.len()],
+            stride,
+            words,
+        };
+        queue.write(table.memory.address(), bytemuck::cast_slice(&table.words))?;
+        let starts = slots[0].iter().scan(0, |end, queued| {
+            let start = *end;
+            *end += bytes(queued);
+            Some(start)
+        });
+        Ok((table, starts.collect()))
+    }
+
+    /// Where it lies.
+    pub fn address(&self) -> Address {
+        self.memory.address()
+    }
+
+    /// Bytes of a slot.
+    pub fn stride(&self) -> usize {
+        self.stride * size_of::<u64>()
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// Slot `slot` works on the state at `state` from now on.
+    pub fn set_state(&mut self, slot: usize, state: Address, queue: &dyn Queue) -> Result<()> {
+        if self.states[slot] == state {
+            return Ok(());
+        }
+        let place = self.memory.address() + (slot * self.stride()) as u64;
+        let words = &mut self.words[slot * self.stride..][..self.stride];
+        for &(word, offset) in &self.places {
+            words[word] = state + offset;
+        }
+        self.states[slot] = state;
+        queue.write(place, bytemuck::cast_slice(words))
+    }
+}
+
+/// Writes a call's parameters as [`Call::offsets`] says.
+fn pack(call: &Call, words: &mut [u64]) {
+    for (at, value) in call.offsets().zip(call.values()) {
+        words[at / size_of::<u64>()..][..value.len()].copy_from_slice(value);
+    }
+}

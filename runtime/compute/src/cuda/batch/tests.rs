@@ -1,0 +1,145 @@
+//! Slots of a batch on the emulator, or on a GPU where there is one: the bits of recorded steps.
+
+use std::sync::Arc;
+
+use waterline_quant::{BF16, F32, FORMATS, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+
+use crate::cuda::gemm::{GatedUnit, WeightMatrix};
+use crate::cuda::tests::{Bench, device, matrix, numbers};
+use crate::functions::{Activation, Norm};
+use crate::operands::View;
+
+/// For every format, the product of a gated unit's three matrices: the bits of `gemv_gated` and `gemv`, except for BF16 among
+/// more than eight slots, where inputs are rounded to 16 bits of fraction.
+#[test]
+fn slots_of_every_format_have_the_bits_of_steps() {
+    let Some(device) = device() else {
+        return;
+    };
+    let rows = 37;
+    let formats = (FORMATS.iter()).map(|&format| (format, 11, format.block_len.max(64)));
+    // Widths of which a warp of tensor cores has units of every lane, of some and of none.
+    let widths = [
+        (&Q4_0, 11, 1312),
+        (&Q4_0, 2, 1312),
+        (&Q8_0, 9, 1312),
+        (&Q8_0, 7, 160),
+        (&Q4_0, 17, 96),
+    ];
+    for (format, slots, width) in formats.chain(widths).chain([(&BF16, 7, 64)]) {
+        let bench = Bench::new(Arc::clone(&device), [width, width, 2 * width, rows], slots);
+        let bias: crate::weights::Vector = numbers(9, rows).into();
+        let matrices = [(width, 1), (width, 2), (rows, 3)]
+            .map(|(rows, seed)| matrix(format, rows, width, seed));
+        let [gate, up, down] = matrices.each_ref().map(WeightMatrix::plain);
+        let unit = GatedUnit {
+            gate,
+            up: WeightMatrix {
+                column: width,
+                ..up
+            },
+            down: WeightMatrix {
+                bias: Some(&bias),
+                multiplier: 0.5,
+                ..down
+            },
+            activation: Activation::Silu,
+            inner: View::whole(2, 2 * width),
+        };
+        let steps = slots.min(7);
+        let mut results = [(steps, false), (slots, true)].map(|(tokens, as_steps)| {
+            let mut scratch = Vec::new();
+            let mut launches = bench.launches(tokens, &mut scratch);
+            launches.as_steps = as_steps;
+            let prologue = launches
+                .prologue(View::whole(0, width), None)
+                .expect("an input");
+            let output = View::whole(3, rows);
+            launches
+                .gemm_gated(prologue, &unit, output, false)
+                .expect("launches");
+            let calls = launches.calls;
+            bench.write(0, &numbers(7, tokens * width));
+            bench.run(&calls, tokens);
+            bench.read(3, tokens * rows)
+        });
+        results[1].truncate(steps * rows);
+        let [steps, found] = &results;
+        let largest = steps.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let rounded = format == &BF16 && slots > 8;
+        let bound = if rounded { largest * 1e-4 } else { 0.0 };
+        for (i, (found, step)) in found.iter().zip(steps).enumerate() {
+            let same = (found - step).abs() <= bound;
+            assert!(
+                same,
+                "{} {slots}, {i}: {found}, in a step {step}",
+                format.name
+            );
+        }
+        assert!(largest > 0.1 && largest.is_finite());
+    }
+}
+
+/// For matrices whose rows come in several pieces, some of which are multiplied on plain cores by the same kernel, with a norm: the bits
+/// of `gemv`.
+#[test]
+fn pieces_of_wide_rows_have_the_bits_of_steps() {
+    const STEPS: usize = 3;
+    let Some(device) = device() else {
+        return;
+    };
+    let width = 4352;
+    let gains: crate::weights::Vector = numbers(4, width).into();
+    let norm = Norm {
+        weight: gains,
+        bias: None,
+        eps: 1e-5,
+        centred: false,
+    };
+    for (format, slots, with_norm, rows) in [
+        (&Q4_0, 3, true, [37, 5]),
+        (&Q4_0, 20, false, [37, 5]),
+        (&Q8_0, 9, true, [150, 21]),
+        (&Q8_0, 8, false, [70, 0]),
+        (&Q6_K, 9, true, [150, 5]),
+        (&Q4_K, 4, false, [37, 0]),
+        (&Q5_K, 5, true, [37, 3]),
+    ] {
+        let bench = Bench::new(
+            Arc::clone(&device),
+            [width, width, 64, rows[0] + rows[1]],
+            slots,
+        );
+        let matrices = [
+            matrix(format, rows[0], width, 1),
+            matrix(&F32, rows[1].max(1), width, 2),
+        ];
+        let all = [
+            WeightMatrix::plain(&matrices[0]),
+            WeightMatrix {
+                column: rows[0],
+                multiplier: 0.25,
+                ..WeightMatrix::plain(&matrices[1])
+            },
+        ];
+        let weights = if rows[1] > 0 { &all[..] } else { &all[..1] };
+        let results = [(STEPS, false), (slots, true)].map(|(tokens, as_steps)| {
+            let mut scratch = Vec::new();
+            let mut launches = bench.launches(tokens, &mut scratch);
+            launches.as_steps = as_steps;
+            let prologue = launches
+                .prologue(View::whole(0, width), with_norm.then_some(&norm))
+                .expect("an input");
+            let output = View::whole(3, rows[0] + rows[1]);
+            launches
+                .gemm(prologue, weights, output, false)
+                .expect("launches");
+            let calls = launches.calls;
+            bench.write(0, &numbers(7, tokens * width));
+            bench.run(&calls, tokens);
+            bench.read(3, STEPS * (rows[0] + rows[1]))
+        });
+        assert_eq!(results[0], results[1], "{} {slots}", format.name);
+        assert!(results[0].iter().all(|x| x.is_finite() && *x != 0.0));
+    }
+}

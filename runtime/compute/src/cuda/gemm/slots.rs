@@ -1,0 +1,279 @@
+//! Matrix products of several slots, with the bits of a step: on plain cores (`slots.cu`), or on tensor cores (`slots_mma.rs`).
+//! Chunks of codes meet some formats in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
+
+use waterline_kernels::{File, file};
+use waterline_quant::{Format, Matrix, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Rounding};
+
+use super::{
+    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
+    shared_bytes,
+};
+use crate::cuda::driver::{Address, TensorCores};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::functions::OutputOp;
+use crate::operands::{INPUTS, View};
+
+/// The text that defines products of slots.
+pub(crate) const SOURCE: &[File] = &[
+    file("cuda/gemm/slots.cu"),
+    file("cuda/gemm/slots_mma.cu"),
+    file("cuda/gemm/codes_mma.cu"),
+];
+
+/// Slots that a warp multiplies at once.
+pub(super) const SLOTS: usize = 8;
+/// Rows of a warp where there are many, so that they share the loads of the slots' inputs, and where there are few.
+const ROWS: [usize; 2] = [4, 2];
+/// Warps of a block.
+pub(super) const WARPS: usize = THREADS / 32;
+
+/// Formats of matrices whose chunks are multiplied in tiles of codes on tensor cores, the rows and tokens of a tile, and bytes of shared memory:
+/// two of `CodeStage` in codes_mma.cu.
+const CODE_FORMATS: [&Format; 7] = [&Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q4_1, &Q4_K, &Q4_0];
+pub(crate) const CODE_ROWS: usize = 128;
+const CODE_TOKENS: usize = 64;
+pub(crate) const CODES_SHARED: usize =
+    2 * (CODE_ROWS + CODE_TOKENS) * (2 * (32 + 2 * size_of::<f32>()) + 16);
+
+/// Inputs of several tokens.
+struct Inputs {
+    floats: Parameter,
+    codes: Parameter,
+    formats: usize,
+    cols: usize,
+}
+
+impl Launches<'_> {
+    /// Slots that a warp multiplies at once: a power of two.
+    fn slot_tile(&self) -> usize {
+        self.tokens.next_power_of_two().min(SLOTS)
+    }
+
+    /// Rows of a warp, so that the blocks of `rows` rows in all are as many as the SMs, if they can be.
+    fn rows_of_warp(&self, rows: usize) -> usize {
+        let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.sms;
+        *ROWS.iter().find(fills).unwrap_or(&ROWS[1])
+    }
+
+    /// Room for the inputs of several tokens: in f32, and in 8 bits where they have such; the next ones take their place.
+    pub(super) fn slots_room(&mut self, cols: usize, has_codes: bool) -> Result<[Address; 2]> {
+        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = widest.max(cols).next_multiple_of(32);
+        let tokens = self.tokens.next_multiple_of(SLOTS);
+        let floats = self.shared_address("floats of slots", tokens * widest * 4)?;
+        let of_token = if has_codes {
+            widest + widest / 4 + 16
+        } else {
+            0
+        };
+        // A pointer to nothing would not be aligned.
+        let codes = self.shared_address("codes of slots", (tokens * of_token).max(16))?;
+        Ok([floats, codes])
+    }
+
+    /// Where another kernel stores the inputs of f32 matrices, as [`Launches::gemm_stored_slots`] reads them.
+    pub(super) fn stored_slots(&mut self, cols: usize) -> Result<Rows> {
+        let [first, _] = self.slots_room(cols, false)?;
+        Ok(Rows {
+            first,
+            stride: cols.next_multiple_of(32) as i32,
+            width: cols as i32,
+        })
+    }
+
+    /// As [`Launches::gemm_slots`] of f32 matrices whose inputs are stored.
+    pub(super) fn gemm_stored_slots(
+        &mut self,
+        weights: &[WeightMatrix],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let cols = weights[0].matrix.cols();
+        let [floats, codes] = self.slots_room(cols, false)?;
+        let inputs = Inputs {
+            floats: Parameter::pointer("const float", floats),
+            codes: Parameter::pointer("const u8", codes),
+            formats: formats_of(weights),
+            cols,
+        };
+        for weights in weights.chunks(MOST_LINEARS) {
+            self.gemm_plain_slots(&inputs, weights, output, add)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the inputs of matrices of these formats.
+    fn slots_prologue(
+        &mut self,
+        prologue: Prologue,
+        (formats, rounding): (usize, Option<Rounding>),
+        cols: usize,
+    ) -> Result<Inputs> {
+        let has_codes = rounding.is_some_and(Rounding::is_integer);
+        let [floats, codes] = self.slots_room(cols, has_codes)?;
+        let rounding = Rounding::device_number(rounding);
+        self.push(Call {
+            source: SOURCE,
+            kernel: format!(
+                "slots_prologue<{formats}, {rounding}, {cols}, {}>",
+                prologue.flags(cols)
+            ),
+            grid: Grid::EachToken(1),
+            threads: THREADS,
+            shared: shared_bytes(cols),
+            parameters: vec![
+                Parameter::value("Prologue", prologue),
+                Parameter::pointer("float", floats),
+                Parameter::pointer("u8", codes),
+            ],
+        });
+        Ok(Inputs {
+            floats: Parameter::pointer("const float", floats),
+            codes: Parameter::pointer("const u8", codes),
+            formats,
+            cols,
+        })
+    }
+
+    /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
+    pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
+        self.tensor_cores != TensorCores::None && CODE_FORMATS.contains(&matrix.format().plain())
+    }
+
+    /// As [`Launches::gemm_into`] of inputs that are rounded alike.
+    pub(super) fn gemm_slots(
+        &mut self,
+        prologue: Prologue,
+        weights: &[WeightMatrix],
+        rounding: Option<Rounding>,
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let cols = weights[0].matrix.cols();
+        let weights = self.gemm_slots_tensor(prologue, weights, rounding, output, add)?;
+        if weights.is_empty() {
+            return Ok(());
+        }
+        let formats = (formats_of(&weights), rounding);
+        let inputs = self.slots_prologue(prologue, formats, cols)?;
+        // Those in tiles format by format, the others together.
+        let tiles_of = |weight: &WeightMatrix| {
+            let in_tiles = !self.as_steps && self.in_code_tiles(weight.matrix);
+            in_tiles.then(|| format_of(weight.matrix))
+        };
+        let formats: Vec<Option<usize>> = weights.iter().map(tiles_of).collect();
+        for (first, &format) in formats.iter().enumerate() {
+            if formats[..first].contains(&format) {
+                continue;
+            }
+            let alike = weights.iter().zip(&formats).filter(|of| *of.1 == format);
+            let alike: Vec<WeightMatrix> = alike.map(|of| *of.0).collect();
+            for weights in alike.chunks(MOST_LINEARS) {
+                if let Some(format) = format {
+                    let output = Parameter::value("Rows", output);
+                    let (linears, tiles) = self.linears(weights, CODE_ROWS, add)?;
+                    let codes = inputs.codes.clone();
+                    self.push(Call {
+                        source: SOURCE,
+                        kernel: format!("gemm_codes<{format}, {cols}>"),
+                        grid: Grid::EachTile(tiles, CODE_TOKENS),
+                        threads: THREADS,
+                        shared: CODES_SHARED,
+                        parameters: vec![codes, linears, output, Parameter::tokens()],
+                    });
+                    continue;
+                }
+                self.gemm_plain_slots(&inputs, weights, output, add)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Products of a few matrices on plain cores.
+    fn gemm_plain_slots(
+        &mut self,
+        inputs: &Inputs,
+        weights: &[WeightMatrix],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
+        let rows = self.rows_of_warp(rows);
+        let (linears, tiles) = self.linears(weights, WARPS * rows, add)?;
+        let parameters = [linears, Parameter::value("Rows", output)];
+        self.push_slots("gemm_slots", "", inputs, (rows, tiles), parameters);
+        Ok(())
+    }
+
+    /// As [`Launches::gemm_gated`].
+    pub(super) fn gemm_gated_slots(
+        &mut self,
+        prologue: Prologue,
+        unit: &GatedUnit,
+        output: View,
+        add: bool,
+    ) -> Result<()> {
+        let GatedUnit { gate, up, down, .. } = *unit;
+        let inner = View {
+            width: gate.matrix.rows(),
+            ..unit.inner
+        };
+        let weights = [gate, WeightMatrix { column: 0, ..up }];
+        let function = format!(", {}", unit.activation as i32);
+        let rounding = roundings_of(&weights)[0];
+        if self.gated_on_tensor_cores(&weights) {
+            self.gemm_gated_slots_tensor(prologue, &weights, (unit.activation, rounding), inner)?;
+            let prologue = self.prologue(inner, None)?;
+            return self.gemm(prologue, &[down], output, add);
+        }
+        if self.slots_on_tensor_cores(gate.matrix) {
+            let halves = unit.inner.split(gate.matrix.rows());
+            self.gemm(prologue, &[gate, unit.up], unit.inner, false)?;
+            let gated = [OutputOp::Gate(halves.0, unit.activation)];
+            let prologue = self.output_prologue(halves.1, &gated)?;
+            return self.gemm(prologue, &[down], output, add);
+        }
+        let formats = (formats_of(&weights), rounding);
+        let inputs = self.slots_prologue(prologue, formats, gate.matrix.cols())?;
+        let rows = self.rows_of_warp(gate.matrix.rows());
+        let (linears, _) = self.linears(&weights, WARPS * rows, false)?;
+        let tiles = gate.matrix.rows().div_ceil(WARPS * rows);
+        self.push_slots(
+            "gemm_gated_slots",
+            &function,
+            &inputs,
+            (rows, tiles),
+            [linears, self.view(inner)],
+        );
+        let prologue = self.prologue(inner, None)?;
+        self.gemm(prologue, &[down], output, add)
+    }
+
+    /// Appends a product of `tiles` blocks with this many rows per warp.
+    fn push_slots(
+        &mut self,
+        kernel: &str,
+        function: &str,
+        inputs: &Inputs,
+        (rows, tiles): (usize, usize),
+        [linears, output]: [Parameter; 2],
+    ) {
+        let slots = self.slot_tile();
+        let Inputs { formats, cols, .. } = inputs;
+        self.push_prefetching(Call {
+            source: SOURCE,
+            kernel: format!("{kernel}<{formats}, {cols}, {rows}, {slots}{function}>"),
+            grid: Grid::EachTile(tiles, slots),
+            threads: THREADS,
+            shared: 0,
+            parameters: vec![
+                inputs.floats.clone(),
+                inputs.codes.clone(),
+                linears,
+                output,
+                Parameter::tokens(),
+            ],
+        });
+    }
+}

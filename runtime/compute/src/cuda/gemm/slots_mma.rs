@@ -1,0 +1,322 @@
+//! Matrix products of the slots of a batch on tensor cores (`slots_mma.cu`): of matrices that meet inputs in 8 bits, with the bits of a step,
+//! and of BF16 matrices with more than eight slots, whose inputs have 16 bits of fraction.
+
+use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Rounding};
+
+use super::slots::{SLOTS, SOURCE, WARPS};
+use super::{MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes};
+use crate::cuda::driver::TensorCores;
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::functions::Activation;
+use crate::operands::{INPUTS, View};
+
+/// Rows and slots of a tile.
+const ROWS: usize = 16;
+const TILE: usize = 8;
+/// Formats of matrices that meet slots on tensor cores.
+const FORMATS: [&Format; 6] = [&BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
+/// Bytes of 32 inputs of a tile: `SlotUnit` in slots_mma.cu.
+const SLOT_UNIT: usize = TILE * (32 + 8);
+/// Most rows of matrices on plain cores that the same kernel multiplies, such as gates.
+const MOST_JOINED: usize = 256;
+/// Most tiles of slots with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
+const TILES_OF_TWO: usize = 2;
+
+/// `StagedRows` in slots_mma.cu: pieces of a block's rows in shared memory.
+struct StagedRows {
+    /// Pieces that are there at a time.
+    stages: usize,
+    /// Bytes of all.
+    bytes: usize,
+}
+
+impl StagedRows {
+    /// As many pieces as three blocks of an SM have room for, or two.
+    fn of(matrix: &Matrix, row_tiles: usize, shared_memory: usize) -> Self {
+        const BYTES: usize = 1024;
+        let units = matrix.cols() / 32;
+        let format = matrix.format().plain();
+        let blocks = matrix.cols() / format.block_len;
+        let scales = blocks * format.device_apart_bytes();
+        let codes = blocks * format.block_bytes - scales;
+        let most = BYTES * units / codes / 32 * 32;
+        let piece = if units > most {
+            most
+        } else {
+            units.next_multiple_of(8)
+        };
+        let pieces = units.div_ceil(piece);
+        let (codes, scales) = (piece * codes / units, piece * scales / units);
+        let stage = row_tiles * ROWS * (codes + 16 + scales.next_multiple_of(16) + 16);
+        let stages = (shared_memory / 3 / stage).clamp(pieces.min(2), pieces);
+        StagedRows {
+            stages,
+            bytes: stages * stage,
+        }
+    }
+}
+
+/// Rows of all matrices.
+fn rows(weights: &[WeightMatrix]) -> usize {
+    weights.iter().map(|weight| weight.matrix.rows()).sum()
+}
+
+fn format_is(matrix: &Matrix, format: &Format) -> bool {
+    matrix.format().plain() == format
+}
+
+/// Inputs that [`Launches::slots_prologue_codes`] makes.
+struct Inputs {
+    units: Parameter,
+    floats: Parameter,
+    codes: Parameter,
+}
+
+impl Launches<'_> {
+    /// Whether this matrix meets the slots on tensor cores, which hold those of a batch.
+    pub(super) fn slots_on_tensor_cores(&self, matrix: &Matrix) -> bool {
+        let least = if format_is(matrix, &BF16) { SLOTS } else { 1 };
+        self.as_steps
+            && self.tokens > least
+            && self.tensor_cores != TensorCores::None
+            && FORMATS.contains(&matrix.format().plain())
+            && matrix.cols().is_multiple_of(32)
+    }
+
+    /// Whether the slots' product with a gate and another matrix is one kernel there.
+    pub(super) fn gated_on_tensor_cores(&self, [gate, up]: &[WeightMatrix; 2]) -> bool {
+        let alike = up.matrix.format().plain() == gate.matrix.format().plain();
+        let few = self.slot_tiles() <= TILES_OF_TWO && !format_is(gate.matrix, &BF16);
+        alike && few && self.slots_on_tensor_cores(gate.matrix)
+    }
+
+    fn slot_tiles(&self) -> usize {
+        self.tokens.div_ceil(TILE)
+    }
+
+    /// Room for the inputs of tensor cores of `bytes` for a tile of slots and a matrix' column; the next ones take their place.
+    fn tiles_room(&mut self, purpose: &'static str, cols: usize, bytes: usize) -> Result<u64> {
+        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = widest.max(cols).next_multiple_of(32);
+        self.shared_address(purpose, self.slot_tiles() * widest * bytes)
+    }
+
+    /// Makes inputs of BF16 matrices.
+    fn slots_prologue_parts(
+        &mut self,
+        prologue: Prologue,
+        rounding: Option<Rounding>,
+        cols: usize,
+    ) -> Result<Parameter> {
+        let inputs = self.tiles_room("parts of slots", cols, TILE * 2 * size_of::<u16>())?;
+        self.push(Call {
+            source: SOURCE,
+            kernel: format!(
+                "slots_prologue_parts<{}, {cols}, {}>",
+                Rounding::device_number(rounding),
+                prologue.all_flags(cols)
+            ),
+            grid: Grid::EachToken(1),
+            threads: THREADS,
+            shared: cols * size_of::<f32>(),
+            parameters: vec![
+                Parameter::value("Prologue", prologue),
+                Parameter::pointer("u8", inputs),
+            ],
+        });
+        Ok(Parameter::pointer("const u8", inputs))
+    }
+
+    /// Makes inputs of matrices in 8 bits, and of `others` for plain cores.
+    fn slots_prologue_codes(
+        &mut self,
+        prologue: Prologue,
+        rounding: Option<Rounding>,
+        cols: usize,
+        others: &[WeightMatrix],
+    ) -> Result<Inputs> {
+        let units = self.tiles_room("units of slots", cols, SLOT_UNIT / 32)?;
+        let [floats, codes] = self.slots_room(cols, !others.is_empty())?;
+        let rounding = Rounding::device_number(rounding);
+        // Nothing but a norm makes a block read all of a row.
+        let span = [512, 256]
+            .into_iter()
+            .find(|span| cols.is_multiple_of(*span));
+        let span = span.filter(|_| prologue.is_plain() && others.is_empty());
+        let prologue_value = Parameter::value("Prologue", prologue);
+        let call = |kernel: String, blocks, cols, parameters| Call {
+            source: SOURCE,
+            kernel,
+            grid: Grid::EachToken(blocks),
+            threads: THREADS,
+            shared: shared_bytes(cols),
+            parameters,
+        };
+        let units_value = Parameter::pointer("u8", units);
+        self.push(match span {
+            Some(span) => call(
+                format!("slots_prologue_spans<{rounding}, {cols}, {span}>"),
+                cols / span,
+                span,
+                vec![prologue_value, units_value],
+            ),
+            None => call(
+                format!(
+                    "slots_prologue_codes<{}, {rounding}, {cols}, {}>",
+                    formats_of(others),
+                    prologue.all_flags(cols)
+                ),
+                1,
+                cols,
+                vec![
+                    prologue_value,
+                    Parameter::pointer("float", floats),
+                    Parameter::pointer("u8", codes),
+                    units_value,
+                ],
+            ),
+        });
+        Ok(Inputs {
+            units: Parameter::pointer("const u8", units),
+            floats: Parameter::pointer("const float", floats),
+            codes: Parameter::pointer("const u8", codes),
+        })
+    }
+
+    /// Products of those of the matrices that meet the slots on tensor cores. Returns the others, but for a few that the same kernel
+    /// multiplies on plain cores.
+    pub(super) fn gemm_slots_tensor<'a>(
+        &mut self,
+        prologue: Prologue,
+        weights: &[WeightMatrix<'a>],
+        rounding: Option<Rounding>,
+        output: Rows,
+        add: bool,
+    ) -> Result<Vec<WeightMatrix<'a>>> {
+        let cols = weights[0].matrix.cols();
+        let (on_tensor_cores, mut others): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
+            (weights.iter()).partition(|weight| self.slots_on_tensor_cores(weight.matrix));
+        for format in FORMATS {
+            let alike = on_tensor_cores.iter().copied();
+            let alike = alike.filter(|weight| weight.matrix.format().plain() == format);
+            let alike: Vec<WeightMatrix> = alike.collect();
+            if alike.is_empty() {
+                continue;
+            }
+            let joins = format != &BF16 && alike.len() + others.len() <= MOST_LINEARS;
+            let joined = if joins && rows(&others) <= MOST_JOINED {
+                std::mem::take(&mut others)
+            } else {
+                Vec::new()
+            };
+            let inputs = if format == &BF16 {
+                let units = self.slots_prologue_parts(prologue, rounding, cols)?;
+                Inputs {
+                    units,
+                    floats: Parameter::pointer("const float", 0),
+                    codes: Parameter::pointer("const u8", 0),
+                }
+            } else {
+                self.slots_prologue_codes(prologue, rounding, cols, &joined)?
+            };
+            for alike in alike.chunks(MOST_LINEARS) {
+                self.push_slots_tensor(&inputs, alike, &joined, output, add)?;
+            }
+        }
+        Ok(others)
+    }
+
+    /// Appends a product of matrices of one format, and of `joined` ones on plain cores.
+    fn push_slots_tensor(
+        &mut self,
+        inputs: &Inputs,
+        alike: &[WeightMatrix],
+        joined: &[WeightMatrix],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let (first, tiles) = (alike[0].matrix, self.slot_tiles());
+        let in_bf16 = format_is(first, &BF16);
+        let many = rows(alike) / (2 * ROWS) >= self.sms;
+        let row_tiles = if many && tiles <= TILES_OF_TWO && !in_bf16 {
+            2
+        } else {
+            1
+        };
+        let staged = if in_bf16 {
+            StagedRows {
+                stages: 1,
+                bytes: 0,
+            }
+        } else {
+            StagedRows::of(first, row_tiles, self.shared_memory)
+        };
+        let format = format_of(first);
+        let tile = |matrix: &Matrix| {
+            if format_of(matrix) == format {
+                row_tiles * ROWS
+            } else {
+                1
+            }
+        };
+        let all = [alike, joined].concat();
+        let (linears, blocks) = self.linears_in_tiles(&all, tile, add)?;
+        self.push_prefetching(Call {
+            source: SOURCE,
+            kernel: format!(
+                "gemm_slots_tensor<{format}, {}, {tiles}, {row_tiles}, {}, {}>",
+                first.cols(),
+                staged.stages,
+                formats_of(joined)
+            ),
+            grid: Grid::Blocks(blocks),
+            threads: THREADS,
+            shared: staged.bytes.max(self.sums_bytes(row_tiles)),
+            parameters: vec![
+                inputs.units.clone(),
+                inputs.floats.clone(),
+                inputs.codes.clone(),
+                linears,
+                Parameter::value("Rows", output),
+                Parameter::tokens(),
+            ],
+        });
+        Ok(())
+    }
+
+    /// `inner = activation(gate x) * up x` of two matrices for which [`Launches::gated_on_tensor_cores`] holds.
+    pub(super) fn gemm_gated_slots_tensor(
+        &mut self,
+        prologue: Prologue,
+        weights: &[WeightMatrix; 2],
+        (activation, rounding): (Activation, Option<Rounding>),
+        inner: View,
+    ) -> Result<()> {
+        let gate = weights[0].matrix;
+        let inputs = self.slots_prologue_codes(prologue, rounding, gate.cols(), &[])?;
+        let (linears, _) = self.linears(weights, ROWS, false)?;
+        let staged = StagedRows::of(gate, 2, self.shared_memory);
+        self.push_prefetching(Call {
+            source: SOURCE,
+            kernel: format!(
+                "gemm_gated_slots_tensor<{}, {}, {}, {}, {}>",
+                format_of(gate),
+                gate.cols(),
+                self.slot_tiles(),
+                staged.stages,
+                activation as i32
+            ),
+            grid: Grid::Blocks(gate.rows().div_ceil(ROWS)),
+            threads: THREADS,
+            shared: staged.bytes.max(self.sums_bytes(2)),
+            parameters: vec![inputs.units, linears, self.view(inner), Parameter::tokens()],
+        });
+        Ok(())
+    }
+
+    /// Bytes of the sums of all warps.
+    fn sums_bytes(&self, row_tiles: usize) -> usize {
+        row_tiles * ROWS * WARPS * self.slot_tiles() * TILE * size_of::<f32>()
+    }
+}

@@ -1,0 +1,76 @@
+//! Sessions on a device that step together.
+
+use super::{BatchPrograms, CudaEngine, SlotKind};
+use crate::cuda::Sampling;
+use crate::engine::{Group, Member, Members};
+use crate::error::{Error, Result};
+use crate::state::HEADER;
+
+/// Most sessions of a batch on a device: the programs of this many slots are recorded.
+const MOST: usize = 64;
+
+/// A program of slots, each the session at this place.
+pub(in crate::engine) struct DeviceGroup(BatchPrograms);
+
+impl DeviceGroup {
+    /// For up to `most` sessions with states like that of `engine`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than 64; else as of [`BatchPrograms::new`].
+    pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
+        if most > MOST {
+            let reason = format!("must be of 1 to {MOST} sessions on a GPU");
+            return Err(Error::invalid("batch", reason));
+        }
+        BatchPrograms::new(engine, SlotKind::Sessions, most).map(DeviceGroup)
+    }
+
+    /// Gives each slot its session's state; those sample that have a [`Sampling`].
+    fn seat(
+        &mut self,
+        members: &mut dyn Members,
+        sampling: impl Fn(&Member) -> Option<Sampling>,
+    ) -> Result<()> {
+        for slot in 0..members.count() {
+            let member = members.member(slot);
+            let sampling = sampling(&member);
+            let Some(engine) = member.engine.on_device() else {
+                return Err(Error::invalid("batch", "a session is on another device"));
+            };
+            if let Some(sampling) = sampling {
+                self.0.set_sampling(slot, sampling)?;
+            }
+            self.0.set_state(slot, engine.leave(sampling)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Group for DeviceGroup {
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()> {
+        self.seat(members, |_| None)?;
+        self.0.read(tokens)?;
+        self.0.queue.finish()
+    }
+
+    fn step(&mut self, members: &mut dyn Members, tokens: &mut [u32]) -> Result<bool> {
+        let mut greedy = true;
+        for index in 0..members.count() {
+            let Member { engine, params } = members.member(index);
+            let is_empty = engine.arena().tensor::<u64>(HEADER)[0] == 0;
+            if is_empty || Sampling::new(params).is_none() {
+                return Ok(false);
+            }
+            greedy &= params.is_greedy();
+        }
+        self.seat(members, |member| {
+            Sampling::new(member.params).filter(|_| !greedy)
+        })?;
+        self.0.step(tokens, !greedy)?;
+        Ok(true)
+    }
+}

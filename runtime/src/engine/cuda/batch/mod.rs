@@ -1,0 +1,371 @@
+//! Programs of several slots on a device, in one pass over the weights: a token of each of as many sessions, or tokens of one
+//! session.
+//!
+//! A slot is one row of each activation buffer. Ops with matrices that treat every token alike run over all rows; every other op
+//! is written once for each slot, as for a step, and its kernels find a slot's parameters in a table.
+//! Slots of different sessions run side by side. Those of one session follow one another. So every slot has the bits of a recorded step.
+//! The programs of each number of slots are recorded when they are made.
+
+mod draft;
+mod exact;
+mod group;
+mod verifier;
+
+use std::sync::Arc;
+
+pub(super) use exact::DeviceExact;
+pub(super) use group::DeviceGroup;
+pub(super) use verifier::DeviceVerifier;
+
+use super::CudaEngine;
+use crate::bound::Model;
+use crate::cuda::{
+    Address, Calls, Device, Launches, Memory, Program, Queue, Queued, Recording, Rooms, Rows,
+    Sampling, SessionMemory, Slot,
+};
+use crate::error::{Error, Result};
+use crate::operands::{RESIDUAL, View};
+use crate::ops::Op;
+use crate::state::LOGITS;
+
+/// The content of a batch's slots.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SlotKind {
+    /// Sessions, each with its own state.
+    Sessions,
+    /// Tokens of one session.
+    Tokens,
+}
+
+/// The recordings for one number of slots.
+struct Recorded {
+    /// Slots choose the first of the largest of their logits.
+    choose: Box<dyn Recording>,
+    /// Slots sample; only sessions do.
+    sample: Option<Box<dyn Recording>>,
+    /// Slots read their tokens.
+    read: Box<dyn Recording>,
+    /// The state before the last reading reads the first tokens again, from their saved inputs; only tokens of one session do.
+    commit: Option<Box<dyn Recording>>,
+}
+
+/// The programs and their memory.
+struct BatchPrograms {
+    queue: Box<dyn Queue>,
+    buffers: Vec<Memory>,
+    scratch: Vec<Memory>,
+    own: BatchMemory,
+    program: Program,
+    /// For one slot, two slots, and so on.
+    recorded: Vec<Recorded>,
+    /// How sessions sample, as the device has it.
+    sampling: Vec<Option<Sampling>>,
+    vocab: usize,
+}
+
+/// Memory that calls name besides buffers, states and weights.
+struct BatchMemory {
+    ids: Memory,
+    chosen: Memory,
+    sampling: Memory,
+    positions: Memory,
+    logits: Memory,
+}
+
+impl BatchMemory {
+    /// For this many slots.
+    fn new(device: &Device, queue: &dyn Queue, most: usize, vocab: usize) -> Result<Self> {
+        Ok(BatchMemory {
+            ids: zeros(device, queue, most * size_of::<u32>())?,
+            chosen: zeros(device, queue, most * size_of::<u32>())?,
+            sampling: zeros(device, queue, most * size_of::<Sampling>())?,
+            positions: zeros(device, queue, most * size_of::<u64>())?,
+            logits: zeros(device, queue, most * vocab * size_of::<f32>())?,
+        })
+    }
+
+    fn all(&self) -> [&Memory; 5] {
+        [
+            &self.ids,
+            &self.chosen,
+            &self.sampling,
+            &self.positions,
+            &self.logits,
+        ]
+    }
+}
+
+/// Zeros of a device.
+fn zeros(device: &Device, queue: &dyn Queue, bytes: usize) -> Result<Memory> {
+    let memory = Memory::new(device.driver(), bytes)?;
+    queue.clear(memory.address(), bytes.max(1))?;
+    Ok(memory)
+}
+
+/// Address of number `index` of values of type `T`.
+fn at<T>(memory: &Memory, index: usize) -> Address {
+    memory.address() + (index * size_of::<T>()) as u64
+}
+
+/// Writes the calls of a program.
+struct Writer<'a> {
+    memory: SessionMemory<'a>,
+    own: &'a BatchMemory,
+    scratch: Vec<Memory>,
+    /// Working memory that ops share, of all rows and of each slot.
+    rooms: (Rooms, Vec<Rooms>),
+    of: SlotKind,
+}
+
+impl Writer<'_> {
+    fn rows(&mut self, write: impl Fn(&mut Launches) -> Result<()>) -> Result<Calls> {
+        let (rooms, slots) = &mut self.rooms;
+        Calls::rows(&self.memory, &mut self.scratch, rooms, slots.len(), write)
+    }
+
+    /// The calls of each slot, whose number `write` gets.
+    fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
+        let sharing = match self.of {
+            SlotKind::Sessions => self.rooms.1.len(),
+            SlotKind::Tokens => 1,
+        };
+        let slots = self.rooms.1.iter_mut().enumerate().map(|(row, rooms)| {
+            let memory = SessionMemory {
+                ids: at::<u32>(&self.own.ids, row),
+                ..self.memory
+            };
+            let position =
+                (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
+            let slot = Slot {
+                row,
+                position,
+                sharing,
+            };
+            let write = |launches: &mut Launches| write(launches, row);
+            Calls::slot(&memory, &mut self.scratch, rooms, slot, write)
+        });
+        let slots = slots.collect::<Result<Vec<Vec<Queued>>>>()?;
+        Ok(Calls::Each(slots))
+    }
+
+    /// An op over all rows, if it may be, or else for each slot.
+    fn op(&mut self, index: usize, op: &dyn Op) -> Result<Calls> {
+        let access = op.access();
+        let write = |launches: &mut Launches| {
+            launches.begin(index, &access);
+            op.launch(launches)
+        };
+        match op.runs_as_steps() {
+            true => self.rows(write),
+            false => self.each(|launches, _| write(launches)),
+        }
+    }
+
+    /// Copies the columns that an op reads, each row's, to memory of their own. Returns the copy and the way back.
+    fn save_inputs(&mut self, op: &dyn Op) -> Result<[Calls; 2]> {
+        let views: Vec<View> = op.access().read_columns().copied().collect();
+        let width = views.iter().map(|view| view.width).sum::<usize>();
+        let bytes = self.rooms.1.len() * width * size_of::<f32>();
+        let saved = Memory::new(self.memory.weights.driver(), bytes)?;
+        let address = saved.address();
+        self.scratch.push(saved);
+        let mut copy = |back| {
+            self.rows(|launches| {
+                launches.copy_columns(&views, address, back);
+                Ok(())
+            })
+        };
+        Ok([copy(false)?, copy(true)?])
+    }
+}
+
+impl BatchPrograms {
+    /// For up to `most` slots: of sessions with states like that of `engine`, or tokens of its
+    /// state.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost or has no room.
+    fn new(engine: &CudaEngine, of: SlotKind, most: usize) -> Result<Self> {
+        let (model, device): (&Arc<Model>, &Arc<Device>) = (engine.model(), engine.device());
+        let driver = device.driver();
+        let queue = Arc::clone(driver).queue()?;
+        let program = model.program();
+        let (vocab, hidden) = (model.spec().vocab, model.spec().hidden);
+        let own = BatchMemory::new(device, &*queue, most, vocab)?;
+        let buffers = (program.widths.iter())
+            .map(|width| zeros(device, &*queue, width * most * size_of::<f32>()))
+            .collect::<Result<Vec<_>>>()?;
+        let owner: Arc<Model> = Arc::clone(model);
+        let weights = device.weights(owner);
+        let mut writer = Writer {
+            memory: SessionMemory {
+                plan: engine.layout(),
+                arena: match of {
+                    SlotKind::Sessions => Program::STATE,
+                    SlotKind::Tokens => engine.state(),
+                },
+                ids: own.ids.address(),
+                buffers: &buffers,
+                weights: &weights,
+                queue: &*queue,
+                kv: engine.kv(),
+            },
+            own: &own,
+            scratch: Vec::new(),
+            rooms: (Rooms::new(), vec![Rooms::new(); most]),
+            of,
+        };
+        let of_slot = |slot: usize| at::<f32>(&own.logits, slot * vocab);
+        let (mut read, mut commit) = (Vec::new(), Vec::new());
+        if of == SlotKind::Tokens {
+            read.push(writer.rows(|launches| {
+                launches.count_positions(own.positions.address());
+                Ok(())
+            })?);
+        }
+        for (index, op) in program.ops.iter().enumerate() {
+            if of == SlotKind::Tokens && op.access().changes_state() {
+                let [there, back] = writer.save_inputs(&**op)?;
+                read.push(there);
+                commit.extend([back, writer.op(index, &**op)?]);
+            }
+            read.push(writer.op(index, &**op)?);
+        }
+        read.push(writer.rows(|launches| {
+            let logits = Rows {
+                first: own.logits.address(),
+                stride: vocab as i32,
+                width: vocab as i32,
+            };
+            let residual = View::whole(RESIDUAL, hidden);
+            program.logits.launch(launches, residual, logits)
+        })?);
+        let advance = |launches: &mut Launches| {
+            launches.advance();
+            Ok(())
+        };
+        match of {
+            SlotKind::Tokens => {
+                read.push(writer.rows(advance)?);
+                commit.push(writer.rows(advance)?);
+            }
+            SlotKind::Sessions => read.push(writer.each(|launches, slot| {
+                launches.copy_logits(vocab, of_slot(slot));
+                advance(launches)
+            })?),
+        }
+        let choose = writer.each(|launches, slot| {
+            let logits = match of {
+                SlotKind::Sessions => launches.state_address(LOGITS),
+                SlotKind::Tokens => of_slot(slot),
+            };
+            launches.choose(vocab, logits, at::<u32>(&own.chosen, slot))
+        })?;
+        let last = match of {
+            SlotKind::Tokens => commit,
+            SlotKind::Sessions => vec![writer.each(|launches, slot| {
+                let sampling = at::<Sampling>(&own.sampling, slot);
+                launches.sample(vocab, sampling, at::<u32>(&own.chosen, slot))
+            })?],
+        };
+        let scratch = writer.scratch;
+        let program = Program::new(vec![vec![choose], read, last], most, device, &*queue)?;
+        queue.finish()?;
+        let record = |number: usize, slots: usize, side_by_side: bool| {
+            queue.record(&program.launches(number, slots, side_by_side))
+        };
+        let recorded = (1..=most).map(|slots| {
+            let last = record(2, slots, of == SlotKind::Sessions)?;
+            let (sample, commit) = match of {
+                SlotKind::Sessions => (Some(last), None),
+                SlotKind::Tokens => (None, Some(last)),
+            };
+            Ok(Recorded {
+                choose: record(0, slots, true)?,
+                read: record(1, slots, of == SlotKind::Sessions)?,
+                sample,
+                commit,
+            })
+        });
+        let recorded = recorded.collect::<Result<_>>()?;
+        Ok(BatchPrograms {
+            recorded,
+            program,
+            sampling: vec![None; most],
+            queue,
+            buffers,
+            scratch,
+            own,
+            vocab,
+        })
+    }
+
+    /// Bytes of device memory, besides states and weights.
+    fn bytes(&self) -> usize {
+        let memories = self.buffers.iter().chain(&self.scratch);
+        let memories = memories.chain(self.own.all());
+        memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
+    }
+
+    /// Where the logits of a slot lie.
+    fn logits(&self, slot: usize) -> Address {
+        at::<f32>(&self.own.logits, slot * self.vocab)
+    }
+
+    /// Slot `slot` is the session with the state at `state`.
+    fn set_state(&mut self, slot: usize, state: Address) -> Result<()> {
+        self.program.set_state(slot, state, &*self.queue)
+    }
+
+    /// How slot `slot` samples.
+    fn set_sampling(&mut self, slot: usize, sampling: Sampling) -> Result<()> {
+        if self.sampling[slot] != Some(sampling) {
+            let place = at::<Sampling>(&self.own.sampling, slot);
+            self.queue.write(place, bytemuck::bytes_of(&sampling))?;
+            self.sampling[slot] = Some(sampling);
+        }
+        Ok(())
+    }
+
+    /// The slots read these tokens.
+    fn read(&self, tokens: &[u32]) -> Result<()> {
+        let ids = self.own.ids.address();
+        self.queue.write(ids, bytemuck::cast_slice(tokens))?;
+        self.recorded[tokens.len() - 1].read.replay()
+    }
+
+    /// The state before the last reading reads the first `count` of its tokens again, from their saved inputs.
+    fn commit(&self, count: usize) -> Result<()> {
+        let commit = self.recorded[count - 1].commit.as_ref();
+        commit.map_or(Ok(()), |commit| commit.replay())
+    }
+
+    /// Sessions choose a token each, which they sample if `sampled`, and read it.
+    ///
+    /// # Errors
+    /// [`Error::Logits`] if the logits of one are not finite; the states are then those of a damaged model.
+    fn step(&self, tokens: &mut [u32], sampled: bool) -> Result<()> {
+        let recorded = &self.recorded[tokens.len() - 1];
+        match &recorded.sample {
+            Some(sample) if sampled => sample.replay()?,
+            _ => recorded.choose.replay()?,
+        }
+        recorded.read.replay()?;
+        self.read_chosen(tokens)?;
+        match tokens.iter().all(|&token| (token as usize) < self.vocab) {
+            true => Ok(()),
+            false => Err(Error::not_finite()),
+        }
+    }
+
+    /// The first of the largest logits of each slot; of a slot whose logits are not finite, a number beyond the vocabulary.
+    fn choose(&self, tokens: &mut [u32]) -> Result<()> {
+        self.recorded[tokens.len() - 1].choose.replay()?;
+        self.read_chosen(tokens)
+    }
+
+    fn read_chosen(&self, tokens: &mut [u32]) -> Result<()> {
+        let chosen = self.own.chosen.address();
+        self.queue.read(chosen, bytemuck::cast_slice_mut(tokens))
+    }
+}

@@ -1,0 +1,103 @@
+//! GGUF files in two parts, and safetensors files of packed numbers.
+
+use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};
+use waterline_quant::safetensors::Checkpoint;
+use waterline_quant::{F32, FileAccess};
+
+/// Both parts of a file: the length of the first in eight bytes, then their bytes. Every tensor of a file that opens is read.
+pub fn split(bytes: &[u8]) -> bool {
+    let Some((length, parts)) = bytes.split_first_chunk() else {
+        return false;
+    };
+    let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+    let (first, second) = parts.split_at(length.min(parts.len()));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |part| folder.path().join(format!("m-{part:05}-of-00002.gguf"));
+    std::fs::write(path(1), first).expect("a file");
+    std::fs::write(path(2), second).expect("a file");
+    let opened = Gguf::open_by(path(1), FileAccess::Copy);
+    let _ = Gguf::open(path(2));
+    opened.is_ok_and(|file| {
+        let tensors = file.tensors().iter();
+        // A tensor of a format that has no numbers here is an error.
+        tensors.for_each(|info| drop(file.tensor(&info.name).map(|tensor| tensor.to_f32())));
+        true
+    })
+}
+
+pub fn split_seeds() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let part = |number: u64, name: &str| {
+        let path = folder.path().join(name);
+        let keys = [
+            ("split.no", number),
+            ("split.count", 2),
+            ("split.tensors.count", 2),
+        ];
+        let keys = keys.map(|(key, value)| (key.to_string(), Value::U64(value)));
+        let tensor = NewTensor {
+            name: name.into(),
+            format: &F32,
+            shape: vec![2, 2],
+        };
+        let mut writer = Writer::create(&path, &keys, &[tensor]).expect("a file");
+        writer.write_tensor(&[0x3f; 16]).expect("data");
+        writer.finish().expect("a whole file");
+        std::fs::read(path).expect("a file")
+    };
+    let (first, second) = (part(0, "a"), part(1, "b"));
+    let length = (first.len() as u64).to_le_bytes();
+    vec![[&length[..], &first, &second].concat()]
+}
+
+/// A file of packed numbers, each of which is read.
+pub fn packed(bytes: &[u8]) -> bool {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("model.safetensors"), bytes).expect("a file");
+    let Ok(checkpoint) = Checkpoint::open(folder.path()) else {
+        return false;
+    };
+    let read = |name| checkpoint.tensor(name).map(|tensor| tensor.to_f32());
+    checkpoint.names().all(|name| read(name).is_ok())
+}
+
+/// FP8 by blocks, NVFP4 of two makers, whole numbers of four bits with zero points.
+pub fn packed_seeds() -> Vec<Vec<u8>> {
+    type Stored = (&'static str, &'static str, &'static [usize], Vec<u8>);
+    let float = |value: f32| value.to_le_bytes().to_vec();
+    let tensors: [Stored; 12] = [
+        ("a.weight", "F8_E4M3", &[4, 3], vec![0x38; 12]),
+        (
+            "a.weight_scale_inv",
+            "F32",
+            &[2, 1],
+            [float(2.0), float(0.5)].concat(),
+        ),
+        ("b.weight", "U8", &[1, 8], vec![0x10; 8]),
+        ("b.weight_scale", "F8_E4M3", &[1, 1], vec![0x40]),
+        ("b.weight_scale_2", "F32", &[], float(0.25)),
+        ("c.weight_packed", "U8", &[1, 8], vec![0x32; 8]),
+        ("c.weight_scale", "F8_E4M3", &[1, 1], vec![0x40]),
+        ("c.weight_global_scale", "F32", &[1], float(4.0)),
+        ("d.weight_packed", "I32", &[1, 1], vec![0x10; 4]),
+        ("d.weight_scale", "F32", &[1, 1], float(1.0)),
+        ("d.weight_zero_point", "I32", &[1, 1], vec![3, 0, 0, 0]),
+        (
+            "d.weight_shape",
+            "I64",
+            &[2],
+            [1i64, 7].map(i64::to_le_bytes).concat(),
+        ),
+    ];
+    let (mut header, mut data) = (Vec::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
+        let range = [data.len(), data.len() + bytes.len()];
+        header.push(format!(
+            r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":{range:?}}}"#
+        ));
+        data.extend(bytes);
+    }
+    let header = format!("{{{}}}", header.join(","));
+    let length = (header.len() as u64).to_le_bytes();
+    vec![[&length[..], header.as_bytes(), &data].concat()]
+}
