@@ -70,12 +70,8 @@ struct Answer {
 }
 
 impl Answer {
-    /// An answer to the prompt that `session` has read; both come back with the error.
-    fn new(session: Session, mut job: Job) -> std::result::Result<Self, (Session, Job, Error)> {
-        let mut generation = match Generation::new(session.model(), job.generate.clone()) {
-            Ok(generation) => generation,
-            Err(error) => return Err((session, job, error)),
-        };
+    /// An answer to the prompt that `session` has read.
+    fn new(session: Session, mut job: Job, mut generation: Generation) -> Self {
         let options = session.options();
         let drafts = options.lookup + options.mtp > 0 && job.logprobs.is_none();
         if drafts {
@@ -84,14 +80,14 @@ impl Answer {
         if let Some(form) = job.form.take() {
             generation.constrain(form);
         }
-        Ok(Answer {
+        Answer {
             session,
             generation,
             job,
             drafts,
             tokens: Vec::new(),
             text: String::new(),
-        })
+        }
     }
 
     fn send(&self, event: Event) {
@@ -210,16 +206,16 @@ impl Scheduler {
     /// Reads a prompt, after which its answer is one of the group.
     fn begin(&mut self, mut session: Session, mut job: Job) {
         job.place = None;
-        let answer = match self.read(&mut session, &job) {
-            Ok(event) => {
-                let _ = job.events.send((job.index, event));
-                Answer::new(session, job)
+        let generation = self.read(&mut session, &job).and_then(|event| {
+            let _ = job.events.send((job.index, event));
+            Generation::new(session.model(), job.generate.clone())
+        });
+        match generation {
+            Ok(generation) => {
+                let answer = Answer::new(session, job, generation);
+                self.group.answers.push(answer);
             }
-            Err(error) => Err((session, job, error)),
-        };
-        match answer {
-            Ok(answer) => self.group.answers.push(answer),
-            Err((session, job, error)) => {
+            Err(error) => {
                 self.idle.push(session);
                 let _ = job.events.send((job.index, Event::Failed(error)));
             }
