@@ -7,7 +7,11 @@ by one, each against what a lone request or the model's own arithmetic says.
 """
 
 import json
+import os
 import pathlib
+import pty
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -245,6 +249,36 @@ def tool_features(base, say):
     say("tools of messages, tool_choice")
 
 
+def talk_with_tools(program, folder, say):
+    """`waterline chat` on a terminal: a command runs once the person agrees."""
+    command = [program, "chat", folder, "--private", "--temp", "0", "--threads", "1", "--tool", "get_weather=cat; echo ' and sun'"]
+    for agreed in "yn":
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(command[0], command)
+        seen = b""
+
+        def until(text):
+            nonlocal seen
+            while text not in seen:
+                assert select.select([terminal], [], [], 60)[0], seen
+                seen += os.read(terminal, 4096)
+
+        try:
+            until(b"> ")
+            os.write(terminal, b"Hello\r")
+            until(b"y or n")
+            os.write(terminal, agreed.encode() + b"\r")
+            until(b"Hi")
+            os.write(terminal, b"/quit\r")
+        finally:
+            os.close(terminal)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert b"get_weather" in seen and b"Paris" in seen, seen
+    say("chat --tool")
+
+
 def main(program):
     checked = []
     # With --exact no bit depends on what was read in chunks, in steps or together with others.
@@ -259,6 +293,7 @@ def main(program):
         write_table(pathlib.Path(folder))
         with server(program, folder, "--alias", "table", "--api-key", "secret") as base:
             tool_features(base, checked.append)
+        talk_with_tools(program, folder, checked.append)
     print(f"{len(checked)} checked: {'; '.join(checked)}")
 
 

@@ -72,7 +72,7 @@ def evaluation(program, model, folder, count):
         "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")],
     }))
     with server(program, *model, "--alias", "waterline", "--exact", seconds=3600) as base:
-        arguments = {"model": "waterline", "base_url": base + "/v1/completions", "tokenizer_backend": "remote", "tokenized_requests": "False"}
+        arguments = {"model": "waterline", "base_url": base + "/v1/completions", "tokenizer_backend": "remote", "tokenized_requests": False}
         tasks = TaskManager(include_path=str(folder), include_defaults=False)
         found = lm_eval.simple_evaluate(model="local-completions", model_args=arguments, tasks=["places"], task_manager=tasks, bootstrap_iters=0)
         read, reused = metric(base, "prompt_tokens_total"), metric(base, "prompt_tokens_reused_total")

@@ -8,11 +8,15 @@ use waterline::{
 };
 
 use super::screen::Screen;
+use super::tools::{Tool, Tools};
 use crate::error::{Error, Result};
 use crate::grammar::GrammarArgs;
 use crate::prompt::rendered;
 use crate::session::{LimitArgs, ReadingBar};
 use crate::thoughts::Thoughts;
+
+/// Most answers in a row that call tools.
+const MOST_ROUNDS: usize = 16;
 
 /// A conversation with a model.
 pub struct Conversation {
@@ -21,6 +25,7 @@ pub struct Conversation {
     limits: GenerateOptions,
     /// The form of answers.
     form: Option<Constraint>,
+    tools: Option<Tools>,
     totals: Totals,
     /// Tokens that the session can read, if its state has such a bound.
     context: Option<usize>,
@@ -71,6 +76,7 @@ impl Conversation {
             limits: limits.options(chat.end_token()),
             chat,
             form: None,
+            tools: None,
             totals: Totals::default(),
         })
     }
@@ -172,6 +178,49 @@ impl Conversation {
         Ok(())
     }
 
+    /// Names the tools that the model may call.
+    pub fn set_tools(&mut self, tools: &[Tool]) -> Result<()> {
+        if tools.is_empty() {
+            return Ok(());
+        }
+        let model = self.session.model();
+        let tools = Tools::new(tools, model.chat_template_or_chatml()?.source())?;
+        let tokenizer = model.tokenizer()?;
+        let marks = tools.marks().filter_map(|mark| tokenizer.token_id(mark));
+        self.limits.shown_tokens.extend(marks);
+        self.chat.set_tools(tools.schemas())?;
+        self.tools = Some(tools);
+        Ok(())
+    }
+
+    /// Runs the tools that an answer calls and shows the answer to what they say, as long as it calls others.
+    fn run_tools(&mut self, mut reply: Reply, screen: &mut Screen) -> Result<Reply> {
+        for _ in 0..MOST_ROUNDS {
+            let answer = self.messages().last().map(|last| last.content.clone());
+            let (Some(tools), Some(answer), false) = (&self.tools, answer, reply.stopped) else {
+                break;
+            };
+            let opens_thought = self.chat.opens_thought()?;
+            let mut messages = self.messages().to_vec();
+            for call in tools.calls(&answer, opens_thought) {
+                let role = Role::Other("tool".into());
+                messages.push(Message::new(role, tools.run(&call, screen)?));
+            }
+            if messages.len() == self.messages().len() {
+                break;
+            }
+            let clock = Instant::now();
+            let read = self
+                .chat
+                .set_messages(&mut self.session, messages, |_, _| ())?;
+            reply = Reply {
+                read,
+                ..self.answer(Thoughts::new(opens_thought), screen, clock)?
+            };
+        }
+        Ok(reply)
+    }
+
     /// Sends a message and shows the answer. A message that cannot be read completely is not sent. After any other
     /// error, the partial answer is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
@@ -186,7 +235,7 @@ impl Conversation {
         self.totals.read += read.read;
         self.totals.read_seconds += clock.elapsed().as_secs_f64();
         let reply = self.answer(thoughts, screen, clock)?;
-        Ok(Reply { read, ..reply })
+        self.run_tools(Reply { read, ..reply }, screen)
     }
 
     /// Generates an answer to the message sent at `sent`.
@@ -262,7 +311,7 @@ impl Conversation {
             .chat
             .set_messages(&mut self.session, messages, |_, _| ())?;
         let reply = self.answer(thoughts, screen, clock)?;
-        Ok(Reply { read, ..reply })
+        self.run_tools(Reply { read, ..reply }, screen)
     }
 
     /// Forgets all but the instructions ahead of the conversation.

@@ -10,6 +10,7 @@ mod screen;
 mod sessions;
 mod settings;
 mod status;
+mod tools;
 mod wrap;
 
 use std::path::PathBuf;
@@ -56,6 +57,10 @@ pub struct Args {
     limits: LimitArgs,
     #[command(flatten)]
     form: GrammarArgs,
+    /// A command that the model may call by this name. It runs after you agree, reads the call's arguments as JSON, and what it prints is
+    /// the result. May be repeated.
+    #[arg(long = "tool", value_name = "NAME=COMMAND")]
+    tools: Vec<tools::Tool>,
     /// Where to keep the lines that were typed.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
@@ -91,6 +96,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     conversation.set_thinking(args.thinking)?;
     conversation.set_form(&args.form)?;
+    conversation.set_tools(&args.tools)?;
     let mut screen = Screen::new();
     if !model.has_chat_template() {
         screen.notice(NO_TEMPLATE)?;

@@ -206,8 +206,7 @@ impl Scheduler {
     /// Reads a prompt, after which its answer is one of the group.
     fn begin(&mut self, mut session: Session, mut job: Job) {
         job.place = None;
-        let read = self.read(&mut session, &job);
-        let generation = read.and_then(|event| {
+        let generation = self.read(&mut session, &job).and_then(|event| {
             let _ = job.events.send((job.index, event));
             Generation::new(session.model(), job.generate.clone())
         });

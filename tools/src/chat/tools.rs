@@ -1,0 +1,142 @@
+//! Tools of a conversation: local commands that the model calls and that run after the person has agreed.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+use serde_json::{Value, json};
+
+use super::screen::Screen;
+use crate::calls::{Call, Calls, Format, Said};
+use crate::error::{Error, Result};
+use crate::text::shown;
+use crate::thoughts::Thoughts;
+
+/// Most bytes of a command's output that the model reads.
+const MOST_OUTPUT: usize = 16 << 10;
+
+/// A command under the name by which the model calls it.
+#[derive(Clone)]
+pub struct Tool {
+    name: String,
+    command: String,
+}
+
+impl FromStr for Tool {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+        match text.split_once('=') {
+            Some((name, command)) if !name.is_empty() && name.chars().all(is_part) => Ok(Tool {
+                name: name.into(),
+                command: command.into(),
+            }),
+            _ => Err("expected NAME=COMMAND, NAME of letters, digits, _ and -".into()),
+        }
+    }
+}
+
+/// The tools of a conversation.
+pub struct Tools {
+    format: &'static Format,
+    tools: Vec<Tool>,
+}
+
+impl Tools {
+    /// # Errors
+    /// A template that shows its model no calls.
+    pub fn new(tools: &[Tool], template: &str) -> Result<Self> {
+        let format = Format::of_template(template);
+        let format = format.ok_or_else(|| {
+            Error::usage("--tool: the model's chat template has no format for calls of tools")
+        })?;
+        Ok(Tools {
+            format,
+            tools: tools.to_vec(),
+        })
+    }
+
+    /// The control tokens that calls are made of, by their names.
+    pub fn marks(&self) -> impl Iterator<Item = &'static str> {
+        self.format.marks()
+    }
+
+    /// The tools as the model sees them. Their arguments are free.
+    pub fn schemas(&self) -> Vec<Value> {
+        let schema = |tool: &Tool| {
+            json!({ "type": "function", "function": {
+                "name": tool.name,
+                "description": format!("Runs a command with the arguments as JSON: {}", tool.command),
+                "parameters": { "type": "object", "properties": {} },
+            }})
+        };
+        self.tools.iter().map(schema).collect()
+    }
+
+    /// The calls of an answer, which may begin inside of a thought.
+    pub fn calls(&self, answer: &str, opens_thought: bool) -> Vec<Call> {
+        let mut thoughts = Thoughts::new(opens_thought);
+        let mut parts = thoughts.push(answer);
+        parts.push(thoughts.finish());
+        let mut calls = Calls::new(self.format, crate::calls::Tools(self.schemas()));
+        let mut said = Vec::new();
+        for (_, text) in parts.iter().filter(|(is_thought, _)| !is_thought) {
+            said.extend(calls.push(text));
+        }
+        said.extend(calls.finish());
+        let call = |said| match said {
+            Said::Call(call) => Some(call),
+            Said::Text(_) => None,
+        };
+        said.into_iter().filter_map(call).collect()
+    }
+
+    /// The result of a call: the command's output if the person agrees, else why there is none.
+    pub fn run(&self, call: &Call, screen: &mut Screen) -> Result<String> {
+        let Some(tool) = self.tools.iter().find(|tool| tool.name == call.name) else {
+            return Ok(format!("There is no tool {:?}.", call.name));
+        };
+        let arguments = call.arguments.to_string();
+        screen.notice(&format!("call of {}: {arguments}", tool.name))?;
+        if !screen.interactive() {
+            screen.notice("not run: nobody can be asked")?;
+            return Ok("The person did not allow this call.".into());
+        }
+        screen.notice(&format!("run {:?} with it? y or n", shown(&tool.command)))?;
+        let mut line = String::new();
+        let read = std::io::stdin().read_line(&mut line);
+        read.map_err(|e| Error::io("standard input", e))?;
+        if !matches!(line.trim(), "y" | "yes") {
+            return Ok("The person did not allow this call.".into());
+        }
+        let output = run(&tool.command, &arguments);
+        Ok(output.unwrap_or_else(|error| format!("The command cannot be run: {error}")))
+    }
+}
+
+/// The output of a command that reads `input`.
+fn run(command: &str, input: &str) -> std::io::Result<String> {
+    let (shell, flag) = match cfg!(windows) {
+        true => ("cmd", "/C"),
+        false => ("sh", "-c"),
+    };
+    let mut child = Command::new(shell)
+        .args([flag, command])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    // A command may end without reading its arguments, which fit into a pipe or wait for it.
+    let stdin = child.stdin.take();
+    let input = input.to_string();
+    let writer =
+        std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
+    let output = child.wait_with_output()?;
+    let _ = writer.join();
+    let bytes = &output.stdout[..output.stdout.len().min(MOST_OUTPUT)];
+    let text = String::from_utf8_lossy(bytes).trim_end().to_string();
+    Ok(match output.status.success() {
+        true => text,
+        false => format!("{text}\n({})", output.status),
+    })
+}
