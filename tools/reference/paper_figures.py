@@ -203,11 +203,11 @@ class Retention:
 
     title = "laLTE, Figure 5: what heads retain"
     says = ("shares of a 1.4B model's heads range from few to all of the tokens outside of the window, more in higher layers. "
-            "Here the built-in model, small, after runtime/docs/performance.md, which is unlike what it was trained on: `inspect --retention FILE`.")
+            "Here the built-in model, small, after the text of LICENSE, which is unlike what it was trained on: `inspect --retention FILE`.")
     across = ""
 
     def measure(self, machine):
-        return json.loads(machine.run("inspect", "--retention", ROOT / "runtime/docs/performance.md", "--json"))
+        return json.loads(machine.run("inspect", "--retention", ROOT / "LICENSE", "--json"))
 
     def show(self, data):
         shares = [" ".join(f"{100 * share:.1f}" for share in layer["shares"]) for layer in data["layers"]]
