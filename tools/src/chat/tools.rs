@@ -117,9 +117,10 @@ impl Tools {
 
 /// The output of a command that reads `input`.
 fn run(command: &str, input: &str) -> std::io::Result<String> {
-    let (shell, flag) = match cfg!(windows) {
-        true => ("cmd", "/C"),
-        false => ("sh", "-c"),
+    let (shell, flag) = if cfg!(windows) {
+        ("cmd", "/C")
+    } else {
+        ("sh", "-c")
     };
     let mut child = Command::new(shell)
         .args([flag, command])
@@ -135,8 +136,9 @@ fn run(command: &str, input: &str) -> std::io::Result<String> {
     let _ = writer.join();
     let bytes = &output.stdout[..output.stdout.len().min(MOST_OUTPUT)];
     let text = String::from_utf8_lossy(bytes).trim_end().to_string();
-    Ok(match output.status.success() {
-        true => text,
-        false => format!("{text}\n({})", output.status),
+    Ok(if output.status.success() {
+        text
+    } else {
+        format!("{text}\n({})", output.status)
     })
 }
