@@ -23,7 +23,7 @@ pub struct Format {
     pub(crate) device_apart: Range<usize>,
     /// For a format that stores another one's values in a different order.
     pub(crate) reordered: Option<Reordered>,
-    /// Of one row, if the mean squares of its inputs are given.
+    /// Encodes a row with the mean squares of its inputs, or any number of rows without.
     pub(crate) encode: fn(&[f32], Option<&[f32]>, &mut [u8]),
     pub(crate) decode: fn(&[u8], &mut [f32]),
     pub(crate) kernel: fn(Simd) -> Kernel,

@@ -3,6 +3,8 @@
 
 mod calls;
 mod parts;
+#[path = "../../quant/tests/stored/mod.rs"]
+mod stored;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

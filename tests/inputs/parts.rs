@@ -4,6 +4,8 @@ use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};
 use waterline_quant::safetensors::Checkpoint;
 use waterline_quant::{F32, FileAccess};
 
+use super::stored::safetensors;
+
 /// Both parts of a file: the length of the first in eight bytes, then their bytes. Every tensor of a file that opens is read.
 pub fn split(bytes: &[u8]) -> bool {
     let Some((length, parts)) = bytes.split_first_chunk() else {
@@ -89,15 +91,5 @@ pub fn packed_seeds() -> Vec<Vec<u8>> {
             [1i64, 7].map(i64::to_le_bytes).concat(),
         ),
     ];
-    let (mut header, mut data) = (Vec::new(), Vec::new());
-    for (name, dtype, shape, bytes) in tensors {
-        let range = [data.len(), data.len() + bytes.len()];
-        header.push(format!(
-            r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":{range:?}}}"#
-        ));
-        data.extend(bytes);
-    }
-    let header = format!("{{{}}}", header.join(","));
-    let length = (header.len() as u64).to_le_bytes();
-    vec![[&length[..], header.as_bytes(), &data].concat()]
+    vec![safetensors(&tensors)]
 }

@@ -59,7 +59,7 @@ def evaluation(program, model, folder, count):
     lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "asked.jsonl").write_text(lines(asked))
     (folder / "examples.jsonl").write_text(lines(examples))
-    # The same texts for `eval choice`, which has no examples of its own.
+    # The same texts for `eval choice`, which shows no examples.
     answer = lambda row: row["choices"]["text"]["ABCD".index(row["answerKey"])]
     before = "".join(f"{row['question']}\nAnswer: {answer(row)}\n\nQuestion: " for row in examples)
     (folder / "whole.jsonl").write_text(lines([{**row, "question": before + row["question"]} for row in asked]))

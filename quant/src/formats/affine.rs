@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::Half;
 use super::codes::Codes;
-use super::fit::{self, low_byte};
+use super::fit::{self, Lanes, low_byte};
 use super::importance::{self, mean_square};
 use crate::activations::Row;
 use crate::simd::scalar;
@@ -51,7 +51,7 @@ impl<C: Codes> Affine<C> {
         dst: &mut [u8],
         pack: impl Fn([u8; 32]) -> C,
     ) {
-        let spread = mean_square(row);
+        let spread = Lanes::all(mean_square(row));
         importance::encode_eights(row, Some(inputs), dst, |x, inputs| {
             let x = fit::columns::<32>(x);
             let weights = importance::weights(&x, inputs.unwrap_or_default(), spread);

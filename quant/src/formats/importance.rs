@@ -29,15 +29,6 @@ pub(crate) fn sums<const N: usize>(x: &[Lanes; N]) -> Lanes {
 pub(crate) fn weights<const N: usize>(
     x: &[Lanes; N],
     importance: &[f32],
-    spread: f32,
-) -> [Lanes; N] {
-    weights_over(x, importance, Lanes::all(spread))
-}
-
-/// As above, with a spread of each sub-block.
-pub(crate) fn weights_over<const N: usize>(
-    x: &[Lanes; N],
-    importance: &[f32],
     spread: Lanes,
 ) -> [Lanes; N] {
     let importance = fit::columns::<N>(importance);

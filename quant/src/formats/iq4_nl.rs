@@ -50,7 +50,7 @@ fn encode(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
             Some(inputs) => {
                 let squares = importance::sums(&fit::squares(&columns));
                 let spread = squares * Lanes::all(2.0 / 32.0);
-                importance::weights_over(&columns, inputs, spread)
+                importance::weights(&columns, inputs, spread)
             }
             None => fit::squares(&columns),
         };

@@ -7,7 +7,7 @@
 use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::codes::{Codes, Lookup, Table};
-use crate::formats::fit::{self, nearest_int};
+use crate::formats::fit::{self, Lanes, nearest_int};
 use crate::formats::importance::{self, mean_square};
 use crate::formats::iq4_nl::{Values, nearest_codes};
 use crate::formats::{Half, decode_blocks, encode_row};
@@ -44,7 +44,7 @@ impl Block {
     fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
         let columns = fit::columns::<32>(x);
         let weights = match importance {
-            Some(inputs) => importance::weights(&columns, inputs, 2.0 * mean_square(x)),
+            Some(inputs) => importance::weights(&columns, inputs, Lanes::all(2.0 * mean_square(x))),
             None => fit::squares(&columns),
         };
         let fitted = fit::fit_to_values(&columns, &weights, &Values::VALUES).0;

@@ -60,7 +60,7 @@ pub(crate) fn fit_super_block(
 ) -> SuperBlock {
     let columns: [Lanes; SUB] = fit::columns(x);
     let (fit, [(d, scales), (dmin, mins)]) = if let Some(importance) = importance {
-        let weights = importance::weights(&columns, importance, 2.0 * mean_square(x));
+        let weights = importance::weights(&columns, importance, Lanes::all(2.0 * mean_square(x)));
         let spacings = importance::spacings(spacings.max_code);
         let fit = fit::fit_affine::<SUB, false>(&columns, &weights, spacings);
         let sums = importance::sums(&weights).0;

@@ -49,7 +49,7 @@ impl Block {
     fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
         let halves = [0, 128].map(|first| fit::columns::<16>(&x[first..]));
         let weights: [[Lanes; 16]; 2] = if let Some(importance) = importance {
-            let spread = mean_square(x);
+            let spread = Lanes::all(mean_square(x));
             let inputs = importance.as_chunks::<128>().0;
             [0, 1].map(|half| importance::weights(&halves[half], &inputs[half], spread))
         } else {

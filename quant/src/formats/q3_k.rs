@@ -83,7 +83,7 @@ impl Block {
         let halves = [0, 128].map(|first| fit::columns::<16>(&x[first..]));
         let mut block: Block = bytemuck::Zeroable::zeroed();
         let fits = if let Some(importance) = importance {
-            let spread = 2.0 * mean_square(x);
+            let spread = Lanes::all(2.0 * mean_square(x));
             let inputs = importance.as_chunks::<128>().0;
             let weights =
                 [0, 1].map(|half| importance::weights(&halves[half], &inputs[half], spread));

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::Half;
 use super::codes::Codes;
-use super::fit;
+use super::fit::{self, Lanes};
 use super::importance::{self, mean_square};
 use crate::activations::Row;
 use crate::simd::scalar;
@@ -72,7 +72,7 @@ impl<C: Codes> Scaled<Half, C> {
         half: u8,
         pack: impl Fn([u8; 32]) -> C,
     ) {
-        let spread = mean_square(row);
+        let spread = Lanes::all(mean_square(row));
         importance::encode_eights(row, Some(inputs), dst, |x, inputs| {
             let x = fit::columns::<32>(x);
             let weights = importance::weights(&x, inputs.unwrap_or_default(), spread);

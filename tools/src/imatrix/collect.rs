@@ -42,9 +42,19 @@ impl Collector {
     /// # Errors
     /// A tensor of a format that is not known.
     pub fn new(gguf: &Gguf, opened: &Tensors) -> Result<Self> {
-        let bound: HashMap<u64, Range<usize>> = opened
-            .values()
-            .map(|tensor| (rows_hash(tensor), addresses(tensor)))
+        let places: Vec<Range<usize>> = opened.values().map(addresses).collect();
+        let in_file = |at: usize| {
+            let mut tensors = gguf.tensors().iter();
+            tensors.any(|info| {
+                let tensor = gguf.tensor(&info.name);
+                tensor.is_ok_and(|tensor| addresses(&tensor).contains(&at))
+            })
+        };
+        // A model has some matrices with their rows in another order, in memory of their own.
+        let copies = opened.values().zip(&places);
+        let copies: HashMap<u64, Range<usize>> = copies
+            .filter(|(_, place)| !in_file(place.start))
+            .map(|(tensor, place)| (rows_hash(tensor), place.clone()))
             .collect();
         let mut entries = Vec::new();
         for info in gguf.tensors() {
@@ -54,11 +64,10 @@ impl Collector {
             }
             let tensor = gguf.tensor(&info.name)?;
             let cols = info.shape[info.shape.len() - 1];
-            // A model has some matrices with their rows in another order, in memory of their own.
-            let bytes = match bound.get(&rows_hash(&tensor)) {
-                Some(addresses) => addresses.clone(),
-                None => addresses(&tensor),
-            };
+            let mut bytes = addresses(&tensor);
+            if !places.iter().any(|place| bytes.contains(&place.start)) {
+                bytes = copies.get(&rows_hash(&tensor)).cloned().unwrap_or(bytes);
+            }
             let matrices: usize = info.shape.iter().rev().skip(2).product();
             entries.push(Entry {
                 name: info.name.clone(),
@@ -75,7 +84,7 @@ impl Collector {
         Ok(Collector(Arc::new(entries)))
     }
 
-    /// What a session's products are shown to.
+    /// The observer of a session's products, which adds to the sums.
     pub fn observer(&self) -> ProductObserver {
         let entries = Arc::clone(&self.0);
         Arc::new(move |product| {

@@ -76,7 +76,7 @@ impl Imatrix {
         Ok(())
     }
 
-    /// What llama-quantize says of the matrix in a file that was made with it.
+    /// The keys by which llama-quantize names the matrix that a file was made with.
     pub fn metadata(&self) -> Vec<(String, Value)> {
         let file = self.path.display().to_string();
         let mut pairs = vec![("quantize.imatrix.file".to_string(), Value::String(file))];

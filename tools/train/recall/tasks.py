@@ -111,8 +111,13 @@ def sequence(task, keys, length, seed):
         for i in item:
             s.tokens += [cues[i][-1], values[i]]
             written[i] = len(s.tokens) - 1
+    return ask(s, cues, values, written, rng)
+
+
+def ask(s, cues, values, written, rng):
+    """Ends a sequence with one question for each cue, in random order; `written` has the places of the values."""
     s.tokens.append(ASK)
-    order = list(range(keys))
+    order = list(range(len(cues)))
     rng.shuffle(order)
     for i in order:
         s.tokens += cues[i] + [values[i]]
@@ -173,10 +178,4 @@ def levels(keys, length, rng):
             for i in block:
                 s.tokens += [cues[i][2], values[i]]
                 written[i] = len(s.tokens) - 1
-    s.tokens.append(ASK)
-    order = list(range(keys))
-    rng.shuffle(order)
-    for i in order:
-        s.tokens += cues[i] + [values[i]]
-        s.questions.append((len(s.tokens) - 2, written[i]))
-    return s
+    return ask(s, cues, values, written, rng)

@@ -29,9 +29,7 @@ pub use device::{ChunkKey, ChunkMemory};
 pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfer};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
-pub(crate) use gemm::{
-    CODE_ROWS, CODES_SHARED, GatedUnit, SLOTS_SOURCE, WeightMatrix, format_of, shared_bytes,
-};
+pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_of, shared_bytes};
 pub use host_logits::HostLogits;
 #[cfg(feature = "emulator")]
 pub use schedule::levels::REVERSED;

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::tokens::{ASK, BOS, FILLER, KEYS, VALUES};
-use super::{Question, Sequence, Setting};
+use super::tokens::{BOS, FILLER, KEYS, VALUES, ask};
+use super::{Sequence, Setting};
 use crate::splitmix::SplitMix64;
 
 const OUTER: Range<u32> = 16..24;
@@ -68,20 +68,8 @@ pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
             written[cue] = tokens.len() - 1;
         }
     }
-    tokens.push(ASK);
-    let mut order: Vec<usize> = (0..setting.keys).collect();
-    random.shuffle(&mut order);
-    let mut questions = Vec::with_capacity(setting.keys);
-    for cue in order {
-        tokens.extend(cues[cue]);
-        tokens.push(values[cue]);
-        let answer = tokens.len() - 1..tokens.len();
-        questions.push(Question {
-            distance: answer.start - 1 - written[cue],
-            answer,
-        });
-    }
-    Sequence { tokens, questions }
+    let pair = |cue: usize| (cues[cue].to_vec(), vec![values[cue]]);
+    ask(&mut random, tokens, &written, pair)
 }
 
 #[cfg(test)]

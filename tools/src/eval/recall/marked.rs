@@ -2,8 +2,8 @@
 //! other keys, which no question is about. The vocabulary is that of [`super::tokens`], with 3 for the mark; `tasks.py` of
 //! `tools/train/recall` draws the same sequences.
 
-use super::tokens::{ASK, BOS, KEYS, VALUES};
-use super::{Question, Sequence, Setting};
+use super::tokens::{BOS, KEYS, VALUES, ask};
+use super::{Sequence, Setting};
 use crate::splitmix::SplitMix64;
 
 const MARK: u32 = 3;
@@ -40,20 +40,8 @@ pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
             }
         }
     }
-    tokens.push(ASK);
-    let mut order: Vec<usize> = (0..setting.keys).collect();
-    random.shuffle(&mut order);
-    let mut questions = Vec::with_capacity(setting.keys);
-    for pair in order {
-        tokens.push(names[pair]);
-        let first = tokens.len();
-        tokens.extend(&values[pair]);
-        questions.push(Question {
-            distance: first - 1 - written[pair],
-            answer: first..tokens.len(),
-        });
-    }
-    Sequence { tokens, questions }
+    let pair = |pair: usize| (vec![names[pair]], values[pair].to_vec());
+    ask(&mut random, tokens, &written, pair)
 }
 
 #[cfg(test)]

@@ -79,17 +79,36 @@ pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
             written[cue] = tokens.len() - 1;
         }
     }
+    let pair = |cue: usize| {
+        let (context, key) = cues[cue];
+        (
+            context.into_iter().chain([key]).collect(),
+            vec![values[cue]],
+        )
+    };
+    ask(&mut random, tokens, &written, pair)
+}
+
+/// The sequence of `tokens`, in which the value of pair `i` begins at `written[i]`, and then one question for each pair, its cue and its
+/// value, in random order.
+pub(super) fn ask(
+    random: &mut SplitMix64,
+    mut tokens: Vec<u32>,
+    written: &[usize],
+    pair: impl Fn(usize) -> (Vec<u32>, Vec<u32>),
+) -> Sequence {
     tokens.push(ASK);
-    let mut order: Vec<usize> = (0..keys).collect();
+    let mut order: Vec<usize> = (0..written.len()).collect();
     random.shuffle(&mut order);
-    let mut questions = Vec::with_capacity(keys);
-    for cue in order {
-        tokens.extend(cues[cue].0);
-        tokens.extend([cues[cue].1, values[cue]]);
-        let answer = tokens.len() - 1..tokens.len();
+    let mut questions = Vec::with_capacity(order.len());
+    for index in order {
+        let (cue, value) = pair(index);
+        tokens.extend(cue);
+        let first = tokens.len();
+        tokens.extend(value);
         questions.push(Question {
-            distance: answer.start - 1 - written[cue],
-            answer,
+            distance: first - 1 - written[index],
+            answer: first..tokens.len(),
         });
     }
     Sequence { tokens, questions }

@@ -1,6 +1,6 @@
 //! Copies of parts of a device's memory that are on their way to the host while kernels run.
 //!
-//! The parts are copied on the device first, so that kernels may change them, and from there by a queue of its own. The host's end is
+//! The parts are copied on the device first, so that kernels may change them, and from there by a second queue. The host's end is
 //! page-locked memory of a fixed size: from there all threads copy them on, since memory that a process touches first is slow.
 
 use std::ops::Range;

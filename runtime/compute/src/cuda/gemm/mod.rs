@@ -9,7 +9,7 @@ mod tensor_cores;
 
 use bytemuck::{Pod, Zeroable};
 pub(crate) use prologue::{ADD, GATE, Prologue};
-pub(crate) use slots::{CODE_ROWS, CODES_SHARED, SOURCE as SLOTS_SOURCE};
+pub(crate) use slots::{CODE_ROWS, CODES_SHARED};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::decode::gemv::Epilogue;

@@ -112,6 +112,23 @@ impl Launches<'_> {
     ) -> Result<Inputs> {
         let has_codes = rounding.is_some_and(Rounding::is_integer);
         let [floats, codes] = self.slots_room(cols, has_codes)?;
+        self.write_inputs(prologue, (formats, rounding), cols, [floats, codes]);
+        Ok(Inputs {
+            floats: Parameter::pointer("const float", floats),
+            codes: Parameter::pointer("const u8", codes),
+            formats,
+            cols,
+        })
+    }
+
+    /// Writes the inputs of matrices of these formats: floats, and codes where a format needs them.
+    pub(crate) fn write_inputs(
+        &mut self,
+        prologue: Prologue,
+        (formats, rounding): (usize, Option<Rounding>),
+        cols: usize,
+        [floats, codes]: [Address; 2],
+    ) {
         let rounding = Rounding::device_number(rounding);
         self.push(Call {
             source: SOURCE,
@@ -128,12 +145,6 @@ impl Launches<'_> {
                 Parameter::pointer("u8", codes),
             ],
         });
-        Ok(Inputs {
-            floats: Parameter::pointer("const float", floats),
-            codes: Parameter::pointer("const u8", codes),
-            formats,
-            cols,
-        })
     }
 
     /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.

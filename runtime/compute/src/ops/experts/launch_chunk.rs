@@ -8,8 +8,8 @@ use waterline_quant::{Matrix, Rounding};
 use super::launch::SOURCE;
 use super::{Expert, Experts};
 use crate::cuda::{
-    Address, CODE_ROWS, CODES_SHARED, Call, Grid, Launches, Parameter, Rows, SLOTS_SOURCE,
-    format_of, shared_bytes,
+    Address, CODE_ROWS, CODES_SHARED, Call, Grid, Launches, Parameter, Rows, format_of,
+    shared_bytes,
 };
 use crate::error::Result;
 use crate::functions::Activation;
@@ -181,27 +181,13 @@ impl Experts {
         rounding: Option<Rounding>,
         launches: &mut Launches,
     ) -> Result<Staged> {
-        let (cols, rounding) = (self.input.width, Rounding::device_number(rounding));
         let staged = staged(INPUTS, matrices, launches.tokens, launches)?;
         let formats = matrices
             .iter()
             .fold(0, |set, matrix| set | 1usize << format_of(matrix));
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
-        launches.push(Call {
-            source: SLOTS_SOURCE,
-            kernel: format!(
-                "slots_prologue<{formats}, {rounding}, {cols}, {}>",
-                prologue.flags(cols)
-            ),
-            grid: Grid::EachToken(1),
-            threads: THREADS,
-            shared: shared_bytes(cols),
-            parameters: vec![
-                Parameter::value("Prologue", prologue),
-                Parameter::pointer("float", staged.floats),
-                Parameter::pointer("u8", staged.codes),
-            ],
-        });
+        let places = [staged.floats, staged.codes];
+        launches.write_inputs(prologue, (formats, rounding), self.input.width, places);
         Ok(staged)
     }
 
