@@ -58,22 +58,40 @@ __device__ float hax_key(const HaxParts& hax, int t, int i) {
   return __fmul_rn(hax.k.token(t)[i], 1.0f / sqrtf((float)width));
 }
 
-// The bin of x less its mean. Begins with a barrier.
+// A value for the query and one for the key.
+template <class T>
+struct HaxPair {
+  T query, key;
+};
+
+// The bins of a query and a key, each less its mean; `products` has room for two of each column. Begins with a barrier.
 template <int width>
-__device__ int hax_bin(const HaxSource& source, const float* x, const float* mean, float* products) {
+__device__ HaxPair<int> hax_bins(const HaxSource& source, HaxPair<const float*> x, HaxPair<const float*> mean, float* products) {
+  HaxPair<float*> sums = {products, products + source.columns};
   __syncthreads();
   for (int r = threadIdx.x; r < source.columns; r += blockDim.x) {
-    float product = 0.0f;
-    for (int i = 0; i < width; i++) product += (x[i] - mean[i]) * source.weights[i * source.columns + r];
-    products[r] = product;
+    float query = 0.0f, key = 0.0f;
+#pragma unroll 32
+    for (int i = 0; i < width; i++) {
+      float weight = source.weights[i * source.columns + r];
+      query += (x.query[i] - mean.query[i]) * weight;
+      key += (x.key[i] - mean.key[i]) * weight;
+    }
+    sums.query[r] = query;
+    sums.key[r] = key;
   }
   __syncthreads();
-  int bin = 0;
+  HaxPair<int> bins = {0, 0};
   for (int r = 0; r < source.columns; r++) {
-    if (source.kind == HAX_SIGNS) bin |= (products[r] > 0.0f) << r;
-    if (source.kind == HAX_LARGEST && products[r] > products[bin]) bin = r;
+    if (source.kind == HAX_SIGNS) {
+      bins.query |= (sums.query[r] > 0.0f) << r;
+      bins.key |= (sums.key[r] > 0.0f) << r;
+    } else {
+      if (sums.query[r] > sums.query[bins.query]) bins.query = r;
+      if (sums.key[r] > sums.key[bins.key]) bins.key = r;
+    }
   }
-  return bin;
+  return bins;
 }
 
 // The scores of `tile` keys, `key(t, i)`, given the mean queries, `mean_query(t, i)`; x and y have room for `[2 width, tile]`.
@@ -96,7 +114,7 @@ __device__ void hax_scores(const HaxSource& source, Key key, Mean mean_query, fl
     for (int j = threadIdx.x; j < n; j += blockDim.x) {
       float sums[tile];
       for (int t = 0; t < tile; t++) sums[t] = bias[j];
-#pragma unroll 8
+#pragma unroll(tile == 1 ? 32 : 8)
       for (int i = 0; i < n; i++) {
         float weight = weights[i * n + j];
 #pragma unroll
@@ -138,12 +156,22 @@ __device__ inline int hax_worst(const float* scores, const u64* positions, int c
 // The weights of the rows that a query sees: softmax of its products with their keys, `key(row, i)`.
 template <int width, class Key>
 __device__ void hax_weigh(const HaxParts& hax, const HaxPlan& plan, const float* query, Key key) {
-  for (int entry = warp_index(); entry < hax.seen; entry += blockDim.x / 32) {
-    int row = plan.rows[entry];
-    float product = 0.0f;
-    for (int i = lane_index(); i < width && row != none_seen; i += 32) product += query[i] * key(row, i);
-    product = warp_sum(product);
-    if (lane_index() == 0) plan.weights[entry] = row == none_seen ? -infinity : product;
+  // Several rows at once, so that their loads overlap.
+  constexpr int some = 4;
+  for (int first = warp_index() * some; first < hax.seen; first += blockDim.x / 32 * some) {
+    int rows[some];
+    float products[some] = {};
+#pragma unroll
+    for (int n = 0; n < some; n++) rows[n] = first + n < hax.seen ? plan.rows[first + n] : none_seen;
+#pragma unroll
+    for (int n = 0; n < some; n++) {
+      for (int i = lane_index(); i < width && rows[n] != none_seen; i += 32) products[n] += query[i] * key(rows[n], i);
+    }
+#pragma unroll
+    for (int n = 0; n < some; n++) {
+      float product = warp_sum(products[n]);
+      if (lane_index() == 0 && first + n < hax.seen) plan.weights[first + n] = rows[n] == none_seen ? -infinity : product;
+    }
   }
   __syncthreads();
   float largest = -infinity, sum = 0.0f;
@@ -158,7 +186,7 @@ __device__ void hax_weigh(const HaxParts& hax, const HaxPlan& plan, const float*
   }
 }
 
-// Shared memory: a key, two rows of twice its width, the products of a hash.
+// Shared memory: a key, two rows of twice its width, the products of a hash with query and key.
 template <class E, int width>
 __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
   __shared__ int firsts[most_sources];
@@ -206,9 +234,9 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
           if (hax.scores[worst] < score) row = worst;
         }
       } else {
-        first = hax_bin<width>(source, query, mean_query, products) * source.rows;
-        int bin = hax_bin<width>(source, key, mean_key, products);
-        row = bin * source.rows + (int)hax.cursors[bin];
+        HaxPair<int> bins = hax_bins<width>(source, {query, key}, {mean_query, mean_key}, products);
+        first = bins.query * source.rows;
+        row = bins.key * source.rows + (int)hax.cursors[bins.key];
       }
       // Data that all threads have read changes now.
       __syncthreads();
@@ -233,7 +261,8 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
         u64 own = hax.positions[firsts[s] + i];
         bool sees = own != 0;
         for (int other = 0; other < s; other++) {
-          for (int j = 0; j < hax.at[other].rows; j++) sees = sees && hax.positions[firsts[other] + j] != own;
+#pragma unroll 8
+          for (int j = 0; j < hax.at[other].rows; j++) sees &= hax.positions[firsts[other] + j] != own;
         }
         plan.rows[entry + i] = sees ? firsts[s] + i : none_seen;
       }

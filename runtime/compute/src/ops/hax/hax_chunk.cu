@@ -52,7 +52,8 @@ __device__ void hax_means(HaxParts hax, HaxChunk chunk, const u64* start, int to
   hax.means[column] = mean;
 }
 
-// Shared memory: two rows of twice the width for each token of a tile, or a key and the products of a hash.
+// Shared memory: two rows of twice the width for each token of a tile, or a key and
+// the products of a hash.
 template <int width>
 __device__ void hax_measure(HaxParts hax, HaxChunk chunk, int tokens) {
   float* x = shared_memory<float>();
@@ -75,11 +76,10 @@ __device__ void hax_measure(HaxParts hax, HaxChunk chunk, int tokens) {
         __syncthreads();
         for (int i = threadIdx.x; i < width; i += blockDim.x) x[i] = hax_key<width>(hax, first + t, i);
         const float* mean = mean_key(t);
-        int of_query = hax_bin<width>(source, hax.q.token(first + t), mean + width, y);
-        int of_key = hax_bin<width>(source, x, mean, y);
+        HaxPair<int> bins = hax_bins<width>(source, {hax.q.token(first + t), x}, {mean + width, mean}, y);
         if (threadIdx.x != 0) continue;
         int* measures = chunk.measures + (first + t) * measures_of_token;
-        measures[OF_QUERY] = of_query, measures[OF_KEY] = of_key;
+        measures[OF_QUERY] = bins.query, measures[OF_KEY] = bins.key;
       }
     }
     __syncthreads();

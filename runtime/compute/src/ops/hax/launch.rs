@@ -132,7 +132,7 @@ impl Hax {
             kernel: format!("hax_choose<{kv}, {width}>"),
             grid: Grid::Blocks(1),
             threads: THREADS,
-            shared: (5 * width + parts.columns()) * size_of::<f32>(),
+            shared: (5 * width + 2 * parts.columns()) * size_of::<f32>(),
             parameters: vec![value.clone(), launches.position(), tokens.clone()],
         });
         launches.push(Call {
@@ -176,7 +176,7 @@ impl Hax {
         push(format!("hax_means<{width}>"), blocks, THREADS, 0, &all);
         if lists > 0 {
             let x = 2 * width * TILE;
-            let shared = (x + x.max(parts.columns())) * size_of::<f32>();
+            let shared = (x + x.max(2 * parts.columns())) * size_of::<f32>();
             let grid = Grid::EachTile(1, TILE);
             push(
                 format!("hax_measure<{width}>"),
