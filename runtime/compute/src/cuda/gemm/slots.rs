@@ -2,7 +2,7 @@
 //! Chunks of codes meet some formats in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
 
 use waterline_kernels::{File, file};
-use waterline_quant::{Format, Matrix, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Rounding};
+use waterline_quant::{Matrix, Rounding};
 
 use super::{
     GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
@@ -28,9 +28,7 @@ const ROWS: [usize; 2] = [4, 2];
 /// Warps of a block.
 pub(super) const WARPS: usize = THREADS / 32;
 
-/// Formats of matrices whose chunks are multiplied in tiles of codes on tensor cores, the rows and tokens of a tile, and bytes of shared memory:
-/// two of `CodeStage` in codes_mma.cu.
-const CODE_FORMATS: [&Format; 7] = [&Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q4_1, &Q4_K, &Q4_0];
+/// Rows and tokens of a tile of codes on tensor cores, and bytes of shared memory: two of `CodeStage` in codes_mma.cu.
 pub(crate) const CODE_ROWS: usize = 128;
 const CODE_TOKENS: usize = 64;
 pub(crate) const CODES_SHARED: usize =
@@ -149,7 +147,7 @@ impl Launches<'_> {
 
     /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
     pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
-        self.tensor_cores != TensorCores::None && CODE_FORMATS.contains(&matrix.format().plain())
+        self.tensor_cores != TensorCores::None && matrix.format().plain().code_tiles
     }
 
     /// As [`Launches::gemm_into`] of inputs that are rounded alike.

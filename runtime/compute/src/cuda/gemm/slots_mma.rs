@@ -1,7 +1,7 @@
 //! Matrix products of the slots of a batch on tensor cores (`slots_mma.cu`): of matrices that meet inputs in 8 bits, with the bits of a step,
 //! and of BF16 matrices with more than eight slots, whose inputs have 16 bits of fraction.
 
-use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Rounding};
+use waterline_quant::{BF16, FORMATS, Format, Matrix, Rounding};
 
 use super::slots::{SLOTS, SOURCE, WARPS};
 use super::{MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes};
@@ -14,8 +14,6 @@ use crate::operands::{INPUTS, View};
 /// Rows and slots of a tile.
 const ROWS: usize = 16;
 const TILE: usize = 8;
-/// Formats of matrices that meet slots on tensor cores.
-const FORMATS: [&Format; 6] = [&BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
 /// Bytes of 32 inputs of a tile: `SlotUnit` in slots_mma.cu.
 const SLOT_UNIT: usize = TILE * (32 + 8);
 /// Most rows of matrices on plain cores that the same kernel multiplies, such as gates.
@@ -80,7 +78,7 @@ impl Launches<'_> {
         self.as_steps
             && self.tokens > least
             && self.tensor_cores != TensorCores::None
-            && FORMATS.contains(&matrix.format().plain())
+            && matrix.format().plain().slot_tiles
             && matrix.cols().is_multiple_of(32)
     }
 

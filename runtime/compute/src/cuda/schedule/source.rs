@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use waterline_kernels::{File, file};
-use waterline_quant::DEVICE_FILES;
+use waterline_quant::{device_constants, device_files};
 
 use crate::cuda::decode::kernel::ROW_OPS;
 use crate::cuda::decode::mailbox::Mailboxes;
@@ -132,9 +132,10 @@ fn branches(names: &[String], functions: Range<usize>) -> String {
 }
 
 fn common() -> String {
-    let formats = DEVICE_FILES.map(|path| file(path).text()).concat();
+    let formats: String = device_files().map(|path| file(&path).text()).collect();
     [
         PRELUDE.text(),
+        &device_constants(),
         &formats,
         PROLOGUE.text(),
         SIMT.text(),
