@@ -20,6 +20,7 @@ pub(crate) mod q4_k;
 pub(crate) mod q5_0;
 pub(crate) mod q5_1;
 pub(crate) mod q5_k;
+pub(crate) mod q6_0;
 pub(crate) mod q6_k;
 pub(crate) mod q8_0;
 mod scaled;
@@ -32,12 +33,13 @@ use crate::kernel::Kernel;
 use crate::rounding::Rounding;
 
 /// Every format but the [`REORDERED`](crate::REORDERED), most precise first. The device file of a format is named as its own.
-pub static FORMATS: [&Format; 16] = [
+pub static FORMATS: [&Format; 17] = [
     &f32::F32,
     &f16::F16,
     &bf16::BF16,
     &q8_0::Q8_0,
     &q6_k::Q6_K,
+    &q6_0::Q6_0,
     &q5_1::Q5_1,
     &q5_k::Q5_K,
     &q5_0::Q5_0,
