@@ -30,10 +30,12 @@ fn files(end: &str) -> Vec<PathBuf> {
             let path = entry.expect("an entry").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let is_made = name.starts_with('.') || name == "target" || name == "dist";
-            match path.is_dir() {
-                true if !is_made && !path.is_symlink() => folders.push(path),
-                false if name.ends_with(end) => found.push(path),
-                _ => {}
+            if path.is_dir() {
+                if !is_made && !path.is_symlink() {
+                    folders.push(path);
+                }
+            } else if name.ends_with(end) {
+                found.push(path);
             }
         }
     }

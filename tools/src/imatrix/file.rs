@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use waterline_quant::gguf::{Gguf, Value};
 
 use crate::error::{Error, Result};
-use crate::write_model::Source;
+use crate::write_model::TensorSource;
 
 pub(super) const SUMS: &str = ".in_sum2";
 pub(super) const COUNTS: &str = ".counts";
@@ -53,7 +53,7 @@ impl Imatrix {
     ///
     /// # Errors
     /// A tensor has another number of columns than the file says.
-    pub fn apply(&self, sources: &mut [Source]) -> Result<()> {
+    pub fn apply(&self, sources: &mut [TensorSource]) -> Result<()> {
         for source in sources {
             let Some(means) = self.means.get(&source.weight.name) else {
                 continue;

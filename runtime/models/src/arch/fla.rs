@@ -142,7 +142,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Some(index) => attention_layer(&attention_configs[index], hidden)?,
                 None => mixer(config, layer)?,
             };
-            Ok(LayerSpec::of(mixer, Some(mlp)))
+            Ok(LayerSpec::new(mixer, Some(mlp)))
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {

@@ -63,7 +63,7 @@ pub struct Gsa {
     /// A function of each score in place of the softmax over the slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scores: Option<Activation>,
-    /// Whether the slots' fade is learned instead of computed from the input.
+    /// Whether the slots' decay is learned instead of computed from the input.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fixed_decay: bool,
 }
@@ -157,13 +157,13 @@ impl Mixer for Gsa {
         let views = layer.project(&names)?;
         let (q, k, v) = (views[0], views[1], views[2]);
         let scale = 1.0 / self.gate_normalizer;
-        let (weights, fade) = match views.get(3) {
+        let (weights, gate) = match views.get(3) {
             Some(view) => (*view, Gate::Forget { scale }),
             None => {
                 let learned = layer.vector("f_proj.bias")?;
-                let fades = learned.iter().map(|b| 1.0 - sigmoid(*b).powf(scale));
+                let strengths = learned.iter().map(|b| 1.0 - sigmoid(*b).powf(scale));
                 let view = layer.buffer(self.kv_heads * self.slots);
-                (view, Gate::Constant(fades.collect()))
+                (view, Gate::Constant(strengths.collect()))
             }
         };
         let mut groups = Vec::new();
@@ -183,7 +183,7 @@ impl Mixer for Gsa {
         layer.push(Prepare {
             groups,
             rope: None,
-            gates: vec![(weights, fade)],
+            gates: vec![(weights, gate)],
         });
         if let Some(count) = self.written {
             layer.push(Prepare {

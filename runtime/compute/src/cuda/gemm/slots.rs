@@ -34,8 +34,8 @@ const CODE_TOKENS: usize = 64;
 pub(crate) const CODES_SHARED: usize =
     2 * (CODE_ROWS + CODE_TOKENS) * (2 * (32 + 2 * size_of::<f32>()) + 16);
 
-/// Inputs of several tokens.
-struct Inputs {
+/// SlotInputs of several tokens.
+struct SlotInputs {
     floats: Parameter,
     codes: Parameter,
     formats: usize,
@@ -89,7 +89,7 @@ impl Launches<'_> {
     ) -> Result<()> {
         let cols = weights[0].matrix.cols();
         let [floats, codes] = self.slots_room(cols, false)?;
-        let inputs = Inputs {
+        let inputs = SlotInputs {
             floats: Parameter::pointer("const float", floats),
             codes: Parameter::pointer("const u8", codes),
             formats: formats_of(weights),
@@ -107,11 +107,11 @@ impl Launches<'_> {
         prologue: Prologue,
         (formats, rounding): (usize, Option<Rounding>),
         cols: usize,
-    ) -> Result<Inputs> {
+    ) -> Result<SlotInputs> {
         let has_codes = rounding.is_some_and(Rounding::is_integer);
         let [floats, codes] = self.slots_room(cols, has_codes)?;
         self.write_inputs(prologue, (formats, rounding), cols, [floats, codes]);
-        Ok(Inputs {
+        Ok(SlotInputs {
             floats: Parameter::pointer("const float", floats),
             codes: Parameter::pointer("const u8", codes),
             formats,
@@ -202,7 +202,7 @@ impl Launches<'_> {
     /// Products of a few matrices on plain cores.
     fn gemm_plain_slots(
         &mut self,
-        inputs: &Inputs,
+        inputs: &SlotInputs,
         weights: &[WeightMatrix],
         output: Rows,
         add: bool,
@@ -264,12 +264,12 @@ impl Launches<'_> {
         &mut self,
         kernel: &str,
         function: &str,
-        inputs: &Inputs,
+        inputs: &SlotInputs,
         (rows, tiles): (usize, usize),
         [linears, output]: [Parameter; 2],
     ) {
         let slots = self.slot_tile();
-        let Inputs { formats, cols, .. } = inputs;
+        let SlotInputs { formats, cols, .. } = inputs;
         self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!("{kernel}<{formats}, {cols}, {rows}, {slots}{function}>"),
