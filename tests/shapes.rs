@@ -19,7 +19,7 @@ const SEEDS: u64 = 12;
 /// Shorter than the text, so that context-bounded states wrap as well.
 const CONTEXT: usize = 50;
 
-const KINDS: [&str; 27] = [
+const KINDS: [&str; 28] = [
     "abc",
     "attention",
     "delta_net",
@@ -38,6 +38,7 @@ const KINDS: [&str; 27] = [
     "mom",
     "native_sparse_attention",
     "parallel",
+    "raven",
     "retnet",
     "rg_lru",
     "rwkv6",

@@ -166,6 +166,15 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
                 "scores": random.of(&[None, None, Some("identity"), Some("silu"), Some("squared_relu")]),
             })
         }
+        "raven" => {
+            let slots = random.within(1, 9);
+            json!({
+                "heads": heads, "kv_heads": kv_heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "slots": slots,
+                "written": random.within(1, slots), "softmax_router": random.flip(),
+                "feature_map": random.of(&["silu", "relu"]), "learned_map": random.flip(), "gate": random.flip(),
+                "slot_decay": maybe(random, json!(4.0)), "rope_theta": maybe(random, json!(1000.0)), "norm_eps": 1e-5,
+            })
+        }
         "abc" => json!({
             "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "slots": random.within(1, 9),
             "conv": taps(random), "rope_theta": maybe(random, json!(1000.0)), "min": maybe(random, json!(-1.0)),

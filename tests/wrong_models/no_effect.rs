@@ -22,7 +22,7 @@ pub const NO_EFFECT: &[(&str, &str)] = &[
          nemotron_h: mlp_bias, nemotron_h: moe_intermediate_size, nemotron_h: moe_latent_size, \
          nemotron_h: moe_shared_expert_intermediate_size, nemotron_h: n_routed_experts, nemotron_h: n_shared_experts, \
          qwen3: layer_types, qwen3: sliding_window, smollm3: layer_types, smollm3: sliding_window, qwen3_next: decoder_sparse_step, \
-         qwen3_next: moe_intermediate_size, qwen3_next: num_experts, qwen3_next: shared_expert_intermediate_size, \
+         qwen3_next: moe_intermediate_size, qwen3_next: num_experts, raven: gate_logit_normalizer, raven: rope_theta, qwen3_next: shared_expert_intermediate_size, \
          sse_swa_moba: attn.num_heads, sse_swa_moba: attn.num_kv_heads, sse_swa_moba: attn.qk_norm, sse_swa_moba: attn.qkv_bias, \
          sse_swa_moba: num_v_heads, sse_swa_moba: sse_layer_defaults.gate_low_rank_dim",
         "parts that the case does not have: convolutions, experts, windows, layers of attention",

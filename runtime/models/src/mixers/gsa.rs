@@ -75,6 +75,22 @@ impl Gsa {
     }
 }
 
+/// Checks numbers of query and of key and value heads, widths of keys and values, and numbers of slots and of those that a token writes.
+pub(super) fn check_slots(
+    [heads, kv_heads]: [usize; 2],
+    widths: [usize; 2],
+    [slots, written]: [usize; 2],
+) -> Result<(), Mismatch> {
+    let dims = [heads, kv_heads, widths[0], widths[1], slots];
+    Mismatch::unless_positive(&dims, "heads, widths and slots of one or more")?;
+    Mismatch::unless_shared(heads, "heads", kv_heads, "key and value head")?;
+    Mismatch::unless(
+        (1..=slots).contains(&written),
+        || format!("{written} slots written of {slots}"),
+        "one or more of them, and no more than there are",
+    )
+}
+
 /// The states of keys and values over `slots` slots.
 pub(super) fn slots(
     heads: usize,
@@ -105,19 +121,11 @@ impl Mixer for Gsa {
     }
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
-        let dims = [
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.value_dim,
-            self.slots,
-        ];
-        Mismatch::unless_positive(&dims, "heads, widths and slots of one or more")?;
-        Mismatch::unless_shared(self.heads, "heads", self.kv_heads, "key and value head")?;
-        Mismatch::unless(
-            self.written.is_none_or(|n| (1..=self.slots).contains(&n)),
-            || format!("{:?} slots written of {}", self.written, self.slots),
-            "one or more of them, and no more than there are",
+        let written = self.written.unwrap_or(self.slots);
+        check_slots(
+            [self.heads, self.kv_heads],
+            [self.head_dim, self.value_dim],
+            [self.slots, written],
         )?;
         short_conv::check(self.conv)
     }
