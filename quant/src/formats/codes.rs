@@ -16,6 +16,7 @@ pub(crate) trait Codes: Pod {
     /// Whether products on AVX2 need signed codes, because unsigned ones may exceed 63.
     const SIGNED: bool = false;
     /// Whether unpacking looks values up, by shuffles: then scales had better not be shuffled too.
+    #[cfg(target_arch = "x86_64")]
     const LOOKS_UP: bool = false;
 
     /// Packs codes, which are unsigned or indices of values.
@@ -85,7 +86,7 @@ pub(crate) fn low_bits(codes: [u8; 32]) -> [u8; 16] {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct FiveBits<const OFFSET: i8> {
-    high: [[u8; 2]; 2],
+    high: [u8; 4],
     low: [u8; 16],
 }
 
@@ -101,19 +102,19 @@ impl<const OFFSET: i8> Codes for FiveBits<OFFSET> {
     fn pack(codes: [u8; 32]) -> Self {
         let fifth = (0..32).fold(0, |bits, i| bits | u32::from(codes[i] >> 4 & 1) << i);
         FiveBits {
-            high: bytemuck::cast(fifth.to_le_bytes()),
+            high: fifth.to_le_bytes(),
             low: low_bits(codes),
         }
     }
 
     #[inline(always)]
     unsafe fn unpack<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
-        let fifth = |half: usize| blocks.map(|block| u16::from_le_bytes(block.high[half]));
+        let fifth = blocks.map(|block| &block.high);
         // SAFETY: the caller's.
         let (first, second) = unsafe { R::load(blocks.map(|block| block.low)) }.nibbles();
         (
-            first.plus_where(fifth(0), 16),
-            second.plus_where(fifth(1), 16),
+            first.plus_where::<0>(fifth, 16),
+            second.plus_where::<1>(fifth, 16),
         )
     }
 }
@@ -197,6 +198,7 @@ impl<T: Table> Lookup<T> {
 impl<T: Table> Codes for Lookup<T> {
     const OFFSET: i8 = T::OFFSET;
     const SIGNED: bool = T::SIGNED;
+    #[cfg(target_arch = "x86_64")]
     const LOOKS_UP: bool = true;
 
     fn pack(codes: [u8; 32]) -> Self {

@@ -22,8 +22,8 @@ pub(crate) trait Register<const N: usize>: Copy {
     fn right<const BITS: i32>(self) -> Self;
     /// Shifts towards higher bits; bits of other bytes may enter a byte from below.
     fn left<const BITS: i32>(self) -> Self;
-    /// Adds `number` to the bytes whose bit is set.
-    fn plus_where(self, bits: [u16; N], number: u8) -> Self;
+    /// Adds `number` to the bytes whose bit in the lower or the upper (`HALF` 1) sixteen bits is set.
+    fn plus_where<const HALF: usize>(self, bits: [&[u8; 4]; N], number: u8) -> Self;
     /// The values that bytes below sixteen select.
     fn look_up(self, values: &'static [i8; 16]) -> Self;
 
@@ -32,6 +32,12 @@ pub(crate) trait Register<const N: usize>: Copy {
     fn nibbles(self) -> (Self, Self) {
         (self.and(15), self.right::<4>().and(15))
     }
+}
+
+/// The lower or the upper sixteen bits.
+#[inline(always)]
+fn half_of<const HALF: usize>(bits: &[u8; 4]) -> u16 {
+    u16::from_le_bytes([bits[2 * HALF], bits[2 * HALF + 1]])
 }
 
 /// The scalar twin.
@@ -67,7 +73,8 @@ impl Register<1> for [u8; 16] {
     }
 
     #[inline(always)]
-    fn plus_where(self, [bits]: [u16; 1], number: u8) -> Self {
+    fn plus_where<const HALF: usize>(self, [bits]: [&[u8; 4]; 1], number: u8) -> Self {
+        let bits = half_of::<HALF>(bits);
         std::array::from_fn(|i| self[i].wrapping_add((bits >> i & 1) as u8 * number))
     }
 
@@ -131,12 +138,14 @@ impl Register<2> for Avx2 {
     }
 
     #[inline(always)]
-    fn plus_where(self, bits: [u16; 2], number: u8) -> Self {
+    fn plus_where<const HALF: usize>(self, bits: [&[u8; 4]; 2], number: u8) -> Self {
+        const ONES: i64 = 0x0101_0101_0101_0101;
         // SAFETY: AVX2.
         unsafe {
-            let [a, b] = bits.map(|bits| _mm_set1_epi16(bits as i16));
+            let [a, b] = bits.map(|bits| _mm_set1_epi32(i32::from_le_bytes(*bits)));
             // Byte i of a lane gets the bits of its eight.
-            let eights = _mm_set_epi64x(0x0101_0101_0101_0101, 0);
+            let first = 2 * HALF as i64;
+            let eights = _mm_set_epi64x(ONES * (first + 1), ONES * first);
             let bits =
                 _mm256_shuffle_epi8(_mm256_set_m128i(b, a), _mm256_set_m128i(eights, eights));
             let own = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
@@ -213,11 +222,9 @@ impl Register<4> for Avx512 {
     }
 
     #[inline(always)]
-    fn plus_where(self, [a, b, c, d]: [u16; 4], number: u8) -> Self {
-        let bits = [a, b, c, d]
-            .iter()
-            .rev()
-            .fold(0, |bits, &own| bits << 16 | u64::from(own));
+    fn plus_where<const HALF: usize>(self, bits: [&[u8; 4]; 4], number: u8) -> Self {
+        let halves = bits.map(|bits| u64::from(half_of::<HALF>(bits)));
+        let bits = (halves.iter().enumerate()).fold(0, |bits, (i, half)| bits | half << (16 * i));
         // SAFETY: AVX-512.
         Avx512(unsafe {
             _mm512_mask_add_epi8(self.0, bits, self.0, _mm512_set1_epi8(number as i8))
@@ -289,9 +296,9 @@ impl Register<1> for Neon {
     }
 
     #[inline(always)]
-    fn plus_where(self, [bits]: [u16; 1], number: u8) -> Self {
+    fn plus_where<const HALF: usize>(self, [bits]: [&[u8; 4]; 1], number: u8) -> Self {
         const OWN: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
-        let [low, high] = bits.to_le_bytes();
+        let [low, high] = half_of::<HALF>(bits).to_le_bytes();
         // SAFETY: NEON; sixteen bytes.
         unsafe {
             let bits = vcombine_u8(vdup_n_u8(low), vdup_n_u8(high));
