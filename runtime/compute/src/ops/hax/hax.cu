@@ -58,6 +58,13 @@ __device__ float hax_key(const HaxParts& hax, int t, int i) {
   return __fmul_rn(hax.k.token(t)[i], 1.0f / sqrtf((float)width));
 }
 
+// The mean of `count` values from that of those before the last, x. A quotient whose reciprocal is known, rounded as a division: a
+// quotient, and the remainder's share.
+__device__ inline float hax_mean(float mean, float x, float count, float inverse) {
+  float difference = x - mean, quotient = __fmul_rn(difference, inverse);
+  return __fadd_rn(mean, fmaf(fmaf(-quotient, count, difference), inverse, quotient));
+}
+
 // A value for the query and one for the key.
 template <class T>
 struct HaxPair {
@@ -204,8 +211,8 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
     float count = (float)(position + 1);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
       key[i] = hax_key<width>(hax, t, i);
-      mean_key[i] += (key[i] - mean_key[i]) / count;
-      mean_query[i] += (query[i] - mean_query[i]) / count;
+      mean_key[i] = hax_mean(mean_key[i], key[i], count, 1.0f / count);
+      mean_query[i] = hax_mean(mean_query[i], query[i], count, 1.0f / count);
     }
     __syncthreads();
 

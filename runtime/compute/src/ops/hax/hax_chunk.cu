@@ -9,6 +9,8 @@ struct HaxChunk {
   int* measures;
   // The token of the chunk that holds each row after it, or `none_seen`.
   int* last;
+  // Values as they are cached, [tokens, channels].
+  void* values;
 };
 
 enum { OF_QUERY, OF_KEY, OF_SCORE, measures_of_token };
@@ -18,8 +20,8 @@ __device__ inline int hax_before(int row) { return -row - 2; }
 
 // Tokens that a block of `hax_measure` scores at once, so that they share the scorer's weights.
 constexpr int hax_tile = 8;
-// Tokens of a block of `hax_mix_chunk`.
-constexpr int hax_mix_tile = 16;
+// Channels of a block of `hax_mix_chunk`, whose warps take a token each.
+constexpr int hax_mix_channels = 64;
 
 __device__ inline bool hax_is_hashed(const HaxSource& source) { return source.kind == HAX_SIGNS || source.kind == HAX_LARGEST; }
 
@@ -45,7 +47,8 @@ __device__ void hax_means(HaxParts hax, HaxChunk chunk, const u64* start, int to
 #pragma unroll
     for (int t = 0; t < ahead; t++) {
       if (first + t >= tokens) break;
-      mean += (values[t] - mean) / (float)++count;
+      count++;
+      mean = hax_mean(mean, values[t], (float)count, 1.0f / (float)count);
       chunk.means[(long long)(first + t) * 2 * width + column] = mean;
     }
   }
@@ -132,27 +135,34 @@ __device__ inline void hax_hold_best(const HaxParts& hax, const HaxChunk& chunk,
     return worst;
   };
   __syncwarp();
+  auto tell = [&](int first, int end) {
+    for (int i = lane_index(); i < rows; i += 32) {
+      int own = held[i];
+      for (int t = first; t < end; t++) HaxPlan(hax, t).rows[entry + i] = own;
+    }
+  };
   int worst = start >= (u64)rows ? find_worst() : -1;
   for (int first = 0; first < tokens; first += 32) {
+    int count = min(32, tokens - first);
     int own = min(first + lane_index(), tokens - 1);
     float own_score = __uint_as_float((u32)chunk.measures[own * measures_of_token + OF_SCORE]);
-    for (int lane = 0; lane < 32 && first + lane < tokens; lane++) {
-      float score = __shfl_sync(all_lanes, own_score, lane);
-      u64 position = start + first + lane;
-      int row = -1;
-      if (position < (u64)rows) {
-        row = (int)position;
-      } else if (scores[worst] < score) {
-        row = worst;
-      }
-      if (row >= 0) {
-        __syncwarp();
-        if (lane_index() == 0) held[row] = first + lane, scores[row] = score, positions[row] = position + 1;
-        __syncwarp();
-        if (position + 1 >= (u64)rows) worst = find_worst();
-      }
-      HaxPlan plan(hax, first + lane);
-      for (int i = lane_index(); i < rows; i += 32) plan.rows[entry + i] = held[i];
+    // Between tokens that are taken, all queries see the same rows.
+    for (int told = 0; told < count;) {
+      bool fills = worst < 0;
+      bool enters = lane_index() >= told && lane_index() < count && (fills || scores[worst] < own_score);
+      u32 entering = __ballot_sync(all_lanes, enters);
+      int next = entering != 0 ? __ffs(entering) - 1 : count;
+      tell(first + told, first + next);
+      if (next == count) break;
+      float score = __shfl_sync(all_lanes, own_score, next);
+      u64 position = start + first + next;
+      int row = fills ? (int)position : worst;
+      __syncwarp();
+      if (lane_index() == 0) held[row] = first + next, scores[row] = score, positions[row] = position + 1;
+      __syncwarp();
+      if (position + 1 >= (u64)rows) worst = find_worst();
+      tell(first + next, first + next + 1);
+      told = next + 1;
     }
   }
   for (int i = lane_index(); i < rows; i += 32) hax.scores[i] = scores[i];
@@ -227,30 +237,44 @@ __device__ void hax_weigh_chunk(HaxParts hax, HaxChunk chunk, const u64* start, 
   });
 }
 
-// As `hax_mix`, for a tile of tokens.
+// Values as they are cached.
 template <class E, int channels>
-__device__ void hax_mix_chunk(HaxParts hax, int tokens) {
-  __shared__ float sums[mix_warps][32];
-  int channel = blockIdx.x * 32 + lane_index(), first = blockIdx.y * hax_mix_tile;
-  bool used = channel < channels;
-  const E* values = reinterpret_cast<const E*>(hax.values) + channel;
-  for (int t = first; t < min(first + hax_mix_tile, tokens); t++) {
-    HaxPlan plan(hax, t);
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int entry = warp_index(); entry < hax.seen; entry += mix_warps) {
-      int row = plan.rows[entry];
-      if (row == none_seen || !used) continue;
-      E value = row >= 0 ? E(hax.v.token(row)[channel]) : values[(long long)hax_before(row) * channels];
-      sum += plan.weights[entry] * float_of(value);
+__device__ void hax_narrow(HaxParts hax, HaxChunk chunk, int) {
+  int t = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < channels) reinterpret_cast<E*>(chunk.values)[(long long)t * channels + i] = E(hax.v.token(t)[i]);
+}
+
+// As `hax_mix`: each lane of a warp sums as its warps do there.
+template <class E, int channels>
+__device__ void hax_mix_chunk(HaxParts hax, HaxChunk chunk, int tokens) {
+  int channel = blockIdx.x * hax_mix_channels + lane_index(), t = blockIdx.y * mix_warps + warp_index();
+  if (t >= tokens) return;
+  HaxPlan plan(hax, t);
+  const E* before = reinterpret_cast<const E*>(hax.values);
+  const E* values = reinterpret_cast<const E*>(chunk.values);
+  float sums[2][mix_warps] = {};
+  for (int first = 0; first < hax.seen; first += 32) {
+    int own = first + lane_index();
+    int own_row = own < hax.seen ? plan.rows[own] : none_seen;
+    float own_weight = own < hax.seen ? plan.weights[own] : 0.0f;
+#pragma unroll
+    for (int entry = 0; entry < 32; entry++) {
+      int row = __shfl_sync(all_lanes, own_row, entry);
+      float weight = __shfl_sync(all_lanes, own_weight, entry);
+      if (row == none_seen) continue;
+      const E* from = row >= 0 ? values + (long long)row * channels : before + (long long)hax_before(row) * channels;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        if (channel + 32 * half < channels) sums[half][entry % mix_warps] += weight * float_of(from[channel + 32 * half]);
+      }
     }
-    __syncthreads();
-    sums[warp_index()][lane_index()] = sum;
-    __syncthreads();
-    if (warp_index() == 0 && used) {
-      for (int warp = 1; warp < mix_warps; warp++) sum += sums[warp][lane_index()];
-      hax.out.token(t)[channel] = sum;
-    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float sum = sums[half][0];
+#pragma unroll
+    for (int warp = 1; warp < mix_warps; warp++) sum += sums[half][warp];
+    if (channel + 32 * half < channels) hax.out.token(t)[channel + 32 * half] = sum;
   }
 }
 
@@ -265,7 +289,8 @@ __device__ void hax_store(HaxParts hax, HaxChunk chunk, const u64* start, int ta
     E* keys = reinterpret_cast<E*>(hax.keys) + (long long)row * width;
     E* values = reinterpret_cast<E*>(hax.values) + (long long)row * channels;
     for (int i = threadIdx.x; i < width; i += blockDim.x) keys[i] = E(hax_key<width>(hax, t, i));
-    for (int i = threadIdx.x; i < channels; i += blockDim.x) values[i] = E(hax.v.token(t)[i]);
+    const E* from = reinterpret_cast<const E*>(chunk.values) + (long long)t * channels;
+    for (int i = threadIdx.x; i < channels; i += blockDim.x) values[i] = from[i];
     if (threadIdx.x == 0) hax.positions[row] = *start + t + 1;
   }
 }
