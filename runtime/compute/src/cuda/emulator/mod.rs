@@ -246,7 +246,7 @@ struct Waiting {
     work: Arc<Mutex<Vec<Work>>>,
 }
 
-/// What is left to do on a queue: addresses of both sides, and bytes.
+/// Work that a queue still has: addresses of both sides, and bytes.
 enum Work {
     Copy(usize, usize, usize),
     Clear(usize, usize),

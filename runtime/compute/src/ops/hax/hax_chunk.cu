@@ -5,7 +5,7 @@
 struct HaxChunk {
   // The mean key and the mean query after each token, [tokens, 2, width].
   float* means;
-  // Of each token: the bins of its query and its key, the score of its key.
+  // For each token, the bins of its query and its key and the score of its key.
   int* measures;
   // The token of the chunk that holds each row after it, or `none_seen`.
   int* last;
@@ -15,7 +15,7 @@ struct HaxChunk {
 
 enum { OF_QUERY, OF_KEY, OF_SCORE, measures_of_token };
 
-// What a plan's rows hold in a chunk: a token's number in it, or a row of the state, as a negative number below `none_seen`.
+// A plan's row in a chunk is a token's number in it, or a row of the state as a negative number below `none_seen`.
 __device__ inline int hax_before(int row) { return -row - 2; }
 
 // Tokens that a block of `hax_measure` scores at once, so that they share the scorer's weights.
@@ -28,35 +28,42 @@ __device__ inline bool hax_is_hashed(const HaxSource& source) { return source.ki
 // Whether its rows depend on the keys, not only on their positions.
 __device__ inline bool hax_moves(const HaxSource& source) { return source.kind == HAX_BEST || hax_is_hashed(source); }
 
-// A thread for each value of the mean key, then of the mean query.
+// A thread for each value of the mean key, then of the mean query. The next tokens' values are loaded while these are added.
 template <int width>
 __device__ void hax_means(HaxParts hax, HaxChunk chunk, const u64* start, int tokens) {
-  int column = blockIdx.x * blockDim.x + threadIdx.x;
-  if (column >= 2 * width) return;
-  int i = column % width;
-  bool of_key = column < width;
-  float mean = hax.means[column];
-  u64 count = *start;
-  constexpr int ahead = 8;
+  constexpr int ahead = 16;
+  int column = blockIdx.x * blockDim.x + threadIdx.x, own = min(column, 2 * width - 1), i = own % width;
+  bool of_key = own < width;
+  float mean = hax.means[own];
+  u64 before = *start;
+  float next[ahead];
+  auto load = [&](int first) {
+#pragma unroll
+    for (int t = 0; t < ahead; t++) {
+      int token = min(first + t, tokens - 1);
+      next[t] = of_key ? hax_key<width>(hax, token, i) : hax.q.token(token)[i];
+    }
+  };
+  load(0);
   for (int first = 0; first < tokens; first += ahead) {
     float values[ahead];
 #pragma unroll
-    for (int t = 0; t < ahead; t++) {
-      if (first + t < tokens) values[t] = of_key ? hax_key<width>(hax, first + t, i) : hax.q.token(first + t)[i];
-    }
+    for (int t = 0; t < ahead; t++) values[t] = next[t];
+    load(first + ahead);
+    // A lane divides for all of its warp.
+    float own_count = (float)(before + first + lane_index() + 1), own_inverse = 1.0f / own_count;
 #pragma unroll
     for (int t = 0; t < ahead; t++) {
-      if (first + t >= tokens) break;
-      count++;
-      mean = hax_mean(mean, values[t], (float)count, 1.0f / (float)count);
-      chunk.means[(long long)(first + t) * 2 * width + column] = mean;
+      float count = __shfl_sync(all_lanes, own_count, t), inverse = __shfl_sync(all_lanes, own_inverse, t);
+      if (first + t >= tokens) continue;
+      mean = hax_mean(mean, values[t], count, inverse);
+      if (column < 2 * width) chunk.means[(long long)(first + t) * 2 * width + column] = mean;
     }
   }
-  hax.means[column] = mean;
+  if (column < 2 * width) hax.means[column] = mean;
 }
 
-// Shared memory: two rows of twice the width for each token of a tile, or a key and
-// the products of a hash.
+// Shared memory: two rows of twice the width for each token of a tile.
 template <int width>
 __device__ void hax_measure(HaxParts hax, HaxChunk chunk, int tokens) {
   float* x = shared_memory<float>();
@@ -75,14 +82,13 @@ __device__ void hax_measure(HaxParts hax, HaxChunk chunk, int tokens) {
         if (threadIdx.x == 0) chunk.measures[(first + t) * measures_of_token + OF_SCORE] = (int)__float_as_uint(scores[t]);
       }
     } else if (hax_is_hashed(source)) {
+      HaxPair<int> bins[hax_tile];
+      auto query = [=](int t, int i) { return hax.q.token(token(t))[i] - mean_key(t)[width + i]; };
+      auto key = [=](int t, int i) { return hax_key<width>(hax, token(t), i) - mean_key(t)[i]; };
+      hax_bins<width>(source, query, key, x, bins);
       for (int t = 0; t < hax_tile && first + t < tokens; t++) {
-        __syncthreads();
-        for (int i = threadIdx.x; i < width; i += blockDim.x) x[i] = hax_key<width>(hax, first + t, i);
-        const float* mean = mean_key(t);
-        HaxPair<int> bins = hax_bins<width>(source, {hax.q.token(first + t), x}, {mean + width, mean}, y);
-        if (threadIdx.x != 0) continue;
         int* measures = chunk.measures + (first + t) * measures_of_token;
-        measures[OF_QUERY] = bins.query, measures[OF_KEY] = bins.key;
+        if (threadIdx.x == 0) measures[OF_QUERY] = bins[t].query, measures[OF_KEY] = bins[t].key;
       }
     }
     __syncthreads();
@@ -114,24 +120,28 @@ __device__ inline void hax_hold_bin(const HaxParts& hax, const HaxChunk& chunk, 
   if (lane_index() == 0) hax.cursors[bin] = cursor;
 }
 
-// The same for the keys of the highest scores; `scores` and `positions` have room for theirs.
+// Follows the keys of the highest scores and tells all queries; `scores` and `positions` have room for theirs.
 __device__ inline void hax_hold_best(const HaxParts& hax, const HaxChunk& chunk, int first_row, int rows, int entry, u64 start,
                                      int tokens, int* held, float* scores, u64* positions) {
   for (int i = lane_index(); i < rows; i += 32) {
     scores[i] = hax.scores[i];
     positions[i] = hax.positions[first_row + i];
   }
-  // The lowest score's row, of equal ones the newest, as `hax_worst` finds it; in every lane.
+  // The row of the lowest score, of equal ones the newest, as `hax_worst` finds it; in every lane.
   auto find_worst = [&] {
     int worst = -1;
-    auto take = [&](int row) {
-      if (row < 0) return;
-      bool lower = worst < 0 || scores[row] < scores[worst] ||
-                   (scores[row] == scores[worst] && positions[row] > positions[worst]);
-      if (lower) worst = row;
+    float lowest = infinity;
+    u64 newest = 0;
+    auto take = [&](int row, float score, u64 position) {
+      bool lower = row >= 0 && (worst < 0 || score < lowest || (score == lowest && position > newest));
+      if (lower) worst = row, lowest = score, newest = position;
     };
-    for (int row = lane_index(); row < rows; row += 32) take(row);
-    for (int distance = 16; distance > 0; distance /= 2) take(__shfl_xor_sync(all_lanes, worst, distance));
+    for (int row = lane_index(); row < rows; row += 32) take(row, scores[row], positions[row]);
+    for (int distance = 16; distance > 0; distance /= 2) {
+      int row = __shfl_xor_sync(all_lanes, worst, distance);
+      float score = __shfl_xor_sync(all_lanes, lowest, distance);
+      take(row, score, __shfl_xor_sync(all_lanes, newest, distance));
+    }
     return worst;
   };
   __syncwarp();
@@ -195,7 +205,7 @@ __device__ inline void hax_hold(HaxParts hax, HaxChunk chunk, const u64* start, 
   }
 }
 
-// What row `i` of a source of fixed positions holds once the token at `position` has come.
+// The token that row `i` of a source of fixed positions holds once the one at `position` has come.
 __device__ inline int hax_fixed(const HaxSource& source, int i, u64 start, u64 position) {
   // The number of its tokens so far, which take the rows in turn, or each row once.
   u64 every = source.kind == HAX_DILATED ? (u64)source.every : 1, taken = (position + 1) / every;
@@ -278,7 +288,7 @@ __device__ void hax_mix_chunk(HaxParts hax, HaxChunk chunk, int tokens) {
   }
 }
 
-// What the rows of the table hold after the chunk; a block for each, if there are so many.
+// Writes the rows of the table that the chunk changed; a block for each, up to a bound.
 template <class E, int width, int channels>
 __device__ void hax_store(HaxParts hax, HaxChunk chunk, const u64* start, int table_rows, int tokens) {
   for (int row = blockIdx.x, s = 0; row < table_rows; row += gridDim.x) {

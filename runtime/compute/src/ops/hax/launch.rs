@@ -134,7 +134,7 @@ impl Hax {
             kernel: format!("hax_choose<{kv}, {width}>"),
             grid: Grid::Blocks(1),
             threads: THREADS,
-            shared: (5 * width + 2 * parts.columns()) * size_of::<f32>(),
+            shared: 5 * width * size_of::<f32>(),
             parameters: vec![value.clone(), launches.position(), tokens.clone()],
         });
         launches.push(Call {
@@ -179,8 +179,7 @@ impl Hax {
         let all = [&parts_value, &chunk_value, &position];
         push(format!("hax_means<{width}>"), blocks, THREADS, 0, &all);
         if lists > 0 {
-            let x = 2 * width * TILE;
-            let shared = (x + x.max(2 * parts.columns())) * size_of::<f32>();
+            let shared = 2 * 2 * width * TILE * size_of::<f32>();
             let grid = Grid::EachTile(1, TILE);
             push(
                 format!("hax_measure<{width}>"),
@@ -211,14 +210,6 @@ impl Hax {
         let grid = Grid::Blocks(rows.min(MOST_STORING));
         push(kernel, grid, THREADS, 0, &[all[0], all[1], all[2], &table]);
         Ok(())
-    }
-}
-
-impl HaxParts {
-    /// Columns of the hash.
-    fn columns(&self) -> usize {
-        let columns = self.at.iter().map(|source| source.columns as usize);
-        columns.max().unwrap_or(0)
     }
 }
 

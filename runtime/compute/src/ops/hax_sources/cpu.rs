@@ -12,7 +12,7 @@ pub(in crate::ops) struct State<'a, E> {
     pub scores: &'a mut [f32],
 }
 
-/// What is known of a token before the rows of others are: the bins of its query and its key, the score of its key.
+/// The bins of a token's query and key and the score of its key, which depend on no row.
 #[derive(Clone, Copy, Default)]
 pub(in crate::ops) struct Measures {
     query_bin: usize,
