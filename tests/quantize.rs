@@ -203,7 +203,7 @@ fn an_importance_matrix_changes_the_tensors_that_it_names() {
     let output = place.name("output.gguf");
     for (matrix, parts) in [
         (&matrix, ["imatrix.gguf", "attn_output.weight.in_sum2 has"]),
-        (&full, ["model.gguf", "is no importance matrix"]),
+        (&full, ["model.gguf", "general.type", "expected imatrix"]),
     ] {
         let words = ["quantize", &full, "-o", &output, "--type", "q4_0"];
         let outcome = place.run(words.iter().chain(&["--imatrix", matrix]));
