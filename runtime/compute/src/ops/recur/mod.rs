@@ -7,7 +7,7 @@
 mod cpu;
 mod launch;
 
-pub(super) use cpu::{Fade, Inputs, Outputs, Rows, run, scratch};
+pub(super) use cpu::{Fade, Inputs, Outputs, Rows, in_matrix_form, run, scratch};
 pub(super) use launch::{
     DeviceInputs, Fading, Input, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing,
 };
