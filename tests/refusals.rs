@@ -1,4 +1,4 @@
-//! Files below 16 MB that are built to cost much: each is refused, in memory of less than eight times its size and 32 MB. A refusal
+//! Files below 16 MB that are built to cost much: each is refused, in memory of less than eight times its size and 20 MB. A refusal
 //! that takes very long is one that this test never ends with.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Bytes that a refusal may take besides eight times the file.
-const FIXED: usize = 32 << 20;
+const FIXED: usize = 20 << 20;
 const LARGEST: usize = 16 << 20;
 
 /// Only one thread may count at a time.
