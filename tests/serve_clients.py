@@ -57,7 +57,9 @@ def chat_features(client, say):
     cut = text.split()[2]
     stopped = ask(stop=[cut])
     assert stopped.choices[0].message.content == text[: text.index(cut)], stopped
-    say("stop")
+    short = client.chat.completions.create(model="waterline", messages=ASK, temperature=0, max_completion_tokens=2)
+    assert short.usage.completion_tokens == 2 and short.choices[0].finish_reason == "length", short
+    say("stop, max_completion_tokens")
     wild = dict(temperature=1.5, top_p=1.0, extra_body={"top_k": 0, "min_p": 0})
     first, second, other = (ask(seed=seed, **wild).choices[0].message.content for seed in (5, 5, 6))
     assert first == second != other
