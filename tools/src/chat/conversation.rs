@@ -174,7 +174,7 @@ impl Conversation {
 
     /// Sets the form of all answers.
     pub fn set_form(&mut self, form: &GrammarArgs) -> Result<()> {
-        self.form = form.constraint(self.session.model(), self.chat.end_token())?;
+        self.form = form.constraint(self.session.model())?;
         Ok(())
     }
 
