@@ -1,7 +1,7 @@
 /*
  * waterline: recurrent and hybrid language models in fixed memory.
  *
- * Every function but the four that return a version, a name or a sentence returns a wl_status. When it is not WL_OK,
+ * Every function but the five that return a version, a name, a sentence or a number of errno.h returns a wl_status. When it is not WL_OK,
  * wl_last_error() says in a sentence what was wrong, on the thread that called.
  *
  * Handles. wl_model, wl_session, wl_batch and wl_store are names of things inside the library, not addresses: NULL, a pointer from
@@ -408,6 +408,10 @@ const char *wl_version(void);
 // The reason why the last call on this thread did not return WL_OK, as a sentence; "" if there was none.
 // It is valid until the next such call on this thread.
 const char *wl_last_error(void);
+
+// Why the system refused the file operation of the last call on this thread that did not return WL_OK: a number of errno.h, such as
+// ENOENT; 0 if that call failed for another reason or the system gives no number.
+int32_t wl_last_os_error(void);
 
 // The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
 const char *wl_status_name(int32_t status);
