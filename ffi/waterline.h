@@ -103,6 +103,16 @@ typedef enum {
   WL_CACHE_F32 = 1,
 } wl_cache;
 
+// What happens when the context is full of tokens that attention looks back on.
+typedef enum wl_full {
+  // WL_ERROR_CONTEXT, and nothing is read.
+  WL_FULL_STOP = 0,
+  // Attention forgets the oldest tokens but the first ones; recurrent layers go on as before. Nothing is read again.
+  WL_FULL_SHIFT = 1,
+  // The first tokens and the newest, as many as fill half of the rest of the context, are read again, and nothing else is remembered.
+  WL_FULL_COMPACT = 2,
+} wl_full;
+
 // Why a generation ended.
 typedef enum {
   // The model ended its answer.
@@ -269,15 +279,15 @@ typedef struct {
   size_t marks;
   // A wl_cache; WL_CACHE_F16 by default.
   uint32_t cache;
-  // When the context is full: 0, the default, is WL_ERROR_CONTEXT, 1 drops the oldest tokens out of view.
-  uint32_t drop_oldest;
+  // A wl_full: what happens when the context is full; WL_FULL_STOP by default.
+  uint32_t on_full;
   // How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
   const wl_sampler_params *sampler;
   // 1: the bits of a token depend on nothing but the tokens before it and the kind of device, not on chunks, batches or
   // threads; prompts are read more slowly. 0 by default.
   uint32_t exact;
-  // 0.
-  uint32_t reserved;
+  // First tokens that stay when the context is full, fewer than half of it; of a conversation its instructions do, too. 4 by default.
+  uint32_t keep;
   // Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
   // what it needs of the store.
   const wl_store *store;

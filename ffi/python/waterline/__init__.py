@@ -12,7 +12,7 @@ from ._generation import AsyncGeneration, Generation
 from ._hooks import Token
 from ._library import library
 from ._model import Model, plan
-from ._names import Cache, Device, Finish
+from ._names import Cache, Device, Finish, OnFull
 from ._session import Session
 from ._store import HistoryRead, Store
 
@@ -27,6 +27,7 @@ __all__ = [
     "Generation",
     "HistoryRead",
     "Model",
+    "OnFull",
     "Session",
     "Store",
     "Token",

@@ -24,6 +24,14 @@ class Cache(_Name):
     F32 = 1
 
 
+class OnFull(_Name):
+    """What happens when the context is full of tokens that attention looks back on."""
+
+    STOP = 0
+    SHIFT = 1
+    COMPACT = 2
+
+
 class Finish(_Name):
     """Why a generation ended."""
 

@@ -97,8 +97,8 @@ class SamplerParams(Tagged):
 class SessionParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("threads", c_uint32), ("context", c_size_t), ("history", c_size_t), ("chunk", c_size_t),
-        ("marks", c_size_t), ("cache", c_uint32), ("drop_oldest", c_uint32), ("sampler", POINTER(SamplerParams)),
-        ("exact", c_uint32), ("reserved", c_uint32), ("store", c_void_p), ("lookup", c_uint32), ("mtp", c_uint32),
+        ("marks", c_size_t), ("cache", c_uint32), ("on_full", c_uint32), ("sampler", POINTER(SamplerParams)),
+        ("exact", c_uint32), ("keep", c_uint32), ("store", c_void_p), ("lookup", c_uint32), ("mtp", c_uint32),
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import waterline
-from waterline import Batch, Device, Error, FileError, Finish, Model, Store, plan
+from waterline import Batch, Device, Error, FileError, Finish, Model, OnFull, Store, plan
 
 folder = Path(sys.argv[1])
 
@@ -71,6 +71,11 @@ with Model.builtin() as model:
         one.set_sampler(temperature=0.25)
         expected = {"top_k": 3, "temperature": 0.25, "seed": 7, "logit_bias": {5: -1.5}}
         assert expected.items() <= one.sampler.items()
+
+    # A full context of the built-in model never comes; the parameters are checked all the same.
+    raises(ValueError, "keep: found -1", model.session, on_full=OnFull.SHIFT, keep=-1)
+    assert "on_full" in refused("WL_ERROR_ARGUMENT", model.session, on_full=3)
+    model.session(on_full=OnFull.COMPACT, keep=9).close()
 
     # How a prompt comes along, and a progress that cancels.
     with model.session(chunk=4, temperature=0) as slow:
