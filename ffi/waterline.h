@@ -103,7 +103,7 @@ typedef enum {
   WL_CACHE_F32 = 1,
 } wl_cache;
 
-// What happens when the context is full of tokens that attention looks back on.
+// The end of a context that is full of tokens which attention looks back on.
 typedef enum wl_full {
   // WL_ERROR_CONTEXT, and nothing is read.
   WL_FULL_STOP = 0,
@@ -279,7 +279,7 @@ typedef struct {
   size_t marks;
   // A wl_cache; WL_CACHE_F16 by default.
   uint32_t cache;
-  // A wl_full: what happens when the context is full; WL_FULL_STOP by default.
+  // A wl_full: the end of a full context; WL_FULL_STOP by default.
   uint32_t on_full;
   // How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
   const wl_sampler_params *sampler;

@@ -23,8 +23,6 @@ fn models() -> [Arc<Model>; 2] {
 fn device() -> Option<Arc<Device>> {
     match std::env::var("WATERLINE_DEVICE").as_deref() {
         Ok("cuda") => Some(Device::open(0).expect("a GPU")),
-        #[cfg(feature = "emulator")]
-        Ok("emulator") => Some(Device::emulated()),
         _ => None,
     }
 }
@@ -202,4 +200,22 @@ fn forks_and_saved_states_shift_like_the_session_itself() {
         assert_eq!(fork.logits().expect("logits"), expected);
         assert_eq!(restored.logits().expect("logits"), expected);
     }
+}
+
+#[cfg(feature = "emulator")]
+#[test]
+fn a_gpu_shifts_like_a_cpu() {
+    let model = model("transformer_full");
+    let text = tokens(&model, 2 * CONTEXT + 3, 12);
+    let on = |device: Option<Arc<Device>>| {
+        let mut options = options(ContextEnd::Shift);
+        options.device = device;
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        session.feed(&text[..CONTEXT]).expect("a full context");
+        for token in &text[CONTEXT..] {
+            session.feed(&[*token]).expect("a step");
+        }
+        session.logits().expect("logits").to_vec()
+    };
+    assert!(difference(&on(Some(Device::emulated())), &on(None)) < 10.0 * ROUNDING);
 }

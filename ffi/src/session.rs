@@ -28,7 +28,7 @@ pub enum wl_cache {
     WL_CACHE_F32 = 1,
 }
 
-/// What happens when the context is full of tokens that attention looks back on.
+/// The end of a context that is full of tokens which attention looks back on.
 #[repr(C)]
 pub enum wl_full {
     /// WL_ERROR_CONTEXT, and nothing is read.
@@ -60,7 +60,7 @@ pub struct wl_session_params {
     pub marks: usize,
     /// A wl_cache; WL_CACHE_F16 by default.
     pub cache: u32,
-    /// A wl_full: what happens when the context is full; WL_FULL_STOP by default.
+    /// A wl_full: the end of a full context; WL_FULL_STOP by default.
     pub on_full: u32,
     /// How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
     pub sampler: *const wl_sampler_params,

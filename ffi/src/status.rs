@@ -117,7 +117,7 @@ fn errno(error: &io::Error) -> i32 {
         io::ErrorKind::NotADirectory => 20,
         io::ErrorKind::IsADirectory => 21,
         io::ErrorKind::StorageFull => 28,
-        // Windows has numbers of its own.
+        // Windows has other numbers.
         _ if cfg!(unix) => error.raw_os_error().unwrap_or(0),
         _ => 0,
     }

@@ -23,7 +23,7 @@ pub struct Clocks {
     pub governor: Option<String>,
     /// How often heat throttled the processor meanwhile.
     pub throttled: Option<u64>,
-    /// What slowed the GPU after it, in words.
+    /// The reasons why the GPU was slow after it, in words.
     pub gpu_throttled_by: Vec<String>,
 }
 

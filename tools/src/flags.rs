@@ -1,4 +1,4 @@
-//! Flags that a command does not have: what takes their place here, and which command has them.
+//! Flags that a command does not have: their counterparts here, and the commands that have them.
 
 use clap::Command;
 
@@ -81,7 +81,7 @@ const ELSEWHERE: [(&[&str], &str); 15] = [
     ),
 ];
 
-/// What takes the place of a flag of llama.cpp's programs, as a sentence.
+/// The counterpart of a flag of llama.cpp's programs, as a sentence.
 pub fn counterpart(flag: &str) -> Option<String> {
     let found = ELSEWHERE.iter().find(|(flags, _)| flags.contains(&flag))?;
     Some(format!("{flag}: {}", found.1))

@@ -1,5 +1,4 @@
-//! A full context of attention: what moves, or is read again, before the next token is read. Recurrent layers have no such bound, and
-//! forget nothing here.
+//! A full context of attention: what moves, or is read again, before the next token is read. Recurrent layers have no such bound.
 //!
 //! Attention caches token p in row `p mod context` of a ring, so that each new token overwrites the oldest. With
 //! [`ContextEnd::Shift`] the first tokens, to which attention sinks, stay: whenever one half of the ring has been written, they are copied
@@ -96,7 +95,7 @@ fn most_kept(context: usize) -> usize {
     (context / 2).saturating_sub(1)
 }
 
-/// How many of `count` tokens behind the first `keep` are kept when a context is compacted: those from here on.
+/// How many of the newest tokens are kept when a context is compacted.
 fn tail(context: usize, keep: usize) -> usize {
     (context - keep) / 2
 }

@@ -66,7 +66,7 @@ fn read(path: &Path) -> Result<Vec<Report>> {
     Ok(reports)
 }
 
-/// What the files compare: their first results with each other, their second ones, and so on; of a single file its results with each
+/// The comparisons that files make: of their first results with each other, their second ones, and so on; of a single file its results with each
 /// other.
 ///
 /// # Errors

@@ -123,7 +123,7 @@ struct GpuCounter {
 }
 
 impl GpuCounter {
-    /// Of the GPU with this number; none where it does not count.
+    /// The counter of the GPU with this number; none where it does not count.
     fn new(ordinal: usize) -> Option<Self> {
         let gpu = Gpu::new(ordinal)?;
         let last = gpu.millijoules()?;

@@ -80,7 +80,7 @@ impl Gpu {
         (status == 0).then_some(handle)
     }
 
-    /// What a function of this name, which takes a handle and a place for a number of 64 bits, writes there.
+    /// The number of 64 bits that a function of this name writes.
     fn number(&self, function: &[u8]) -> Option<u64> {
         let mut number = 0;
         // SAFETY: the functions that are named below have this type in nvml.h.
@@ -106,7 +106,7 @@ impl Gpu {
         (status == 0).then(|| f64::from(clock))
     }
 
-    /// What slows it at this moment, in words.
+    /// The reasons why it is slow at this moment, in words.
     pub fn throttled_by(&self) -> Vec<&'static str> {
         let bits = self.number(b"nvmlDeviceGetCurrentClocksThrottleReasons\0");
         in_words(bits.unwrap_or(0))
