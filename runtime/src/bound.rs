@@ -198,6 +198,14 @@ impl Model {
         tensors.any(|tensor| tensor.shape.contains(&Size::Context))
     }
 
+    /// Whether the first tokens of a full context can stay when the oldest are forgotten. Attention that reads means of whole blocks of its
+    /// context forgets them like others.
+    pub fn keeps_first_tokens(&self) -> bool {
+        let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
+        let is_blocks = |size: &Size| matches!(size, Size::ContextBlocks(_));
+        !tensors.any(|tensor| tensor.shape.iter().any(is_blocks))
+    }
+
     /// Notes on the files for users, each a sentence.
     pub fn notes(&self) -> &[String] {
         &self.notes

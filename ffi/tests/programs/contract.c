@@ -2,6 +2,7 @@
  * What waterline.h promises, held against the library: results, and that nothing wrong that a program can pass is more
  * than a status. The argument is a folder to write to.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -242,7 +243,7 @@ static void parameters_out_of_range(wl_model *model)
     WITH(params.history = 0, "history");
     WITH(params.history = SIZE_MAX, "larger than any memory");
     WITH(params.cache = 2, "cache");
-    WITH(params.drop_oldest = 2, "drop_oldest");
+    WITH(params.on_full = 3, "on_full");
     OK(wl_session_params_init(&params, sizeof params));
     params.history = SIZE_MAX / 16;
     REFUSED(WL_ERROR_MEMORY, "cannot be allocated", wl_session_new(model, &params, &session));
@@ -283,6 +284,7 @@ static void files(const char *folder)
     wl_model *model;
     snprintf(path, sizeof path, "%s/absent.gguf", folder);
     REFUSED(WL_ERROR_IO, "absent.gguf", wl_model_open(path, NULL, &model));
+    CHECK(wl_last_os_error() == ENOENT);
     wl_plan plan = {.size = sizeof plan};
     REFUSED(WL_ERROR_IO, "absent.gguf", wl_plan_file(path, NULL, &plan));
     snprintf(path, sizeof path, "%s/text.gguf", folder);

@@ -69,6 +69,7 @@ impl Batch {
             if session.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });
             }
+            session.make_room()?;
         }
         if sessions.is_empty() {
             return Ok(&self.tokens);
@@ -98,6 +99,9 @@ impl Batch {
         }
         for (session, &token) in sessions.iter().zip(tokens) {
             session.check(&[token])?;
+        }
+        for session in sessions.iter_mut() {
+            session.make_room()?;
         }
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);

@@ -289,6 +289,7 @@ impl Generation {
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,
     ) -> Result<u32> {
+        session.make_room()?;
         let token = self.choice.choose(session, None, hook)?;
         self.choice.take(token)?;
         Ok(token)
