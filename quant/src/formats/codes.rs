@@ -24,6 +24,7 @@ pub(crate) trait Codes: Pod {
     /// Whether [`Codes::unpack_256`] gives signed codes, because unsigned ones may exceed 63.
     const SIGNED: bool = false;
     /// Whether unpacking looks values up, by shuffles: then scales had better not be shuffled too.
+    #[cfg(target_arch = "x86_64")]
     const LOOKS_UP: bool = false;
 
     /// The signed codes.
@@ -212,6 +213,7 @@ pub(crate) trait Table: Copy + 'static {
     /// As in [`Codes`].
     const SIGNED: bool;
     /// The values, made unsigned by adding the offset.
+    #[cfg(target_arch = "x86_64")]
     const UNSIGNED: [i8; 16] = {
         let mut values = Self::VALUES;
         let mut i = 0;
@@ -243,6 +245,7 @@ impl<T: Table> Lookup<T> {
 impl<T: Table> Codes for Lookup<T> {
     const OFFSET: i8 = T::OFFSET;
     const SIGNED: bool = T::SIGNED;
+    #[cfg(target_arch = "x86_64")]
     const LOOKS_UP: bool = true;
 
     #[inline]
