@@ -6,7 +6,7 @@
 import re
 
 from facts import Fact, an, digits, invented, upper
-from words import COLORS, FOODS, INSTRUMENTS, JOBS, LANGUAGES, NAMES, PET_NAMES, PETS, TOWNS
+from words import COLORS, FAVORITES, FOODS, INSTRUMENTS, JOBS, LANGUAGES, NAMES, PET_NAMES, PETS, PLACES, THINGS, TOWNS
 
 ACCENTED = """Zoé René Chloé André Noé Éric Léa Céline Jérôme François Anaïs Loïc Hélène Benoît Maël José María Inés Núñez Íñigo Begoña Joaquín Andrés Sofía Lucía Martín Raúl João Inês Tomás Conceição Sebastião
 Jürgen Günter Käthe Björn Jörg Müller Größe Søren Åsa Åke Øystein Bjørn Malmö Łukasz Żaneta Paweł Małgorzata Stanisław Jiří Lukáš Tomáš Šárka Žofie Dvořák Željko Đorđe Ivić Ömer Çağla Gülşen Şebnem İpek Zoltán Gábor
@@ -209,7 +209,79 @@ def meeting(r):
     return [f"I meet {who} in {where} at {hour}", f"I am meeting {who} at {hour} in {where}", f"I will meet {who} in {where} at {hour} o'clock", f"at {hour} I meet {who} in {where}", f"I have a meeting with {who} in {where} at {hour}"], facts
 
 
-KINDS = [(kin, 8), (siblings, 3), (couple, 4), (myself, 5), (secrets, 4), (tastes, 0.7), (meeting, 0.7)]
+# base | third person | past; with a thing, or with a place alone.
+WITH_THING = """buy buys bought|sell sells sold|find finds found|lose loses lost|read reads read|draw draws drew|carry carries carried|wash washes washed|fix fixes fixed|paint paints painted|hide hides hid|see sees saw|want wants wanted|need needs needed
+build builds built|break breaks broke|clean cleans cleaned|bring brings brought|take takes took|choose chooses chose|lend lends lent|steal steals stole|win wins won|hold holds held|wear wears wore|borrow borrows borrowed|order orders ordered|get gets got"""
+WITH_FOOD = "eat eats ate|cook cooks cooked|bake bakes baked|order orders ordered|like likes liked|try tries tried|share shares shared|burn burns burned|buy buys bought|grow grows grew|taste tastes tasted|serve serves served|want wants wanted|love loves loved"
+WITH_PLACE = """work works worked|sleep sleeps slept|swim swims swam|teach teaches taught|sing sings sang|wait waits waited|stay stays stayed|dance dances danced|rest rests rested|train trains trained|shop shops shopped|play plays played|meet meets met
+walk walks walked|sit sits sat|fish fishes fished|live lives lived|paint paints painted|park parks parked|eat eats ate|cook cooks cooked|hide hides hid|grow up grows up grew up|study studies studied|camp camps camped"""
+MORE_THINGS = "van lorry truck motorbike scooter tent cottage garden shed fence desk boat sledge suit tie belt cap mirror stove oven pan".split()
+
+
+def verb(r, table):
+    """(base, third person, past) of a verb of one, two or three words in each."""
+    words = r.choice(table.replace("\n", "|").split("|")).split()
+    n = len(words) // 3
+    return [" ".join(words[i * n : (i + 1) * n]) for i in range(3)]
+
+
+def deed(r):
+    """What somebody does or did: a tense, a thing or a place, sometimes a time. (clause, facts, subject as a key)"""
+    rel = r.choice(MEN + WOMEN + EITHER + ADULT)
+    k = r.random()
+    s, S, key = ("I", "You", "me") if k < 0.35 else (f"my {rel}", f"Your {rel}", rel) if k < 0.7 else (n := name(r), n, n)
+    asked, me = s, s == "I"
+    kind, past = r.choice(["thing", "thing", "food", "place", "place"]), r.random() < 0.6
+    base, third, did = verb(r, {"thing": WITH_THING, "food": WITH_FOOD, "place": WITH_PLACE}[kind])
+    form = did if past else base if me else third
+    do = "did" if past else "do" if me else "does"
+    color = r.choice(COLORS) + " " if r.random() < 0.35 else ""
+    noun = r.choice(THINGS + MORE_THINGS)
+    where = r.choice([f"in {town(r)}", f"in {town(r)}", f"in {town(r)}", f"at {r.choice(PLACES)}", f"in {r.choice(PLACES)}"])
+    when = r.choice([f"on {r.choice(FAVORITES['day'])}", f"in {r.choice(FAVORITES['month'])}", f"at {r.randint(1, 12)}", f"on {r.choice(FAVORITES['day'])}"])
+    timed = r.random() < 0.3
+    facts = []
+    if kind == "place":
+        said = f"{form} {where}"
+        facts.append(Fact(f"{key} {base} where", [], [f"Where {do} {asked} {base}?"] * 3 + ([f"In which city {do} {asked} {base}?", f"Which city {do} {asked} {base} in?"] if where.startswith("in ") and not where.startswith("in a") else []), f"{S} {form} {where}.", also=[] if me else [(f"Who {did if past else third} {where}?", f"{S} {form} {where}.")]))
+        timed = timed and past
+        if timed:
+            facts.append(Fact(f"{key} {base} when", [], [f"When did {asked} {base} {where}?", f"When did {asked} {base}?"], f"{S} {form} {where} {when}."))
+    else:
+        v = an(color + noun) if kind == "thing" else r.choice(FOODS)
+        said = f"{form} {v}"
+        facts.append(Fact(f"{key} {base} what", [], [f"What {do} {asked} {base}?"] * 3, f"{S} {form} {v}.", also=[] if me else [(f"Who {did if past else third} {v}?", f"{S} {form} {v}.")]))
+        if kind == "thing" and color:
+            facts.append(Fact(f"{key} {base} color", [], [f"What color is the {noun} that {asked} {form}?", f"What color is the {noun}?", f"Which color does the {noun} have?"], f"The {noun} is {color.strip()}."))
+        if r.random() < 0.4:
+            said += f" {where}"
+            facts.append(Fact(f"{key} {base} where", [], [f"Where {do} {asked} {base} it?" if kind == "thing" else f"Where {do} {asked} {base} {v}?", f"Where {do} {asked} {base} the {noun}?" if kind == "thing" else f"Where {do} {asked} {base} the {v}?"], f"{S} {form} {'the ' + noun if kind == 'thing' else v} {where}."))
+        timed = timed and past
+        if timed:
+            facts.append(Fact(f"{key} {base} when", [], [f"When {do} {asked} {base} {'the ' + noun if kind == 'thing' else v}?"], f"{S} {form} {'the ' + noun if kind == 'thing' else v} {when}."))
+    clause = f"{s} {said}" + (f" {when}" if timed else "")
+    if timed and r.random() < 0.3:
+        clause = f"{when} {s} {said}"
+    return clause, facts, key
+
+
+def deeds(r):
+    """What two people, or one, do or did: the sentence structure of anything else that users tell."""
+    one, facts, key = deed(r)
+    if r.random() < 0.4:
+        return [one], facts
+    for _ in range(9):
+        two, more, other = deed(r)
+        if other != key and not {f.answer.split(" ", 1)[1] for f in facts} & {f.answer.split(" ", 1)[1] for f in more}:
+            break
+    if other == key:
+        return [one], facts
+    if any("color" in f.key for f in facts + more):
+        more = [f for f in more if "color" not in f.key]
+    return [f"{one} {link} {two}" for link in ("and", "and", "but", "while", "so")] + [f"{one}, {two}", f"{one}. {upper(two)}", f"{one}, and {two}", f"{one}; {two}"], facts + more
+
+
+KINDS = [(deeds, 5), (kin, 8), (siblings, 3), (couple, 4), (myself, 5), (secrets, 4), (tastes, 0.7), (meeting, 0.7)]
 
 
 def told(r):
