@@ -4,6 +4,7 @@ mod attend;
 mod attend_blocks;
 mod experts;
 mod gemv_prologue;
+mod hax;
 mod head;
 mod partitions;
 mod prepare;

@@ -1,6 +1,6 @@
-// Sparse attention in parallel with a state-space model. `hax_choose` takes the keys token by token in one block: which
-// rows a token takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32
-// channels a block.
+// Sparse attention in parallel with a state-space model, a step. `hax_choose` takes the key in one block: which rows it
+// takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32 channels a block.
+// Both take several tokens one after another where a query sees more rows than chunks have room for.
 
 enum { HAX_WINDOW, HAX_SINK, HAX_DILATED, HAX_SIGNS, HAX_LARGEST, HAX_BEST };
 
@@ -37,7 +37,10 @@ struct HaxParts {
   HaxSource at[most_sources];
 };
 
-// A token's plan: the row that it takes in each source, the rows that its query sees, their weights. No row is -1.
+// A query sees nothing there.
+constexpr int none_seen = -1;
+
+// A token's plan: the row that it takes in each source, the rows that its query sees, their weights.
 struct HaxPlan {
   int* taken;
   int* rows;
@@ -49,53 +52,86 @@ struct HaxPlan {
   }
 };
 
-// The bin of x less its mean. Begins with a barrier.
+// A token's key, scaled. Not fused with what follows: steps and chunks round here.
 template <int width>
-__device__ int hax_bin(const HaxSource& source, const float* x, const float* mean, float* products) {
-  __syncthreads();
-  for (int r = threadIdx.x; r < source.columns; r += blockDim.x) {
-    float product = 0.0f;
-    for (int i = 0; i < width; i++) product += (x[i] - mean[i]) * source.weights[i * source.columns + r];
-    products[r] = product;
-  }
-  __syncthreads();
-  int bin = 0;
-  for (int r = 0; r < source.columns; r++) {
-    if (source.kind == HAX_SIGNS) bin |= (products[r] > 0.0f) << r;
-    if (source.kind == HAX_LARGEST && products[r] > products[bin]) bin = r;
-  }
-  return bin;
+__device__ float hax_key(const HaxParts& hax, int t, int i) {
+  return __fmul_rn(hax.k.token(t)[i], 1.0f / sqrtf((float)width));
 }
 
-// The score of a key, given the mean query; x and y have room for twice the width.
+// A value for the query and one for the key.
+template <class T>
+struct HaxPair {
+  T query, key;
+};
+
+// The bins of a query and a key, each less its mean; `products` has room for two of each column. Begins with a barrier.
 template <int width>
-__device__ float hax_score(const HaxSource& source, const float* key, const float* mean_query, float* x, float* y) {
+__device__ HaxPair<int> hax_bins(const HaxSource& source, HaxPair<const float*> x, HaxPair<const float*> mean, float* products) {
+  HaxPair<float*> sums = {products, products + source.columns};
+  __syncthreads();
+  for (int r = threadIdx.x; r < source.columns; r += blockDim.x) {
+    float query = 0.0f, key = 0.0f;
+#pragma unroll 32
+    for (int i = 0; i < width; i++) {
+      float weight = source.weights[i * source.columns + r];
+      query += (x.query[i] - mean.query[i]) * weight;
+      key += (x.key[i] - mean.key[i]) * weight;
+    }
+    sums.query[r] = query;
+    sums.key[r] = key;
+  }
+  __syncthreads();
+  HaxPair<int> bins = {0, 0};
+  for (int r = 0; r < source.columns; r++) {
+    if (source.kind == HAX_SIGNS) {
+      bins.query |= (sums.query[r] > 0.0f) << r;
+      bins.key |= (sums.key[r] > 0.0f) << r;
+    } else {
+      if (sums.query[r] > sums.query[bins.query]) bins.query = r;
+      if (sums.key[r] > sums.key[bins.key]) bins.key = r;
+    }
+  }
+  return bins;
+}
+
+// The scores of `tile` keys, `key(t, i)`, given the mean queries, `mean_query(t, i)`; x and y have room for `[2 width, tile]`.
+template <int width, int tile, class Key, class Mean>
+__device__ void hax_scores(const HaxSource& source, Key key, Mean mean_query, float* x, float* y, float (&scores)[tile]) {
   constexpr int n = 2 * width;
-  float squares = 0.0f;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) squares += mean_query[i] * mean_query[i];
-  float inverse = 1.0f / fmaxf(sqrtf(block_sum(squares)), 1e-12f);
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    x[i] = key[i];
-    x[width + i] = mean_query[i] * inverse;
+  for (int t = 0; t < tile; t++) {
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) squares += mean_query(t, i) * mean_query(t, i);
+    float inverse = 1.0f / fmaxf(sqrtf(block_sum(squares)), 1e-12f);
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+      x[i * tile + t] = key(t, i);
+      x[(width + i) * tile + t] = mean_query(t, i) * inverse;
+    }
   }
   for (int layer = 0; layer < 2; layer++) {
     const float* weights = layer == 0 ? source.weights : source.second_weights;
     const float* bias = layer == 0 ? source.bias : source.second_bias;
     __syncthreads();
     for (int j = threadIdx.x; j < n; j += blockDim.x) {
-      float sum = bias[j];
-#pragma unroll 8
-      for (int i = 0; i < n; i++) sum += x[i] * weights[i * n + j];
-      y[j] = fmaxf(sum, 0.0f);
+      float sums[tile];
+      for (int t = 0; t < tile; t++) sums[t] = bias[j];
+#pragma unroll(tile == 1 ? 32 : 8)
+      for (int i = 0; i < n; i++) {
+        float weight = weights[i * n + j];
+#pragma unroll
+        for (int t = 0; t < tile; t++) sums[t] += x[i * tile + t] * weight;
+      }
+      for (int t = 0; t < tile; t++) y[j * tile + t] = fmaxf(sums[t], 0.0f);
     }
     float* swapped = x;
     x = y;
     y = swapped;
   }
   __syncthreads();
-  float sum = 0.0f;
-  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i] * source.last[i];
-  return block_sum(sum) + source.last_bias;
+  for (int t = 0; t < tile; t++) {
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i * tile + t] * source.last[i];
+    scores[t] = block_sum(sum) + source.last_bias;
+  }
 }
 
 // The row of the lowest score, of equal ones the newest, in every thread.
@@ -117,7 +153,40 @@ __device__ inline int hax_worst(const float* scores, const u64* positions, int c
   return worst;
 }
 
-// Shared memory: a key, two rows of twice its width, the products of a hash.
+// The weights of the rows that a query sees: softmax of its products with their keys, `key(row, i)`.
+template <int width, class Key>
+__device__ void hax_weigh(const HaxParts& hax, const HaxPlan& plan, const float* query, Key key) {
+  // Several rows at once, so that their loads overlap.
+  constexpr int some = 4;
+  for (int first = warp_index() * some; first < hax.seen; first += blockDim.x / 32 * some) {
+    int rows[some];
+    float products[some] = {};
+#pragma unroll
+    for (int n = 0; n < some; n++) rows[n] = first + n < hax.seen ? plan.rows[first + n] : none_seen;
+#pragma unroll
+    for (int n = 0; n < some; n++) {
+      for (int i = lane_index(); i < width && rows[n] != none_seen; i += 32) products[n] += query[i] * key(rows[n], i);
+    }
+#pragma unroll
+    for (int n = 0; n < some; n++) {
+      float product = warp_sum(products[n]);
+      if (lane_index() == 0 && first + n < hax.seen) plan.weights[first + n] = rows[n] == none_seen ? -infinity : product;
+    }
+  }
+  __syncthreads();
+  float largest = -infinity, sum = 0.0f;
+  for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) largest = fmaxf(largest, plan.weights[entry]);
+  largest = block_max(largest);
+  for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
+    if (plan.rows[entry] != none_seen) sum += expf(plan.weights[entry] - largest);
+  }
+  sum = block_sum(sum);
+  for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
+    if (plan.rows[entry] != none_seen) plan.weights[entry] = expf(plan.weights[entry] - largest) * (1.0f / sum);
+  }
+}
+
+// Shared memory: a key, two rows of twice its width, the products of a hash with query and key.
 template <class E, int width>
 __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
   __shared__ int firsts[most_sources];
@@ -134,7 +203,7 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
     HaxPlan plan(hax, t);
     float count = (float)(position + 1);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
-      key[i] = hax.k.token(t)[i] * (1.0f / sqrtf((float)width));
+      key[i] = hax_key<width>(hax, t, i);
       mean_key[i] += (key[i] - mean_key[i]) / count;
       mean_query[i] += (query[i] - mean_query[i]) / count;
     }
@@ -153,7 +222,11 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
       } else if (source.kind == HAX_DILATED) {
         if (position % every == every - 1) row = (int)(position / every % source.rows);
       } else if (source.kind == HAX_BEST) {
-        score = hax_score<width>(source, key, mean_query, x, y);
+        float scores[1];
+        auto of_key = [&](int, int i) { return key[i]; };
+        auto of_query = [&](int, int i) { return mean_query[i]; };
+        hax_scores<width>(source, of_key, of_query, x, y, scores);
+        score = scores[0];
         if (position < (u64)source.rows) {
           row = (int)position;
         } else {
@@ -161,9 +234,9 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
           if (hax.scores[worst] < score) row = worst;
         }
       } else {
-        first = hax_bin<width>(source, query, mean_query, products) * source.rows;
-        int bin = hax_bin<width>(source, key, mean_key, products);
-        row = bin * source.rows + (int)hax.cursors[bin];
+        HaxPair<int> bins = hax_bins<width>(source, {query, key}, {mean_query, mean_key}, products);
+        first = bins.query * source.rows;
+        row = bins.key * source.rows + (int)hax.cursors[bins.key];
       }
       // Data that all threads have read changes now.
       __syncthreads();
@@ -188,32 +261,14 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
         u64 own = hax.positions[firsts[s] + i];
         bool sees = own != 0;
         for (int other = 0; other < s; other++) {
-          for (int j = 0; j < hax.at[other].rows; j++) sees = sees && hax.positions[firsts[other] + j] != own;
+#pragma unroll 8
+          for (int j = 0; j < hax.at[other].rows; j++) sees &= hax.positions[firsts[other] + j] != own;
         }
-        plan.rows[entry + i] = sees ? firsts[s] + i : -1;
+        plan.rows[entry + i] = sees ? firsts[s] + i : none_seen;
       }
     }
     __syncthreads();
-    for (int entry = warp_index(); entry < hax.seen; entry += blockDim.x / 32) {
-      int row = plan.rows[entry];
-      float product = 0.0f;
-      for (int i = lane_index(); i < width && row >= 0; i += 32) {
-        product += query[i] * float_of(keys[(long long)row * width + i]);
-      }
-      product = warp_sum(product);
-      if (lane_index() == 0) plan.weights[entry] = row < 0 ? -infinity : product;
-    }
-    __syncthreads();
-    float largest = -infinity, sum = 0.0f;
-    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) largest = fmaxf(largest, plan.weights[entry]);
-    largest = block_max(largest);
-    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
-      if (plan.rows[entry] >= 0) sum += expf(plan.weights[entry] - largest);
-    }
-    sum = block_sum(sum);
-    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
-      if (plan.rows[entry] >= 0) plan.weights[entry] = expf(plan.weights[entry] - largest) * (1.0f / sum);
-    }
+    hax_weigh<width>(hax, plan, query, [&](int row, int i) { return float_of(keys[(long long)row * width + i]); });
     __syncthreads();
   }
 }
