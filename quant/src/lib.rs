@@ -17,6 +17,7 @@ mod few;
 mod format;
 mod formats;
 pub mod gguf;
+pub mod imatrix;
 mod json;
 mod kernel;
 mod matrix;

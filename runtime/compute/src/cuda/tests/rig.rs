@@ -136,6 +136,7 @@ impl Comparison<'_> {
                 arena: &mut arena,
                 tokens: &vec![0; chunk],
                 position: position as u64,
+                in_step_order: false,
             });
             let width = widths[self.output];
             let mut found = vec![0.0f32; chunk * width];

@@ -262,7 +262,8 @@ impl<'a> HeadColumns<'a> {
         let rows = Shared::new(self.out);
         // SAFETY: no other thread has the rows.
         let mut rows = unsafe { Outputs::new(&rows, 0, dv, dv) };
-        recur::run(&gathered, self.len, state, &mut rows, self.scratch);
+        let tokens = (self.len, recur::in_matrix_form(self.len));
+        recur::run(&gathered, tokens, state, &mut rows, self.scratch);
         let tokens = self.tokens[..self.len].iter().enumerate();
         simd::vectorize(
             #[inline(always)]

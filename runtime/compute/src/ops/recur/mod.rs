@@ -7,7 +7,7 @@
 mod cpu;
 mod launch;
 
-pub(super) use cpu::{Decays, Inputs, Outputs, Rows, run, scratch};
+pub(super) use cpu::{Decays, Inputs, Outputs, Rows, in_matrix_form, run, scratch};
 pub(super) use launch::{
     DecayKind, DeviceInputs, Input, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing,
 };

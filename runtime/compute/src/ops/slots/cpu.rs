@@ -123,7 +123,8 @@ impl SlotTask<'_> {
             read_gate: None,
             scale: 1.0,
         };
-        recur::run(&second, n, values, &mut out.from(first), scratch);
+        let form = recur::in_matrix_form(n);
+        recur::run(&second, (n, form), values, &mut out.from(first), scratch);
     }
 
     /// One token writes the slots' keys; `p[query] = q K`.
