@@ -362,6 +362,22 @@ fn drafts_in_every_format_are_steps() {
     }
 }
 
+/// The chunk that is left has one token, which a step reads, on another queue than the slots of a chunk.
+#[cfg(feature = "emulator")]
+#[test]
+fn a_chunk_of_one_token_waits_for_the_one_before() {
+    let model = Model::open(folder().join("models/gdn-swa.gguf")).expect("a model");
+    let read = |chunk: usize| {
+        let mut options = SessionOptions::default();
+        (options.exact, options.chunk) = (true, chunk);
+        (options.sampler.seed, options.device) = (7, Some(Device::emulated()));
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        session.feed(&[5, 9, 2, 77, 31]).expect("tokens");
+        (logits(&session), state(&session))
+    };
+    assert!(read(1) == read(4));
+}
+
 #[test]
 fn without_the_option_a_quantized_prompt_depends_on_its_chunks() {
     // Otherwise the tests above would show nothing.

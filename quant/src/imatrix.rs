@@ -1,7 +1,7 @@
 //! Importance matrices, in llama.cpp's file format: the mean squares of the inputs of each matrix, in a GGUF file.
 
+use crate::F32;
 use crate::error::{Error, Result};
-use crate::format::F32;
 use crate::gguf::{Gguf, Value};
 use crate::room::zeroed;
 use crate::storage::Tensor;

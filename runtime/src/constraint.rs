@@ -74,9 +74,10 @@ impl Constraints {
         let word = |id: u32| {
             let bytes = tokenizer.token_bytes(id).to_vec();
             // A control token is never a part of a text.
-            match tokenizer.is_special(id) || ends.contains(&id) {
-                true => [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat(),
-                false => bytes,
+            if tokenizer.is_special(id) || ends.contains(&id) {
+                [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat()
+            } else {
+                bytes
             }
         };
         let make = || -> anyhow::Result<ParserFactory> {

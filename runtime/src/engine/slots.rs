@@ -29,14 +29,14 @@ pub(super) struct Slots {
     pub workspace: Workspace,
     /// Buffers of one slot.
     one: Buffers,
-    ops: Vec<Step>,
-    /// The columns that ops with a state read of each slot, if they are saved: `[most, Step::width]` of each.
+    ops: Vec<SlotOp>,
+    /// The columns that ops with a state read of each slot, if they are saved: `[most, SlotOp::width]` of each.
     saved: Vec<f32>,
     most: usize,
 }
 
 /// The operands of an op, and which slots it can read at once.
-struct Step {
+struct SlotOp {
     access: Access,
     /// All slots, of any states.
     is_tokenwise: bool,
@@ -46,7 +46,7 @@ struct Step {
     width: usize,
 }
 
-impl Step {
+impl SlotOp {
     fn new(op: &dyn Op, saves: bool) -> Self {
         let access = op.access();
         let width = if saves && access.changes_state() {
@@ -54,7 +54,7 @@ impl Step {
         } else {
             0
         };
-        Step {
+        SlotOp {
             is_tokenwise: op.is_tokenwise(),
             reads_chunks: op.reads_chunks_as_steps() && width == 0,
             access,
@@ -66,8 +66,8 @@ impl Step {
 impl Slots {
     /// Allocates for up to `most` tokens, and if it `saves` the columns that ops with a state read, for [`Slots::repeat`].
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize, saves: bool) -> Result<Self> {
-        let ops = program.ops.iter().map(|op| Step::new(&**op, saves));
-        let ops: Vec<Step> = ops.collect();
+        let ops = program.ops.iter().map(|op| SlotOp::new(&**op, saves));
+        let ops: Vec<SlotOp> = ops.collect();
         Ok(Slots {
             workspace: Workspace::new(program, pool, most)?.in_step_order(),
             one: Buffers::new(&widths(program), 1)?,
@@ -80,7 +80,7 @@ impl Slots {
     /// Bytes of working memory that [`Slots::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, most: usize, saves: bool) -> usize {
         let one = widths(program).iter().sum::<usize>();
-        let saved = program.ops.iter().map(|op| Step::new(&**op, saves).width);
+        let saved = program.ops.iter().map(|op| SlotOp::new(&**op, saves).width);
         let floats = one + saved.sum::<usize>() * most;
         Workspace::plan(program, threads, most) + floats * size_of::<f32>()
     }

@@ -266,7 +266,7 @@ impl Generation {
         let token = self.choose_with(session, hook)?;
         let logprob = if self.logprobs {
             let logits = session.logits()?;
-            Some(LogSoftmax::new(logits).of(logits[token as usize]))
+            Some(LogSoftmax::new(logits).log_probability(logits[token as usize]))
         } else {
             None
         };

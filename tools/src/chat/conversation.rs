@@ -250,9 +250,10 @@ impl Conversation {
         let mut answer = String::new();
         let mut pieces = self.session.generate(self.limits.clone())?;
         if let Some(form) = self.form.clone() {
-            let form = match thoughts.are_open() {
-                true => form.after_thought(),
-                false => form,
+            let form = if thoughts.are_open() {
+                form.after_thought()
+            } else {
+                form
             };
             pieces = pieces.constrained(form);
         }

@@ -6,7 +6,7 @@ use waterline_quant::gguf::{Gguf, Value};
 use waterline_quant::imatrix::{Importances, SUMS};
 
 use crate::error::{Error, Result};
-use crate::write_model::Source;
+use crate::write_model::TensorSource;
 
 /// An importance matrix of a model.
 pub struct Imatrix {
@@ -30,7 +30,7 @@ impl Imatrix {
     ///
     /// # Errors
     /// A tensor has another number of columns than the file says.
-    pub fn apply(&self, sources: &mut [Source]) -> Result<()> {
+    pub fn apply(&self, sources: &mut [TensorSource]) -> Result<()> {
         for source in sources {
             let name = &source.weight.name;
             let Some(columns) = self.importances.columns(name)? else {

@@ -6,7 +6,7 @@ mod token;
 mod uniform_decay;
 
 use inputs::Removal;
-pub(in crate::ops) use inputs::{Fade, Inputs, Outputs, Rows};
+pub(in crate::ops) use inputs::{Decays, Inputs, Outputs, Rows};
 use token::step;
 
 use super::{Decay, Finish, Key, Recur, Write};
@@ -81,11 +81,11 @@ impl Recur {
             },
             v: rows(&self.v, self.dv),
             decay: match &self.decay {
-                Decay::None => Fade::None,
-                Decay::Fixed(g) => Fade::Fixed(own(g)),
-                Decay::Head(view) => Fade::Head(rows(view, 1)),
-                Decay::Step(view, rate) => Fade::Step(rows(view, 1), own(rate)),
-                Decay::Key(view) => Fade::Key(rows(view, self.dk)),
+                Decay::None => Decays::None,
+                Decay::Fixed(g) => Decays::Fixed(own(g)),
+                Decay::Head(view) => Decays::Head(rows(view, 1)),
+                Decay::Step(view, rate) => Decays::Step(rows(view, 1), own(rate)),
+                Decay::Key(view) => Decays::Key(rows(view, self.dk)),
             },
             beta: match &self.write {
                 Write::Delta(view) => Some(rows(view, 1)),
