@@ -5,7 +5,7 @@ mod common;
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Workplace, outcome_of_input, send};
+use common::{Workplace, outcome_of_input};
 
 const COMMANDS: [&str; 9] = [
     "chat", "run", "inspect", "convert", "quantize", "verify", "synth", "eval", "bench",
@@ -347,8 +347,16 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
     let prompt = free["prompt_tokens"].as_u64().unwrap();
     let context = (prompt + 10).to_string();
 
-    let full = run(&["-n", "64", "--context", &context])
-        .failed(1, &["context is full", &context, "--drop-oldest"]);
+    let full = run(&["-n", "64", "--context", &context]).failed(
+        1,
+        &[
+            "context is full",
+            &context,
+            "--on-full shift",
+            "/undo",
+            "/clear",
+        ],
+    );
     let kept = full.text();
     assert!(
         kept.trim_end().len() > 1
@@ -367,7 +375,34 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
     );
     assert!(full["error"].as_str().unwrap().contains("context is full"));
     run(&["-n", "10", "--context", &context]).succeeded();
-    run(&["-n", "64", "--context", &context, "--drop-oldest"]).succeeded();
+    for how in ["shift", "compact"] {
+        let on = run(&[
+            "-n",
+            "64",
+            "--context",
+            &context,
+            "--on-full",
+            how,
+            "--json",
+        ]);
+        let on = on.succeeded().json();
+        assert_eq!(
+            (&on["finish"], &on["tokens"]),
+            (&"length".into(), &64.into())
+        );
+        run(&[
+            "-n",
+            "9",
+            "--context",
+            "16",
+            "--on-full",
+            how,
+            "--keep",
+            "8",
+        ])
+        .failed(2, &["keep: found 8", "at most 7"]);
+    }
+    run(&["-n", "64", "--context", &context, "--context-shift"]).succeeded();
 
     let small = run(&["-n", "1", "--context", "3"]).failed(1, &["context is full"]);
     assert_eq!(small.text(), "");
@@ -471,7 +506,7 @@ fn ends_a_run(signal: &str) {
     let mut stdout = child.stdout.take().unwrap();
     let mut printed = vec![0];
     stdout.read_exact(&mut printed).unwrap();
-    send(&child, signal);
+    common::send(&child, signal);
     stdout.read_to_end(&mut printed).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

@@ -82,7 +82,7 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
 
 fn session(model: &Arc<Model>, chunk: usize) -> Session {
     let mut options = options(chunk, CONTEXT);
-    options.context_end = ContextEnd::DropOldest;
+    options.context_end = ContextEnd::Shift;
     // The long chunks on two threads, so that tasks share a state.
     options.threads = if chunk == TOKENS { 2 } else { 1 };
     Session::new(Arc::clone(model), options).expect("a session")

@@ -6,7 +6,7 @@ mod parts;
 mod random;
 
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
-use waterline_quant::{Bytes, Error, F32, Format, Q4_K, Q8_0};
+use waterline_quant::{Bytes, Error, F32, Q4_K, Q8_0};
 
 /// Writes a file with all-zero-but-counted data and returns its bytes.
 fn write(metadata: &[(String, Value)], tensors: &[NewTensor]) -> Vec<u8> {

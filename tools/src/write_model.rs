@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::format_choice::{Choice, FormatArgs, Layout};
 use crate::interrupt::Interrupt;
 use crate::mix::Facts;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::random::Random;
 use crate::units;
 
@@ -59,7 +59,7 @@ pub fn write_model(
         .collect();
     let mut writer = Writer::create(path, metadata, &tensors).map_err(Error::Output)?;
     let total: usize = sources.iter().map(|source| source.weight.len()).sum();
-    let bar = progress::bar(total);
+    let bar = progress::bar(total, Unit::Of("weights"));
     let mut bytes = 0;
     for (source, choice) in sources.iter().zip(chosen) {
         bar.set_message(source.weight.name.clone());

@@ -152,6 +152,7 @@ impl Session {
             speculation.tokens.push(token);
             return Ok(());
         }
+        self.make_room()?;
         let before = self.random();
         let by_logits = !choice.is_free() || !self.sampler.params().is_greedy();
         let known = self.engine.next().filter(|_| !by_logits);
@@ -169,6 +170,7 @@ impl Session {
             let end = tokens.iter().position(|token| ends.contains(token));
             tokens.truncate(end.map_or(usize::MAX, |end| end + 1));
             tokens.truncate(1 + choice.allowed(&tokens[1..]));
+            tokens.truncate(self.room());
             while self.check(&speculation.tokens).is_err() {
                 speculation.tokens.pop();
             }

@@ -16,6 +16,8 @@ pub struct History {
     pub tokens: Vec<u32>,
     /// Positions where other histories may go on otherwise: the end of the instructions with their tools, and where an answer begins.
     pub borders: Vec<usize>,
+    /// Tokens of the instructions with their tools, at its beginning.
+    pub instructions: usize,
     /// The text after the last special token, which an answer goes on.
     pub tail: Run,
 }
@@ -69,7 +71,8 @@ impl Turns {
             .position(|message| message.role != Role::System);
         let first =
             first.and_then(|first| pieces.iter().position(|part| part.message == Some(first)));
-        if let Some(first) = first.filter(|&first| first > 1 || !self.options().tools.is_empty()) {
+        let first = first.filter(|&first| first > 1 || !self.options().tools.is_empty());
+        if let Some(first) = first {
             borders.push(self.encode(&pieces[..first], runs)?.0);
         }
         if reply && !goes_on && self.drops_thoughts() {
@@ -83,12 +86,12 @@ impl Turns {
                 .take_while(|(a, b)| a == b)
                 .count()
         };
+        let mut borders: Vec<usize> = borders.into_iter().map(common).collect();
+        let instructions = first.map_or(0, |_| borders[0]);
+        borders.retain(|&border| border > 0);
         Ok(History {
-            borders: borders
-                .into_iter()
-                .map(common)
-                .filter(|&border| border > 0)
-                .collect(),
+            borders,
+            instructions,
             tokens,
             tail,
         })

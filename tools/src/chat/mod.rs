@@ -39,7 +39,7 @@ use sessions::{Kept, Sessions};
 /// go to standard output, and the status is 1 if any message or command failed. To send a message that begins with a
 /// slash, type a second slash or put it in """.
 ///
-/// Conversations on a terminal are saved in $XDG_STATE_HOME/waterline, or else in ~/.local/state/waterline, readable
+/// Conversations on a terminal are saved below $XDG_STATE_HOME, %LOCALAPPDATA% (Windows) or ~/.local/state, readable
 /// by their owner only: the messages as JSON always, and the state if it takes at most 64 MiB.
 #[derive(clap::Args)]
 pub struct Args {
@@ -48,9 +48,9 @@ pub struct Args {
     #[command(flatten)]
     open: OpenArgs,
     /// Instructions ahead of the conversation.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
-    /// Whether the model thinks before it answers, if its template has such a switch.
+    /// Whether the model thinks before it answers, where its template has such a switch.
     #[arg(long, value_name = "on|off", value_parser = settings::thinking)]
     thinking: Option<bool>,
     #[command(flatten)]

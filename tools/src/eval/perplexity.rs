@@ -15,7 +15,7 @@ use super::windows::Windows;
 use super::{largest, output};
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::text::read_text;
 use crate::write_model::check_output;
 
@@ -118,7 +118,7 @@ fn measure(
     mut base: Option<&mut Base>,
     mut saved: Option<&mut Writer>,
 ) -> Result<Mean> {
-    let bar = progress::bar(windows.tokens.len());
+    let bar = progress::bar(windows.tokens.len(), Unit::Of("tokens"));
     let mut nats = Mean::default();
     for index in 0..windows.count() {
         let mut failure = Ok(());

@@ -370,6 +370,24 @@ impl Engine for CudaEngine {
         self.end()
     }
 
+    fn copy_out(
+        &mut self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        if self.programs.persistent.is_some() {
+            self.settle()?;
+        }
+        let mut rest = bytes;
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            self.queue()?
+                .read(self.arena.address() + part.start as u64, to)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
     fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
         self.replaced();
         let (queue, arena) = (self.queue()?, self.arena.address());

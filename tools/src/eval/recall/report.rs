@@ -254,7 +254,7 @@ impl Report {
             .into(),
             lines,
             figures: self.figures(),
-            rows: self.rows(),
+            tables: vec![self.rows()],
             facts: vec![("commit".into(), env!("WATERLINE_COMMIT").into())],
         }
     }
