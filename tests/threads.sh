@@ -25,7 +25,7 @@ for part in "${parts[@]}"; do
   batch) cargo test --release --target "$target" -p waterline --test batch --test prefix_store --test schedules -- --skip killed ;;
   server)
     cargo build --release --target "$target" -p waterline-tools
-    python3 tests/serve_campaign.py "${CARGO_TARGET_DIR:-target}/$target/release/waterline" --count 60
+    python3 tests/serve_campaign.py "${CARGO_TARGET_DIR:-target}/$target/release/waterline" --count 60 --growth 1024
     ;;
   *) echo "there is no part $part" >&2 && exit 2 ;;
   esac

@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`Format`] (the layout of a block; one file per format under `formats/`), [`Activations`] and
 //! [`Matrix`] (products of quantized rows with f32 inputs), `kernel.rs` and `simd/` (how a product is tiled and computed
-//! on each CPU), [`Bytes`] and [`Tensor`] (storage), [`gguf`] and [`safetensors`] (files), [`NewFile`] (atomic file
+//! on each CPU), [`Bytes`] and [`Tensor`] (storage), [`gguf`], [`imatrix`] and [`safetensors`] (files), [`NewFile`] (atomic file
 //! creation).
 //!
 //! Every format is bit-compatible with ggml's format of the same name.

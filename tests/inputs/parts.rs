@@ -102,7 +102,7 @@ pub fn imatrix(bytes: &[u8]) -> bool {
     importances.is_ok_and(|read| read.names().all(|name| read.mean_squares(name).is_ok()))
 }
 
-/// Of one matrix, and of three that are stacked.
+/// A file with one matrix and three stacked ones.
 pub fn imatrix_seeds() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("imatrix");
