@@ -99,9 +99,9 @@ pub unsafe extern "C" fn wl_batch_feed(
 
 /// Carries on, by one token each and together, the generations that wl_generate_start or wl_chat_start have begun on `count` sessions,
 /// all different. `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, as wl_generate_next
-/// gives it, but empty while none is complete. It is NULL where the generation has ended or its form leaves it no token, which wl_generate_next then says; such
-/// sessions may stay in the call. Each gives the text that it gives alone. Errors and threads are as in wl_batch_step;
-/// WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
+/// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives, or where its
+/// form leaves it no token, which wl_generate_next says; such sessions may stay in the call. Each gives the text that it gives alone. Errors
+/// and threads are as in wl_batch_step; WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_generate(
     batch: *mut wl_batch,
