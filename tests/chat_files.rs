@@ -2,8 +2,8 @@
 
 mod common;
 
+use common::Workplace;
 use common::talk::Talk;
-use common::{Workplace, outcome_of_input};
 
 #[test]
 fn a_file_is_replaced_only_when_that_is_meant() {
@@ -193,7 +193,7 @@ fn a_full_disk_loses_neither_the_old_file_nor_the_conversation() {
         .arg(&talk.model)
         .args(&talk.flags)
         .env("HOME", place.home.path());
-    let failed = outcome_of_input(
+    let failed = common::outcome_of_input(
         &mut shell,
         format!("hello\n/save! {file}\nand then?\n").as_bytes(),
     );

@@ -5,7 +5,7 @@ mod common;
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Workplace, outcome_of_input, send};
+use common::{Workplace, outcome_of_input};
 
 const COMMANDS: [&str; 9] = [
     "chat", "run", "inspect", "convert", "quantize", "verify", "synth", "eval", "bench",
@@ -511,7 +511,7 @@ fn ends_a_run(signal: &str) {
     let mut stdout = child.stdout.take().unwrap();
     let mut printed = vec![0];
     stdout.read_exact(&mut printed).unwrap();
-    send(&child, signal);
+    common::send(&child, signal);
     stdout.read_to_end(&mut printed).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

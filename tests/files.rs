@@ -3,10 +3,8 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use common::{Workplace, copy_fixture, fixture, interrupt, outcome, outcome_of_input};
+use common::{Workplace, copy_fixture, fixture, outcome_of_input};
 use waterline::internal::Checkpoint;
 use waterline::{Model, OpenOptions};
 
@@ -219,8 +217,8 @@ fn outputs_that_cannot_be_written_leave_nothing_behind() {
 
 /// A shell that runs the program with a limit on the size of files, which is a disk that becomes full.
 #[cfg(unix)]
-fn on_full_disk(place: &Workplace, arguments: &[&str]) -> Command {
-    let mut command = Command::new("sh");
+fn on_full_disk(place: &Workplace, arguments: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new("sh");
     command.args([
         "-c",
         "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"",
@@ -229,7 +227,7 @@ fn on_full_disk(place: &Workplace, arguments: &[&str]) -> Command {
     command
         .args(arguments)
         .env("HOME", place.home.path())
-        .stdin(Stdio::null());
+        .stdin(std::process::Stdio::null());
     command
 }
 
@@ -242,7 +240,7 @@ fn a_full_disk_keeps_the_old_file() {
         &place,
         &["synth", "gdn-tiny", "--type", "f32", "-o", &output],
     );
-    outcome(&mut synth).failed(1, &["out.gguf"]);
+    common::outcome(&mut synth).failed(1, &["out.gguf"]);
     assert_eq!(std::fs::read(&output).unwrap(), b"old");
     assert_eq!(place.files(), ["out.gguf"]);
 }
@@ -250,6 +248,8 @@ fn a_full_disk_keeps_the_old_file() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_leaves_no_half_written_file() {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
     let place = Workplace::new();
     let output = place.name("large.gguf");
     let child = place
@@ -263,7 +263,7 @@ fn ctrl_c_leaves_no_half_written_file() {
         assert!(Instant::now() < deadline, "no file has been begun");
         std::thread::yield_now();
     }
-    interrupt(&child);
+    common::interrupt(&child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(
         output.status.code(),

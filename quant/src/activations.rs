@@ -151,6 +151,7 @@ impl Activations {
     }
 
     /// The working memory of a worker.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // needed by x86 kernels only
     pub(crate) fn room(&self, worker: usize) -> MutexGuard<'_, Aligned> {
         let room = &self.rooms[worker % self.rooms.len()];
         room.lock().unwrap_or_else(PoisonError::into_inner)

@@ -24,7 +24,8 @@ pub(crate) struct Product<'a> {
     pub(crate) x: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
     pub(crate) simd: Simd,                // the level of the kernel
-    pub(crate) worker: usize,             // number of the thread, for scratch memory
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) worker: usize, // number of the thread, for scratch memory
     pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
 }

@@ -7,7 +7,7 @@ pub mod talk;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -18,6 +18,7 @@ pub fn waterline(home: &TempDir) -> Command {
         .stdin(Stdio::null())
         .env("HOME", home.path())
         .env_remove("XDG_STATE_HOME")
+        .env_remove("LOCALAPPDATA")
         .env_remove("NO_COLOR");
     command
 }
@@ -199,13 +200,13 @@ pub fn copy_fixture(case: &str, to: &Path) {
 
 /// Ctrl-C, for a program without a terminal.
 #[cfg(unix)]
-pub fn interrupt(child: &Child) {
+pub fn interrupt(child: &std::process::Child) {
     send(child, "INT");
 }
 
 /// Sends a signal.
 #[cfg(unix)]
-pub fn send(child: &Child, signal: &str) {
+pub fn send(child: &std::process::Child, signal: &str) {
     let kill = Command::new("kill")
         .args([&format!("-{signal}"), &child.id().to_string()])
         .status()

@@ -13,7 +13,6 @@ mod error;
 mod eval;
 mod flags;
 mod format_choice;
-#[cfg_attr(not(feature = "constraints"), path = "no_grammar.rs")]
 mod grammar;
 mod hyperparameters;
 mod imatrix;

@@ -6,7 +6,7 @@
 import re
 
 from facts import Fact, an, digits, invented, upper
-from words import COLORS, FOODS, INSTRUMENTS, JOBS, LANGUAGES, NAMES, PET_NAMES, PETS, TOWNS
+from words import ANIMALS, COLORS, FAVORITES, FOODS, INSTRUMENTS, JOBS, LANGUAGES, NAMES, PET_NAMES, PETS, PLACES, THINGS, TOWNS, WORDS
 
 ACCENTED = """Zoé René Chloé André Noé Éric Léa Céline Jérôme François Anaïs Loïc Hélène Benoît Maël José María Inés Núñez Íñigo Begoña Joaquín Andrés Sofía Lucía Martín Raúl João Inês Tomás Conceição Sebastião
 Jürgen Günter Käthe Björn Jörg Müller Größe Søren Åsa Åke Øystein Bjørn Malmö Łukasz Żaneta Paweł Małgorzata Stanisław Jiří Lukáš Tomáš Šárka Žofie Dvořák Željko Đorđe Ivić Ömer Çağla Gülşen Şebnem İpek Zoltán Gábor
@@ -21,6 +21,8 @@ ADULT = ["best friend", "little brother", "big sister", "older brother", "younge
 
 def name(r):
     k = r.random()
+    if k > 0.96:
+        return f"{r.choice(['Mr.', 'Mrs.', 'Miss', 'Dr.', 'Aunt', 'Old'])} {r.choice([r.choice(NAMES), invented(r), r.choice(ACCENTED)])}"
     if k < 0.25:
         return r.choice(ACCENTED)
     if k < 0.45:
@@ -65,8 +67,8 @@ def kin(r):
     for a in aspects:
         if a == "town":
             v = town(r)
-            says.append(r.choice([f"lives in {v}", f"lives in {v}", f"lives in {v}", f"has moved to {v}", f"moved to {v}", f"has a flat in {v}", f"is at home in {v}", f"now lives in {v}", f"comes from {v}"]))
-            fact("lives", ["Where does {s} live?", "Where does {s} live?", "Which city does {s} live in?", "In which town does {s} live?", "where does {s} live", "What town does {s} live in?", "Where is the home of {s}?"], f"{{S}} lives in {v}.", [f"Who lives in {v}?"])
+            says.append(r.choice([f"lives in {v}", f"lives in {v}", f"lives in {v}", f"has moved to {v}", f"moved to {v}", f"has a flat in {v}", f"is at home in {v}", f"now lives in {v}", f"comes from {v}", f"stays in {v}", f"is in {v}", f"is in {v} now", f"resides in {v}", f"went to {v}", f"found work in {v}", f"ended up in {v}", f"spends the year in {v}", f"has an apartment in {v}"]))
+            fact("lives", ["Where does {s} live?", "Where does {s} live?", "Which city does {s} live in?", "In which town does {s} live?", "where does {s} live", "What town does {s} live in?", "Where is the home of {s}?", "Where is {s}?", "Where is {s} now?", "What city is {s} in?", "Which town is {s} in?", "Where does {s} stay?"], f"{{S}} lives in {v}.", [f"Who lives in {v}?", f"Who is in {v}?", f"Whom do I know in {v}?"])
         elif a == "age":
             v = r.randint(2, 92)
             says.append(r.choice([f"is {v}", f"is {v} years old", f"turned {v}", f"is {v} now"]))
@@ -120,7 +122,7 @@ def siblings(r):
     v = [town(r) for _ in n]
     where = r.choice([", ".join(f"{a} lives in {b}" for a, b in zip(n[:-1], v)) + f" and {last} lives in {v[-1]}", f"{n[0]} lives in {v[0]}, " + ", ".join(f"{a} in {b}" for a, b in zip(n[1:], v[1:])), ". ".join(f"{a} lives in {b}" for a, b in zip(n, v)),
         " and ".join(f"{a} is in {b}" for a, b in zip(n, v))])
-    each = [Fact(f"{a} lives", [], [f"Where does {a} live?", f"Where does my {kind} {a} live?", f"Which city does {a} live in?", f"where does {a} live"], f"{a} lives in {b}.", also=[(f"Who lives in {b}?", f"{a} lives in {b}."), (f"Which {kind} lives in {b}?", f"{a} lives in {b}."), (f"Which of my {kind}s lives in {b}?", f"{a} lives in {b}.")]) for a, b in zip(n, v)]
+    each = [Fact(f"{a} lives", [], [f"Where does {a} live?", f"Where does my {kind} {a} live?", f"Which city does {a} live in?", f"where does {a} live", f"Where is {a}?", f"What city is {a} in?"], f"{a} lives in {b}.", also=[(f"Who lives in {b}?", f"{a} lives in {b}."), (f"Who is in {b}?", f"{a} lives in {b}."), (f"Which one lives in {b}?", f"{a} lives in {b}."), (f"Which {kind} lives in {b}?", f"{a} lives in {b}."), (f"Which of my {kind}s lives in {b}?", f"{a} lives in {b}.")]) for a, b in zip(n, v)]
     if len(n) == 2 and r.random() < 0.4:
         a, b = n
         return [f"my {kind} {a} lives in {v[0]} and my {kind} {b} lives in {v[1]}", f"my {kind} {a} lives in {v[0]} and my {kind} {b} in {v[1]}", f"my {kind} {a} lives in {v[0]}, my {kind} {b} lives in {v[1]}"], each
@@ -146,7 +148,7 @@ def couple(r):
 def myself(r):
     """The speaker's name with one to three other things."""
     n, t, age, job = name(r), town(r), r.randint(5, 90), r.choice(JOBS)
-    lead = r.choice([f"I am {n}", f"I'm {n}", f"my name is {n}", f"my name is {n}", f"this is {n}", f"they call me {n}", f"it's {n}", f"the name is {n}", f"everybody calls me {n}", f"my name's {n}", f"I go by {n}"])
+    lead = r.choice([f"I am {n}", f"I'm {n}", f"my name is {n}", f"my name is {n}", f"this is {n}", f"they call me {n}", f"it's {n}", f"the name is {n}", f"everybody calls me {n}", f"my name's {n}", f"I go by {n}", f"here is {n}", f"you are talking to {n}", f"you're talking to {n}", f"my parents named me {n}", f"I was named {n}", f"it is {n} again"])
     facts = [Fact("name", [], ["What is my name?", "What's my name?", "Who am I?", "Do you know my name?", "what is my name", "What am I called?", "whats my name", "Do you still know my name?", "Say my name."], f"Your name is {n}.", f"Nice to meet you, {n}!")]
     says = []
     for a in r.sample(["town", "town", "age", "job", "pet", "food", "color"], r.choice([1, 1, 2, 3])):
@@ -175,7 +177,7 @@ def myself(r):
     forms = [f"{lead} and {said[1]}", f"{lead}, {said[0]}", f"{lead}. {upper('. '.join(upper(x) for x in says))}", f"{said[1]}, and {lead}", f"{upper(says[0])}. {upper(lead)}" + "".join(f", {x}" for x in says[1:]), f"{n} here, {said[1]}"]
     keys = [f.key for f in facts]
     if keys == ["name", "town"]:
-        forms += [f"I am {n} from {t}", f"I'm {n} from {t}", f"{n} from {t} here", f"I'm {n} and from {t}", f"I am {n} and live in {t}", f"{n} is my name and {t} is my home"]
+        forms += [f"greetings from {t}, I am {n}", f"this is {n} from {t}", f"{n} speaking, from {t}", f"I am {n} and I write from {t}", f"I am {n} from {t}", f"I'm {n} from {t}", f"{n} from {t} here", f"I'm {n} and from {t}", f"I am {n} and live in {t}", f"{n} is my name and {t} is my home"]
     if keys == ["name", "age"]:
         forms += [f"I'm {n}, {age}", f"I am {n} and {age} years old", f"{n}, {age} years old"]
     if keys == ["name", "job"]:
@@ -209,7 +211,130 @@ def meeting(r):
     return [f"I meet {who} in {where} at {hour}", f"I am meeting {who} at {hour} in {where}", f"I will meet {who} in {where} at {hour} o'clock", f"at {hour} I meet {who} in {where}", f"I have a meeting with {who} in {where} at {hour}"], facts
 
 
-KINDS = [(kin, 8), (siblings, 3), (couple, 4), (myself, 5), (secrets, 4), (tastes, 0.7), (meeting, 0.7)]
+# base | third person | past; with a thing, or with a place alone.
+WITH_THING = """buy buys bought|sell sells sold|find finds found|lose loses lost|read reads read|draw draws drew|carry carries carried|wash washes washed|fix fixes fixed|paint paints painted|hide hides hid|see sees saw|want wants wanted|need needs needed
+build builds built|break breaks broke|clean cleans cleaned|bring brings brought|take takes took|choose chooses chose|lend lends lent|steal steals stole|win wins won|hold holds held|wear wears wore|borrow borrows borrowed|order orders ordered|get gets got"""
+WITH_FOOD = "eat eats ate|cook cooks cooked|bake bakes baked|order orders ordered|like likes liked|try tries tried|share shares shared|burn burns burned|buy buys bought|grow grows grew|taste tastes tasted|serve serves served|want wants wanted|love loves loved"
+WITH_PLACE = """work works worked|sleep sleeps slept|swim swims swam|teach teaches taught|sing sings sang|wait waits waited|stay stays stayed|dance dances danced|rest rests rested|train trains trained|shop shops shopped|play plays played|meet meets met
+walk walks walked|sit sits sat|fish fishes fished|live lives lived|paint paints painted|park parks parked|eat eats ate|cook cooks cooked|hide hides hid|grow up grows up grew up|study studies studied|camp camps camped"""
+MORE_THINGS = "van lorry truck motorbike scooter tent cottage garden shed fence desk boat sledge suit tie belt cap mirror stove oven pan".split()
+
+
+def verb(r, table):
+    """(base, third person, past) of a verb of one, two or three words in each."""
+    words = r.choice(table.replace("\n", "|").split("|")).split()
+    n = len(words) // 3
+    return [" ".join(words[i * n : (i + 1) * n]) for i in range(3)]
+
+
+def deed(r):
+    """What somebody does or did: a tense, a thing or a place, sometimes a time. (clause, facts, subject as a key)"""
+    rel = r.choice(MEN + WOMEN + EITHER + ADULT)
+    k = r.random()
+    s, S, key = ("I", "You", "me") if k < 0.35 else (f"my {rel}", f"Your {rel}", rel) if k < 0.7 else (n := name(r), n, n)
+    asked, me = s, s == "I"
+    kind, past = r.choice(["thing", "thing", "food", "place", "place"]), r.random() < 0.6
+    base, third, did = verb(r, {"thing": WITH_THING, "food": WITH_FOOD, "place": WITH_PLACE}[kind])
+    form = did if past else base if me else third
+    do = "did" if past else "do" if me else "does"
+    color = r.choice(COLORS) + " " if r.random() < 0.35 else ""
+    noun = r.choice(THINGS + MORE_THINGS)
+    where = r.choice([f"in {town(r)}", f"in {town(r)}", f"in {town(r)}", f"at {r.choice(PLACES)}", f"in {r.choice(PLACES)}"])
+    when = r.choice([f"on {r.choice(FAVORITES['day'])}", f"in {r.choice(FAVORITES['month'])}", f"at {r.randint(1, 12)}", f"on {r.choice(FAVORITES['day'])}"])
+    timed = r.random() < 0.3
+    facts = []
+    if kind == "place":
+        said = f"{form} {where}"
+        facts.append(Fact(f"{key} {base} where", [], [f"Where {do} {asked} {base}?"] * 3 + ([f"In which city {do} {asked} {base}?", f"Which city {do} {asked} {base} in?"] if where.startswith("in ") and not where.startswith("in a") else []), f"{S} {form} {where}.", also=[] if me else [(f"Who {did if past else third} {where}?", f"{S} {form} {where}.")]))
+        timed = timed and past
+        if timed:
+            facts.append(Fact(f"{key} {base} when", [], [f"When did {asked} {base} {where}?", f"When did {asked} {base}?"], f"{S} {form} {where} {when}."))
+    else:
+        v = an(color + noun) if kind == "thing" else r.choice(FOODS)
+        said = f"{form} {v}"
+        facts.append(Fact(f"{key} {base} what", [], [f"What {do} {asked} {base}?"] * 3, f"{S} {form} {v}.", also=[] if me else [(f"Who {did if past else third} {v}?", f"{S} {form} {v}.")]))
+        if kind == "thing" and color:
+            facts.append(Fact(f"{key} {base} color", [], [f"What color is the {noun} that {asked} {form}?", f"What color is the {noun}?", f"Which color does the {noun} have?"], f"The {noun} is {color.strip()}."))
+        if r.random() < 0.4:
+            said += f" {where}"
+            facts.append(Fact(f"{key} {base} where", [], [f"Where {do} {asked} {base} it?" if kind == "thing" else f"Where {do} {asked} {base} {v}?", f"Where {do} {asked} {base} the {noun}?" if kind == "thing" else f"Where {do} {asked} {base} the {v}?"], f"{S} {form} {'the ' + noun if kind == 'thing' else v} {where}."))
+        timed = timed and past
+        if timed:
+            facts.append(Fact(f"{key} {base} when", [], [f"When {do} {asked} {base} {'the ' + noun if kind == 'thing' else v}?"], f"{S} {form} {'the ' + noun if kind == 'thing' else v} {when}."))
+    clause = f"{s} {said}" + (f" {when}" if timed else "")
+    if timed and r.random() < 0.3:
+        clause = f"{when} {s} {said}"
+    return clause, facts, key
+
+
+OWN = "own owns|drive drives|ride rides|have has|use uses|keep keeps|rent rents|wear wears|carry carries".split("|")
+OWNED = "van scooter motorbike car bike truck tractor boat horse pony tent piano guitar sofa coat hat scarf backpack umbrella lamp phone cup helmet suit watch bag cap raincoat sledge violin drum armchair canoe".split()
+
+
+def owner(r):
+    """What colored things two people, or one, have."""
+    out, facts, seen = [], [], set()
+    for _ in range(r.choice([1, 2, 2, 2])):
+        rel, noun, v = r.choice(MEN + WOMEN + EITHER), r.choice(OWNED), r.choice(COLORS)
+        k = r.random()
+        s, S, of, key = ("I", "Your", "my", "me") if k < 0.45 else (f"my {rel}", f"Your {rel}'s", f"my {rel}'s", rel) if k < 0.8 else (n := name(r), f"{n}'s", f"{n}'s", n)
+        if key in seen or noun in seen:
+            continue
+        seen |= {key, noun}
+        base, third = r.choice(OWN).split()
+        me = s == "I"
+        out.append(f"{s} {base if me else third} {an(v)} {noun}" if r.random() < 0.7 else f"{of} {noun} is {v}")
+        facts.append(Fact(f"{key} {noun}", [], [f"What color is {of} {noun}?", f"What color is {of} {noun}?", f"Which color does {of} {noun} have?", f"What is the color of {of} {noun}?"], f"{S} {noun} is {v}.", also=[(f"Whose {noun} is {v}?", f"{S} {noun} is {v}.")]))
+    return [r.choice([" and ", " and ", ", ", ", and ", " but ", ". "]).join(out)], facts
+
+
+ROLES = """boss landlord coach dentist doctor teacher neighbor pen-pal roommate hero partner trainer baker butcher tutor manager captain hairdresser lawyer guide best-man godmother godfather classmate colleague plumber mechanic gardener driver""".replace("-", "_").split()
+NOUNS = {  # what has a value, by the kind of value
+    "FOODS": "breakfast|lunch|dinner|supper|snack|dessert|first course|order", "TOWNS": "home town|next stop|last stop|destination|birthplace|dream city|first stop", "COLORS": "team color|school color|flag|signal color", "THINGS": "present|prize|first toy|lucky charm|costume|project",
+    "ANIMALS": "totem|costume|mascot|favorite beast", "JOBS": "dream job|first job|old job|new job|trade", "NUMBERS": "seat|gate|shoe size|locker|house number|room|bus line|lucky number|platform|table|jersey number|score", "LANGUAGES": "mother tongue|first language|second language",
+    "WORDS": "code word|nickname|user name|team name|secret word|magic word", "INSTRUMENTS": "first instrument|instrument"}
+
+
+def equals(r):
+    """Two things that are something, or one: my seat is 14 and the gate 7."""
+    said, facts, seen = [], [], set()
+    for i in range(r.choice([1, 2, 2, 2, 3])):
+        if r.random() < 0.4:
+            noun, v, who = r.choice(ROLES).replace("_", " "), name(r), True
+        else:
+            kind = r.choice(list(NOUNS))
+            noun, who = r.choice(NOUNS[kind].split("|")), False
+            v = str(r.randint(1, 99)) if kind == "NUMBERS" else town(r) if kind == "TOWNS" else an(r.choice(globals()[kind])) if kind in ("THINGS", "ANIMALS") else r.choice(globals()[kind])
+        if noun in seen:
+            continue
+        seen.add(noun)
+        whose = r.choice(["my", "my", "my", "the", "our"]) if not who else "my"
+        was = "was" if noun.split()[0] in ("breakfast", "lunch", "dinner", "supper", "first", "last", "old") and r.random() < 0.6 else "is"
+        said.append(r.choice([f"{whose} {noun} {was} {v}", f"{whose} {noun} {was} {v}", f"{v} {was} {whose} {noun}", f"{whose} {noun}: {v}"] + ([f"{whose} {noun} {v}"] if i else [])))
+        Whose = {"my": "Your", "the": "The", "our": "Your"}[whose]
+        w = "Who" if who else "What"
+        facts.append(Fact(f"is {noun}", [], [f"{w} {was} {whose} {noun}?"] * 3 + ([f"What {was} the name of my {noun}?", f"What is my {noun} called?"] if who else [f"What did I say {whose} {noun} {was}?"]), f"{Whose} {noun} {was} {v}.", also=[(f"Who {was} {v}?", f"{v} {was} your {noun}.")] if who else []))
+    links = [" and ", " and ", ", ", " and ", "; ", " but ", ". "]
+    return ["".join((r.choice(links) if i else "") + x for i, x in enumerate(said)) for _ in range(2)], facts
+
+
+def deeds(r):
+    """What two people, or one, do or did: the sentence structure of anything else that users tell."""
+    one, facts, key = deed(r)
+    if r.random() < 0.4:
+        return [one], facts
+    for _ in range(9):
+        two, more, other = deed(r)
+        if other != key and not {f.answer.split(" ", 1)[1] for f in facts} & {f.answer.split(" ", 1)[1] for f in more}:
+            break
+    if other == key:
+        return [one], facts
+    if any("color" in f.key for f in facts + more):
+        more = [f for f in more if "color" not in f.key]
+    return [f"{one} {link} {two}" for link in ("and", "and", "but", "while", "so")] + [f"{one}, {two}", f"{one}. {upper(two)}", f"{one}, and {two}", f"{one}; {two}"], facts + more
+
+
+KINDS = [(deeds, 6), (owner, 2), (equals, 5), (kin, 8), (siblings, 3), (couple, 4), (myself, 5), (secrets, 4), (tastes, 0.7), (meeting, 0.7)]
 
 
 def told(r):
@@ -239,11 +364,13 @@ def loosened(r, question):
 
 FORGOTTEN = "I do not know. You asked me to forget it."
 FORGET = ["Forget {}.", "Forget {}.", "Please forget {}.", "forget {}", "Forget {}, please.", "Can you forget {}?", "You can forget {} now.", "I want you to forget {}.", "Delete {}.", "Please delete {}.", "Erase {}.", "Do not remember {} any more.", "Now forget {}.", "Could you forget {}, please?",
+    "Kindly forget {}.", "Stop remembering {}.", "There is no need to remember {}.", "I do not want you to know {} any longer.", "Clear {}.", "Drop {}.", "Let go of {}.", "Make sure to forget {}.", "Get rid of {}.", "Unlearn {}.", "It is time to forget {}.", "Would you forget {}?",
     "You should forget {}.", "Okay, forget {}.", "Remove {} from your memory.", "You must forget {}.", "Don't keep {}."]
 KEEP = ["Don't forget {}.", "Do not forget {}.", "Never forget {}.", "Please do not forget {}.", "You must not forget {}.", "don't forget {}", "Please keep {}.", "Remember {}.", "Please remember {}."]
 LOST = ["I forgot {}.", "I have forgotten {}.", "I forgot {}. What was it?", "I can't remember {}.", "I don't remember {}.", "I lost {}."]
 STILL = ["Have you forgotten {}?", "Did you forget {}?", "Do you still have {}?", "Do you still know {}?", "You have not forgotten {}, have you?"]
-EVERYTHING = ["Forget everything.", "Forget everything I told you.", "Please forget all that I said.", "Forget all of it.", "forget everything", "Forget what I told you.", "Delete everything.", "I want you to forget everything."]
+ABOUT = ["Forget what I said about {}.", "Forget {}.", "Forget what I told you about {}.", "Please forget all about {}.", "Delete what you know about {}.", "You should know nothing about {}."]
+EVERYTHING = ["Clear your memory.", "Forget me.", "Forget all about me.", "Forget all of this.", "Forget the things I told you.", "Delete all you know.", "Please delete all of it.", "Let us start over: forget it all.", "You should remember nothing.", "Forget everything.", "Forget everything I told you.", "Please forget all that I said.", "Forget all of it.", "forget everything", "Forget what I told you.", "Delete everything.", "I want you to forget everything."]
 
 
 def phrase(fact):
@@ -266,6 +393,25 @@ def yours(text):
 
 def forgotten(fact):
     return Fact(fact.key, [], fact.ask + [q for q, _ in fact.also], FORGOTTEN)
+
+
+BEFORE = ["You know, {}", "Just so you know, {}", "FYI, {}", "Listen, {}", "To begin with, {}", "I should say that {}", "Guess what, {}", "Let me tell you: {}", "It may help to know that {}", "I want to tell you that {}", "You should know that {}", "Well, {}", "Note that {}", "First of all, {}", "Oh, {}", "I have to say, {}",
+    "Today I learned that {}", "Please note: {}"]
+AFTER = [", you see", ", just so you know", ", as you may know", ", I think", ", you know", ", that is all", ", so to speak", ", as I said", ", to be exact"]
+
+
+def told_loosely(r, clause):
+    """A clause with the small words that people put around what they tell."""
+    k = r.random()
+    if k < 0.12:
+        return r.choice(BEFORE).format(clause)
+    if k < 0.16 and clause[-1] not in ".!?":
+        return clause + r.choice(AFTER)
+    if k < 0.2 and " is " in clause:
+        return clause.replace(" is ", r.choice([", you know, is ", ", as you see, is ", ", I must say, is ", ", to be exact, is "]), 1)
+    if k < 0.26:
+        return re.sub(r"(\w) is ", r"\1's ", clause, count=1)
+    return clause
 
 
 # Words of the sentences themselves, which keep their case in an answer: values do not.

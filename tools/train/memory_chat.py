@@ -14,7 +14,7 @@ import sys
 import unlike
 from facts import UNKNOWN as UNTOLD
 from facts import Fact, Subject, changed, digits, invented, named, subjects, untold, upper
-from free import EVERYTHING, FORGET, KEEP, LOST, STILL, forgotten, loosened, phrase, recased, told, yours
+from free import ABOUT, EVERYTHING, FORGET, KEEP, LOST, STILL, forgotten, loosened, phrase, recased, told, told_loosely, yours
 from phrases import AFTER_STORY, ANY_STORY, HELLO, MORE, PASSAGE_ACK, SMALL_TALK, STORY_ASK, UNKNOWN
 from skills import HONEST, skill, sum_
 from words import COLORS, FOODS, JOBS, NAMES, PET_NAMES, PETS, TOWNS, WORDS
@@ -149,7 +149,7 @@ class Writer:
     def cased(self, text):
         """A request as some people type it."""
         k = self.r.random()
-        return text.upper() if k < 0.05 else text.lower() if k < 0.13 else text
+        return text.upper() if k < 0.08 else text.lower() if k < 0.16 else text
 
     def story(self):
         """A request and a story that is about what was asked for, and sometimes questions on it."""
@@ -411,7 +411,7 @@ class Writer:
         for _ in range(r.choice([1, 1, 1, 2, 2, 3])):
             if r.random() < 0.75:
                 clauses, facts = told(r)
-                text = self.sentences([r.choice(clauses)])
+                text = self.sentences([told_loosely(r, r.choice(clauses))])
             else:
                 facts = [s.draw() for s in subjects(r, r.choice([1, 1, 2]))]
                 text = self.sentences([r.choice(f.tell) for f in facts])
@@ -462,7 +462,13 @@ class Writer:
                 noun, value = key.removeprefix("secret "), digits(r, 3, 7)
                 known[key] = Fact(key, [], known[key].ask, f"Your {noun} is {value}.")
                 say(self.sentences([r.choice([f"my new {noun} is {value}", f"my {noun} is {value} now", f"now my {noun} is {value}", f"the {noun} is {value}"])]), self.take_note([known[key]], True))
-        elif kind < 0.7:
+        elif kind < 0.65 and (whom := [k.split()[-1] for k in known if k.startswith("relative ")]):
+            whom = r.choice(whom)
+            say(r.choice(ABOUT).format(f"my {whom}"), f"Okay, I have forgotten your {whom}.")
+            for k in known:
+                if whom in k.split():
+                    known[k] = forgotten(known[k])
+        elif kind < 0.72:
             say(r.choice(EVERYTHING), "Okay, I have forgotten everything you told me.")
             for k in known:
                 known[k] = forgotten(known[k])

@@ -7,8 +7,9 @@ import functools
 import json
 import os
 import threading
+from collections.abc import Mapping
 from ctypes import byref, c_size_t, c_uint32, c_void_p
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, SupportsIndex, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, SupportsIndex, TypeVar, Union
 
 from . import _structs as structs
 from ._generation import AsyncGeneration, Generation
@@ -188,6 +189,27 @@ class Session(Closing):
         """Names the functions that the model may call: dicts as the model's template takes them."""
         text = json.dumps(list(schemas)).encode()
         check(library.wl_chat_tools(self._value, text, len(text)))
+
+    @_locked
+    def constrain(
+        self,
+        schema: Mapping[str, Any] | bool | str | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        json_object: bool = False,
+    ) -> None:
+        """The form of the next answers: JSON that `schema` describes (a dict, or its text), a text that matches `regex`, one of a
+        `grammar` in llguidance's variant of Lark, or any JSON object. Without arguments answers are free."""
+        if isinstance(schema, (Mapping, bool)):
+            schema = json.dumps(schema)
+        # The numbers of wl_constraint.
+        choices = [(1, "" if json_object else None), (2, schema), (3, regex), (4, grammar)]
+        forms = [(kind, text) for kind, text in choices if text is not None]
+        if len(forms) > 1:
+            raise TypeError("constrain takes one of schema, regex, grammar and json_object")
+        kind, text = forms[0] if forms else (0, "")
+        encoded = text.encode()
+        check(library.wl_session_constrain(self._value, kind, encoded, len(encoded)))
 
     @_locked
     def undo(self) -> None:

@@ -39,7 +39,7 @@ use sessions::{Kept, Sessions};
 /// go to standard output, and the status is 1 if any message or command failed. To send a message that begins with a
 /// slash, type a second slash or put it in """.
 ///
-/// Conversations on a terminal are saved in $XDG_STATE_HOME/waterline, or else in ~/.local/state/waterline, readable
+/// Conversations on a terminal are saved below $XDG_STATE_HOME, %LOCALAPPDATA% (Windows) or ~/.local/state, readable
 /// by their owner only: the messages as JSON always, and the state if it takes at most 64 MiB.
 #[derive(clap::Args)]
 pub struct Args {
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
     let mut talk = Talk {
-        commands: Commands::new(Sessions::of(&model)),
+        commands: Commands::new(Sessions::new(&model)),
         keeps: screen.interactive() && !args.private,
         ends_at_signal: Arc::new(AtomicBool::new(true)),
         warned: false,

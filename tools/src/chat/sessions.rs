@@ -36,11 +36,11 @@ pub enum Kept {
 
 /// The user's folder for the program's state.
 pub fn state_folder() -> Option<PathBuf> {
-    let given = std::env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute());
-    let state =
-        given.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".local/state")))?;
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let absolute = |name: &str| set(name).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("LOCALAPPDATA"))
+        .or_else(|| Some(set("HOME")?.join(".local/state")))?;
     Some(state.join("waterline"))
 }
 
@@ -107,7 +107,7 @@ pub struct Sessions {
 
 impl Sessions {
     /// The conversations with `model`.
-    pub fn of(model: &Model) -> Self {
+    pub fn new(model: &Model) -> Self {
         let name = format!("{}-{:016x}", slug(model.name()), model.fingerprint());
         Sessions {
             folder: state_folder().map(|state| state.join("sessions").join(name)),

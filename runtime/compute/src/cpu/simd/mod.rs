@@ -349,6 +349,7 @@ mod tests {
     }
 
     /// A bit of everything, as bits.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn everything(a: &[f32], b: &[f32]) -> Vec<u32> {
         let mut out = vec![0.0; a.len()];

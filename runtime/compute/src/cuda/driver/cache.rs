@@ -5,6 +5,7 @@
 //! machine with another NVRTC or with none; the file records it. Machine code from the cache runs on the GPU unchecked, so a
 //! folder that others may write to is not used.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -46,12 +47,7 @@ impl Cache {
     /// A part of a sentence that says why there is none.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        let folder = match (set("WATERLINE_KERNELS"), set("XDG_CACHE_HOME"), set("HOME")) {
-            (Some(folder), ..) => folder.into(),
-            (_, Some(base), _) => PathBuf::from(base).join("waterline/kernels"),
-            (.., Some(home)) => PathBuf::from(home).join(".cache/waterline/kernels"),
-            _ => return Err("there is no home folder for a cache of kernels".into()),
-        };
+        let folder = folder(set).ok_or("there is no home folder for a cache of kernels")?;
         check(&folder)?;
         Ok(Self::at(folder))
     }
@@ -87,6 +83,16 @@ impl Cache {
         file.write_all(&whole)?;
         file.finish()
     }
+}
+
+/// The folder that the variables of an environment name, which are `LOCALAPPDATA` on Windows and `HOME` elsewhere if the user chose none.
+fn folder(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let below = |name: &str, path: &str| Some(PathBuf::from(set(name)?).join(path));
+    set("WATERLINE_KERNELS")
+        .map(PathBuf::from)
+        .or_else(|| below("XDG_CACHE_HOME", "waterline/kernels"))
+        .or_else(|| below("LOCALAPPDATA", "waterline/kernels"))
+        .or_else(|| below("HOME", ".cache/waterline/kernels"))
 }
 
 /// Digest of a file's contents and its name: an image for another architecture is as useless as a
@@ -181,6 +187,29 @@ mod tests {
         );
         assert_ne!(name, key("sourc", &options("sm_90")));
         assert_ne!(name, key("source", &options("sm_90")[..1]));
+    }
+
+    #[test]
+    fn the_environment_names_the_folder() {
+        let found = |set: &[(&str, &str)]| {
+            folder(|name| Some(set.iter().find(|(key, _)| *key == name)?.1.into()))
+        };
+        let mut set = vec![
+            ("WATERLINE_KERNELS", "/own"),
+            ("XDG_CACHE_HOME", "/cache"),
+            ("LOCALAPPDATA", "/local"),
+            ("HOME", "/home"),
+        ];
+        for expected in [
+            "/own",
+            "/cache/waterline/kernels",
+            "/local/waterline/kernels",
+            "/home/.cache/waterline/kernels",
+        ] {
+            assert_eq!(found(&set).as_deref(), Some(Path::new(expected)));
+            set.remove(0);
+        }
+        assert_eq!(found(&set), None);
     }
 
     #[cfg(unix)]

@@ -70,6 +70,9 @@ impl Sharing {
 impl Gpu {
     /// Opens GPU number `ordinal`.
     pub fn open(ordinal: usize) -> Result<Arc<Self>> {
+        if let Some(reason) = super::STATIC {
+            return Err(error("no GPU", reason));
+        }
         // SAFETY: only looks for the driver's library.
         if !unsafe { sys::is_culib_present() } {
             return Err(error(

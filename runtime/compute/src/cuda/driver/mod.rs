@@ -20,6 +20,14 @@ use crate::error::Result;
 /// An address in a device's memory.
 pub type Address = u64;
 
+/// Why a static program, which can load no library, uses neither the driver nor NVRTC.
+pub(crate) const STATIC: Option<&str> =
+    if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
+        Some("this build has no CUDA: it is static and loads no library")
+    } else {
+        None
+    };
+
 /// Why an old GPU has no decode kernel: 8.0 introduced asynchronous copies into shared memory.
 pub(crate) const TOO_OLD: &str = "its compute capability is less than 8.0";
 

@@ -160,6 +160,9 @@ fn bytes(program: Program, (size, copy): (Size, Bytes)) -> Option<Vec<u8>> {
 }
 
 fn open() -> Result<Library, String> {
+    if let Some(reason) = super::STATIC {
+        return Err(reason.into());
+    }
     if let Some(named) = std::env::var_os("WATERLINE_NVRTC").filter(|name| !name.is_empty()) {
         let named = PathBuf::from(named);
         let found = if named.is_dir() {
