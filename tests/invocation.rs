@@ -55,7 +55,11 @@ fn a_wrong_command_line_is_answered_with_the_right_one() {
             &["run", "x", "--mlock"],
             &["--mlock", "--copy reads them into memory"],
         ),
-        (&["run", "x", "-fa"], &["-fa", "leave the flag out"]),
+        (&["run", "-p", "x", "-fa"], &["-fa", "leave the flag out"]),
+        (
+            &["eval", "ppl", "x", "--nonsense"],
+            &["waterline eval ppl --help lists them"],
+        ),
         (&["run", "x", "--batch-size", "8"], &["--chunk N"]),
         (
             &["run", "x", "--sessions", "8"],

@@ -176,11 +176,20 @@ fn unknown_argument(
     suggested: bool,
 ) -> Option<String> {
     let (name, rest) = words.split_first()?;
+    // `eval ppl`, say.
+    let inner = known.find_subcommand(name).and_then(|command| {
+        let word = rest.first()?;
+        command
+            .find_subcommand(word)
+            .map(|_| format!("{name} {word}"))
+    });
+    let whole = inner.as_deref().unwrap_or(name);
     let advised = || {
-        let is_flag = argument.starts_with('-');
+        let letter = argument.trim_start_matches('-').chars().next();
+        let is_flag = argument.starts_with('-') && letter.is_some_and(char::is_alphabetic);
         let elsewhere = flags::counterpart(argument)
-            .or_else(|| flags::owners(argument, name, known).filter(|_| is_flag));
-        elsewhere.or_else(|| (is_flag && !suggested).then(|| flags::unknown(argument, name)))
+            .or_else(|| flags::owners(argument, whole, known).filter(|_| is_flag));
+        elsewhere.or_else(|| (is_flag && !suggested).then(|| flags::unknown(argument, whole)))
     };
     // A flag and its value may be one word.
     let Some(at) = rest.iter().position(|word| word == argument) else {

@@ -150,9 +150,20 @@ impl SessionArgs {
         };
         let mut options = self.options(self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
+        self.announced(model, options)
+    }
+
+    /// Opens a session; standard error gets the form of its steps on a GPU, and a note where --keep has no effect.
+    fn announced(&self, model: &Arc<Model>, options: SessionOptions) -> Result<Session> {
         let session = Session::new(Arc::clone(model), options)?;
         if let Some(form) = session.step_form() {
             eprintln!("a step on the GPU is {form}");
+        }
+        let shifts = self.on_full == ContextEnd::Shift && model.reads_context();
+        if shifts && self.keep > 0 && !model.keeps_first_tokens() {
+            eprintln!(
+                "note: --keep: this model attends to blocks of its context, so the first tokens are forgotten with the oldest"
+            );
         }
         Ok(session)
     }
@@ -173,11 +184,7 @@ impl SessionArgs {
     ) -> Result<Session> {
         let mut options = self.options(self.device.open()?)?;
         (options.store, options.sampler) = (Some(store), sampler);
-        let session = Session::new(Arc::clone(model), options)?;
-        if let Some(form) = session.step_form() {
-            eprintln!("a step on the GPU is {form}");
-        }
-        Ok(session)
+        self.announced(model, options)
     }
 
     /// Opens sessions that step together: they share a device, threads and a prefix store.

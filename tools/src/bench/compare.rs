@@ -295,9 +295,12 @@ impl Comparison {
             head.extend([letter.clone(), format!("{letter} to A"), "95 %".into()]);
         }
         let row = |measure: Measure| {
-            let shown = |value: f64| match measure.is_size {
-                true => bytes(value as usize),
-                false => rounded(value),
+            let shown = |value: f64| {
+                if measure.is_size {
+                    bytes(value as usize)
+                } else {
+                    rounded(value)
+                }
             };
             let mut row = vec![measure.name.clone(), shown(measure.values[0])];
             for (&value, ratio) in measure.values[1..].iter().zip(&measure.ratios) {

@@ -182,6 +182,7 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             color: computed_color(reports),
             dashed: true,
             dots: false,
+            errors: Vec::new(),
         }
     });
     let mut series: Vec<Series> = with_cache.into_iter().collect();
@@ -206,6 +207,7 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             color,
             dashed: false,
             dots: true,
+            errors: Vec::new(),
         });
     }
     let plot = Plot {
@@ -284,6 +286,7 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             color,
             dashed: false,
             dots: false,
+            errors: Vec::new(),
         });
         if single {
             series.push(Series {
@@ -292,6 +295,7 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
                 color: 2,
                 dashed: false,
                 dots: false,
+                errors: Vec::new(),
             });
         }
     }
@@ -301,6 +305,7 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         color: computed_color(reports),
         dashed: true,
         dots: false,
+        errors: Vec::new(),
     }));
     let plot = Plot {
         description: "Memory against position".into(),

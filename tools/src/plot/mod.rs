@@ -22,6 +22,8 @@ pub struct Series {
     pub dashed: bool,
     /// Whether each point has a dot, which is within the axes then.
     pub dots: bool,
+    /// The standard error of each point, drawn as a bar up and down; none for points without.
+    pub errors: Vec<f64>,
 }
 
 /// An area between lower and upper values.
@@ -212,6 +214,11 @@ impl Plot {
             } else {
                 chart.draw_series(LineSeries::new(line, style))?
             };
+            let bars = series.points.iter().zip(&series.errors);
+            chart.draw_series(bars.map(|(&(x, y), error)| {
+                let end = |y: f64| (x, y.clamp(self.y.min, self.y.max));
+                PathElement::new(vec![end(y - error), end(y + error)], style.stroke_width(1))
+            }))?;
             if series.dots {
                 let size = 3 + width / 2;
                 let dot =
@@ -403,6 +410,7 @@ mod tests {
                 color: 0,
                 dashed: true,
                 dots: true,
+                errors: Vec::new(),
             }],
         }
     }
