@@ -95,6 +95,20 @@ typedef enum {
   WL_DEVICE_CUDA = 2,
 } wl_device;
 
+// What answers fit.
+typedef enum {
+  // Nothing: answers are free.
+  WL_CONSTRAINT_NONE = 0,
+  // JSON objects, whichever.
+  WL_CONSTRAINT_JSON_OBJECT = 1,
+  // A JSON schema.
+  WL_CONSTRAINT_JSON_SCHEMA = 2,
+  // A regular expression, which the whole answer matches.
+  WL_CONSTRAINT_REGEX = 3,
+  // A grammar in llguidance's variant of Lark.
+  WL_CONSTRAINT_LARK = 4,
+} wl_constraint;
+
 // How keys and values of attention are stored.
 typedef enum {
   // 16-bit floats.
@@ -581,6 +595,16 @@ wl_status wl_session_clear_cancel(const wl_session *session);
 // Calls `function` with `user` while wl_feed, wl_session_read_history, wl_chat_say, wl_chat_start and the
 // functions that set messages read, on the thread that calls them; NULL ends it. Forks of the session have none.
 wl_status wl_session_set_progress(wl_session *session, wl_progress_fn function, void *user);
+
+// From the next generation on, the text of each fits a form, unless `max_tokens` or a stop cuts it. `kind` is a wl_constraint, and
+// `grammar`, `length` bytes, its schema, expression or grammar; it may be NULL for kinds without. A thought that the chat template opens is
+// free: the form holds after it. JSON has one space between its parts. Drafts, batches and forks keep to the form, wl_sample and wl_step do
+// not; wl_session_reset leaves it. WL_ERROR_ARGUMENT if nothing can fit it, it has a mistake or is too large, WL_ERROR_UNSUPPORTED in a
+// build without constraints; the form is then as it was.
+wl_status wl_session_constrain(wl_session *session,
+                               uint32_t kind,
+                               const char *grammar,
+                               size_t length);
 
 // Makes a batch for up to `most` sessions, 1 to 1024, on a GPU 1 to 64, of the model and the device of `session`, which compute
 // with its threads. Free it with wl_batch_free. The weights are read once for all sessions of a step. On a GPU all sessions must

@@ -272,7 +272,7 @@ pub unsafe extern "C" fn wl_session_new(
         options.device.clone_from(&model.device);
         let made = Session::new(Arc::clone(&model.model), options)?;
         // SAFETY: checked.
-        unsafe { put(session, add(made, None)) };
+        unsafe { put(session, add(made, None, None)) };
         Ok(())
     })
 }
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn wl_session_fork(
         place("the place for the session", fork)?;
         let made = inner.session.fork()?;
         // SAFETY: checked.
-        unsafe { put(fork, add(made, inner.chat.clone())) };
+        unsafe { put(fork, add(made, inner.chat.clone(), inner.form.clone())) };
         Ok(())
     })
 }

@@ -75,9 +75,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => {
             let plan = checkpoint.spec.plan(&args.state.options())?;
             let blocks = blocks(&checkpoint, &plan, args)?;
-            match args.json {
-                true => json_line(&to_json(&checkpoint, &plan, &blocks, args)),
-                false => shown(&to_text(&checkpoint, &plan, &blocks)),
+            if args.json {
+                json_line(&to_json(&checkpoint, &plan, &blocks, args))
+            } else {
+                shown(&to_text(&checkpoint, &plan, &blocks))
             }
         }
     };

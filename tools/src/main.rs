@@ -11,7 +11,6 @@ mod device;
 mod error;
 mod eval;
 mod format_choice;
-#[cfg_attr(not(feature = "constraints"), path = "no_grammar.rs")]
 mod grammar;
 mod imatrix;
 mod inspect;

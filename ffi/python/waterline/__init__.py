@@ -434,6 +434,20 @@ class Session(Closing):
         check(library.wl_chat_tools(self._value, text, len(text)))
 
     @_locked
+    def constrain(self, schema=None, regex=None, grammar=None, json_object=False):
+        """The form of the next answers: JSON that `schema` describes (a dict, or its text), a text that matches `regex`, one of a
+        `grammar` in llguidance's variant of Lark, or any JSON object. Without arguments answers are free."""
+        if isinstance(schema, (dict, bool)):
+            schema = json.dumps(schema)
+        # The numbers of wl_constraint.
+        forms = [(kind, text) for kind, text in [(1, "" if json_object else None), (2, schema), (3, regex), (4, grammar)] if text is not None]
+        if len(forms) > 1:
+            raise TypeError("constrain takes one of schema, regex, grammar and json_object")
+        kind, text = forms[0] if forms else (0, "")
+        text = text.encode()
+        check(library.wl_session_constrain(self._value, kind, text, len(text)))
+
+    @_locked
     def undo(self):
         """Takes back the last message and its answer."""
         check(library.wl_chat_undo(self._value))

@@ -206,6 +206,7 @@ FUNCTIONS = {
     "wl_session_set_progress": [HANDLE, PROGRESS, c_void_p],
     "wl_session_cancel": [HANDLE],
     "wl_session_clear_cancel": [HANDLE],
+    "wl_session_constrain": [HANDLE, c_uint32, TEXT, c_size_t],
     "wl_session_mark": [HANDLE],
     "wl_session_rewind": [HANDLE, c_uint64],
     "wl_feed": [HANDLE, POINTER(c_uint32), c_size_t, SIZE_OUT],

@@ -141,6 +141,23 @@ with Model.builtin() as model:
         seen.tools([])
         assert "".join(seen.say("Hello!", max_tokens=4))
 
+    # Forms of answers.
+    with model.session(temperature=0, threads=1) as formed:
+        age = {"type": "object", "properties": {"age": {"enum": [7]}}, "required": ["age"], "additionalProperties": False}
+        formed.constrain(schema=age)
+        assert "".join(formed.say("Hello!")) == '{"age": 7}'
+        formed.constrain(regex="[a-c]{2}")
+        assert "".join(formed.say("Hello!")) in {a + b for a in "abc" for b in "abc"}
+        formed.constrain(grammar='start: "x" "y"+')
+        assert "".join(formed.say("Hello!", max_tokens=3)).startswith("xy")
+        formed.constrain(json_object=True)
+        assert "".join(formed.say("Hello!", max_tokens=1)).startswith("{")
+        raises(TypeError, "one of", formed.constrain, schema=age, regex="x")
+        assert "grammar" in refused("WL_ERROR_ARGUMENT", formed.constrain, regex="(")
+        formed.constrain()
+        formed.reset()
+        assert "".join(formed.say("Hello!"))[0].isalpha()
+
     # Answers that are generated together are those of each alone.
     messages = ["My name is Anna.", "Tell me a story."]
     alone = []

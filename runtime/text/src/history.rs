@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::placeholders::{Part, parts, placeholders, template_error};
+use super::placeholders::{Stretch, parts, placeholders, template_error};
 use super::{Message, Piece, Role, Run, Runs, Turns};
 use crate::error::{Error, Result};
 
@@ -47,7 +47,7 @@ impl Turns {
         let masked = placeholders(&messages);
         let rendered = self.render(&masked, reply && !goes_on)?;
         let mut pieces = parts(&rendered, &messages)?;
-        let end_of = |pieces: &[Part], message: usize| {
+        let end_of = |pieces: &[Stretch], message: usize| {
             let at = pieces
                 .iter()
                 .rposition(|part| part.message == Some(message));
@@ -130,7 +130,7 @@ impl Turns {
         })
     }
 
-    fn encode(&self, parts: &[Part], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {
+    fn encode(&self, parts: &[Stretch], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         self.tokenizer().encode_runs(&pieces, true, Some(runs))
     }

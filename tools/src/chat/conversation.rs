@@ -174,7 +174,7 @@ impl Conversation {
 
     /// Sets the form of all answers.
     pub fn set_form(&mut self, form: &GrammarArgs) -> Result<()> {
-        self.form = form.constraint(self.session.model(), self.chat.end_token())?;
+        self.form = form.constraint(self.session.model())?;
         Ok(())
     }
 
@@ -250,9 +250,10 @@ impl Conversation {
         let mut answer = String::new();
         let mut pieces = self.session.generate(self.limits.clone())?;
         if let Some(form) = self.form.clone() {
-            let form = match thoughts.are_open() {
-                true => form.after_thought(),
-                false => form,
+            let form = if thoughts.are_open() {
+                form.after_thought()
+            } else {
+                form
             };
             pieces = pieces.constrained(form);
         }

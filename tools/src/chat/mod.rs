@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
     let mut talk = Talk {
-        commands: Commands::new(Sessions::of(&model)),
+        commands: Commands::new(Sessions::new(&model)),
         keeps: screen.interactive() && !args.private,
         ends_at_signal: Arc::new(AtomicBool::new(true)),
         warned: false,

@@ -168,7 +168,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
 
 /// Minus the logarithm to base 2 of the probability of `token`.
 pub(super) fn surprise(logits: &[f32], token: u32) -> f64 {
-    -LogSum::new(logits).of(logits[token as usize]) / std::f64::consts::LN_2
+    -LogSum::new(logits).log_probability(logits[token as usize]) / std::f64::consts::LN_2
 }
 
 fn sum(costs: &[Cost]) -> Cost {

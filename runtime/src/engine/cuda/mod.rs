@@ -79,9 +79,12 @@ impl CudaEngine {
         self.programs.persistent.as_ref().map(DecodeKernel::ops)
     }
 
-    /// The queue of a session that is not lost.
+    /// The queue of a session that is not lost; no other queue is changing its state.
     fn queue(&self) -> Result<&dyn Queue> {
         self.check_lost()?;
+        if let Some(exact) = &self.exact {
+            exact.settle()?;
+        }
         self.busy.set(true);
         Ok(&*self.queue)
     }

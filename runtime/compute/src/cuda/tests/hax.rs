@@ -26,7 +26,7 @@ fn best() -> Pattern {
     Pattern::Best(scorer)
 }
 
-/// Reads chunks with these sources, of which a query sees so many tokens each.
+/// Reads chunks with these sources, and as many tokens of each as a query sees.
 fn compare(patterns: Vec<(Pattern, usize)>, bins: usize) {
     let Some(device) = device() else { return };
     let scored = patterns

@@ -58,40 +58,66 @@ __device__ float hax_key(const HaxParts& hax, int t, int i) {
   return __fmul_rn(hax.k.token(t)[i], 1.0f / sqrtf((float)width));
 }
 
-// A value for the query and one for the key.
+// The mean of `count` values from that of those before the last, x. A quotient whose reciprocal is known, rounded as a division: a
+// quotient, and the remainder's share.
+__device__ inline float hax_mean(float mean, float x, float count, float inverse) {
+  float difference = x - mean, quotient = __fmul_rn(difference, inverse);
+  return __fadd_rn(mean, fmaf(fmaf(-quotient, count, difference), inverse, quotient));
+}
+
+// A value for a query and one for a key.
 template <class T>
 struct HaxPair {
   T query, key;
 };
 
-// The bins of a query and a key, each less its mean; `products` has room for two of each column. Begins with a barrier.
-template <int width>
-__device__ HaxPair<int> hax_bins(const HaxSource& source, HaxPair<const float*> x, HaxPair<const float*> mean, float* products) {
-  HaxPair<float*> sums = {products, products + source.columns};
+// The bins of `tile` queries and keys, each less its mean: `query(t, i)`, `key(t, i)`. `x` has room for `[2 tile, width]`.
+template <int width, int tile, class Query, class Key>
+__device__ void hax_bins(const HaxSource& source, Query query, Key key, float* x, HaxPair<int> (&bins)[tile]) {
+  // A bit for each positive product, or the largest product with its column.
+  __shared__ u32 signs[2 * tile];
+  __shared__ u64 largest[2 * tile];
   __syncthreads();
-  for (int r = threadIdx.x; r < source.columns; r += blockDim.x) {
-    float query = 0.0f, key = 0.0f;
-#pragma unroll 32
-    for (int i = 0; i < width; i++) {
-      float weight = source.weights[i * source.columns + r];
-      query += (x.query[i] - mean.query[i]) * weight;
-      key += (x.key[i] - mean.key[i]) * weight;
-    }
-    sums.query[r] = query;
-    sums.key[r] = key;
+  if (threadIdx.x < 2 * tile) signs[threadIdx.x] = 0, largest[threadIdx.x] = 0;
+  for (int n = threadIdx.x; n < tile * width; n += blockDim.x) {
+    x[n] = query(n / width, n % width);
+    x[tile * width + n] = key(n / width, n % width);
   }
   __syncthreads();
-  HaxPair<int> bins = {0, 0};
-  for (int r = 0; r < source.columns; r++) {
-    if (source.kind == HAX_SIGNS) {
-      bins.query |= (sums.query[r] > 0.0f) << r;
-      bins.key |= (sums.key[r] > 0.0f) << r;
-    } else {
-      if (sums.query[r] > sums.query[bins.query]) bins.query = r;
-      if (sums.key[r] > sums.key[bins.key]) bins.key = r;
+  for (int n = threadIdx.x; n < 2 * tile * source.columns; n += blockDim.x) {
+    int row = n / source.columns, column = n % source.columns;
+    float product = 0.0f;
+    constexpr int some = width % 16 == 0 ? 16 : 1;
+    for (int first = 0; first < width; first += some) {
+      float weights[some];
+#pragma unroll
+      for (int i = 0; i < some; i++) weights[i] = source.weights[(first + i) * source.columns + column];
+#pragma unroll
+      for (int i = 0; i < some; i++) product += x[row * width + first + i] * weights[i];
     }
+    // Zero has one sign.
+    if (source.kind == HAX_LARGEST) atomicMax(&largest[row], key_of(product + 0.0f, column));
+    if (source.kind == HAX_SIGNS && product > 0.0f) atomicOr(&signs[row], 1u << column);
   }
-  return bins;
+  __syncthreads();
+  for (int t = 0; t < tile; t++) {
+    auto bin = [&](int row) { return source.kind == HAX_SIGNS ? (int)signs[row] : (int)~(u32)largest[row]; };
+    bins[t] = {bin(t), bin(tile + t)};
+  }
+}
+
+template <int count>
+__device__ void load_row(const float* from, float (&values)[count]) {
+  if constexpr (count % 4 == 0) {
+#pragma unroll
+    for (int n = 0; n < count; n += 4) {
+      float4 four = *reinterpret_cast<const float4*>(from + n);
+      values[n] = four.x, values[n + 1] = four.y, values[n + 2] = four.z, values[n + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < count; n++) values[n] = from[n];
+  }
 }
 
 // The scores of `tile` keys, `key(t, i)`, given the mean queries, `mean_query(t, i)`; x and y have room for `[2 width, tile]`.
@@ -114,11 +140,19 @@ __device__ void hax_scores(const HaxSource& source, Key key, Mean mean_query, fl
     for (int j = threadIdx.x; j < n; j += blockDim.x) {
       float sums[tile];
       for (int t = 0; t < tile; t++) sums[t] = bias[j];
-#pragma unroll(tile == 1 ? 32 : 8)
-      for (int i = 0; i < n; i++) {
-        float weight = weights[i * n + j];
+      // Weights are loaded together, as far as registers allow.
+      constexpr int most = tile == 1 ? 32 : 8, some = n % most == 0 ? most : 2;
+      for (int first = 0; first < n; first += some) {
+        float loaded[some];
 #pragma unroll
-        for (int t = 0; t < tile; t++) sums[t] += x[i * tile + t] * weight;
+        for (int i = 0; i < some; i++) loaded[i] = weights[(first + i) * n + j];
+#pragma unroll
+        for (int i = 0; i < some; i++) {
+          float inputs[tile];
+          load_row<tile>(x + (first + i) * tile, inputs);
+#pragma unroll
+          for (int t = 0; t < tile; t++) sums[t] += inputs[t] * loaded[i];
+        }
       }
       for (int t = 0; t < tile; t++) y[j * tile + t] = fmaxf(sums[t], 0.0f);
     }
@@ -186,14 +220,13 @@ __device__ void hax_weigh(const HaxParts& hax, const HaxPlan& plan, const float*
   }
 }
 
-// Shared memory: a key, two rows of twice its width, the products of a hash with query and key.
+// Shared memory: a key and two rows of twice its width.
 template <class E, int width>
 __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
   __shared__ int firsts[most_sources];
   float* key = shared_memory<float>();
   float* x = key + width;
   float* y = x + 2 * width;
-  float* products = y + 2 * width;
   float* mean_key = hax.means;
   float* mean_query = hax.means + width;
   E* keys = reinterpret_cast<E*>(hax.keys);
@@ -204,8 +237,8 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
     float count = (float)(position + 1);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
       key[i] = hax_key<width>(hax, t, i);
-      mean_key[i] += (key[i] - mean_key[i]) / count;
-      mean_query[i] += (query[i] - mean_query[i]) / count;
+      mean_key[i] = hax_mean(mean_key[i], key[i], count, 1.0f / count);
+      mean_query[i] = hax_mean(mean_query[i], query[i], count, 1.0f / count);
     }
     __syncthreads();
 
@@ -234,9 +267,12 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
           if (hax.scores[worst] < score) row = worst;
         }
       } else {
-        HaxPair<int> bins = hax_bins<width>(source, {query, key}, {mean_query, mean_key}, products);
-        first = bins.query * source.rows;
-        row = bins.key * source.rows + (int)hax.cursors[bins.key];
+        HaxPair<int> bins[1];
+        auto of_query = [&](int, int i) { return query[i] - mean_query[i]; };
+        auto of_key = [&](int, int i) { return key[i] - mean_key[i]; };
+        hax_bins<width>(source, of_query, of_key, x, bins);
+        first = bins[0].query * source.rows;
+        row = bins[0].key * source.rows + (int)hax.cursors[bins[0].key];
       }
       // Data that all threads have read changes now.
       __syncthreads();

@@ -5,55 +5,65 @@
 struct HaxChunk {
   // The mean key and the mean query after each token, [tokens, 2, width].
   float* means;
-  // Of each token: the bins of its query and its key, the score of its key.
+  // For each token, the bins of its query and its key and the score of its key.
   int* measures;
   // The token of the chunk that holds each row after it, or `none_seen`.
   int* last;
+  // Values as they are cached, [tokens, channels].
+  void* values;
 };
 
 enum { OF_QUERY, OF_KEY, OF_SCORE, measures_of_token };
 
-// What a plan's rows hold in a chunk: a token's number in it, or a row of the state, as a negative number below `none_seen`.
+// A plan's row in a chunk is a token's number in it, or a row of the state as a negative number below `none_seen`.
 __device__ inline int hax_before(int row) { return -row - 2; }
 
 // Tokens that a block of `hax_measure` scores at once, so that they share the scorer's weights.
 constexpr int hax_tile = 8;
-// Tokens of a block of `hax_mix_chunk`.
-constexpr int hax_mix_tile = 16;
+// Channels of a block of `hax_mix_chunk`, whose warps take a token each.
+constexpr int hax_mix_channels = 64;
 
 __device__ inline bool hax_is_hashed(const HaxSource& source) { return source.kind == HAX_SIGNS || source.kind == HAX_LARGEST; }
 
 // Whether its rows depend on the keys, not only on their positions.
 __device__ inline bool hax_moves(const HaxSource& source) { return source.kind == HAX_BEST || hax_is_hashed(source); }
 
-// A thread for each value of the mean key, then of the mean query.
+// A thread for each value of the mean key, then of the mean query. The next tokens' values are loaded while these are added.
 template <int width>
 __device__ void hax_means(HaxParts hax, HaxChunk chunk, const u64* start, int tokens) {
-  int column = blockIdx.x * blockDim.x + threadIdx.x;
-  if (column >= 2 * width) return;
-  int i = column % width;
-  bool of_key = column < width;
-  float mean = hax.means[column];
-  u64 count = *start;
-  constexpr int ahead = 8;
+  constexpr int ahead = 16;
+  int column = blockIdx.x * blockDim.x + threadIdx.x, own = min(column, 2 * width - 1), i = own % width;
+  bool of_key = own < width;
+  float mean = hax.means[own];
+  u64 before = *start;
+  float next[ahead];
+  auto load = [&](int first) {
+#pragma unroll
+    for (int t = 0; t < ahead; t++) {
+      int token = min(first + t, tokens - 1);
+      next[t] = of_key ? hax_key<width>(hax, token, i) : hax.q.token(token)[i];
+    }
+  };
+  load(0);
   for (int first = 0; first < tokens; first += ahead) {
     float values[ahead];
 #pragma unroll
-    for (int t = 0; t < ahead; t++) {
-      if (first + t < tokens) values[t] = of_key ? hax_key<width>(hax, first + t, i) : hax.q.token(first + t)[i];
-    }
+    for (int t = 0; t < ahead; t++) values[t] = next[t];
+    load(first + ahead);
+    // A lane divides for all of its warp.
+    float own_count = (float)(before + first + lane_index() + 1), own_inverse = 1.0f / own_count;
 #pragma unroll
     for (int t = 0; t < ahead; t++) {
-      if (first + t >= tokens) break;
-      mean += (values[t] - mean) / (float)++count;
-      chunk.means[(long long)(first + t) * 2 * width + column] = mean;
+      float count = __shfl_sync(all_lanes, own_count, t), inverse = __shfl_sync(all_lanes, own_inverse, t);
+      if (first + t >= tokens) continue;
+      mean = hax_mean(mean, values[t], count, inverse);
+      if (column < 2 * width) chunk.means[(long long)(first + t) * 2 * width + column] = mean;
     }
   }
-  hax.means[column] = mean;
+  if (column < 2 * width) hax.means[column] = mean;
 }
 
-// Shared memory: two rows of twice the width for each token of a tile, or a key and
-// the products of a hash.
+// Shared memory: two rows of twice the width for each token of a tile.
 template <int width>
 __device__ void hax_measure(HaxParts hax, HaxChunk chunk, int tokens) {
   float* x = shared_memory<float>();
@@ -72,14 +82,13 @@ __device__ void hax_measure(HaxParts hax, HaxChunk chunk, int tokens) {
         if (threadIdx.x == 0) chunk.measures[(first + t) * measures_of_token + OF_SCORE] = (int)__float_as_uint(scores[t]);
       }
     } else if (hax_is_hashed(source)) {
+      HaxPair<int> bins[hax_tile];
+      auto query = [=](int t, int i) { return hax.q.token(token(t))[i] - mean_key(t)[width + i]; };
+      auto key = [=](int t, int i) { return hax_key<width>(hax, token(t), i) - mean_key(t)[i]; };
+      hax_bins<width>(source, query, key, x, bins);
       for (int t = 0; t < hax_tile && first + t < tokens; t++) {
-        __syncthreads();
-        for (int i = threadIdx.x; i < width; i += blockDim.x) x[i] = hax_key<width>(hax, first + t, i);
-        const float* mean = mean_key(t);
-        HaxPair<int> bins = hax_bins<width>(source, {hax.q.token(first + t), x}, {mean + width, mean}, y);
-        if (threadIdx.x != 0) continue;
         int* measures = chunk.measures + (first + t) * measures_of_token;
-        measures[OF_QUERY] = bins.query, measures[OF_KEY] = bins.key;
+        if (threadIdx.x == 0) measures[OF_QUERY] = bins[t].query, measures[OF_KEY] = bins[t].key;
       }
     }
     __syncthreads();
@@ -111,48 +120,59 @@ __device__ inline void hax_hold_bin(const HaxParts& hax, const HaxChunk& chunk, 
   if (lane_index() == 0) hax.cursors[bin] = cursor;
 }
 
-// The same for the keys of the highest scores; `scores` and `positions` have room for theirs.
+// Follows the keys of the highest scores and tells all queries; `scores` and `positions` have room for theirs.
 __device__ inline void hax_hold_best(const HaxParts& hax, const HaxChunk& chunk, int first_row, int rows, int entry, u64 start,
                                      int tokens, int* held, float* scores, u64* positions) {
   for (int i = lane_index(); i < rows; i += 32) {
     scores[i] = hax.scores[i];
     positions[i] = hax.positions[first_row + i];
   }
-  // The lowest score's row, of equal ones the newest, as `hax_worst` finds it; in every lane.
+  // The row of the lowest score, of equal ones the newest, as `hax_worst` finds it; in every lane.
   auto find_worst = [&] {
     int worst = -1;
-    auto take = [&](int row) {
-      if (row < 0) return;
-      bool lower = worst < 0 || scores[row] < scores[worst] ||
-                   (scores[row] == scores[worst] && positions[row] > positions[worst]);
-      if (lower) worst = row;
+    float lowest = infinity;
+    u64 newest = 0;
+    auto take = [&](int row, float score, u64 position) {
+      bool lower = row >= 0 && (worst < 0 || score < lowest || (score == lowest && position > newest));
+      if (lower) worst = row, lowest = score, newest = position;
     };
-    for (int row = lane_index(); row < rows; row += 32) take(row);
-    for (int distance = 16; distance > 0; distance /= 2) take(__shfl_xor_sync(all_lanes, worst, distance));
+    for (int row = lane_index(); row < rows; row += 32) take(row, scores[row], positions[row]);
+    for (int distance = 16; distance > 0; distance /= 2) {
+      int row = __shfl_xor_sync(all_lanes, worst, distance);
+      float score = __shfl_xor_sync(all_lanes, lowest, distance);
+      take(row, score, __shfl_xor_sync(all_lanes, newest, distance));
+    }
     return worst;
   };
   __syncwarp();
+  auto tell = [&](int first, int end) {
+    for (int i = lane_index(); i < rows; i += 32) {
+      int own = held[i];
+      for (int t = first; t < end; t++) HaxPlan(hax, t).rows[entry + i] = own;
+    }
+  };
   int worst = start >= (u64)rows ? find_worst() : -1;
   for (int first = 0; first < tokens; first += 32) {
+    int count = min(32, tokens - first);
     int own = min(first + lane_index(), tokens - 1);
     float own_score = __uint_as_float((u32)chunk.measures[own * measures_of_token + OF_SCORE]);
-    for (int lane = 0; lane < 32 && first + lane < tokens; lane++) {
-      float score = __shfl_sync(all_lanes, own_score, lane);
-      u64 position = start + first + lane;
-      int row = -1;
-      if (position < (u64)rows) {
-        row = (int)position;
-      } else if (scores[worst] < score) {
-        row = worst;
-      }
-      if (row >= 0) {
-        __syncwarp();
-        if (lane_index() == 0) held[row] = first + lane, scores[row] = score, positions[row] = position + 1;
-        __syncwarp();
-        if (position + 1 >= (u64)rows) worst = find_worst();
-      }
-      HaxPlan plan(hax, first + lane);
-      for (int i = lane_index(); i < rows; i += 32) plan.rows[entry + i] = held[i];
+    // Between tokens that are taken, all queries see the same rows.
+    for (int told = 0; told < count;) {
+      bool fills = worst < 0;
+      bool enters = lane_index() >= told && lane_index() < count && (fills || scores[worst] < own_score);
+      u32 entering = __ballot_sync(all_lanes, enters);
+      int next = entering != 0 ? __ffs(entering) - 1 : count;
+      tell(first + told, first + next);
+      if (next == count) break;
+      float score = __shfl_sync(all_lanes, own_score, next);
+      u64 position = start + first + next;
+      int row = fills ? (int)position : worst;
+      __syncwarp();
+      if (lane_index() == 0) held[row] = first + next, scores[row] = score, positions[row] = position + 1;
+      __syncwarp();
+      if (position + 1 >= (u64)rows) worst = find_worst();
+      tell(first + next, first + next + 1);
+      told = next + 1;
     }
   }
   for (int i = lane_index(); i < rows; i += 32) hax.scores[i] = scores[i];
@@ -185,7 +205,7 @@ __device__ inline void hax_hold(HaxParts hax, HaxChunk chunk, const u64* start, 
   }
 }
 
-// What row `i` of a source of fixed positions holds once the token at `position` has come.
+// The token that row `i` of a source of fixed positions holds once the one at `position` has come.
 __device__ inline int hax_fixed(const HaxSource& source, int i, u64 start, u64 position) {
   // The number of its tokens so far, which take the rows in turn, or each row once.
   u64 every = source.kind == HAX_DILATED ? (u64)source.every : 1, taken = (position + 1) / every;
@@ -227,34 +247,48 @@ __device__ void hax_weigh_chunk(HaxParts hax, HaxChunk chunk, const u64* start, 
   });
 }
 
-// As `hax_mix`, for a tile of tokens.
+// Values as they are cached.
 template <class E, int channels>
-__device__ void hax_mix_chunk(HaxParts hax, int tokens) {
-  __shared__ float sums[mix_warps][32];
-  int channel = blockIdx.x * 32 + lane_index(), first = blockIdx.y * hax_mix_tile;
-  bool used = channel < channels;
-  const E* values = reinterpret_cast<const E*>(hax.values) + channel;
-  for (int t = first; t < min(first + hax_mix_tile, tokens); t++) {
-    HaxPlan plan(hax, t);
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int entry = warp_index(); entry < hax.seen; entry += mix_warps) {
-      int row = plan.rows[entry];
-      if (row == none_seen || !used) continue;
-      E value = row >= 0 ? E(hax.v.token(row)[channel]) : values[(long long)hax_before(row) * channels];
-      sum += plan.weights[entry] * float_of(value);
+__device__ void hax_narrow(HaxParts hax, HaxChunk chunk, int) {
+  int t = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < channels) reinterpret_cast<E*>(chunk.values)[(long long)t * channels + i] = E(hax.v.token(t)[i]);
+}
+
+// As `hax_mix`: each lane of a warp sums as its warps do there.
+template <class E, int channels>
+__device__ void hax_mix_chunk(HaxParts hax, HaxChunk chunk, int tokens) {
+  int channel = blockIdx.x * hax_mix_channels + lane_index(), t = blockIdx.y * mix_warps + warp_index();
+  if (t >= tokens) return;
+  HaxPlan plan(hax, t);
+  const E* before = reinterpret_cast<const E*>(hax.values);
+  const E* values = reinterpret_cast<const E*>(chunk.values);
+  float sums[2][mix_warps] = {};
+  for (int first = 0; first < hax.seen; first += 32) {
+    int own = first + lane_index();
+    int own_row = own < hax.seen ? plan.rows[own] : none_seen;
+    float own_weight = own < hax.seen ? plan.weights[own] : 0.0f;
+#pragma unroll
+    for (int entry = 0; entry < 32; entry++) {
+      int row = __shfl_sync(all_lanes, own_row, entry);
+      float weight = __shfl_sync(all_lanes, own_weight, entry);
+      if (row == none_seen) continue;
+      const E* from = row >= 0 ? values + (long long)row * channels : before + (long long)hax_before(row) * channels;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        if (channel + 32 * half < channels) sums[half][entry % mix_warps] += weight * float_of(from[channel + 32 * half]);
+      }
     }
-    __syncthreads();
-    sums[warp_index()][lane_index()] = sum;
-    __syncthreads();
-    if (warp_index() == 0 && used) {
-      for (int warp = 1; warp < mix_warps; warp++) sum += sums[warp][lane_index()];
-      hax.out.token(t)[channel] = sum;
-    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float sum = sums[half][0];
+#pragma unroll
+    for (int warp = 1; warp < mix_warps; warp++) sum += sums[half][warp];
+    if (channel + 32 * half < channels) hax.out.token(t)[channel + 32 * half] = sum;
   }
 }
 
-// What the rows of the table hold after the chunk; a block for each, if there are so many.
+// Writes the rows of the table that the chunk changed; a block for each, up to a bound.
 template <class E, int width, int channels>
 __device__ void hax_store(HaxParts hax, HaxChunk chunk, const u64* start, int table_rows, int tokens) {
   for (int row = blockIdx.x, s = 0; row < table_rows; row += gridDim.x) {
@@ -265,7 +299,8 @@ __device__ void hax_store(HaxParts hax, HaxChunk chunk, const u64* start, int ta
     E* keys = reinterpret_cast<E*>(hax.keys) + (long long)row * width;
     E* values = reinterpret_cast<E*>(hax.values) + (long long)row * channels;
     for (int i = threadIdx.x; i < width; i += blockDim.x) keys[i] = E(hax_key<width>(hax, t, i));
-    for (int i = threadIdx.x; i < channels; i += blockDim.x) values[i] = E(hax.v.token(t)[i]);
+    const E* from = reinterpret_cast<const E*>(chunk.values) + (long long)t * channels;
+    for (int i = threadIdx.x; i < channels; i += blockDim.x) values[i] = from[i];
     if (threadIdx.x == 0) hax.positions[row] = *start + t + 1;
   }
 }

@@ -38,12 +38,14 @@ struct HaxChunk {
     means: u64,
     measures: u64,
     last: u64,
+    values: u64,
 }
 
-/// Numbers that are measured of a token, and tokens of a tile that is measured and that is mixed, as in hax_chunk.cu.
+/// Numbers that are measured of a token, and tokens of a tile that is measured, and channels and tokens of a block that mixes, as in hax_chunk.cu.
 const MEASURES: usize = 3;
 const TILE: usize = 8;
-const MIX_TILE: usize = 16;
+const MIX_CHANNELS: usize = 64;
+const MIX_TOKENS: usize = 8;
 /// Most rows that a query of a chunk sees: shared memory has room for them.
 const MOST_SEEN: usize = 2048;
 /// Most blocks that store rows of the table.
@@ -132,7 +134,7 @@ impl Hax {
             kernel: format!("hax_choose<{kv}, {width}>"),
             grid: Grid::Blocks(1),
             threads: THREADS,
-            shared: (5 * width + 2 * parts.columns()) * size_of::<f32>(),
+            shared: 5 * width * size_of::<f32>(),
             parameters: vec![value.clone(), launches.position(), tokens.clone()],
         });
         launches.push(Call {
@@ -150,11 +152,13 @@ impl Hax {
         let (kv, width, channels) = (launches.kv(), self.k.width, self.v.width);
         let (tokens, seen) = (launches.tokens, self.sources.most());
         let rows = self.sources.rows();
+        let element = launches.kv_bytes();
         let mut room = |purpose, numbers: usize| launches.shared_address(purpose, numbers * 4);
         let chunk = HaxChunk {
             means: room("means of keys", tokens * 2 * width)?,
             measures: room("measures of keys", tokens * MEASURES)?,
             last: room("last tokens of rows", rows)?,
+            values: room("cached values", (tokens * channels * element).div_ceil(4))?,
         };
         let lists = self.sources.bins(width) + usize::from(self.scores.is_some());
         let position = launches.position();
@@ -175,8 +179,7 @@ impl Hax {
         let all = [&parts_value, &chunk_value, &position];
         push(format!("hax_means<{width}>"), blocks, THREADS, 0, &all);
         if lists > 0 {
-            let x = 2 * width * TILE;
-            let shared = (x + x.max(2 * parts.columns())) * size_of::<f32>();
+            let shared = 2 * 2 * width * TILE * size_of::<f32>();
             let grid = Grid::EachTile(1, TILE);
             push(
                 format!("hax_measure<{width}>"),
@@ -191,22 +194,22 @@ impl Hax {
         let shared = seen * size_of::<u64>();
         let kernel = format!("hax_weigh_chunk<{kv}, {width}>");
         push(kernel, Grid::Tokens, THREADS, shared, &all);
-        let grid = Grid::EachTile(channels.div_ceil(32), MIX_TILE);
+        let grid = Grid::EachToken(channels.div_ceil(THREADS));
+        push(
+            format!("hax_narrow<{kv}, {channels}>"),
+            grid,
+            THREADS,
+            0,
+            &all[..2],
+        );
+        let grid = Grid::EachTile(channels.div_ceil(MIX_CHANNELS), MIX_TOKENS);
         let kernel = format!("hax_mix_chunk<{kv}, {channels}>");
-        push(kernel, grid, THREADS, 0, &all[..1]);
+        push(kernel, grid, THREADS, 0, &all[..2]);
         let kernel = format!("hax_store<{kv}, {width}, {channels}>");
         let table = Parameter::int(rows);
         let grid = Grid::Blocks(rows.min(MOST_STORING));
         push(kernel, grid, THREADS, 0, &[all[0], all[1], all[2], &table]);
         Ok(())
-    }
-}
-
-impl HaxParts {
-    /// Columns of the hash.
-    fn columns(&self) -> usize {
-        let columns = self.at.iter().map(|source| source.columns as usize);
-        columns.max().unwrap_or(0)
     }
 }
 
