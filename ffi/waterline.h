@@ -1,7 +1,7 @@
 /*
  * waterline: recurrent and hybrid language models in fixed memory.
  *
- * Every function but the four that return a version, a name or a sentence returns a wl_status. When it is not WL_OK,
+ * Every function but the five that return a version, a name, a sentence or a number of errno.h returns a wl_status. When it is not WL_OK,
  * wl_last_error() says in a sentence what was wrong, on the thread that called.
  *
  * Handles. wl_model, wl_session, wl_batch and wl_store are names of things inside the library, not addresses: NULL, a pointer from
@@ -95,6 +95,20 @@ typedef enum {
   WL_DEVICE_CUDA = 2,
 } wl_device;
 
+// What answers fit.
+typedef enum {
+  // Nothing: answers are free.
+  WL_CONSTRAINT_NONE = 0,
+  // JSON objects, whichever.
+  WL_CONSTRAINT_JSON_OBJECT = 1,
+  // A JSON schema.
+  WL_CONSTRAINT_JSON_SCHEMA = 2,
+  // A regular expression, which the whole answer matches.
+  WL_CONSTRAINT_REGEX = 3,
+  // A grammar in llguidance's variant of Lark.
+  WL_CONSTRAINT_LARK = 4,
+} wl_constraint;
+
 // How keys and values of attention are stored.
 typedef enum {
   // 16-bit floats.
@@ -102,6 +116,16 @@ typedef enum {
   // 32-bit floats.
   WL_CACHE_F32 = 1,
 } wl_cache;
+
+// The end of a context that is full of tokens which attention looks back on.
+typedef enum wl_full {
+  // WL_ERROR_CONTEXT, and nothing is read.
+  WL_FULL_STOP = 0,
+  // Attention forgets the oldest tokens but the first ones; recurrent layers go on as before. Nothing is read again.
+  WL_FULL_SHIFT = 1,
+  // The first tokens and the newest, as many as fill half of the rest of the context, are read again, and nothing else is remembered.
+  WL_FULL_COMPACT = 2,
+} wl_full;
 
 // Why a generation ended.
 typedef enum {
@@ -269,15 +293,15 @@ typedef struct {
   size_t marks;
   // A wl_cache; WL_CACHE_F16 by default.
   uint32_t cache;
-  // When the context is full: 0, the default, is WL_ERROR_CONTEXT, 1 drops the oldest tokens out of view.
-  uint32_t drop_oldest;
+  // A wl_full: the end of a full context; WL_FULL_STOP by default.
+  uint32_t on_full;
   // How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
   const wl_sampler_params *sampler;
   // 1: the bits of a token depend on nothing but the tokens before it and the kind of device, not on chunks, batches or
   // threads; prompts are read more slowly. 0 by default.
   uint32_t exact;
-  // 0.
-  uint32_t reserved;
+  // First tokens that stay when the context is full, fewer than half of it; of a conversation its instructions do, too. 4 by default.
+  uint32_t keep;
   // Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
   // what it needs of the store.
   const wl_store *store;
@@ -408,6 +432,10 @@ const char *wl_version(void);
 // The reason why the last call on this thread did not return WL_OK, as a sentence; "" if there was none.
 // It is valid until the next such call on this thread.
 const char *wl_last_error(void);
+
+// Why the system refused the file operation of the last call on this thread that did not return WL_OK: a number of errno.h, such as
+// ENOENT; 0 if that call failed for another reason or the system gives no number.
+int32_t wl_last_os_error(void);
 
 // The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
 const char *wl_status_name(int32_t status);
@@ -582,6 +610,16 @@ wl_status wl_session_clear_cancel(const wl_session *session);
 // functions that set messages read, on the thread that calls them; NULL ends it. Forks of the session have none.
 wl_status wl_session_set_progress(wl_session *session, wl_progress_fn function, void *user);
 
+// From the next generation on, the text of each fits a form, unless `max_tokens` or a stop cuts it. `kind` is a wl_constraint, and
+// `grammar`, `length` bytes, its schema, expression or grammar; it may be NULL for kinds without. A thought that the chat template opens is
+// free: the form holds after it. JSON has one space between its parts. Drafts, batches and forks keep to the form, wl_sample and wl_step do
+// not; wl_session_reset leaves it. WL_ERROR_ARGUMENT if nothing can fit it, it has a mistake or is too large, WL_ERROR_UNSUPPORTED in a
+// build without constraints; the form is then as it was.
+wl_status wl_session_constrain(wl_session *session,
+                               uint32_t kind,
+                               const char *grammar,
+                               size_t length);
+
 // Makes a batch for up to `most` sessions, 1 to 1024, on a GPU 1 to 64, of the model and the device of `session`, which compute
 // with its threads. Free it with wl_batch_free. The weights are read once for all sessions of a step. On a GPU all sessions must
 // have been opened with the context, cache type and history of `session`.
@@ -606,9 +644,9 @@ wl_status wl_batch_feed(wl_batch *batch, wl_session *const *sessions, const uint
 
 // Carries on, by one token each and together, the generations that wl_generate_start or wl_chat_start have begun on `count` sessions,
 // all different. `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, as wl_generate_next
-// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives; such
-// sessions may stay in the call. Each gives the text that it gives alone. Errors and threads are as in wl_batch_step;
-// WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
+// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives, or where its
+// form leaves it no token, which wl_generate_next says; such sessions may stay in the call. Each gives the text that it gives alone. Errors
+// and threads are as in wl_batch_step; WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
 wl_status wl_batch_generate(wl_batch *batch,
                             wl_session *const *sessions,
                             size_t count,

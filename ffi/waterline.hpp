@@ -335,6 +335,11 @@ public:
     void thinking(int request) { check(wl_chat_thinking(get(), request)); }
     // The functions that the model may call: an array of schemas as JSON.
     void tools(std::string_view json) { check(wl_chat_tools(get(), json.data(), json.size())); }
+    // The form of answers from now on; WL_CONSTRAINT_NONE lets them be free.
+    void constrain(wl_constraint kind, std::string_view grammar = {})
+    {
+        check(wl_session_constrain(get(), kind, grammar.data(), grammar.size()));
+    }
     void system(std::string_view text) { check(wl_chat_system(get(), text.data(), text.size())); }
     void undo() { check(wl_chat_undo(get())); }
 

@@ -209,8 +209,10 @@ fn a_context_that_is_nearly_full_is_announced_with_the_flags() {
     let mut person = Person::sits_down(&place, &model, &["--context", "28"]);
     person.types("one two three four five six seven eight nine ten one two");
     person.sees("% full (");
+    person.sees("/undo");
+    person.sees("/clear");
     person.sees("--context 112");
-    person.sees("--drop-oldest");
+    person.sees("--on-full shift");
     person.sees_prompt();
     person.presses_ctrl('d');
     person.ends_with(0);

@@ -49,7 +49,12 @@ fn bad_usage_is_status_2() {
     ] {
         let outcome = place.run(arguments);
         assert_eq!(outcome.status, Some(2), "{arguments:?}");
-        assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
+        let begin = outcome.stderr.split(": ").next();
+        assert!(
+            matches!(begin, Some("error" | "waterline")),
+            "{}",
+            outcome.stderr
+        );
     }
     place.run(["run"]).failed(2, &["no prompt"]);
     for (flags, part) in [
@@ -347,8 +352,16 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
     let prompt = free["prompt_tokens"].as_u64().unwrap();
     let context = (prompt + 10).to_string();
 
-    let full = run(&["-n", "64", "--context", &context])
-        .failed(1, &["context is full", &context, "--drop-oldest"]);
+    let full = run(&["-n", "64", "--context", &context]).failed(
+        1,
+        &[
+            "context is full",
+            &context,
+            "--on-full shift",
+            "/undo",
+            "/clear",
+        ],
+    );
     let kept = full.text();
     assert!(
         kept.trim_end().len() > 1
@@ -367,7 +380,34 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
     );
     assert!(full["error"].as_str().unwrap().contains("context is full"));
     run(&["-n", "10", "--context", &context]).succeeded();
-    run(&["-n", "64", "--context", &context, "--drop-oldest"]).succeeded();
+    for how in ["shift", "compact"] {
+        let on = run(&[
+            "-n",
+            "64",
+            "--context",
+            &context,
+            "--on-full",
+            how,
+            "--json",
+        ]);
+        let on = on.succeeded().json();
+        assert_eq!(
+            (&on["finish"], &on["tokens"]),
+            (&"length".into(), &64.into())
+        );
+        run(&[
+            "-n",
+            "9",
+            "--context",
+            "16",
+            "--on-full",
+            how,
+            "--keep",
+            "8",
+        ])
+        .failed(2, &["keep: found 8", "at most 7"]);
+    }
+    run(&["-n", "64", "--context", &context, "--context-shift"]).succeeded();
 
     let small = run(&["-n", "1", "--context", "3"]).failed(1, &["context is full"]);
     assert_eq!(small.text(), "");

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
 use waterline::{
-    Batch, Constraint, Constraints, Error, Finish, GenerateOptions, Generation, Grammar, Model,
-    Session, SessionOptions,
+    Batch, Constraint, Error, Finish, GenerateOptions, Generation, Grammar, Model, Session,
+    SessionOptions,
 };
 
 /// Schemas of a run; a campaign sets more.
@@ -190,7 +190,7 @@ fn together(mut answers: Vec<(Session, Generation)>) -> Vec<(String, Option<Fini
 #[test]
 fn every_finished_answer_fits_its_schema_alone_and_in_a_batch() {
     let model = model();
-    let compiler = Constraints::new(&model, []).expect("constraints");
+    let compiler = model.constraints().expect("constraints");
     let mut random = Rng::with_seed(51);
     let (mut finished, mut accepted) = (0, 0);
     let all: Vec<(Value, Constraint)> = (0..schemas())
@@ -233,7 +233,7 @@ fn every_finished_answer_fits_its_schema_alone_and_in_a_batch() {
 #[test]
 fn generate_takes_a_constraint_and_ends_by_it() {
     let model = model();
-    let compiler = Constraints::new(&model, []).expect("constraints");
+    let compiler = model.constraints().expect("constraints");
     let mut session = session(&model, 3, 0);
     let tokens = model.tokenizer().expect("a tokenizer").encode("One, two");
     for (grammar, expected) in [
@@ -268,7 +268,7 @@ fn generate_takes_a_constraint_and_ends_by_it() {
 #[test]
 fn forms_that_cannot_be_are_refused_with_a_reason() {
     let model = model();
-    let compiler = Constraints::new(&model, []).expect("constraints");
+    let compiler = model.constraints().expect("constraints");
     let deep = (0..2_000).fold(
         json!({ "type": "string" }),
         |inner, _| json!({ "items": inner }),
@@ -313,7 +313,7 @@ fn forms_that_cannot_be_are_refused_with_a_reason() {
 #[test]
 fn references_and_recursion_within_a_schema_hold() {
     let model = model();
-    let compiler = Constraints::new(&model, []).expect("constraints");
+    let compiler = model.constraints().expect("constraints");
     let schema = json!({
         "$defs": { "node": {
             "type": "object", "properties": {

@@ -45,7 +45,7 @@ fn session(model: &Arc<Model>, device: &Option<Arc<Device>>) -> Session {
     options.device = device.clone();
     (options.state.context, options.state.history) = (64, 16);
     (options.chunk, options.threads) = (8, 1);
-    options.context_end = ContextEnd::DropOldest;
+    options.context_end = ContextEnd::Shift;
     Session::new(Arc::clone(model), options).expect("a session")
 }
 

@@ -30,10 +30,12 @@ fn files(end: &str) -> Vec<PathBuf> {
             let path = entry.expect("an entry").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let is_made = name.starts_with('.') || name == "target" || name == "dist";
-            match path.is_dir() {
-                true if !is_made && !path.is_symlink() => folders.push(path),
-                false if name.ends_with(end) => found.push(path),
-                _ => {}
+            if path.is_dir() {
+                if !is_made && !path.is_symlink() {
+                    folders.push(path);
+                }
+            } else if name.ends_with(end) {
+                found.push(path);
             }
         }
     }
@@ -330,8 +332,14 @@ fn every_file_that_the_documents_name_exists() {
 }
 
 #[test]
-fn the_first_two_documents_are_short() {
-    for (document, most) in [("README.md", 700), ("runtime/ARCHITECTURE.md", 1500)] {
+fn documents_stay_short() {
+    for (document, most) in [
+        ("README.md", 700),
+        ("runtime/ARCHITECTURE.md", 1500),
+        ("runtime/docs/cuda.md", 1300),
+        ("runtime/docs/performance.md", 1500),
+        ("runtime/docs/DECISIONS.md", 2500),
+    ] {
         let text = std::fs::read_to_string(root().join(document)).expect("a document");
         let words = text.split_whitespace().count();
         assert!(

@@ -12,7 +12,7 @@ resident() { awk '/^VmRSS/ { print $2 }' "/proc/$1/status" 2>/dev/null || true; 
 
 progress=$(mktemp)
 trap 'rm -f "$progress"' EXIT
-"$program" run ${model:+"$model"} -p "Once upon a time" -n "$tokens" --ignore-end --drop-oldest --device cpu >"$progress" 2>/dev/null &
+"$program" run ${model:+"$model"} -p "Once upon a time" -n "$tokens" --ignore-end --on-full shift --device cpu >"$progress" 2>/dev/null &
 pid=$!
 first= most=0 samples=0
 while kill -0 "$pid" 2>/dev/null; do

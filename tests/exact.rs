@@ -2,7 +2,7 @@
 //! rewinds, batches, drafts and threads give the logits and the state of a session that reads token by token.
 //!
 //! WATERLINE_SCHEDULES is the number of schedules of each model, WATERLINE_SEED the first seed, WATERLINE_TOKENS the tokens that a schedule
-//! reads (80), WATERLINE_ONLY a part of the names of the models that are tested. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
+//! reads (80), WATERLINE_ONLY a part of the names of the models that are tested. `--nocapture` shows how many tokens each way of reading had. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
 //! `emulator` (a feature) on its kernels on the CPU.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,13 +10,40 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use waterline::internal::{Checkpoint, Precision};
-use waterline::{Batch, Device, GenerateOptions, Model, Session, SessionOptions, Snapshot};
+use waterline::{
+    Batch, Device, GenerateOptions, Model, PrefixStore, PrefixStoreOptions, Session,
+    SessionOptions, Snapshot,
+};
 use waterline_quant::{Bytes, FORMATS, Format, Tensor};
 
 /// Tokens that a session remembers.
 const HISTORY: usize = 160;
 /// Most tokens of a prompt before a generation with drafts.
 const PROMPT: usize = 80;
+/// How tokens are read: the first six by the calls of a schedule.
+const WAYS: [&str; 9] = [
+    "after a fork",
+    "after a saved state",
+    "again after a rewind",
+    "in a batch",
+    "with the logits of each",
+    "after a checkpoint of a store",
+    "in calls and chunks",
+    "by two threads",
+    "after drafts",
+];
+
+/// Tokens that were compared, by [`WAYS`].
+#[derive(Default)]
+struct Counts([usize; WAYS.len()]);
+
+impl std::fmt::Display for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let ways = self.0.iter().zip(WAYS).filter(|(count, _)| **count > 0);
+        let ways: Vec<String> = ways.map(|(count, way)| format!("{count} {way}")).collect();
+        f.write_str(&ways.join(", "))
+    }
+}
 
 fn number(variable: &str, default: u64) -> u64 {
     let text = std::env::var(variable).ok();
@@ -91,7 +118,7 @@ struct Place {
 }
 
 impl Place {
-    fn session(&self, chunk: usize, threads: usize) -> Session {
+    fn options(&self, chunk: usize, threads: usize) -> SessionOptions {
         let mut options = SessionOptions::default();
         options.exact = true;
         (options.chunk, options.threads, options.marks) = (chunk, threads, 2);
@@ -99,7 +126,11 @@ impl Place {
         options.sampler.temperature = 0.0;
         options.sampler.seed = 7;
         options.device = self.device.clone();
-        Session::new(Arc::clone(&self.model), options).expect("a session")
+        options
+    }
+
+    fn session(&self, chunk: usize, threads: usize) -> Session {
+        Session::new(Arc::clone(&self.model), self.options(chunk, threads)).expect("a session")
     }
 
     fn tokens(&self) -> Vec<u32> {
@@ -161,12 +192,17 @@ impl Lone {
 }
 
 /// Reads all tokens by random calls and compares the bits after each.
-fn schedule(place: &Place, lone: &Lone, seed: u64) {
+fn schedule(place: &Place, lone: &Lone, seed: u64, counts: &mut Counts) {
     let mut random = fastrand::Rng::with_seed(seed);
     let tokens = place.tokens();
+    let mut options = PrefixStoreOptions::default();
+    options.bytes = 64 << 20;
+    let store = PrefixStore::new(options).expect("a store");
     let open = |random: &mut fastrand::Rng| {
         let chunk = [1, 3, 8, 33, 0][below(random, 5)];
-        place.session(chunk, 1 + below(random, 2))
+        let mut options = place.options(chunk, 1 + below(random, 2));
+        options.store = Some(Arc::clone(&store));
+        Session::new(Arc::clone(&place.model), options).expect("a session")
     };
     let mut session = open(&mut random);
     // Long schedules have longer calls.
@@ -175,7 +211,8 @@ fn schedule(place: &Place, lone: &Lone, seed: u64) {
         let at = session.position() as usize;
         let count = 1 + below(&mut random, (place.length - at).min(longest));
         let next = &tokens[at..at + count];
-        let call = below(&mut random, 7);
+        let call = below(&mut random, 8);
+        let mut before = 0;
         match call {
             0 => {
                 let mut other = session.fork().expect("a fork");
@@ -215,7 +252,17 @@ fn schedule(place: &Place, lone: &Lone, seed: u64) {
                 session.feed_each(next, shown).expect("tokens");
                 assert!(each == lone.digests[at..at + count], "{}: each", place.name);
             }
+            5 => {
+                session.checkpoint().expect("room");
+                session = open(&mut random);
+                let read = session.read_history(&tokens[..at + count]);
+                before = read.expect("a history").read.saturating_sub(count);
+            }
             _ => session.feed(next).expect("tokens"),
+        }
+        counts.0[call.min(6)] += before + count;
+        if session.options().threads == 2 {
+            counts.0[7] += before + count;
         }
         let position = session.position() as usize;
         assert_eq!(position, at + count);
@@ -229,21 +276,20 @@ fn schedule(place: &Place, lone: &Lone, seed: u64) {
 }
 
 /// A generation with drafts, in a session that reads its prompt in random chunks, is the one without.
-fn drafts(place: &Place, seed: u64) {
+fn drafts(place: &Place, seed: u64, counts: &mut Counts) {
     let mut random = fastrand::Rng::with_seed(seed);
     let prompt = &place.tokens()[..1 + below(&mut random, PROMPT)];
-    let count = 1 + below(&mut random, 40);
+    let count = 1 + below(&mut random, (place.length / 2).max(40));
     let generate = |lookup: usize, chunk: usize| {
-        let mut options = place.session(chunk, 1).options().clone();
-        (options.lookup, options.pool) = (lookup, None);
+        let mut options = place.options(chunk, 1);
+        options.lookup = lookup;
         let mut session = Session::new(Arc::clone(&place.model), options).expect("a session");
         session.feed(prompt).expect("a prompt");
         let mut options = GenerateOptions::default();
         (options.max_tokens, options.stop_at_eos) = (count, false);
         let pieces = session.generate(options).expect("a generation");
-        pieces.for_each(|piece| drop(piece.expect("a piece")));
-        let (older, newer) = session.recent();
-        ([older, newer].concat(), logits(&session))
+        let tokens: Vec<_> = pieces.map(|piece| piece.expect("a piece").token).collect();
+        (tokens, session.position(), logits(&session))
     };
     let [lookup, chunk] = [1 + below(&mut random, 8), 1 + below(&mut random, 40)];
     assert!(
@@ -251,6 +297,7 @@ fn drafts(place: &Place, seed: u64) {
         "{}: seed {seed}, drafts of {lookup} tokens, chunks of {chunk}",
         place.name
     );
+    counts.0[8] += count;
 }
 
 /// How many schedules a model went through.
@@ -268,13 +315,15 @@ fn check(name: String, model: Arc<Model>) -> u64 {
     let lone = Lone::new(&place);
     let first = number("WATERLINE_SEED", 1);
     let seeds = first..first + number("WATERLINE_SCHEDULES", 3);
+    let mut counts = Counts::default();
     for seed in seeds.clone() {
-        schedule(&place, &lone, seed);
+        schedule(&place, &lone, seed, &mut counts);
         if place.model.has_tokenizer() {
-            drafts(&place, seed);
+            drafts(&place, seed, &mut counts);
         }
     }
-    println!("{}: seeds {seeds:?}, no bit differs", place.name);
+    let name = &place.name;
+    println!("{name}: seeds {seeds:?}, no bit differs; tokens: {counts}");
     seeds.end - seeds.start
 }
 
@@ -311,6 +360,22 @@ fn drafts_in_every_format_are_steps() {
             check(format!("built-in in {format}"), model);
         }
     }
+}
+
+/// The chunk that is left has one token, which a step reads, on another queue than the slots of a chunk.
+#[cfg(feature = "emulator")]
+#[test]
+fn a_chunk_of_one_token_waits_for_the_one_before() {
+    let model = Model::open(folder().join("models/gdn-swa.gguf")).expect("a model");
+    let read = |chunk: usize| {
+        let mut options = SessionOptions::default();
+        (options.exact, options.chunk) = (true, chunk);
+        (options.sampler.seed, options.device) = (7, Some(Device::emulated()));
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        session.feed(&[5, 9, 2, 77, 31]).expect("tokens");
+        (logits(&session), state(&session))
+    };
+    assert!(read(1) == read(4));
 }
 
 #[test]

@@ -87,6 +87,27 @@ fn inspect_says_what_a_session_takes() {
 }
 
 #[test]
+fn inspect_speaks_in_words() {
+    let place = Workplace::new();
+    let text = place.run(["inspect"]).succeeded().text();
+    for part in [
+        "no rotary scaling",
+        "no bias",
+        "template     yes",
+        "begins with  1 ",
+        "ends with    2 ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for part in ["null", "false", "true"] {
+        assert!(!text.contains(part), "{part}: {text}");
+    }
+    let bare = fixture("gdn_plain").display().to_string();
+    let text = place.run(["inspect", &bare]).succeeded().text();
+    assert!(text.contains("tokenizer    none: "), "{text}");
+}
+
+#[test]
 fn inspect_tells_the_bytes_of_the_built_in_models_session() {
     let place = Workplace::new();
     let inspected = place.run(["inspect", "--json"]).succeeded().json();

@@ -72,6 +72,39 @@ fn recorded_cases() {
     }
 }
 
+#[test]
+fn a_folder_of_cases_is_verified_in_a_line_for_each() {
+    let place = Workplace::new();
+    let folder = root().join("tests/gguf");
+    let said = place.run(["verify".as_ref(), folder.as_os_str()]);
+    let said = said.succeeded().text();
+    let cases = said
+        .lines()
+        .filter(|line| line.contains(" within "))
+        .count();
+    assert!(cases >= 4, "{said}");
+    assert!(
+        said.ends_with(&format!("{cases} of {cases} cases as expected\n")),
+        "{said}"
+    );
+    // One that cannot be read fails alone.
+    for name in ["rwkv6-f32", "arwkv7-f32"] {
+        std::fs::create_dir(place.path(name)).unwrap();
+        for file in ["expect.json", "model.gguf"] {
+            let from = folder.join(name).join(file);
+            std::fs::copy(from, place.path(&format!("{name}/{file}"))).unwrap();
+        }
+    }
+    place.file("rwkv6-f32/model.gguf", "GGUF");
+    let said = place.run(["verify".as_ref(), place.home.path().as_os_str()]);
+    assert_eq!(said.status, Some(1));
+    assert!(
+        said.text().ends_with("1 of 2 cases as expected\n"),
+        "{}",
+        said.text()
+    );
+}
+
 /// A GGUF file in the making.
 #[derive(Clone, Default)]
 struct File {

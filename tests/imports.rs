@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&str] = &[
     "session",
     "engine",
-    "constraint",
     "bound",
+    "constraint",
+    "grammar",
     "arch",
     "model",
     "feed_forward",

@@ -52,6 +52,32 @@ fn a_wrong_command_line_is_answered_with_the_right_one() {
             &["--lookup: eval drafts no tokens", "--json --lookup 3"],
         ),
         (
+            &["run", "x", "--mlock"],
+            &["--mlock", "--copy reads them into memory"],
+        ),
+        (&["run", "-p", "x", "-fa"], &["-fa", "leave the flag out"]),
+        (
+            &["eval", "ppl", "x", "--nonsense"],
+            &["waterline eval ppl --help lists them"],
+        ),
+        (&["run", "x", "--batch-size", "8"], &["--chunk N"]),
+        (
+            &["run", "x", "--sessions", "8"],
+            &["--sessions", "bench has it"],
+        ),
+        (
+            &["run", "x", "--nonsense"],
+            &["waterline run --help lists them"],
+        ),
+        (
+            &["run", "x", "-c", "many"],
+            &["--context: \"many\": expected a whole number"],
+        ),
+        (
+            &["chat", "--thinking", "on"],
+            &["thinking: the model's chat template has no switch"],
+        ),
+        (
             &["run", "x", "-n", "-5"],
             &["-n -5", "1 or more", "waterline run x -n 1000000000"],
         ),

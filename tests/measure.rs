@@ -265,16 +265,33 @@ fn two_results_can_be_compared() {
         assert!(page.contains(part), "{part}");
     }
 
-    let several = place.file("several.json", "[{}, {}]");
-    let several = several.display().to_string();
-    compare(&several, &a).failed(2, &["several.json", "several results", "expected one"]);
+    // Lists are compared entry by entry, and those of one file with each other.
+    let read = |path: &str| std::fs::read_to_string(path).unwrap();
+    let list = format!("[{}, {}]", read(&a), read(&b));
+    let several = place.file("several.json", list).display().to_string();
+    compare(&several, &a).failed(2, &["a.json: 1 results", "several.json has 2"]);
+    let both = compare(&several, &several).succeeded().text();
+    assert_eq!(both.matches("same tokens and logits").count(), 2, "{both}");
+    let outputs = ["json", "csv", "md"].map(|kind| place.name(&format!("compared.{kind}")));
+    let [json, csv, md] = &outputs;
+    let flags = ["--json", json, "--csv", csv, "--md", md];
+    place
+        .run(["bench", "--compare", &several].iter().chain(&flags))
+        .succeeded();
+    let compared: Value = serde_json::from_str(&read(json)).unwrap();
+    let decode = compared["measures"].as_array().unwrap().iter();
+    let decode = decode.clone().find(|m| m["name"] == "decode tokens/s");
+    assert!(decode.unwrap()["ratios"][0]["ratio"].as_f64().unwrap() > 0.0);
+    assert!(read(csv).contains("\"decode tokens/s\",B,") && read(md).contains("| B to A |"));
     let broken = place
         .file("broken.json", "{\"hash\": 1}")
         .display()
         .to_string();
     compare(&a, &broken).failed(2, &["broken.json", "not a result", "expected a string"]);
     compare(&place.name("absent.json"), &a).failed(2, &["absent.json"]);
-    assert_eq!(place.run(["bench", "--compare", &a]).status, Some(2));
+    place
+        .run(["bench", "--compare", &a])
+        .failed(2, &["a.json: one result"]);
 }
 
 #[test]
@@ -286,7 +303,7 @@ fn what_cannot_be_measured_is_refused_at_once() {
         &["--depth", "many"],
         &["--depth", ""],
         &["--device", "abacus"],
-        &["--compare", "a", "b", "--json", "c"],
+        &["--compare", "a", "--", "model"],
     ] {
         let outcome = place.run(["bench"].iter().chain(flags));
         assert_eq!(outcome.status, Some(2), "{flags:?}");

@@ -242,7 +242,7 @@ fn the_program_drafts_by_a_block() {
     for flags in [
         &["--greedy"][..],
         &["--seed", "4"],
-        &["--greedy", "--drop-oldest"],
+        &["--greedy", "--on-full", "shift"],
     ] {
         let plain = run(flags).succeeded().json();
         let drafted = run(&[flags, &["--mtp", "3"]].concat()).succeeded().json();

@@ -310,6 +310,11 @@ fn packed_numbers() {
 }
 
 #[test]
+fn importance_matrices() {
+    campaign("imatrix");
+}
+
+#[test]
 fn calls_from_c() {
     campaign("calls");
 }

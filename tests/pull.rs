@@ -58,12 +58,13 @@ impl Hub {
         let sibling = |(name, bytes): (&String, &Vec<u8>)| {
             let own = hash(bytes);
             let sha256 = self.listed.get(name).unwrap_or(&own);
-            match name.ends_with(".gguf") {
-                true => json!({
+            if name.ends_with(".gguf") {
+                json!({
                     "rfilename": name, "size": bytes.len(), "blobId": "ab",
                     "lfs": { "sha256": sha256, "size": bytes.len() },
-                }),
-                false => json!({ "rfilename": name, "size": bytes.len(), "blobId": own[..40] }),
+                })
+            } else {
+                json!({ "rfilename": name, "size": bytes.len(), "blobId": own[..40] })
             }
         };
         let more = self

@@ -202,12 +202,15 @@ fn an_importance_matrix_changes_the_tensors_that_it_names() {
     importance(&matrix, tensor, cols + 1);
     let output = place.name("output.gguf");
     for (matrix, parts) in [
-        (&matrix, ["imatrix.gguf", "attn_output.weight.in_sum2 has"]),
-        (&full, ["model.gguf", "is no importance matrix"]),
+        (
+            &matrix,
+            &["imatrix.gguf", "attn_output.weight.in_sum2 has"][..],
+        ),
+        (&full, &["model.gguf", "general.type", "expected imatrix"]),
     ] {
         let words = ["quantize", &full, "-o", &output, "--type", "q4_0"];
         let outcome = place.run(words.iter().chain(&["--imatrix", matrix]));
-        outcome.failed(2, &parts);
+        outcome.failed(2, parts);
     }
 }
 

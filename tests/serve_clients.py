@@ -57,7 +57,9 @@ def chat_features(client, say):
     cut = text.split()[2]
     stopped = ask(stop=[cut])
     assert stopped.choices[0].message.content == text[: text.index(cut)], stopped
-    say("stop")
+    short = client.chat.completions.create(model="waterline", messages=ASK, temperature=0, max_completion_tokens=2)
+    assert short.usage.completion_tokens == 2 and short.choices[0].finish_reason == "length", short
+    say("stop, max_completion_tokens")
     wild = dict(temperature=1.5, top_p=1.0, extra_body={"top_k": 0, "min_p": 0})
     first, second, other = (ask(seed=seed, **wild).choices[0].message.content for seed in (5, 5, 6))
     assert first == second != other
@@ -85,6 +87,8 @@ def chat_features(client, say):
     streamed = ask(response_format=form, max_tokens=80, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in streamed) == whole.choices[0].message.content
     assert ask(response_format={"type": "json_object"}, max_tokens=4).choices[0].message.content.startswith("{")
+    lark = ask(extra_body={"response_format": {"type": "lark", "lark": 'start: "a" ("b" | "c")'}}).choices[0].message.content
+    assert lark in ("ab", "ac"), lark
     regex = ask(extra_body={"response_format": {"type": "regex", "regex": "[A-C]{3}"}}).choices[0].message.content
     assert len(regex) == 3 and set(regex) <= set("ABC"), regex
     impossible = {"type": "json_schema", "json_schema": {"name": "none", "schema": {"type": "integer", "minimum": 5, "maximum": 4}}}
@@ -151,10 +155,12 @@ def completion_features(client, say):
 def page_features(base, say):
     assert json.loads(curl(base + "/health"))["status"] == "ok"
     assert json.loads(curl(base + "/v1/models"))["data"][0]["id"] == "waterline"
+    assert json.loads(curl(base + "/v1/models/waterline"))["id"] == "waterline"
+    assert json.loads(curl(base + "/tokenizer_info"))["eos_token"]
     assert "waterline_generated_tokens_total" in curl(base + "/metrics")
     ids = json.loads(curl(base + "/tokenize", {"content": "Hello, world"}))["tokens"]
     assert json.loads(curl(base + "/detokenize", {"tokens": ids}))["content"] == "Hello, world"
-    say("health, models, metrics, tokenize, detokenize")
+    say("health, models, metrics, tokenize, detokenize, tokenizer_info")
     status = lambda *more: curl(base + "/v1/models", None, "-o", "/dev/null", "-w", "%{http_code}", *more)
     assert [status(), status("-H", "Origin: http://other"), status("-H", "Host: other")] == ["200", "403", "403"]
     assert json.loads(curl(base + "/v1/chat/completions", None, "-d", "{"))["error"]["code"] == 400
@@ -249,6 +255,23 @@ def tool_features(base, say):
     say("tools of messages, tool_choice")
 
 
+def refusals_by_limits(program, say):
+    """A server that has no place in its queue and takes small bodies."""
+    with server(program, "--queue", "0", "--max-body", "2000", "--max-messages", "2", "--timeout", "5", "--allow-host", "other") as base:
+        chat = lambda messages, *more: curl(base + "/v1/chat/completions", {"messages": messages, "max_tokens": 2}, *more)
+        head, _, body = chat(ASK, "-D", "-").partition("\n\n")
+        assert " 503 " in head and "retry-after: 1" in head.lower() and "queue" in body, (head, body)
+        with_error(openai.InternalServerError, lambda: openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0).chat.completions.create(model="x", messages=ASK))
+        busy = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
+        with_error(anthropic.APIStatusError, lambda: busy.messages.create(model="x", max_tokens=2, messages=ASK))
+        assert json.loads(chat(ASK * 3))["error"]["message"] == "messages: expected 1 to 2 of them"
+        assert json.loads(chat([{"role": "user", "content": "x" * 3000}]))["error"]["code"] == 413
+        host = curl(base + "/health", None, "-H", "Host: other:80")
+        assert json.loads(host)["status"] == "ok", host
+        assert "waterline_requests_refused_total 5\n" in curl(base + "/metrics")
+    say("503 with Retry-After, limits, --allow-host")
+
+
 def talk_with_tools(program, folder, say):
     """`waterline chat` on a terminal: a command runs once the person agrees."""
     command = [program, "chat", folder, "--private", "--temp", "0", "--threads", "1", "--tool", "get_weather=cat; echo ' and sun'"]
@@ -293,6 +316,7 @@ def main(program):
         write_table(pathlib.Path(folder))
         with server(program, folder, "--alias", "table", "--api-key", "secret") as base:
             tool_features(base, checked.append)
+        refusals_by_limits(program, checked.append)
         talk_with_tools(program, folder, checked.append)
     print(f"{len(checked)} checked: {'; '.join(checked)}")
 

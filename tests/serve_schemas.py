@@ -12,6 +12,7 @@ package the answers are kept in a file that `--check` reads.
 import argparse
 import concurrent.futures
 import contextlib
+import decimal
 import json
 import pathlib
 import random
@@ -77,13 +78,21 @@ def ask(base, number, schema, thinks):
     assert bool(thought) == thinks, choice
     return 200, choice["message"]["content"], choice["finish_reason"]
 
+def exact(text):
+    """A number as a decimal, if its exponent is one that decimals have: as floats 66.13 is no multiple of 0.01."""
+    try:
+        return decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        return float(text)
+
 
 def check(schema, text):
     """Why an answer does not fit its schema; none if it does."""
     import jsonschema
 
+    read = lambda text: json.loads(text, parse_float=exact)
     try:
-        value = json.loads(text)
+        value, schema = read(text), read(json.dumps(schema))
     except json.JSONDecodeError as error:
         return f"not JSON: {error}"
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)

@@ -450,7 +450,7 @@ fn a_full_context_is_refused_or_drops_the_oldest_as_chosen() {
     );
     session.feed(&tokens[20..24]).expect("up to the bound");
 
-    small.context_end = ContextEnd::DropOldest;
+    small.context_end = ContextEnd::Shift;
     let mut dropping = Session::new(Arc::clone(&model), small.clone()).expect("a session");
     dropping.feed(&tokens).expect("the oldest drop out");
     small.chunk = 1;

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Threads under ThreadSanitizer: tests/threads.sh [pool] [batch] [server]
-# The thread pool; batches, prefix stores and schedules of sessions on several threads; a server with eight clients.
+# Threads under a sanitizer of the compiler: tests/threads.sh [pool] [batch] [server]
+# The thread pool; batches, prefix stores and schedules of sessions on several threads; a server with eight clients. SANITIZER (thread) may
+# be address.
 # The standard library is not instrumented: what its threads, channels and counters of references order is not seen, and looks like races.
 # So only a race counts where functions of this project make both accesses, other than by freeing. Tests that fork are left out: the
 # sanitizer follows no threads after that.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+sanitizer=${SANITIZER:-thread}
 target=$(rustc -vV | sed -n 's/^host: //p')
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
 # The sanitizer is an unstable option of the compiler, which the stable one takes with this.
 export RUSTC_BOOTSTRAP=1
-export RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer"
+export RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer ${RUSTFLAGS:-}"
 export TSAN_OPTIONS="exitcode=0 log_path=$reports/race ${TSAN_OPTIONS:-}"
+# A wrong access ends a program. What lives until a program's end is no leak; memory that the system refuses is an error that callers get.
+export ASAN_OPTIONS="detect_leaks=0 allocator_may_return_null=1 ${ASAN_OPTIONS:-}"
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(pool batch server)
 for part in "${parts[@]}"; do
@@ -21,11 +25,12 @@ for part in "${parts[@]}"; do
   batch) cargo test --release --target "$target" -p waterline --test batch --test prefix_store --test schedules -- --skip killed ;;
   server)
     cargo build --release --target "$target" -p waterline-tools
-    python3 tests/serve_campaign.py "${CARGO_TARGET_DIR:-target}/$target/release/waterline" --count 60
+    python3 tests/serve_campaign.py "${CARGO_TARGET_DIR:-target}/$target/release/waterline" --count 60 --growth 1024
     ;;
   *) echo "there is no part $part" >&2 && exit 2 ;;
   esac
 done
+[ "$sanitizer" = thread ] || exit 0
 cat "$reports"/* 2>/dev/null | awk '
   /^WARNING: ThreadSanitizer/ { report = ""; ours = 0; all++ }
   { report = report "\n" $0 }

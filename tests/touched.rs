@@ -102,6 +102,14 @@ fn constant() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
+            "raven",
+            json!({
+                "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "slots": 8, "written": 8,
+                "softmax_router": false, "feature_map": "silu", "learned_map": false, "slot_decay": null,
+                "rope_theta": 1000.0, "gate": false, "norm_eps": 1e-5,
+            }),
+        ),
+        (
             "abc",
             json!({
                 "heads": 2, "head_dim": 8, "value_dim": 8, "slots": 8, "conv": null, "rope_theta": null, "min": null,

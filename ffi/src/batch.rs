@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use waterline::{Batch, Session};
 
+use crate::generate::Running;
 use crate::handles::Handles;
 use crate::open_session::{Inner, SESSIONS, lock, with};
 use crate::pointers::{place, put, slice};
@@ -98,9 +99,9 @@ pub unsafe extern "C" fn wl_batch_feed(
 
 /// Carries on, by one token each and together, the generations that wl_generate_start or wl_chat_start have begun on `count` sessions,
 /// all different. `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, as wl_generate_next
-/// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives; such
-/// sessions may stay in the call. Each gives the text that it gives alone. Errors and threads are as in wl_batch_step;
-/// WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
+/// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives, or where its
+/// form leaves it no token, which wl_generate_next says; such sessions may stay in the call. Each gives the text that it gives alone. Errors
+/// and threads are as in wl_batch_step; WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_generate(
     batch: *mut wl_batch,
@@ -126,8 +127,10 @@ pub unsafe extern "C" fn wl_batch_generate(
             generate(batch, inners, &stepping)?;
             for (index, inner) in inners.iter().enumerate() {
                 let running = inner.running.as_ref();
-                let running = running.filter(|_| stepping.contains(&index));
-                let (text, length) = running.map_or((std::ptr::null(), 0), |r| r.piece());
+                let stepped = |running: &&Running| stepping.contains(&index) && running.goes_on();
+                let (text, length) = running
+                    .filter(stepped)
+                    .map_or((std::ptr::null(), 0), Running::piece);
                 // SAFETY: checked, and the caller gives room for one text and one length a session.
                 unsafe {
                     put(texts.add(index), text);
@@ -148,8 +151,20 @@ fn generate(batch: &mut Batch, inners: &mut [&mut Inner], stepping: &[usize]) ->
         .filter(|(index, _)| stepping.contains(index))
         .map(|(_, inner)| &mut **inner)
         .collect();
-    let tokens = batch.step(&mut of(&mut inners))?;
-    for (inner, &token) in inners.iter_mut().zip(tokens) {
+    let tokens = if inners.iter().any(|inner| inner.chooses()) {
+        batch.check(&of(&mut inners))?;
+        let mut tokens = Vec::with_capacity(inners.len());
+        inners.retain_mut(|inner| {
+            let chosen = inner.choose();
+            tokens.extend(chosen);
+            chosen.is_some()
+        });
+        batch.feed(&mut of(&mut inners), &tokens)?;
+        tokens
+    } else {
+        batch.step(&mut of(&mut inners))?.to_vec()
+    };
+    for (inner, token) in inners.iter_mut().zip(tokens) {
         inner.take_token(token, clock.elapsed())?;
     }
     Ok(())

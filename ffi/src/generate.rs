@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::time::{Duration, Instant};
 
-use waterline::{Chat, Finish, GenerateOptions, Generation, HistoryRead, Piece, Session};
+use waterline::{Finish, GenerateOptions, Generation, HistoryRead, Piece, Role, Session};
 
 use crate::hooks::{Hooks, wl_logits_fn, wl_token_fn};
 use crate::open_session::{Inner, with, with_settled};
@@ -115,6 +115,8 @@ pub(crate) struct Running {
     logprobs: bool,
     /// Set by a hook: no token follows.
     stopped: bool,
+    /// The reason why a batch could choose no token.
+    failed: Option<Failure>,
     /// The text generated so far, if it is the answer in a conversation.
     answer: Option<String>,
     /// The last piece, with a zero byte after it.
@@ -157,6 +159,11 @@ impl Running {
         self.piece.push('\0');
     }
 
+    /// True unless a batch could choose no token.
+    pub fn goes_on(&self) -> bool {
+        self.failed.is_none()
+    }
+
     /// The last piece: its bytes, with a zero byte after them, and their number.
     pub fn piece(&self) -> (*const c_char, usize) {
         (self.piece.as_ptr().cast(), self.piece.len() - 1)
@@ -176,19 +183,35 @@ impl Running {
 }
 
 impl Inner {
-    /// A generation to begin with. It is an answer in the conversation if `answer`, or if messages wait for one.
+    /// A generation to begin with. It is an answer in the conversation to a message that is sent, or if messages wait for one.
     pub fn prepare(
         &mut self,
         (mut options, hooks): (GenerateOptions, Hooks),
-        answer: bool,
+        sends: bool,
     ) -> Outcome<Running> {
-        let answer = answer || self.chat.as_ref().is_some_and(Chat::awaits_answer);
-        if let Some(chat) = self.chat.as_ref().filter(|_| answer && options.stop_at_eos) {
+        let chat = self.chat.as_ref();
+        let chat = chat.filter(|chat| sends || chat.awaits_answer());
+        if let Some(chat) = chat.filter(|_| options.stop_at_eos) {
             options.stop_tokens.extend(chat.end_token());
         }
-        let prompt = self.prompt.take().filter(|_| answer).unwrap_or_default();
         let logprobs = options.logprobs;
-        let generation = Generation::new(self.session.model(), options)?;
+        let mut generation = Generation::new(self.session.model(), options)?;
+        if let Some(form) = self.form.clone() {
+            let last = chat.and_then(|chat| chat.messages().last());
+            let goes_on = !sends && last.is_some_and(|last| last.role == Role::Assistant);
+            let opens_thought = match chat.filter(|_| !goes_on) {
+                Some(chat) => chat.opens_thought()?,
+                None => false,
+            };
+            generation.constrain(if opens_thought {
+                form.after_thought()
+            } else {
+                form
+            });
+        }
+        let answer = chat.map(|_| String::new());
+        let prompt = self.prompt.take().filter(|_| answer.is_some());
+        let prompt = prompt.unwrap_or_default();
         Ok(Running {
             generation: match hooks.on_logits {
                 Some(_) => generation,
@@ -197,7 +220,8 @@ impl Inner {
             hooks,
             logprobs,
             stopped: false,
-            answer: answer.then(String::new),
+            failed: None,
+            answer,
             piece: String::new(),
             finish: None,
             prompt: prompt.0,
@@ -209,6 +233,10 @@ impl Inner {
     /// Generates the next piece and keeps it; false at the end.
     fn advance(&mut self) -> Outcome<bool> {
         let running = self.running.as_mut().ok_or_else(no_generation)?;
+        if let Some(failure) = running.failed.take() {
+            self.end(wl_finish::WL_FINISH_CANCELLED)?;
+            return Err(failure);
+        }
         if running.finish.is_some() {
             return Ok(false);
         }
@@ -247,6 +275,9 @@ impl Inner {
             ));
         }
         running.generation.leave(&mut self.session)?;
+        if running.failed.is_some() {
+            return Ok(false);
+        }
         if running.finish.is_none() && !running.stopped && running.generation.wants_token() {
             if !self.session.canceller().take() {
                 return Ok(true);
@@ -257,6 +288,21 @@ impl Inner {
         // Nothing but the end can follow.
         self.advance()?;
         Ok(false)
+    }
+
+    /// True if the next token is chosen under a constraint.
+    pub fn chooses(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.generation.chooses())
+    }
+
+    /// Chooses the next token for a batch; none if that fails, which the next call of wl_generate_next says.
+    pub fn choose(&mut self) -> Option<u32> {
+        let running = self.running.as_mut()?;
+        let chosen = running.generation.choose(&mut self.session);
+        chosen
+            .map_err(|error| running.failed = Some(error.into()))
+            .ok()
     }
 
     /// Takes in a token that the session has read in a batch, in so much time.

@@ -27,6 +27,8 @@ mod session;
 
 mod progress;
 
+mod constraint;
+
 mod batch;
 
 mod generate;

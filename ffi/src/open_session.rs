@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use waterline::{Canceller, Chat, HistoryRead, Session};
+use waterline::{Canceller, Chat, Constraint, HistoryRead, Session};
 
 use crate::generate::Running;
 use crate::handles::Handles;
@@ -24,6 +24,8 @@ pub(crate) struct OpenSession {
 pub(crate) struct Inner {
     pub session: Session,
     pub chat: Option<Chat>,
+    /// The form of answers, as each begins with it.
+    pub form: Option<Constraint>,
     pub running: Option<Running>,
     /// How messages that wait for their answer were read, and how long that took.
     pub prompt: Option<(HistoryRead, Duration)>,
@@ -35,7 +37,11 @@ pub(crate) struct Inner {
 pub(crate) static SESSIONS: Handles<OpenSession> = Handles::new("session");
 
 /// Gives a session a handle.
-pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
+pub(crate) fn add(
+    session: Session,
+    chat: Option<Chat>,
+    form: Option<Constraint>,
+) -> *mut wl_session {
     log(wl_log_level::WL_LOG_DEBUG, || {
         let (state, work) = (session.state_bytes(), session.work_bytes());
         let threads = session.threads();
@@ -53,6 +59,7 @@ pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
         inner: Mutex::new(Inner {
             session,
             chat,
+            form,
             running: None,
             prompt: None,
             progress: None,

@@ -28,6 +28,17 @@ pub enum wl_cache {
     WL_CACHE_F32 = 1,
 }
 
+/// The end of a context that is full of tokens which attention looks back on.
+#[repr(C)]
+pub enum wl_full {
+    /// WL_ERROR_CONTEXT, and nothing is read.
+    WL_FULL_STOP = 0,
+    /// Attention forgets the oldest tokens but the first ones; recurrent layers go on as before. Nothing is read again.
+    WL_FULL_SHIFT = 1,
+    /// The first tokens and the newest, as many as fill half of the rest of the context, are read again, and nothing else is remembered.
+    WL_FULL_COMPACT = 2,
+}
+
 /// How to make a session.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -49,15 +60,15 @@ pub struct wl_session_params {
     pub marks: usize,
     /// A wl_cache; WL_CACHE_F16 by default.
     pub cache: u32,
-    /// When the context is full: 0, the default, is WL_ERROR_CONTEXT, 1 drops the oldest tokens out of view.
-    pub drop_oldest: u32,
+    /// A wl_full: the end of a full context; WL_FULL_STOP by default.
+    pub on_full: u32,
     /// How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
     pub sampler: *const wl_sampler_params,
     /// 1: the bits of a token depend on nothing but the tokens before it and the kind of device, not on chunks, batches or
     /// threads; prompts are read more slowly. 0 by default.
     pub exact: u32,
-    /// 0.
-    pub reserved: u32,
+    /// First tokens that stay when the context is full, fewer than half of it; of a conversation its instructions do, too. 4 by default.
+    pub keep: u32,
     /// Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
     /// what it needs of the store.
     pub store: *const wl_store,
@@ -116,10 +127,10 @@ impl Default for wl_session_params {
             chunk: options.chunk,
             marks: options.marks,
             cache: wl_cache::WL_CACHE_F16 as u32,
-            drop_oldest: 0,
+            on_full: wl_full::WL_FULL_STOP as u32,
             sampler: std::ptr::null(),
             exact: 0,
-            reserved: 0,
+            keep: options.keep as u32,
             store: std::ptr::null(),
             lookup: options.lookup as u32,
             mtp: options.mtp as u32,
@@ -169,11 +180,19 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
         F32 => Kv::F32,
         other => return Err(choice("cache", other)),
     };
-    options.context_end = match params.drop_oldest {
+    const SHIFT: u32 = wl_full::WL_FULL_SHIFT as u32;
+    const COMPACT: u32 = wl_full::WL_FULL_COMPACT as u32;
+    options.context_end = match params.on_full {
         0 => ContextEnd::Refuse,
-        1 => ContextEnd::DropOldest,
-        other => return Err(choice("drop_oldest", other)),
+        SHIFT => ContextEnd::Shift,
+        COMPACT => ContextEnd::Compact,
+        other => {
+            return Err(Failure::argument(format!(
+                "on_full: found {other}, expected 0, 1 or 2"
+            )));
+        }
     };
+    options.keep = params.keep as usize;
     options.exact = match params.exact {
         0 => false,
         1 => true,
@@ -272,7 +291,7 @@ pub unsafe extern "C" fn wl_session_new(
         options.device.clone_from(&model.device);
         let made = Session::new(Arc::clone(&model.model), options)?;
         // SAFETY: checked.
-        unsafe { put(session, add(made, None)) };
+        unsafe { put(session, add(made, None, None)) };
         Ok(())
     })
 }
@@ -300,7 +319,7 @@ pub unsafe extern "C" fn wl_session_fork(
         place("the place for the session", fork)?;
         let made = inner.session.fork()?;
         // SAFETY: checked.
-        unsafe { put(fork, add(made, inner.chat.clone())) };
+        unsafe { put(fork, add(made, inner.chat.clone(), inner.form.clone())) };
         Ok(())
     })
 }

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
@@ -56,6 +57,8 @@ use wl_status::*;
 pub(crate) struct Failure {
     pub status: wl_status,
     pub sentence: String,
+    /// [`wl_last_os_error`].
+    os_error: i32,
 }
 
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
@@ -65,6 +68,7 @@ impl Failure {
         Failure {
             status,
             sentence: sentence.into(),
+            os_error: 0,
         }
     }
 
@@ -77,8 +81,10 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let source = std::error::Error::source(&error);
+        let io = source.and_then(|source| source.downcast_ref::<io::Error>());
+        let os_error = io.map_or(0, errno);
         let status = match &error {
-            _ if source.is_some_and(|source| source.is::<std::io::Error>()) => WL_ERROR_IO,
+            _ if io.is_some() => WL_ERROR_IO,
             Error::Quant(_)
             | Error::Config { .. }
             | Error::Logits { .. }
@@ -95,12 +101,31 @@ impl From<Error> for Failure {
             Error::Cancelled { .. } => WL_CANCELLED,
             _ => WL_ERROR_INTERNAL,
         };
-        Failure::new(status, error.to_string())
+        Failure {
+            os_error,
+            ..Failure::new(status, error.to_string())
+        }
+    }
+}
+
+/// The number that errno.h gives the system's reason; 0 if it has none.
+fn errno(error: &io::Error) -> i32 {
+    match error.kind() {
+        io::ErrorKind::NotFound => 2,
+        io::ErrorKind::PermissionDenied => 13,
+        io::ErrorKind::AlreadyExists => 17,
+        io::ErrorKind::NotADirectory => 20,
+        io::ErrorKind::IsADirectory => 21,
+        io::ErrorKind::StorageFull => 28,
+        // Windows has other numbers.
+        _ if cfg!(unix) => error.raw_os_error().unwrap_or(0),
+        _ => 0,
     }
 }
 
 thread_local! {
     static SENTENCE: RefCell<CString> = RefCell::default();
+    static OS_ERROR: Cell<i32> = const { Cell::new(0) };
     /// Whether this thread is in a call, and what the last panic in it said.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -129,6 +154,7 @@ pub(crate) fn border(body: impl FnOnce() -> Outcome) -> wl_status {
     };
     let sentence = failure.sentence.replace('\0', "\u{fffd}");
     SENTENCE.set(CString::new(sentence).unwrap_or_default());
+    OS_ERROR.set(failure.os_error);
     failure.status
 }
 
@@ -163,6 +189,13 @@ pub extern "C" fn wl_last_error() -> *const c_char {
     SENTENCE
         .try_with(|sentence| sentence.borrow().as_ptr())
         .unwrap_or(c"".as_ptr())
+}
+
+/// Why the system refused the file operation of the last call on this thread that did not return WL_OK: a number of errno.h, such as
+/// ENOENT; 0 if that call failed for another reason or the system gives no number.
+#[unsafe(no_mangle)]
+pub extern "C" fn wl_last_os_error() -> i32 {
+    OS_ERROR.try_with(Cell::get).unwrap_or(0)
 }
 
 /// The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.

@@ -1,30 +1,33 @@
 //! Number formats on a GPU: their source text and the layout in which kernels read a matrix.
 
+use crate::format::Format;
+use crate::formats::FORMATS;
 use crate::matrix::Matrix;
 
 /// The CUDA files of number formats in `src`, in the order in which a translation unit has them, after a prelude that declares the types
-/// and functions which they use.
-pub const DEVICE_FILES: [&str; 19] = [
-    "formats/formats.cu",
-    "rounding.cu",
-    "formats/f32.cu",
-    "formats/f16.cu",
-    "formats/bf16.cu",
-    "formats/q8_0.cu",
-    "formats/q4_0.cu",
-    "formats/q5_0.cu",
-    "formats/iq4_nl.cu",
-    "formats/iq4_xs.cu",
-    "formats/mxfp4.cu",
-    "formats/k_quants.cu",
-    "formats/q4_1.cu",
-    "formats/q5_1.cu",
-    "formats/q2_k.cu",
-    "formats/q3_k.cu",
-    "formats/q4_k.cu",
-    "formats/q5_k.cu",
-    "formats/q6_k.cu",
-];
+/// and functions which they use and [`device_constants`].
+pub fn device_files() -> impl Iterator<Item = String> {
+    let shared = ["formats/formats", "rounding", "formats/k_quants"].map(String::from);
+    let each = |format: &&Format| format!("formats/{}", format.name.to_lowercase());
+    let files = shared.into_iter().chain(FORMATS.iter().map(each));
+    files.map(|path| path + ".cu")
+}
+
+/// The formats' numbers in kernels, and sets of them.
+pub fn device_constants() -> String {
+    let names = FORMATS.map(|format| format.name).join(", ");
+    let set = |has: fn(&Format) -> bool| {
+        let bit = |(number, &format): (usize, &&Format)| usize::from(has(format)) << number;
+        FORMATS.iter().enumerate().map(bit).sum::<usize>()
+    };
+    let (integer, contiguous) = (set(Format::is_integer_dot), set(|f| f.block_len == 32));
+    format!(
+        "enum {{ {names}, format_count }};
+// Formats whose products use inputs in 8 bits, and those whose units are contiguous, codes and scales each.
+constexpr int integer_formats = {integer}, contiguous_formats = {contiguous};
+"
+    )
+}
 
 impl Matrix {
     /// Whether kernels read the stored bytes.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused a file operation.
-    #[error("{path}: {action}: {reason}", path = .path.display(), reason = reason(.source))]
+    #[error("{path}: cannot {action}: {reason}", path = .path.display(), reason = reason(.source))]
     Io {
         /// The file.
         path: PathBuf,

@@ -4,9 +4,13 @@ use std::ops::Range;
 
 use crate::cpu::Simd;
 use crate::error::{Error, Result};
-use crate::formats;
+use crate::formats::FORMATS;
+use crate::formats::q4_0x16::Q4_0X16;
 use crate::kernel::Kernel;
 use crate::rounding::Rounding;
+
+pub(crate) type Encode = fn(&[f32], Option<&[f32]>, &mut [u8]);
+pub(crate) type Decode = fn(&[u8], &mut [f32]);
 
 /// A way of storing numbers: every row of a matrix is a sequence of equal blocks.
 pub struct Format {
@@ -21,11 +25,15 @@ pub struct Format {
     pub(crate) rounding: Option<Rounding>,
     /// The bytes of a block that kernels on a GPU read elsewhere.
     pub(crate) device_apart: Range<usize>,
+    /// Whether kernels multiply chunks of inputs in 8 bits with it on tensor cores: its .cu file has `tiles`, `load` and `unpack`.
+    pub code_tiles: bool,
+    /// Whether kernels multiply the slots of a batch with it on tensor cores: its .cu file has `code_words`.
+    pub slot_tiles: bool,
     /// For a format that stores another one's values in a different order.
     pub(crate) reordered: Option<Reordered>,
     /// Encodes a row with the mean squares of its inputs, or any number of rows without.
-    pub(crate) encode: fn(&[f32], Option<&[f32]>, &mut [u8]),
-    pub(crate) decode: fn(&[u8], &mut [f32]),
+    pub(crate) encode: Encode,
+    pub(crate) decode: Decode,
     pub(crate) kernel: fn(Simd) -> Kernel,
 }
 
@@ -45,33 +53,9 @@ impl Reordered {
     }
 }
 
-pub use formats::bf16::{BF16, BF16_IN_BF16};
-pub use formats::f16::{F16, F16_IN_F16};
-pub use formats::f32::F32;
-pub use formats::iq4_nl::IQ4_NL;
-pub use formats::iq4_xs::IQ4_XS;
-pub use formats::mxfp4::MXFP4;
-pub use formats::q2_k::Q2_K;
-pub use formats::q3_k::Q3_K;
-pub use formats::q4_0::Q4_0;
-use formats::q4_0x16::Q4_0X16;
-pub use formats::q4_1::Q4_1;
-pub use formats::q4_k::Q4_K;
-pub use formats::q5_0::Q5_0;
-pub use formats::q5_1::Q5_1;
-pub use formats::q5_k::Q5_K;
-pub use formats::q6_k::Q6_K;
-pub use formats::q8_0::Q8_0;
-
 /// Formats that store another one's values in a different order, for CPUs; no other program reads
 /// them.
 pub static REORDERED: [&Format; 1] = [&Q4_0X16];
-
-/// Every other format, most precise first.
-pub static FORMATS: [&Format; 16] = [
-    &F32, &F16, &BF16, &Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q5_0, &Q4_1, &Q4_K, &IQ4_NL, &IQ4_XS, &Q4_0,
-    &MXFP4, &Q3_K, &Q2_K,
-];
 
 impl Format {
     /// Bytes of a block, usually its scales, that follow all codes in [`crate::Matrix::device_layout`].

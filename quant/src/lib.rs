@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`Format`] (the layout of a block; one file per format under `formats/`), [`Activations`] and
 //! [`Matrix`] (products of quantized rows with f32 inputs), `kernel.rs` and `simd/` (how a product is tiled and computed
-//! on each CPU), [`Bytes`] and [`Tensor`] (storage), [`gguf`] and [`safetensors`] (files), [`NewFile`] (atomic file
+//! on each CPU), [`Bytes`] and [`Tensor`] (storage), [`gguf`], [`imatrix`] and [`safetensors`] (files), [`NewFile`] (atomic file
 //! creation).
 //!
 //! Every format is bit-compatible with ggml's format of the same name.
@@ -17,6 +17,7 @@ mod few;
 mod format;
 mod formats;
 pub mod gguf;
+pub mod imatrix;
 mod json;
 mod kernel;
 mod matrix;
@@ -35,13 +36,25 @@ mod vocabulary;
 pub use activations::{Activations, Loading};
 pub use counted::read_bytes;
 pub use cpu::Simd;
-pub use device::DEVICE_FILES;
+pub use device::{device_constants, device_files};
 pub use error::{Error, Result, reason};
 pub use few::{Few, ShortList};
-pub use format::{
-    BF16, BF16_IN_BF16, F16, F16_IN_F16, F32, FORMATS, Format, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K,
-    Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, REORDERED,
-};
+pub use format::{Format, REORDERED};
+pub use formats::FORMATS;
+pub use formats::bf16::{BF16, BF16_IN_BF16};
+pub use formats::f16::{F16, F16_IN_F16};
+pub use formats::f32::F32;
+pub use formats::iq4_nl::IQ4_NL;
+pub use formats::q2_k::Q2_K;
+pub use formats::q3_k::Q3_K;
+pub use formats::q4_0::Q4_0;
+pub use formats::q4_1::Q4_1;
+pub use formats::q4_k::Q4_K;
+pub use formats::q5_0::Q5_0;
+pub use formats::q5_1::Q5_1;
+pub use formats::q5_k::Q5_K;
+pub use formats::q6_k::Q6_K;
+pub use formats::q8_0::Q8_0;
 pub use json::{read_json, values_at_most};
 pub use matrix::{Matrix, Output};
 pub use observe::{ObservedProduct, ProductObserver};

@@ -1,14 +1,15 @@
-//! Forged files of several parts and of packed numbers: parts that claim what they do not have, scales and codes that fit nothing, each
-//! bit turned.
+//! Forged files of several parts, of packed numbers and of importances: parts that claim what they do not have, scales, codes and counts
+//! that fit nothing, each bit turned.
 
 mod stored;
 
 use std::path::{Path, PathBuf};
 
 use stored::{Stored, safetensors};
-use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};
+use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
+use waterline_quant::imatrix::Importances;
 use waterline_quant::safetensors::Checkpoint;
-use waterline_quant::{F32, FileAccess};
+use waterline_quant::{Bytes, F32, FileAccess, Q8_0};
 
 /// A part of a split file: its keys, and one tensor.
 fn write_part(path: &Path, keys: &[(&str, Value)], tensor: &str) {
@@ -217,4 +218,110 @@ fn packed_numbers_without_their_other_parts_are_refused() {
         let said = use_everything(folder.path(), &safetensors(&forged));
         assert!(said.is_err(), "{wrong:?}: {said:?}");
     }
+}
+
+/// A file of importances: two matrices of two columns that are stacked in `a`, with these sums and counts.
+fn importances(keys: &[(&str, Value)], sums: &[f32], counts: &[f32]) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("imatrix.gguf");
+    let keys: Vec<_> = keys
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.clone()))
+        .collect();
+    let tensor = |name: &str, count: usize| NewTensor {
+        name: name.into(),
+        format: &F32,
+        shape: vec![count],
+    };
+    let tensors = [
+        tensor("a.in_sum2", sums.len()),
+        tensor("a.counts", counts.len()),
+    ];
+    let mut writer = Writer::create(&path, &keys, &tensors).expect("a file");
+    for values in [sums, counts] {
+        writer.write_tensor(&floats(values)).expect("data");
+    }
+    writer.finish().expect("a whole file");
+    std::fs::read(&path).expect("a file")
+}
+
+/// All mean squares, or why not.
+fn mean_squares(bytes: &[u8]) -> Result<Vec<f32>, String> {
+    let bytes = Bytes::copy_from(bytes).expect("memory");
+    let read = Gguf::parse(bytes, "imatrix").and_then(Importances::new);
+    let read = read.and_then(|read| {
+        let means: Result<Vec<_>, _> = read.names().map(|name| read.mean_squares(name)).collect();
+        Ok(means?.concat())
+    });
+    read.map_err(|error| error.to_string())
+}
+
+#[test]
+fn importances_that_are_none_are_refused() {
+    let kind = ("general.type", Value::from("imatrix"));
+    let chunks = ("imatrix.chunk_count", Value::U32(7));
+    let whole = [kind.clone(), chunks.clone()];
+    let (sums, counts) = ([2.0, 0.0, 8.0, 4.0], [2.0, 0.0]);
+    let bytes = importances(&whole, &sums, &counts);
+    assert_eq!(mean_squares(&bytes), Ok(vec![1.0, 0.0, 1.0, 1.0]));
+    let keys = |keys: &[(&'static str, Value)]| importances(keys, &sums, &counts);
+    let model = [("general.type", Value::from("model")), chunks.clone()];
+    let number = [("general.type", Value::U32(3)), chunks.clone()];
+    let sets = ("imatrix.datasets", Value::Array(Array::U8(vec![1])));
+    let [many, negative] = [Value::U64(1 << 32), Value::I32(-1)].map(|count| {
+        let chunks = ("imatrix.chunk_count", count);
+        keys(&[kind.clone(), chunks])
+    });
+    for (forged, said) in [
+        (keys(std::slice::from_ref(&chunks)), "expected imatrix"),
+        (keys(&model), "found model, expected imatrix"),
+        (keys(&number), "expected imatrix"),
+        (keys(std::slice::from_ref(&kind)), "imatrix.chunk_count"),
+        (many, "imatrix.chunk_count"),
+        (negative, "imatrix.chunk_count"),
+        (keys(&[kind, chunks, sets]), "a list of texts"),
+        (importances(&whole, &sums, &[]), "each of the 0 counts"),
+        (
+            importances(&whole, &sums, &[1.0; 3]),
+            "each of the 3 counts",
+        ),
+        (importances(&whole, &[], &[1.0]), "found 0 numbers"),
+        (importances(&whole, &[f32::NAN, 0.0], &[1.0]), "found NaN"),
+        (importances(&whole, &[-1.0, 0.0], &[1.0]), "found -1"),
+        (importances(&whole, &[f32::MAX, 0.0], &[f32::NAN]), ""),
+    ] {
+        match mean_squares(&forged) {
+            Err(error) => assert!(error.contains(said), "{said}: {error}"),
+            // A count that is none has read nothing, as in llama-quantize.
+            Ok(means) => assert!(said.is_empty() && means == [1.0, 1.0]),
+        }
+    }
+    // Numbers in another format would take twelve times the file.
+    let mut other = bytes.clone();
+    let name = b"a.in_sum2";
+    let at = other.windows(name.len()).position(|part| part == name);
+    let kind = at.expect("the name") + name.len() + 4 + 8;
+    other[kind..kind + 4].copy_from_slice(&Q8_0.ggml_type.to_le_bytes());
+    assert!(mean_squares(&other).is_err());
+
+    let (mut accepted, mut refused) = (0, 0);
+    let mut forged = bytes.clone();
+    for bit in 0..8 * bytes.len() {
+        forged[bit / 8] ^= 1 << (bit % 8);
+        match mean_squares(&forged) {
+            Ok(means) => {
+                accepted += 1;
+                assert!(means.iter().all(|mean| *mean >= 0.0 && mean.is_finite()));
+            }
+            Err(said) => {
+                refused += 1;
+                assert!(said.len() < 2_000, "bit {bit}: {} bytes", said.len());
+            }
+        }
+        forged[bit / 8] ^= 1 << (bit % 8);
+    }
+    assert!(accepted > 100 && refused > 100, "{accepted}, {refused}");
+    // A file ends with some zeros that nobody needs.
+    let whole = (0..bytes.len()).filter(|&length| mean_squares(&bytes[..length]).is_ok());
+    assert!(whole.count() < 64);
 }

@@ -1,8 +1,12 @@
 //! GGUF: round trips, files that lie, and files that were cut.
 
-use proptest::prelude::*;
+#[path = "gguf/parts.rs"]
+mod parts;
+#[path = "gguf/random.rs"]
+mod random;
+
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
-use waterline_quant::{Bytes, Error, F32, FORMATS, Format, Q4_K, Q8_0};
+use waterline_quant::{Bytes, Error, F32, Q4_K, Q8_0};
 
 /// Writes a file with all-zero-but-counted data and returns its bytes.
 fn write(metadata: &[(String, Value)], tensors: &[NewTensor]) -> Vec<u8> {
@@ -403,85 +407,6 @@ fn unfinished_files_leave_nothing() {
     );
 }
 
-fn array() -> impl Strategy<Value = Array> {
-    use prop::collection::vec;
-    let leaf = prop_oneof![
-        vec(any::<u8>(), 0..5).prop_map(Array::U8),
-        vec(any::<i16>(), 0..5).prop_map(Array::I16),
-        vec(any::<u32>(), 0..5).prop_map(Array::U32),
-        vec(-1e30f32..1e30, 0..5).prop_map(Array::F32),
-        vec(any::<bool>(), 0..5).prop_map(Array::Bool),
-        vec(any::<String>(), 0..5).prop_map(Array::String),
-        vec(any::<u64>(), 0..5).prop_map(Array::U64),
-        vec(
-            any::<f64>().prop_filter("equal to itself", |x| !x.is_nan()),
-            0..5
-        )
-        .prop_map(Array::F64),
-    ];
-    leaf.prop_recursive(3, 20, 4, |inner| vec(inner, 0..4).prop_map(Array::Array))
-}
-
-fn value() -> impl Strategy<Value = Value> {
-    prop_oneof![
-        any::<u8>().prop_map(Value::U8),
-        any::<i8>().prop_map(Value::I8),
-        any::<u16>().prop_map(Value::U16),
-        any::<i16>().prop_map(Value::I16),
-        any::<u32>().prop_map(Value::U32),
-        any::<i32>().prop_map(Value::I32),
-        (-1e30f32..1e30).prop_map(Value::F32),
-        any::<bool>().prop_map(Value::Bool),
-        any::<String>().prop_map(Value::String),
-        array().prop_map(Value::Array),
-        any::<u64>().prop_map(Value::U64),
-        any::<i64>().prop_map(Value::I64),
-        (-1e300f64..1e300).prop_map(Value::F64),
-    ]
-}
-
-fn new_tensor() -> impl Strategy<Value = (&'static Format, Vec<usize>)> {
-    (0..FORMATS.len(), prop::collection::vec(0usize..4, 0..4)).prop_map(|(format, mut shape)| {
-        let format = FORMATS[format];
-        if let Some(last) = shape.last_mut() {
-            *last *= format.block_len;
-        } else if format.block_len > 1 {
-            shape.push(format.block_len);
-        }
-        (format, shape)
-    })
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn anything_survives_a_round_trip(
-        metadata in prop::collection::btree_map("[a-z]{1,6}", value(), 0..8),
-        tensors in prop::collection::btree_map("[a-z]{1,6}", new_tensor(), 0..6),
-    ) {
-        let metadata: Vec<_> = metadata.into_iter().collect();
-        let tensors: Vec<_> = tensors
-            .into_iter()
-            .map(|(name, (format, shape))| NewTensor { name, format, shape })
-            .collect();
-        let gguf = parse(&write(&metadata, &tensors)).unwrap();
-        prop_assert_eq!(&gguf.metadata()[..metadata.len()], &metadata[..]);
-        for (i, tensor) in tensors.iter().enumerate() {
-            let read = gguf.tensor(&tensor.name).unwrap();
-            prop_assert_eq!((read.format, &read.shape), (tensor.format, &tensor.shape));
-            prop_assert_eq!(&read.data[..], contents(i, tensor));
-        }
-    }
-
-    #[test]
-    fn random_bytes_are_refused_or_harmless(bytes in prop::collection::vec(any::<u8>(), 0..400), counts in 0u64..4) {
-        if let Ok(gguf) = parse(&raw(counts, counts, &[&bytes])) {
-            use_everything(&gguf);
-        }
-    }
-}
-
 #[test]
 fn values_that_are_no_utf8_are_replaced_with_a_note() {
     let latin1 = [&4u64.to_le_bytes()[..], b"caf\xe9"].concat();
@@ -508,64 +433,6 @@ fn values_that_are_no_utf8_are_replaced_with_a_note() {
     assert_eq!(list, ["caf\u{fffd}", "x", "caf\u{fffd}"]);
     assert_eq!(file.notes().len(), 2);
     assert!(file.notes()[0].starts_with("key 'a'"), "{:?}", file.notes());
-}
-
-#[test]
-fn a_file_in_several_parts_is_opened_by_any_of_them() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = |part: u64| {
-        folder
-            .path()
-            .join(format!("m-{:05}-of-00003.gguf", part + 1))
-    };
-    let write = |part: u64, keys: &[(&str, u64)], tensor: &str| {
-        let key = |(name, value): &(&str, u64)| (name.to_string(), Value::U64(*value));
-        let keys: Vec<_> = keys.iter().map(key).collect();
-        let tensor = NewTensor {
-            name: tensor.into(),
-            format: &F32,
-            shape: vec![2],
-        };
-        let mut writer = Writer::create(path(part), &keys, &[tensor]).expect("a file");
-        writer.write_tensor(&[part as u8; 8]).expect("data");
-        writer.finish().expect("a whole file");
-    };
-    let numbers = |part| {
-        [
-            ("split.no", part),
-            ("split.count", 3),
-            ("split.tensors.count", 3),
-        ]
-    };
-    for (part, tensor) in [(0, "a"), (1, "b"), (2, "c")] {
-        write(part, &numbers(part), tensor);
-    }
-    for part in 0..3 {
-        let file = Gguf::open(path(part)).expect("a file");
-        for (value, tensor) in [(0u8, "a"), (1, "b"), (2, "c")] {
-            assert_eq!(file.tensor(tensor).expect("a tensor").data[..], [value; 8]);
-        }
-        assert_eq!(file.tensors().len(), 3);
-    }
-    let said = |part| Gguf::open(path(part)).err().expect("a reason").to_string();
-    write(2, &numbers(1), "c");
-    assert!(
-        said(0).contains("00003-of-00003") && said(0).contains("expected part 2 of 3"),
-        "{}",
-        said(0)
-    );
-    write(2, &numbers(2), "a");
-    assert!(said(0).contains("tensor 'a'"), "{}", said(0));
-    std::fs::remove_file(path(2)).expect("a file");
-    assert!(said(1).contains("m-00003-of-00003.gguf"), "{}", said(1));
-    std::fs::rename(path(0), folder.path().join("other.gguf")).expect("a file");
-    let renamed = Gguf::open(folder.path().join("other.gguf"))
-        .err()
-        .expect("a reason");
-    assert!(
-        renamed.to_string().contains("NAME-00001-of-00003.gguf"),
-        "{renamed}"
-    );
 }
 
 /// A file of these bytes and a hole, which takes no room on a disk.

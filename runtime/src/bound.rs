@@ -6,6 +6,7 @@ use std::sync::Arc;
 use once_cell::sync::OnceCell;
 use waterline_quant::{BF16, BF16_IN_BF16, Bytes, Tensor, ask_room};
 
+use crate::constraint::Constraints;
 use crate::error::{Error, Result};
 use crate::lowering::WeightSource;
 use crate::model::{
@@ -13,7 +14,7 @@ use crate::model::{
 };
 use crate::program::{Program, Schedule};
 use crate::state::{Size, StateOptions, StatePlan, Touched};
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{ChatTemplate, Tokenizer, Turns};
 
 /// Weights and description, ready to run.
 pub struct Model {
@@ -29,6 +30,7 @@ pub struct Model {
     trained_context: Option<usize>,
     notes: Vec<String>,
     tokenizer: OnceCell<Arc<Tokenizer>>,
+    constraints: OnceCell<Arc<Constraints>>,
 }
 
 /// Bytes of a tensor's part of the program.
@@ -98,6 +100,7 @@ impl Model {
             trained_context: checkpoint.trained_context,
             notes: checkpoint.notes,
             tokenizer: OnceCell::new(),
+            constraints: OnceCell::new(),
         }))
     }
 
@@ -195,6 +198,14 @@ impl Model {
         tensors.any(|tensor| tensor.shape.contains(&Size::Context))
     }
 
+    /// Whether the first tokens of a full context can stay when the oldest are forgotten. Attention that reads means of whole blocks of its
+    /// context forgets them like others.
+    pub fn keeps_first_tokens(&self) -> bool {
+        let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
+        let is_blocks = |size: &Size| matches!(size, Size::ContextBlocks(_));
+        !tensors.any(|tensor| tensor.shape.iter().any(is_blocks))
+    }
+
     /// Notes on the files for users, each a sentence.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -223,6 +234,24 @@ impl Model {
             Ok(Arc::new(tokenizer))
         };
         self.tokenizer.get_or_try_init(make).cloned()
+    }
+
+    /// The compiler for forms of answers, made on first use. An answer ends by one of [`Model::ends`] or as the chat template closes it.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] as [`Model::tokenizer`], [`Error::Invalid`] if the model has no end token, [`Error::Unsupported`] in a
+    /// build without the feature `constraints`.
+    pub fn constraints(&self) -> Result<Arc<Constraints>> {
+        let make = || {
+            let tokenizer = self.tokenizer()?;
+            // A template that cannot be used closes nothing.
+            let template = self.chat_template_or_chatml();
+            let turns = template.and_then(|it| Turns::new(Arc::new(it), Arc::clone(&tokenizer)));
+            let closing = turns.ok().and_then(|turns| turns.end_token());
+            let ends = closing.into_iter().chain(self.ends()).collect();
+            Constraints::new(&self.file, tokenizer, self.spec.vocab, ends)
+        };
+        self.constraints.get_or_try_init(make).cloned()
     }
 
     /// Whether the file has a chat template, be it a broken one.

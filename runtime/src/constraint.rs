@@ -9,8 +9,8 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
-use crate::bound::Model;
 use crate::error::{Error, Result};
+use crate::grammar::Grammar;
 use crate::text::Tokenizer;
 
 /// Most levels of a schema or of a grammar's brackets: parsers go down them by recursion.
@@ -19,40 +19,6 @@ const MOST_DEPTH: usize = 100;
 const MOST_BYTES: usize = 1 << 20;
 /// The end of a thought.
 const THOUGHT_END: &[u8] = b"</think>";
-/// Keyword of llguidance by which a schema says how its JSON is spaced.
-const SPACING: &str = "x-guidance";
-
-/// The form of an answer.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Grammar {
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that a schema describes. Between its parts comes one space, unless the schema's `x-guidance` says otherwise.
-    JsonSchema(Value),
-    /// A regular expression that the whole answer matches.
-    Regex(String),
-    /// A grammar in llguidance's variant of Lark.
-    Lark(String),
-}
-
-impl Grammar {
-    /// A schema that says how its JSON is spaced, as [`Grammar::JsonSchema`] spaces it: for `%json` in a [`Grammar::Lark`].
-    pub fn spaced(schema: &Value) -> Value {
-        let spacing =
-            json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
-        match schema {
-            Value::Object(fields) if fields.contains_key(SPACING) => schema.clone(),
-            Value::Object(fields) => {
-                let mut fields = fields.clone();
-                fields.insert(SPACING.into(), spacing);
-                Value::Object(fields)
-            }
-            Value::Bool(true) => json!({ SPACING: spacing }),
-            other => other.clone(),
-        }
-    }
-}
-
 /// Compiles grammars for a model's vocabulary.
 pub struct Constraints {
     factory: ParserFactory,
@@ -60,23 +26,28 @@ pub struct Constraints {
 }
 
 impl Constraints {
-    /// For answers of `model` that its end tokens and `ends` end.
+    /// For a model with `vocab` tokens, whose answers one of `ends` ends.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if it has no tokenizer, [`Error::Invalid`] if it has no end token.
-    pub fn new(model: &Model, ends: impl IntoIterator<Item = u32>) -> Result<Arc<Self>> {
-        let (tokenizer, vocab) = (model.tokenizer()?, model.spec().vocab);
-        let mut ends: Vec<u32> = ends.into_iter().chain(model.ends()).collect();
+    /// [`Error::Invalid`] if there is no such token.
+    pub(crate) fn new(
+        file: &str,
+        tokenizer: Arc<Tokenizer>,
+        vocab: usize,
+        mut ends: Vec<u32>,
+    ) -> Result<Arc<Self>> {
         ends.retain(|&token| (token as usize) < vocab);
         let Some(&end) = ends.first() else {
-            return Err(Error::invalid("constraint", "the model has no end token"));
+            let reason = format!("{file} has no end token");
+            return Err(Error::invalid("constraint", reason));
         };
         let word = |id: u32| {
             let bytes = tokenizer.token_bytes(id).to_vec();
             // A control token is never a part of a text.
-            match tokenizer.is_special(id) || ends.contains(&id) {
-                true => [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat(),
-                false => bytes,
+            if tokenizer.is_special(id) || ends.contains(&id) {
+                [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat()
+            } else {
+                bytes
             }
         };
         let make = || -> anyhow::Result<ParserFactory> {
@@ -180,6 +151,11 @@ impl Constraint {
     pub fn after_thought(mut self) -> Self {
         self.thought = Some(Vec::new());
         self
+    }
+
+    /// The tokens that end the answer.
+    pub(crate) fn ends(&self) -> &[u32] {
+        self.tokens.tok_trie().eos_tokens()
     }
 
     /// Forbids, in the logits `[vocab]` of the next token, those that cannot follow.

@@ -26,6 +26,7 @@ mod bound;
 #[cfg_attr(not(feature = "constraints"), path = "no_constraint.rs")]
 mod constraint;
 mod engine;
+mod grammar;
 mod session;
 
 use waterline_compute::{cpu, cuda, operands, ops, program, sampler, state, weights};
@@ -36,9 +37,7 @@ use waterline_text as text;
 pub use bound::Model;
 #[doc(inline)]
 pub use cancel::Canceller;
-pub use constraint::Constraint;
-#[cfg(feature = "constraints")]
-pub use constraint::{Constraints, Grammar};
+pub use constraint::{Constraint, Constraints};
 #[doc(inline)]
 pub use cpu::{Pool, physical_cores};
 #[doc(inline)]
@@ -46,6 +45,7 @@ pub use cuda::{Device, OpTime};
 pub use engine::StepProgram;
 #[doc(inline)]
 pub use error::{Error, Result};
+pub use grammar::Grammar;
 #[doc(inline)]
 pub use mixers::{Retained, RetainedPolicy};
 #[doc(inline)]

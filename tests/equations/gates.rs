@@ -18,13 +18,13 @@ fn gates(w: &Plain, input: &str, h: &[f64], q: &[f64], k: &[f64]) -> [Vector; 2]
 
 /// The heads' outputs, weighed by the read gate before or after their norm, times silu of the output gate.
 fn gated(w: &Plain, outputs: &[Vector], read: &[f64], after_norm: bool, h: &[f64]) -> Vector {
-    let heads = outputs
-        .iter()
-        .zip(read)
-        .flat_map(|(o, gate)| match after_norm {
-            true => map(&w.rms("o_norm", o), |x| gate * x),
-            false => w.rms("o_norm", &map(o, |x| gate * x)),
-        });
+    let heads = outputs.iter().zip(read).flat_map(|(o, gate)| {
+        if after_norm {
+            map(&w.rms("o_norm", o), |x| gate * x)
+        } else {
+            w.rms("o_norm", &map(o, |x| gate * x))
+        }
+    });
     let output_gate = w.apply("g_proj", h);
     heads.zip(output_gate).map(|(o, g)| o * silu(g)).collect()
 }
@@ -93,13 +93,13 @@ fn softmax_gated_deltanet_weighs_heads_by_any_input() {
                 .map(|i| {
                     let g = i / (HEADS / KV_HEADS);
                     let key = head(&k, g, DK);
-                    let fade = if decays {
+                    let factor = if decays {
                         let step = w.apply("a_proj", h)[i] + w.values("dt_bias")[i];
                         (-w.values("A_log")[i].exp() * softplus(step)).exp()
                     } else {
                         1.0
                     };
-                    write(&mut states[i], |_| fade, &[0.0; DK], &[0.0; DV]);
+                    write(&mut states[i], |_| factor, &[0.0; DK], &[0.0; DV]);
                     let known = read(&states[i], key);
                     let new: Vector = (0..DV)
                         .map(|d| beta[i] * (write_gate[i] * v[i * DV + d] - known[d]))

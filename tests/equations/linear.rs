@@ -32,7 +32,7 @@ fn row_sparse_gla_changes_its_largest_rows_only() {
                 for (&row, share) in rows.iter().zip(softmax(&chosen)) {
                     shares[row] = share;
                 }
-                let fade = |i: usize| {
+                let factor = |i: usize| {
                     if rows.contains(&i) {
                         sigmoid(decay[g * DK + i] + bias[g * DK + i]).powf(0.5)
                     } else {
@@ -40,7 +40,7 @@ fn row_sparse_gla_changes_its_largest_rows_only() {
                     }
                 };
                 let before = states[g].clone();
-                write(&mut states[g], fade, &shares, head(&v, g, DV));
+                write(&mut states[g], factor, &shares, head(&v, g, DV));
                 let changed = (0..DK).filter(|&i| states[g][i] != before[i]);
                 assert!(changed.count() <= written);
                 for query in 0..HEADS / KV_HEADS {
@@ -126,11 +126,11 @@ fn gated_deltanet2_erases_and_writes_by_gates_of_their_own() {
             for (i, s) in states.iter_mut().enumerate() {
                 let of = i / (HEADS / heads);
                 let key = unit(head(&k, of, DK));
-                let fade = |c: usize| {
+                let factor = |c: usize| {
                     let at = of * DK + c;
                     (-rate[of].exp() * softplus(decay[at] + bias[at])).exp()
                 };
-                write(s, fade, &[0.0; DK], &[0.0; DV]);
+                write(s, factor, &[0.0; DK], &[0.0; DV]);
                 let erased: Vector = key
                     .iter()
                     .zip(head(&erase, of, DK))

@@ -51,14 +51,14 @@ impl Memory {
             let (q, k) = (head(&convolved[0], i, DK), head(&convolved[1], i, DK));
             let state = &mut self.states[i];
             let Some(beta) = beta else {
-                let fade = |c: usize| sigmoid(a[i * DK + c]).powf(1.0 / NORMALIZER);
-                write(state, fade, k, head(&convolved[2], i, DV));
+                let factor = |c: usize| sigmoid(a[i * DK + c]).powf(1.0 / NORMALIZER);
+                write(state, factor, k, head(&convolved[2], i, DV));
                 return map(&read(state, q), |o| o / (DK as f64).sqrt());
             };
             let (q, k) = (unit(q), unit(k));
             let step = softplus(a[i] + w.values("dt_bias")[i]);
-            let fade = (-w.values("A_log")[i].exp() * step).exp();
-            write(state, |_| fade, &[0.0; DK], &[0.0; DV]);
+            let factor = (-w.values("A_log")[i].exp() * step).exp();
+            write(state, |_| factor, &[0.0; DK], &[0.0; DV]);
             let known = read(state, &k);
             let new: Vector = (0..DV)
                 .map(|d| sigmoid(beta[i]) * (convolved[2][i * DV + d] - known[d]))

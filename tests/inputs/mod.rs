@@ -83,6 +83,12 @@ pub const KINDS: &[Kind] = &[
         use_it: parts::packed,
     },
     Kind {
+        name: "imatrix",
+        is_text: false,
+        seeds: parts::imatrix_seeds,
+        use_it: parts::imatrix,
+    },
+    Kind {
         name: "calls",
         is_text: false,
         seeds: calls::calls_seeds,

@@ -1,8 +1,9 @@
-//! GGUF files in two parts, and safetensors files of packed numbers.
+//! GGUF files in two parts, safetensors files of packed numbers, importance matrices.
 
-use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};
+use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
+use waterline_quant::imatrix::Importances;
 use waterline_quant::safetensors::Checkpoint;
-use waterline_quant::{F32, FileAccess};
+use waterline_quant::{Bytes, F32, FileAccess};
 
 use super::stored::safetensors;
 
@@ -92,4 +93,44 @@ pub fn packed_seeds() -> Vec<Vec<u8>> {
         ),
     ];
     vec![safetensors(&tensors)]
+}
+
+/// An importance matrix.
+pub fn imatrix(bytes: &[u8]) -> bool {
+    let file = Bytes::copy_from(bytes).and_then(|bytes| Gguf::parse(bytes, "fuzz"));
+    let importances = file.and_then(Importances::new);
+    importances.is_ok_and(|read| read.names().all(|name| read.mean_squares(name).is_ok()))
+}
+
+/// A file with one matrix and three stacked ones.
+pub fn imatrix_seeds() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("imatrix");
+    let keys = [
+        ("general.type", Value::from("imatrix")),
+        (
+            "imatrix.datasets",
+            Value::Array(Array::String(vec!["a".into()])),
+        ),
+        ("imatrix.chunk_count", Value::U32(3)),
+    ];
+    let keys = keys.map(|(key, value)| (key.to_string(), value));
+    let tensors = [
+        ("a.in_sum2", 4),
+        ("a.counts", 1),
+        ("b.in_sum2", 6),
+        ("b.counts", 3),
+    ];
+    let new = tensors.map(|(name, count)| NewTensor {
+        name: name.into(),
+        format: &F32,
+        shape: vec![count],
+    });
+    let mut writer = Writer::create(&path, &keys, &new).expect("a file");
+    for (_, count) in tensors {
+        let data = 2.0f32.to_le_bytes().repeat(count);
+        writer.write_tensor(&data).expect("data");
+    }
+    writer.finish().expect("a whole file");
+    vec![std::fs::read(path).expect("a file")]
 }

@@ -112,11 +112,11 @@ pub fn read(state: &State, key: &[f64]) -> Vector {
     (0..width).map(column).collect()
 }
 
-/// `S <- diag(fade) S + k^T v`.
-pub fn write(state: &mut State, fade: impl Fn(usize) -> f64, k: &[f64], v: &[f64]) {
+/// `S <- diag(decay) S + k^T v`.
+pub fn write(state: &mut State, factor: impl Fn(usize) -> f64, k: &[f64], v: &[f64]) {
     for (i, row) in state.iter_mut().enumerate() {
         for (x, v) in row.iter_mut().zip(v) {
-            *x = fade(i) * *x + k[i] * v;
+            *x = factor(i) * *x + k[i] * v;
         }
     }
 }

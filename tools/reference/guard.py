@@ -9,10 +9,11 @@ greatest of them, which hold the true median with 94 % for five rounds. A case w
 and fails if the median of all stays there. The exit status is then 1.
 
 On a CPU the list has 1 to 16 threads as far as the machine has cores, prompts of 16 to 2,048 tokens and generation at depths 0 and 4,096;
-on a GPU steps, prompts, and batches of 8 and 32 samples. DIR keeps the models. It takes about eight minutes (--short: two) on 16 cores or
+on a GPU steps, prompts, and batches of 8 and 32 sessions. DIR keeps the models. It takes about eight minutes (--short: two) on 16 cores or
 on an H100; --seconds bounds it by fewer rounds, at least three. Models are written before that, with random weights, by A.
 """
 import argparse
+import functools
 import json
 import os
 import platform
@@ -49,36 +50,34 @@ def program(name):
 class Case:
     """One command: a model, its number format, threads or a GPU, and what is measured."""
 
-    def __init__(self, preset, kind, threads=None, prompt=256, gen=24, depth=0, samples=0, short=False):
+    def __init__(self, preset, kind, threads=None, prompt=256, gen=24, depth=0, sessions="", short=False):
         self.preset, self.kind, self.threads = preset, kind, threads
-        self.prompt, self.gen, self.depth, self.samples, self.short = prompt, gen, depth, samples, short
+        self.prompt, self.gen, self.depth, self.sessions, self.short = prompt, gen, depth, sessions, short
 
     def name(self):
         words = [self.preset] if self.preset == BUILT_IN else [self.preset, self.kind]
         words += [f"{self.threads} threads"] if self.threads else []
-        words += [f"{self.samples} samples"] if self.samples else [f"prompt {self.prompt}"] + ([f"depth {self.depth}"] if self.depth else [])
-        return ", ".join(words)
+        return ", ".join([*words, f"prompt {self.prompt}"] + ([f"depth {self.depth}"] if self.depth else []))
 
     def measure(self, path, model):
         """Tokens a second, by the name of what is measured."""
         device = ["--threads", str(self.threads)] if self.threads else ["--device", "cuda"]
-        if self.samples:
-            return {"generation": self.samples_per_second(path, model, device)}
+        batches = ["--sessions", self.sessions] if self.sessions and has_batches(path) else []
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
             command = [path, "bench", *model, *device, "--prompt", self.prompt, "--gen", self.gen, "--depth", self.depth, "--context", "8300"]
-            call([*command, "--json", out.name])
+            call([*command, *batches, "--json", out.name])
             found = json.load(open(out.name))
         speeds = {} if self.depth else {"prompt": found["prefill_tokens_per_s"]}
-        return {**speeds, "generation": found["decode_tokens_per_s"]}
+        speeds["generation"] = found["decode_tokens_per_s"]
+        for batch in found.get("batches", []):
+            speeds[f"{batch['sessions']} sessions"] = batch["sessions"] * 1e6 / batch["p50_us"]
+        return speeds
 
-    def samples_per_second(self, path, model, device):
-        """From runs of two lengths, so that loading and compilation cancel."""
-        seconds = []
-        for tokens in (32, 32 + self.gen):
-            begin = time.monotonic()
-            call([path, "run", *model, *device, "-p", "a", "-n", tokens, "--samples", self.samples, "--temperature", "0"])
-            seconds.append(time.monotonic() - begin)
-        return self.samples * self.gen / max(seconds[1] - seconds[0], 1e-6)
+
+@functools.cache
+def has_batches(path):
+    """Whether the program measures batches; those before 27 November 2026 do not."""
+    return "--sessions" in subprocess.run([path, "bench", "--help"], capture_output=True, text=True).stdout
 
 
 def call(command):
@@ -111,9 +110,7 @@ def gpu_cases():
     }
     first = ("gdn-1.3b", "lalte-1.4b", "qwen3.5-0.8b")
     cases = [Case(preset, kind, prompt=8192, gen=200, short=preset in first) for preset in kinds for kind in kinds[preset]]
-    cases += [Case(preset, "q4_0", prompt=512, gen=200) for preset in first]
-    cases += [Case(preset, "q4_0", gen=256, samples=samples) for preset in ("gdn-1.3b", "mamba2-1.3b", "qwen3.5-0.8b") for samples in (8, 32)]
-    return cases
+    return cases + [Case(preset, "q4_0", prompt=512, gen=200, sessions="8,32") for preset in (*first, "mamba2-1.3b")]
 
 
 def cores():
@@ -168,7 +165,7 @@ class Guard:
             pair = [None, None]
             for index in (first, 1 - first):
                 pair[index] = case.measure(self.programs[index], model)
-            for part in pair[0]:
+            for part in (part for part in pair[0] if part in pair[1]):
                 self.samples[case].setdefault(part, []).append([pair[0][part], pair[1][part]])
 
     def ratios(self, case):

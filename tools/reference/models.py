@@ -76,10 +76,10 @@ def verify(waterline, case, device):
 
 
 def speed(speeds, family):
-    """The cell of a family's speeds, prompt and generation on each device."""
+    """The cell of a family's speeds, prompt and generation on a CPU, then on a GPU."""
     preset = PRESETS.get(family)
     measured = speeds.get(preset, {})
-    texts = [f"{device} {prompt:.0f}/{generation:.0f}" for device, (prompt, generation) in measured.items()]
+    texts = [f"{prompt:.0f}/{generation:.0f}" for _, (prompt, generation) in sorted(measured.items())]
     return "<br>".join([f"`{preset}`", *texts]) if texts else ""
 
 
@@ -93,7 +93,7 @@ def main():
     args = parser.parse_args()
     device = ["--device", args.device] if args.device else []
     speeds = json.load(args.speeds) if args.speeds else {}
-    columns = ["family", "such as", "Hugging Face directory", "GGUF file", *(["preset, tokens/s of prompt/generation"] if speeds else [])]
+    columns = ["family", "such as", "Hugging Face directory", "GGUF file", *(["preset, prompt/generation tokens/s on CPU, GPU"] if speeds else [])]
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     for family, hub, directories, files in FAMILIES:
         cells = []

@@ -1,11 +1,12 @@
 """Programs of others against `waterline serve`: lm-evaluation-harness, the package litellm and LiteLLM's proxy.
 
-    pip install litellm[proxy] lm_eval
+    pip install litellm[proxy] lm_eval transformers accelerate torch
     python3 tools/reference/serve_evaluation.py target/release/waterline [MODEL]
 
-lm-evaluation-harness scores questions with examples before them by `local-completions`; `waterline eval choice` scores the same texts; the
-two agree within 0.1 points, and the examples are read once. LiteLLM asks for a chat, a stream, tools and a form. Its proxy in front of two
-servers, as runtime/docs/serve.md configures it, brings each conversation back to the server that has read it.
+lm-evaluation-harness scores questions with examples before them by `local-completions`, and the examples are read once. `waterline eval
+choice` scores the same texts, and with `--transformers`, for a folder of Hugging Face's in F32, so does transformers: the scores agree within
+0.1 points. LiteLLM asks for a chat, a stream, tools and a form. Its proxy in front of two servers, as runtime/docs/serve.md configures
+it, brings each conversation back to the server that has read it.
 """
 
 import argparse
@@ -32,14 +33,14 @@ KEY = "sk-" + "0123456789abcdef" * 4
 
 
 def questions(count):
-    """Questions with four answers, some of which a small model can know."""
+    """Questions with four answers, each a place that the story names: a small model knows some."""
     chance = random.Random(7)
     for _ in range(count):
-        animal, (place, *others) = chance.choice(ANIMALS), chance.sample(PLACES, 4)
-        story = f"Once there was a {animal} in the {place}. The {animal} was happy. Where was the {animal}?"
-        texts = [f"in the {name}" for name in [place, *others]]
-        chance.shuffle(texts)
-        right = texts.index(f"in the {place}")
+        animals, places = chance.sample(ANIMALS, 4), chance.sample(PLACES, 4)
+        story = " ".join(f"The {animal} is in the {place}." for animal, place in zip(animals, places))
+        right = chance.randrange(4)
+        story += f" Where is the {animals[right]}?"
+        texts = [f"in the {name}" for name in places]
         yield {"question": story, "choices": {"text": texts, "label": list("ABCD")}, "answerKey": "ABCD"[right]}
 
 
@@ -48,8 +49,14 @@ def metric(base, name):
     return float(page.split(f"\nwaterline_{name} ")[1].split()[0])
 
 
-def evaluation(program, model, folder, count):
-    """Scores by lm-evaluation-harness and by `waterline eval choice`."""
+def likelihoods(found):
+    """The log-likelihood of each answer."""
+    rows = sorted(found["samples"]["places"], key=lambda row: row["doc_id"])
+    return [float(likelihood) for row in rows for likelihood, _ in row["filtered_resps"]]
+
+
+def evaluation(program, model, folder, count, transformers):
+    """Scores by lm-evaluation-harness, with the server or with transformers, and by `waterline eval choice`."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=str(folder / "home"))
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -74,15 +81,22 @@ def evaluation(program, model, folder, count):
     with server(program, *model, "--alias", "waterline", "--exact", seconds=3600) as base:
         arguments = {"model": "waterline", "base_url": base + "/v1/completions", "tokenizer_backend": "remote", "tokenized_requests": False}
         tasks = TaskManager(include_path=str(folder), include_defaults=False)
-        found = lm_eval.simple_evaluate(model="local-completions", model_args=arguments, tasks=["places"], task_manager=tasks, bootstrap_iters=0)
+        score = lambda **by: lm_eval.simple_evaluate(**by, tasks=["places"], task_manager=tasks, bootstrap_iters=0)
+        served = score(model="local-completions", model_args=arguments)
         read, reused = metric(base, "prompt_tokens_total"), metric(base, "prompt_tokens_reused_total")
-    found = found["results"]["places"]
+    found = served["results"]["places"]
     command = [program, "eval", "choice", str(folder / "whole.jsonl"), *model, "--json", "--exact", "--threads", "1"]
     own = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(f"lm_eval: {found}; eval choice: {own}; {reused:.0f} of {read + reused:.0f} tokens not read again")
     for name in ("acc", "acc_norm"):
         assert abs(found[name + ",none"] - own[name]) < 0.001, name
     assert reused > 0.8 * (read + reused)
+    if transformers:
+        theirs = score(model="hf", model_args={"pretrained": model[0], "dtype": "float32"}, device="cpu", batch_size=1)
+        worst = max(abs(a - b) for a, b in zip(likelihoods(served), likelihoods(theirs), strict=True))
+        print(f"transformers: {theirs['results']['places']}; log-likelihoods differ by up to {worst:.2e}")
+        for name in ("acc,none", "acc_norm,none"):
+            assert abs(found[name] - theirs["results"]["places"][name]) < 0.001, name
 
 
 def package(program, folder):
@@ -166,12 +180,13 @@ def main():
     parser.add_argument("program")
     parser.add_argument("model", nargs="*")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--only", choices=["evaluation", "package", "proxy"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         if options.only in (None, "evaluation"):
-            evaluation(options.program, options.model, folder, options.count)
+            evaluation(options.program, options.model, folder, options.count, options.transformers)
         if options.only in (None, "package"):
             package(options.program, folder)
         if options.only in (None, "proxy"):

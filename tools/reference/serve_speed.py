@@ -24,10 +24,11 @@ def main():
     parser.add_argument("program")
     parser.add_argument("model", nargs="?")
     parser.add_argument("--threads", default="1")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     model = [options.model] if options.model else []
-    flags = ["--threads", options.threads, "--temp", "0"]
+    flags = ["--threads", options.threads, "--device", options.device, "--temp", "0"]
     command = [options.program, "serve", *model, *flags, "--port", "0", "--parallel", "8"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for line in server.stderr:

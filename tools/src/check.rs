@@ -11,7 +11,7 @@ use waterline_quant::Tensor;
 use crate::error::{Error, Result};
 use crate::inspect::tensors;
 use crate::interrupt::Interrupt;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::text::shown;
 use crate::units::thousands;
 
@@ -46,7 +46,7 @@ pub fn run(checkpoint: &Checkpoint) -> Result<ExitCode> {
 fn wrong_tensors(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Vec<String>> {
     let all: Vec<(String, &Tensor)> = tensors(checkpoint).collect();
     let size = |(_, tensor): &(String, &Tensor)| tensor.shape.iter().product::<usize>();
-    let bar = progress::bar(all.iter().map(size).sum());
+    let bar = progress::bar(all.iter().map(size).sum(), Unit::Of("weights"));
     let mut wrong = Vec::new();
     for (name, tensor) in &all {
         bar.set_message(name.clone());

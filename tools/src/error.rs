@@ -79,7 +79,7 @@ impl Error {
         let flags = match self {
             Error::Library(waterline::Error::ContextFull { context, .. }) => {
                 format!(
-                    " (--context {}, or --drop-oldest)",
+                    " (--context {}, or --on-full shift or compact; in a chat, /undo or /clear)",
                     context.saturating_mul(4)
                 )
             }

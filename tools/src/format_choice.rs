@@ -1,21 +1,15 @@
 //! Which number format each tensor of an output file gets.
 
 use waterline::internal::{Precision, WeightSpec};
-use waterline_quant::{BF16, F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K};
+use waterline_quant::{BF16, F16, F32, FORMATS, Format, Q4_0, Q4_K, Q5_K, Q6_K};
 
 use crate::error::Error;
-use crate::mix::{Facts, Mix, of_shorter_blocks};
+use crate::mix::{self, Facts, Mix, of_shorter_blocks};
 
 /// The formats of an output file.
 #[derive(clap::Args, Clone)]
 pub struct FormatArgs {
-    /// Number format of the matrices: f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4, q3_k or q2_k; q4_0x16 for CPUs with AVX-512; or a
-    /// mix by llama.cpp's name: q5_k_m, q5_k_s, q4_k_m, q4_k_s, q3_k_l, q3_k_m, q3_k_s, q2_k_s.
-    ///
-    /// q4_0x16 has the numbers of q4_0 in another order, which no other program reads. It suits rows of a multiple of 512 numbers, others stay q4_0.
-    /// Norms, gates, decays, convolutions and routers stay f32 (a --tensor-type may make them f16 or bf16, no less). A matrix whose rows are not a whole number of blocks
-    /// falls back as in llama-quantize: q4_k to q5_0, q5_k to q5_1, q6_k to q8_0, q3_k and q2_k to q4_0, all others to f16.
-    #[arg(long = "type", value_name = "T", value_parser = Mix::by_name)]
+    #[arg(long = "type", value_name = "T", value_parser = Mix::by_name, help = types(), long_help = types() + DETAILS)]
     mix: Mix,
     /// Number format of the embedding and output matrices; q6_k if --type is q4_0, q4_k, q5_k or a mix, else as --type.
     #[arg(long, value_name = "T", value_parser = Format::by_name)]
@@ -24,6 +18,21 @@ pub struct FormatArgs {
     #[arg(long, value_name = "PART=T", value_parser = parse_rule)]
     tensor_type: Vec<Rule>,
 }
+
+/// The values of `--type`.
+fn types() -> String {
+    let formats = FORMATS.map(|format| format.name.to_lowercase()).join(", ");
+    let mixes = mix::NAMES.map(|(name, _, _)| name).join(", ");
+    format!(
+        "Number format of the matrices: {formats}; q4_0x16 for CPUs with AVX-512; or a mix by llama.cpp's name: {mixes}"
+    )
+}
+
+const DETAILS: &str = ".
+
+q4_0x16 has the numbers of q4_0 in another order, which no other program reads. It suits rows of a multiple of 512 numbers, others stay q4_0. \
+Norms, gates, decays, convolutions and routers stay f32 (a --tensor-type may make them f16 or bf16, no less). A matrix whose rows are not a \
+whole number of blocks falls back as in llama-quantize: q4_k to q5_0, q5_k to q5_1, q6_k to q8_0, q3_k and q2_k to q4_0, all others to f16.";
 
 #[derive(Clone)]
 struct Rule {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use waterline::{Constraint, Constraints, Grammar, Model};
+use waterline::{Constraint, Grammar, Model};
 
 use crate::error::{Error, Result};
 
@@ -23,8 +23,8 @@ pub struct GrammarArgs {
 }
 
 impl GrammarArgs {
-    /// The constraint on answers that `end` ends, if there is one.
-    pub fn constraint(&self, model: &Model, end: Option<u32>) -> Result<Option<Constraint>> {
+    /// The constraint on answers, if there is one.
+    pub fn constraint(&self, model: &Model) -> Result<Option<Constraint>> {
         let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| Error::io(path, e));
         let (grammar, path) = match (&self.schema, &self.grammar) {
             (Some(path), _) => {
@@ -36,7 +36,7 @@ impl GrammarArgs {
             _ if self.json_object => (Grammar::JsonObject, None),
             _ => return Ok(None),
         };
-        let compiled = Constraints::new(model, end)?.compile(&grammar);
+        let compiled = model.constraints()?.compile(&grammar);
         Ok(Some(compiled.map_err(|error| match path {
             Some(path) => Error::input(path, error.to_string()),
             None => error.into(),

@@ -13,6 +13,8 @@ use waterline_quant::Tensor;
 use crate::builtin::OpenArgs;
 use crate::check;
 use crate::error::{Error, Result};
+use crate::hyperparameters;
+use crate::prompt::rendered;
 use crate::retention;
 use crate::session::StateArgs;
 use crate::text::{json_line, shown};
@@ -75,9 +77,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => {
             let plan = checkpoint.spec.plan(&args.state.options())?;
             let blocks = blocks(&checkpoint, &plan, args)?;
-            match args.json {
-                true => json_line(&to_json(&checkpoint, &plan, &blocks, args)),
-                false => shown(&to_text(&checkpoint, &plan, &blocks)),
+            if args.json {
+                json_line(&to_json(&checkpoint, &plan, &blocks, args))
+            } else {
+                shown(&to_text(&checkpoint, &plan, &blocks))
             }
         }
     };
@@ -213,8 +216,6 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
 
 fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> String {
     let spec = &checkpoint.spec;
-    let yes = |is: bool| if is { "yes" } else { "none" };
-    let text = &checkpoint.text;
     let mut lines = vec![
         format!("file         {}", checkpoint.file),
         format!("name         {}", checkpoint.name),
@@ -238,23 +239,15 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
                 "separate"
             }
         ),
-        format!(
-            "tokenizer    {}, chat template {}",
-            yes(text.tokenizer.is_some()),
-            yes(!text.templates.is_empty())
-        ),
+        match checkpoint.trained_context {
+            Some(context) => format!(
+                "trained on   texts of up to {} tokens",
+                units::thousands(context as u64)
+            ),
+            None => "trained on   texts of a length that the files do not name".into(),
+        },
     ];
-    if let Some(context) = checkpoint.trained_context {
-        lines.push(format!("trained on   texts of up to {context} tokens"));
-    }
-    if !text.ends.is_empty() {
-        let ends: Vec<String> = text.ends.iter().map(u32::to_string).collect();
-        let begin = match text.begin() {
-            Some(id) => format!("{id} before plain text"),
-            None => "none before plain text".into(),
-        };
-        lines.push(format!("tokens       {begin}, ends {}", ends.join(" ")));
-    }
+    lines.extend(about_text(checkpoint));
 
     lines.push(String::new());
     let describe = |block: &LayerSpec| {
@@ -264,14 +257,11 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
             fields.remove("mixer");
             fields.remove("mlp")
         });
-        let mut numbers = parts.to_string().replace(['{', '}', '"'], "");
+        let mut numbers = hyperparameters::in_words(&parts);
         if let Some(mlp) = mlp {
-            numbers += &format!("; mlp {}", mlp["intermediate"]);
+            numbers += &format!("; MLP {}", mlp["intermediate"]);
         }
-        vec![
-            block.kind().to_string(),
-            numbers.replace(',', ", ").replace(':', " "),
-        ]
+        vec![block.kind().to_string(), numbers]
     };
     let rows = spec
         .layers
@@ -332,6 +322,39 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     ));
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// Lines on tokenizer, template, and the tokens that begin and end a text.
+fn about_text(checkpoint: &Checkpoint) -> Vec<String> {
+    let text = &checkpoint.text;
+    if text.tokenizer.is_none() {
+        return vec!["tokenizer    none: the model reads and writes token numbers".into()];
+    }
+    let tokenizer = Model::bind(checkpoint.clone()).and_then(|model| model.tokenizer());
+    let named = |id: &u32| match &tokenizer {
+        Ok(tokenizer) => format!("{id} {}", rendered(tokenizer, &[*id])),
+        Err(_) => id.to_string(),
+    };
+    let or_none = |parts: Vec<String>| match parts.len() {
+        0 => "none".into(),
+        _ => parts.join(", "),
+    };
+    let begin = text.begin();
+    let begins = or_none(begin.iter().map(named).collect());
+    let ends = or_none(text.ends.iter().map(named).collect());
+    let names: Vec<&str> = text.templates.keys().map(String::as_str).collect();
+    let template = match names.len() {
+        0 => "none, chat uses ChatML".into(),
+        1 => "yes".into(),
+        n => format!("{n}: {}", names.join(", ")),
+    };
+    let broken = tokenizer.as_ref().err().map(ToString::to_string);
+    vec![
+        format!("tokenizer    {}", broken.unwrap_or("yes".into())),
+        format!("template     {template}"),
+        format!("begins with  {begins}"),
+        format!("ends with    {ends}"),
+    ]
 }
 
 /// An enum's name in JSON.

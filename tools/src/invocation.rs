@@ -4,9 +4,12 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::flags;
 use crate::session::MOST_TOKENS;
+use crate::units::in_words;
 use crate::wrong_model::{advice, is_like_a_model, quoted};
 
 /// The arguments with the command that was left out: `chat`, if there are none, a flag of it, or a model.
@@ -30,11 +33,20 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
     if is_chat {
         arguments.insert(1, "chat".into());
     }
-    with_device(arguments)
+    translated(arguments)
 }
 
-/// llama.cpp's number of layers on a GPU as a device: a model is on it whole or not at all.
-fn with_device(mut arguments: Vec<OsString>) -> Vec<OsString> {
+/// llama.cpp's flags of one dash and several letters, which would be read as a flag for each letter, and those that are values here. A number
+/// of layers on a GPU becomes a device: a model is on it whole or not at all.
+fn translated(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    if let Some(system) = arguments.iter_mut().find(|word| *word == "-sys") {
+        *system = "--system".into();
+    }
+    for (theirs, here) in [("--context-shift", "shift"), ("--no-context-shift", "stop")] {
+        if let Some(at) = arguments.iter().position(|word| word == theirs) {
+            arguments.splice(at..=at, ["--on-full".into(), here.into()]);
+        }
+    }
     const FLAGS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
     let is_flag = |word: &OsString| FLAGS.iter().any(|flag| word == flag);
     if let Some(at) = arguments.iter().position(is_flag)
@@ -47,7 +59,7 @@ fn with_device(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// The likely meaning of arguments that were refused, with the right command; none if unknown.
-pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+pub fn meant(error: &clap::Error, arguments: &[OsString], known: &Command) -> Option<String> {
     let words: Vec<String> = arguments
         .iter()
         .skip(1)
@@ -69,17 +81,43 @@ pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
             })
         }
         ErrorKind::UnknownArgument => match error.get(ContextKind::InvalidArg) {
-            Some(ContextValue::String(argument)) => unknown_argument(argument, &words),
-            _ => None,
-        },
-        ErrorKind::ValueValidation => match error.get(ContextKind::InvalidArg) {
-            Some(ContextValue::String(argument)) if argument.starts_with("--max-tokens") => {
-                number_of_tokens(&words)
+            Some(ContextValue::String(argument)) => {
+                let suggested = error.get(ContextKind::SuggestedArg).is_some();
+                unknown_argument(argument, &words, known, suggested)
             }
             _ => None,
         },
+        ErrorKind::ValueValidation => match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(argument)) => letters(&words)
+                .or_else(|| {
+                    let is_number = argument.starts_with("--max-tokens");
+                    is_number.then(|| number_of_tokens(&words))?
+                })
+                .or_else(|| wrong_value(error, argument)),
+            _ => None,
+        },
+        ErrorKind::ArgumentConflict => letters(&words),
         _ => None,
     }
+}
+
+/// Advice on a flag of llama.cpp's that was read as several flags of one letter, such as `-fa`.
+fn letters(words: &[String]) -> Option<String> {
+    let is_short = |word: &&String| word.len() > 2 && !word.starts_with("--");
+    let mut short = words.iter().filter(is_short);
+    short.find_map(|word| flags::counterpart(word))
+}
+
+/// A value that the parser of numbers refused in its own words.
+fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {
+    let reason = std::error::Error::source(error)?.to_string();
+    let words = in_words(&reason)?;
+    let value = match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => value,
+        _ => return None,
+    };
+    let flag = argument.split_whitespace().next().unwrap_or(argument);
+    Some(format!("{flag}: {value:?}: {words}"))
 }
 
 /// The word after `eval` that is not a measure.
@@ -130,9 +168,33 @@ fn number_of_tokens(words: &[String]) -> Option<String> {
     ))
 }
 
-fn unknown_argument(argument: &str, words: &[String]) -> Option<String> {
+/// Advice on a flag that the command does not have; none where the parser has `suggested` a similar one, which it shows.
+fn unknown_argument(
+    argument: &str,
+    words: &[String],
+    known: &Command,
+    suggested: bool,
+) -> Option<String> {
     let (name, rest) = words.split_first()?;
-    let at = rest.iter().position(|word| word == argument)?;
+    // `eval ppl`, say.
+    let inner = known.find_subcommand(name).and_then(|command| {
+        let word = rest.first()?;
+        command
+            .find_subcommand(word)
+            .map(|_| format!("{name} {word}"))
+    });
+    let whole = inner.as_deref().unwrap_or(name);
+    let advised = || {
+        let letter = argument.trim_start_matches('-').chars().next();
+        let is_flag = argument.starts_with('-') && letter.is_some_and(char::is_alphabetic);
+        let elsewhere = flags::counterpart(argument)
+            .or_else(|| flags::owners(argument, whole, known).filter(|_| is_flag));
+        elsewhere.or_else(|| (is_flag && !suggested).then(|| flags::unknown(argument, whole)))
+    };
+    // A flag and its value may be one word.
+    let Some(at) = rest.iter().position(|word| word == argument) else {
+        return advised();
+    };
     let without = |at: usize| -> Vec<String> {
         let others = rest.iter().enumerate().filter(|(i, _)| *i != at);
         others.map(|(_, word)| word.clone()).collect()
@@ -140,7 +202,7 @@ fn unknown_argument(argument: &str, words: &[String]) -> Option<String> {
     let prompted = rest.iter().any(|word| PROMPT.contains(&word.as_str()));
     match argument {
         "-m" | "--model" => Some(format!(
-            "{argument}: the model stands without a flag: {}",
+            "{argument}: the model is named without a flag: {}",
             command(if prompted { "run" } else { name }, &without(at))
         )),
         "--lookup" | "--mtp" => Some(format!(
@@ -155,7 +217,7 @@ fn unknown_argument(argument: &str, words: &[String]) -> Option<String> {
             "{argument:?}: chat takes messages line by line; to complete a text: {}",
             command("run", rest)
         )),
-        _ => None,
+        _ => advised(),
     }
 }
 

@@ -6,13 +6,15 @@ mod builtin;
 mod calls;
 mod chat;
 mod check;
+mod clocks;
 mod convert;
 mod device;
 mod error;
 mod eval;
+mod flags;
 mod format_choice;
-#[cfg_attr(not(feature = "constraints"), path = "no_grammar.rs")]
 mod grammar;
+mod hyperparameters;
 mod imatrix;
 mod inspect;
 mod interrupt;
@@ -97,7 +99,9 @@ enum Command {
 
 /// The command line; ends the program where it is refused.
 fn parse() -> Cli {
-    let known = Cli::command();
+    let mut known = Cli::command();
+    // The arguments of flattened groups are there once it is built.
+    known.build();
     let names: Vec<String> = known
         .get_subcommands()
         .map(|command| command.get_name().into())
@@ -105,7 +109,7 @@ fn parse() -> Cli {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let arguments = invocation::complete(arguments, &names);
     Cli::try_parse_from(&arguments).unwrap_or_else(|error| {
-        if let Some(sentence) = invocation::meant(&error, &arguments) {
+        if let Some(sentence) = invocation::meant(&error, &arguments, &known) {
             let error = Error::usage(sentence);
             std::process::exit(error.report().into());
         }

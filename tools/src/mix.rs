@@ -6,7 +6,7 @@ use waterline_quant::{Format, IQ4_NL, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, 
 
 /// How much of a file has more bits than its name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Size {
+pub enum Size {
     /// Nothing but embedding and output.
     Plain,
     /// `_S`
@@ -17,7 +17,8 @@ enum Size {
     Large,
 }
 
-const NAMES: [(&str, &Format, Size); 8] = [
+/// Mixes by name.
+pub const NAMES: [(&str, &Format, Size); 8] = [
     ("q2_k_s", &Q2_K, Size::Small),
     ("q3_k_s", &Q3_K, Size::Small),
     ("q3_k_m", &Q3_K, Size::Medium),

@@ -53,8 +53,8 @@ pub struct Page {
     pub notes: Vec<String>,
     /// The plots.
     pub figures: Vec<Figure>,
-    /// A table; the first row is its head.
-    pub rows: Vec<Vec<String>>,
+    /// Tables, each with its head as the first row.
+    pub tables: Vec<Vec<Vec<String>>>,
     /// Names and values.
     pub facts: Vec<(String, String)>,
 }
@@ -94,15 +94,18 @@ impl Page {
                 escape(&figure.caption)
             );
         }
-        html += "<div class=\"wide\"><table>\n";
-        for (i, row) in self.rows.iter().enumerate() {
-            let cell = if i == 0 { "th" } else { "td" };
-            let cells = row
-                .iter()
-                .map(|text| format!("<{cell}>{}</{cell}>", escape(text)));
-            html += &format!("<tr>{}</tr>\n", cells.collect::<String>());
+        for table in &self.tables {
+            html += "<div class=\"wide\"><table>\n";
+            for (i, row) in table.iter().enumerate() {
+                let cell = if i == 0 { "th" } else { "td" };
+                let cells = row
+                    .iter()
+                    .map(|text| format!("<{cell}>{}</{cell}>", escape(text)));
+                html += &format!("<tr>{}</tr>\n", cells.collect::<String>());
+            }
+            html += "</table></div>\n";
         }
-        html += "</table></div>\n<dl>\n";
+        html += "<dl>\n";
         for (name, value) in &self.facts {
             html += &format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value));
         }
@@ -115,7 +118,7 @@ const PAGE_STYLE: &str = "\
 @media (prefers-color-scheme: dark) {
   :root { --paper: #14171a; --card: #1b1f23; --ink: #e8eaed; --quiet: #9aa3ad; --rule: #31363c; } }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 820px; margin: 0 auto; padding: 32px 20px 64px; }
+main { max-width: 860px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 26px; margin: 0 0 8px; }
 h2 { font-size: 18px; margin: 0 0 12px; }
 p { margin: 0; color: var(--quiet); }
@@ -125,9 +128,10 @@ svg { display: block; width: 100%; height: auto; }
 .wide { overflow-x: auto; margin-top: 28px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th { color: var(--quiet); font-weight: 600; }
+th { color: var(--quiet); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 24px; margin: 28px 0 0; }
 dt { color: var(--quiet); }
 dd { margin: 0; overflow-wrap: anywhere; }
+.wide { font-size: 15px; }
 ";

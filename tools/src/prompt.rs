@@ -29,7 +29,13 @@ pub struct PromptArgs {
     )]
     prompt: Option<String>,
     /// A file with the prompt; - is standard input.
-    #[arg(short, long, value_name = "FILE", group = "source")]
+    #[arg(
+        short,
+        long,
+        alias = "prompt-file",
+        value_name = "FILE",
+        group = "source"
+    )]
     file: Option<PathBuf>,
 }
 
@@ -43,7 +49,12 @@ pub struct EncodingArgs {
     #[arg(long, conflicts_with = "raw")]
     chat: bool,
     /// Instructions ahead of the message; implies --chat.
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        conflicts_with = "raw"
+    )]
     system: Option<String>,
     /// Let the names of control tokens in the prompt mean these tokens.
     #[arg(long, conflicts_with_all = ["chat", "system"])]
@@ -77,7 +88,7 @@ impl PromptArgs {
             (Some(word), Some(text)) if !is_like_a_model(word) && Path::new(text).exists() => {
                 let [word, text] = [&*word.to_string_lossy(), text.as_str()].map(quoted);
                 Err(Error::usage(format!(
-                    "the model stands before the text: waterline {name} {text} {word}"
+                    "the model comes before the text: waterline {name} {text} {word}"
                 )))
             }
             (model, Some(text)) => Ok((model, from_text(text)?)),

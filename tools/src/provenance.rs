@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use waterline::internal::Checkpoint;
 
 use crate::builtin;
+use crate::clocks::Clocks;
 use crate::error::{Error, Result};
 use crate::sha256;
 use crate::wrong_model::quoted;
@@ -34,6 +35,8 @@ pub struct Provenance {
     pub load: Option<[f64; 2]>,
     /// How many cores other programs used during the measurement, on average.
     pub others_cores: Option<f64>,
+    /// The clocks of processor or GPU.
+    pub clocks: Clocks,
     /// A caveat about the measurements, if any.
     pub warning: Option<String>,
 }
@@ -53,12 +56,15 @@ impl Provenance {
         })
     }
 
-    /// A warning where other programs used the processor.
+    /// A warning where other programs used the processor, or heat or power slowed it or the GPU.
     pub fn warning(&self) -> Option<String> {
-        let busy = self.others_cores.filter(|&cores| cores > QUIET)?;
-        Some(format!(
-            "warning: the machine was busy: other programs used {busy:.1} cores on average during the measurement"
-        ))
+        let busy = self.others_cores.filter(|&cores| cores > QUIET).map(|busy| {
+            format!(
+                "warning: the machine was busy: other programs used {busy:.1} cores on average during the measurement"
+            )
+        });
+        let warnings: Vec<String> = busy.into_iter().chain(self.clocks.warning()).collect();
+        (!warnings.is_empty()).then(|| warnings.join("; "))
     }
 
     /// Enough digits of the hash to distinguish files.
@@ -81,6 +87,7 @@ impl Provenance {
                 format!("{before:.2} before, {after:.2} after; others used {others:.2} cores");
             facts.push(("system load", load));
         }
+        facts.extend(self.clocks.in_words().map(|clocks| ("clocks", clocks)));
         facts
     }
 }
@@ -213,6 +220,10 @@ mod tests {
         assert_eq!(with(None).warning(), None);
         assert_eq!(with(Some(0.05)).warning(), None);
         assert!(with(Some(0.8)).warning().unwrap().contains("0.8 cores"));
+        let mut hot = with(Some(0.8));
+        hot.clocks.throttled = Some(2);
+        let warning = hot.warning().unwrap();
+        assert!(warning.contains("0.8 cores") && warning.contains("2 times"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::format_choice::{Choice, FormatArgs, Layout};
 use crate::imatrix::Imatrix;
 use crate::mix::{Facts, is_quantized};
 use crate::retain::RetainArgs;
-use crate::write_model::{Source, Values, check_output, choose, sources, write_model};
+use crate::write_model::{TensorSource, Values, check_output, choose, sources, write_model};
 
 /// Write a GGUF file in another number format.
 ///
@@ -78,7 +78,7 @@ impl Args {
             } else {
                 Precision::Full
             };
-            sources.push(Source {
+            sources.push(TensorSource {
                 weight: WeightSpec {
                     name: info.name.clone(),
                     shape: info.shape.clone(),
@@ -127,12 +127,12 @@ impl Args {
     }
 
     /// Refuses to round a second time what was rounded.
-    fn check(&self, sources: &[Source], chosen: &[Choice]) -> Result<()> {
-        let stored = |source: &Source| match &source.values {
+    fn check(&self, sources: &[TensorSource], chosen: &[Choice]) -> Result<()> {
+        let stored = |source: &TensorSource| match &source.values {
             Values::Stored(tensor) => tensor.format,
             Values::Random(_) => unreachable!("a file has stored tensors"),
         };
-        let is_rounded_twice = |(source, choice): &(&Source, &Choice)| {
+        let is_rounded_twice = |(source, choice): &(&TensorSource, &Choice)| {
             let (from, to) = (stored(source), choice.stored);
             from.block_len > 1 && to.block_len > 1 && from.plain() != to.plain()
         };

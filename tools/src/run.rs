@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.show_prompt {
         eprintln!("{}", shown(&rendered(&*model.tokenizer()?, &tokens)));
     }
-    let constraint = args.form.constraint(&model, end)?;
+    let constraint = args.form.constraint(&model)?;
     let constraint = constraint.map(|constraint| {
         if opens_thought {
             constraint.after_thought()

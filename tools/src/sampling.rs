@@ -3,6 +3,7 @@
 use waterline::SamplerParams;
 
 use crate::error::{Error, Result};
+use crate::units::in_words;
 
 /// How tokens are chosen.
 #[derive(clap::Args, Clone)]
@@ -43,7 +44,7 @@ pub struct SamplingArgs {
     )]
     presence_penalty: f32,
     /// How many of the last tokens the penalties count.
-    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().penalty_window, value_parser = whole::<usize>, allow_negative_numbers = true)]
+    #[arg(long, alias = "repeat-last-n", value_name = "N", default_value_t = SamplerParams::default().penalty_window, value_parser = whole::<usize>, allow_negative_numbers = true)]
     penalty_window: usize,
     /// Seed of the random numbers; a new one each time unless given.
     #[arg(long, short = 's', value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
@@ -122,9 +123,11 @@ pub fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T>
 where
     T::Err: std::fmt::Display,
 {
-    value
-        .parse()
-        .map_err(|e| Error::usage(format!("{key}: {value:?} cannot be used: {e}")))
+    value.parse().map_err(|e: T::Err| {
+        let reason = e.to_string();
+        let words = in_words(&reason).unwrap_or(&reason);
+        Error::usage(format!("{key}: {value:?}: {words}"))
+    })
 }
 
 /// A whole number of a flag.
@@ -137,8 +140,8 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let (id, bias) = text
         .split_once('=')
         .ok_or("expected ID=V, such as 17=-1e9")?;
-    let id = id.parse().map_err(|e| format!("token {id:?}: {e}"))?;
-    let bias = bias.parse().map_err(|e| format!("bias {bias:?}: {e}"))?;
+    let id = number("token", id).map_err(|e| e.to_string())?;
+    let bias = number("bias", bias).map_err(|e| e.to_string())?;
     Ok((id, bias))
 }
 

@@ -44,9 +44,19 @@ pub struct SessionArgs {
     state: StateArgs,
     #[command(flatten)]
     device: DeviceArgs,
-    /// When the context is full, forget the oldest tokens instead of stopping.
-    #[arg(long)]
-    drop_oldest: bool,
+    /// When the context is full: stop; shift, by which attention forgets the oldest tokens but the first --keep, and recurrent layers go
+    /// on as before; or compact, by which the first --keep tokens and half as many of the newest as there is room for are read again, and
+    /// the others forgotten by all layers. A chat keeps its instructions, too.
+    #[arg(long, value_name = "HOW", default_value = "stop", value_parser = PossibleValuesParser::new(["stop", "shift", "compact"])
+        .map(|name| match name.as_str() {
+            "shift" => ContextEnd::Shift,
+            "compact" => ContextEnd::Compact,
+            _ => ContextEnd::Refuse,
+        }))]
+    on_full: ContextEnd,
+    /// First tokens that stay when the context is full, fewer than half of it.
+    #[arg(long, value_name = "N", default_value_t = SessionOptions::default().keep)]
+    keep: usize,
     /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
     #[arg(long, short = 't', value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: Vec<usize>,
@@ -140,9 +150,20 @@ impl SessionArgs {
         };
         let mut options = self.options(self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
+        self.announced(model, options)
+    }
+
+    /// Opens a session; standard error gets the form of its steps on a GPU, and a note where --keep has no effect.
+    fn announced(&self, model: &Arc<Model>, options: SessionOptions) -> Result<Session> {
         let session = Session::new(Arc::clone(model), options)?;
         if let Some(form) = session.step_form() {
             eprintln!("a step on the GPU is {form}");
+        }
+        let shifts = self.on_full == ContextEnd::Shift && model.reads_context();
+        if shifts && self.keep > 0 && !model.keeps_first_tokens() {
+            eprintln!(
+                "note: --keep: this model attends to blocks of its context, so the first tokens are forgotten with the oldest"
+            );
         }
         Ok(session)
     }
@@ -163,11 +184,7 @@ impl SessionArgs {
     ) -> Result<Session> {
         let mut options = self.options(self.device.open()?)?;
         (options.store, options.sampler) = (Some(store), sampler);
-        let session = Session::new(Arc::clone(model), options)?;
-        if let Some(form) = session.step_form() {
-            eprintln!("a step on the GPU is {form}");
-        }
-        Ok(session)
+        self.announced(model, options)
     }
 
     /// Opens sessions that step together: they share a device, threads and a prefix store.
@@ -198,9 +215,7 @@ impl SessionArgs {
         };
         let mut options = SessionOptions::default();
         options.state = self.state.options();
-        if self.drop_oldest {
-            options.context_end = ContextEnd::DropOldest;
-        }
+        (options.context_end, options.keep) = (self.on_full, self.keep);
         (options.chunk, options.threads) = (self.chunk, threads);
         (options.device, options.step) = (device, self.gpu_step);
         options.exact = self.exact;
@@ -214,7 +229,7 @@ impl SessionArgs {
 #[derive(clap::Args, Clone)]
 pub struct LimitArgs {
     /// Most tokens to generate.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = GenerateOptions::default().max_tokens, value_parser = max_tokens, allow_negative_numbers = true)]
+    #[arg(short = 'n', long, aliases = ["n-predict", "predict"], value_name = "N", default_value_t = GenerateOptions::default().max_tokens, value_parser = max_tokens, allow_negative_numbers = true)]
     max_tokens: usize,
     /// A text that ends the generation and is not shown. May be repeated.
     #[arg(long, value_name = "TEXT")]
@@ -283,7 +298,9 @@ pub struct ReadingBar {
 impl ReadingBar {
     /// A bar that is not shown yet.
     pub fn new() -> Self {
-        let style = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens {per_sec}");
+        let style = ProgressStyle::with_template(
+            "reading {bar:30} {human_pos} of {human_len} tokens {eta:>4} left",
+        );
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
             .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         ReadingBar {

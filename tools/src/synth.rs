@@ -15,7 +15,7 @@ use crate::format_choice::FormatArgs;
 use crate::presets::{self, PRESETS, Preset};
 use crate::random::{Distribution, Random};
 use crate::text;
-use crate::write_model::{Source, Values, check_output, choose, write_model};
+use crate::write_model::{TensorSource, Values, check_output, choose, write_model};
 
 /// Write a model with random weights, for measurements and tests.
 ///
@@ -82,13 +82,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         trained_context: None,
         notes: Vec::new(),
     };
-    let sources: Vec<Source> = checkpoint
+    let sources: Vec<TensorSource> = checkpoint
         .stored()
         .into_iter()
         .enumerate()
         .map(|(i, (weight, stored))| {
             let random = Random::new(args.seed, i, distribution(&weight));
-            Source {
+            TensorSource {
                 weight: stored,
                 values: Values::Random(random),
                 importance: Vec::new(),

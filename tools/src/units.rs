@@ -1,5 +1,17 @@
 //! Numbers as people read them.
 
+/// The reason why a text is no number, where it is the standard library's, in words for users.
+pub fn in_words(reason: &str) -> Option<&'static str> {
+    Some(match reason {
+        "invalid digit found in string" | "cannot parse integer from empty string" => {
+            "expected a whole number, 0 or more"
+        }
+        "number too large to fit in target type" => "the number is too large",
+        "invalid float literal" | "cannot parse float from empty string" => "expected a number",
+        _ => return None,
+    })
+}
+
 /// Bytes with a binary unit: `1.93 MiB`.
 pub fn bytes(n: usize) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];

@@ -33,7 +33,7 @@ use case::{Best, Case};
 /// a state tensor's largest value exceeds one, differences are counted in that value.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder of the case.
+    /// The folder of the case, or one whose folders are cases: a line for each.
     dir: PathBuf,
     #[command(flatten)]
     open: OpenArgs,
@@ -77,8 +77,95 @@ struct Reading {
 /// Runs the command: success only if every difference is within the tolerance.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let checkpoint = args.open.checkpoint(Some(&case::model_path(&args.dir)))?;
-    let case = Case::read(&args.dir, checkpoint.spec.vocab)?;
+    let cases = case::below(&args.dir);
+    if cases.is_empty() {
+        let verified = verify(&args.dir, device, args)?;
+        let status = verified.status();
+        print(&if args.json {
+            json_line(&verified.result)
+        } else {
+            verified.table
+        })?;
+        return Ok(status);
+    }
+    let mut failed = 0;
+    for case in &cases {
+        let line = match verify(case, device.clone(), args) {
+            Ok(verified) => {
+                failed += usize::from(verified.status() != ExitCode::SUCCESS);
+                if args.json {
+                    json_line(&verified.result)
+                } else {
+                    verified.line()
+                }
+            }
+            Err(error) => {
+                failed += 1;
+                if args.json {
+                    json_line(&json!({ "case": case, "error": error.sentence() }))
+                } else {
+                    format!("{error}\n")
+                }
+            }
+        };
+        print(&line)?;
+    }
+    if !args.json {
+        let sound = cases.len() - failed;
+        print(&format!("{sound} of {} cases as expected\n", cases.len()))?;
+    }
+    Ok(ExitCode::from(u8::from(failed > 0)))
+}
+
+fn print(text: &str) -> Result<()> {
+    let written = std::io::stdout().write_all(text.as_bytes());
+    match written.map_err(Error::Stdout) {
+        // A reader that left has still to learn of a difference, by the status.
+        Err(error) if !error.is_closed_pipe() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// How a case came out.
+struct Verified {
+    /// The line of `--json`.
+    result: serde_json::Value,
+    /// Every comparison.
+    table: String,
+}
+
+impl Verified {
+    /// Success if every difference is within the tolerance, or need not be.
+    fn status(&self) -> ExitCode {
+        let is = |key: &str| self.result[key] == true;
+        ExitCode::from(u8::from(!is("within") && !is("informational")))
+    }
+
+    /// The case among others.
+    fn line(&self) -> String {
+        let number = |key: &str| units::difference(self.result[key].as_f64().unwrap_or(f64::NAN));
+        let verdict = match (&self.result["within"], &self.result["informational"]) {
+            (serde_json::Value::Bool(true), _) => "within",
+            (_, serde_json::Value::Bool(true)) => "as expected not within",
+            _ => "NOT within",
+        };
+        let tokens = match self.result["top1_different"].as_u64() {
+            Some(0) | None => String::new(),
+            Some(n) => format!(", {n} other most probable tokens"),
+        };
+        format!(
+            "{:<32} {verdict} {}: at most {}{tokens}\n",
+            self.result["case"].as_str().unwrap_or_default(),
+            number("tolerance"),
+            number("worst"),
+        )
+    }
+}
+
+/// Verifies the case in `dir`.
+fn verify(dir: &Path, device: Option<Arc<Device>>, args: &Args) -> Result<Verified> {
+    let checkpoint = args.open.checkpoint(Some(&case::model_path(dir)))?;
+    let case = Case::read(dir, checkpoint.spec.vocab)?;
     let model = Model::bind(if case.in_f32 {
         in_f32(checkpoint)?
     } else {
@@ -115,7 +202,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let within = worst_of_all <= tolerance && different == 0;
     let result = json!({
-        "case": args.dir.file_name().map(|name| name.to_string_lossy()),
+        "case": dir.file_name().map(|name| name.to_string_lossy()),
         "device": args.device.name(),
         "tolerance": tolerance,
         "worst": worst_of_all,
@@ -124,21 +211,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "informational": case.informational,
         "ways": ways,
     });
-    let text = if args.json {
-        json_line(&result)
-    } else {
-        table(&args.dir, &case, &result, within)
-    };
-    let written = std::io::stdout().write_all(text.as_bytes());
-    match written.map_err(Error::Stdout) {
-        // A reader that left has still to learn of a difference, by the status.
-        Err(error) if !error.is_closed_pipe() => return Err(error),
-        _ => (),
-    }
-    Ok(if within || case.informational {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(1)
+    Ok(Verified {
+        table: table(dir, &case, &result, within),
+        result,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::format_choice::{Choice, FormatArgs, Layout};
 use crate::interrupt::Interrupt;
 use crate::mix::Facts;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::random::Random;
 use crate::units;
 
@@ -27,7 +27,7 @@ pub enum Values {
 }
 
 /// A tensor to write.
-pub struct Source {
+pub struct TensorSource {
     /// Name and shape in the file.
     pub weight: WeightSpec,
     /// Its values.
@@ -43,7 +43,7 @@ const PIECE: usize = 1 << 20;
 pub fn write_model(
     path: &Path,
     metadata: &[(String, Value)],
-    sources: &[Source],
+    sources: &[TensorSource],
     chosen: &[Choice],
 ) -> Result<()> {
     let interrupt = Interrupt::watch()?;
@@ -59,7 +59,7 @@ pub fn write_model(
         .collect();
     let mut writer = Writer::create(path, metadata, &tensors).map_err(Error::Output)?;
     let total: usize = sources.iter().map(|source| source.weight.len()).sum();
-    let bar = progress::bar(total);
+    let bar = progress::bar(total, Unit::Of("weights"));
     let mut bytes = 0;
     for (source, choice) in sources.iter().zip(chosen) {
         bar.set_message(source.weight.name.clone());
@@ -114,10 +114,10 @@ pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
 }
 
 /// The tensors of a checkpoint, in the order of its description.
-pub fn sources(checkpoint: &Checkpoint) -> Vec<Source> {
+pub fn sources(checkpoint: &Checkpoint) -> Vec<TensorSource> {
     let source = |(weight, stored): (WeightSpec, WeightSpec)| {
         let tensor = checkpoint.tensors.get(&weight.name)?.clone();
-        Some(Source {
+        Some(TensorSource {
             weight: stored,
             values: Values::Stored(tensor),
             importance: Vec::new(),
@@ -130,7 +130,7 @@ pub fn sources(checkpoint: &Checkpoint) -> Vec<Source> {
 /// The formats of a checkpoint's tensors in a file with the names of this program.
 pub fn choose(
     checkpoint: &Checkpoint,
-    sources: &[Source],
+    sources: &[TensorSource],
     formats: &FormatArgs,
 ) -> Result<Vec<Choice>> {
     let is_weighed = sources.iter().any(|source| !source.importance.is_empty());
@@ -144,7 +144,7 @@ pub fn choose(
 }
 
 /// A line for each pair of formats of which the second took the place of the first.
-fn note_fallbacks(sources: &[Source], chosen: &[Choice]) {
+fn note_fallbacks(sources: &[TensorSource], chosen: &[Choice]) {
     let mut classes: Vec<(Choice, usize, &WeightSpec)> = Vec::new();
     for (source, choice) in sources.iter().zip(chosen) {
         let pair = (choice.wanted, choice.stored);
@@ -178,7 +178,7 @@ fn note_fallbacks(sources: &[Source], chosen: &[Choice]) {
 /// Writes one tensor, several pieces at a time; returns its bytes.
 fn write_tensor(
     writer: &mut Writer,
-    source: &Source,
+    source: &TensorSource,
     format: &'static Format,
     interrupt: &Interrupt,
     bar: &ProgressBar,
@@ -216,7 +216,7 @@ fn write_tensor(
 }
 
 /// Some rows of a tensor in `format`.
-fn encode(source: &Source, rows: Range<usize>, format: &'static Format) -> Result<Vec<u8>> {
+fn encode(source: &TensorSource, rows: Range<usize>, format: &'static Format) -> Result<Vec<u8>> {
     let shape = &source.weight.shape;
     let cols = shape.last().copied().unwrap_or(1).max(1);
     let mut decoded = vec![0.0; rows.len() * cols];

@@ -49,7 +49,7 @@ class Batches:
         self.served = {n: 0 for n in self.names}  # tokens
         for name, (drawn, served) in (state or {}).items():
             self.groups[name].drawn, self.served[name] = drawn, served
-        self.waiting, self.phase, self.random = [], phase, np.random.default_rng(seed)
+        self.waiting, self.phase, self.answers, self.random = [], phase, phase > 0, np.random.default_rng(seed)
         self.queue = queue.Queue(maxsize=4)
         threading.Thread(target=self.fill, daemon=True).start()
 
@@ -102,7 +102,7 @@ class Batches:
             pos[r, used[r] :] = np.arange(self.length - used[r])
         self.waiting = left
         learned = (targets & NEVER) == 0
-        if self.phase > 0:
+        if self.answers:
             learned &= (targets & ANSWER) != 0
         recalled = (targets & RECALL) != 0
         weight = learned * np.where(recalled, RECALL_WEIGHT, 1.0).astype(np.float32)
@@ -111,6 +111,7 @@ class Batches:
         tensors = {k: torch.from_numpy(v) for k, v in out.items()}
         return {k: v.pin_memory() for k, v in tensors.items()} if torch.cuda.is_available() else tensors
 
-    def next(self, phase, device):
-        self.phase = phase
+    def next(self, phase, answers, device):
+        """A batch. With `answers` only what the assistant says, and plain text, is learned."""
+        self.phase, self.answers = phase, answers
         return {k: v.to(device, non_blocking=True) for k, v in self.queue.get().items()}

@@ -1,17 +1,42 @@
 """Asks a model the 60 questions of card.json and marks the answers: card.py WATERLINE MODEL.gguf [--card FILE.json] [--seeds N] [--out FILE.md]
 
 Each question is a conversation of one or more messages, one process of `waterline chat` each; only the last answer is marked. It must hold
-every word of `all` and at least one of `any`, none of `none` (case ignored, whole words), and have `words` words at least. Greedy once,
-then sampled at the program's defaults with seeds 1 to N. A sampled score is the mean over the seeds. Python's standard library only.
+every word of `all` and at least one of `any`, none of `none` (case ignored, whole words), and have `words` words at least and `most` at
+most. Greedy once, then sampled at the program's defaults with seeds 1 to N. A sampled score is the mean over the seeds. A message
+{"paste": KIND, "characters": N, "messages": M} is N characters of other text in M messages: this repository's licence over and over, or
+words or numbers drawn at random. Python's standard library only.
 """
 
 import argparse
 import json
 import os
+import random
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+
+WORDS = """abbey acorn adverb alloy amber anthem apron arch atlas bamboo banner bargain beacon blossom breeze bristle cabin canvas cargo cedar chapter clay clover comet copper crest dagger debt delta diary dusk ember
+errand fable fern flannel fleet foam fossil gallop glacier grain gravel harvest hinge hollow hymn ink ivory jigsaw juniper kernel knot lagoon lather ledger lentil lever linen locust lumber mantle marsh meadow mortar mosaic
+motto nectar oath oven paddle parcel pasture pebble plaster plume quarrel quill raft relic riddle rust satin scaffold shrub sickle slate sonnet spruce syrup tavern thimble timber tonic trench tunic turret vapor verse wharf
+willow wisdom yarn zenith""".split()
+
+
+def pasted(kind, characters, messages):
+    """That many characters of a kind in so many messages, each of them one line."""
+    r = random.Random(f"{kind} {characters} {messages}")
+    if kind == "licence":
+        text = " ".join((Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()) + " "
+        text *= characters // len(text) + 1
+    else:
+        text = " ".join(r.choice(WORDS) if kind == "words" else str(r.randint(0, 9999)) for _ in range(characters))
+    size = characters // messages
+    return [text[i * size : (i + 1) * size].strip() for i in range(messages)]
+
+
+def conversation(messages):
+    return [line for m in messages for line in ([m] if isinstance(m, str) else pasted(m["paste"], m["characters"], m["messages"]))]
 
 
 def chat(binary, model, messages, options, seconds=600):
@@ -34,7 +59,7 @@ def holds(answer, text):
 
 def right(answer, want):
     return (all(holds(answer, t) for t in want.get("all", [])) and (not want.get("any") or any(holds(answer, t) for t in want["any"]))
-        and not any(holds(answer, t) for t in want.get("none", [])) and len(answer.split()) >= want.get("words", 0))
+        and not any(holds(answer, t) for t in want.get("none", [])) and want.get("words", 0) <= len(answer.split()) <= want.get("most", 10**6))
 
 
 def main():
@@ -51,14 +76,15 @@ def main():
 
     def answers(q):
         ways = [["--greedy"]] + [["--seed", str(s)] for s in range(1, args.seeds + 1)]
-        return [last_answer(args.binary, args.model, q["messages"], ["--threads", "1", *way]) for way in ways]
+        return [last_answer(args.binary, args.model, conversation(q["messages"]), ["--threads", "1", *way]) for way in ways]
 
     with ThreadPoolExecutor(args.jobs) as pool:
         answered = list(pool.map(answers, questions))
     for i, (q, said) in enumerate(zip(questions, answered), 1):
         greedy, marks = said[0], [right(answer, q) for answer in said]
         scores.setdefault(q["kind"], []).append(marks)
-        asked, cell = " / ".join(q["messages"]), " ".join(greedy.split())
+        asked = " / ".join(m if isinstance(m, str) else f"({m['characters']} characters of {m['paste']} in {m['messages']})" for m in q["messages"])
+        cell = " ".join(greedy.split())
         table.append(f"| {i} | {q['kind']} | {asked if len(asked) < 160 else asked[:157] + '...'} | {cell if len(cell) < 160 else cell[:157] + '...'} "
             f"| {'yes' if marks[0] else '**no**'} | {sum(marks[1:])} of {args.seeds} |")
     print(f"{'kind':24} questions greedy sampled")

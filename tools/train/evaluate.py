@@ -1,4 +1,5 @@
-"""Measures an exported model through the streaming decoder: evaluate.py MODEL_DIR --corpus DIR [--only bpb,recall,samples] [--q4] [--ablate]
+"""Measures an exported model, or a GGUF file of the built-in model's sizes, through the streaming decoder:
+evaluate.py MODEL_DIR|MODEL.gguf --corpus DIR [--only bpb,recall,samples] [--q4] [--ablate]
 
 bpb: sum over the held-out documents of -log2 p(token | all before it), for every token after <|bos|> (role markers and <|eos|> too), divided
 by the bytes of the text tokens. Documents in the chat layout of the corpus, at most 4096 tokens of each. A token's bytes are its own (markers: none).
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+import gguf
 from memory_chat import Writer, load_synth, make_facts
 from model import Config, Model, load_weights
 from optim import fake_quantized
@@ -168,11 +170,14 @@ def main():
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("highest")
-    model = Model(Config.load(args.model / "config.json"))
-    tensors = {}
-    for shard in sorted(args.model.glob("*.safetensors")):
-        tensors |= load_file(shard)
-    load_weights(model, tensors)
+    if args.model.is_file():
+        model = Model(Config())
+        model.load_state_dict(gguf.load(args.model, {k: v.shape for k, v in model.state_dict().items()}))
+    else:
+        model, tensors = Model(Config.load(args.model / "config.json")), {}
+        for shard in sorted(args.model.glob("*.safetensors")):
+            tensors |= load_file(shard)
+        load_weights(model, tensors)
     model = model.to(device).eval().requires_grad_(False)
     tokenizer = Tokenizer.from_file(str(args.corpus / "tok4096" / "tokenizer.json"))
     with fake_quantized(model, args.q4):

@@ -40,6 +40,15 @@ def main():
     if tokenizer.is_dir():
         # Without spaces: the file is embedded in the program's model, which has 12 MiB.
         vocabulary = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
+        # Every text begins with the first token of a document.
+        bos = {"SpecialToken": {"id": "<|bos|>", "type_id": 0}}
+        sequences = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
+        vocabulary["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [bos, sequences[0]],
+            "pair": [bos, *sequences],
+            "special_tokens": {"<|bos|>": {"id": "<|bos|>", "ids": [1], "tokens": ["<|bos|>"]}},
+        }
         (out / "tokenizer.json").write_text(json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
         shutil.copy(tokenizer / "tokenizer_config.json", out / "tokenizer_config.json")
     print(f"{len(shards)} shards, {index['metadata']['total_size'] / 1e6:.1f} MB, step {saved['step']}")

@@ -11,10 +11,12 @@ import re
 import runpy
 import sys
 
+import unlike
 from facts import UNKNOWN as UNTOLD
-from facts import Fact, Subject, changed, invented, named, subjects, untold, upper
+from facts import Fact, Subject, changed, digits, invented, named, subjects, untold, upper
+from free import ABOUT, EVERYTHING, FORGET, KEEP, LOST, STILL, forgotten, loosened, phrase, recased, told, told_loosely, yours
 from phrases import AFTER_STORY, ANY_STORY, HELLO, MORE, PASSAGE_ACK, SMALL_TALK, STORY_ASK, UNKNOWN
-from skills import skill, sum_
+from skills import HONEST, skill, sum_
 from words import COLORS, FOODS, JOBS, NAMES, PET_NAMES, PETS, TOWNS, WORDS
 
 
@@ -100,6 +102,15 @@ def make_facts(r):
 CONFUSED = ("favorite color", "favorite food", "secret secret code", "secret pin", "secret code word", "feel")
 
 
+UNLIKE = 0.35  # share of the conversations in which text unlike talk lies between telling and asking
+ASPECTS = {"relative", "count", "lives", "age", "job", "likes", "plays", "car", "speaks", "secret", "color", "favorite", "spot", "when", "thing"}
+
+
+def about(fact):
+    """Whom or what a fact is about: two facts that share a word here could be taken for each other."""
+    return set(fact.key.split()) - ASPECTS or {fact.key}
+
+
 def clashes(key, known):
     """Whether a question about `key` could mean something already told."""
     kind = key.split(" ")[0]
@@ -110,11 +121,12 @@ def clashes(key, known):
 class Writer:
     """Draws conversations. A conversation is a list of (user, assistant, whether the answer must be remembered).
 
-    pairs: (user, assistant) exchanges, texts: passages that the user may paste; both only to lengthen conversations. words: to be spelled.
+    pairs: (user, assistant) exchanges, texts: passages that the user may paste, licences: more of them; all only to lengthen conversations.
+    words: to be spelled.
     """
 
-    def __init__(self, synth, seed, pairs=(), texts=(), words=WORDS):
-        self.r, self.synth, self.pairs, self.texts, self.words = random.Random(seed), synth, pairs, texts, words
+    def __init__(self, synth, seed, pairs=(), texts=(), words=WORDS, licences=()):
+        self.r, self.synth, self.pairs, self.texts, self.words, self.licences = random.Random(seed), synth, pairs, texts, words, licences
 
     def sentences(self, clauses):
         """Joins clauses into natural text: sentences, or "and"."""
@@ -130,9 +142,14 @@ class Writer:
         r = self.r
         if r.random() < 0.5:
             q, a = self.synth["smallqa"]()
-            return q, a, False
+            return self.cased(q), a, False
         q, a = r.choice(SMALL_TALK)
-        return r.choice(q), r.choice(a), False
+        return self.cased(r.choice(q)), r.choice(a), False
+
+    def cased(self, text):
+        """A request as some people type it."""
+        k = self.r.random()
+        return text.upper() if k < 0.08 else text.lower() if k < 0.16 else text
 
     def story(self):
         """A request and a story that is about what was asked for, and sometimes questions on it."""
@@ -156,7 +173,7 @@ class Writer:
             forms += [f"{who} and {other}"] * 4
         if place:
             forms += [f"{who} at {place}", f"{who} in {place}" if place in ("the park", "the garden", "the forest", "the meadow") else f"{who} and {place}"]
-        turns = [((r.choice(ANY_STORY) if r.random() < 0.15 else r.choice(STORY_ASK).format(r.choice(forms))), text, False)]
+        turns = [(self.cased(r.choice(ANY_STORY) if r.random() < 0.15 else r.choice(STORY_ASK).format(r.choice(forms))), text, False)]
         if r.random() < 0.35:
             turns += [(q, a, False) for q, a in r.sample(qa, r.randint(1, min(3, len(qa))))]
         if r.random() < 0.15:
@@ -179,6 +196,19 @@ class Writer:
             text = " ".join(text.split())
         return r.choice(["Here is something I read: ", "Listen to this. ", "I am reading a book. It says: ", "", "", "Read this:\n\n", "Here is a long text. ", "Please read this text: "]) + text, r.choice(PASSAGE_ACK), False
 
+    def unlike(self, chars):
+        """So many characters unlike talk, in one message or in up to 45."""
+        r = self.r
+        count = 1 if r.random() < 0.5 else r.randint(2, max(2, min(45, int(chars // 60))))
+        turns = []
+        for _ in range(count):
+            size = max(40, int(chars / count * r.uniform(0.7, 1.3)))
+            text = unlike.text(r, size, self.words, self.licences)
+            if r.random() < 0.6:  # as one line
+                text = " ".join(text.split())
+            turns.append((r.choice(["", "", "", "", "Here is a text: ", "Read this: ", "Look at this: ", "Here is more: ", "This is long. "]) + text, r.choice(PASSAGE_ACK), False))
+        return turns
+
     def filler(self, chars):
         turns, size = [], 0
         while size < chars:
@@ -200,6 +230,8 @@ class Writer:
     def memory(self, low, high):
         """A conversation whose questions come low..high characters (log-uniform) after what they ask for."""
         r = self.r
+        if r.random() < 0.35:
+            return self.free(low, high)
         facts = make_facts(r)
         told = [k for k in ("name", "pet", "password") if r.random() < 0.75] or ["name"]
         told += [k for k in ("color", "town", "food", "job", "age", "relative") if r.random() < 0.13]
@@ -242,7 +274,7 @@ class Writer:
             key = r.choice(may_change)
             facts[key], clause = changed(r, wide.get(key) or Subject(key, lambda: make_facts(r)[key]), facts[key])
             turns.append((self.sentences([clause]), self.take_note([facts[key]], True), True))
-        turns += self.filler(chars)
+        turns += self.unlike(chars) if r.random() < UNLIKE else self.filler(chars)
         if turns[-1][1] in PASSAGE_ACK and r.random() < 0.3:  # the first question ends the message that holds the text
             question, answer = facts[ask[0]].question(r)
             turns[-1] = (turns[-1][0] + r.choice(["\n\n", " ", "\n"]) + question, answer, True)
@@ -358,6 +390,95 @@ class Writer:
         turns += self.questions(known, r.sample(list(known), r.randint(1, len(known))), list(known))
         return turns
 
+    def free(self, low=0, high=0):
+        """A conversation about facts told freely, in any case, some of which are to be forgotten; low..high characters before they are asked for."""
+        r = self.r
+        style = r.choices(["", "lower", "upper"], [0.62, 0.26, 0.12])[0]
+        known, taken, turns = {}, set(), []
+
+        def say(user, answer, style=style, values=True):
+            if user[-1] in ".!?" and r.random() < (0.5 if style == "lower" else 0.1):
+                user = user.rstrip(".!?")
+            if style:
+                user, answer = recased(style, user, answer, known.values()) if values else (user.lower() if style == "lower" else user.upper(), answer)
+            turns.append((user, answer, True))
+
+        def ask(key):
+            question, answer = known[key].question(r)
+            other = not style and r.random() < 0.12
+            say(loosened(r, question), answer, r.choice(["lower", "upper"]) if other else style, not other)
+
+        for _ in range(r.choice([1, 1, 1, 2, 2, 3])):
+            if r.random() < 0.75:
+                clauses, facts = told(r)
+                text = self.sentences([told_loosely(r, r.choice(clauses))])
+            else:
+                facts = [s.draw() for s in subjects(r, r.choice([1, 1, 2]))]
+                text = self.sentences([r.choice(f.tell) for f in facts])
+            if any(about(f) & taken for f in facts):
+                continue
+            known |= {f.key: f for f in facts}
+            taken |= set().union(*map(about, facts))
+            if r.random() < 0.12:
+                text = r.choice(HELLO) + r.choice(["! ", ", ", ". "]) + text
+            if r.random() < 0.25:
+                question, answer = r.choice(facts).question(r)
+                say(text + (" " if text[-1] in ".!" else ". ") + upper(loosened(r, question)), answer)
+            else:
+                say(text, self.take_note(facts))
+            if r.random() < 0.15:
+                turns.append(self.small_talk() if r.random() < 0.5 else self.skill())
+            if r.random() < 0.35:
+                ask(r.choice(list(known)))
+        if r.random() < (0.1 if low else 0.3):
+            self.forgetting(known, say, ask)
+        if low:
+            chars = low * (high / low) ** r.random()
+            turns += self.unlike(chars) if r.random() < 2 * UNLIKE else self.filler(chars)
+        elif r.random() < 0.3:
+            turns += self.filler(60 * 20 ** r.random()) if r.random() < 0.6 else self.unlike(60 * 20 ** r.random())
+        for key in r.sample(list(known), r.randint(1, len(known))):
+            ask(key)
+        if r.random() < 0.25:
+            near = [s for k in known if (s := untold(r, k, known)) and not about(s) & taken]
+            if near:
+                say(loosened(r, r.choice(r.choice(near).draw().ask)), r.choice(UNTOLD))
+        return turns
+
+    def forgetting(self, known, say, ask):
+        """The user wants something forgotten, or kept, or asks whether it is."""
+        r = self.r
+        named = {k: p for k, f in known.items() if (p := phrase(f))}
+        if not named:
+            return
+        key = r.choice(sorted(named, key=lambda k: not k.startswith(("password", "secret")))[: 2])
+        what, kind = named[key], r.random()
+        if kind < 0.6:
+            say(r.choice(FORGET).format(what), f"Okay, I have forgotten {yours(what)}.")
+            known[key] = forgotten(known[key])
+            if r.random() < 0.7:
+                ask(key)
+            if key.startswith(("password", "secret")) and r.random() < 0.4:
+                noun, value = key.removeprefix("secret "), digits(r, 3, 7)
+                known[key] = Fact(key, [], known[key].ask, f"Your {noun} is {value}.")
+                say(self.sentences([r.choice([f"my new {noun} is {value}", f"my {noun} is {value} now", f"now my {noun} is {value}", f"the {noun} is {value}"])]), self.take_note([known[key]], True))
+        elif kind < 0.65 and (whom := [k.split()[-1] for k in known if k.startswith("relative ")]):
+            whom = r.choice(whom)
+            say(r.choice(ABOUT).format(f"my {whom}"), f"Okay, I have forgotten your {whom}.")
+            for k in known:
+                if whom in k.split():
+                    known[k] = forgotten(known[k])
+        elif kind < 0.72:
+            say(r.choice(EVERYTHING), "Okay, I have forgotten everything you told me.")
+            for k in known:
+                known[k] = forgotten(known[k])
+        elif kind < 0.8:
+            say(r.choice(KEEP).format(what), r.choice(["I will not forget it.", f"I will not forget {yours(what)}."]))
+        elif kind < 0.9:
+            say(r.choice(LOST).format(what), known[key].answer)
+        else:
+            say(r.choice(STILL).format(what), f"I have not forgotten it. {known[key].answer}")
+
     def renamed(self):
         """Somebody tells a name, then another one, and asks for it."""
         r, subject = self.r, named(self.r)
@@ -374,15 +495,24 @@ class Writer:
         return turns
 
     def skill(self):
-        """A sum, a count, a word to spell or a question beyond the model."""
+        """A sum, a count, a word to spell, a question beyond the model, or nothing that it understands."""
+        if self.r.random() < 0.06:
+            return self.odd()
         if self.r.random() < 0.4:
-            return *sum_(self.r), False
+            return *self.sum(), False
         question, answer, _ = skill(self.r, self.words)
-        return question, answer, False
+        return self.cased(question), answer, False
+
+    def sum(self):
+        question, answer = sum_(self.r)
+        return self.cased(question), answer
+
+    def odd(self):
+        return unlike.odd(self.r, self.words), f"I do not understand that. {HONEST}", False
 
     def sums(self):
         """A few sums and differences in a row. Exact answers are marked as remembered ones are."""
-        turns = [(*sum_(self.r), True) for _ in range(self.r.randint(1, 8))]
+        turns = [(*self.sum(), True) for _ in range(self.r.randint(1, 8))]
         if self.r.random() < 0.15:
             turns.insert(0, self.small_talk())
         return turns
@@ -391,7 +521,7 @@ class Writer:
         r, turns = self.r, []
         for _ in range(r.randint(1, 6)):
             kind = r.random()
-            turns.append(skill(r, self.words) if kind < 0.8 else self.small_talk() if kind < 0.9 else (*sum_(r), True))
+            turns.append(skill(r, self.words) if kind < 0.75 else self.odd() if kind < 0.8 else self.small_talk() if kind < 0.9 else (*self.sum(), True))
         if r.random() < 0.08:
             turns += self.story()
             turns.append(skill(r, self.words))
@@ -416,7 +546,7 @@ class Writer:
 def main():
     writer = Writer(load_synth(sys.argv[1], int((sys.argv[3:] or [1])[0])), int((sys.argv[3:] or [1])[0]))
     for i in range(int((sys.argv[2:] or [3])[0])):
-        for q, a, remembered in [lambda: writer.memory(40, 800), writer.facts, writer.sums, writer.skills][i % 4]():
+        for q, a, remembered in [lambda: writer.memory(40, 800), writer.facts, writer.free, writer.sums, writer.skills][i % 5]():
             print(f"> {q}\n{'*' if remembered else ' '} {a[:200]}")
         print("----")
 

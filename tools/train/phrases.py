@@ -59,7 +59,7 @@ SMALL_TALK = [
     ("Who are you?|What are you?|Are you a robot?|Are you human?|Tell me about yourself.|who are you|What's your name?|What is your name?|Do you have a name?", HONEST + "|I am a small model that runs on this computer. I tell stories, do small sums and remember what you tell me."),
     ("What can you do?|what can you do|How can you help me?|What are you good at?|Help|help me|What do you know?", HONEST + "|I can tell stories, do small sums and remember what you tell me."),
     ("Thank you|Thanks|thanks|Thank you very much.|Thanks a lot!|Thank you so much!|Great, thanks.", "You are welcome!|I am happy to help.|Any time!"),
-    ("Bye|Goodbye|bye bye|See you|See you tomorrow.|Good night|I have to go.|That's all.", "Goodbye! It was nice talking to you.|Bye! Have a nice day.|See you soon!"),
+    ("Bye|Goodbye|bye bye|See you|See you tomorrow.|Good night|Good night!|Good night, sleep well.|See you later!|Bye, see you soon.|Good night and bye.|I have to go.|That's all.", "Goodbye! It was nice talking to you.|Bye! Have a nice day.|See you soon!"),
     ("Tell me a joke.|Do you know a joke?|Make me laugh.|tell me a joke|Another joke, please.", "Why did the teddy bear eat no cake? It was already stuffed.|What do you call a sleeping bull? A bulldozer.|Why did the bird go to school? To learn to tweet the right words.|What is brown and sticky? A stick.|Why can a nose not be twelve inches long? Then it would be a foot."),
     ("What is the weather like?|How is the weather?|Is it raining?|What's the weather today?|Will it rain tomorrow?", "I cannot see the weather from here. Please look out of the window.|I do not know, I cannot see outside."),
     ("What time is it?|What day is it today?|What is the date today?|what time is it", "I do not know, I have no clock.|I cannot see a clock or a calendar."),
@@ -79,7 +79,8 @@ SMALL_TALK = [(q.split("|"), a.split("|")) for q, a in SMALL_TALK]
 STORY_ASK = """Tell me a story about {}.|Tell me a story about {}.|Tell me a story about {}.|Tell me a short story about {}.|tell me a story about {}|Can you tell me a story about {}?
 Could you tell me a story about {}?|Please tell me a story about {}.|Write a story about {}.|Write me a short story about {}.|I want a story about {}.|I would like to hear a story about {}.
 I'd like a story about {}.|Make up a story about {}.|A story about {}, please.|story about {}|Do you know a story about {}?|Tell me about {}.|Tell a story with {} in it.|Tell me a story with {}.
-How about a story about {}?|Let's have a story about {}.|Tell me a bedtime story about {}.|Now tell me a story about {}.|Give me a story about {}.|a story about {}|Once more, please: a story about {}.""".replace("\n", "|").split("|")
+How about a story about {}?|Let's have a story about {}.|Tell me a bedtime story about {}.|Now tell me a story about {}.|Give me a story about {}.|a story about {}|Once more, please: a story about {}.
+Tell me a tale about {}.|Tell a tale about {}.|I would love a tale of {}.|Write a little tale about {}.""".replace("\n", "|").split("|")
 ANY_STORY = "Tell me a story.|Tell me a story|tell me a story|Can you tell me a story?|I want to hear a story.|Another story, please.|Tell me another story.|One more story!|Tell me a bedtime story.|Please tell me a story.|Another one, please.|Tell me something nice.|Do you know a story?|story".split("|")
 AFTER_STORY = [(["Thank you!", "That was nice.", "I like this story.", "What a good story!", "That was a lovely story.", "Nice story", "Great story, thanks."],
     ["You are welcome! Would you like another one?", "I am glad you liked it.", "Thank you! Shall I tell you one more?"])]

@@ -1,9 +1,11 @@
 """Turns the corpus into arrays of tokens, and writes as much fresh synthetic text as the run will read.
 
-prepare.py --corpus DIR --out DIR [--tokens MILLIONS] [--far] [--workers N]
+prepare.py --corpus DIR --out DIR [--tokens MILLIONS] [--further] [--workers N]
 
 DIR holds corpus.jsonl.xz, gen_synth.py and tok4096/. The file `ready` is written last. Per group the output has <group>.<n>.tokens.npy (uint16) and
 <group>.<n>.ends.npy (int64, where each document ends). Above the 12 bits of the token a code carries what is learned from it.
+
+A conversation in which a user says what a question of card100.json tells or asks word for word is left out, and counted.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import lzma
 import multiprocessing
 import os
+import sysconfig
 import time
 from pathlib import Path
 
@@ -29,19 +32,20 @@ TOKEN = 0x0FFF
 ANSWER = 0x1000  # said by the assistant (or plain text): learned in both phases
 NEVER = 0x2000  # random matter of the user's: never learned
 RECALL = 0x4000  # an answer that had to be remembered or worked out: there is one right form
-LONGEST = 4096  # tokens of a document; in the second run 16,384
+LONGEST, FURTHER_LONGEST = 4096, 8192  # tokens of a document in the first and in a further run
 
-# Share of the tokens: in the first and in the second phase of the first run, and in the second run, which has long documents.
+# Share of the tokens: in the first and in the second phase of the first run, and in a further run, which has long documents.
 MIX = {
-    "books": (0.14, 0.04, 0.03), "stories": (0.015, 0.015, 0.01), "fairytale_qa": (0.015, 0.015, 0.01), "human_chat": (0.035, 0.01, 0), "tasks": (0.015, 0, 0),
-    "small_talk": (0.005, 0.01, 0.01), "synth_story": (0.15, 0.10, 0.08), "request": (0.125, 0.13, 0.10), "synth_chat": (0.03, 0.03, 0.02), "recall": (0.05, 0.05, 0.04),
-    "sums": (0.06, 0.08, 0.09), "skills": (0.08, 0.11, 0.11), "facts": (0.10, 0.13, 0.15), "memory_short": (0.07, 0.08, 0.06), "memory_mid": (0.09, 0.10, 0.07),
-    "memory_long": (0.02, 0.10, 0.08), "memory_far": (0, 0, 0.14)}
+    "books": (0.14, 0.04, 0.07), "stories": (0.015, 0.015, 0.01), "fairytale_qa": (0.015, 0.015, 0.01), "human_chat": (0.035, 0.01, 0.015), "tasks": (0.015, 0, 0.01),
+    "small_talk": (0.005, 0.01, 0.01), "synth_story": (0.15, 0.10, 0.05), "request": (0.125, 0.13, 0.10), "synth_chat": (0.03, 0.03, 0.02), "recall": (0.05, 0.05, 0.03),
+    "sums": (0.06, 0.08, 0.10), "skills": (0.08, 0.11, 0.11), "facts": (0.07, 0.09, 0.09), "free": (0.06, 0.10, 0.15), "memory_short": (0.05, 0.06, 0.05), "memory_mid": (0.07, 0.08, 0.06),
+    "memory_long": (0.02, 0.10, 0.06), "memory_far": (0, 0, 0.05)}
 SECOND_PHASE = 0.6  # progress at which the second phase begins
-MEMORY = {"memory_short": (40, 1200), "memory_mid": (1200, 6000), "memory_long": (6000, 14500), "memory_far": (14500, 52000)}  # characters from telling to asking
+MEMORY = {"memory_short": (40, 1200), "memory_mid": (1200, 6000), "memory_long": (6000, 14500), "memory_far": (12000, 26000)}  # characters from telling to asking
 
 
-SYNTHETIC = ("synth_story", "request", "synth_chat", "recall", "sums", "skills", "facts", *MEMORY)
+SYNTHETIC = ("synth_story", "request", "synth_chat", "recall", "sums", "skills", "facts", "free", *MEMORY)
+PRIVATE = ("facts", "free", "recall", *MEMORY)  # what the user tells there is random
 
 
 def group_of(doc):
@@ -94,25 +98,28 @@ def encode(tokenizer, docs):
         yield np.concatenate(codes)
 
 
-def synthetic(group, seed, synth_path, pairs, texts, words):
-    """Endless documents of a synthetic group."""
+def held_out(path):
+    """What the questions of the card tell and ask, but for what any conversation may hold: the last of several messages, plain requests."""
+    return {m for q in json.loads(path.read_text()) for m in (q["messages"][:-1] or q["messages"]) if isinstance(m, str) and not m.startswith("Tell me a story")}
+
+
+def synthetic(group, seed, synth_path, pairs, texts, words, licences, avoided):
+    """Endless documents of a synthetic group, and whether each was left out for holding one of the `avoided` messages."""
     synth = load_synth(synth_path, seed)
-    writer = Writer(synth, seed, pairs, texts, words)
+    writer = Writer(synth, seed, pairs, texts, words, licences)
     while True:
         if group == "synth_story":
-            yield pieces({"messages": synth["storychat"]()[1]})
-        elif group == "request":
-            yield pieces({"messages": messages(writer.request())})
-        elif group == "synth_chat":
-            yield pieces({"messages": mark(*synth["chat"]())})
-        elif group in ("sums", "skills"):
-            yield pieces({"messages": messages(getattr(writer, group)())})
-        elif group == "facts":
-            yield pieces({"messages": messages(writer.facts())}, private=True)
-        elif group == "recall":
-            yield pieces({"messages": mark(*synth["recall"]())}, private=True)
+            said = synth["storychat"]()[1]
+        elif group in ("synth_chat", "recall"):
+            said = mark(*synth[{"synth_chat": "chat"}.get(group, group)]())
+        elif group in MEMORY:
+            said = messages(writer.memory(*MEMORY[group]))
         else:
-            yield pieces({"messages": messages(writer.memory(*MEMORY[group]))}, private=True)
+            said = messages(getattr(writer, group)())
+        if any(m["content"] in avoided for m in said if m["role"] == "user"):
+            yield None
+        else:
+            yield pieces({"messages": said}, private=group in PRIVATE)
 
 
 def mark(kind, said):
@@ -127,12 +134,14 @@ def mark(kind, said):
 def work(task):
     group, n, seed, budget, docs, synth_path, tokenizer_path, out = task
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    source = iter(docs) if docs is not None else synthetic(group, seed, synth_path, PAIRS, TEXTS, WORDS)
-    kept, total = [], 0
+    source = iter(docs) if docs is not None else synthetic(group, seed, synth_path, PAIRS, TEXTS, WORDS, LICENCES, HELD_OUT)
+    kept, total, avoided = [], 0, 0
     while docs is not None or total < budget:
         batch = list(itertools.islice(source, 256))
         if not batch:
             break
+        avoided += batch.count(None)
+        batch = [doc for doc in batch if doc is not None]
         for codes in encode(tokenizer, batch):
             if len(codes) > LONGEST:
                 if group not in ("books", "stories"):
@@ -142,7 +151,14 @@ def work(task):
             total += len(codes)
     np.save(out / f"{group}.{n}.tokens.npy", np.concatenate(kept))
     np.save(out / f"{group}.{n}.ends.npy", np.cumsum([len(c) for c in kept]))
-    return group, len(kept), total
+    return group, len(kept), total, avoided
+
+
+def licences():
+    """The licences of the installed Python packages, but for the one of this repository: card100.json pastes that."""
+    found = sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/**/LICEN[SC]E*"))
+    texts = {p.read_text(errors="replace") for p in found if p.is_file()}
+    return sorted(t for t in texts if len(t) > 500 and "apache" not in t.lower())
 
 
 def pasted_texts(real):
@@ -161,7 +177,7 @@ def read_jsonl(path):
 
 
 def main():
-    global PAIRS, TEXTS, WORDS, LONGEST
+    global PAIRS, TEXTS, WORDS, LICENCES, HELD_OUT, LONGEST
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -169,44 +185,47 @@ def main():
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=int, default=None, help="read only so many real documents (for a trial)")
     parser.add_argument("--seed", type=int, default=1000)
-    parser.add_argument("--far", action="store_true", help="the data of the second run")
+    parser.add_argument("--further", action="store_true", help="the data of a further run")
     args = parser.parse_args()
-    LONGEST = 16384 if args.far else LONGEST
+    LONGEST = FURTHER_LONGEST if args.further else LONGEST
     begin = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "ready").unlink(missing_ok=True)
     real = {}
     for doc in itertools.islice(read_jsonl(args.corpus / "corpus.jsonl.xz"), args.limit):
         group = group_of(doc)
-        if group and any(MIX[group][2:] if args.far else MIX[group][:2]):
+        if group and any(MIX[group][2:] if args.further else MIX[group][:2]):
             real.setdefault(group, []).append(doc)
     PAIRS = [(d["messages"][0]["content"], d["messages"][1]["content"]) for d in real.get("small_talk", []) if len(d["messages"]) == 2]
     WORDS, TEXTS = common_words(d["text"] for d in real.get("books", [])) or COMMON, pasted_texts(real)
-    print(f"read {sum(map(len, real.values()))} real documents in {time.time() - begin:.0f} s", flush=True)
+    LICENCES, HELD_OUT = licences(), held_out(Path(__file__).parent / "card100.json")
+    print(f"read {sum(map(len, real.values()))} real documents and {len(LICENCES)} licences in {time.time() - begin:.0f} s", flush=True)
 
     common = (args.corpus / "gen_synth.py", args.corpus / "tok4096" / "tokenizer.json", args.out)
     tasks, seed = [], args.seed
-    for group, (first, second, far) in MIX.items():
+    for group, (first, second, further) in MIX.items():
         if group in real:
             docs = [pieces(d) for d in real[group]]
             shards = max(1, len(docs) // 1000)
             tasks += [(group, i, 0, 0, docs[i::shards], *common) for i in range(shards)]
         elif group in SYNTHETIC:
-            budget = args.tokens * 1e6 * (far if args.far else SECOND_PHASE * first + (1 - SECOND_PHASE) * second)
+            budget = args.tokens * 1e6 * (further if args.further else SECOND_PHASE * first + (1 - SECOND_PHASE) * second)
             if not budget:
                 continue
-            shards = max(1, round(budget / 4e6))
+            shards = max(1, round(budget / 1.5e6))
             for i in range(shards):
                 tasks.append((group, i, seed, budget / shards, None, *common))
                 seed += 1
     assert seed < 900000, "seeds from 900000 on are for evaluation"
-    totals = {}
+    totals, avoided = {}, 0
     with multiprocessing.get_context("fork").Pool(args.workers) as pool:
-        for group, docs, tokens in pool.imap_unordered(work, tasks, chunksize=1):
+        for group, docs, tokens, left_out in pool.imap_unordered(work, reversed(tasks), chunksize=1):  # the slowest groups come last in MIX
             d, t = totals.get(group, (0, 0))
             totals[group] = d + docs, t + tokens
+            avoided += left_out
     for group, (docs, tokens) in totals.items():
         print(f"{group:14} {docs:8} documents {tokens / 1e6:8.2f} M tokens")
+    print(f"{avoided} conversations left out: they held a message of card100.json")
     (args.out / "ready").touch()
     print(f"prepared {sum(t for _, t in totals.values()) / 1e6:.0f} M tokens in {time.time() - begin:.0f} s")
 

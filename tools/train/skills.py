@@ -23,7 +23,7 @@ def word_withheld(word):
 
 
 def in_words(n):
-    return NUMBERS[n] if n <= 20 else TENS[n // 10] + ("-" + NUMBERS[n % 10] if n % 10 else "")
+    return "one hundred" if n == 100 else NUMBERS[n] if n <= 20 else TENS[n // 10] + ("-" + NUMBERS[n % 10] if n % 10 else "")
 
 
 PLUS = """What is {a} + {b}?|What is {a} + {b}?|What is {a} + {b}?|What is {a} plus {b}?|What is {a} plus {b}?|{a} + {b}|{a} + {b} = ?|{a}+{b}=?|{a}+{b}|{a} plus {b}|How much is {a} + {b}?|How much is {a} plus {b}?|what is {a}+{b}
@@ -40,6 +40,36 @@ There were {a} {things} and {b} are gone. How many are left?|{who} had {a} {thin
 There are {a} children in a bus and {b} get out. How many are still there?""".replace("\n", "|").split("|")
 
 
+THREE = """What is {a} {s} {b} {t} {c}?|What is {a} {s} {b} {t} {c}?|{a} {s} {b} {t} {c}|{a}{s}{b}{t}{c}|{a} {s} {b} {t} {c} = ?|{a}{s}{b}{t}{c}=?|How much is {a} {s} {b} {t} {c}?|what is {a} {s} {b} {t} {c}|Calculate {a} {s} {b} {t} {c}.|And {a} {s} {b} {t} {c}?
+What's {a} {s} {b} {t} {c}?|{a} {s} {b} {t} {c} =|Compute {a} {s} {b} {t} {c}|What is {a} {ss} {b} {tt} {c}?|How much is {a} {ss} {b} {tt} {c}?|{a} {ss} {b} {tt} {c}|what is {a} {ss} {b} {tt} {c}?|Can you work out {a} {s} {b} {t} {c}?""".replace("\n", "|").split("|")
+TOGETHER = """Add {a}, {b} and {c}.|Please add {a}, {b} and {c}.|What is the sum of {a}, {b} and {c}?|Add up {a}, {b}, {c}.|What do {a}, {b} and {c} make?|I have {a} red, {b} blue and {c} green {things}. How many {things} do I have?|{who} has {a} {things}, buys {b} and finds {c} more. How many are there?
+I read {a} pages on Monday, {b} on Tuesday and {c} on Wednesday. How many pages did I read?|There are {a} {things} in the first box, {b} in the second and {c} in the third. How many are there in all?|Sum of {a}, {b} and {c}?|{a} and {b} and {c} make?""".replace("\n", "|").split("|")
+
+IN_AND_OUT = """I had {a} {things}, got {b} and lost {c}. How many do I have?|{a} people are on a bus, {b} get on and {c} get off. How many are on the bus?|Start with {a}, add {b} and take away {c}.|Add {b} to {a}, then take away {c}.|{who} has {a} {things}, finds {b} and sells {c}. How many are left?
+Take {a} and {b} together, minus {c}.|There were {a} {things}. {b} came and {c} went. How many are there?|{a} and {b} more, but {c} less. How many?""".replace("\n", "|").split("|")
+LEFT_OVER = """I had {a} {things}, lost {b} and gave away {c}. How many are left?|Take {b} and {c} away from {a}.|{who} had {a} {things}, sold {b} and ate {c}. How many are left?|There were {a} {things}. First {b} went, then {c}. How many are left?|Subtract {b} and {c} from {a}.
+I have {a} coins, I pay {b} and then {c}. How many coins do I have left?|{a} without {b} and without {c}?""".replace("\n", "|").split("|")
+
+
+def three(r):
+    """(question, answer) of three numbers, worked out in two steps: 12 + 30 = 42, 42 + 7 = 49."""
+    while True:
+        most = r.choice([10, 20, 50, 99])
+        a, b, c = (r.randint(1, most) for _ in range(3))
+        s, t = r.choice([("+", "+"), ("+", "+"), ("+", "+"), ("+", "-"), ("-", "+"), ("-", "-")])
+        half = a + b if s == "+" else a - b
+        whole = half + c if t == "+" else half - c
+        if half >= 0 and whole >= 0 and not withheld(a, b) and not (half < 100 and withheld(half, c)):
+            break
+    answer = f"{a} {s} {b} = {half}, {half} {t} {c} = {whole}."
+    if s == t == "+" and r.random() < 0.4:
+        return r.choice(TOGETHER).format(a=a, b=b, c=c, things=r.choice(PLURALS), who=r.choice(NAMES)), answer
+    if t == "-" and r.random() < 0.4:
+        return r.choice(LEFT_OVER if s == "-" else IN_AND_OUT).format(a=a, b=b, c=c, things=r.choice(PLURALS), who=r.choice(NAMES)), answer
+    word = {"+": "plus", "-": "minus"}
+    return r.choice(THREE).format(a=a, b=b, c=c, s=s, t=t, ss=word[s], tt=word[t]), answer
+
+
 def pair(r):
     while True:
         kind = r.random()
@@ -54,6 +84,8 @@ def pair(r):
 
 def sum_(r):
     """(question, answer) of a sum or a difference."""
+    if r.random() < 0.22:
+        return three(r)
     a, b = pair(r)
     plus = r.random() < 0.5
     if not plus and a < b and r.random() < 0.92:
@@ -75,19 +107,23 @@ def numbers(low, high, step=1):
 def count(r):
     kind = r.random()
     if kind < 0.5:
-        n = r.choice([5, 10, r.randint(1, 20), r.randint(1, 20), r.randint(1, 30)])
-        shown = NUMBERS[n] if n <= 20 and r.random() < 0.5 else n
-        return r.choice(["Count to {}.", "Count to {}.", "count to {}", "Can you count to {}?", "Please count to {}.", "Count from 1 to {}.", "Count from one to {}.", "Count up to {}.", "Can you count up to {}?", "Count to {} for me."]).format(shown), numbers(1, n)
-    low = r.randint(0, 40)
-    high = low + r.randint(1, 14)
-    words = high <= 20 and r.random() < 0.4
-    low_, high_ = (NUMBERS[low], NUMBERS[high]) if words else (low, high)
+        n = r.choice([5, 10, r.randint(1, 20), r.randint(1, 20), r.randint(1, 30), r.randint(20, 100), r.choice([20, 25, 30, 40, 50, 60, 75, 80, 100, 100, 100])])
+        shown = in_words(n) if r.random() < (0.5 if n <= 20 else 0.25) else n
+        return r.choice(["Count to {}.", "Count to {}.", "count to {}", "Can you count to {}?", "Please count to {}.", "Count from 1 to {}.", "Count from one to {}.", "Count up to {}.", "Can you count up to {}?", "Count to {} for me.", "Count to {}, please.", "Count all the way to {}.", "I want you to count to {}.", "Could you count to {}?", "Now count to {}.", "Count, from 1 to {}.", "The numbers up to {}.", "Write the numbers from 1 to {}.", "List the numbers 1 to {}.", "Show me how to count to {}.", "Can you go from 1 to {}?", "I would like you to count up to {}."]).format(shown), numbers(1, n)
+    if kind > 0.93:
+        step = r.choice([2, 5, 10])
+        n = step * r.randint(3, 100 // step if step > 2 else 20)
+        return r.choice(["Count to {n} in {s}s.", "Count by {s}s to {n}.", "Count to {n} by {s}s.", "Count in steps of {s} to {n}.", "Count up to {n} in steps of {s}.", "Count by {s} until {n}.", "Every {s} up to {n}."]).format(n=n, s=step), numbers(step, n, step)
+    low = r.choice([r.randint(0, 40), r.randint(0, 95)])
+    high = min(100, low + r.choice([r.randint(1, 14), r.randint(1, 14), r.randint(5, 50)]))
+    words = r.random() < (0.4 if high <= 20 else 0.1)
+    low_, high_ = (in_words(low), in_words(high)) if words else (low, high)
     if kind < 0.7:
-        return r.choice(["Count from {} to {}.", "Can you count from {} to {}?", "count from {} to {}", "Please count from {} to {}.", "Name the numbers from {} to {}."]).format(low_, high_), numbers(low, high)
+        return r.choice(["Count from {} to {}.", "Can you count from {} to {}?", "count from {} to {}", "Please count from {} to {}.", "Name the numbers from {} to {}.", "Go from {} to {}.", "List the numbers {} to {}.", "Write down {} to {}.", "Begin at {} and count up to {}.", "Count on from {} to {}.", "Count up from {} to {}."]).format(low_, high_), numbers(low, high)
     if kind < 0.8:
-        n = r.randint(3, 20)
-        shown = NUMBERS[n] if r.random() < 0.5 else n
-        return r.choice(["Count down from {}.", "Count backwards from {}.", "Count backwards from {} to 1.", "Can you count down from {}?"]).format(shown), numbers(n, 1, -1)
+        n = r.choice([r.randint(3, 20), r.randint(3, 20), r.randint(10, 60)])
+        shown = in_words(n) if r.random() < 0.4 else n
+        return r.choice(["Count down from {}.", "Count backwards from {}.", "Count backwards from {} to 1.", "Can you count down from {}?", "Count down from {} to 1.", "Count backward from {}.", "Please count back from {}.", "Count from {} down to 1.", "Count from {} to 1.", "Do a countdown from {}."]).format(shown), numbers(n, 1, -1)
     if kind < 0.9:
         n = r.randint(0, 99)
         return (f"What comes after {n}?", f"{n + 1} comes after {n}.") if r.random() < 0.5 else (f"What number comes before {n + 1}?", f"{n} comes before {n + 1}.")
@@ -203,7 +239,7 @@ def listing(r):
 def skill(r, words):
     """(question, answer, whether it is exact)."""
     k = r.random()
-    if k < 0.2:
+    if k < 0.26:
         return *count(r), True
     if k < 0.55:
         return *spell(r, words), True

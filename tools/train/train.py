@@ -1,13 +1,13 @@
 """Trains the built-in model for a wall-clock budget, in one call or several.
 
 train.py --data DIR --run DIR --minutes M --total-minutes T [--resume] [--finish]
-train.py --data DIR --run DIR --minutes M --finish --start FILE.gguf [--far]
+train.py --data DIR --run DIR --minutes M --finish --start FILE.gguf [--rate R]
 
 Everything that changes during training is a function of the progress p = training time so far / planned total. --finish makes this
 call's end the run's end: the plan is stretched or shortened so that the learning rate reaches zero just before --minutes are over.
 Writes DIR/checkpoint.pt and DIR/loss.csv. Compiles while `prepare.py` is still at work: DIR/ready says when the data is there.
 
---start is a further run, from the file's rounded weights; --far makes its rows 16,384 tokens long.
+--start is a further run, from the file's rounded weights, over rows of 8,192 tokens and the data of prepare.py --further.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import gguf
 from batches import Batches
 from model import LTE, Block, Config, Model
 from optim import fake_quantized, optimizers
-from prepare import MIX, SECOND_PHASE
+from prepare import FURTHER_LONGEST, LONGEST, MIX, SECOND_PHASE
 
 ROUTER_ON = 0.08  # before: every token is kept (full attention)
 CAP_ON = 0.25  # from here a query sees at most `buffer_size` older tokens per head
@@ -60,15 +60,16 @@ def token_losses(hidden, head, targets):
     return loss, logits.detach().argmax(-1).view_as(targets) == targets
 
 
-# Of a further run; FAR_ is of one over long rows.
-RATE, FAR_RATE, WARMUP, FAR_KEPT, PRICE, CLOSED = 0.3, 0.5, 40, 0.006, 0.05, 0.7
+# Of a further run: steps of warm-up, the price it begins with, from where its rate falls, from where no row keeps all its tokens.
+WARMUP, PRICE, FALLS, CLOSED = 40, 0.05, 0.3, 0.7
 
 
 @dataclass
 class Plan:
     """What holds at a progress p of a run."""
 
-    phase: int  # of the mix, and of what is learned from
+    phase: int  # of the mix
+    answers: bool  # whether only what the assistant says, and plain text, is learned
     rate: float  # share of the full learning rate
     open_share: float  # of the rows in which every token is kept
     kept_share: float  # what a head's share of kept tokens is steered to
@@ -77,11 +78,12 @@ class Plan:
     quantized: bool  # whether the model computes with rounded weights
 
 
-def plan(p, further, far):
+def plan(p, further, rate):
+    """rate: a further run's, as a share of the full learning rate."""
+    second = p >= SECOND_PHASE
     if further:
-        phase, rate, kept = (2, FAR_RATE, FAR_KEPT) if far else (1, RATE, KEPT[1])
-        return Plan(phase, rate * (1 - p), 0.1 if p < CLOSED else 0.0, kept, True, True, True)
-    return Plan(int(p >= SECOND_PHASE), learning_rate(p), open_share(p), kept_share(p), p >= CAP_ON, p >= ROUTER_ON, p >= QUANTIZE)
+        return Plan(2, second, rate * min(1.0, (1 - p) / (1 - FALLS)), 0.1 if p < CLOSED else 0.0, KEPT[1], True, True, True)
+    return Plan(int(second), second, learning_rate(p), open_share(p), kept_share(p), p >= CAP_ON, p >= ROUTER_ON, p >= QUANTIZE)
 
 
 class Sparsity:
@@ -140,7 +142,7 @@ def main():
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--finish", action="store_true")
     parser.add_argument("--start", type=Path, metavar="GGUF", help="a further run, from these weights")
-    parser.add_argument("--far", action="store_true", help="of long rows, on the data of prepare.py --far")
+    parser.add_argument("--rate", type=float, default=0.5, help="of a further run: its share of --lr")
     parser.add_argument("--config", type=Path, help="config.json; default: the built-in model's sizes")
     parser.add_argument("--rows", type=int)
     parser.add_argument("--length", type=int)
@@ -152,10 +154,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     called = time.time()
-    further, far = args.start is not None, args.far
-    if far and not further:
-        parser.error("--far goes on from --start FILE.gguf")
-    args.length = args.length or (16384 if far else 4096)
+    further = args.start is not None
+    args.length = args.length or (FURTHER_LONGEST if further else LONGEST)
     args.rows = args.rows or 65536 // args.length
     args.warmup = args.warmup or (WARMUP if further else 100)
     args.run.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def main():
     checkpoint = args.run / "checkpoint.pt"
     if further:
         model.load_state_dict(gguf.load(args.start, {k: v.shape for k, v in model.state_dict().items()}))
-        sparsity.kept.fill_(plan(0, further, far).kept_share)
+        sparsity.kept.fill_(plan(0, further, args.rate).kept_share)
         sparsity.price.fill_(PRICE)
     if args.resume:
         saved = torch.load(checkpoint, map_location=device, weights_only=False)
@@ -191,7 +191,7 @@ def main():
             raise SystemExit(f"{args.data}/ready has not appeared")
         time.sleep(0.2)
     print(f"compiled, and data found, after {time.time() - called:.0f} s", flush=True)
-    batches = Batches(args.data, args.rows, args.length, data_state, plan(0, further, far).phase, args.seed + step)
+    batches = Batches(args.data, args.rows, args.length, data_state, plan(0, further, args.rate).phase, args.seed + step)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters; step {step}, {trained / 60:.1f} min trained; "
         f"{sum(len(g.tokens) for g in batches.groups.values()) / 1e6:.0f} M tokens of data", flush=True)
 
@@ -230,9 +230,9 @@ def main():
         p = elapsed / total
         if p >= 1 or now - called > args.minutes * 60 - 3:
             break
-        now_is = plan(p, further, far)
+        now_is = plan(p, further, args.rate)
         rate = now_is.rate * min(1.0, (step + 1) / args.warmup)
-        batch = batches.next(now_is.phase, device)
+        batch = batches.next(now_is.phase, now_is.answers, device)
         # Dropped rows are spread evenly; while the router is off, all rows are open.
         open_rows = torch.rand(args.rows, device=device) < now_is.open_share
         with fake_quantized(model, args.fake_quant and now_is.quantized):

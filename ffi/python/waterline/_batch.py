@@ -1,37 +1,42 @@
 """Sessions that step together."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 from ctypes import c_size_t, c_uint32, c_void_p
+from typing import Iterable, Sequence, SupportsIndex
 
-from . import _library as lib
-from ._library import Closing, check, library
+from . import _structs as structs
+from ._generation import Generation
+from ._library import Closing, check, library, make
+from ._session import Session
 
 
 class Batch(Closing):
     """Sessions of one model that step together: one pass over the weights serves them all. Each gives the tokens that it gives alone."""
 
-    def __init__(self, session, most):
+    def __init__(self, session: Session, most: int) -> None:
         """For up to `most` sessions like this one, which compute with its threads."""
         with session._lock:
-            self._handle = lib.make(library.wl_batch_free, library.wl_batch_new, session._value, lib.whole("most", most, c_size_t))
+            self._handle = make(library.wl_batch_free, library.wl_batch_new, session._value, structs.whole("most", most, c_size_t))
 
-    def step(self, sessions):
+    def step(self, sessions: Iterable[Session]) -> list[int]:
         """Each session chooses a token and reads it."""
         with _Held(sessions) as handles:
             tokens = (c_uint32 * len(handles))()
             check(library.wl_batch_step(self._value, handles, len(handles), tokens))
             return tokens[:]
 
-    def feed(self, sessions, tokens):
+    def feed(self, sessions: Iterable[Session], tokens: Iterable[SupportsIndex]) -> None:
         """Session i reads tokens[i]."""
-        tokens = lib.tokens(tokens)
+        numbers = structs.tokens(tokens)
         with _Held(sessions) as handles:
-            if len(tokens) != len(handles):
-                raise ValueError(f"tokens: found {len(tokens)} for {len(handles)} sessions")
-            check(library.wl_batch_feed(self._value, handles, tokens, len(handles)))
+            if len(numbers) != len(handles):
+                raise ValueError(f"tokens: found {len(numbers)} for {len(handles)} sessions")
+            check(library.wl_batch_feed(self._value, handles, numbers, len(handles)))
 
-    def generate(self, generations):
+    def generate(self, generations: Sequence[Generation]) -> list[str | None]:
         """Generations that `generate` or `say` of their sessions has begun go on by one token each: their pieces of text, empty while a
         character is incomplete, None where one has ended."""
         with _Held([generation._session for generation in generations]) as handles:
@@ -40,16 +45,16 @@ class Batch(Closing):
             pieces = [text and ctypes.string_at(text, length) for text, length in zip(texts, lengths)]
             for generation in generations:
                 generation._hooks.check()
-        return [piece if piece is None else piece.decode() for piece in pieces]
+        return [piece.decode() if isinstance(piece, bytes) else None for piece in pieces]
 
 
 class _Held:
     """The handles of sessions that no other thread uses meanwhile."""
 
-    def __init__(self, sessions):
+    def __init__(self, sessions: Iterable[Session]) -> None:
         self._sessions, self._locks = list(sessions), contextlib.ExitStack()
 
-    def __enter__(self):
+    def __enter__(self) -> ctypes.Array[c_void_p]:
         with contextlib.ExitStack() as locks:
             # In one order, so that two batches do not wait for each other.
             for session in sorted(self._sessions, key=id):
@@ -58,5 +63,5 @@ class _Held:
             self._locks = locks.pop_all()
         return (c_void_p * len(self._handles))(*(handle._as_parameter_ for handle in self._handles))
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._locks.close()

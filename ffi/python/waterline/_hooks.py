@@ -1,43 +1,53 @@
 """The functions that a generation calls at each token."""
 
-import collections
+from __future__ import annotations
+
 import ctypes
+from typing import Any, Callable, NamedTuple, Optional
 
-from . import _library as lib
+from . import _structs as structs
+from ._logits import array
 
 
-class Token(collections.namedtuple("Token", ["id", "logprob", "text"])):
+class Token(NamedTuple):
     """A token that was generated, its log-probability by the model alone if `logprobs` was set, and the text that it completes."""
+
+    id: int
+    logprob: Optional[float]
+    text: str
+
+
+OnToken = Callable[[Token], object]
+OnLogits = Callable[[Any], object]
 
 
 class Hooks:
     """The functions of a generation as C calls them. An exception cannot pass through C: one that is raised stops the generation, and
     is raised again when the call returns."""
 
-    def __init__(self, on_token, on_logits, logprobs):
-        self.raised, self._on_token, self._on_logits, self._logprobs = None, on_token, on_logits, logprobs
-        self.token = lib.TOKEN(self._token) if on_token or on_logits else lib.TOKEN()
-        self.logits = lib.LOGITS(self._logits) if on_logits else lib.LOGITS()
+    def __init__(self, on_token: OnToken | None, on_logits: OnLogits | None, logprobs: bool) -> None:
+        self.raised: BaseException | None = None
+        self._on_token, self._on_logits, self._logprobs = on_token, on_logits, logprobs
+        self.token = structs.TOKEN(self._token) if on_token or on_logits else structs.TOKEN()
+        self.logits = structs.LOGITS(self._logits) if on_logits else structs.LOGITS()
 
-    def _token(self, token, logprob, text, length, _):
+    def _token(self, token: int, logprob: float, text: int, length: int, _: object) -> bool:
         if self.raised is None and self._on_token:
             try:
-                text = ctypes.string_at(text, length).decode()
-                return self._on_token(Token(token, logprob if self._logprobs else None, text)) is False
+                piece = ctypes.string_at(text, length).decode()
+                return self._on_token(Token(token, logprob if self._logprobs else None, piece)) is False
             except BaseException as raised:
                 self.raised = raised
         return self.raised is not None
 
-    def _logits(self, first, count, _):
-        if self.raised is None:
+    def _logits(self, first: int, count: int, _: object) -> None:
+        if self.raised is None and self._on_logits:
             try:
-                import numpy
-
-                self._on_logits(numpy.ctypeslib.as_array((ctypes.c_float * count).from_address(first)))
+                self._on_logits(array((ctypes.c_float * count).from_address(first), writable=True))
             except BaseException as raised:
                 self.raised = raised
 
-    def check(self):
+    def check(self) -> None:
         """Raises what was raised."""
         raised, self.raised = self.raised, None
         if raised is not None:

@@ -2,6 +2,7 @@
  * What waterline.h promises, held against the library: results, and that nothing wrong that a program can pass is more
  * than a status. The argument is a folder to write to.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -242,7 +243,7 @@ static void parameters_out_of_range(wl_model *model)
     WITH(params.history = 0, "history");
     WITH(params.history = SIZE_MAX, "larger than any memory");
     WITH(params.cache = 2, "cache");
-    WITH(params.drop_oldest = 2, "drop_oldest");
+    WITH(params.on_full = 3, "on_full");
     OK(wl_session_params_init(&params, sizeof params));
     params.history = SIZE_MAX / 16;
     REFUSED(WL_ERROR_MEMORY, "cannot be allocated", wl_session_new(model, &params, &session));
@@ -283,6 +284,7 @@ static void files(const char *folder)
     wl_model *model;
     snprintf(path, sizeof path, "%s/absent.gguf", folder);
     REFUSED(WL_ERROR_IO, "absent.gguf", wl_model_open(path, NULL, &model));
+    CHECK(wl_last_os_error() == ENOENT);
     wl_plan plan = {.size = sizeof plan};
     REFUSED(WL_ERROR_IO, "absent.gguf", wl_plan_file(path, NULL, &plan));
     snprintf(path, sizeof path, "%s/text.gguf", folder);
@@ -1080,6 +1082,80 @@ static void templates(const wl_model *model)
     OK(wl_session_free(session));
 }
 
+/* The answer to a greeting. */
+static const char *greeted(wl_session *session, struct text *into)
+{
+    OK(wl_chat_say(session, "Hello!", WL_ZERO_TERMINATED, NULL, collect, empty(into), NULL));
+    return into->bytes;
+}
+
+static int constrained(wl_session *session, wl_constraint kind, const char *grammar)
+{
+    return wl_session_constrain(session, kind, grammar, WL_ZERO_TERMINATED);
+}
+
+static void forms(wl_model *model)
+{
+    const char *schema = "{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\", \"minimum\": 1, \"maximum\": 9}}, "
+                         "\"required\": [\"age\"], \"additionalProperties\": false}";
+    wl_session *session = greedy(model, 0), *fork = NULL;
+    OK(constrained(session, WL_CONSTRAINT_JSON_SCHEMA, schema));
+    CHECK(strncmp(greeted(session, &one), "{\"age\": ", 8) == 0 && one.length == 10 && one.bytes[9] == '}');
+    OK(constrained(session, WL_CONSTRAINT_REGEX, "(yes|no), [a-c]{3}"));
+    OK(wl_session_fork(session, &fork));
+    CHECK((strncmp(greeted(session, &one), "yes, ", 5) == 0 || strncmp(one.bytes, "no, ", 4) == 0) && one.length <= 8);
+    CHECK(strcmp(one.bytes, greeted(fork, &two)) == 0);
+    OK(constrained(session, WL_CONSTRAINT_LARK, "start: \"a\" B+\nB: /[0-9]{2}/"));
+    CHECK(greeted(session, &one)[0] == 'a' && one.length % 2 == 1);
+    wl_generate_params params;
+    OK(wl_generate_params_init(&params, sizeof params));
+    params.max_tokens = 2;
+    OK(wl_session_constrain(session, WL_CONSTRAINT_JSON_OBJECT, NULL, 0));
+    OK(wl_chat_say(session, "Hello!", WL_ZERO_TERMINATED, &params, collect, empty(&one), NULL));
+    CHECK(one.bytes[0] == '{');
+
+    /* What is wrong leaves the form before. */
+    REFUSED(WL_ERROR_ARGUMENT, "expected a wl_constraint", wl_session_constrain(session, 5, NULL, 0));
+    REFUSED(WL_ERROR_ARGUMENT, "no JSON", constrained(session, WL_CONSTRAINT_JSON_SCHEMA, "{"));
+    REFUSED(WL_ERROR_ARGUMENT, "grammar", constrained(session, WL_CONSTRAINT_JSON_SCHEMA, "false"));
+    REFUSED(WL_ERROR_ARGUMENT, "grammar", constrained(session, WL_CONSTRAINT_REGEX, "("));
+    REFUSED(WL_ERROR_ARGUMENT, "grammar", constrained(session, WL_CONSTRAINT_LARK, "start: absent"));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", constrained(session, WL_CONSTRAINT_REGEX, NULL));
+    OK(wl_chat_say(session, "Hello!", WL_ZERO_TERMINATED, &params, collect, empty(&one), NULL));
+    CHECK(one.bytes[0] == '{');
+    OK(wl_session_reset(session));
+    OK(wl_chat_say(session, "Hello!", WL_ZERO_TERMINATED, &params, collect, empty(&one), NULL));
+    CHECK(one.bytes[0] == '{');
+    OK(wl_session_reset(session));
+    OK(wl_session_constrain(session, WL_CONSTRAINT_NONE, NULL, 0));
+    CHECK(greeted(session, &one)[0] != '{');
+
+    /* In a batch as alone, beside an answer that is free. */
+    wl_session *all[2] = {greedy(model, 0), greedy(model, 0)}, *alone = greedy(model, 0);
+    OK(constrained(all[0], WL_CONSTRAINT_JSON_SCHEMA, schema));
+    OK(constrained(alone, WL_CONSTRAINT_JSON_SCHEMA, schema));
+    wl_batch *batch = NULL;
+    OK(wl_batch_new(alone, 2, &batch));
+    for (int i = 0; i < 2; i++)
+        OK(wl_chat_start(all[i], "Hello!", WL_ZERO_TERMINATED, NULL));
+    const char *texts[2];
+    size_t lengths[2];
+    static struct text found[2];
+    do {
+        OK(wl_batch_generate(batch, all, 2, texts, lengths));
+        for (int i = 0; i < 2; i++)
+            if (texts[i])
+                collect(texts[i], lengths[i], &found[i]);
+    } while (texts[0] || texts[1]);
+    CHECK(strcmp(found[0].bytes, greeted(alone, &two)) == 0 && strcmp(found[1].bytes, one.bytes) == 0);
+    OK(wl_batch_free(batch));
+    for (int i = 0; i < 2; i++)
+        OK(wl_session_free(all[i]));
+    OK(wl_session_free(alone));
+    OK(wl_session_free(fork));
+    OK(wl_session_free(session));
+}
+
 int main(int argc, char **argv)
 {
     const char *folder = argc > 1 ? argv[1] : ".";
@@ -1106,6 +1182,7 @@ int main(int argc, char **argv)
     hooks(model);
     batched_text(model);
     templates(model);
+    forms(model);
     progress(model);
     history(model);
     stores(model, folder);

@@ -63,7 +63,7 @@ static void call(void)
     size_t count = 0;
     if (some == model)
         is_model = 1;
-    switch (next(26)) {
+    switch (next(27)) {
     case 0: {
         wl_session_params params;
         check(wl_session_params_init(&params, sizeof params), 1, "wl_session_params_init");
@@ -101,6 +101,7 @@ static void call(void)
     }
     case 7: check(wl_step(session, next(8) ? tokens : NULL), lives, "wl_step"); break;
     case 8: check(wl_sample(session, next(8) ? tokens : NULL), lives, "wl_sample"); break;
+    case 26: check(wl_session_constrain(session, next(7), next(2) ? "[a-c]{2}" : "{}", next(9)), lives, "wl_session_constrain"); break;
     case 9: check(wl_session_mark(session), lives, "wl_session_mark"); break;
     case 10: check(wl_session_rewind(session, number()), lives, "wl_session_rewind"); break;
     case 11: check(wl_state_size(session, &count), lives, "wl_state_size"); break;

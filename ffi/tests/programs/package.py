@@ -1,5 +1,6 @@
 """What the Python package says of itself, held against it. The argument is a folder to write to."""
 
+import asyncio
 import gc
 import shutil
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import waterline
-from waterline import Batch, Store, Device, Error, Finish, Model, plan
+from waterline import Batch, Device, Error, FileError, Finish, Model, OnFull, Store, plan
 
 folder = Path(sys.argv[1])
 
@@ -33,6 +34,10 @@ with Model.builtin() as model:
     tokens = model.tokenize(text)
     assert model.detokenize(tokens) == text.encode() and model.detokenize([]) == b"" and model.tokenize("") == []
     assert "absent" in refused("WL_ERROR_IO", Model, folder / "absent.gguf")
+    try:
+        Model(folder / "absent.gguf")
+    except FileNotFoundError as error:
+        assert isinstance(error, FileError) and error.errno == 2 and "absent" in str(error)
     assert "CUDA" in refused("WL_ERROR_UNSUPPORTED", Model.builtin, Device.CUDA)
     assert "temperature" in refused("WL_ERROR_ARGUMENT", model.session, temperature=-1)
     def raises(exception, part, call, *arguments, **named):
@@ -66,6 +71,11 @@ with Model.builtin() as model:
         one.set_sampler(temperature=0.25)
         expected = {"top_k": 3, "temperature": 0.25, "seed": 7, "logit_bias": {5: -1.5}}
         assert expected.items() <= one.sampler.items()
+
+    # A full context of the built-in model never comes; the parameters are checked all the same.
+    raises(ValueError, "keep: found -1", model.session, on_full=OnFull.SHIFT, keep=-1)
+    assert "on_full" in refused("WL_ERROR_ARGUMENT", model.session, on_full=3)
+    model.session(on_full=OnFull.COMPACT, keep=9).close()
 
     # How a prompt comes along, and a progress that cancels.
     with model.session(chunk=4, temperature=0) as slow:
@@ -110,6 +120,15 @@ with Model.builtin() as model:
         parts = [{"role": "user", "name": "x", "content": [{"type": "text", "text": "Hi."}]}, {"role": "assistant", "content": None}]
         list(told.say(parts, max_tokens=2))
         assert told.messages[0]["content"] == "Hi." and told.messages[0]["name"] == "x" and len(told.messages) == 2
+        class Said:
+            """A message as a client's library has it."""
+
+            def model_dump(self, exclude_none):
+                return {"role": "user", "content": [{"type": "text", "text": "Hello!"}]}
+
+        list(told.say([Said()], max_tokens=2))
+        assert told.messages[0]["content"] == "Hello!"
+        raises(TypeError, "found a object", told.say, [object()])
         told.cancel()
         assert "".join(told.say("Hello again!"))
 
@@ -140,6 +159,49 @@ with Model.builtin() as model:
         seen.tools([{"type": "function", "function": {"name": "now", "parameters": {}}}])
         seen.tools([])
         assert "".join(seen.say("Hello!", max_tokens=4))
+
+    # Forms of answers.
+    with model.session(temperature=0, threads=1) as formed:
+        age = {"type": "object", "properties": {"age": {"enum": [7]}}, "required": ["age"], "additionalProperties": False}
+        formed.constrain(schema=age)
+        assert "".join(formed.say("Hello!")) == '{"age": 7}'
+        formed.constrain(regex="[a-c]{2}")
+        assert "".join(formed.say("Hello!")) in {a + b for a in "abc" for b in "abc"}
+        formed.constrain(grammar='start: "x" "y"+')
+        assert "".join(formed.say("Hello!", max_tokens=3)).startswith("xy")
+        formed.constrain(json_object=True)
+        assert "".join(formed.say("Hello!", max_tokens=1)).startswith("{")
+        raises(TypeError, "one of", formed.constrain, schema=age, regex="x")
+        assert "grammar" in refused("WL_ERROR_ARGUMENT", formed.constrain, regex="(")
+        formed.constrain()
+        formed.reset()
+        assert "".join(formed.say("Hello!"))[0].isalpha()
+
+    # An event loop goes on while a session answers, and a task that is cancelled ends its generation.
+    async def talk():
+        turns = 0
+
+        async def count():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        with model.session(temperature=0) as alone, model.session(temperature=0) as other:
+            expected = "".join(alone.say("My name is Anna.", max_tokens=8))
+            counting = asyncio.create_task(count())
+            answer = other.say_async("My name is Anna.", max_tokens=8)
+            pieces = [piece async for piece in answer]
+            assert "".join(pieces) == expected and answer.finish is not None and answer.tokens <= 8 and turns > 0
+            endless = other.generate_async(max_tokens=10**6, ignore_end=True)
+            task = asyncio.create_task(endless.__anext__())
+            await asyncio.sleep(0)
+            task.cancel()
+            raised = (await asyncio.gather(task, return_exceptions=True))[0]
+            assert isinstance(raised, asyncio.CancelledError)
+            counting.cancel()
+
+    asyncio.run(talk())
 
     # Answers that are generated together are those of each alone.
     messages = ["My name is Anna.", "Tell me a story."]

@@ -5,6 +5,9 @@ import threading
 import time
 from pathlib import Path
 
+# As if numpy were not installed.
+sys.modules["numpy"] = None
+
 from waterline import Error, Model, plan
 
 folder = Path(sys.argv[1])
@@ -35,6 +38,19 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
     assert session.position == 0
     session.feed(range(1, 4))
     assert session.position == 3
+
+    # Without numpy logits are a memoryview of floats, which a hook may change.
+    view = session.logits
+    assert view.format == "f" and view.readonly and len(view) == model.info["vocab"]
+    best = max(range(len(view)), key=view.__getitem__)
+    assert session.sample() == best
+    with session.fork() as fork:
+        def forbid(logits):
+            logits[best] = -1e30
+
+        seen = []
+        list(fork.generate(max_tokens=1, on_logits=forbid, on_token=seen.append))
+        assert seen[0].id != best
 
     # Texts that C would cut.
     raises("zero byte", Model, "model\0.gguf")

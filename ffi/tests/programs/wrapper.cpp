@@ -130,6 +130,8 @@ int main()
     for (int i = 0; i < 2; i++) {
         sessions[i].thinking(-1);
         sessions[i].tools("[]");
+        sessions[i].constrain(WL_CONSTRAINT_REGEX, "[a-z]*");
+        sessions[i].constrain(WL_CONSTRAINT_NONE);
         sessions[i].start_answer(messages[i], limits);
     }
     for (bool more = true; more;) {

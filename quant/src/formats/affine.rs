@@ -2,11 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Half;
 use super::codes::Codes;
 use super::fit::{self, Lanes, low_byte};
 use super::importance::{self, mean_square};
+use super::{Half, decode_blocks, encode_blocks, format_of_32};
 use crate::activations::Row;
+use crate::format::Format;
+use crate::kernel;
 use crate::simd::scalar;
 
 /// A block. Its codes are unsigned.
@@ -27,8 +29,18 @@ impl<C: Codes> Affine<C> {
     /// Fails to compile if the codes need alignment or are signed.
     const PACKED: () = assert!(align_of::<Self>() == 1 && C::OFFSET == 0 && !C::SIGNED);
 
-    /// Encodes with the least number as code 0; `pack` takes the codes up to the largest one.
-    pub(crate) fn encode(x: &[f32; 32], pack: impl Fn([u8; 32]) -> C) -> Self {
+    /// The format of these blocks.
+    pub(crate) const fn format(name: &'static str, ggml_type: u32) -> Format {
+        let encode = |src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]| match importance {
+            Some(inputs) => Self::encode_row(src, inputs, dst),
+            None => encode_blocks(src, dst, Self::encode),
+        };
+        let decode = |src: &[u8], dst: &mut [f32]| decode_blocks(src, dst, Self::decode);
+        format_of_32::<Self>(name, ggml_type, encode, decode, kernel::integer::<Self>)
+    }
+
+    /// Encodes with the least number as code 0.
+    fn encode(x: &[f32; 32]) -> Self {
         let lower = |low, &x: &f32| if x < low { x } else { low };
         let higher = |high, &x: &f32| if x > high { x } else { high };
         let (low, high) = (
@@ -40,17 +52,14 @@ impl<C: Codes> Affine<C> {
         Affine {
             d: Half::from_f32(d),
             m: Half::from_f32(low),
-            q: pack(x.map(|x| low_byte((x - low) * inverse + 0.5))),
+            q: C::pack(
+                x.map(|x| (low_byte((x - low) * inverse + 0.5) as i8).min(C::LARGEST as i8) as u8),
+            ),
         }
     }
 
     /// Encodes a row with the mean squares of its inputs.
-    pub(crate) fn encode_row(
-        row: &[f32],
-        inputs: &[f32],
-        dst: &mut [u8],
-        pack: impl Fn([u8; 32]) -> C,
-    ) {
+    fn encode_row(row: &[f32], inputs: &[f32], dst: &mut [u8]) {
         let spread = Lanes::all(mean_square(row));
         importance::encode_eights(row, Some(inputs), dst, |x, inputs| {
             let x = fit::columns::<32>(x);
@@ -60,12 +69,12 @@ impl<C: Codes> Affine<C> {
             std::array::from_fn(|j| Affine {
                 d: Half::from_f32(fit.scale.0[j]),
                 m: Half::from_f32(-fit.min.0[j]),
-                q: pack(fit.codes_of(j)),
+                q: C::pack(fit.codes_of(j)),
             })
         });
     }
 
-    pub(crate) fn decode(&self) -> [f32; 32] {
+    fn decode(&self) -> [f32; 32] {
         let () = Self::PACKED;
         let (d, m) = (self.d.to_f32(), self.m.to_f32());
         self.q.signed().map(|q| f32::from(q) * d + m)
@@ -90,6 +99,7 @@ mod x86 {
     use super::{Affine, Codes};
     use crate::formats::k_quants::x86::{EightLines, lines_of_blocks};
     use crate::panel::Minima;
+    use crate::simd::register::{Avx2, Avx512};
     use crate::simd::{avx2, avx512};
 
     impl<C: Codes> Affine<C> {
@@ -122,9 +132,10 @@ mod x86 {
             // SAFETY: as above; the level has these instructions.
             let (first, second) = unsafe {
                 let blocks = &(*chunk).as_chunks::<4>().0[group];
-                C::unpack_512(blocks.each_ref().map(|block| &block.q))
+                C::unpack::<Avx512, 4>(blocks.each_ref().map(|block| &block.q))
             };
-            avx512::Group::new(first, second, header.spread(group))
+            let scales = header.spread(group);
+            avx512::Group::new(first.register(), second.register(), scales)
         }
 
         #[inline]
@@ -154,9 +165,10 @@ mod x86 {
             // SAFETY: as above; the level has these instructions.
             let (first, second) = unsafe {
                 let [a, b] = &(*chunk).as_chunks::<2>().0[pair];
-                C::unpack_256([&a.q, &b.q])
+                C::unpack::<Avx2, 2>([&a.q, &b.q])
             };
-            avx2::Pair::new(first, second, header.spread_pair(pair))
+            let scales = header.spread_pair(pair);
+            avx2::Pair::new(first.register(), second.register(), scales)
         }
 
         #[inline]
@@ -171,6 +183,7 @@ mod arm {
     use super::{Affine, Codes};
     use crate::panel::Minima;
     use crate::simd::neon;
+    use crate::simd::register::Neon;
 
     impl<C: Codes> neon::Integer for Affine<C> {
         type Header = f32;
@@ -185,8 +198,10 @@ mod arm {
 
         #[inline]
         fn unpack(&self, _: f32, _: usize) -> neon::Block {
-            let (first, second) = self.q.unpack();
-            neon::Block::new(first, second, neon::half(self.d.bits()))
+            // SAFETY: NEON is part of the architecture.
+            let (first, second) = unsafe { C::unpack_signed::<Neon, 1>([&self.q]) };
+            let scale = neon::half(self.d.bits());
+            neon::Block::new(first.register(), second.register(), scale)
         }
 
         #[inline]

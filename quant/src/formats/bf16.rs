@@ -23,6 +23,8 @@ const fn with_inputs(rounding: Option<Rounding>) -> Format {
         block_bytes: size_of::<Number>(),
         rounding,
         device_apart: 0..0,
+        code_tiles: false,
+        slot_tiles: true,
         reordered: None,
         encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x)),
         decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),

@@ -22,6 +22,8 @@ const fn with_inputs(rounding: Option<Rounding>) -> Format {
         block_bytes: size_of::<Half>(),
         rounding,
         device_apart: 0..0,
+        code_tiles: false,
+        slot_tiles: false,
         reordered: None,
         encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
         decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),

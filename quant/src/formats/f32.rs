@@ -14,6 +14,8 @@ pub static F32: Format = Format {
     block_bytes: size_of::<Number>(),
     rounding: None,
     device_apart: 0..0,
+    code_tiles: false,
+    slot_tiles: false,
     reordered: None,
     encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Number(x.to_le_bytes())),
     decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),

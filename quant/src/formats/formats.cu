@@ -2,10 +2,6 @@
 // a row, `scale_row_bytes` its scales if they are stored separately. `values` writes a unit's numbers; `dot` multiplies it with
 // inputs that were rounded to 8 bits.
 
-enum { F32, F16, BF16, Q8_0, Q6_K, Q5_1, Q5_K, Q5_0, Q4_1, Q4_K, IQ4_NL, IQ4_XS, Q4_0, MXFP4, Q3_K, Q2_K, format_count };
-
-constexpr int integer_formats = (1 << format_count) - (1 << Q8_0);
-
 // 32 inputs in 8 bits: x = scale * code, and the sum of the codes.
 struct Codes {
   int packed[8];
@@ -136,5 +132,39 @@ struct Floats16 {
     } else {
       out[0] = Number::of(reinterpret_cast<const u16*>(matrix.codes)[index]);
     }
+  }
+};
+
+// The values of the codes of IQ4_NL and IQ4_XS.
+__device__ inline void iq4_look_up(const u8* codes, int* packed) {
+  const u32 values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
+  look_up_all(values, codes, packed);
+}
+
+__device__ inline void scaled_values(const int* packed, float d, float* out) {
+#pragma unroll
+  for (int i = 0; i < 32; i++) out[i] = d * (float)(i8)(packed[i / 4] >> 8 * (i % 4));
+}
+
+// A format of blocks of 32 numbers with one scale. `Block::codes` unpacks a block's codes, larger by `Block::offset`.
+template <class Block, int cols>
+struct ScaledBlocks {
+  static constexpr bool integer = true;
+  static constexpr int row_bytes = cols / 32 * Block::block_bytes;
+  static constexpr int scale_row_bytes = cols / 32 * Block::scale_bytes;
+  static constexpr int unit = 32;
+  static __device__ void values(Units matrix, long long index, float* out) {
+    int packed[8];
+    float d = Block::codes(matrix, index, packed);
+    if constexpr (Block::offset != 0) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) packed[i] = less<Block::offset>(packed[i]);
+    }
+    scaled_values(packed, d, out);
+  }
+  static __device__ float dot(Units matrix, long long index, const Codes& x) {
+    int packed[8];
+    float d = Block::codes(matrix, index, packed);
+    return (code_dot(packed, x) - Block::offset * x.sum) * (d * x.scale);
   }
 };

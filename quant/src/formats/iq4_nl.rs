@@ -4,27 +4,14 @@
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
 use crate::format::Format;
-use crate::formats::codes::{Lookup, Table};
+use crate::formats::Half;
+use crate::formats::codes::{Codes, Lookup, Table};
 use crate::formats::fit::{self, Lanes};
 use crate::formats::importance;
 use crate::formats::scaled::Scaled;
-use crate::formats::{Half, decode_blocks};
-use crate::kernel;
-use crate::rounding::Rounding;
 
 /// 4.5 bits per number: blocks of 32 with one scale, for values that lie closer near zero.
-pub static IQ4_NL: Format = Format {
-    name: "IQ4_NL",
-    ggml_type: 20,
-    block_len: 32,
-    block_bytes: size_of::<Block>(),
-    rounding: Some(Rounding::Blocks),
-    device_apart: 0..2,
-    reordered: None,
-    encode,
-    decode: |src, dst| decode_blocks(src, dst, Block::decode),
-    kernel: kernel::integer::<Block>,
-};
+pub static IQ4_NL: Format = Block::format("IQ4_NL", 20, encode);
 
 /// The values of the codes, as in ggml.
 #[derive(Clone, Copy)]

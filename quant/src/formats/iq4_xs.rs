@@ -23,6 +23,8 @@ pub static IQ4_XS: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 0..8,
+    code_tiles: false,
+    slot_tiles: false,
     reordered: None,
     encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
@@ -99,9 +101,10 @@ impl scalar::Dot for Block {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Block, Table, Values};
-    use crate::formats::codes::{look_up_256, look_up_512, split_256, split_512};
+    use super::{Block, Lookup};
+    use crate::formats::codes::Codes;
     use crate::formats::k_quants::x86::EightLines;
+    use crate::simd::register::{Avx2, Avx512};
     use crate::simd::{avx2, avx512};
 
     /// The eight scales; there are no minima.
@@ -139,11 +142,13 @@ mod x86 {
         #[target_feature(enable = "avx512f,avx512bw")]
         #[inline]
         unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
-            // SAFETY: a group's codes are 64 bytes.
-            let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(4 * group).cast()) };
-            let (first, second) = look_up_512(&Values::UNSIGNED, split_512(codes));
+            // SAFETY: the block is valid; the level has these instructions.
+            let (first, second) = unsafe {
+                let codes = &(*block).q.as_chunks::<4>().0[group];
+                Lookup::unpack::<Avx512, 4>(codes.each_ref())
+            };
             let scale = header.spread(group);
-            avx512::Group::new(first, second, scale)
+            avx512::Group::new(first.register(), second.register(), scale)
         }
     }
 
@@ -164,19 +169,22 @@ mod x86 {
         #[target_feature(enable = "avx2")]
         #[inline]
         unsafe fn pair(block: *const Block, header: EightLines, pair: usize) -> avx2::Pair {
-            // SAFETY: a pair's codes are 32 bytes.
-            let codes = unsafe { _mm256_loadu_si256((*block).q.as_ptr().add(2 * pair).cast()) };
-            let (first, second) = look_up_256(&Values::VALUES, split_256(codes));
+            // SAFETY: the block is valid; the level has these instructions.
+            let (first, second) = unsafe {
+                let codes = &(*block).q.as_chunks::<2>().0[pair];
+                Lookup::unpack_signed::<Avx2, 2>(codes.each_ref())
+            };
             let scale = header.spread_pair(pair);
-            avx2::Pair::new(first, second, scale)
+            avx2::Pair::new(first.register(), second.register(), scale)
         }
     }
 }
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
-    use super::{Block, Codes};
+    use super::{Block, Codes, Lookup};
     use crate::simd::neon;
+    use crate::simd::register::Neon;
 
     impl neon::Integer for Block {
         type Header = f32;
@@ -190,9 +198,10 @@ mod arm {
 
         #[inline]
         fn unpack(&self, d: f32, block: usize) -> neon::Block {
-            let (first, second) = self.q[block].unpack();
+            // SAFETY: NEON is part of the architecture.
+            let (first, second) = unsafe { Lookup::unpack_signed::<Neon, 1>([&self.q[block]]) };
             let scale = d * f32::from(self.scale(block));
-            neon::Block::new(first, second, scale)
+            neon::Block::new(first.register(), second.register(), scale)
         }
     }
 }

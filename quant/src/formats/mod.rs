@@ -6,7 +6,6 @@ mod codes;
 pub(crate) mod f16;
 pub(crate) mod f32;
 mod fit;
-mod five_bits;
 mod importance;
 pub(crate) mod iq4_nl;
 pub(crate) mod iq4_xs;
@@ -21,11 +20,62 @@ pub(crate) mod q4_k;
 pub(crate) mod q5_0;
 pub(crate) mod q5_1;
 pub(crate) mod q5_k;
+pub(crate) mod q6_0;
 pub(crate) mod q6_k;
 pub(crate) mod q8_0;
 mod scaled;
 
 use bytemuck::{AnyBitPattern, NoUninit};
+
+use crate::cpu::Simd;
+use crate::format::{Decode, Encode, Format};
+use crate::kernel::Kernel;
+use crate::rounding::Rounding;
+
+/// Every format but the [`REORDERED`](crate::REORDERED), most precise first. The device file of a format is named as its own.
+pub static FORMATS: [&Format; 17] = [
+    &f32::F32,
+    &f16::F16,
+    &bf16::BF16,
+    &q8_0::Q8_0,
+    &q6_k::Q6_K,
+    &q6_0::Q6_0,
+    &q5_1::Q5_1,
+    &q5_k::Q5_K,
+    &q5_0::Q5_0,
+    &q4_1::Q4_1,
+    &q4_k::Q4_K,
+    &iq4_nl::IQ4_NL,
+    &iq4_xs::IQ4_XS,
+    &q4_0::Q4_0,
+    &mxfp4::MXFP4,
+    &q3_k::Q3_K,
+    &q2_k::Q2_K,
+];
+
+/// A format of blocks of 32 numbers. On a GPU, codes are a multiple of 16 bytes, and the scales before them are apart.
+const fn format_of_32<B>(
+    name: &'static str,
+    ggml_type: u32,
+    encode: Encode,
+    decode: Decode,
+    kernel: fn(Simd) -> Kernel,
+) -> Format {
+    Format {
+        name,
+        ggml_type,
+        block_len: 32,
+        block_bytes: size_of::<B>(),
+        rounding: Some(Rounding::Blocks),
+        device_apart: 0..size_of::<B>() % 16,
+        code_tiles: false,
+        slot_tiles: false,
+        reordered: None,
+        encode,
+        decode,
+        kernel,
+    }
+}
 
 /// A half-precision number inside a block, which need not be aligned.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]

@@ -9,28 +9,14 @@ use bytemuck::{Pod, Zeroable};
 use std::arch::x86_64::*;
 
 use crate::format::Format;
-#[cfg(target_arch = "x86_64")]
-use crate::formats::codes::Codes;
-use crate::formats::codes::{Lookup, Table};
+use crate::formats::codes::{Codes, Lookup, Table};
+use crate::formats::encode_blocks;
 use crate::formats::fit::{extreme, low_byte};
 use crate::formats::scaled::{Scale, Scaled};
-use crate::formats::{decode_blocks, encode_blocks};
-use crate::kernel;
-use crate::rounding::Rounding;
 
 /// 4.25 bits per number: blocks of 32 4-bit floats with a power of two.
-pub static MXFP4: Format = Format {
-    name: "MXFP4",
-    ggml_type: 39,
-    block_len: 32,
-    block_bytes: size_of::<Block>(),
-    rounding: Some(Rounding::Blocks),
-    device_apart: 0..1,
-    reordered: None,
-    encode: |src, _, dst| encode_blocks(src, dst, encode),
-    decode: |src, dst| decode_blocks(src, dst, Block::decode),
-    kernel: kernel::integer::<Block>,
-};
+pub static MXFP4: Format =
+    Block::format("MXFP4", 39, |src, _, dst| encode_blocks(src, dst, encode));
 
 type Block = Scaled<Exponent, Lookup<Values>>;
 

@@ -21,6 +21,8 @@ pub static Q3_K: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 96..110,
+    code_tiles: false,
+    slot_tiles: false,
     reordered: None,
     encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

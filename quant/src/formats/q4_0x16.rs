@@ -5,7 +5,7 @@
 
 use crate::format::{Format, Reordered};
 use crate::formats::codes::Nibbles;
-use crate::formats::q4_0::{self, Block, Q4_0};
+use crate::formats::q4_0::{Block, Q4_0};
 use crate::formats::{Half, encode_blocks};
 use crate::kernel;
 use crate::rounding::Rounding;
@@ -18,6 +18,8 @@ pub(crate) static Q4_0X16: Format = Format {
     block_bytes: size_of::<Wide>(),
     rounding: Some(Rounding::Blocks),
     device_apart: 0..0,
+    code_tiles: false,
+    slot_tiles: false,
     reordered: Some(Reordered {
         of: &Q4_0,
         order: |bytes| {
@@ -78,7 +80,7 @@ impl Wide {
 
     fn encode(x: &[f32; 512]) -> Wide {
         let (blocks, _) = x.as_chunks::<32>();
-        Wide::new(&std::array::from_fn(|b| q4_0::encode(&blocks[b])))
+        Wide::new(&std::array::from_fn(|b| Block::encode_block(&blocks[b])))
     }
 
     #[inline]

@@ -21,6 +21,8 @@ pub static Q6_K: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 208..210,
+    code_tiles: true,
+    slot_tiles: true,
     reordered: None,
     encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

@@ -4,22 +4,13 @@ use crate::format::Format;
 use crate::formats::codes::SignedBytes;
 use crate::formats::fit::low_byte;
 use crate::formats::scaled::Scaled;
-use crate::formats::{Half, decode_blocks, encode_blocks};
-use crate::kernel;
-use crate::rounding::Rounding;
+use crate::formats::{Half, encode_blocks};
 
 /// 8.5 bits per number: blocks of 32 with one scale.
 pub static Q8_0: Format = Format {
-    name: "Q8_0",
-    ggml_type: 8,
-    block_len: 32,
-    block_bytes: size_of::<Block>(),
-    rounding: Some(Rounding::Blocks),
-    device_apart: 0..2,
-    reordered: None,
-    encode: |src, _, dst| encode_blocks(src, dst, encode),
-    decode: |src, dst| decode_blocks(src, dst, Block::decode),
-    kernel: kernel::integer::<Block>,
+    code_tiles: true,
+    slot_tiles: true,
+    ..Block::format("Q8_0", 8, |src, _, dst| encode_blocks(src, dst, encode))
 };
 
 type Block = Scaled<Half, SignedBytes>;

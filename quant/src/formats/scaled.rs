@@ -2,11 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Half;
 use super::codes::Codes;
-use super::fit::{self, Lanes};
+use super::fit::{self, Lanes, low_byte};
 use super::importance::{self, mean_square};
+use super::{Half, decode_blocks, encode_blocks, format_of_32};
 use crate::activations::Row;
+use crate::format::{Encode, Format};
+use crate::kernel;
 use crate::simd::scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -51,6 +53,12 @@ impl<S: Scale, C: Codes> Scaled<S, C> {
     /// Fails to compile if the parts need alignment.
     const PACKED: () = assert!(align_of::<Self>() == 1);
 
+    /// The format of these blocks.
+    pub(crate) const fn format(name: &'static str, ggml_type: u32, encode: Encode) -> Format {
+        let decode = |src: &[u8], dst: &mut [f32]| decode_blocks(src, dst, Self::decode);
+        format_of_32::<Self>(name, ggml_type, encode, decode, kernel::integer::<Self>)
+    }
+
     pub(crate) fn decode(&self) -> [f32; 32] {
         let () = Self::PACKED;
         let d = self.d.value();
@@ -64,22 +72,40 @@ impl<S: Scale, C: Codes> Scaled<S, C> {
 }
 
 impl<C: Codes> Scaled<Half, C> {
-    /// Encodes a row with the mean squares of its inputs; `pack` takes codes of `0..2 * half`.
-    pub(crate) fn encode_row(
-        row: &[f32],
-        inputs: &[f32],
-        dst: &mut [u8],
-        half: u8,
-        pack: impl Fn([u8; 32]) -> C,
-    ) {
-        let spread = Lanes::all(mean_square(row));
-        importance::encode_eights(row, Some(inputs), dst, |x, inputs| {
+    /// Encodes blocks such that the number of largest magnitude (the first of equals) becomes code 0, the lowest one, exactly; a row
+    /// with the mean squares of its inputs by [`Scaled::fit`].
+    pub(crate) fn encode(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
+        match importance {
+            Some(_) => Self::fit(src, importance, dst),
+            None => encode_blocks(src, dst, Self::encode_block),
+        }
+    }
+
+    /// As [`Scaled::encode`] without inputs.
+    pub(crate) fn encode_block(x: &[f32; 32]) -> Self {
+        let (half, largest) = (f32::from(C::OFFSET), C::LARGEST as i8);
+        let d = fit::extreme(x) / -half;
+        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+        let code = |x: f32| (low_byte(x * inverse + (half + 0.5)) as i8).min(largest) as u8;
+        Scaled {
+            d: Half::from_f32(d),
+            q: C::pack(x.map(code)),
+        }
+    }
+
+    /// Encodes with the scales of least weighted error: of a row with the mean squares of its inputs, or of any number of rows without.
+    pub(crate) fn fit(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
+        let spread = Lanes::all(mean_square(src));
+        importance::encode_eights(src, importance, dst, |x, inputs| {
             let x = fit::columns::<32>(x);
-            let weights = importance::weights(&x, inputs.unwrap_or_default(), spread);
-            let fit = fit::fit_symmetric(&x, &weights, half);
+            let weights = match inputs {
+                Some(inputs) => importance::weights(&x, inputs, spread),
+                None => fit::squares(&x),
+            };
+            let fit = fit::fit_symmetric(&x, &weights, C::OFFSET as u8);
             std::array::from_fn(|j| Scaled {
                 d: Half::from_f32(fit.scale.0[j]),
-                q: pack(fit.codes_of(j)),
+                q: C::pack(fit.codes_of(j)),
             })
         });
     }
@@ -154,6 +180,7 @@ impl<C: Codes> Scaled<Half, C> {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Codes, Scale, Scaled};
+    use crate::simd::register::{Avx2, Avx512};
     use crate::simd::{avx2, avx512};
 
     impl<S: Scale, C: Codes> avx512::Integer for Scaled<S, C> {
@@ -172,9 +199,10 @@ mod x86 {
             // SAFETY: the chunk is valid and blocks need no alignment; the level has these instructions.
             unsafe {
                 let blocks = &*chunk;
-                let [a, b, c, d] = blocks;
-                let (first, second) = C::unpack_512([&a.q, &b.q, &c.q, &d.q]);
-                avx512::Group::new(first, second, S::lanes_512(blocks))
+                let codes = blocks.each_ref().map(|block| &block.q);
+                let (first, second) = C::unpack::<Avx512, 4>(codes);
+                let scales = S::lanes_512(blocks);
+                avx512::Group::new(first.register(), second.register(), scales)
             }
         }
     }
@@ -197,25 +225,37 @@ mod x86 {
             // SAFETY: the chunk is valid and blocks need no alignment; the level has these instructions.
             unsafe {
                 let [a, b] = &*chunk;
-                let (first, second) = C::unpack_256([&a.q, &b.q]);
-                avx2::Pair::new(first, second, S::lanes_256([a.d, b.d]))
+                let (first, second) = if C::SIGNED {
+                    C::unpack_signed::<Avx2, 2>([&a.q, &b.q])
+                } else {
+                    C::unpack::<Avx2, 2>([&a.q, &b.q])
+                };
+                let scales = S::lanes_256([a.d, b.d]);
+                avx2::Pair::new(first.register(), second.register(), scales)
             }
         }
     }
 }
 
 #[cfg(target_arch = "aarch64")]
-impl<S: Scale, C: Codes> crate::simd::neon::Integer for Scaled<S, C> {
-    type Header = ();
+mod arm {
+    use super::{Codes, Scale, Scaled};
+    use crate::simd::neon::{Block, Integer};
+    use crate::simd::register::Neon;
 
-    const BLOCKS: usize = 1;
+    impl<S: Scale, C: Codes> Integer for Scaled<S, C> {
+        type Header = ();
 
-    #[inline]
-    fn header(&self) {}
+        const BLOCKS: usize = 1;
 
-    #[inline]
-    fn unpack(&self, _: (), _: usize) -> crate::simd::neon::Block {
-        let (first, second) = self.q.unpack();
-        crate::simd::neon::Block::new(first, second, self.d.value())
+        #[inline]
+        fn header(&self) {}
+
+        #[inline]
+        fn unpack(&self, _: (), _: usize) -> Block {
+            // SAFETY: NEON is part of the architecture.
+            let (first, second) = unsafe { C::unpack_signed::<Neon, 1>([&self.q]) };
+            Block::new(first.register(), second.register(), self.d.value())
+        }
     }
 }

@@ -34,7 +34,7 @@ const OF_NAME: usize = 256;
 pub struct Gguf {
     name: String,
     /// The files that it lies in: one, or the parts of a split one.
-    files: Vec<Part>,
+    files: Vec<PartFile>,
     metadata: Vec<(String, Value)>,
     keys: HashMap<String, usize>,
     tensors: Vec<TensorInfo>,
@@ -45,7 +45,7 @@ pub struct Gguf {
 }
 
 /// A file, and how many of all tensors lie in it and those before it.
-struct Part {
+struct PartFile {
     bytes: Bytes,
     data: Range<usize>,
     tensors_end: usize,
@@ -136,7 +136,7 @@ impl Gguf {
         }
         self.used_tensors
             .resize_with(self.tensors.len(), AtomicBool::default);
-        self.files.push(Part {
+        self.files.push(PartFile {
             bytes,
             data,
             tensors_end: self.tensors.len(),

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
 use crate::error::{Error, Result};
-use crate::format::{BF16, F16, F32, Format};
 use crate::json::{ask_room_for_json, read_json, values_at_most};
 use crate::regular_file::read_file;
 use crate::storage::{Bytes, FileAccess, Tensor};
 use crate::stray::stray;
+use crate::{BF16, F16, F32, Format};
 use quantized::Packing;
 
 const SINGLE: &str = "model.safetensors";

@@ -18,8 +18,8 @@ use safetensors::tensor::Dtype;
 
 use super::Entry;
 use crate::error::{Error, Result};
-use crate::format::{F16, F32, Format};
 use crate::storage::{Bytes, Tensor};
+use crate::{F16, F32, Format};
 
 /// Suffixes of tensors that scale activations, which are not quantized here.
 const OF_ACTIVATIONS: [&str; 9] = [

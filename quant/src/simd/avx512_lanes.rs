@@ -55,7 +55,7 @@ unsafe fn in_lanes(codes: *const i8) -> [[__m512i; 4]; 2] {
 
 /// Blocks of inputs that are in lanes at once.
 const PART: usize = 32;
-/// Tokens multiplied with a row while it is in the L1 cache.
+/// Most tokens that meet a row at once.
 const TOKENS: usize = 4;
 
 /// A part of a token's input in lanes.
@@ -65,7 +65,7 @@ struct InputPart {
     starts: [__m512i; PART],
 }
 
-/// One row after another, in the order of memory, each with up to four tokens.
+/// Up to four tokens at a time, which share the codes of a row while these are in registers.
 ///
 /// # Safety
 /// As for [`Kernel`](crate::kernel::Kernel).
@@ -73,32 +73,77 @@ struct InputPart {
 pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
     let mut parts = [const { MaybeUninit::<InputPart>::uninit() }; TOKENS];
     let blocks = product.row_bytes / size_of::<Wide>();
-    for first in (0..product.tokens()).step_by(TOKENS) {
-        let parts = &mut parts[..(product.tokens() - first).min(TOKENS)];
-        for from in (0..blocks).step_by(PART) {
-            let steps = (blocks - from).min(PART);
+    for token in (0..product.tokens()).step_by(TOKENS) {
+        let parts = &mut parts[..(product.tokens() - token).min(TOKENS)];
+        for first in (0..blocks).step_by(PART) {
+            let blocks = first..blocks.min(first + PART);
             for (t, part) in parts.iter_mut().enumerate() {
-                let codes = &product.input(first + t).codes[from * 32 * LANES..];
+                let codes = &product.input(token + t).codes;
+                let codes = &codes[blocks.start * 32 * LANES..blocks.end * 32 * LANES];
                 // SAFETY: the caller vouches for the level.
-                unsafe { prepare(&codes[..steps * 32 * LANES], part) };
+                unsafe { prepare(codes, part) };
             }
-            for row in rows.clone() {
-                let row_bytes = &product.weights[row * product.row_bytes..][..product.row_bytes];
-                let weights = &row_bytes[from * size_of::<Wide>()..][..steps * size_of::<Wide>()];
-                for (t, part) in parts.iter().enumerate() {
-                    let x = product.input(first + t);
-                    let scales = &x.scales[from * LANES..];
-                    let out = product
-                        .out
-                        .wrapping_add((first + t) * product.out_stride + row);
-                    // SAFETY: `prepare` wrote the part's first `steps` blocks, and the caller vouches for this element.
-                    unsafe {
-                        let dot = dot(weights, part, scales, t == 0);
-                        out.write(if from == 0 { dot } else { out.read() + dot });
+            let (rows, place) = (rows.clone(), (token, blocks));
+            // SAFETY: `prepare` wrote these blocks of each part, and the caller vouches for the rows, the tokens and the level.
+            unsafe {
+                match *parts {
+                    [ref a, ref b, ref c, ref d] => {
+                        part_of_rows(product, rows, place, [a, b, c, d])
                     }
+                    [ref a, ref b, ref c] => part_of_rows(product, rows, place, [a, b, c]),
+                    [ref a, ref b] => part_of_rows(product, rows, place, [a, b]),
+                    _ => part_of_rows(product, rows, place, [&parts[0]]),
                 }
-            }
+            };
         }
+    }
+}
+
+/// The products of some blocks of rows with the same blocks of T tokens. One token meets one row after another, in the order of memory; more
+/// meet two rows at once.
+///
+/// # Safety
+/// The CPU has AVX-512 with VNNI, the parts hold these blocks, and no other thread accesses the rows' products with the tokens.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
+unsafe fn part_of_rows<const T: usize>(
+    product: &Product,
+    rows: Range<usize>,
+    (token, blocks): (usize, Range<usize>),
+    parts: [&MaybeUninit<InputPart>; T],
+) {
+    let scales = std::array::from_fn(|t| {
+        &product.input(token + t).scales[blocks.start * LANES..blocks.end * LANES]
+    });
+    let weights = |row: usize| {
+        let bytes = &product.weights[row * product.row_bytes..][..product.row_bytes];
+        &bytes[blocks.start * size_of::<Wide>()..blocks.end * size_of::<Wide>()]
+    };
+    let write = |row: usize, dots: [f32; T]| {
+        for (t, dot) in dots.into_iter().enumerate() {
+            let column = (token + t) * product.out_stride + row;
+            let out = product.out.wrapping_add(column);
+            // SAFETY: the caller vouches for this element.
+            unsafe {
+                out.write(if blocks.start == 0 {
+                    dot
+                } else {
+                    out.read() + dot
+                })
+            };
+        }
+    };
+    let mut row = rows.start;
+    while T > 1 && row + 2 <= rows.end {
+        // SAFETY: as the caller vouches.
+        let dots = unsafe { dots([weights(row), weights(row + 1)], parts, scales) };
+        write(row, dots[0]);
+        write(row + 1, dots[1]);
+        row += 2;
+    }
+    for row in row..rows.end {
+        // SAFETY: as above.
+        let [dots] = unsafe { dots([weights(row)], parts, scales) };
+        write(row, dots);
     }
 }
 
@@ -124,45 +169,64 @@ unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<InputPart>) {
     }
 }
 
-/// The product of a part of a row with the same part of a token, whose blocks have these scales.
+/// The products of parts of R rows with the same parts of T tokens, whose blocks have these scales. A product's bits do not depend on R and T.
 ///
 /// # Safety
-/// The CPU has AVX-512 with VNNI, and the part has at least as many initialized blocks as
-/// `weights`.
+/// The CPU has AVX-512 with VNNI, and each part has at least as many initialized blocks as each of `weights`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 #[inline]
-unsafe fn dot(
-    weights: &[u8],
-    part: &MaybeUninit<InputPart>,
-    scales: &[f32],
-    is_first: bool,
-) -> f32 {
-    let steps = weights.len() / size_of::<Wide>();
-    assert!(steps <= PART && steps * LANES <= scales.len());
-    let low = _mm512_set1_epi8(15);
-    let mut sum = _mm512_setzero_ps();
+unsafe fn dots<const R: usize, const T: usize>(
+    weights: [&[u8]; R],
+    parts: [&MaybeUninit<InputPart>; T],
+    scales: [&[f32]; T],
+) -> [[f32; T]; R] {
+    // Sums of integers may be split as one likes: a lone product waits less for two.
+    let second_chain = if R * T == 1 { 1 } else { 0 };
+    let steps = weights[0].len() / size_of::<Wide>();
+    let fits = |scales: &&[f32]| steps * LANES <= scales.len();
+    assert!(steps <= PART && scales.iter().all(fits));
+    assert!(weights.iter().all(|row| row.len() == weights[0].len()));
+    let (low, zero) = (_mm512_set1_epi8(15), _mm512_setzero_si512());
+    let mut sums = [[_mm512_setzero_ps(); T]; R];
     for step in 0..steps {
-        let wide = weights.as_ptr().cast::<Wide>().wrapping_add(step);
-        if is_first {
-            prefetch(wide.wrapping_byte_add(AHEAD), 1);
+        let wide = weights.map(|row| row.as_ptr().cast::<Wide>().wrapping_add(step));
+        for row in wide {
+            prefetch(row.wrapping_byte_add(AHEAD), 1);
         }
-        // SAFETY: block `step` of the weights and of the part, whose numbers were compared above.
+        // SAFETY: block `step` of the weights and of the parts, whose numbers were compared above.
         unsafe {
-            let part = part.as_ptr();
-            let scale = _mm512_cvtph_ps(_mm256_loadu_si256((&raw const (*wide).d).cast()));
-            let mut dots = [(*part).starts[step], _mm512_setzero_si512()];
-            let [firsts, seconds] = &(*part).codes[step];
-            for j in 0..4 {
-                let q = _mm512_loadu_si512((&raw const (*wide).q[j]).cast());
-                let first = _mm512_and_si512(q, low);
-                let second = _mm512_and_si512(_mm512_srli_epi16::<4>(q), low);
-                dots[0] = _mm512_dpbusd_epi32(dots[0], first, firsts[j]);
-                dots[1] = _mm512_dpbusd_epi32(dots[1], second, seconds[j]);
+            let parts = parts.map(MaybeUninit::as_ptr);
+            let mut dots = [[[zero; 2]; T]; R];
+            for r in 0..R {
+                for t in 0..T {
+                    dots[r][t][0] = (*parts[t]).starts[step];
+                }
             }
-            let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
-            let scales = _mm512_loadu_ps(scales.as_ptr().add(step * LANES));
-            sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, scales), sum);
+            for j in 0..4 {
+                let q = wide.map(|row| _mm512_loadu_si512((&raw const (*row).q[j]).cast()));
+                for t in 0..T {
+                    let [firsts, seconds] = &(*parts[t]).codes[step];
+                    for r in 0..R {
+                        let first = _mm512_and_si512(q[r], low);
+                        let second = _mm512_and_si512(_mm512_srli_epi16::<4>(q[r]), low);
+                        let dots = &mut dots[r][t];
+                        dots[0] = _mm512_dpbusd_epi32(dots[0], first, firsts[j]);
+                        let chain = &mut dots[second_chain];
+                        *chain = _mm512_dpbusd_epi32(*chain, second, seconds[j]);
+                    }
+                }
+            }
+            for r in 0..R {
+                let scale = _mm256_loadu_si256((&raw const (*wide[r]).d).cast());
+                let scale = _mm512_cvtph_ps(scale);
+                for t in 0..T {
+                    let [first, second] = dots[r][t];
+                    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(first, second));
+                    let scales = _mm512_loadu_ps(scales[t].as_ptr().add(step * LANES));
+                    sums[r][t] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, scales), sums[r][t]);
+                }
+            }
         }
     }
-    _mm512_reduce_add_ps(sum)
+    sums.map(|sums| sums.map(|sum| _mm512_reduce_add_ps(sum)))
 }

@@ -21,6 +21,7 @@ pub(crate) mod float_panel;
 pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_panel;
+pub(crate) mod register;
 pub(crate) mod scalar;
 
 use crate::activations::RowMut;

@@ -3,6 +3,7 @@
 //     cc -O2 -DNDEBUG -I GGML/include -I GGML/src make_vectors.c GGML/src/ggml-quants.c ... -lm -o make_vectors
 //     ./make_vectors FOLDER
 //
+// Q6_0's were made by ik_llama.cpp's quantize_row_q6_0_impl and dequantize_row_q6_0 (commit 8337e4c) with ggml's make_qx_quants,
 // without flags that allow fused multiply-adds, as ggml builds these functions for x86-64. Files:
 //     rows.values    f32: rows of 256 numbers, ordinary and awkward
 //     NAME.encoded   what ggml's quantize_NAME makes of them without an importance matrix

@@ -1,13 +1,17 @@
 //! A JSON object whose values are read with errors that name the file and the key.
 
+mod written;
+
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use waterline_quant::read_json;
+
+pub(crate) use written::{changed, in_short};
 
 use crate::error::{Error, Result};
 
@@ -466,36 +470,6 @@ fn quote_non_finite(text: &[u8]) -> Cow<'_, [u8]> {
 pub(crate) const LARGEST: usize = 1 << 24;
 /// Largest number of layers.
 pub(crate) const DEEPEST: usize = 1 << 16;
-
-/// Those fields of an object that differ from the usual ones.
-pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
-    let fields = match value {
-        Value::Object(fields) => fields,
-        _ => Map::new(),
-    };
-    let differs = |(key, value): &(String, Value)| usual.get(key) != Some(value);
-    fields.into_iter().filter(differs).collect()
-}
-
-/// The value, with each number that is an f32 in its shortest form: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
-pub(crate) fn in_short(value: Value) -> Value {
-    match value {
-        Value::Object(fields) => {
-            let fields = fields.into_iter();
-            Value::Object(fields.map(|(key, x)| (key, in_short(x))).collect())
-        }
-        Value::Array(values) => values.into_iter().map(in_short).collect(),
-        Value::Number(number) if number.is_f64() => {
-            let exact = number.as_f64().unwrap_or_default();
-            let short = (exact as f32).to_string().parse::<f64>();
-            match short {
-                Ok(short) if f64::from(exact as f32) == exact => json!(short),
-                _ => Value::Number(number),
-            }
-        }
-        other => other,
-    }
-}
 
 #[cfg(test)]
 #[path = "config_tests.rs"]

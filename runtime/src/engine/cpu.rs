@@ -212,6 +212,20 @@ impl Engine for CpuEngine {
         self.copied.take().ok_or_else(no_copy)
     }
 
+    fn copy_out(
+        &mut self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let mut rest = bytes;
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            to.copy_from_slice(&self.arena.bytes()[part]);
+            rest = after;
+        }
+        Ok(())
+    }
+
     fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {
         for (part, bytes) in copies {
             self.arena.bytes_mut()[part].copy_from_slice(bytes);

@@ -107,6 +107,13 @@ pub(crate) trait Engine: Send {
     /// Ends the copy that was begun.
     fn end_copy(&mut self) -> Result<StateCopy>;
 
+    /// Copies parts of the state, one after the other, to `bytes`, which they fill.
+    fn copy_out(
+        &mut self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &mut [u8],
+    ) -> Result<()>;
+
     /// Replaces parts of the state by bytes of the same length.
     fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()>;
 

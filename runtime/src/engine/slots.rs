@@ -1,7 +1,8 @@
 //! Tokens in the slots of a batch, which a program reads with the bits of steps.
 //!
-//! An op that treats every token alike runs over all slots as over a chunk; every other op runs slot by slot, on a copy of the
-//! columns that it names. Products sum in the order of a step, however many slots there are.
+//! An op that treats every token alike runs over all slots as over a chunk, and so does one whose chunks have the bits of steps, if all slots
+//! are tokens of one state; every other op runs slot by slot, on a copy of the columns that it names. Products sum in the order of a step,
+//! however many slots there are.
 
 use std::sync::Arc;
 
@@ -16,6 +17,11 @@ use crate::state::{Arena, HEADER};
 pub(super) trait States {
     /// The state of slot `row`, and the tokens that it has read.
     fn state(&mut self, row: usize) -> (&mut Arena, u64);
+
+    /// Whether all slots are tokens of one state, one after the other.
+    fn is_one(&self) -> bool {
+        false
+    }
 }
 
 /// Memory to read several tokens at once.
@@ -23,21 +29,24 @@ pub(super) struct Slots {
     pub workspace: Workspace,
     /// Buffers of one slot.
     one: Buffers,
-    ops: Vec<Step>,
-    /// The columns that ops with a state read of each slot, if they are saved: `[most, Step::width]` of each.
+    ops: Vec<SlotOp>,
+    /// The columns that ops with a state read of each slot, if they are saved: `[most, SlotOp::width]` of each.
     saved: Vec<f32>,
     most: usize,
 }
 
-/// The operands of an op, and whether it treats every token alike.
-struct Step {
+/// The operands of an op, and which slots it can read at once.
+struct SlotOp {
     access: Access,
+    /// All slots, of any states.
     is_tokenwise: bool,
+    /// All slots of one state.
+    reads_chunks: bool,
     /// Columns that are saved of each slot: all that the op reads, if it changes a state.
     width: usize,
 }
 
-impl Step {
+impl SlotOp {
     fn new(op: &dyn Op, saves: bool) -> Self {
         let access = op.access();
         let width = if saves && access.changes_state() {
@@ -45,8 +54,9 @@ impl Step {
         } else {
             0
         };
-        Step {
+        SlotOp {
             is_tokenwise: op.is_tokenwise(),
+            reads_chunks: op.reads_chunks_as_steps() && width == 0,
             access,
             width,
         }
@@ -56,8 +66,8 @@ impl Step {
 impl Slots {
     /// Allocates for up to `most` tokens, and if it `saves` the columns that ops with a state read, for [`Slots::repeat`].
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize, saves: bool) -> Result<Self> {
-        let ops = program.ops.iter().map(|op| Step::new(&**op, saves));
-        let ops: Vec<Step> = ops.collect();
+        let ops = program.ops.iter().map(|op| SlotOp::new(&**op, saves));
+        let ops: Vec<SlotOp> = ops.collect();
         Ok(Slots {
             workspace: Workspace::new(program, pool, most)?.in_step_order(),
             one: Buffers::new(&widths(program), 1)?,
@@ -70,7 +80,7 @@ impl Slots {
     /// Bytes of working memory that [`Slots::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, most: usize, saves: bool) -> usize {
         let one = widths(program).iter().sum::<usize>();
-        let saved = program.ops.iter().map(|op| Step::new(&**op, saves).width);
+        let saved = program.ops.iter().map(|op| SlotOp::new(&**op, saves).width);
         let floats = one + saved.sum::<usize>() * most;
         Workspace::plan(program, threads, most) + floats * size_of::<f32>()
     }
@@ -87,7 +97,7 @@ impl Slots {
         for (op, step) in program.ops.iter().zip(&self.ops) {
             let saved;
             (saved, rest) = rest.split_at_mut(step.width * self.most);
-            if step.is_tokenwise {
+            if step.is_tokenwise || step.reads_chunks && states.is_one() {
                 let (arena, position) = states.state(0);
                 op.run(&mut self.workspace.frame(arena, tokens, position));
                 continue;
@@ -155,6 +165,10 @@ impl<'a> OneState<'a> {
 impl States for OneState<'_> {
     fn state(&mut self, row: usize) -> (&mut Arena, u64) {
         (self.arena, self.position + row as u64)
+    }
+
+    fn is_one(&self) -> bool {
+        true
     }
 }
 

@@ -66,10 +66,10 @@ impl Batch {
         self.check(sessions)?;
         self.tokens.clear();
         for session in sessions.iter_mut() {
-            session.check(&[0])?;
             if session.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });
             }
+            session.make_room()?;
         }
         if sessions.is_empty() {
             return Ok(&self.tokens);
@@ -92,13 +92,16 @@ impl Batch {
     /// # Errors
     /// As of [`Batch::step`], and [`Error::Invalid`] unless each session has a token.
     pub fn feed(&mut self, sessions: &mut [&mut Session], tokens: &[u32]) -> Result<()> {
-        self.check(sessions)?;
+        self.check_sessions(sessions)?;
         if tokens.len() != sessions.len() {
             let reason = format!("{} for {} sessions", tokens.len(), sessions.len());
             return Err(Error::invalid("tokens", reason));
         }
         for (session, &token) in sessions.iter().zip(tokens) {
             session.check(&[token])?;
+        }
+        for session in sessions.iter_mut() {
+            session.make_room()?;
         }
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
@@ -116,7 +119,16 @@ impl Batch {
         }
     }
 
-    fn check(&self, sessions: &[&mut Session]) -> Result<()> {
+    /// Fails where a step of these sessions would, before their tokens are chosen.
+    ///
+    /// # Errors
+    /// As of [`Batch::step`].
+    pub fn check(&self, sessions: &[&mut Session]) -> Result<()> {
+        self.check_sessions(sessions)?;
+        sessions.iter().try_for_each(|session| session.check(&[0]))
+    }
+
+    fn check_sessions(&self, sessions: &[&mut Session]) -> Result<()> {
         let wrong = |reason: String| Err(Error::invalid("batch", reason));
         if sessions.len() > self.most {
             return wrong(format!(

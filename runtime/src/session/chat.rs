@@ -73,12 +73,20 @@ impl Chat {
         self.turns.options().thinking
     }
 
-    /// Sets, from the next message on, whether the template requests a thought before the answer. Templates without such a switch
-    /// ignore it.
+    /// Sets, from the next message on, whether the template requests a thought before the answer. A template without
+    /// [such a switch](Chat::has_thinking_switch) ignores it.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         let mut options = self.turns.options().clone();
         options.thinking = thinking;
         self.turns.set_options(options)
+    }
+
+    /// Whether the template has a switch for [`Chat::set_thinking`]: with it on and off, a question is rendered differently.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template cannot render a question.
+    pub fn has_thinking_switch(&self) -> Result<bool> {
+        self.turns.has_thinking_switch()
     }
 
     /// Names the functions that the model may call, as JSON schemas, from the next message on.
@@ -162,10 +170,11 @@ impl Chat {
             return Ok(read);
         }
         let history = self.turns.history(&messages, true, &mut self.runs)?;
+        session.keep_first(history.instructions);
         let read = session.read_history_with(&history.tokens, &history.borders, progress)?;
         self.replace_messages(messages);
         self.answer = Some(Answer {
-            position: history.tokens.len() as u64,
+            position: session.position(),
             tail: history.tail,
         });
         let count = self.messages.len();

@@ -126,8 +126,10 @@ impl Generation {
         })
     }
 
-    /// Lets it choose only tokens by which the answer fits a grammar.
+    /// Lets it choose only tokens by which the answer fits a grammar, after whose end it ends, whatever
+    /// [`GenerateOptions::stop_at_eos`] says.
     pub fn constrain(&mut self, constraint: Constraint) {
+        self.ends.extend(constraint.ends());
         self.choice.constraint = Some(constraint);
     }
 
@@ -266,7 +268,7 @@ impl Generation {
         let token = self.choose_with(session, hook)?;
         let logprob = if self.logprobs {
             let logits = session.logits()?;
-            Some(LogSoftmax::new(logits).of(logits[token as usize]))
+            Some(LogSoftmax::new(logits).log_probability(logits[token as usize]))
         } else {
             None
         };
@@ -287,6 +289,7 @@ impl Generation {
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,
     ) -> Result<u32> {
+        session.make_room()?;
         let token = self.choice.choose(session, None, hook)?;
         self.choice.take(token)?;
         Ok(token)

@@ -46,6 +46,11 @@ impl Session {
         mut progress: impl FnMut(usize, usize),
     ) -> Result<HistoryRead> {
         self.check_from(0, tokens)?;
+        let compacted = self.compacted(tokens);
+        let (tokens, borders) = match &compacted {
+            Some(kept) => (&kept[..], &[][..]),
+            None => (tokens, borders),
+        };
         let reused = self.go_back(tokens)?;
         let (total, store) = (tokens.len() - reused, self.options.store.clone());
         let grid = self.options.grid();
@@ -125,7 +130,7 @@ impl Session {
     }
 
     /// Forgets what was read, but not the random numbers.
-    fn forget(&mut self) -> Result<()> {
+    pub(super) fn forget(&mut self) -> Result<()> {
         let random = self.random();
         self.reset()?;
         self.set_random(random);

@@ -19,7 +19,7 @@ impl LogSoftmax {
     }
 
     /// The log-probability, base e, of a token with this logit.
-    pub fn of(&self, logit: f32) -> f32 {
+    pub fn log_probability(&self, logit: f32) -> f32 {
         (f64::from(logit - self.max) - self.log_sum) as f32
     }
 }

@@ -4,6 +4,7 @@ mod batch;
 mod chat;
 mod checkpoints;
 pub(crate) mod choice;
+mod full;
 mod generate;
 mod history;
 mod log_softmax;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 pub use batch::Batch;
 pub use chat::Chat;
+use full::Full;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 pub use history::HistoryRead;
 #[doc(hidden)]
@@ -87,12 +89,14 @@ pub struct Session {
     /// True if some attention reads the whole context.
     bounded: bool,
     speculation: Option<Speculation>,
+    full: Full,
 }
 
 impl Session {
     /// Allocates a session on `model`.
     pub fn new(model: Arc<Model>, mut options: SessionOptions) -> Result<Self> {
         options.chunk = options.chunk_size(&model)?;
+        options.state = options.state(&model);
         Speculation::check(&model, &options)?;
         let pool = match &options.pool {
             Some(pool) => Arc::clone(pool),
@@ -114,6 +118,7 @@ impl Session {
     ) -> Result<Self> {
         Ok(Session {
             speculation: Speculation::new(&model, &*engine, &options)?,
+            full: Full::new(&model, &options)?,
             marks: vec![None; options.marks],
             reading: Reading::new(),
             engine,
@@ -130,14 +135,16 @@ impl Session {
     /// [`Session::work_bytes`] report afterwards.
     pub fn plan(model: &Model, options: &SessionOptions) -> Result<SessionPlan> {
         let chunk = options.chunk_size(model)?;
-        let state_bytes = model.plan(&options.state)?.bytes();
+        let state_bytes = model.plan(&options.state(model))?.bytes();
         let threads = match (&options.pool, options.threads) {
             (Some(pool), _) => pool.threads(),
             (None, 0) => physical_cores(),
             (None, threads) => threads,
         };
         let (ahead, states) = Speculation::plan(model, threads, options)?;
-        let work = plan_reading(model.program(), threads, chunk, options.exact) + ahead;
+        let work = plan_reading(model.program(), threads, chunk, options.exact)
+            + ahead
+            + Full::plan(model, options)?;
         Ok(SessionPlan {
             state_bytes,
             work_bytes: work.saturating_add(state_bytes.saturating_mul(options.marks + states)),
@@ -176,7 +183,8 @@ impl Session {
         let buffers = self.engine.work_bytes();
         let ahead = self.speculation.as_ref();
         let states = self.marks.len() + usize::from(ahead.is_some());
-        buffers + states * self.state_bytes() + ahead.map_or(0, Speculation::bytes)
+        let others = self.full.bytes() + ahead.map_or(0, Speculation::bytes);
+        buffers + states * self.state_bytes() + others
     }
 
     /// Bytes of a device's memory that hold the weights, this session's state and its working memory; 0 on the CPU.
@@ -352,7 +360,9 @@ impl Session {
             if cancelled {
                 break;
             }
-            chunk = (tokens.len() - fed).min(self.options.chunk).min(cut(fed));
+            self.make_room()?;
+            let most = self.options.chunk.min(self.room());
+            chunk = (tokens.len() - fed).min(most).min(cut(fed));
             let piece = &tokens[fed..fed + chunk];
             self.engine.read(piece)?;
             self.advance(piece);
@@ -380,31 +390,6 @@ impl Session {
         let end = position + tokens.len() as u64;
         self.reading
             .advance(tokens, Some(end).filter(|_| !self.options.exact));
-    }
-
-    fn check(&self, tokens: &[u32]) -> Result<()> {
-        self.check_from(self.position(), tokens)
-    }
-
-    /// Refuses tokens that a session at `position` could not read.
-    fn check_from(&self, position: u64, tokens: &[u32]) -> Result<()> {
-        let vocab = self.model.spec().vocab;
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
-            return Err(Error::invalid(
-                format!("token {token}"),
-                format!("expected a token below {vocab}, the size of the model's vocabulary"),
-            ));
-        }
-        let context = self.options.state.context;
-        let refuse = self.bounded && self.options.context_end == ContextEnd::Refuse;
-        if refuse && position + tokens.len() as u64 > context as u64 {
-            return Err(Error::ContextFull {
-                context,
-                position,
-                requested: tokens.len(),
-            });
-        }
-        Ok(())
     }
 
     /// Chooses a token from the last logits, without reading it.
@@ -464,11 +449,13 @@ impl Session {
             if self.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });
             }
+            self.make_room()?;
             let token = self.engine.step(self.sampler.params());
             let token = token.map_err(|error| self.about_cache(error))?;
             self.advance(&[token]);
             return Ok(token);
         }
+        self.make_room()?;
         let random = self.random();
         let token = self.sample()?;
         if let Err(error) = self.feed(&[token]) {
@@ -491,6 +478,7 @@ impl Session {
     /// As [`Session::step`].
     pub fn time_step(&mut self) -> Result<Option<Vec<OpTime>>> {
         self.check(&[0])?;
+        self.make_room()?;
         let Some((token, times)) = self.engine.time_step()? else {
             return Ok(None);
         };

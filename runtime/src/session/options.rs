@@ -17,14 +17,21 @@ const LARGEST_CHUNK: usize = 1 << 16;
 /// it reads pieces of 256 tokens at a quarter of its speed, without any checkpoints.
 const GRID: usize = 256;
 
+/// First tokens that attention needs even where they say nothing (StreamingLLM, arXiv 2309.17453).
+const SINKS: usize = 4;
+
 /// Behaviour when full attention's context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContextEnd {
     /// [`crate::Error::ContextFull`], and nothing is read.
     #[default]
     Refuse,
-    /// The oldest tokens drop out of view.
-    DropOldest,
+    /// Attention forgets the oldest tokens but the first [`SessionOptions::keep`]; recurrent layers go on as before. Nothing is read again.
+    Shift,
+    /// The session becomes one that has read the first [`SessionOptions::keep`] tokens and the last ones, as many as fill half of the rest
+    /// of the context: they are read again, and positions count from there. What lay between them is forgotten, by recurrent layers too.
+    /// The session's history holds at least its context.
+    Compact,
 }
 
 /// User options of a session.
@@ -35,6 +42,9 @@ pub struct SessionOptions {
     pub state: StateOptions,
     /// At the end of the context.
     pub context_end: ContextEnd,
+    /// First tokens that stay when a context is full, fewer than half of it; of a conversation its instructions do, too. Attention over
+    /// blocks of its context ([`Model::keeps_first_tokens`]) keeps none when it shifts.
+    pub keep: usize,
     /// Most tokens that are read at once, at most 65536; 0 means what suits the device: 256 on the CPU, 2048 on a GPU.
     pub chunk: usize,
     /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
@@ -67,6 +77,15 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
+    /// The state of a session on `model`: a context that is compacted is read again from the history.
+    pub(super) fn state(&self, model: &Model) -> StateOptions {
+        let mut state = self.state;
+        if self.context_end == ContextEnd::Compact && model.reads_context() {
+            state.history = state.history.max(state.context);
+        }
+        state
+    }
+
     /// The most tokens that are read at once.
     ///
     /// # Errors
@@ -122,6 +141,7 @@ impl Default for SessionOptions {
         SessionOptions {
             state: StateOptions::default(),
             context_end: ContextEnd::Refuse,
+            keep: SINKS,
             chunk: 0,
             threads: 0,
             pool: None,

@@ -35,6 +35,7 @@ impl Session {
             engine,
         )?;
         fork.reading = self.reading;
+        fork.full.keep = self.full.keep;
         Ok(fork)
     }
 

@@ -23,17 +23,17 @@ pub(super) const MOST_DRAFT: usize = 64;
 
 /// Where drafts come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
+enum Drafter {
     Lookup,
     Mtp,
 }
 
 /// The source of the drafts of a session with such options on `model`, and how long they are; none without drafts.
-fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usize)>> {
+fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Drafter, usize)>> {
     let (source, name, draft) = match (options.lookup, options.mtp) {
         (0, 0) => return Ok(None),
-        (draft, 0) => (Source::Lookup, "lookup", draft),
-        (0, draft) => (Source::Mtp, "mtp", draft),
+        (draft, 0) => (Drafter::Lookup, "lookup", draft),
+        (0, draft) => (Drafter::Mtp, "mtp", draft),
         _ => return Err(Error::invalid("lookup and mtp", "choose one of the two")),
     };
     if draft > MOST_DRAFT {
@@ -45,7 +45,7 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usi
         what: what.into(),
     };
     match source {
-        Source::Mtp if model.draft().is_none() => Err(unsupported(
+        Drafter::Mtp if model.draft().is_none() => Err(unsupported(
             "drafts by an MTP block of a model that was opened without one; open it with OpenOptions::mtp",
         )),
         _ => Ok(Some((source, draft))),
@@ -55,7 +55,7 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usi
 /// Data of a session that reads ahead.
 pub(super) struct Speculation {
     verifier: Box<dyn Verifier>,
-    source: Source,
+    source: Drafter,
     /// The tokens that were read last, and the random numbers' state after each was chosen.
     tokens: Vec<u32>,
     random: Vec<SamplerState>,
@@ -78,7 +78,7 @@ impl Speculation {
         let Some((source, draft)) = source(model, options)? else {
             return Ok(None);
         };
-        let verifier = engine.verifier(draft + 1, source == Source::Mtp)?;
+        let verifier = engine.verifier(draft + 1, source == Drafter::Mtp)?;
         let most = verifier.most();
         Ok(Some(Speculation {
             verifier,
@@ -102,7 +102,7 @@ impl Speculation {
         Ok(match source(model, options)? {
             None => (0, 0),
             Some((source, draft)) => {
-                let drafts = source == Source::Mtp;
+                let drafts = source == Drafter::Mtp;
                 (plan_verifier(model, threads, draft + 1, drafts), 1)
             }
         })
@@ -130,9 +130,10 @@ impl Session {
             return Err(Error::invalid("drafts", "the session was made without"));
         };
         let outcome = self.step_by(&mut speculation, choice, most, ends);
-        match outcome.is_ok() {
-            true => speculation.accepted += speculation.tokens.len() as u64 - 1,
-            false => speculation.tokens.clear(),
+        if outcome.is_ok() {
+            speculation.accepted += speculation.tokens.len() as u64 - 1
+        } else {
+            speculation.tokens.clear()
         }
         self.speculation = Some(speculation);
         outcome
@@ -151,6 +152,7 @@ impl Session {
             speculation.tokens.push(token);
             return Ok(());
         }
+        self.make_room()?;
         let before = self.random();
         let by_logits = !choice.is_free() || !self.sampler.params().is_greedy();
         let known = self.engine.next().filter(|_| !by_logits);
@@ -168,6 +170,7 @@ impl Session {
             let end = tokens.iter().position(|token| ends.contains(token));
             tokens.truncate(end.map_or(usize::MAX, |end| end + 1));
             tokens.truncate(1 + choice.allowed(&tokens[1..]));
+            tokens.truncate(self.room());
             while self.check(&speculation.tokens).is_err() {
                 speculation.tokens.pop();
             }
@@ -207,8 +210,8 @@ impl Session {
     /// Whether a draft is likely: one of the MTP block, or a run of tokens that the last ones ended before.
     fn expects_draft(&self, speculation: &Speculation) -> bool {
         match speculation.source {
-            Source::Mtp => true,
-            Source::Lookup => {
+            Drafter::Mtp => true,
+            Drafter::Lookup => {
                 let (older, newer) = self.recent();
                 lookup::is_known(older, newer)
             }
@@ -221,9 +224,9 @@ impl Session {
         let most = (1 + most).saturating_sub(tokens.len());
         match speculation.source {
             // The block predicts what follows a single token that the state has not read.
-            Source::Mtp if tokens.len() > 1 => Ok(()),
-            Source::Mtp => speculation.verifier.draft(&mut *self.engine, tokens, most),
-            Source::Lookup => {
+            Drafter::Mtp if tokens.len() > 1 => Ok(()),
+            Drafter::Mtp => speculation.verifier.draft(&mut *self.engine, tokens, most),
+            Drafter::Lookup => {
                 let (older, newer) = self.recent();
                 lookup::draft(older, newer, tokens, most);
                 Ok(())
@@ -269,9 +272,10 @@ impl Session {
         let Some(mut speculation) = self.speculation.take() else {
             return Ok(());
         };
-        let outcome = match (1..speculation.tokens.len()).contains(&count) {
-            true => self.commit(&mut speculation, count),
-            false => Ok(()),
+        let outcome = if (1..speculation.tokens.len()).contains(&count) {
+            self.commit(&mut speculation, count)
+        } else {
+            Ok(())
         };
         speculation.tokens.clear();
         self.speculation = Some(speculation);

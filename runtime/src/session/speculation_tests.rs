@@ -165,9 +165,12 @@ fn joined(w: &Plain, embedding: &str, token: u32, before: &[f64]) -> Vector {
 /// The block's drafts after a text whose last token the model has not read: tokens, and the distance of their logits from the
 /// next ones.
 fn drafted(w: &Plain, own: [bool; 3], text: &[u32], count: usize) -> Vec<(u32, f64)> {
-    let name = |own: bool, part: &str, other: &str| match own {
-        true => format!("blk.1.nextn.{part}"),
-        false => other.into(),
+    let name = |own: bool, part: &str, other: &str| {
+        if own {
+            format!("blk.1.nextn.{part}")
+        } else {
+            other.into()
+        }
     };
     let embedding = name(own[0], "embed_tokens", "token_embd");
     let norm = name(own[1], "shared_head_norm", "output_norm");

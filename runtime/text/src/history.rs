@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::placeholders::{Part, parts, placeholders, template_error};
+use super::placeholders::{Stretch, parts, placeholders, template_error};
 use super::{Message, Piece, Role, Run, Runs, Turns};
 use crate::error::{Error, Result};
 
@@ -16,6 +16,8 @@ pub struct History {
     pub tokens: Vec<u32>,
     /// Positions where other histories may go on otherwise: the end of the instructions with their tools, and where an answer begins.
     pub borders: Vec<usize>,
+    /// Tokens of the instructions with their tools, at its beginning.
+    pub instructions: usize,
     /// The text after the last special token, which an answer goes on.
     pub tail: Run,
 }
@@ -47,7 +49,7 @@ impl Turns {
         let masked = placeholders(&messages);
         let rendered = self.render(&masked, reply && !goes_on)?;
         let mut pieces = parts(&rendered, &messages)?;
-        let end_of = |pieces: &[Part], message: usize| {
+        let end_of = |pieces: &[Stretch], message: usize| {
             let at = pieces
                 .iter()
                 .rposition(|part| part.message == Some(message));
@@ -69,7 +71,8 @@ impl Turns {
             .position(|message| message.role != Role::System);
         let first =
             first.and_then(|first| pieces.iter().position(|part| part.message == Some(first)));
-        if let Some(first) = first.filter(|&first| first > 1 || !self.options().tools.is_empty()) {
+        let first = first.filter(|&first| first > 1 || !self.options().tools.is_empty());
+        if let Some(first) = first {
             borders.push(self.encode(&pieces[..first], runs)?.0);
         }
         if reply && !goes_on && self.drops_thoughts() {
@@ -83,12 +86,12 @@ impl Turns {
                 .take_while(|(a, b)| a == b)
                 .count()
         };
+        let mut borders: Vec<usize> = borders.into_iter().map(common).collect();
+        let instructions = first.map_or(0, |_| borders[0]);
+        borders.retain(|&border| border > 0);
         Ok(History {
-            borders: borders
-                .into_iter()
-                .map(common)
-                .filter(|&border| border > 0)
-                .collect(),
+            borders,
+            instructions,
             tokens,
             tail,
         })
@@ -130,7 +133,7 @@ impl Turns {
         })
     }
 
-    fn encode(&self, parts: &[Part], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {
+    fn encode(&self, parts: &[Stretch], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         self.tokenizer().encode_runs(&pieces, true, Some(runs))
     }

@@ -14,7 +14,7 @@ const MAX_REPEATED: usize = 1 << 20;
 const PAD: char = '\u{205f}';
 
 /// A stretch of a rendering.
-pub(super) struct Part<'a> {
+pub(super) struct Stretch<'a> {
     /// Index of the message with this content; none for the template's own text.
     pub message: Option<usize>,
     /// Its text.
@@ -37,7 +37,7 @@ pub(super) fn placeholders(messages: &[Message]) -> Vec<Message> {
 
 /// Splits a rendering at its placeholders and puts the contents back in, trimmed where the
 /// template has trimmed the placeholder.
-pub(super) fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Vec<Part<'a>>> {
+pub(super) fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Vec<Stretch<'a>>> {
     let said: usize = messages.iter().map(|message| message.content.len()).sum();
     let mut room = MAX_REPEATED + MAX_COPIES * said;
     let mut parts = Vec::new();
@@ -61,17 +61,17 @@ pub(super) fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Ve
             content = content.trim_end();
         }
         let before = Piece::Template(before_pad.unwrap_or(before));
-        parts.push(Part {
+        parts.push(Stretch {
             message: None,
             piece: before,
         });
-        parts.push(Part {
+        parts.push(Stretch {
             message: Some(index),
             piece: Piece::Content(content),
         });
         rest = after_pad.unwrap_or(after);
     }
-    parts.push(Part {
+    parts.push(Stretch {
         message: None,
         piece: Piece::Template(rest),
     });

@@ -18,14 +18,14 @@ pub struct StopStrings {
 
 /// The text that a push has released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step<'a> {
+pub struct Released<'a> {
     /// Text to emit now.
     pub text: &'a str,
     /// The stop string found just after `text`, or by an earlier push.
     pub stop: Option<&'a str>,
 }
 
-impl Step<'_> {
+impl Released<'_> {
     /// Whether a stop string was found.
     pub fn stopped(&self) -> bool {
         self.stop.is_some()
@@ -53,7 +53,7 @@ impl StopStrings {
     }
 
     /// Takes the next piece of text. After a match nothing more is emitted.
-    pub fn push(&mut self, text: &str) -> Step<'_> {
+    pub fn push(&mut self, text: &str) -> Released<'_> {
         self.text.drain(..self.emitted);
         self.emitted = 0;
         if self.found.is_none() {
@@ -66,7 +66,7 @@ impl StopStrings {
                 self.emitted = self.text.len() - held_back(&self.text, &self.stops);
             }
         }
-        Step {
+        Released {
             text: &self.text[..self.emitted],
             stop: self.found.map(|stop| &*self.stops[stop]),
         }
@@ -118,28 +118,28 @@ mod tests {
         let mut stops = watch(&["</end>", "STOP"]);
         assert_eq!(
             stops.push("one <"),
-            Step {
+            Released {
                 text: "one ",
                 stop: None
             }
         );
         assert_eq!(
             stops.push("/en"),
-            Step {
+            Released {
                 text: "",
                 stop: None
             }
         );
         assert_eq!(
             stops.push("d> two"),
-            Step {
+            Released {
                 text: "",
                 stop: Some("</end>")
             }
         );
         assert_eq!(
             stops.push("three"),
-            Step {
+            Released {
                 text: "",
                 stop: Some("</end>")
             }
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(stops.finish(), "");
         assert_eq!(
             stops.push("again"),
-            Step {
+            Released {
                 text: "again",
                 stop: None
             }
@@ -168,14 +168,14 @@ mod tests {
     fn the_first_complete_string_wins_and_then_the_longest() {
         assert_eq!(
             watch(&["abcd", "bc"]).push("xabcd"),
-            Step {
+            Released {
                 text: "xa",
                 stop: Some("bc")
             }
         );
         assert_eq!(
             watch(&["bc", "abc"]).push("xabcd"),
-            Step {
+            Released {
                 text: "x",
                 stop: Some("abc")
             }
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(stops.push("🔥🔥").text, "🔥");
         assert_eq!(
             stops.push("é"),
-            Step {
+            Released {
                 text: "",
                 stop: Some("🔥🔥é")
             }
@@ -200,7 +200,7 @@ mod tests {
     fn without_stop_strings_text_passes() {
         assert_eq!(
             watch(&[]).push("text"),
-            Step {
+            Released {
                 text: "text",
                 stop: None
             }

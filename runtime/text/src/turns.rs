@@ -154,6 +154,24 @@ impl Turns {
         Ok(last(THOUGHT) > last(THOUGHT_END))
     }
 
+    /// Whether the template has a switch for thoughts: with it on and off, a question is rendered differently.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails.
+    #[doc(hidden)]
+    pub fn has_thinking_switch(&self) -> Result<bool> {
+        let question = [Message::new(Role::User, "question")];
+        let with = |thinking| {
+            let options = TemplateOptions {
+                thinking: Some(thinking),
+                ..self.options.clone()
+            };
+            self.template
+                .render_with(&question, true, &options, &self.canceller)
+        };
+        Ok(with(true)? != with(false)?)
+    }
+
     /// The template's text before the first message of the user, where there is no system message.
     ///
     /// # Errors

@@ -24,6 +24,8 @@ static USE_IT: LazyLock<fn(&[u8]) -> bool> = LazyLock::new(|| {
     let mut kinds = inputs::KINDS.iter().chain([&FORM]);
     let kind = kinds.find(|kind| kind.name == name);
     let kind = kind.expect("a kind");
+    // libFuzzer's hook ends the program at any panic, those that the library catches too; one that nobody catches ends it still.
+    drop(std::panic::take_hook());
     if let Some(folder) = std::env::var_os("WATERLINE_SEEDS") {
         for (i, seed) in (kind.seeds)().into_iter().enumerate() {
             std::fs::write(Path::new(&folder).join(format!("seed-{i}")), seed).expect("a seed");

@@ -8,7 +8,7 @@ thread_local! {
     static CONSTRAINTS: Arc<Constraints> = {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/model/waterline-chat.gguf");
         let model = Model::open(file);
-        Constraints::new(&model.expect("the model"), []).expect("constraints")
+        model.expect("the model").constraints().expect("constraints")
     };
 }
 

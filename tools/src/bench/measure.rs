@@ -12,7 +12,7 @@ use super::statistics::Hash;
 use crate::allocations;
 use crate::error::Result;
 use crate::machine;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::splitmix::SplitMix64;
 
 /// Tokens that a depth generates in its turn.
@@ -152,7 +152,7 @@ pub fn measure(
     let mut run = Run {
         bandwidth: Bandwidth::new(session.threads(), cache_bytes)?,
         random: SplitMix64(SEED),
-        bar: progress::bar(plan.cost()),
+        bar: progress::bar(plan.cost(), Unit::Share),
         hash: Hash::new(),
         memory: Vec::with_capacity(1 << 10),
         allocations: 0,

@@ -5,6 +5,7 @@ mod batches;
 mod compare;
 mod energy;
 mod measure;
+mod nvml;
 mod op_times;
 mod overview;
 mod page;
@@ -22,6 +23,7 @@ use std::time::Instant;
 use waterline::{Canceller, SamplerParams};
 
 use crate::builtin::OpenArgs;
+use crate::clocks::Begun;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::{self, Machine};
@@ -32,6 +34,7 @@ use crate::text::shown;
 use crate::units::parse_count;
 use crate::write_model::check_output;
 use measure::RunPlan;
+pub use nvml::Gpu;
 use report::{Measurement, Report};
 pub use transformer::TransformerCache;
 
@@ -71,8 +74,9 @@ pub struct Args {
     ops: bool,
     #[command(flatten)]
     outputs: Outputs,
-    /// Compare two results that --json has written, and measure nothing. --html makes a page of it.
-    #[arg(long, num_args = 2, value_names = ["A.json", "B.json"], conflicts_with_all = ["models", "json", "csv", "md"])]
+    /// Compare results that --json has written with those of the first file, and measure nothing; the outputs are those of a
+    /// measurement. Lists are compared entry by entry, and those in a single file with each other.
+    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with = "models")]
     compare: Option<Vec<PathBuf>>,
     #[command(flatten)]
     session: SessionArgs,
@@ -116,16 +120,16 @@ fn depth(text: &str) -> Result<usize, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     args.outputs.check()?;
-    if let Some([a, b]) = args.compare.as_deref() {
-        let comparison = compare::Comparison::read(a, b)?;
-        let html = args.outputs.html.as_deref();
-        if let Some(path) = html {
-            let page = comparison.to_page().write(Kind::new(path));
-            args.outputs.put(path, &page)?;
-        }
-        if html != Some(Path::new("-")) {
-            print(&comparison.to_text())?;
-        }
+    if let Some(files) = &args.compare {
+        let all = compare::read_all(files)?;
+        let page = |kind| compare::to_page(&all).write(kind);
+        args.outputs.write(&Texts {
+            terminal: &|| compare::to_text(&all),
+            json: &|| compare::to_json(&all),
+            csv: &|| compare::to_csv(&all),
+            markdown: &|| compare::to_markdown(&all),
+            page: &page,
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut models: Vec<Option<&Path>> = args
@@ -147,7 +151,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             op_times = table;
         }
     }
-    args.outputs.write(&reports)?;
+    let page = |kind| page::page(&reports).write(kind);
+    args.outputs.write(&Texts {
+        terminal: &|| overview::to_text(&reports),
+        json: &|| overview::to_json(&reports),
+        csv: &|| overview::to_csv(&reports),
+        markdown: &|| overview::to_markdown(&reports),
+        page: &page,
+    })?;
     if args.ops {
         let none = "ops of a step have no times here: it runs as a recorded graph\n";
         print(op_times.as_deref().unwrap_or(none))?;
@@ -202,6 +213,7 @@ fn measure(
     drop(checkpoint);
     machine::reset_peak();
     let others = Others::now();
+    let clocks = Begun::now(session.gpu());
     let start = Instant::now();
     let model = args.open.model(path)?;
     let session = session.with_context(plan.positions() + batches::UNTIMED);
@@ -219,6 +231,7 @@ fn measure(
         measured.read_bytes_per_s = vec![device.read_bandwidth(DEVICE_BUFFER)?];
         provenance.gpu = Some(device.name().into());
     }
+    provenance.clocks = clocks.end();
     if let Some(others) = others {
         others.note(machine.logical_cores, &mut provenance);
     }
@@ -240,58 +253,48 @@ fn measure(
     Ok((report, op_times))
 }
 
+/// A result as each output writes it.
+struct Texts<'a> {
+    terminal: &'a dyn Fn() -> String,
+    json: &'a dyn Fn() -> String,
+    csv: &'a dyn Fn() -> String,
+    markdown: &'a dyn Fn() -> String,
+    page: &'a dyn Fn(Kind) -> String,
+}
+
 impl Outputs {
-    /// The files to write, and their contents.
-    fn wanted(&self) -> Vec<(&Path, Text)> {
-        let page: Text = match self.html.as_deref().map(Kind::new) {
-            Some(Kind::Svg) => |reports| page::page(reports).write(Kind::Svg),
-            _ => |reports| page::page(reports).write(Kind::Page),
-        };
-        let outputs: [(_, Text); 4] = [
-            (&self.json, overview::to_json),
-            (&self.csv, overview::to_csv),
-            (&self.md, overview::to_markdown),
-            (&self.html, page),
-        ];
-        let wanted = outputs.into_iter();
-        wanted
-            .filter_map(|(path, text)| Some((path.as_deref()?, text)))
-            .collect()
+    /// The files to write.
+    fn paths(&self) -> [Option<&Path>; 4] {
+        [&self.json, &self.csv, &self.md, &self.html].map(Option::as_deref)
     }
 
     /// Refuses outputs that cannot be written, before an hour of measuring.
     fn check(&self) -> Result<()> {
-        for (path, _) in self.wanted() {
-            if is_dash(path) {
-                continue;
-            }
-            check_output(path, None)?;
-        }
-        Ok(())
+        let paths = self.paths().into_iter().flatten();
+        let mut files = paths.filter(|path| !is_dash(path));
+        files.try_for_each(|path| check_output(path, None))
     }
 
-    fn write(&self, reports: &[Report]) -> Result<()> {
-        let wanted = self.wanted();
-        for (path, text) in &wanted {
-            self.put(path, &text(reports))?;
+    fn write(&self, texts: &Texts) -> Result<()> {
+        let page = || (texts.page)(self.html.as_deref().map_or(Kind::Page, Kind::new));
+        let written: [&dyn Fn() -> String; 4] = [texts.json, texts.csv, texts.markdown, &page];
+        let mut printed = false;
+        for (path, text) in self.paths().into_iter().zip(written) {
+            match path {
+                Some(path) if is_dash(path) => {
+                    print(&text())?;
+                    printed = true;
+                }
+                Some(path) => crate::text::write(path, &text())?,
+                None => (),
+            }
         }
-        if wanted.iter().any(|(path, _)| is_dash(path)) {
+        if printed {
             return Ok(());
         }
-        print(&overview::to_text(reports))
-    }
-
-    fn put(&self, path: &Path, text: &str) -> Result<()> {
-        if is_dash(path) {
-            print(text)
-        } else {
-            crate::text::write(path, text)
-        }
+        print(&(texts.terminal)())
     }
 }
-
-/// Results as they are written.
-type Text = fn(&[Report]) -> String;
 
 fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"

@@ -36,8 +36,6 @@ pub fn labels(reports: &[Report]) -> Vec<String> {
 pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
     let mut head = vec![
         "run",
-        "formats",
-        "threads",
         "prefill tok/s",
         "of its passes",
         "decode tok/s",
@@ -58,8 +56,6 @@ pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
         let memory = report.peak_rss_bytes;
         let mut row = vec![
             label,
-            report.provenance.format.clone(),
-            report.threads.to_string(),
             rounded(report.prefill_tokens_per_s),
             format!("{least} to {most}"),
             rounded(report.decode_tokens_per_s),
@@ -127,12 +123,44 @@ pub fn to_csv(reports: &[Report]) -> String {
 pub fn to_markdown(reports: &[Report]) -> String {
     let mut parts: Vec<String> = Vec::new();
     if reports.len() > 1 {
-        let rows = rows(reports);
-        let line = |cells: &Vec<String>| format!("| {} |\n", cells.join(" | "));
-        let rule = format!("|{}\n", "--:|".repeat(rows[0].len()));
-        let body: String = rows[1..].iter().map(line).collect();
-        parts.push(line(&rows[0]) + &rule + &body);
+        parts.push(markdown(&rows(reports)));
     }
     parts.extend(reports.iter().map(Report::to_markdown));
     parts.join("\n")
+}
+
+/// A table as Markdown; the first row is its head.
+pub fn markdown(rows: &[Vec<String>]) -> String {
+    let line = |cells: &Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let rule = |head: &Vec<String>| format!("|{}\n", "--:|".repeat(head.len()));
+    let Some((head, body)) = rows.split_first() else {
+        return String::new();
+    };
+    line(head) + &rule(head) + &body.iter().map(line).collect::<String>()
+}
+
+/// A table of all results by position, below a head, and one of their batches where some were measured.
+pub fn by_position(reports: &[Report]) -> Vec<Vec<Vec<String>>> {
+    let labelled = |of: fn(&Report) -> Vec<Vec<String>>| {
+        let mut table: Vec<Vec<String>> = Vec::new();
+        for (label, report) in labels(reports).into_iter().zip(reports) {
+            for (index, row) in of(report).into_iter().enumerate() {
+                let first = match index {
+                    0 if table.is_empty() => "run".into(),
+                    0 => continue,
+                    _ => label.clone(),
+                };
+                table.push(std::iter::once(first).chain(row).collect());
+            }
+        }
+        table
+    };
+    let tables = [
+        labelled(|report| report.rows().into_iter().map(Vec::from).collect()),
+        labelled(|report| report.batch_rows().into_iter().map(Vec::from).collect()),
+    ];
+    tables
+        .into_iter()
+        .filter(|table| !table.is_empty())
+        .collect()
 }

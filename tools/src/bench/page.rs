@@ -4,7 +4,7 @@ use super::overview;
 use super::report::{Depth, Report};
 use super::transformer::TransformerCache;
 use crate::page::{Figure, Page};
-use crate::plot::{Axis, Band, COLORS, Plot, Series};
+use crate::plot::{Axis, Band, COLORS, Plot, Series, round_below, round_step};
 use crate::provenance::{self, Provenance};
 use crate::text::lines_of;
 use crate::units;
@@ -21,14 +21,19 @@ pub fn page(reports: &[Report]) -> Page {
     let notes = notes(reports, &labels);
     if let [report] = reports {
         let warning = report.provenance.warning();
-        let rows = report.rows().into_iter();
+        let rows = report.rows().into_iter().map(Vec::from);
+        let batches = report.batch_rows().into_iter().map(Vec::from);
+        let tables: [Vec<Vec<String>>; 2] = [rows.collect(), batches.collect()];
         let facts = report.facts().into_iter();
         return Page {
             title: format!("{}: latency and memory", report.model.title()),
             lines: report.titles().into_iter().chain(warning).collect(),
             notes,
             figures,
-            rows: rows.map(Vec::from).collect(),
+            tables: tables
+                .into_iter()
+                .filter(|table| !table.is_empty())
+                .collect(),
             facts: facts.map(|(name, value)| (name.into(), value)).collect(),
         };
     }
@@ -36,13 +41,27 @@ pub fn page(reports: &[Report]) -> Page {
     lines.extend(warnings(reports, &labels));
     let from: Vec<&Provenance> = reports.iter().map(|report| &report.provenance).collect();
     Page {
-        title: "Latency and memory".into(),
+        title: format!("{}: latency and memory", names(reports)),
         lines,
         notes,
         figures,
-        rows: overview::rows(reports),
+        tables: std::iter::once(overview::rows(reports))
+            .chain(overview::by_position(reports))
+            .collect(),
         facts: provenance::facts(&labels, &from),
     }
+}
+
+/// The models of results, each once.
+pub fn names<'a>(reports: impl IntoIterator<Item = &'a Report>) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for report in reports {
+        let name = report.model.title();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(", ")
 }
 
 fn warnings(reports: &[Report], labels: &[String]) -> Vec<String> {
@@ -137,6 +156,8 @@ fn colors() -> impl Iterator<Item = usize> {
 fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
     let depths = reports.iter().flat_map(|report| &report.depths);
     let highest = depths.map(|depth| depth.p99_us).fold(0.0, f64::max);
+    let medians = reports.iter().flat_map(|report| &report.depths);
+    let lowest = medians.map(|d| d.p50_us).fold(f64::INFINITY, f64::min);
     let (unit, scale) = if highest < 1e4 {
         ("us", 1.0)
     } else {
@@ -161,6 +182,7 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             color: computed_color(reports),
             dashed: true,
             dots: false,
+            errors: Vec::new(),
         }
     });
     let mut series: Vec<Series> = with_cache.into_iter().collect();
@@ -185,12 +207,13 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             color,
             dashed: false,
             dots: true,
+            errors: Vec::new(),
         });
     }
     let plot = Plot {
         description: "Time of a token against position".into(),
         x: positions(reports),
-        y: Axis::linear(&format!("time of a token ({unit})"), 1.6 * scale * highest),
+        y: time_axis(unit, scale * lowest, scale * highest),
         bands,
         series,
     };
@@ -214,6 +237,18 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         plot,
         caption,
     }
+}
+
+/// An axis of times: from zero, or, where slow tokens would press the medians to its bottom, by the logarithm.
+fn time_axis(unit: &str, lowest: f64, highest: f64) -> Axis {
+    /// The longest times to the shortest median from which on it is logarithmic.
+    const WIDE: f64 = 6.0;
+    let label = format!("time of a token ({unit})");
+    if highest < WIDE * lowest {
+        return Axis::linear(&label, 1.6 * highest);
+    }
+    let (min, max) = (round_below(lowest / 1.2), round_step(1.2 * highest));
+    Axis::log(&label, min, max, 10.0, units::rounded)
 }
 
 fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
@@ -251,6 +286,7 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             color,
             dashed: false,
             dots: false,
+            errors: Vec::new(),
         });
         if single {
             series.push(Series {
@@ -259,6 +295,7 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
                 color: 2,
                 dashed: false,
                 dots: false,
+                errors: Vec::new(),
             });
         }
     }
@@ -268,6 +305,7 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         color: computed_color(reports),
         dashed: true,
         dots: false,
+        errors: Vec::new(),
     }));
     let plot = Plot {
         description: "Memory against position".into(),
@@ -278,8 +316,8 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             } else {
                 "memory of the process"
             },
-            lowest,
-            1.5 * highest,
+            2f64.powf(lowest.log2().floor()),
+            2f64.powf(highest.log2().ceil()),
             32.0,
             |value| round(units::bytes(value.round() as usize)),
         ),

@@ -2,7 +2,7 @@
 
 use super::batches::BatchSpeed;
 use super::report::{Depth, Report};
-use super::statistics::spread;
+use super::statistics::{jitter, percentile, spread};
 use crate::units::{self, rounded, thousands};
 
 /// Text in place of the energy if there is no counter.
@@ -11,11 +11,11 @@ const TOO_SHORT: &str = "unknown: the counter moved too seldom; a larger --gen t
 
 impl Report {
     /// The columns of [`Report::csv_lines`].
-    pub const CSV_HEAD: &str = "position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes,\
+    pub const CSV_HEAD: &str = "position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes,sessions,\
         prompt,prefill_tokens_per_s,time_to_first_token_ms,context,\
-        model,model_sha256,formats,device,threads,commit,date,others_cores,cpu,gpu,load_before,load_after,warning,command";
+        model,model_sha256,formats,device,threads,commit,date,others_cores,cpu,gpu,load_before,load_after,mhz_before,mhz_after,throttled,joules_per_token,warning,command";
 
-    /// A line for each depth.
+    /// A line for each depth, and one for each batch, with the time of a step of all its sessions.
     pub fn csv_lines(&self) -> Vec<String> {
         let text = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
         let from = &self.provenance;
@@ -23,6 +23,10 @@ impl Report {
             .others_cores
             .map_or(String::new(), |n| format!("{n:.3}"));
         let load = |i: usize| from.load.map_or(String::new(), |load| load[i].to_string());
+        let mhz = |i: usize| {
+            let clocks = from.clocks.mhz;
+            clocks.map_or(String::new(), |mhz| format!("{:.0}", mhz[i]))
+        };
         let run = [
             self.prompt.to_string(),
             format!("{:.3}", self.prefill_tokens_per_s),
@@ -40,13 +44,21 @@ impl Report {
             text(from.gpu.as_deref().unwrap_or_default()),
             load(0),
             load(1),
+            mhz(0),
+            mhz(1),
+            from.clocks
+                .throttled
+                .map_or(String::new(), |times| times.to_string()),
+            self.joules_per_token
+                .map_or(String::new(), |joules| format!("{joules:.6}")),
             text(&from.warning().unwrap_or_default()),
             text(&from.command),
         ];
-        let line = |depth: &Depth| {
+        let run = run.join(",");
+        let depth = |depth: &Depth| {
             let rss = depth.rss_bytes.map_or(String::new(), |n| n.to_string());
             format!(
-                "{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3},{rss},{}",
+                "{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3},{rss},1,{run}",
                 depth.position,
                 depth.p50_us,
                 depth.p90_us,
@@ -54,10 +66,25 @@ impl Report {
                 depth.max_us,
                 depth.jitter_us,
                 depth.tokens_per_s(),
-                run.join(",")
             )
         };
-        self.depths.iter().map(line).collect()
+        let batch = |batch: &BatchSpeed| {
+            let mut sorted = batch.samples_us.clone();
+            sorted.sort_by(f64::total_cmp);
+            format!(
+                "{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3},,{},{run}",
+                self.prompt,
+                batch.p50_us,
+                percentile(&sorted, 0.9),
+                batch.p99_us,
+                percentile(&sorted, 1.0),
+                jitter(&batch.samples_us),
+                batch.tokens_per_s,
+                batch.sessions,
+            )
+        };
+        let depths = self.depths.iter().map(depth);
+        depths.chain(self.batches.iter().map(batch)).collect()
     }
 
     /// The model and the machine, in a line each.
@@ -211,7 +238,7 @@ impl Report {
     }
 
     /// The table of batches: a head, then a line for each; nothing where none was measured.
-    fn batch_rows(&self) -> Vec<[String; 5]> {
+    pub fn batch_rows(&self) -> Vec<[String; 5]> {
         let head = ["sessions", "tokens/s", "of each", "p50 us", "p99 us"];
         let row = |batch: &BatchSpeed| {
             let of_each = batch.tokens_per_s / batch.sessions as f64;

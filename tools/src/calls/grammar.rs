@@ -83,9 +83,12 @@ fn quoted(text: &str) -> String {
 
 /// A text inside of a regular expression.
 fn escaped(text: &str) -> String {
-    let escape = |c: char| match c.is_alphanumeric() || "_<>".contains(c) {
-        true => c.to_string(),
-        false => format!("\\{c}"),
+    let escape = |c: char| {
+        if c.is_alphanumeric() || "_<>".contains(c) {
+            c.to_string()
+        } else {
+            format!("\\{c}")
+        }
     };
     text.chars().map(escape).collect()
 }
@@ -195,9 +198,12 @@ pub fn python(name: &str, schema: &Value, _: usize) -> String {
         format!("{key} {}", json_of(&argument.schema))
     };
     let others = |from: usize| -> String {
-        let other = |argument: &Argument| match argument.is_required {
-            true => format!(" \", \" {}", one(argument)),
-            false => format!(" (\", \" {})?", one(argument)),
+        let other = |argument: &Argument| {
+            if argument.is_required {
+                format!(" \", \" {}", one(argument))
+            } else {
+                format!(" (\", \" {})?", one(argument))
+            }
         };
         all[from..].iter().map(other).collect()
     };

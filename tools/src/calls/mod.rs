@@ -1,7 +1,8 @@
 //! Calls of tools in a model's answer. Models write them in the format that their chat template shows them; a format is one row of a
 //! table: what comes before a call, what comes after it, and how the text between is read.
 
-#[cfg(feature = "constraints")]
+// The server alone restricts calls.
+#[cfg_attr(not(feature = "serve"), allow(dead_code))]
 mod grammar;
 mod json;
 mod python;
@@ -9,7 +10,7 @@ mod tags;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "constraints")]
+#[cfg(feature = "serve")]
 pub use grammar::Needed;
 use serde_json::Value;
 
@@ -29,6 +30,8 @@ pub enum Said {
 }
 
 /// A format of calls.
+// Its name and its grammar are for the server.
+#[cfg_attr(not(feature = "serve"), allow(dead_code))]
 #[derive(Debug)]
 pub struct Format {
     pub name: &'static str,
@@ -43,10 +46,8 @@ pub struct Format {
     /// Reads the text between; none if it is no call.
     read: fn(&str, &Tools) -> Option<Vec<Call>>,
     /// The texts before the first call, between two, and after the last one; nothing is between calls that have marks of their own.
-    #[cfg(feature = "constraints")]
     around: [&'static str; 3],
     /// Writes a grammar of the calls of a function: its name, the schema of its arguments, and its number.
-    #[cfg(feature = "constraints")]
     write: fn(&str, &Value, usize) -> String,
 }
 
@@ -59,9 +60,7 @@ static FORMATS: [Format; 8] = [
         close: "</tool_call>",
         only_first: false,
         read: tags::functions,
-        #[cfg(feature = "constraints")]
         around: ["\n", "", "\n"],
-        #[cfg(feature = "constraints")]
         write: grammar::functions,
     },
     Format {
@@ -71,9 +70,7 @@ static FORMATS: [Format; 8] = [
         close: "</tool_call>",
         only_first: false,
         read: tags::pairs,
-        #[cfg(feature = "constraints")]
         around: ["", "", "\n"],
-        #[cfg(feature = "constraints")]
         write: grammar::pairs,
     },
     Format {
@@ -83,9 +80,7 @@ static FORMATS: [Format; 8] = [
         close: "<|tool_call_end|>",
         only_first: false,
         read: python::calls,
-        #[cfg(feature = "constraints")]
         around: ["[", ", ", "]"],
-        #[cfg(feature = "constraints")]
         write: grammar::python,
     },
     Format {
@@ -95,9 +90,7 @@ static FORMATS: [Format; 8] = [
         close: "</TOOLCALL>",
         only_first: false,
         read: json::calls,
-        #[cfg(feature = "constraints")]
         around: ["[", ", ", "]"],
-        #[cfg(feature = "constraints")]
         write: grammar::arguments,
     },
     Format {
@@ -107,9 +100,7 @@ static FORMATS: [Format; 8] = [
         close: "",
         only_first: false,
         read: json::calls,
-        #[cfg(feature = "constraints")]
         around: ["[", ", ", "]"],
-        #[cfg(feature = "constraints")]
         write: grammar::arguments,
     },
     Format {
@@ -119,9 +110,7 @@ static FORMATS: [Format; 8] = [
         close: "</tool_calls>",
         only_first: false,
         read: json::calls,
-        #[cfg(feature = "constraints")]
         around: ["\n", "\n", "\n"],
-        #[cfg(feature = "constraints")]
         write: grammar::arguments,
     },
     Format {
@@ -131,9 +120,7 @@ static FORMATS: [Format; 8] = [
         close: "</tool_call>",
         only_first: false,
         read: json::calls,
-        #[cfg(feature = "constraints")]
         around: ["\n", "", "\n"],
-        #[cfg(feature = "constraints")]
         write: grammar::arguments,
     },
     Format {
@@ -143,9 +130,7 @@ static FORMATS: [Format; 8] = [
         close: "",
         only_first: true,
         read: json::calls,
-        #[cfg(feature = "constraints")]
         around: ["", "", ""],
-        #[cfg(feature = "constraints")]
         write: grammar::parameters,
     },
 ];

@@ -385,12 +385,12 @@ fn fits(call: &Call) -> bool {
 #[cfg(all(feature = "constraints", feature = "builtin-model"))]
 #[test]
 fn answers_that_must_call_call_in_every_format() {
-    use waterline::{Constraints, Finish, GenerateOptions, Grammar, Session, SessionOptions};
+    use waterline::{Finish, GenerateOptions, Grammar, Session, SessionOptions};
 
     let model = crate::builtin::OpenArgs::default()
         .model(None)
         .expect("the model");
-    let compiler = Constraints::new(&model, []).expect("constraints");
+    let compiler = model.constraints().expect("constraints");
     let tools = two_tools();
     let listed: Vec<&Value> = tools.iter().collect();
     let mut options = SessionOptions::default();
@@ -442,13 +442,13 @@ fn answers_that_must_call_call_in_every_format() {
 #[cfg(all(feature = "constraints", feature = "builtin-model"))]
 #[test]
 fn calls_that_are_free_to_come_still_fit() {
-    use waterline::{Constraints, Grammar};
+    use waterline::Grammar;
 
     let model = crate::builtin::OpenArgs::default()
         .model(None)
         .expect("the model");
     let tokenizer = model.tokenizer().expect("a tokenizer");
-    let compiler = Constraints::new(&model, []).expect("constraints");
+    let compiler = model.constraints().expect("constraints");
     let tools = two_tools();
     let listed: Vec<&Value> = tools.iter().collect();
     let hermes = FORMATS

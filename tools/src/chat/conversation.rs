@@ -108,9 +108,9 @@ impl Conversation {
         self.context
     }
 
-    /// Whether the oldest tokens are forgotten when the context is full.
-    pub fn drops_oldest(&self) -> bool {
-        self.session.options().context_end == ContextEnd::DropOldest
+    /// Whether tokens are forgotten when the context is full.
+    pub fn forgets(&self) -> bool {
+        self.session.options().context_end != ContextEnd::Refuse
     }
 
     /// The text of the last `tokens` tokens, as far as the history reaches, with the template's text between messages.
@@ -164,17 +164,22 @@ impl Conversation {
         self.chat.thinking()
     }
 
-    /// Sets whether the template requests a thought before the answer, if given.
+    /// Sets whether the template requests a thought before the answer, if given. Fails where it has no switch for that.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
-        match thinking {
-            Some(_) => Ok(self.chat.set_thinking(thinking)?),
-            None => Ok(()),
+        if thinking.is_none() {
+            return Ok(());
         }
+        if !self.chat.has_thinking_switch()? {
+            return Err(Error::usage(
+                "thinking: the model's chat template has no switch for it",
+            ));
+        }
+        Ok(self.chat.set_thinking(thinking)?)
     }
 
     /// Sets the form of all answers.
     pub fn set_form(&mut self, form: &GrammarArgs) -> Result<()> {
-        self.form = form.constraint(self.session.model(), self.chat.end_token())?;
+        self.form = form.constraint(self.session.model())?;
         Ok(())
     }
 
@@ -250,9 +255,10 @@ impl Conversation {
         let mut answer = String::new();
         let mut pieces = self.session.generate(self.limits.clone())?;
         if let Some(form) = self.form.clone() {
-            let form = match thoughts.are_open() {
-                true => form.after_thought(),
-                false => form,
+            let form = if thoughts.are_open() {
+                form.after_thought()
+            } else {
+                form
             };
             pieces = pieces.constrained(form);
         }

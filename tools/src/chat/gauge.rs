@@ -92,7 +92,7 @@ fn matrices(snapshot: &Snapshot) -> Option<String> {
     holders.dedup();
     (sum > 0).then(|| {
         format!(
-            "matrices  {} in {}: all that was read, faded and overwritten",
+            "matrices  {} in {}: all that was read, decayed and overwritten",
             bytes(sum),
             layers(holders.len())
         )

@@ -48,9 +48,9 @@ pub struct Args {
     #[command(flatten)]
     open: OpenArgs,
     /// Instructions ahead of the conversation.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
-    /// Whether the model thinks before it answers, if its template has such a switch.
+    /// Whether the model thinks before it answers, where its template has such a switch.
     #[arg(long, value_name = "on|off", value_parser = settings::thinking)]
     thinking: Option<bool>,
     #[command(flatten)]
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
     let mut talk = Talk {
-        commands: Commands::new(Sessions::of(&model)),
+        commands: Commands::new(Sessions::new(&model)),
         keeps: screen.interactive() && !args.private,
         ends_at_signal: Arc::new(AtomicBool::new(true)),
         warned: false,

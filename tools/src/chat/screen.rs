@@ -45,14 +45,14 @@ impl Screen {
 
     /// A piece of an answer; a thought is dimmed.
     pub fn answer(&mut self, text: &str, thought: bool) -> Result<()> {
-        let wrapped = match self.interactive {
-            true if self.open_line => self.answer.push(&shown(text)),
-            true => {
-                // The window may have another size by now.
-                self.answer = Wrap::new(self.columns());
-                self.answer.push(&shown(text))
-            }
-            false => text.to_string(),
+        if self.interactive && !self.open_line {
+            // The window may have another size by now.
+            self.answer = Wrap::new(self.columns());
+        }
+        let wrapped = if self.interactive {
+            self.answer.push(&shown(text))
+        } else {
+            text.to_string()
         };
         let sent = if thought {
             self.dimmed(&wrapped)

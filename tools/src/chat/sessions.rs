@@ -107,7 +107,7 @@ pub struct Sessions {
 
 impl Sessions {
     /// The conversations with `model`.
-    pub fn of(model: &Model) -> Self {
+    pub fn new(model: &Model) -> Self {
         let name = format!("{}-{:016x}", slug(model.name()), model.fingerprint());
         Sessions {
             folder: state_folder().map(|state| state.join("sessions").join(name)),

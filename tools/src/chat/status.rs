@@ -80,10 +80,10 @@ pub fn after(conversation: &Conversation, reply: &Reply) -> String {
 pub fn nearly_full(conversation: &Conversation) -> Option<String> {
     let context = conversation.context()? as u64;
     let read = conversation.session().position();
-    (read as f64 >= NEARLY_FULL * context as f64 && !conversation.drops_oldest()).then(|| {
+    (read as f64 >= NEARLY_FULL * context as f64 && !conversation.forgets()).then(|| {
         format!(
-            "The context is {} % full ({} of {} tokens). Start with --context {} for more, or with --drop-oldest to \
-             forget the oldest; /clear begins anew.",
+            "The context is {} % full ({} of {} tokens). /undo takes the last message back, /clear begins anew; start with --context {} \
+             for more, or with --on-full shift or compact to forget the oldest.",
             100 * read.min(context) / context,
             thousands(read),
             thousands(context),

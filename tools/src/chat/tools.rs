@@ -1,6 +1,6 @@
 //! Tools of a conversation: local commands that the model calls and that run after the person has agreed.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
@@ -132,13 +132,38 @@ fn run(command: &str, input: &str) -> std::io::Result<String> {
     let input = input.to_string();
     let writer =
         std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
-    let output = child.wait_with_output()?;
+    let mut bytes = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        // Afterwards the pipe is closed, which ends a command that goes on writing.
+        let mut most = stdout.take(MOST_OUTPUT as u64 + 1);
+        most.read_to_end(&mut bytes)?;
+    }
+    let status = child.wait()?;
     let _ = writer.join();
-    let bytes = &output.stdout[..output.stdout.len().min(MOST_OUTPUT)];
-    let text = String::from_utf8_lossy(bytes).trim_end().to_string();
-    Ok(if output.status.success() {
-        text
-    } else {
-        format!("{text}\n({})", output.status)
+    let is_cut = bytes.len() > MOST_OUTPUT;
+    bytes.truncate(MOST_OUTPUT);
+    let text = String::from_utf8_lossy(&bytes).trim_end().to_string();
+    Ok(match (is_cut, status.success()) {
+        (true, _) => format!("{text}\n(cut off after {MOST_OUTPUT} bytes)"),
+        (false, true) => text,
+        (false, false) => format!("{text}\n({status})"),
     })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_never_stops_writing_ends_where_its_output_is_cut() {
+        let output = run("cat; yes", "{}").expect("it runs");
+        assert!(
+            output.starts_with("{}y\ny\n") && output.len() < MOST_OUTPUT + 40,
+            "{output:.100}"
+        );
+        assert_eq!(
+            run("echo x; exit 3", "").expect("it runs"),
+            "x\n(exit status: 3)"
+        );
+    }
 }

@@ -14,7 +14,7 @@ use super::output::{self, OutputArgs};
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::session::SessionArgs;
 use crate::text::read_text;
 
@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let canceller = session.canceller();
     on_first_interrupt(move || canceller.cancel())?;
 
-    let bar = progress::bar(questions.len());
+    let bar = progress::bar(questions.len(), Unit::Of("questions"));
     let (mut plain, mut normed) = (Mean::default(), Mean::default());
     for question in &questions {
         let nats = answer(&mut session, &tokenizer, model.bos(), question)?;

@@ -16,7 +16,7 @@ use super::shared::Reader;
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::session::SessionArgs;
 
 /// FILE is plain text, which makes one document, or JSON lines with {"text": ...} or {"messages": [{"role", "content"},
@@ -84,7 +84,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let mut reader = Reader::new(session);
     on_first_interrupt(move || canceller.cancel())?;
 
-    let bar = progress::bar(encoded.iter().map(Vec::len).sum());
+    let bar = progress::bar(encoded.iter().map(Vec::len).sum(), Unit::Of("tokens"));
     let start = Instant::now();
     let mut costs = Vec::with_capacity(encoded.len());
     for (index, tokens) in encoded.iter().enumerate() {
@@ -168,7 +168,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
 
 /// Minus the logarithm to base 2 of the probability of `token`.
 pub(super) fn surprise(logits: &[f32], token: u32) -> f64 {
-    -LogSum::new(logits).of(logits[token as usize]) / std::f64::consts::LN_2
+    -LogSum::new(logits).log_probability(logits[token as usize]) / std::f64::consts::LN_2
 }
 
 fn sum(costs: &[Cost]) -> Cost {

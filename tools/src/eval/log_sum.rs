@@ -21,7 +21,7 @@ impl LogSum {
     }
 
     /// The log-probability, base e, of a token with this logit.
-    pub fn of(&self, logit: f32) -> f64 {
+    pub fn log_probability(&self, logit: f32) -> f64 {
         f64::from(logit - self.peak) - self.log
     }
 }

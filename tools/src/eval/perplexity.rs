@@ -15,7 +15,7 @@ use super::windows::Windows;
 use super::{largest, output};
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::text::read_text;
 use crate::write_model::check_output;
 
@@ -118,13 +118,13 @@ fn measure(
     mut base: Option<&mut Base>,
     mut saved: Option<&mut Writer>,
 ) -> Result<Mean> {
-    let bar = progress::bar(windows.tokens.len());
+    let bar = progress::bar(windows.tokens.len(), Unit::Of("tokens"));
     let mut nats = Mean::default();
     for index in 0..windows.count() {
         let mut failure = Ok(());
         windows.read(session, index, |logits, next| {
             let log_sum = LogSum::new(logits);
-            let found = -log_sum.of(logits[next as usize]);
+            let found = -log_sum.log_probability(logits[next as usize]);
             nats.add(found);
             let taken = match (&mut base, &mut saved) {
                 (Some(base), _) => base.compare(logits, log_sum, next),
@@ -190,7 +190,7 @@ impl Base {
             // Lower ones are not told apart in the file.
             if base > -16.0 {
                 let base = f64::from(base);
-                divergence += base.exp() * (base - log_sum.of(logit));
+                divergence += base.exp() * (base - log_sum.log_probability(logit));
             }
         }
         let expected = f64::from(base[next as usize]);
@@ -199,7 +199,7 @@ impl Base {
         self.all.push(divergence);
         let same = largest(base) == largest(logits);
         self.same_top.add(f64::from(u8::from(same)));
-        let difference = log_sum.of(logits[next as usize]).exp() - expected.exp();
+        let difference = log_sum.log_probability(logits[next as usize]).exp() - expected.exp();
         self.difference.add(difference * difference);
         Ok(())
     }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use waterline::internal::Tensors;
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
+use waterline_quant::imatrix::{COUNTS, SUMS};
 use waterline_quant::{F32, ObservedProduct, ProductObserver, Tensor};
 
-use super::file::{COUNTS, SUMS};
 use crate::error::{Error, Result};
 use crate::mix::is_quantized;
 

@@ -17,7 +17,7 @@ pub use file::Imatrix;
 use crate::error::{Error, Result};
 use crate::eval::Windows;
 use crate::interrupt::on_first_interrupt;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::session::SessionArgs;
 use crate::text::read_text;
 use crate::write_model::check_output;
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     session.observe_products(collector.observer())?;
     let canceller = session.canceller();
     on_first_interrupt(move || canceller.cancel())?;
-    let bar = progress::bar(windows.tokens.len());
+    let bar = progress::bar(windows.tokens.len(), Unit::Of("tokens"));
     for window in windows.tokens.chunks(args.ctx) {
         let mut window = window.to_vec();
         window[0] = windows.begin.unwrap_or(window[0]);

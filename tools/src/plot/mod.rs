@@ -3,7 +3,7 @@
 
 mod axis;
 
-pub use axis::Axis;
+pub use axis::{Axis, round_below, round_step};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -22,6 +22,8 @@ pub struct Series {
     pub dashed: bool,
     /// Whether each point has a dot, which is within the axes then.
     pub dots: bool,
+    /// The standard error of each point, drawn as a bar up and down; none for points without.
+    pub errors: Vec<f64>,
 }
 
 /// An area between lower and upper values.
@@ -202,20 +204,44 @@ impl Plot {
             let fill = color(band.color).mix(0.22).filled();
             chart.draw_series([Polygon::new(outline, fill)])?;
         }
-        for series in &self.series {
-            let style = color(series.color).stroke_width(2);
+        for (index, series) in self.series.iter().enumerate() {
+            // A line below others shows at both sides of them.
+            let width = 2 + 3 * self.coverings(index);
+            let style = color(series.color).stroke_width(width);
             let line = self.cut(&series.points);
             if series.dashed {
                 chart.draw_series(DashedLineSeries::new(line, 7, 5, style))?
             } else {
                 chart.draw_series(LineSeries::new(line, style))?
             };
+            let bars = series.points.iter().zip(&series.errors);
+            chart.draw_series(bars.map(|(&(x, y), error)| {
+                let end = |y: f64| (x, y.clamp(self.y.min, self.y.max));
+                PathElement::new(vec![end(y - error), end(y + error)], style.stroke_width(1))
+            }))?;
             if series.dots {
-                let dot = |point: &(f64, f64)| Circle::new(*point, 4, color(series.color).filled());
+                let size = 3 + width / 2;
+                let dot =
+                    |point: &(f64, f64)| Circle::new(*point, size, color(series.color).filled());
                 chart.draw_series(series.points.iter().map(dot))?;
             }
         }
         Ok(())
+    }
+
+    /// How many later lines lie on a line, wherever it is.
+    fn coverings(&self, index: usize) -> u32 {
+        /// Lines that are closer than this part of the plot's height look like one.
+        const CLOSE: f64 = 0.01;
+        let line = &self.series[index];
+        let covers = |other: &&Series| {
+            let is_close = |&(x, y): &(f64, f64)| {
+                let found = height_at(&other.points, x);
+                found.is_some_and(|found| (self.y.place(found) - self.y.place(y)).abs() < CLOSE)
+            };
+            !line.points.is_empty() && line.points.iter().all(is_close)
+        };
+        self.series[index + 1..].iter().filter(covers).count() as u32
     }
 
     /// A line's points, up to where it leaves the axes at the top.
@@ -271,6 +297,17 @@ impl Plot {
         }
         Ok(())
     }
+}
+
+/// Where a line through points in ascending order is at `x`; none before and after it.
+fn height_at(points: &[(f64, f64)], x: f64) -> Option<f64> {
+    let after = points.iter().position(|point| point.0 >= x)?;
+    let (x1, y1) = points[after];
+    if x1 == x || after == 0 {
+        return (x1 == x).then_some(y1);
+    }
+    let (x0, y0) = points[after - 1];
+    Some(y0 + (x - x0) / (x1 - x0) * (y1 - y0))
 }
 
 /// Plots one below the other, each below its title if it has one, and notes in small print below them all.
@@ -373,6 +410,7 @@ mod tests {
                 color: 0,
                 dashed: true,
                 dots: true,
+                errors: Vec::new(),
             }],
         }
     }
@@ -413,6 +451,22 @@ mod tests {
         plot.series[0].label.push('l');
         assert_eq!(plot.height(), short + LINE as u32);
         assert!(plot.to_svg().contains(&plot.series[0].label));
+    }
+
+    #[test]
+    fn a_line_below_another_is_wider() {
+        let mut plot = plot(vec![(0.0, 1.0), (10.0, 3.0)]);
+        let line = plot.series[0].clone();
+        assert_eq!(plot.coverings(0), 0);
+        plot.series.push(Series {
+            points: vec![(0.0, 1.0), (5.0, 2.01), (10.0, 3.0)],
+            ..line.clone()
+        });
+        assert_eq!((plot.coverings(0), plot.coverings(1)), (1, 0));
+        plot.series[1].points[1].1 = 3.0;
+        assert_eq!(plot.coverings(0), 1, "the first has no point there");
+        assert_eq!(height_at(&line.points, 5.0), Some(2.0));
+        assert_eq!(height_at(&line.points, 11.0), None);
     }
 
     #[test]

@@ -44,18 +44,19 @@ pub fn choose(name: &str, files: &[File], wanted: Option<&str>) -> Result<Choice
         DIRECTORY.iter().any(|end| file.name.ends_with(end)) && !file.name.contains('/')
     };
     let needed: Vec<File> = files.iter().filter(is_needed).cloned().collect();
-    match needed
+    let has_weights = needed
         .iter()
-        .any(|file| file.name.ends_with(".safetensors"))
-    {
-        true => Ok(Choice {
+        .any(|file| file.name.ends_with(".safetensors"));
+    if has_weights {
+        Ok(Choice {
             files: needed,
             path: None,
             note: None,
-        }),
-        false => Err(Error::usage(format!(
+        })
+    } else {
+        Err(Error::usage(format!(
             "{name}: it holds neither GGUF nor safetensors files"
-        ))),
+        )))
     }
 }
 

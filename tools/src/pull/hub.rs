@@ -158,12 +158,13 @@ impl Hub {
             let mut parts = Path::new(&file.name).components();
             is_hash(&file.blob) && parts.all(|part| matches!(part, Component::Normal(_)))
         };
-        match is_hash(&listing.sha) && files.iter().all(is_safe) {
-            true => Ok(Revision {
+        if is_hash(&listing.sha) && files.iter().all(is_safe) {
+            Ok(Revision {
                 files,
                 sha: listing.sha,
-            }),
-            false => Err(self.failed(&url, "it names files that are outside of the repository")),
+            })
+        } else {
+            Err(self.failed(&url, "it names files that are outside of the repository"))
         }
     }
 
@@ -289,12 +290,13 @@ fn check(file: &File, path: &Path) -> Result<()> {
         return Ok(());
     };
     let found = sha256::of_files(&[path])?;
-    match found == *expected {
-        true => Ok(()),
-        false => Err(Error::usage(format!(
+    if found == *expected {
+        Ok(())
+    } else {
+        Err(Error::usage(format!(
             "{}: SHA-256: found {found}, expected {expected}; it was not kept",
             file.name
-        ))),
+        )))
     }
 }
 

@@ -17,7 +17,7 @@ impl TokenLogprob {
     /// Those of `token` and of the `top` most probable ones, by the logits `[vocab]` before it.
     pub fn new(logits: &[f32], token: u32, top: usize) -> Self {
         let softmax = LogSoftmax::new(logits);
-        let of = |token: u32| softmax.of(logits[token as usize]);
+        let of = |token: u32| softmax.log_probability(logits[token as usize]);
         let mut best: Vec<u32> = Vec::with_capacity(top + 1);
         for id in 0..logits.len() as u32 {
             let is_above = |&other: &u32| logits[other as usize] >= logits[id as usize];

@@ -19,12 +19,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
-use waterline::{Constraint, Constraints, Grammar, Model, PrefixStore, PrefixStoreOptions};
+use waterline::{Model, PrefixStore, PrefixStoreOptions};
 
 use crate::builtin::{OpenArgs, is_builtin};
 use crate::calls::Format;
@@ -53,6 +53,9 @@ pub struct Args {
     /// The port; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
+    /// A name besides this machine's own by which a proxy on it passes requests on.
+    #[arg(long = "allow-host", value_name = "NAME")]
+    allowed_hosts: Vec<String>,
     /// The key that clients must send.
     #[arg(
         long,
@@ -145,14 +148,13 @@ pub struct App {
     api_key: Option<String>,
     /// Where it listens.
     address: SocketAddr,
+    allowed_hosts: Vec<String>,
     /// The format of the model's calls of tools.
     format: Option<&'static Format>,
     /// Tokens that a session can read; none if that has no bound.
     context: Option<usize>,
     /// Bytes of a session's state.
     state_bytes: usize,
-    /// Compiles the forms of answers: made for the first one.
-    constraints: Mutex<Option<Arc<Constraints>>>,
     started: u64,
     ids: AtomicU64,
 }
@@ -162,26 +164,6 @@ impl App {
     fn id(&self, prefix: &str) -> String {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}{number:06x}", self.started)
-    }
-
-    /// Compiles a grammar.
-    fn compile(&self, grammar: &Grammar) -> waterline::Result<Constraint> {
-        let compiler = {
-            let mut made = self
-                .constraints
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            match &*made {
-                Some(compiler) => Arc::clone(compiler),
-                None => {
-                    let end = self.prompter.end()?;
-                    let compiler = Constraints::new(self.prompter.model(), end)?;
-                    *made = Some(Arc::clone(&compiler));
-                    compiler
-                }
-            }
-        };
-        compiler.compile(grammar)
     }
 }
 
@@ -235,11 +217,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         sampling: args.sampling.clone(),
         api_key: args.api_key.clone(),
         address: SocketAddr::new(args.host, args.port),
+        allowed_hosts: args.allowed_hosts.clone(),
         format,
         context,
         state_bytes,
         started: now(),
-        constraints: Mutex::default(),
         ids: AtomicU64::new(0),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()

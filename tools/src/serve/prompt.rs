@@ -109,11 +109,6 @@ impl Prompter {
         })
     }
 
-    /// The token with which the template closes an answer.
-    pub fn end(&self) -> Result<Option<u32>> {
-        Ok(self.turns(TemplateOptions::default())?.0.end_token())
-    }
-
     /// The tokens of a conversation, after which its answer comes.
     pub fn chat(&self, messages: &[Message], options: TemplateOptions) -> Result<Prompt> {
         let (turns, opens_thought) = self.turns(options)?;

@@ -304,7 +304,9 @@ impl App {
         let Some(grammar) = grammar else {
             return Ok(None);
         };
-        let form = self.make(move |app| app.compile(&grammar)).await?;
+        let form = self
+            .make(move |app| app.prompter.model().constraints()?.compile(&grammar))
+            .await?;
         Ok(Some(match opens_thought {
             true => form.after_thought(),
             false => form,

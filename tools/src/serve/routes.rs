@@ -126,10 +126,11 @@ impl App {
             };
             ["localhost", "127.0.0.1", "[::1]"].contains(&name)
                 || name == self.address.ip().to_string()
+                || self.allowed_hosts.iter().any(|allowed| allowed == name)
         };
         let refuse = |reason: &str| Err(Refusal::new(StatusCode::FORBIDDEN, reason));
         if self.address.ip().is_loopback() && !host.is_none_or(is_own) {
-            return refuse("Host: expected this machine's name");
+            return refuse("Host: expected this machine's name, or one of --allow-host");
         }
         let of_page = text(ORIGIN).map(|origin| origin.split_once("://").map(|(_, host)| host));
         match of_page {

@@ -63,8 +63,6 @@ struct Answer {
     session: Session,
     generation: Generation,
     job: Job,
-    /// Whether it drafts while it runs alone.
-    drafts: bool,
     tokens: Vec<u32>,
     text: String,
 }
@@ -72,9 +70,7 @@ struct Answer {
 impl Answer {
     /// An answer to the prompt that `session` has read.
     fn new(session: Session, mut job: Job, mut generation: Generation) -> Self {
-        let options = session.options();
-        let drafts = options.lookup + options.mtp > 0 && job.logprobs.is_none();
-        if drafts {
+        if job.logprobs.is_none() {
             generation = generation.with_drafts(&session);
         }
         if let Some(form) = job.form.take() {
@@ -84,7 +80,6 @@ impl Answer {
             session,
             generation,
             job,
-            drafts,
             tokens: Vec::new(),
             text: String::new(),
         }
@@ -272,7 +267,7 @@ fn receive(jobs: &Receiver<Job>, waiting: &mut VecDeque<Job>) -> bool {
 }
 
 impl Group {
-    /// One token of every answer, or more of one that drafts alone. The sessions of those that end are idle.
+    /// One token of every answer, or more of one that drafts. An answer alone needs no batch, whose steps on a GPU are slower. The sessions of those that end are idle.
     fn step(&mut self, idle: &mut Vec<Session>) {
         self.leave(idle);
         if self.answers.is_empty() {
@@ -281,7 +276,7 @@ impl Group {
         let began = Instant::now();
         let before = self.tokens();
         let stepped = match &mut self.answers[..] {
-            [answer] if answer.drafts => answer.step(),
+            [answer] if answer.job.logprobs.is_none() => answer.step(),
             _ => self.step_together(idle),
         };
         self.metrics.add(Count::Steps, 1);

@@ -89,6 +89,19 @@ pub(super) fn model_path(dir: &Path) -> PathBuf {
     }
 }
 
+/// The cases in the folders of `dir`, by name; none if it is a case or a model itself, or has no such folders.
+pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
+    let is_case = |dir: &Path| dir.join(EXPECT).is_file() || dir.join("meta.json").is_file();
+    if is_case(dir) || dir.join("config.json").is_file() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut cases: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    cases.retain(|folder| is_case(folder));
+    cases.sort();
+    cases
+}
+
 impl Case {
     /// Reads the case in `dir` of a model with `vocab` tokens.
     pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
@@ -114,7 +127,7 @@ impl Case {
     fn read_directory(dir: &Path, vocab: usize) -> Result<Self> {
         let meta = dir.join("meta.json");
         if !meta.is_file() {
-            let reason = "no recorded case: expected meta.json and case.safetensors beside the model, or expect.json beside model.gguf";
+            let reason = "no recorded case: expected meta.json and case.safetensors with the model, or expect.json with model.gguf";
             return Err(Error::input(dir, reason));
         }
         let meta: Meta = read_json(&meta)?;

@@ -72,7 +72,7 @@ def cell(rows):
     shares = [100 * float(r["accuracy"]) for r in rows]
     if len(rows) == 1:
         return f"{shares[0]:.1f} ± {100 * float(rows[0]['stderr']):.1f} ({rows[0]['right']})"
-    return f"{sum(shares) / len(shares):.1f} ({min(shares):.1f} to {max(shares):.1f})"
+    return f"{sum(shares) / len(shares):.1f} ({min(shares):.1f}–{max(shares):.1f})"
 
 
 def show(arms, asked):
@@ -86,7 +86,7 @@ def show(arms, asked):
             rows = [[table[key] for table in found if (key := (without.replace(",", "+"), *a)) in table] for a in asked]
             if all(rows):
                 seeds = "" if len(rows[0]) in (1, len(SEEDS)) else f", {len(rows[0])} seeds"
-                off = f" without {without.replace(',', ', ')}" if without else ""
+                off = " − " + without.replace(",", ", ") if without else ""
                 print(f"| {title}{off}{seeds} | " + " | ".join(cell(r) for r in rows) + " |")
 
 

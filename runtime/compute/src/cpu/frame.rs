@@ -75,4 +75,6 @@ pub struct Frame<'a> {
     pub tokens: &'a [u32],
     /// Tokens read before the chunk.
     pub position: u64,
+    /// Every token gets the bits of a step, from ops that have [`CpuOp::reads_chunks_as_steps`](crate::ops::CpuOp::reads_chunks_as_steps).
+    pub in_step_order: bool,
 }

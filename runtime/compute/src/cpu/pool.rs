@@ -193,10 +193,12 @@ impl Pool {
             process: std::process::id(),
         };
         for index in 1..threads {
-            pool.start(index).map_err(|reason| {
+            if let Err(reason) = pool.start(index) {
+                // Without their stacks there is memory for a sentence.
+                drop(pool);
                 let what = format!("thread {} of {threads} ({reason})", index + 1);
-                Error::memory(what, "choose fewer threads")
-            })?;
+                return Err(Error::memory(what, "choose fewer threads"));
+            }
         }
         Ok(pool)
     }

@@ -13,7 +13,7 @@ use super::driver::weights::Weights;
 use super::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
 #[cfg(feature = "emulator")]
 use super::emulator;
-use super::schedule::source::Source;
+use super::schedule::source::TranslationUnit;
 use super::schedule::{Call, Form, Grid, Parameter, Queued};
 use crate::error::{Error, Result};
 use crate::state::Kv;
@@ -200,7 +200,7 @@ impl Device {
             ],
         };
         let queued = Queued::new(call, Form::Waits);
-        let kernels = self.kernels(&Source::of(&[&queued]))?;
+        let kernels = self.kernels(&TranslationUnit::new(&[&queued]))?;
         let launch = queued.launch(kernels[0], 1);
         let pass = || -> Result<f64> {
             const TIMES: usize = 8;
@@ -261,7 +261,7 @@ impl Device {
 
     /// The kernels of a program, compiled if they are not yet.
     #[doc(hidden)]
-    pub fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {
+    pub fn kernels(&self, source: &TranslationUnit) -> Result<Vec<Kernel>> {
         let compiled = {
             let mut kernels = self.kernels.lock().expect("kernels");
             Arc::clone(kernels.entry(source.text.clone()).or_default())

@@ -33,7 +33,7 @@ pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_o
 pub use host_logits::HostLogits;
 #[cfg(feature = "emulator")]
 pub use schedule::levels::REVERSED;
-pub use schedule::source::Source;
+pub use schedule::source::TranslationUnit;
 pub use schedule::{
     Call, Deferred, Grid, Launches, Parameter, Queued, RotaryInputs, Rotation, Rows, SessionMemory,
 };

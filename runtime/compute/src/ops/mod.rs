@@ -81,6 +81,11 @@ pub trait CpuOp {
     /// Runs the op over the frame's tokens.
     fn run(&self, frame: &mut Frame);
 
+    /// Whether the tokens of a chunk on one state have the bits of steps where the frame is in step order.
+    fn reads_chunks_as_steps(&self) -> bool {
+        false
+    }
+
     /// Floats of scratch memory that one worker needs for chunks of up to `chunk` tokens.
     fn scratch(&self, _chunk: usize) -> usize {
         0

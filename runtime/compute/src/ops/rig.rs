@@ -103,6 +103,7 @@ impl<'a> Rig<'a> {
                 arena: &mut self.arena,
                 tokens: &vec![0; chunk],
                 position: position as u64,
+                in_step_order: false,
             };
             run_named(self.op, &mut frame, self.working).expect("an op that names what it touches");
             for t in 0..chunk {

@@ -20,6 +20,7 @@ pub struct Workspace {
     common: Vec<f32>,
     chunk: usize,
     widest: usize,
+    in_step_order: bool,
 }
 
 /// Widths of the buffers. A device gathers the inputs of products in a buffer, for which this type has
@@ -45,12 +46,15 @@ impl Workspace {
             pool,
             chunk,
             widest,
+            in_step_order: false,
         })
     }
 
-    /// A workspace with which every token has the bits of a step, however many tokens there are.
+    /// A workspace with which every token has the bits of a step, however many tokens there are, in ops that treat every token alike or
+    /// have [`CpuOp::reads_chunks_as_steps`](crate::ops::CpuOp::reads_chunks_as_steps).
     pub fn in_step_order(mut self) -> Self {
         self.inputs.sum_as_alone();
+        self.in_step_order = true;
         self
     }
 
@@ -114,6 +118,7 @@ impl Workspace {
             arena,
             tokens,
             position,
+            in_step_order: self.in_step_order,
         }
     }
 

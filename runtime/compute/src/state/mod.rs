@@ -2,6 +2,7 @@
 
 mod arena;
 mod plan;
+mod rotary;
 mod snapshot;
 mod sparse;
 mod stretch;
@@ -14,6 +15,7 @@ pub use plan::{
     Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensor,
     StateTensorPlan,
 };
+pub use rotary::Rotary;
 pub use snapshot::Snapshot;
 pub use summed::Summed;
 pub use touched::Touched;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Rotary;
 use crate::error::{Error, Result};
 
 /// How a state tensor is used; for reports and for code that walks state tensors of one kind.
@@ -86,6 +87,7 @@ pub struct StateTensor {
     /// How it is used.
     pub kind: StateKind,
     range: StateRange,
+    rotary: Option<Rotary>,
 }
 
 impl StateTensor {
@@ -98,6 +100,7 @@ impl StateTensor {
             dtype,
             kind,
             range: StateRange::Any,
+            rotary: None,
         }
     }
 
@@ -113,6 +116,11 @@ impl StateTensor {
     /// The state tensor with a range of its counters.
     pub fn within(self, range: StateRange) -> Self {
         StateTensor { range, ..self }
+    }
+
+    /// The state tensor of keys that turn with their position.
+    pub fn turning(self, rotary: Option<Rotary>) -> Self {
+        StateTensor { rotary, ..self }
     }
 }
 
@@ -173,6 +181,9 @@ pub struct StateTensorPlan {
     /// Where its rows follow the context, which no file says either.
     #[serde(skip)]
     growth: Option<Growth>,
+    /// How its keys turn with their position, which no file says either.
+    #[serde(skip)]
+    rotary: Option<Rotary>,
 }
 
 /// How a state tensor grows with the context: the dimension that counts rows, and the tokens that one row holds.
@@ -196,12 +207,19 @@ impl StateTensorPlan {
         self.growth
     }
 
+    /// How its keys turn with their position, if they do.
+    #[doc(hidden)]
+    pub fn rotary(&self) -> Option<&Rotary> {
+        self.rotary.as_ref()
+    }
+
     /// Whether `other`, from a file, is the same state tensor in the same place.
     #[doc(hidden)]
     pub fn lies_like(&self, other: &Self) -> bool {
         let other = StateTensorPlan {
             range: self.range,
             growth: self.growth,
+            rotary: self.rotary.clone(),
             ..other.clone()
         };
         *self == other
@@ -345,6 +363,7 @@ impl StatePlan {
             bytes,
             range: tensor.range,
             growth,
+            rotary: tensor.rotary.clone(),
         });
         self.bytes = end.next_multiple_of(ALIGNMENT);
         Ok(())

@@ -12,8 +12,20 @@ impl StatePlan {
     /// lie inside of the context.
     #[doc(hidden)]
     pub fn rows(&self, positions: Range<u64>) -> impl Iterator<Item = Range<usize>> {
+        self.tensor_rows(positions).map(|(_, part)| part)
+    }
+
+    /// As [`StatePlan::rows`], with the tensor of each.
+    #[doc(hidden)]
+    pub fn tensor_rows(
+        &self,
+        positions: Range<u64>,
+    ) -> impl Iterator<Item = (&StateTensorPlan, Range<usize>)> {
         let layers = self.tensors().iter().skip(LOGITS + 1);
-        layers.flat_map(move |tensor| rows_of(tensor, positions.clone()))
+        layers.flat_map(move |tensor| {
+            let parts = rows_of(tensor, positions.clone());
+            parts.map(move |part| (tensor, part))
+        })
     }
 
     /// How many bytes [`StatePlan::rows`] names.

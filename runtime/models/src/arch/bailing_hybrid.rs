@@ -7,7 +7,7 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::experts::{ExpertNames, layer_part};
 use super::hugging_face::{layer_type, mlp, model, norm_eps, tensor_name};
-use super::kimi_linear::{LATENT_EPS, Part, SCORE_EPS, part_of_heads};
+use super::kimi_linear::{LATENT_EPS, LatentPart, SCORE_EPS, part_of_heads};
 use super::tensors::halves;
 use super::{Config, Family};
 use crate::error::Result;
@@ -244,8 +244,18 @@ fn tensor(
         "kv_a_proj.weight" => turned("kv_a_proj_with_mqa.weight", width),
         "kv_a_norm.weight" => of_mixer("kv_a_layernorm.weight"),
         "q_a_norm.weight" => of_mixer("q_a_layernorm.weight"),
-        "k_b.weight" => part_of_heads(name, &of_mixer("kv_b_proj.weight")?, &latent, Part::Keys),
-        "v_b.weight" => part_of_heads(name, &of_mixer("kv_b_proj.weight")?, &latent, Part::Values),
+        "k_b.weight" => part_of_heads(
+            name,
+            &of_mixer("kv_b_proj.weight")?,
+            &latent,
+            LatentPart::Keys,
+        ),
+        "v_b.weight" => part_of_heads(
+            name,
+            &of_mixer("kv_b_proj.weight")?,
+            &latent,
+            LatentPart::Values,
+        ),
         _ => of_mixer(part),
     }
 }

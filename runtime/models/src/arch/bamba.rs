@@ -74,7 +74,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             } else {
                 &attention
             };
-            LayerSpec::of(Arc::clone(mixer), Some(mlp))
+            LayerSpec::new(Arc::clone(mixer), Some(mlp))
         })
         .collect();
     model(config, layers)

@@ -52,7 +52,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         multiplier: output,
         ..mlp(config)?
     };
-    let layer = LayerSpec::of(mixer, Some(mlp));
+    let layer = LayerSpec::new(mixer, Some(mlp));
     let layers = vec![layer; config.layers()?];
     Ok(ModelSpec {
         embedding_multiplier: multiplier("embedding_multiplier")?,

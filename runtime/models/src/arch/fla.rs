@@ -36,6 +36,7 @@ pub(super) const FAMILY: Family = Family {
         "gdn2",
         "gsa",
         "abc",
+        "raven",
         "mom",
     ],
     spec,
@@ -56,6 +57,7 @@ fn mixer(config: &Config, layer: usize) -> Result<Arc<dyn Mixer>> {
         "gdn2" => Arc::new(fla_linear::gdn2(config)?),
         "gsa" => Arc::new(fla_slots::gsa(config)?),
         "abc" => Arc::new(fla_slots::abc(config)?),
+        "raven" => Arc::new(fla_slots::raven(config)?),
         "mom" => Arc::new(fla_memories::mom(config)?),
         _ => Arc::new(gated_deltanet(config)?),
     })
@@ -77,9 +79,12 @@ fn tensor(
         if let Some(name) = theirs.iter().find(|name| weights.contains(name)) {
             return Ok(weights.tensor(name)?);
         }
-        if !config.bool_or("elementwise_affine", true)? {
-            return tensors::from_f32(&weight.shape, &vec![1.0; weight.len()]);
-        }
+    }
+    let is_head_norm = ["o_norm", "q_norm", "k_norm"]
+        .iter()
+        .any(|norm| name.ends_with(&format!(".attn.{norm}.weight")));
+    if is_head_norm && !config.bool_or("elementwise_affine", true)? && !weights.contains(&name) {
+        return tensors::from_f32(&weight.shape, &vec![1.0; weight.len()]);
     }
     if config.string("model_type")? == "mom"
         && let Some(tensor) = fla_memories::of_memories(config, weights, &name, weight)?
@@ -142,7 +147,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Some(index) => attention_layer(&attention_configs[index], hidden)?,
                 None => mixer(config, layer)?,
             };
-            Ok(LayerSpec::of(mixer, Some(mlp)))
+            Ok(LayerSpec::new(mixer, Some(mlp)))
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {

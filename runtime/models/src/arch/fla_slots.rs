@@ -4,7 +4,7 @@ use super::Config;
 use super::fla::{scaled, taps};
 use crate::error::Result;
 use crate::functions::Activation;
-use crate::mixers::{Abc, Gsa};
+use crate::mixers::{Abc, Gsa, Raven};
 
 /// Width of each of `heads` heads, of a projection that is `key` times as wide as the model. The library misspells the
 /// key where it has not yet been read and written back.
@@ -31,15 +31,20 @@ fn slots(config: &Config, head_dim: usize) -> Result<usize> {
     }
 }
 
-pub(super) fn gsa(config: &Config) -> Result<Gsa> {
-    let heads = config.usize_or("num_heads", 4)?;
-    let head_dim = per_head(config, heads, "expand_k", 1.0)?;
+/// The feature map of queries and keys, and whether a learned matrix comes before it.
+fn feature_map(config: &Config) -> Result<(Activation, bool)> {
     let maps = [
         ("swish", (Activation::Silu, false)),
         ("relu", (Activation::Relu, false)),
         ("t2r", (Activation::Relu, true)),
     ];
-    let (feature_map, learned_map) = config.one_of("feature_map", maps[0].1, &maps)?;
+    config.one_of("feature_map", maps[0].1, &maps)
+}
+
+pub(super) fn gsa(config: &Config) -> Result<Gsa> {
+    let heads = config.usize_or("num_heads", 4)?;
+    let head_dim = per_head(config, heads, "expand_k", 1.0)?;
+    let (feature_map, learned_map) = feature_map(config)?;
     Ok(Gsa {
         heads,
         kv_heads: config.usize_or("num_kv_heads", heads)?,
@@ -75,6 +80,54 @@ pub(super) fn abc(config: &Config) -> Result<Abc> {
         rope_theta: config.bool_or("use_rope", true)?.then_some(10000.0),
         min: bound("clamp_min", -32.0)?,
         max: bound("clamp_max", 32.0)?,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}
+
+pub(super) fn raven(config: &Config) -> Result<Raven> {
+    let heads = config.usize_or("num_heads", 4)?;
+    let head_dim = per_head(config, heads, "expand_k", 1.0)?;
+    let slots = slots(config, head_dim)?;
+    let written = config.usize_or("topk", 32)?;
+    let (feature_map, learned_map) = feature_map(config)?;
+    config.one_of("router_type", (), &[("lin", ())])?;
+    if config.bool_or("bias_rmm", false)? {
+        return Err(config.wrong("bias_rmm", "false: a bias of the choice alone is not known"));
+    }
+    let softmax_router = config.one_of(
+        "router_score",
+        false,
+        &[("sigmoid", false), ("softmax", true)],
+    )?;
+    let decays = [("Mamba2", false), ("GLA", true)];
+    let slot_decay = if config.one_of("decay_type", false, &decays)? {
+        Some(config.f32_or("gate_logit_normalizer", 8.0)?)
+    } else {
+        None
+    };
+    let rope_theta = if config.bool_or("use_rope", false)? {
+        Some(config.f32_or("rope_theta", 10000.0)?)
+    } else {
+        None
+    };
+    // Without a number of slots in the file, a choice of more is one of all.
+    let is_null = config
+        .object()
+        .get("num_slots")
+        .is_some_and(serde_json::Value::is_null);
+    Ok(Raven {
+        heads,
+        kv_heads: config.usize_or("num_kv_heads", heads)?,
+        head_dim,
+        value_dim: per_head(config, heads, "expand_v", 1.0)?,
+        slots,
+        written: if is_null { written.min(slots) } else { written },
+        softmax_router,
+        feature_map,
+        learned_map,
+        slot_decay,
+        rope_theta,
+        gate: config.bool_or("use_output_gate", false)?,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
     })
 }

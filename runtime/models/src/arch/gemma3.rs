@@ -100,7 +100,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             Ok(LayerSpec {
                 mixer_sublayer: around,
                 ffn_sublayer: around,
-                ..LayerSpec::of(Arc::new(attention), Some(mlp))
+                ..LayerSpec::new(Arc::new(attention), Some(mlp))
             })
         })
         .collect::<Result<_>>()?;

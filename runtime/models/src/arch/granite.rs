@@ -37,7 +37,7 @@ pub(super) const DENSE: Family = Family {
         let layer = LayerSpec {
             mixer_sublayer: sublayer,
             ffn_sublayer: sublayer,
-            ..LayerSpec::of(Arc::new(attention), Some(mlp(config)?))
+            ..LayerSpec::new(Arc::new(attention), Some(mlp(config)?))
         };
         multiplied(config, vec![layer; config.layers()?])
     },
@@ -105,7 +105,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 mixer_sublayer: sublayer,
                 ffn_sublayer: sublayer,
                 ffn: Some(ffn.clone()),
-                ..LayerSpec::of(Arc::clone(mixer), None)
+                ..LayerSpec::new(Arc::clone(mixer), None)
             }
         })
         .collect();

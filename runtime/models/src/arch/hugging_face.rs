@@ -51,7 +51,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 rope_theta: attention.rope_theta.filter(|_| has_positions),
                 ..attention.clone()
             };
-            Ok(LayerSpec::of(Arc::new(attention), Some(mlp)))
+            Ok(LayerSpec::new(Arc::new(attention), Some(mlp)))
         })
         .collect::<Result<_>>()?;
     model(config, layers)

@@ -194,7 +194,7 @@ fn tensor(
         };
     };
     let of_mixer = |name: &str| of_layer(&format!("self_attn.{name}"));
-    let of_heads = |part: Part| {
+    let of_heads = |part: LatentPart| {
         let latent = latent_attention(config)?;
         part_of_heads(name, &of_mixer("kv_b_proj.weight")?, &latent, part)
     };
@@ -206,15 +206,15 @@ fn tensor(
         "kv_a_proj.weight" => of_mixer("kv_a_proj_with_mqa.weight"),
         "kv_a_norm.weight" => of_mixer("kv_a_layernorm.weight"),
         "q_a_norm.weight" => of_mixer("q_a_layernorm.weight"),
-        "k_b.weight" => of_heads(Part::Keys),
-        "v_b.weight" => of_heads(Part::Values),
+        "k_b.weight" => of_heads(LatentPart::Keys),
+        "v_b.weight" => of_heads(LatentPart::Values),
         _ => of_mixer(part),
     }
 }
 
 /// A part of the matrix from the latent to keys and values.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Part {
+pub(super) enum LatentPart {
     /// The keys' rows, which the queries pass the other way.
     Keys,
     /// The values' rows.
@@ -226,11 +226,11 @@ pub(super) fn part_of_heads(
     name: &str,
     both: &Tensor,
     latent: &LatentAttention,
-    part: Part,
+    part: LatentPart,
 ) -> Result<Tensor> {
     let (heads, nope) = (latent.heads, latent.nope);
     match part {
-        Part::Keys => transposed(name, &rows_of_groups(name, both, heads, 0..nope)?, heads),
-        Part::Values => rows_of_groups(name, both, heads, nope..nope + latent.value_dim),
+        LatentPart::Keys => transposed(name, &rows_of_groups(name, both, heads, 0..nope)?, heads),
+        LatentPart::Values => rows_of_groups(name, both, heads, nope..nope + latent.value_dim),
     }
 }

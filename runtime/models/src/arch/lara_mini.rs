@@ -52,7 +52,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             };
             Ok(LayerSpec {
                 ffn: Some(FeedForward::Experts(experts)),
-                ..LayerSpec::of(Arc::clone(mixer), None)
+                ..LayerSpec::new(Arc::clone(mixer), None)
             })
         })
         .collect::<Result<_>>()?;

@@ -69,7 +69,7 @@ pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
             } else {
                 Arc::new(conv.clone())
             };
-            Ok(LayerSpec::of(mixer, Some(mlp)))
+            Ok(LayerSpec::new(mixer, Some(mlp)))
         })
         .collect::<Result<_>>()?;
     let tied = config.bool_or("tie_embedding", true)?;

@@ -81,7 +81,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             Ok(LayerSpec {
                 mixer_sublayer: around,
                 ffn_sublayer: around,
-                ..LayerSpec::of(mixer, Some(mlp))
+                ..LayerSpec::new(mixer, Some(mlp))
             })
         })
         .collect::<Result<_>>()?;

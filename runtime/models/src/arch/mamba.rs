@@ -138,7 +138,7 @@ fn samba_tensor_name(name: &str) -> String {
 }
 
 fn spec(config: &Config) -> Result<ModelSpec> {
-    let layer = LayerSpec::of(mixer(config)?, None);
+    let layer = LayerSpec::new(mixer(config)?, None);
     let layers = config.layers()?;
     // transformers ties Mamba's matrices by default, flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
@@ -177,7 +177,7 @@ fn samba(config: &Config) -> Result<ModelSpec> {
             Some(index) => Arc::new(fla::attention(&attention[index], hidden)?),
             None => Arc::clone(&mamba),
         };
-        Ok(LayerSpec::of(mixer, mlp))
+        Ok(LayerSpec::new(mixer, mlp))
     };
     let layers = (0..config.layers()?)
         .map(layer_spec)

@@ -41,7 +41,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             Ok(LayerSpec {
                 mixer_sublayer: sublayer,
                 ffn_sublayer: sublayer,
-                ..LayerSpec::of(mixer, Some(mlp))
+                ..LayerSpec::new(mixer, Some(mlp))
             })
         })
         .collect::<Result<_>>()?;

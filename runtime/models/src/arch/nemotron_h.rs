@@ -80,8 +80,8 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let layers = kinds(config)?
         .into_iter()
         .map(|kind| match kind {
-            Kind::Mamba => Ok(LayerSpec::of(mamba.clone(), None)),
-            Kind::Attention => Ok(LayerSpec::of(attention.clone(), None)),
+            Kind::Mamba => Ok(LayerSpec::new(mamba.clone(), None)),
+            Kind::Attention => Ok(LayerSpec::new(attention.clone(), None)),
             Kind::Mlp => Ok(LayerSpec {
                 ffn: Some(mlp.into()),
                 ..LayerSpec::default()

@@ -70,10 +70,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 LayerSpec {
                     mixer_sublayer: behind,
                     ffn_sublayer: behind,
-                    ..LayerSpec::of(Arc::clone(&normed), Some(mlp))
+                    ..LayerSpec::new(Arc::clone(&normed), Some(mlp))
                 }
             } else {
-                LayerSpec::of(Arc::clone(&delta), Some(mlp))
+                LayerSpec::new(Arc::clone(&delta), Some(mlp))
             })
         })
         .collect::<Result<_>>()?;

@@ -122,7 +122,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             } else {
                 Arc::new(recurrent.clone())
             };
-            Ok(LayerSpec::of(mixer, Some(mlp)))
+            Ok(LayerSpec::new(mixer, Some(mlp)))
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {

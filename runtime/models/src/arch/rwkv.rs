@@ -52,7 +52,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     for layer in 0..layers {
         let time_mix: Arc<dyn Mixer> = Arc::new(time_mix(config, hidden, norm_eps, layer)?);
         for mixer in [time_mix, Arc::clone(&channel_mix)] {
-            all.push(LayerSpec::of(mixer, None));
+            all.push(LayerSpec::new(mixer, None));
         }
     }
     Ok(ModelSpec {

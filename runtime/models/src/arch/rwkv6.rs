@@ -47,7 +47,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         activation: Activation::SquaredRelu,
         receptance: true,
     });
-    let block = [time_mix, channel_mix].map(|mixer| LayerSpec::of(mixer, None));
+    let block = [time_mix, channel_mix].map(|mixer| LayerSpec::new(mixer, None));
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden,

@@ -46,7 +46,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Layer::Sliding => Arc::new(attention(config, true)?),
                 Layer::Full => Arc::new(attention(config, false)?),
             };
-            Ok(LayerSpec::of(mixer, mlp))
+            Ok(LayerSpec::new(mixer, mlp))
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {

@@ -39,7 +39,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             Arc::clone(&mamba)
         };
         uses += usize::from(shared);
-        layers.push(LayerSpec::of(mixer, None));
+        layers.push(LayerSpec::new(mixer, None));
     }
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,

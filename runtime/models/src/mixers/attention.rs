@@ -23,7 +23,7 @@ use crate::operands::View;
 use crate::ops::{
     Attend, Eviction, Gate, HeadGroup, HeadOp, Normalize, Policy, Prepare, Rope, ScoreTensors,
 };
-use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::state::{Rotary, Size, StateDtype, StateKind, StateRange, StateTensor};
 use crate::weights::WeightSpec;
 
 pub use crate::ops::RopeScaling;
@@ -427,7 +427,15 @@ impl Mixer for Attention {
         let rows = self.window.map_or(Size::Context, Size::Fixed);
         let shape = [Size::Fixed(self.kv_heads), rows, Size::Fixed(self.head_dim)];
         let ring = |name| StateTensor::cached(name, shape);
-        let mut tensors = vec![ring("keys"), ring("values")];
+        let rotary = self.rope_theta.map(|theta| {
+            let turned = View::whole(0, self.rope_dim());
+            let rope = Rope::new(theta, self.rope_scaling.as_ref(), turned);
+            Rotary {
+                first: 0,
+                frequencies: rope.frequencies.to_vec(),
+            }
+        });
+        let mut tensors = vec![ring("keys").turning(rotary), ring("values")];
         if let Some(Retained {
             capacity, policy, ..
         }) = self.retained

@@ -63,7 +63,7 @@ pub struct Gsa {
     /// A function of each score in place of the softmax over the slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scores: Option<Activation>,
-    /// Whether the slots' fade is learned instead of computed from the input.
+    /// Whether the slots' decay is learned instead of computed from the input.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fixed_decay: bool,
 }
@@ -73,6 +73,22 @@ impl Gsa {
         let heads = [self.heads, self.kv_heads, self.kv_heads];
         short_conv::qkv(heads, self.head_dim, self.value_dim)
     }
+}
+
+/// Checks numbers of query and of key and value heads, widths of keys and values, and numbers of slots and of those that a token writes.
+pub(super) fn check_slots(
+    [heads, kv_heads]: [usize; 2],
+    widths: [usize; 2],
+    [slots, written]: [usize; 2],
+) -> Result<(), Mismatch> {
+    let dims = [heads, kv_heads, widths[0], widths[1], slots];
+    Mismatch::unless_positive(&dims, "heads, widths and slots of one or more")?;
+    Mismatch::unless_shared(heads, "heads", kv_heads, "key and value head")?;
+    Mismatch::unless(
+        (1..=slots).contains(&written),
+        || format!("{written} slots written of {slots}"),
+        "one or more of them, and no more than there are",
+    )
 }
 
 /// The states of keys and values over `slots` slots.
@@ -105,19 +121,11 @@ impl Mixer for Gsa {
     }
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
-        let dims = [
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.value_dim,
-            self.slots,
-        ];
-        Mismatch::unless_positive(&dims, "heads, widths and slots of one or more")?;
-        Mismatch::unless_shared(self.heads, "heads", self.kv_heads, "key and value head")?;
-        Mismatch::unless(
-            self.written.is_none_or(|n| (1..=self.slots).contains(&n)),
-            || format!("{:?} slots written of {}", self.written, self.slots),
-            "one or more of them, and no more than there are",
+        let written = self.written.unwrap_or(self.slots);
+        check_slots(
+            [self.heads, self.kv_heads],
+            [self.head_dim, self.value_dim],
+            [self.slots, written],
         )?;
         short_conv::check(self.conv)
     }
@@ -157,13 +165,13 @@ impl Mixer for Gsa {
         let views = layer.project(&names)?;
         let (q, k, v) = (views[0], views[1], views[2]);
         let scale = 1.0 / self.gate_normalizer;
-        let (weights, fade) = match views.get(3) {
+        let (weights, gate) = match views.get(3) {
             Some(view) => (*view, Gate::Forget { scale }),
             None => {
                 let learned = layer.vector("f_proj.bias")?;
-                let fades = learned.iter().map(|b| 1.0 - sigmoid(*b).powf(scale));
+                let strengths = learned.iter().map(|b| 1.0 - sigmoid(*b).powf(scale));
                 let view = layer.buffer(self.kv_heads * self.slots);
-                (view, Gate::Constant(fades.collect()))
+                (view, Gate::Constant(strengths.collect()))
             }
         };
         let mut groups = Vec::new();
@@ -183,7 +191,7 @@ impl Mixer for Gsa {
         layer.push(Prepare {
             groups,
             rope: None,
-            gates: vec![(weights, fade)],
+            gates: vec![(weights, gate)],
         });
         if let Some(count) = self.written {
             layer.push(Prepare {

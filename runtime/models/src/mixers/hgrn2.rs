@@ -43,7 +43,7 @@ pub struct Hgrn2 {
     pub conv: Option<usize>,
     /// Whether the decays have a lower bound.
     pub lower_bound: bool,
-    /// Rows of the state that a token writes, and that fade for it; none: all.
+    /// Rows of the state that a token writes, and that decay for it; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<usize>,
 }

@@ -24,7 +24,7 @@ use crate::functions::Norm;
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{Attend, HeadGroup, HeadLinear, HeadOp, Prepare, Rope};
-use crate::state::{Size, StateTensor};
+use crate::state::{Rotary, Size, StateTensor};
 use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "latent_attention";
@@ -156,7 +156,13 @@ impl Mixer for LatentAttention {
 
     fn state(&self) -> Vec<StateTensor> {
         let shape = [Size::Fixed(1), Size::Context, Size::Fixed(self.row())];
-        vec![StateTensor::cached("rows", shape)]
+        let rotary = self.rope_theta.map(|theta| Rotary {
+            first: self.latent,
+            frequencies: Rope::new(theta, None, View::whole(0, self.rope))
+                .frequencies
+                .to_vec(),
+        });
+        vec![StateTensor::cached("rows", shape).turning(rotary)]
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

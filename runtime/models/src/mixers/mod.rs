@@ -25,6 +25,7 @@ mod mamba2;
 mod mom;
 mod native_sparse_attention;
 mod parallel;
+mod raven;
 mod retnet;
 mod rg_lru;
 mod rwkv6;
@@ -64,6 +65,7 @@ pub use mamba2::Mamba2;
 pub use mom::{GlaDecay, Mom};
 pub use native_sparse_attention::NativeSparseAttention;
 pub use parallel::{Parallel, ParallelPart};
+pub use raven::Raven;
 pub use retnet::RetNet;
 pub use rg_lru::RgLru;
 pub use rwkv_channel_mix::RwkvChannelMix;
@@ -189,6 +191,7 @@ const MIXERS: &[(&str, Read)] = &[
     (mamba2::KIND, read_as::<Mamba2>),
     (mom::KIND, read_as::<Mom>),
     (parallel::KIND, read_as::<Parallel>),
+    (raven::KIND, read_as::<Raven>),
     (retnet::KIND, read_as::<RetNet>),
     (rg_lru::KIND, read_as::<RgLru>),
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),

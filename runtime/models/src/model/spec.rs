@@ -34,7 +34,7 @@ pub struct LayerSpec {
 
 impl LayerSpec {
     /// A mixer and perhaps a network, each after a norm.
-    pub(crate) fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
+    pub(crate) fn new(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
         LayerSpec {
             mixer: Some(mixer),
             ffn: mlp.map(FeedForward::Dense),

@@ -16,7 +16,7 @@ fn layers_are_read_under_their_former_name() {
         vocab: 8,
         hidden: 4,
         tied: true,
-        layers: vec![LayerSpec::of(Arc::new(mixer), Some(mlp))],
+        layers: vec![LayerSpec::new(Arc::new(mixer), Some(mlp))],
         ..ModelSpec::default()
     };
     let today = spec.to_json();

@@ -48,6 +48,9 @@ impl CudaEngine {
             let random = self.write_random()?;
             self.moved_on(random, sampling);
         }
+        if let Some(exact) = &self.exact {
+            exact.settle()?;
+        }
         if self.busy.get() {
             match self.programs.persistent {
                 Some(_) => self.settle().map(|_| ())?,

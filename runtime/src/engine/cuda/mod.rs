@@ -79,9 +79,12 @@ impl CudaEngine {
         self.programs.persistent.as_ref().map(DecodeKernel::ops)
     }
 
-    /// The queue of a session that is not lost.
+    /// The queue of a session that is not lost; no other queue is changing its state.
     fn queue(&self) -> Result<&dyn Queue> {
         self.check_lost()?;
+        if let Some(exact) = &self.exact {
+            exact.settle()?;
+        }
         self.busy.set(true);
         Ok(&*self.queue)
     }
@@ -365,6 +368,24 @@ impl Engine for CudaEngine {
 
     fn end_copy(&mut self) -> Result<StateCopy> {
         self.end()
+    }
+
+    fn copy_out(
+        &mut self,
+        parts: &mut dyn Iterator<Item = Range<usize>>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        if self.programs.persistent.is_some() {
+            self.settle()?;
+        }
+        let mut rest = bytes;
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            self.queue()?
+                .read(self.arena.address() + part.start as u64, to)?;
+            rest = after;
+        }
+        Ok(())
     }
 
     fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()> {

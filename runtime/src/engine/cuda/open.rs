@@ -11,7 +11,7 @@ use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
     ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling, SessionMemory,
-    Source, Transfer,
+    Transfer, TranslationUnit,
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
@@ -100,7 +100,7 @@ impl CudaEngine {
             Ok(blocks) => {
                 let (step, choice) = writer.step(true)?;
                 let step: Vec<&Queued> = step.iter().collect();
-                let others = Source::of(&calls.always().collect::<Vec<_>>());
+                let others = TranslationUnit::new(&calls.always().collect::<Vec<_>>());
                 calls.choice = choice;
                 // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
                 std::thread::scope(|scope| {

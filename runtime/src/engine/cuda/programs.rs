@@ -2,7 +2,7 @@
 
 use crate::cuda::{
     Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued,
-    Recording, SessionMemory, Source,
+    Recording, SessionMemory, TranslationUnit,
 };
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
@@ -171,7 +171,7 @@ impl Programs {
             &calls.step
         };
         let all: Vec<&Queued> = calls.always().chain(recorded).collect();
-        let source = Source::of(&all);
+        let source = TranslationUnit::new(&all);
         let kernels = device.kernels(&source)?;
         let template = |(queued, &kernel): (&&Queued, &usize)| Template {
             launch: queued.launch(kernels[kernel], 1),

@@ -220,13 +220,17 @@ fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
     turns.pop_turn();
     set(&mut turns, Some(true));
     assert!(!prompt(&mut turns).contains("<think>"));
+    assert!(turns.has_thinking_switch().unwrap());
 
     let opening = "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}\
         {% if add_generation_prompt %}{{ '<think>' if enable_thinking else '' }}{% endif %}";
     let mut turns = from_source(opening).unwrap();
     assert!(!turns.opens_thought().unwrap());
     set(&mut turns, Some(true));
-    assert!(turns.opens_thought().unwrap());
+    assert!(turns.opens_thought().unwrap() && turns.has_thinking_switch().unwrap());
+
+    let plain = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
+    assert!(!from_source(plain).unwrap().has_thinking_switch().unwrap());
 }
 
 #[test]

@@ -14,7 +14,7 @@ const MOST_VALUES: usize = 1 << 12;
 const MOST_PARTS: usize = 64;
 
 /// A part that is short.
-type Part = Few<MOST_VALUES>;
+type ShortPart = Few<MOST_VALUES>;
 
 /// The parts of the file that encoding needs.
 #[derive(Deserialize)]
@@ -22,11 +22,11 @@ pub(super) struct File {
     /// Why the vocabulary of another file could not be read.
     pub unreadable: Option<String>,
     #[serde(default)]
-    pub normalizer: Part,
+    pub normalizer: ShortPart,
     #[serde(default)]
-    pub pre_tokenizer: Part,
+    pub pre_tokenizer: ShortPart,
     #[serde(default)]
-    pub decoder: Part,
+    pub decoder: ShortPart,
     #[serde(default, deserialize_with = "added_tokens")]
     pub added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -73,7 +73,7 @@ impl<'de> Deserialize<'de> for Model {
                         }
                         _ => from
                             .next_value()
-                            .map(|part: Part| _ = switches.insert(key.clone(), part.0)),
+                            .map(|part: ShortPart| _ = switches.insert(key.clone(), part.0)),
                     };
                     read.map_err(|error| Error::custom(format!("model: {key:.40}: {error}")))?;
                 }

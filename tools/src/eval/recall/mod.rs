@@ -24,7 +24,7 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
 use crate::page::Kind;
-use crate::progress;
+use crate::progress::{self, Unit};
 use crate::session::SessionArgs;
 use crate::write_model::check_output;
 use ablation::{Mechanism, ablate};
@@ -290,7 +290,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     };
     let cost = |setting: &Setting| setting.length.max(5 * setting.keys);
-    let bar = progress::bar(settings.iter().map(|s| sequences(s) * cost(s)).sum());
+    let bar = progress::bar(
+        settings.iter().map(|s| sequences(s) * cost(s)).sum(),
+        Unit::Share,
+    );
     let mut counted = Vec::with_capacity(settings.len());
     for setting in &settings {
         bar.set_message(setting.task.name());

@@ -254,7 +254,7 @@ impl Report {
             .into(),
             lines,
             figures: self.figures(),
-            rows: self.rows(),
+            tables: vec![self.rows()],
             facts: vec![("commit".into(), env!("WATERLINE_COMMIT").into())],
         }
     }
@@ -264,7 +264,7 @@ impl Report {
             figure(
                 "By number of keys",
                 "keys in a sequence",
-                "Sequences without filler.",
+                "Sequences without filler. Bars: the standard error of independent answers.",
                 &self.points(|line| {
                     let point = (line.keys, line.right, line.questions);
                     let filler = line.length > 0;
@@ -274,7 +274,7 @@ impl Report {
             figure(
                 "By distance",
                 "tokens from the value to the question, at most",
-                "All sequences of a task together; each point stands for the distances above half of it.",
+                "All sequences of a task together; each point is of the distances above half of it. Bars: as above.",
                 &self.points(|line| {
                     let bins = line.by_distance.iter();
                     bins.map(|bin| (bin.up_to, bin.right, bin.questions))
@@ -295,14 +295,28 @@ impl Report {
                 let sum = sums.entry(place).or_default();
                 *sum = (sum.0 + right, sum.1 + questions);
             }
-            let share = |(right, questions)| 100.0 * right as f64 / questions as f64;
-            let points = sums.into_iter().map(|(at, sum)| (at as f64, share(sum)));
+            let share = |&(right, questions): &(usize, usize)| right as f64 / questions as f64;
+            let error = |sum: &(usize, usize)| {
+                let share = share(sum);
+                100.0 * (share * (1.0 - share) / sum.1 as f64).sqrt()
+            };
+            let points = sums
+                .iter()
+                .map(|(&at, sum)| (at as f64, 100.0 * share(sum)));
+            let counts = sums.values().map(|sum| sum.1);
+            let label = match (counts.clone().min(), counts.max()) {
+                (Some(least), Some(most)) if least < most => {
+                    format!("{}, {least} to {most} answers a point", task.name())
+                }
+                (least, _) => format!("{}, {} answers a point", task.name(), least.unwrap_or(0)),
+            };
             series.push(Series {
-                label: task.name(),
+                label,
                 points: points.collect(),
                 color,
                 dashed: false,
                 dots: true,
+                errors: sums.values().map(error).collect(),
             });
         }
         series.retain(|series| !series.points.is_empty());

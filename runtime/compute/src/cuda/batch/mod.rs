@@ -12,7 +12,7 @@ use table::{STATE, Table};
 
 use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
 use super::schedule::{Launches, Queued, SessionMemory};
-use super::{Device, Source};
+use super::{Device, TranslationUnit};
 use crate::error::Result;
 
 /// Working memory that ops share, by what it is for: bytes and where it lies.
@@ -105,7 +105,7 @@ impl Program {
             Calls::Rows(calls) => calls,
             Calls::Each(slots) => &slots[0],
         });
-        let source = Source::of(&calls.collect::<Vec<_>>());
+        let source = TranslationUnit::new(&calls.collect::<Vec<_>>());
         let kernels = device.kernels(&source)?;
         let mut kernels = source.of_call.iter().map(|&of| kernels[of]);
         let mut starts = starts.into_iter();

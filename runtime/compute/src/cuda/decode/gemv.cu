@@ -102,10 +102,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const Rounded&
 }
 
 // Whether a format's units are contiguous, codes and scales each, so that a lane loads its units of a tile at once.
-__device__ constexpr bool in_runs(int format) {
-  constexpr int formats = 1 << Q8_0 | 1 << Q5_1 | 1 << Q5_0 | 1 << Q4_1 | 1 << IQ4_NL | 1 << Q4_0 | 1 << MXFP4;
-  return formats >> format & 1;
-}
+__device__ constexpr bool in_runs(int format) { return contiguous_formats >> format & 1; }
 
 // The word type that loads this many bytes of scales.
 template <int bytes>

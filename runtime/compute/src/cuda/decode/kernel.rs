@@ -16,7 +16,7 @@ use crate::cuda::decode::pipeline::{Segment, Tiling, distribute};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use crate::cuda::schedule::Queued;
 use crate::cuda::schedule::levels::{KernelOp, by_levels, next_ops};
-use crate::cuda::schedule::source::Source;
+use crate::cuda::schedule::source::TranslationUnit;
 use crate::error::Result;
 
 /// Consumer threads of a block. Sixteen warps hide each other's latencies.
@@ -205,7 +205,7 @@ impl DecodeKernel {
         });
         let links: Vec<_> = links.collect();
         let (mailboxes, mailbox_floats) = assign_mailboxes(&links);
-        let source = Source::decode(
+        let source = TranslationUnit::decode(
             &calls,
             &mailboxes,
             &layout.constants(mailbox_floats, device.driver().tuning()),

@@ -6,7 +6,7 @@ use waterline_quant::FORMATS;
 use crate::cuda::decode::gemv::{Gemv, StreamedMatrix};
 use crate::cuda::decode::kernel::THREADS;
 use crate::cuda::decode::mailbox::Recurrence;
-use crate::cuda::decode::split::{Demand, Matrix, Part, split_rows};
+use crate::cuda::decode::split::{Demand, Matrix, RowShare, split_rows};
 use crate::cuda::decode::tuning::most_row_groups;
 use crate::cuda::driver::Address;
 
@@ -147,7 +147,7 @@ pub(crate) fn distribute(
     let mut room = 0;
     for (list, share) in lists.iter_mut().zip(shares) {
         let (mut row_batch, mut sums) = (0, 0);
-        for &Part {
+        for &RowShare {
             matrix,
             first,
             rows,

@@ -32,7 +32,7 @@ pub(crate) struct Demand {
 
 /// Rows of a matrix in one of a block's row batches.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct RowShare {
     pub matrix: usize,
     pub first: usize,
     pub rows: usize,
@@ -40,7 +40,7 @@ pub(crate) struct Part {
 }
 
 /// A matrix, its first row and the number of rows.
-type Piece = (usize, usize, usize);
+type RowSpan = (usize, usize, usize);
 
 impl Matrix {
     pub fn new(weight: &StreamedMatrix, tiling: Tiling) -> Self {
@@ -86,7 +86,7 @@ pub(crate) fn split_rows(
     demand: Option<&Demand>,
     blocks: usize,
     batch: usize,
-) -> Vec<Vec<Part>> {
+) -> Vec<Vec<RowShare>> {
     let late = |demand: &&Demand| {
         let rest = matrices.iter().zip(&demand.matrices);
         let rest = rest.filter(|(_, wanted)| !**wanted);
@@ -121,12 +121,12 @@ pub(crate) fn split_rows(
 
 /// The pieces and bytes that each block has already.
 struct Sharing {
-    pieces: Vec<Vec<Piece>>,
+    pieces: Vec<Vec<RowSpan>>,
     used: Vec<usize>,
 }
 
 impl Sharing {
-    fn give(&mut self, block: usize, piece: Piece, bytes: usize) {
+    fn give(&mut self, block: usize, piece: RowSpan, bytes: usize) {
         self.pieces[block].push(piece);
         self.used[block] += bytes;
     }
@@ -198,8 +198,8 @@ impl Sharing {
 }
 
 /// Cuts a block's pieces into row batches: none has rows of both lists, or more than `batch` rows.
-fn in_batches(pieces: [Vec<Piece>; 2], batch: usize) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+fn in_batches(pieces: [Vec<RowSpan>; 2], batch: usize) -> Vec<RowShare> {
+    let mut parts: Vec<RowShare> = Vec::new();
     for pieces in pieces {
         let mut row_batch = parts.last().map_or(0, |part| part.row_batch + 1);
         let mut left = batch;
@@ -207,7 +207,7 @@ fn in_batches(pieces: [Vec<Piece>; 2], batch: usize) -> Vec<Part> {
             while rows > 0 {
                 let take = if rows <= left { rows } else { left / 16 * 16 };
                 if take > 0 {
-                    parts.push(Part {
+                    parts.push(RowShare {
                         matrix,
                         first,
                         rows: take,
@@ -260,7 +260,7 @@ mod tests {
                 // The block with the largest whole matrix has nothing else.
                 let alone = matches!(
                     share[..],
-                    [Part {
+                    [RowShare {
                         matrix: 3,
                         first: 0,
                         rows: 8,
@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    fn assert_covered(matrices: &[Matrix], shares: &[Vec<Part>]) {
+    fn assert_covered(matrices: &[Matrix], shares: &[Vec<RowShare>]) {
         let mut seen: Vec<_> = matrices.iter().map(|matrix| vec![0; matrix.rows]).collect();
         for part in shares.iter().flatten() {
             let matrix = &matrices[part.matrix];
@@ -358,7 +358,7 @@ mod tests {
                 132,
                 BATCH,
             );
-            let tiles = |share: &Vec<Part>| -> usize {
+            let tiles = |share: &Vec<RowShare>| -> usize {
                 share.iter().map(|part| part.rows.div_ceil(16)).sum()
             };
             let most = shares.iter().map(tiles).max();

@@ -81,6 +81,18 @@ inline int __dp4a(int a, int b, int c) {
   return c;
 }
 template <class T>
+T atomicMax(T* p, T x) {
+  T before = *p;
+  if (x > before) *p = x;
+  return before;
+}
+template <class T>
+T atomicOr(T* p, T x) {
+  T before = *p;
+  *p |= x;
+  return before;
+}
+template <class T>
 T atomicAdd(T* p, T x) {
   T old = *p;
   *p += x;

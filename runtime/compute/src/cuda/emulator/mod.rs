@@ -233,12 +233,45 @@ impl Driver for Emulator {
 
     fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>> {
         self.operate()?;
-        Ok(Box::new(Immediate(self)))
+        Ok(Box::new(Waiting {
+            emulator: self,
+            work: Arc::default(),
+        }))
     }
 }
 
-/// Runs everything at once.
-struct Immediate(Arc<Emulator>);
+/// Runs nothing until it is finished, so that what another queue needs of it and does not wait for is not there.
+struct Waiting {
+    emulator: Arc<Emulator>,
+    work: Arc<Mutex<Vec<Work>>>,
+}
+
+/// Work that a queue still has: addresses of both sides, and bytes.
+enum Work {
+    Copy(usize, usize, usize),
+    Clear(usize, usize),
+    Launch(Launch),
+}
+
+impl Work {
+    fn run(self) {
+        match self {
+            // SAFETY: callers copy within their own memory; a side that is the host's is alive until the queue has finished.
+            Work::Copy(from, to, bytes) => unsafe {
+                std::ptr::copy(from as *const u8, to as *mut u8, bytes);
+            },
+            // SAFETY: callers clear within their own memory.
+            Work::Clear(at, bytes) => unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes) },
+            Work::Launch(launch) => run(&launch),
+        }
+    }
+}
+
+impl Waiting {
+    fn add(&self, work: Work) {
+        self.work.lock().expect("work").push(work);
+    }
+}
 
 fn run(launch: &Launch) {
     let arguments: Vec<*const u64> = launch.arguments.iter().map(|a| a.0.as_ptr()).collect();
@@ -256,64 +289,79 @@ fn run(launch: &Launch) {
     };
 }
 
-impl Queue for Immediate {
+impl Queue for Waiting {
     /// `finish` counts the operation.
     unsafe fn begin_write(&self, to: Address, bytes: &[u8]) -> Result<()> {
-        // SAFETY: callers write within their own memory.
-        unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        self.add(Work::Copy(
+            bytes.as_ptr() as usize,
+            to as usize,
+            bytes.len(),
+        ));
         Ok(())
     }
 
     /// `finish` counts the operation.
     unsafe fn begin_read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: callers read within their own memory.
-        unsafe { std::ptr::copy(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        self.add(Work::Copy(
+            from as usize,
+            bytes.as_mut_ptr() as usize,
+            bytes.len(),
+        ));
         Ok(())
     }
 
     fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
-        self.0.operate()?;
-        // SAFETY: callers copy within their own memory.
-        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        self.emulator.operate()?;
+        self.add(Work::Copy(from as usize, to as usize, bytes));
         Ok(())
     }
 
     fn clear(&self, at: Address, bytes: usize) -> Result<()> {
-        self.0.operate()?;
-        // SAFETY: callers clear within their own memory.
-        unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes) };
+        self.emulator.operate()?;
+        self.add(Work::Clear(at as usize, bytes));
         Ok(())
     }
 
     fn launch(&self, launch: &Launch) -> Result<()> {
-        self.0.operate()?;
-        run(launch);
+        self.emulator.operate()?;
+        self.add(Work::Launch(launch.clone()));
         Ok(())
     }
 
     fn admits(&self, _launch: &Launch) -> Result<Option<String>> {
-        self.0.operate()?;
+        self.emulator.operate()?;
         Ok(None)
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {
-        self.0.operate()?;
-        let emulator = Arc::clone(&self.0);
-        Ok(Box::new(Replay(emulator, launches.to_vec())))
+        self.emulator.operate()?;
+        Ok(Box::new(Replay {
+            emulator: Arc::clone(&self.emulator),
+            work: Arc::clone(&self.work),
+            launches: launches.to_vec(),
+        }))
     }
 
     fn finish(&self) -> Result<()> {
-        self.0.operate()?;
+        self.emulator.operate()?;
+        let work = std::mem::take(&mut *self.work.lock().expect("work"));
+        work.into_iter().for_each(Work::run);
         Ok(())
     }
 }
 
-struct Replay(Arc<Emulator>, Vec<Launch>);
+/// Launches of a queue, once more each time.
+struct Replay {
+    emulator: Arc<Emulator>,
+    work: Arc<Mutex<Vec<Work>>>,
+    launches: Vec<Launch>,
+}
 
 impl Recording for Replay {
     fn replay(&self) -> Result<()> {
-        self.0.operate()?;
-        self.1.iter().for_each(run);
+        self.emulator.operate()?;
+        let launches = self.launches.iter().cloned().map(Work::Launch);
+        self.work.lock().expect("work").extend(launches);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! Chunks of codes meet some formats in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
 
 use waterline_kernels::{File, file};
-use waterline_quant::{Format, Matrix, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Rounding};
+use waterline_quant::{Matrix, Rounding};
 
 use super::{
     GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
@@ -28,16 +28,14 @@ const ROWS: [usize; 2] = [4, 2];
 /// Warps of a block.
 pub(super) const WARPS: usize = THREADS / 32;
 
-/// Formats of matrices whose chunks are multiplied in tiles of codes on tensor cores, the rows and tokens of a tile, and bytes of shared memory:
-/// two of `CodeStage` in codes_mma.cu.
-const CODE_FORMATS: [&Format; 7] = [&Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q4_1, &Q4_K, &Q4_0];
+/// Rows and tokens of a tile of codes on tensor cores, and bytes of shared memory: two of `CodeStage` in codes_mma.cu.
 pub(crate) const CODE_ROWS: usize = 128;
 const CODE_TOKENS: usize = 64;
 pub(crate) const CODES_SHARED: usize =
     2 * (CODE_ROWS + CODE_TOKENS) * (2 * (32 + 2 * size_of::<f32>()) + 16);
 
-/// Inputs of several tokens.
-struct Inputs {
+/// SlotInputs of several tokens.
+struct SlotInputs {
     floats: Parameter,
     codes: Parameter,
     formats: usize,
@@ -91,7 +89,7 @@ impl Launches<'_> {
     ) -> Result<()> {
         let cols = weights[0].matrix.cols();
         let [floats, codes] = self.slots_room(cols, false)?;
-        let inputs = Inputs {
+        let inputs = SlotInputs {
             floats: Parameter::pointer("const float", floats),
             codes: Parameter::pointer("const u8", codes),
             formats: formats_of(weights),
@@ -109,11 +107,11 @@ impl Launches<'_> {
         prologue: Prologue,
         (formats, rounding): (usize, Option<Rounding>),
         cols: usize,
-    ) -> Result<Inputs> {
+    ) -> Result<SlotInputs> {
         let has_codes = rounding.is_some_and(Rounding::is_integer);
         let [floats, codes] = self.slots_room(cols, has_codes)?;
         self.write_inputs(prologue, (formats, rounding), cols, [floats, codes]);
-        Ok(Inputs {
+        Ok(SlotInputs {
             floats: Parameter::pointer("const float", floats),
             codes: Parameter::pointer("const u8", codes),
             formats,
@@ -149,7 +147,7 @@ impl Launches<'_> {
 
     /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
     pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
-        self.tensor_cores != TensorCores::None && CODE_FORMATS.contains(&matrix.format().plain())
+        self.tensor_cores != TensorCores::None && matrix.format().plain().code_tiles
     }
 
     /// As [`Launches::gemm_into`] of inputs that are rounded alike.
@@ -204,7 +202,7 @@ impl Launches<'_> {
     /// Products of a few matrices on plain cores.
     fn gemm_plain_slots(
         &mut self,
-        inputs: &Inputs,
+        inputs: &SlotInputs,
         weights: &[WeightMatrix],
         output: Rows,
         add: bool,
@@ -266,12 +264,12 @@ impl Launches<'_> {
         &mut self,
         kernel: &str,
         function: &str,
-        inputs: &Inputs,
+        inputs: &SlotInputs,
         (rows, tiles): (usize, usize),
         [linears, output]: [Parameter; 2],
     ) {
         let slots = self.slot_tile();
-        let Inputs { formats, cols, .. } = inputs;
+        let SlotInputs { formats, cols, .. } = inputs;
         self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!("{kernel}<{formats}, {cols}, {rows}, {slots}{function}>"),

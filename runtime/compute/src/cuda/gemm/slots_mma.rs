@@ -1,7 +1,7 @@
 //! Matrix products of the slots of a batch on tensor cores (`slots_mma.cu`): of matrices that meet inputs in 8 bits, with the bits of a step,
 //! and of BF16 matrices with more than eight slots, whose inputs have 16 bits of fraction.
 
-use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Rounding};
+use waterline_quant::{BF16, FORMATS, Format, Matrix, Rounding};
 
 use super::slots::{SLOTS, SOURCE, WARPS};
 use super::{MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes};
@@ -14,8 +14,6 @@ use crate::operands::{INPUTS, View};
 /// Rows and slots of a tile.
 const ROWS: usize = 16;
 const TILE: usize = 8;
-/// Formats of matrices that meet slots on tensor cores.
-const FORMATS: [&Format; 6] = [&BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
 /// Bytes of 32 inputs of a tile: `SlotUnit` in slots_mma.cu.
 const SLOT_UNIT: usize = TILE * (32 + 8);
 /// Most rows of matrices on plain cores that the same kernel multiplies, such as gates.
@@ -33,7 +31,7 @@ struct StagedRows {
 
 impl StagedRows {
     /// As many pieces as three blocks of an SM have room for, or two.
-    fn of(matrix: &Matrix, row_tiles: usize, shared_memory: usize) -> Self {
+    fn new(matrix: &Matrix, row_tiles: usize, shared_memory: usize) -> Self {
         const BYTES: usize = 1024;
         let units = matrix.cols() / 32;
         let format = matrix.format().plain();
@@ -66,8 +64,8 @@ fn format_is(matrix: &Matrix, format: &Format) -> bool {
     matrix.format().plain() == format
 }
 
-/// Inputs that [`Launches::slots_prologue_codes`] makes.
-struct Inputs {
+/// TileInputs that [`Launches::slots_prologue_codes`] makes.
+struct TileInputs {
     units: Parameter,
     floats: Parameter,
     codes: Parameter,
@@ -80,7 +78,7 @@ impl Launches<'_> {
         self.as_steps
             && self.tokens > least
             && self.tensor_cores != TensorCores::None
-            && FORMATS.contains(&matrix.format().plain())
+            && matrix.format().plain().slot_tiles
             && matrix.cols().is_multiple_of(32)
     }
 
@@ -135,7 +133,7 @@ impl Launches<'_> {
         rounding: Option<Rounding>,
         cols: usize,
         others: &[WeightMatrix],
-    ) -> Result<Inputs> {
+    ) -> Result<TileInputs> {
         let units = self.tiles_room("units of slots", cols, SLOT_UNIT / 32)?;
         let [floats, codes] = self.slots_room(cols, !others.is_empty())?;
         let rounding = Rounding::device_number(rounding);
@@ -177,7 +175,7 @@ impl Launches<'_> {
                 ],
             ),
         });
-        Ok(Inputs {
+        Ok(TileInputs {
             units: Parameter::pointer("const u8", units),
             floats: Parameter::pointer("const float", floats),
             codes: Parameter::pointer("const u8", codes),
@@ -212,7 +210,7 @@ impl Launches<'_> {
             };
             let inputs = if format == &BF16 {
                 let units = self.slots_prologue_parts(prologue, rounding, cols)?;
-                Inputs {
+                TileInputs {
                     units,
                     floats: Parameter::pointer("const float", 0),
                     codes: Parameter::pointer("const u8", 0),
@@ -230,7 +228,7 @@ impl Launches<'_> {
     /// Appends a product of matrices of one format, and of `joined` ones on plain cores.
     fn push_slots_tensor(
         &mut self,
-        inputs: &Inputs,
+        inputs: &TileInputs,
         alike: &[WeightMatrix],
         joined: &[WeightMatrix],
         output: Rows,
@@ -250,7 +248,7 @@ impl Launches<'_> {
                 bytes: 0,
             }
         } else {
-            StagedRows::of(first, row_tiles, self.shared_memory)
+            StagedRows::new(first, row_tiles, self.shared_memory)
         };
         let format = format_of(first);
         let tile = |matrix: &Matrix| {
@@ -296,7 +294,7 @@ impl Launches<'_> {
         let gate = weights[0].matrix;
         let inputs = self.slots_prologue_codes(prologue, rounding, gate.cols(), &[])?;
         let (linears, _) = self.linears(weights, ROWS, false)?;
-        let staged = StagedRows::of(gate, 2, self.shared_memory);
+        let staged = StagedRows::new(gate, 2, self.shared_memory);
         self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use waterline_kernels::{File, file};
-use waterline_quant::DEVICE_FILES;
+use waterline_quant::{device_constants, device_files};
 
 use crate::cuda::decode::kernel::ROW_OPS;
 use crate::cuda::decode::mailbox::Mailboxes;
@@ -30,7 +30,7 @@ const KERNEL: File = file("cuda/decode/kernel.cu");
 const PREPARE: File = file("ops/prepare/prepare.cu");
 
 /// A translation unit, and the name in it of each call's kernel.
-pub struct Source {
+pub struct TranslationUnit {
     /// The whole text.
     pub text: String,
     /// The kernels that it defines, each once.
@@ -39,9 +39,9 @@ pub struct Source {
     pub of_call: Vec<usize>,
 }
 
-impl Source {
+impl TranslationUnit {
     /// The text that defines every kernel of `calls`.
-    pub fn of(calls: &[&Queued]) -> Self {
+    pub fn new(calls: &[&Queued]) -> Self {
         let (wrappers, of_call) = each_once(calls.iter().map(|queued| wrapper(queued)));
         let mut names = vec![String::new(); wrappers.len()];
         for (queued, &index) in calls.iter().zip(&of_call) {
@@ -53,7 +53,7 @@ impl Source {
         for (wrapper, name) in wrappers.iter().zip(&names) {
             text.push_str(&wrapper.replace("NAME", name));
         }
-        Source {
+        TranslationUnit {
             text,
             kernels: names,
             of_call,
@@ -98,7 +98,7 @@ impl Source {
             "}\n",
             KERNEL.text(),
         ];
-        Source {
+        TranslationUnit {
             text: text.concat(),
             kernels: vec!["decode_kernel".into()],
             of_call,
@@ -132,9 +132,10 @@ fn branches(names: &[String], functions: Range<usize>) -> String {
 }
 
 fn common() -> String {
-    let formats = DEVICE_FILES.map(|path| file(path).text()).concat();
+    let formats: String = device_files().map(|path| file(&path).text()).collect();
     [
         PRELUDE.text(),
+        &device_constants(),
         &formats,
         PROLOGUE.text(),
         SIMT.text(),
@@ -187,9 +188,10 @@ fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
     let mailboxes = format!("constexpr int mailboxes = {};", mailboxes.bits());
     match &queued.form {
         Form::Gemv(gemv) => {
-            let row_ops = match gemv.has_row_ops() {
-                true => "&parameter<PrepareTasks>(this_op().row_ops)",
-                false => "nullptr",
+            let row_ops = if gemv.has_row_ops() {
+                "&parameter<PrepareTasks>(this_op().row_ops)"
+            } else {
+                "nullptr"
             };
             format!("{mailboxes} {kernel}({list}, {row_ops}, op_segments(), this_op().segments);")
         }
@@ -241,9 +243,10 @@ fn slot_wrapper(queued: &Queued) -> String {
         .map(|(kind, at)| format!("*reinterpret_cast<{kind} const*>(parameters + {at})"))
         .collect();
     let (kernel, list, bytes) = (&call.kernel, list.join(", "), call.packed_bytes());
-    let wait = match queued.prefetches() && queued.block_local {
-        true => "",
-        false => "wait_for_dependencies(); launch_dependents(); ",
+    let wait = if queued.prefetches() && queued.block_local {
+        ""
+    } else {
+        "wait_for_dependencies(); launch_dependents(); "
     };
     let threads = call.threads;
     format!(

@@ -4,6 +4,7 @@ mod attend;
 mod attend_blocks;
 mod experts;
 mod gemv_prologue;
+mod hax;
 mod head;
 mod partitions;
 mod prepare;
@@ -24,7 +25,7 @@ use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::weights::Weights;
 use crate::cuda::driver::{Launch, Memory, Queue};
-use crate::cuda::schedule::source::Source;
+use crate::cuda::schedule::source::TranslationUnit;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::state::{Kv, StatePlan};
 
@@ -138,7 +139,7 @@ impl Bench {
     }
 
     fn compile(&self, calls: &[Queued], tokens: usize) -> Vec<Launch> {
-        let source = Source::of(&calls.iter().collect::<Vec<_>>());
+        let source = TranslationUnit::new(&calls.iter().collect::<Vec<_>>());
         let kernels = self.device.kernels(&source).expect("kernels");
         let launches = calls.iter().zip(&source.of_call);
         launches

@@ -23,7 +23,7 @@ struct Case {
     readers: usize,
     own_columns: bool,
     delta: bool,
-    row_fades: bool,
+    row_decays: bool,
     add: bool,
 }
 
@@ -32,8 +32,8 @@ fn compare(case: Case) {
     let Some(device) = device() else { return };
     let Case { dk, dv, .. } = case;
     let parts = if case.own_columns { PARTITIONS } else { 1 };
-    let fades = if case.row_fades { dk } else { 1 };
-    let widths = [dk, dk, dv, fades, 1].map(|width| parts * HEADS * width);
+    let decays = if case.row_decays { dk } else { 1 };
+    let widths = [dk, dk, dv, decays, 1].map(|width| parts * HEADS * width);
     let [q, k, v, decay, beta] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, HEADS * dv);
@@ -46,7 +46,7 @@ fn compare(case: Case) {
             q,
             k: Key::View(k),
             v,
-            decay: if case.row_fades {
+            decay: if case.row_decays {
                 Decay::Key(decay)
             } else {
                 Decay::Head(decay)
@@ -120,7 +120,7 @@ const DELTA: Case = Case {
     readers: 2,
     own_columns: false,
     delta: true,
-    row_fades: false,
+    row_decays: false,
     add: true,
 };
 
@@ -154,12 +154,12 @@ fn additive_writes_in_partitions_are_those_of_the_cpu() {
         ..added
     });
     compare(Case {
-        row_fades: true,
+        row_decays: true,
         writers: 1,
         ..added
     });
     compare(Case {
-        row_fades: true,
+        row_decays: true,
         own_columns: true,
         ..added
     });

@@ -32,7 +32,7 @@ fn products_are_those_of_the_cpu() {
         (150, 200, 300),
     ];
     for (tokens, most, first_rows) in cases {
-        for (index, &format) in FORMATS.iter().enumerate() {
+        for format in FORMATS {
             let cols = if first_rows > 70 { 768 } else { small(format) };
             let rows = [first_rows, 5];
             let width = rows[0] + rows[1];
@@ -47,7 +47,7 @@ fn products_are_those_of_the_cpu() {
                 .expect("a copy");
             let bias: crate::weights::Vector = numbers(9, rows[1]).into();
             let matrices = [
-                matrix(format, rows[0], cols, index as u32),
+                matrix(format, rows[0], cols, 100 + format.ggml_type),
                 matrix(&waterline_quant::F32, rows[1], cols, 50),
             ];
             let mut scratch = Vec::new();
@@ -175,7 +175,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
     let Some(device) = device() else { return };
     const PARTS: usize = 3;
     const CHOSEN: [f32; 2] = [2.0, 0.0];
-    for (index, &format) in FORMATS.iter().enumerate() {
+    for format in FORMATS {
         let cols = 2 * format.block_len.max(32);
         let heights = [37, 2];
         let rows = heights.map(|height| PARTS * height);
@@ -187,7 +187,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         bench.write(3, &vec![0.5; width]);
         let bias: crate::weights::Vector = numbers(9, rows[1]).into();
         let matrices = [
-            matrix(format, rows[0], cols, index as u32),
+            matrix(format, rows[0], cols, 100 + format.ggml_type),
             matrix(&waterline_quant::F32, rows[1], cols, 50),
         ];
         let mut scratch = Vec::new();
@@ -369,7 +369,7 @@ fn check_gemvs_of(
     blocks: usize,
     widths: impl Fn(&Format) -> &'static [usize],
 ) {
-    for (index, &format) in FORMATS.iter().enumerate() {
+    for format in FORMATS {
         for &cols in widths(format) {
             // Enough for several turns, where a block has all of them; in the wider ones for less than one.
             let rows = if cols < 2048 { [295, 5] } else { [71, 5] };
@@ -380,7 +380,7 @@ fn check_gemvs_of(
             bench.write(3, &vec![0.0; width]);
             let bias: crate::weights::Vector = numbers(9, rows[1]).into();
             let matrices = [
-                matrix(format, rows[0], cols, index as u32),
+                matrix(format, rows[0], cols, 100 + format.ggml_type),
                 matrix(&waterline_quant::F32, rows[1], cols, 50),
                 matrix(format, rows[0], cols, 60),
             ];

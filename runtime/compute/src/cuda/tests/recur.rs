@@ -12,7 +12,7 @@ use crate::state::{Kv, StateDtype};
 
 /// How states decay.
 #[derive(Clone, Copy, PartialEq)]
-enum Fades {
+enum Decays {
     Fixed,
     Head,
     Rows,
@@ -31,24 +31,24 @@ enum Writes {
 
 /// Reads chunks of several blocks, of a part of one and of one token: `heads` that share `states`, keys of `dk` and values of `dv`
 /// columns. `gates`: of heads and of outputs, to which values are added.
-fn compare(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
-    compare_chunks(shape, fades, writes, gates, Some(&[150, 7, 64, 1]));
+fn compare(shape: [usize; 4], decays: Decays, writes: Writes, gates: bool) {
+    compare_chunks(shape, decays, writes, gates, Some(&[150, 7, 64, 1]));
 }
 
 /// As above for single tokens, each an op of the decode kernel.
-fn compare_steps(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
-    compare_chunks(shape, fades, writes, gates, None);
+fn compare_steps(shape: [usize; 4], decays: Decays, writes: Writes, gates: bool) {
+    compare_chunks(shape, decays, writes, gates, None);
 }
 
 fn compare_chunks(
     [heads, states, dk, dv]: [usize; 4],
-    fades: Fades,
+    decays: Decays,
     writes: Writes,
     gates: bool,
     chunks: Option<&[usize]>,
 ) {
     let Some(device) = device() else { return };
-    let by_row = matches!(fades, Fades::Rows | Fades::Complement);
+    let by_row = matches!(decays, Decays::Rows | Decays::Complement);
     let widths = [
         heads * dk,
         states * dk,
@@ -70,15 +70,15 @@ fn compare_chunks(
         dk,
         dv,
         q,
-        k: match fades {
-            Fades::Complement => Key::Complement,
+        k: match decays {
+            Decays::Complement => Key::Complement,
             _ => Key::View(k),
         },
         v,
-        decay: match fades {
-            Fades::Fixed => Decay::Fixed((0..states).map(|i| -0.03 * i as f32).collect()),
-            Fades::Head => Decay::Head(decay),
-            Fades::Rows | Fades::Complement => Decay::Key(decay),
+        decay: match decays {
+            Decays::Fixed => Decay::Fixed((0..states).map(|i| -0.03 * i as f32).collect()),
+            Decays::Head => Decay::Head(decay),
+            Decays::Rows | Decays::Complement => Decay::Key(decay),
         },
         write: match writes {
             Writes::Add => Write::Add,
@@ -123,7 +123,7 @@ fn compare_chunks(
         }
         for (i, x) in values.iter_mut().enumerate() {
             let column = i % stride;
-            // Keys of a length of about one. Fades that are slow, steep, and so steep that nothing stays.
+            // Keys of a length of about one. Decays that are slow, steep, and so steep that nothing stays.
             if (k.start..v.start).contains(&column) || (removal.start..rate.start).contains(&column)
             {
                 *x *= (3.0 / dk as f32).sqrt();
@@ -159,56 +159,56 @@ fn compare_chunks(
 
 #[test]
 fn the_delta_rule_in_matrix_form_is_that_of_the_cpu() {
-    compare([2, 2, 64, 64], Fades::Head, Writes::Delta, false);
-    compare([3, 3, 20, 37], Fades::Head, Writes::Delta, true);
-    compare([4, 2, 100, 16], Fades::Fixed, Writes::Delta, false);
+    compare([2, 2, 64, 64], Decays::Head, Writes::Delta, false);
+    compare([3, 3, 20, 37], Decays::Head, Writes::Delta, true);
+    compare([4, 2, 100, 16], Decays::Fixed, Writes::Delta, false);
 }
 
 #[test]
 fn additive_writes_in_matrix_form_are_those_of_the_cpu() {
-    compare([2, 2, 64, 96], Fades::Fixed, Writes::Add, false);
-    compare([6, 2, 17, 33], Fades::Head, Writes::Add, true);
+    compare([2, 2, 64, 96], Decays::Fixed, Writes::Add, false);
+    compare([6, 2, 17, 33], Decays::Head, Writes::Add, true);
 }
 
 #[test]
-fn rows_that_fade_by_themselves_do_as_on_the_cpu() {
-    compare([2, 2, 64, 96], Fades::Rows, Writes::Add, false);
-    compare([2, 1, 8, 12], Fades::Complement, Writes::Add, false);
-    compare([6, 2, 17, 33], Fades::Rows, Writes::Add, true);
-    compare([1, 1, 256, 16], Fades::Complement, Writes::Add, true);
+fn rows_that_decay_by_themselves_do_as_on_the_cpu() {
+    compare([2, 2, 64, 96], Decays::Rows, Writes::Add, false);
+    compare([2, 1, 8, 12], Decays::Complement, Writes::Add, false);
+    compare([6, 2, 17, 33], Decays::Rows, Writes::Add, true);
+    compare([1, 1, 256, 16], Decays::Complement, Writes::Add, true);
 }
 
 #[test]
-fn the_delta_rule_on_rows_that_fade_by_themselves_is_that_of_the_cpu() {
-    compare([2, 2, 64, 64], Fades::Rows, Writes::Delta, false);
-    compare([3, 3, 20, 37], Fades::Rows, Writes::Delta, true);
-    compare([4, 2, 130, 16], Fades::Rows, Writes::Delta, false);
+fn the_delta_rule_on_rows_that_decay_by_themselves_is_that_of_the_cpu() {
+    compare([2, 2, 64, 64], Decays::Rows, Writes::Delta, false);
+    compare([3, 3, 20, 37], Decays::Rows, Writes::Delta, true);
+    compare([4, 2, 130, 16], Decays::Rows, Writes::Delta, false);
 }
 
 #[test]
 fn removals_in_matrix_form_are_those_of_the_cpu() {
-    compare([2, 2, 64, 64], Fades::Rows, Writes::Replace, false);
-    compare([6, 2, 17, 33], Fades::Rows, Writes::Replace, true);
-    compare([1, 1, 130, 16], Fades::Rows, Writes::Replace, false);
+    compare([2, 2, 64, 64], Decays::Rows, Writes::Replace, false);
+    compare([6, 2, 17, 33], Decays::Rows, Writes::Replace, true);
+    compare([1, 1, 130, 16], Decays::Rows, Writes::Replace, false);
 }
 
 #[test]
 fn erasures_in_matrix_form_are_those_of_the_cpu() {
-    compare([2, 2, 64, 64], Fades::Rows, Writes::Erase, false);
-    compare([6, 2, 17, 33], Fades::Rows, Writes::Erase, true);
-    compare([1, 1, 130, 16], Fades::Rows, Writes::Erase, false);
+    compare([2, 2, 64, 64], Decays::Rows, Writes::Erase, false);
+    compare([6, 2, 17, 33], Decays::Rows, Writes::Erase, true);
+    compare([1, 1, 130, 16], Decays::Rows, Writes::Erase, false);
 }
 
 #[test]
 fn steps_of_a_persistent_program_are_those_of_the_cpu() {
-    compare_steps([2, 2, 64, 96], Fades::Fixed, Writes::Add, false);
-    compare_steps([6, 2, 17, 33], Fades::Head, Writes::Add, true);
-    compare_steps([2, 1, 300, 12], Fades::Complement, Writes::Add, false);
-    compare_steps([3, 3, 20, 37], Fades::Head, Writes::Delta, true);
-    compare_steps([6, 2, 256, 130], Fades::Rows, Writes::Delta, true);
-    compare_steps([6, 2, 17, 34], Fades::Rows, Writes::Replace, true);
-    compare_steps([6, 2, 17, 34], Fades::Rows, Writes::Erase, true);
-    compare_steps([2, 2, 64, 96], Fades::Rows, Writes::Erase, false);
+    compare_steps([2, 2, 64, 96], Decays::Fixed, Writes::Add, false);
+    compare_steps([6, 2, 17, 33], Decays::Head, Writes::Add, true);
+    compare_steps([2, 1, 300, 12], Decays::Complement, Writes::Add, false);
+    compare_steps([3, 3, 20, 37], Decays::Head, Writes::Delta, true);
+    compare_steps([6, 2, 256, 130], Decays::Rows, Writes::Delta, true);
+    compare_steps([6, 2, 17, 34], Decays::Rows, Writes::Replace, true);
+    compare_steps([6, 2, 17, 34], Decays::Rows, Writes::Erase, true);
+    compare_steps([2, 2, 64, 96], Decays::Rows, Writes::Erase, false);
 }
 
 /// As above for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.

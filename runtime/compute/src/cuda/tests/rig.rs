@@ -10,7 +10,7 @@ use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::Memory;
 use crate::cuda::driver::weights::Weights;
-use crate::cuda::schedule::source::Source;
+use crate::cuda::schedule::source::TranslationUnit;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::ops::Op;
 use crate::state::{Arena, Kv, StateDtype, StatePlan};
@@ -88,7 +88,7 @@ impl Comparison<'_> {
         let kernels = match &program {
             Some(_) => Vec::new(),
             None => {
-                let source = Source::of(&calls);
+                let source = TranslationUnit::new(&calls);
                 let kernels = self.device.kernels(&source).expect("kernels");
                 source.of_call.iter().map(|&of| kernels[of]).collect()
             }
@@ -136,6 +136,7 @@ impl Comparison<'_> {
                 arena: &mut arena,
                 tokens: &vec![0; chunk],
                 position: position as u64,
+                in_step_order: false,
             });
             let width = widths[self.output];
             let mut found = vec![0.0f32; chunk * width];

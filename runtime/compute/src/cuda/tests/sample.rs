@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::cuda::Device;
 use crate::cuda::driver::weights::Weights;
 use crate::cuda::driver::{Launch, Memory, Queue};
-use crate::cuda::schedule::source::Source;
+use crate::cuda::schedule::source::TranslationUnit;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::cuda::tests::{device, numbers};
 use crate::cuda::token::sample::Sampling;
@@ -54,7 +54,7 @@ impl Bench {
             .sample(vocab, sampling.address(), chosen.address())
             .expect("launches");
         let calls = launches.calls;
-        let source = Source::of(&calls.iter().collect::<Vec<_>>());
+        let source = TranslationUnit::new(&calls.iter().collect::<Vec<_>>());
         let kernels = device.kernels(&source).expect("kernels");
         let launch = |(queued, &kernel): (&Queued, &usize)| queued.launch(kernels[kernel], 1);
         Bench {

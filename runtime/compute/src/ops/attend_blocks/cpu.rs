@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::best::Best;
-use super::task::{Notes, Step, TOTALS, Task, Work};
+use super::task::{Notes, Phase, TOTALS, Task, Work};
 use super::{AttendBlocks, BRANCHES};
 use crate::cpu::{Frame, Shared};
 use crate::ops::CpuOp;
@@ -64,11 +64,11 @@ impl AttendBlocks {
                         let mut scratch = frame.scratch[worker].lock().expect("scratch");
                         task.run(Work::Cache, head, t..t + 1, &mut scratch);
                     });
-                    for step in Step::ALL {
+                    for step in Phase::ALL {
                         frame.pool.each(self.kv_heads * parts, |worker, index| {
                             let mut scratch = frame.scratch[worker].lock().expect("scratch");
                             let (head, part) = (index / parts, index % parts);
-                            let work = Work::Step(step, part, &notes);
+                            let work = Work::Phase(step, part, &notes);
                             task.run(work, head, t..t + 1, &mut scratch);
                         });
                     }

@@ -8,7 +8,7 @@
 //!   head. The lower block wins a tie.
 //! - window: the last `window` tokens
 //!
-//! Where there are fewer tokens and key heads than threads, each step of a query ([`Step`]) is shared out. When the
+//! Where there are fewer tokens and key heads than threads, each step of a query ([`Phase`]) is shared out. When the
 //! context has wrapped, blocks that have lost a token are out of view, and the first whole one takes the place of
 //! the first.
 

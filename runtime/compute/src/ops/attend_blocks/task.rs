@@ -13,7 +13,7 @@ pub(super) const TOTALS: usize = 2;
 
 /// A query goes in three steps: the choice needs the softmax over means of all heads of its group.
 #[derive(Clone, Copy)]
-pub(super) enum Step {
+pub(super) enum Phase {
     /// Softmax over means, shared out by query heads.
     Means,
     /// Importance of blocks, shared out by blocks.
@@ -22,8 +22,8 @@ pub(super) enum Step {
     Tokens,
 }
 
-impl Step {
-    pub const ALL: [Step; 3] = [Step::Means, Step::Choice, Step::Tokens];
+impl Phase {
+    pub const ALL: [Phase; 3] = [Phase::Means, Phase::Choice, Phase::Tokens];
 }
 
 /// The work of [`Task::run`] for each token.
@@ -35,7 +35,7 @@ pub(super) enum Work<'a> {
     /// One after the other.
     CacheAndQuery,
     /// A part of one step of its query.
-    Step(Step, usize, &'a Notes<'a>),
+    Phase(Phase, usize, &'a Notes<'a>),
 }
 
 /// A chunk. Only its [`Task::cache`] writes to the state.
@@ -140,8 +140,8 @@ impl<E: Element> Task<'_, E> {
                 let caches = matches!(work, Work::Cache | Work::CacheAndQuery);
                 let (steps, part, notes) = match work {
                     Work::Cache => (&[][..], 0, &own),
-                    Work::Query | Work::CacheAndQuery => (&Step::ALL[..], 0, &own),
-                    Work::Step(step, part, notes) => (&[step][..], part, notes),
+                    Work::Query | Work::CacheAndQuery => (&Phase::ALL[..], 0, &own),
+                    Work::Phase(step, part, notes) => (&[step][..], part, notes),
                 };
                 for t in tokens {
                     if caches {
@@ -149,9 +149,9 @@ impl<E: Element> Task<'_, E> {
                     }
                     for &step in steps {
                         match step {
-                            Step::Means => self.means(head, t, part, notes, scratch),
-                            Step::Choice => self.choose(head, t, part, notes, scratch),
-                            Step::Tokens => self.tokens(head, t, part, notes, scratch),
+                            Phase::Means => self.means(head, t, part, notes, scratch),
+                            Phase::Choice => self.choose(head, t, part, notes, scratch),
+                            Phase::Tokens => self.tokens(head, t, part, notes, scratch),
                         }
                     }
                 }

@@ -65,7 +65,7 @@ struct ExpertGroup<'a> {
 }
 
 /// Rows of matrices: the first, the number, and the address of their products.
-struct Part {
+struct OutputRows {
     begin: usize,
     count: usize,
     output: Rows,
@@ -106,7 +106,7 @@ impl Experts {
             let inputs = self.stage_inputs(&first, alike[0].expert.rounding(), launches)?;
             for group in alike {
                 let Expert { gate, up, .. } = group.expert;
-                let part = Part {
+                let part = OutputRows {
                     begin: 0,
                     count: group.expert.width(),
                     output: launches.rows(group.inner),
@@ -139,7 +139,7 @@ impl Experts {
                 width: (made * count) as i32,
             };
             for (group, staged) in ends {
-                let part = Part {
+                let part = OutputRows {
                     begin,
                     count,
                     output,
@@ -224,7 +224,7 @@ impl ExpertGroup<'_> {
         (gate, up): (Option<&Matrix>, &Matrix),
         activation: Activation,
         inputs: Staged,
-        part: Part,
+        part: OutputRows,
         launches: &mut Launches,
     ) -> Result<()> {
         let (chosen, share, listed) = (self.count, part.share, self.lists.is_some());

@@ -1,4 +1,5 @@
-//! The op on a CPU: the keys' part on one thread, then the values' part in blocks of channels.
+//! The op on a CPU: hashes and scores of the tokens on all threads, what depends on the tokens before on one, then the values in blocks
+//! of channels.
 
 use half::f16;
 
@@ -6,7 +7,7 @@ use super::Hax;
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;
-use crate::ops::hax_sources::State;
+use crate::ops::hax_sources::{Measures, State, advance_means};
 use crate::ops::softmax::Element;
 use crate::state::StateDtype;
 
@@ -19,7 +20,10 @@ impl Hax {
         let mut out = frame.buffers.take(self.out.buffer);
         E::vectorize(
             #[inline(always)]
-            || self.choose::<E>(frame, &mut plan),
+            || {
+                self.measure(frame, &mut plan);
+                self.choose::<E>(frame, &mut plan);
+            },
         );
         {
             let out = Shared::new(&mut out);
@@ -39,6 +43,47 @@ impl Hax {
         frame.buffers.put(self.plan.buffer, plan);
     }
 
+    /// The key and the query of a token of the chunk.
+    #[inline(always)]
+    fn key_and_query<'a>(&self, buffers: &'a Buffers, t: usize) -> (&'a [f32], &'a [f32]) {
+        let columns =
+            |view: &View| &buffers.get(view.buffer)[t * view.stride + view.start..][..view.width];
+        (columns(&self.k), columns(&self.q))
+    }
+
+    /// Measures the tokens, an equal part on each thread, whose first means go before.
+    #[inline(always)]
+    fn measure(&self, frame: &mut Frame, plan: &mut [f32]) {
+        let (tokens, position, means) = (frame.tokens.len(), frame.position, 2 * self.k.width);
+        let part = tokens.div_ceil(frame.pool.threads());
+        let firsts = &mut frame.common[..tokens.div_ceil(part) * means];
+        let (scratch, buffers) = (frame.scratch, &*frame.buffers);
+        let shared = frame.arena.shared();
+        // SAFETY: no other thread runs.
+        let current = unsafe { shared.tensor::<f32>(self.means, 0..means) };
+        for t in 0..tokens {
+            if t % part == 0 {
+                firsts[t / part * means..][..means].copy_from_slice(current);
+            }
+            let (k, q) = self.key_and_query(buffers, t);
+            advance_means(current, position + t as u64, k, q);
+        }
+        let (firsts, plans) = (&*firsts, Shared::new(plan));
+        frame.pool.each(firsts.len() / means, |worker, index| {
+            let mut scratch = scratch[worker].lock().expect("scratch");
+            let (current, scratch) = scratch.split_at_mut(means);
+            current.copy_from_slice(&firsts[index * means..][..means]);
+            for t in index * part..tokens.min((index + 1) * part) {
+                let (k, q) = self.key_and_query(buffers, t);
+                advance_means(current, position + t as u64, k, q);
+                let measures = self.sources.measure(current, k, q, scratch);
+                let start = t * self.plan.stride;
+                // SAFETY: each task has its own tokens.
+                measures.store(unsafe { plans.part(start..start + self.plan.width) });
+            }
+        });
+    }
+
     /// The keys' part: caches them and plans the work of the values.
     #[inline(always)]
     fn choose<E: Element>(&self, frame: &mut Frame, plan: &mut [f32]) {
@@ -50,7 +95,6 @@ impl Hax {
             State::<E> {
                 keys: shared.tensor(self.keys, 0..rows * width),
                 positions: shared.tensor(self.positions, 0..rows),
-                means: shared.tensor(self.means, 0..2 * width),
                 cursors: match self.cursors {
                     Some(tensor) => shared.tensor(tensor, 0..self.sources.bins(width)),
                     None => &mut [],
@@ -66,13 +110,11 @@ impl Hax {
             .take(frame.tokens.len())
             .enumerate()
         {
-            let columns = |view: &View| {
-                &frame.buffers.get(view.buffer)[t * view.stride + view.start..][..width]
-            };
+            let measures = Measures::stored(plan);
             self.sources.step(
                 frame.position + t as u64,
-                columns(&self.k),
-                columns(&self.q),
+                self.key_and_query(frame.buffers, t),
+                measures,
                 &mut state,
                 plan,
                 &mut scratch,
@@ -127,6 +169,10 @@ impl CpuOp for Hax {
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
-        self.sources.scratch(self.k.width)
+        2 * self.k.width + self.sources.scratch(self.k.width)
+    }
+
+    fn common(&self, threads: usize) -> usize {
+        2 * self.k.width * threads
     }
 }

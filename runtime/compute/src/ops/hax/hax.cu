@@ -1,6 +1,6 @@
-// Sparse attention in parallel with a state-space model. `hax_choose` takes the keys token by token in one block: which
-// rows a token takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32
-// channels a block.
+// Sparse attention in parallel with a state-space model, a step. `hax_choose` takes the key in one block: which rows it
+// takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32 channels a block.
+// Both take several tokens one after another where a query sees more rows than chunks have room for.
 
 enum { HAX_WINDOW, HAX_SINK, HAX_DILATED, HAX_SIGNS, HAX_LARGEST, HAX_BEST };
 
@@ -37,7 +37,10 @@ struct HaxParts {
   HaxSource at[most_sources];
 };
 
-// A token's plan: the row that it takes in each source, the rows that its query sees, their weights. No row is -1.
+// A query sees nothing there.
+constexpr int none_seen = -1;
+
+// A token's plan: the row that it takes in each source, the rows that its query sees, their weights.
 struct HaxPlan {
   int* taken;
   int* rows;
@@ -49,53 +52,120 @@ struct HaxPlan {
   }
 };
 
-// The bin of x less its mean. Begins with a barrier.
+// A token's key, scaled. Not fused with what follows: steps and chunks round here.
 template <int width>
-__device__ int hax_bin(const HaxSource& source, const float* x, const float* mean, float* products) {
-  __syncthreads();
-  for (int r = threadIdx.x; r < source.columns; r += blockDim.x) {
-    float product = 0.0f;
-    for (int i = 0; i < width; i++) product += (x[i] - mean[i]) * source.weights[i * source.columns + r];
-    products[r] = product;
-  }
-  __syncthreads();
-  int bin = 0;
-  for (int r = 0; r < source.columns; r++) {
-    if (source.kind == HAX_SIGNS) bin |= (products[r] > 0.0f) << r;
-    if (source.kind == HAX_LARGEST && products[r] > products[bin]) bin = r;
-  }
-  return bin;
+__device__ float hax_key(const HaxParts& hax, int t, int i) {
+  return __fmul_rn(hax.k.token(t)[i], 1.0f / sqrtf((float)width));
 }
 
-// The score of a key, given the mean query; x and y have room for twice the width.
-template <int width>
-__device__ float hax_score(const HaxSource& source, const float* key, const float* mean_query, float* x, float* y) {
+// The mean of `count` values from that of those before the last, x. A quotient whose reciprocal is known, rounded as a division: a
+// quotient, and the remainder's share.
+__device__ inline float hax_mean(float mean, float x, float count, float inverse) {
+  float difference = x - mean, quotient = __fmul_rn(difference, inverse);
+  return __fadd_rn(mean, fmaf(fmaf(-quotient, count, difference), inverse, quotient));
+}
+
+// A value for a query and one for a key.
+template <class T>
+struct HaxPair {
+  T query, key;
+};
+
+// The bins of `tile` queries and keys, each less its mean: `query(t, i)`, `key(t, i)`. `x` has room for `[2 tile, width]`.
+template <int width, int tile, class Query, class Key>
+__device__ void hax_bins(const HaxSource& source, Query query, Key key, float* x, HaxPair<int> (&bins)[tile]) {
+  // A bit for each positive product, or the largest product with its column.
+  __shared__ u32 signs[2 * tile];
+  __shared__ u64 largest[2 * tile];
+  __syncthreads();
+  if (threadIdx.x < 2 * tile) signs[threadIdx.x] = 0, largest[threadIdx.x] = 0;
+  for (int n = threadIdx.x; n < tile * width; n += blockDim.x) {
+    x[n] = query(n / width, n % width);
+    x[tile * width + n] = key(n / width, n % width);
+  }
+  __syncthreads();
+  for (int n = threadIdx.x; n < 2 * tile * source.columns; n += blockDim.x) {
+    int row = n / source.columns, column = n % source.columns;
+    float product = 0.0f;
+    constexpr int some = width % 16 == 0 ? 16 : 1;
+    for (int first = 0; first < width; first += some) {
+      float weights[some];
+#pragma unroll
+      for (int i = 0; i < some; i++) weights[i] = source.weights[(first + i) * source.columns + column];
+#pragma unroll
+      for (int i = 0; i < some; i++) product += x[row * width + first + i] * weights[i];
+    }
+    // Zero has one sign.
+    if (source.kind == HAX_LARGEST) atomicMax(&largest[row], key_of(product + 0.0f, column));
+    if (source.kind == HAX_SIGNS && product > 0.0f) atomicOr(&signs[row], 1u << column);
+  }
+  __syncthreads();
+  for (int t = 0; t < tile; t++) {
+    auto bin = [&](int row) { return source.kind == HAX_SIGNS ? (int)signs[row] : (int)~(u32)largest[row]; };
+    bins[t] = {bin(t), bin(tile + t)};
+  }
+}
+
+template <int count>
+__device__ void load_row(const float* from, float (&values)[count]) {
+  if constexpr (count % 4 == 0) {
+#pragma unroll
+    for (int n = 0; n < count; n += 4) {
+      float4 four = *reinterpret_cast<const float4*>(from + n);
+      values[n] = four.x, values[n + 1] = four.y, values[n + 2] = four.z, values[n + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < count; n++) values[n] = from[n];
+  }
+}
+
+// The scores of `tile` keys, `key(t, i)`, given the mean queries, `mean_query(t, i)`; x and y have room for `[2 width, tile]`.
+template <int width, int tile, class Key, class Mean>
+__device__ void hax_scores(const HaxSource& source, Key key, Mean mean_query, float* x, float* y, float (&scores)[tile]) {
   constexpr int n = 2 * width;
-  float squares = 0.0f;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) squares += mean_query[i] * mean_query[i];
-  float inverse = 1.0f / fmaxf(sqrtf(block_sum(squares)), 1e-12f);
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    x[i] = key[i];
-    x[width + i] = mean_query[i] * inverse;
+  for (int t = 0; t < tile; t++) {
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) squares += mean_query(t, i) * mean_query(t, i);
+    float inverse = 1.0f / fmaxf(sqrtf(block_sum(squares)), 1e-12f);
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+      x[i * tile + t] = key(t, i);
+      x[(width + i) * tile + t] = mean_query(t, i) * inverse;
+    }
   }
   for (int layer = 0; layer < 2; layer++) {
     const float* weights = layer == 0 ? source.weights : source.second_weights;
     const float* bias = layer == 0 ? source.bias : source.second_bias;
     __syncthreads();
     for (int j = threadIdx.x; j < n; j += blockDim.x) {
-      float sum = bias[j];
-#pragma unroll 8
-      for (int i = 0; i < n; i++) sum += x[i] * weights[i * n + j];
-      y[j] = fmaxf(sum, 0.0f);
+      float sums[tile];
+      for (int t = 0; t < tile; t++) sums[t] = bias[j];
+      // Weights are loaded together, as far as registers allow.
+      constexpr int most = tile == 1 ? 32 : 8, some = n % most == 0 ? most : 2;
+      for (int first = 0; first < n; first += some) {
+        float loaded[some];
+#pragma unroll
+        for (int i = 0; i < some; i++) loaded[i] = weights[(first + i) * n + j];
+#pragma unroll
+        for (int i = 0; i < some; i++) {
+          float inputs[tile];
+          load_row<tile>(x + (first + i) * tile, inputs);
+#pragma unroll
+          for (int t = 0; t < tile; t++) sums[t] += inputs[t] * loaded[i];
+        }
+      }
+      for (int t = 0; t < tile; t++) y[j * tile + t] = fmaxf(sums[t], 0.0f);
     }
     float* swapped = x;
     x = y;
     y = swapped;
   }
   __syncthreads();
-  float sum = 0.0f;
-  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i] * source.last[i];
-  return block_sum(sum) + source.last_bias;
+  for (int t = 0; t < tile; t++) {
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i * tile + t] * source.last[i];
+    scores[t] = block_sum(sum) + source.last_bias;
+  }
 }
 
 // The row of the lowest score, of equal ones the newest, in every thread.
@@ -117,14 +187,46 @@ __device__ inline int hax_worst(const float* scores, const u64* positions, int c
   return worst;
 }
 
-// Shared memory: a key, two rows of twice its width, the products of a hash.
+// The weights of the rows that a query sees: softmax of its products with their keys, `key(row, i)`.
+template <int width, class Key>
+__device__ void hax_weigh(const HaxParts& hax, const HaxPlan& plan, const float* query, Key key) {
+  // Several rows at once, so that their loads overlap.
+  constexpr int some = 4;
+  for (int first = warp_index() * some; first < hax.seen; first += blockDim.x / 32 * some) {
+    int rows[some];
+    float products[some] = {};
+#pragma unroll
+    for (int n = 0; n < some; n++) rows[n] = first + n < hax.seen ? plan.rows[first + n] : none_seen;
+#pragma unroll
+    for (int n = 0; n < some; n++) {
+      for (int i = lane_index(); i < width && rows[n] != none_seen; i += 32) products[n] += query[i] * key(rows[n], i);
+    }
+#pragma unroll
+    for (int n = 0; n < some; n++) {
+      float product = warp_sum(products[n]);
+      if (lane_index() == 0 && first + n < hax.seen) plan.weights[first + n] = rows[n] == none_seen ? -infinity : product;
+    }
+  }
+  __syncthreads();
+  float largest = -infinity, sum = 0.0f;
+  for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) largest = fmaxf(largest, plan.weights[entry]);
+  largest = block_max(largest);
+  for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
+    if (plan.rows[entry] != none_seen) sum += expf(plan.weights[entry] - largest);
+  }
+  sum = block_sum(sum);
+  for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
+    if (plan.rows[entry] != none_seen) plan.weights[entry] = expf(plan.weights[entry] - largest) * (1.0f / sum);
+  }
+}
+
+// Shared memory: a key and two rows of twice its width.
 template <class E, int width>
 __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
   __shared__ int firsts[most_sources];
   float* key = shared_memory<float>();
   float* x = key + width;
   float* y = x + 2 * width;
-  float* products = y + 2 * width;
   float* mean_key = hax.means;
   float* mean_query = hax.means + width;
   E* keys = reinterpret_cast<E*>(hax.keys);
@@ -134,9 +236,9 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
     HaxPlan plan(hax, t);
     float count = (float)(position + 1);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
-      key[i] = hax.k.token(t)[i] * (1.0f / sqrtf((float)width));
-      mean_key[i] += (key[i] - mean_key[i]) / count;
-      mean_query[i] += (query[i] - mean_query[i]) / count;
+      key[i] = hax_key<width>(hax, t, i);
+      mean_key[i] = hax_mean(mean_key[i], key[i], count, 1.0f / count);
+      mean_query[i] = hax_mean(mean_query[i], query[i], count, 1.0f / count);
     }
     __syncthreads();
 
@@ -153,7 +255,11 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
       } else if (source.kind == HAX_DILATED) {
         if (position % every == every - 1) row = (int)(position / every % source.rows);
       } else if (source.kind == HAX_BEST) {
-        score = hax_score<width>(source, key, mean_query, x, y);
+        float scores[1];
+        auto of_key = [&](int, int i) { return key[i]; };
+        auto of_query = [&](int, int i) { return mean_query[i]; };
+        hax_scores<width>(source, of_key, of_query, x, y, scores);
+        score = scores[0];
         if (position < (u64)source.rows) {
           row = (int)position;
         } else {
@@ -161,9 +267,12 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
           if (hax.scores[worst] < score) row = worst;
         }
       } else {
-        first = hax_bin<width>(source, query, mean_query, products) * source.rows;
-        int bin = hax_bin<width>(source, key, mean_key, products);
-        row = bin * source.rows + (int)hax.cursors[bin];
+        HaxPair<int> bins[1];
+        auto of_query = [&](int, int i) { return query[i] - mean_query[i]; };
+        auto of_key = [&](int, int i) { return key[i] - mean_key[i]; };
+        hax_bins<width>(source, of_query, of_key, x, bins);
+        first = bins[0].query * source.rows;
+        row = bins[0].key * source.rows + (int)hax.cursors[bins[0].key];
       }
       // Data that all threads have read changes now.
       __syncthreads();
@@ -188,32 +297,14 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
         u64 own = hax.positions[firsts[s] + i];
         bool sees = own != 0;
         for (int other = 0; other < s; other++) {
-          for (int j = 0; j < hax.at[other].rows; j++) sees = sees && hax.positions[firsts[other] + j] != own;
+#pragma unroll 8
+          for (int j = 0; j < hax.at[other].rows; j++) sees &= hax.positions[firsts[other] + j] != own;
         }
-        plan.rows[entry + i] = sees ? firsts[s] + i : -1;
+        plan.rows[entry + i] = sees ? firsts[s] + i : none_seen;
       }
     }
     __syncthreads();
-    for (int entry = warp_index(); entry < hax.seen; entry += blockDim.x / 32) {
-      int row = plan.rows[entry];
-      float product = 0.0f;
-      for (int i = lane_index(); i < width && row >= 0; i += 32) {
-        product += query[i] * float_of(keys[(long long)row * width + i]);
-      }
-      product = warp_sum(product);
-      if (lane_index() == 0) plan.weights[entry] = row < 0 ? -infinity : product;
-    }
-    __syncthreads();
-    float largest = -infinity, sum = 0.0f;
-    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) largest = fmaxf(largest, plan.weights[entry]);
-    largest = block_max(largest);
-    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
-      if (plan.rows[entry] >= 0) sum += expf(plan.weights[entry] - largest);
-    }
-    sum = block_sum(sum);
-    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
-      if (plan.rows[entry] >= 0) plan.weights[entry] = expf(plan.weights[entry] - largest) * (1.0f / sum);
-    }
+    hax_weigh<width>(hax, plan, query, [&](int row, int i) { return float_of(keys[(long long)row * width + i]); });
     __syncthreads();
   }
 }

@@ -4,13 +4,57 @@ use super::{KeySource, NONE, Pattern, Sources};
 use crate::cpu::simd;
 use crate::ops::softmax::Element;
 
-/// State of the sources.
+/// State of the sources, without the means.
 pub(in crate::ops) struct State<'a, E> {
     pub keys: &'a mut [E],
     pub positions: &'a mut [u64],
-    pub means: &'a mut [f32],
     pub cursors: &'a mut [u32],
     pub scores: &'a mut [f32],
+}
+
+/// The bins of a token's query and key and the score of its key, which depend on no row.
+#[derive(Clone, Copy, Default)]
+pub(in crate::ops) struct Measures {
+    query_bin: usize,
+    key_bin: usize,
+    score: f32,
+}
+
+impl Measures {
+    /// Floats that hold them.
+    const FLOATS: usize = 3;
+
+    /// Stores them at the beginning of a token's plan, until it is made.
+    pub fn store(self, plan: &mut [f32]) {
+        let bins = [self.query_bin, self.key_bin].map(|bin| f32::from_bits(bin as u32));
+        plan[..Self::FLOATS].copy_from_slice(&[bins[0], bins[1], self.score]);
+    }
+
+    /// Those that are stored there.
+    pub fn stored(plan: &[f32]) -> Self {
+        Measures {
+            query_bin: plan[0].to_bits() as usize,
+            key_bin: plan[1].to_bits() as usize,
+            score: plan[2],
+        }
+    }
+}
+
+/// Makes `means`, the mean key and the mean query of the tokens before `position`, those with this token.
+#[inline(always)]
+pub(in crate::ops) fn advance_means(means: &mut [f32], position: u64, k: &[f32], q: &[f32]) {
+    let (mean_key, mean_query) = means.split_at_mut(k.len());
+    let (scale, count) = (scale(k.len()), (position + 1) as f32);
+    for (mean, k) in mean_key.iter_mut().zip(k) {
+        *mean += (scale * k - *mean) / count;
+    }
+    for (mean, q) in mean_query.iter_mut().zip(q) {
+        *mean += (q - *mean) / count;
+    }
+}
+
+fn scale(width: usize) -> f32 {
+    1.0 / (width as f32).sqrt()
 }
 
 impl Sources {
@@ -41,32 +85,53 @@ impl Sources {
             .take(count.to_bits() as usize)
     }
 
+    /// Measures a token; `means` are those with it.
+    #[inline(always)]
+    pub(in crate::ops) fn measure(
+        &self,
+        means: &[f32],
+        k: &[f32],
+        q: &[f32],
+        scratch: &mut [f32],
+    ) -> Measures {
+        let width = k.len();
+        let (key, rest) = scratch.split_at_mut(width);
+        let (centred, products) = rest.split_at_mut(width);
+        let (mean_key, mean_query) = means.split_at(width);
+        key.copy_from_slice(k);
+        simd::scale(scale(width), key);
+        let mut measures = Measures::default();
+        for source in &self.list {
+            match &source.pattern {
+                Pattern::Bins(hash) => {
+                    subtract(key, mean_key, centred);
+                    measures.key_bin = hash.bin(centred, products);
+                    subtract(q, mean_query, centred);
+                    measures.query_bin = hash.bin(centred, products);
+                }
+                Pattern::Best(scorer) => measures.score = scorer.score(key, mean_query, products),
+                Pattern::Window | Pattern::Sink | Pattern::Dilated(_) => (),
+            }
+        }
+        measures
+    }
+
     /// One token: adds its key, then plans its writes and the rows that its query reads.
     #[inline(always)]
     pub(in crate::ops) fn step<E: Element>(
         &self,
         position: u64,
-        k: &[f32],
-        q: &[f32],
+        (k, q): (&[f32], &[f32]),
+        measures: Measures,
         state: &mut State<E>,
         plan: &mut [f32],
         scratch: &mut [f32],
     ) {
         let width = k.len();
         let (key, rest) = scratch.split_at_mut(width);
-        let (centred, rest) = rest.split_at_mut(width);
-        let (wide, products) = rest.split_at_mut(width);
-        let scale = 1.0 / (width as f32).sqrt();
-        for (key, k) in key.iter_mut().zip(k) {
-            *key = scale * k;
-        }
-        let (mean_key, mean_query) = state.means.split_at_mut(width);
-        let count = (position + 1) as f32;
-        for (mean, x) in [(&mut *mean_key, &*key), (&mut *mean_query, q)] {
-            for (mean, x) in mean.iter_mut().zip(x) {
-                *mean += (x - *mean) / count;
-            }
-        }
+        let wide = &mut rest[..width];
+        key.copy_from_slice(k);
+        simd::scale(scale(width), key);
 
         let (taken, rest) = plan.split_at_mut(self.list.len());
         for (source, taken) in self.list.iter().zip(taken) {
@@ -79,16 +144,14 @@ impl Sources {
                     let every = *every as u64;
                     (position % every == every - 1).then_some((position / every % rows) as usize)
                 }
-                Pattern::Bins(hash) => {
-                    subtract(key, mean_key, centred);
-                    let bin = hash.bin(centred, products);
-                    let cursor = &mut state.cursors[bin];
-                    let row = bin * source.rows + *cursor as usize;
+                Pattern::Bins(_) => {
+                    let cursor = &mut state.cursors[measures.key_bin];
+                    let row = measures.key_bin * source.rows + *cursor as usize;
                     *cursor = (*cursor + 1) % source.rows as u32;
                     Some(row)
                 }
-                Pattern::Best(scorer) => {
-                    let score = scorer.score(key, mean_query, products);
+                Pattern::Best(_) => {
+                    let score = measures.score;
                     let scores = &mut state.scores[..source.rows];
                     let row = worst(scores, positions, position, score);
                     if let Some(row) = row {
@@ -110,10 +173,7 @@ impl Sources {
         let mut seen = 0;
         for source in &self.list {
             let first = match &source.pattern {
-                Pattern::Bins(hash) => {
-                    subtract(q, mean_query, centred);
-                    source.first + hash.bin(centred, products) * source.rows
-                }
+                Pattern::Bins(_) => source.first + measures.query_bin * source.rows,
                 _ => source.first,
             };
             let others = seen;

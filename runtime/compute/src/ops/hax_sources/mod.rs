@@ -4,7 +4,7 @@ mod cpu;
 mod hash;
 mod scorer;
 
-pub(super) use cpu::State;
+pub(super) use cpu::{Measures, State, advance_means};
 pub use hash::Hash;
 pub use scorer::Scorer;
 

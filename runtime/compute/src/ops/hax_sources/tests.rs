@@ -1,6 +1,6 @@
 //! Each source against its definition over the whole history.
 
-use super::cpu::worst;
+use super::cpu::{advance_means, worst};
 use super::*;
 use crate::weights::Vector;
 
@@ -120,16 +120,25 @@ fn compare(patterns: Vec<Pattern>, layers: &[(Vector, Vector)]) -> usize {
     let mut state = State {
         keys: &mut vec![0.0f32; sources.rows() * WIDTH],
         positions: &mut vec![0; sources.rows()],
-        means: &mut [0.0; 2 * WIDTH],
         cursors: &mut vec![0; sources.bins(WIDTH)],
         scores: &mut vec![0.0; sources.scored()],
     };
+    let mut means = [0.0; 2 * WIDTH];
     let mut plan = vec![0.0; sources.plan_width()];
     let mut scratch = vec![0.0; sources.scratch(WIDTH)];
     let mut empty = 0;
     for (t, expected) in expected.iter().enumerate() {
         let (k, q) = (values(7 + t, WIDTH), &plain.queries[t]);
-        sources.step(t as u64, &k, q, &mut state, &mut plan, &mut scratch);
+        advance_means(&mut means, t as u64, &k, q);
+        let measures = sources.measure(&means, &k, q, &mut scratch);
+        sources.step(
+            t as u64,
+            (&k, q),
+            measures,
+            &mut state,
+            &mut plan,
+            &mut scratch,
+        );
         for row in sources.written(&plan) {
             assert_eq!(state.positions[row], t as u64 + 1);
         }

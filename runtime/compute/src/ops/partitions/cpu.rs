@@ -3,7 +3,7 @@
 use super::Partitions;
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::ops::CpuOp;
-use crate::ops::recur::{self, Fade, Inputs, Outputs, Recur, Rows};
+use crate::ops::recur::{self, Decays, Inputs, Outputs, Recur, Rows};
 use crate::ops::route::Chosen;
 
 /// Gathered tokens that pass over a state together.
@@ -142,7 +142,7 @@ struct HeadColumns<'a> {
     q: &'a mut [f32],
     k: &'a mut [f32],
     v: &'a mut [f32],
-    fade: &'a mut [f32],
+    decay: &'a mut [f32],
     beta: &'a mut [f32],
     out: &'a mut [f32],
     scratch: &'a mut [f32],
@@ -166,7 +166,7 @@ impl<'a> HeadColumns<'a> {
         let (dk, dv) = (op.recur.dk, op.recur.dv);
         let (q, scratch) = scratch.split_at_mut(room * dk);
         let (k, scratch) = scratch.split_at_mut(room * dk);
-        let (fade, scratch) = scratch.split_at_mut(room * dk);
+        let (decay, scratch) = scratch.split_at_mut(room * dk);
         let (v, scratch) = scratch.split_at_mut(room * dv);
         let (out, scratch) = scratch.split_at_mut(room * dv);
         let (beta, scratch) = scratch.split_at_mut(room);
@@ -181,7 +181,7 @@ impl<'a> HeadColumns<'a> {
             q,
             k,
             v,
-            fade,
+            decay,
             beta,
             out,
             scratch,
@@ -216,7 +216,7 @@ impl<'a> HeadColumns<'a> {
 
         let q = &mut self.q[i * dk..][..dk];
         let k = &mut self.k[i * dk..][..dk];
-        let fade = &mut self.fade[i * dk..][..dk];
+        let decay = &mut self.decay[i * dk..][..dk];
         let v = &mut self.v[i * dv..][..dv];
         let beta = &mut self.beta[i];
         if reads {
@@ -226,14 +226,14 @@ impl<'a> HeadColumns<'a> {
             q.fill(0.0);
         }
         if rank.is_some_and(|rank| rank < op.writers) {
-            inputs.fade(t, fade);
-            inputs.key(t, fade, k);
+            inputs.decay(t, decay);
+            inputs.key(t, decay, k);
             op.weigh(op.weigh_keys, weight, k);
             v.copy_from_slice(inputs.v.get(t, dv));
             simd::scale(inputs.write_gate(t), v);
             *beta = inputs.beta.map_or(1.0, |beta| beta.get(t, 1)[0]);
         } else {
-            fade.fill(1.0);
+            decay.fill(1.0);
             k.fill(0.0);
             v.fill(0.0);
             *beta = 0.0;
@@ -251,7 +251,7 @@ impl<'a> HeadColumns<'a> {
             q: Rows::new(self.q, dk),
             k: Some(Rows::new(self.k, dk)),
             v: Rows::new(self.v, dv),
-            decay: Fade::Factors(Rows::new(self.fade, dk)),
+            decay: Decays::Factors(Rows::new(self.decay, dk)),
             beta: self.inputs.beta.map(|_| Rows::new(self.beta, 1)),
             erase: None,
             removal: None,
@@ -262,7 +262,8 @@ impl<'a> HeadColumns<'a> {
         let rows = Shared::new(self.out);
         // SAFETY: no other thread has the rows.
         let mut rows = unsafe { Outputs::new(&rows, 0, dv, dv) };
-        recur::run(&gathered, self.len, state, &mut rows, self.scratch);
+        let tokens = (self.len, recur::in_matrix_form(self.len));
+        recur::run(&gathered, tokens, state, &mut rows, self.scratch);
         let tokens = self.tokens[..self.len].iter().enumerate();
         simd::vectorize(
             #[inline(always)]

@@ -7,7 +7,7 @@ use super::launch::Route;
 use super::{Partitions, Recur};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::ops::recur::{DeviceInputs, Fading, Input, Lists, MatrixForm, SOURCE, Writing};
+use crate::ops::recur::{DecayKind, DeviceInputs, Input, Lists, MatrixForm, SOURCE, Writing};
 
 /// Largest number of partitions whose tokens are counted in shared memory.
 const MOST_PARTITIONS: usize = 1024;
@@ -34,11 +34,11 @@ struct Places {
 }
 
 impl Places {
-    fn new(recur: &Recur, fading: Fading) -> Self {
+    fn new(recur: &Recur, decay_kind: DecayKind) -> Self {
         let Recur { heads, dk, dv, .. } = *recur;
-        let decays_of_head = match fading {
-            Fading::Head | Fading::Step => 1,
-            Fading::Rows => dk,
+        let decays_of_head = match decay_kind {
+            DecayKind::Head | DecayKind::Step => 1,
+            DecayKind::Rows => dk,
             _ => 0,
         };
         let keys = heads * dk;
@@ -88,12 +88,12 @@ impl Partitions {
     ) -> Option<MatrixForm> {
         let states = self.partitions * self.recur.heads;
         let plan = self.recur.plan(states, inputs, launches);
-        let places = Places::new(&self.recur, plan.fading);
+        let places = Places::new(&self.recur, plan.decay_kind);
         let gathered = places.inputs(inputs, 0, inputs.out);
         let plan = self.recur.plan(states, &gathered, launches);
         // Where a decay is constant, an empty place would decay too.
         let covered = self.recur.gates.is_none()
-            && plan.fading != Fading::Fixed
+            && plan.decay_kind != DecayKind::Fixed
             && !plan.complement
             && matches!(plan.writing, Writing::Add | Writing::Delta)
             && self.partitions <= MOST_PARTITIONS;
@@ -114,8 +114,8 @@ impl Partitions {
     ) -> Result<()> {
         let Recur { heads, dk, dv, .. } = self.recur;
         let (partitions, used) = (self.partitions, self.chosen());
-        let (fading, writing) = (form.plan().fading, form.plan().writing);
-        let of_places = Places::new(&self.recur, fading);
+        let (decay_kind, writing) = (form.plan().decay_kind, form.plan().writing);
+        let of_places = Places::new(&self.recur, decay_kind);
         let (decays, delta) = (of_places.decays_of_head, writing == Writing::Delta);
 
         let numbers = |count: usize| count * size_of::<i32>();

@@ -58,20 +58,20 @@ __device__ void weigh_token(const PartitionRoute& route, int rank, float weight,
   weigh(x + State::q_at, dk, route.weigh_queries ? weight : 1.0f, route.unit_length);
   weigh(x + State::k_at, dk, route.weigh_keys ? weight : 1.0f, route.unit_length);
   if (rank < route.writers) return;
-  // Nothing fades and nothing is written.
+  // Nothing decays and nothing is written.
   for (int j = lane_index(); j < dk; j += 32) {
     x[State::k_at + j] = 0.0f;
-    if (State::row_fades) x[State::fade_at + j] = 0.0f;
+    if (State::row_decays) x[State::decay_at + j] = 0.0f;
   }
   if (lane_index() == 0) x[State::scalars_at + State::DECAY] = 0.0f;
 }
 
 // The only token of a step. Its columns are loaded during routing if they are the same for all partitions.
-template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int finish,
+template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
           int batch, bool aligned>
 __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& route) {
   static_assert(queries == 1 && !complement && batch == 1, "partitions have one query and keys of their own");
-  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, finish, batch, aligned>;
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay, complement, write, finish, batch, aligned>;
   float* room = shared_memory<float>();
   int head = blockIdx.x / State::groups % heads, rank = blockIdx.x / State::groups / heads;
   const float* chosen = route.chosen.token(0) + rank;
@@ -93,7 +93,7 @@ __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& rou
   __syncthreads();
   if (warp_index() == 0) weigh_token<State>(route, rank, weight, room, dk);
   __syncthreads();
-  state.fade_rows(room, 1);
+  state.decay_rows(room, 1);
   float out[queries][columns];
   state.step(room, out);
   if (rank < route.readers) state.emit(room, out, in.out.token(0) + (rank * heads + head) * dv);
@@ -103,11 +103,11 @@ __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& rou
 }
 
 // `out` has `readers` rows of all heads for a token.
-template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement,
+template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement,
           int write, int finish, int batch, bool aligned>
 __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, int tokens) {
   static_assert(queries == 1 && !complement && batch > 1, "partitions have one query and keys of their own");
-  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, finish, batch, aligned>;
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay, complement, write, finish, batch, aligned>;
   constexpr int buffers = 2;
   __shared__ Gathered<batch> gathered[buffers];
   float* room = shared_memory<float>();
@@ -142,7 +142,7 @@ __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, i
       weigh_token<State>(route, rank, weight, x, dk);
     }
     __syncthreads();
-    state.fade_rows(now, list.count);
+    state.decay_rows(now, list.count);
     for (int i = 0; i < list.count; i++) {
       float out[queries][columns];
       const float* x = now + i * State::token_floats;

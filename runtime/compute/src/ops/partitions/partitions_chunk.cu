@@ -78,8 +78,8 @@ __device__ inline void gather_row_of(float* to, const float* from, float weight,
   }
 }
 
-// A block takes a head in a block of places. An empty place writes nothing and fades nothing; nor does a token in a partition
-// that it only reads. `decays`: how many logarithms of fades a head has.
+// A block takes a head in a block of places. An empty place writes nothing and decays nothing; nor does a token in a partition
+// that it only reads. `decays`: how many logarithms of decays a head has.
 template <int partitions, int used, int dk, int dv, int decays, bool delta>
 __device__ void gather_partitions(RecurInputs from, RecurInputs to, PartitionRoute route, PartitionLists lists) {
   int head = blockIdx.x, end = lists.firsts[partitions] * chunk_block;

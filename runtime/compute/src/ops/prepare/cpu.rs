@@ -129,6 +129,10 @@ impl CpuOp for Prepare {
         }
     }
 
+    fn reads_chunks_as_steps(&self) -> bool {
+        true
+    }
+
     fn scratch(&self, _chunk: usize) -> usize {
         // The convolution's history, or the input of a linear map.
         let room = |group: &HeadGroup| {

@@ -27,6 +27,7 @@ pub(super) mod map_kind {
     pub const MULTIPLY: i32 = 11;
     pub const GATE: i32 = 12;
     pub const WEIGH: i32 = 13;
+    pub const WRITE_STRENGTH: i32 = 14;
 }
 
 /// Kinds of gates, `GATE_…` in prepare.cu.
@@ -283,6 +284,7 @@ impl HeadOp {
                 function: norm.centred.into(),
                 ..kind(map_kind::NORM)
             },
+            HeadOp::WriteStrength => kind(map_kind::WRITE_STRENGTH),
             HeadOp::Rope => kind(map_kind::ROPE),
             HeadOp::Largest(count) => DeviceMap {
                 function: i32::try_from(*count).expect("a count within a head"),

@@ -33,6 +33,8 @@ pub enum HeadOp {
     Weigh(View),
     /// These columns of another buffer instead.
     Copy(View),
+    /// The strength of a write from the logarithm of the decay that it complements, `1 - e^x`.
+    WriteStrength,
     /// Root-mean-square norm.
     Rms(Norm),
     /// Rotary position, as [`super::Prepare::rope`] says.
@@ -112,6 +114,7 @@ impl HeadOp {
                 let sum: f32 = head.iter().map(|x| x.abs()).sum();
                 simd::scale(1.0 / sum.max(1e-6), head);
             }
+            HeadOp::WriteStrength => head.iter_mut().for_each(|x| *x = 1.0 - simd::exp(*x)),
             HeadOp::Rms(norm) => norm.apply_in_place(head),
             HeadOp::Rope => rotate(angles, head),
         }

@@ -12,7 +12,7 @@ struct PrepareMap {
 };
 
 // The numbers of `map_kind` in launch.rs.
-enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY, MAP_GATE, MAP_WEIGH };
+enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY, MAP_GATE, MAP_WEIGH, MAP_WRITE_STRENGTH };
 
 constexpr int most_maps = 6;
 
@@ -204,6 +204,10 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
       if (map.kind == MAP_GATE) factor = sigmoid(factor);
 #pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
+      break;
+    case MAP_WRITE_STRENGTH:
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) x[i] = 1.0f - expf(x[i]);
       break;
     case MAP_ROPE:
 #pragma unroll 1

@@ -7,9 +7,9 @@
 mod cpu;
 mod launch;
 
-pub(super) use cpu::{Fade, Inputs, Outputs, Rows, run, scratch};
+pub(super) use cpu::{Decays, Inputs, Outputs, Rows, in_matrix_form, run, scratch};
 pub(super) use launch::{
-    DeviceInputs, Fading, Input, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing,
+    DecayKind, DeviceInputs, Input, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing,
 };
 
 use super::{Access, Op};
@@ -45,7 +45,7 @@ pub enum Key {
 pub enum Write {
     /// `v`.
     Add,
-    /// The delta rule: `beta (v - k S)`, S already faded; `beta` is one value for each head and token.
+    /// The delta rule: `beta (v - k S)`, S already decayed; `beta` is one value for each head and token.
     Delta(View),
     /// `v - key S`, S already decayed, with a separate key for the removal, `[heads, dk]`.
     Erase {

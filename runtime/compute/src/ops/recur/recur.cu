@@ -31,9 +31,9 @@ struct RecurInputs {
   int function;
 };
 
-// A state fades by nothing, by exp of a constant, of a value for each head, of their product, of a value for each row, or by
+// A state decays by nothing, by exp of a constant, of a value for each head, of their product, of a value for each row, or by
 // one minus the keys or the values.
-enum { FADE_NONE, FADE_FIXED, FADE_HEAD, FADE_STEP, FADE_ROWS, FADE_BY_KEY, FADE_BY_VALUE };
+enum { DECAY_NONE, DECAY_FIXED, DECAY_HEAD, DECAY_STEP, DECAY_ROWS, DECAY_BY_KEY, DECAY_BY_VALUE };
 enum { WRITE_ADD, WRITE_DELTA, WRITE_REPLACE, WRITE_ERASE };
 
 // `finish` describes an output: bit 0 if its value times a gain is added; the other bits are the number, from 1 on, of
@@ -47,8 +47,8 @@ __device__ float finished(float out, float gain, float value, float gate) {
   return out;
 }
 
-// `complement`: keys are one minus the fade of their row.
-template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int finish,
+// `complement`: keys are one minus the decay of their row.
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
           int batch, bool aligned>
 struct Recurrence {
   // Rows of a thread: four at a time, so that keys are read four at a time. Those past dk are zero.
@@ -56,18 +56,18 @@ struct Recurrence {
   static constexpr int depth = rows * lanes;
   static constexpr int block_columns = 32 / lanes * columns * warps;
   static constexpr int groups = (dv + block_columns - 1) / block_columns;
-  static constexpr bool row_fades = fade == FADE_ROWS;
+  static constexpr bool row_decays = decay == DECAY_ROWS;
   // Whether a step may be the one that gives keys and queries their length.
   static constexpr bool measures = write == WRITE_DELTA && batch == 1;
   // Whether another key than the one that is written reads the state.
   static constexpr bool removes = write == WRITE_REPLACE || write == WRITE_ERASE;
-  static_assert(!complement || row_fades, "a complement needs a fade for each row");
+  static_assert(!complement || row_decays, "a complement needs a decay for each row");
 
   // The floats of a token in shared memory.
   static constexpr int q_at = 0;
   static constexpr int k_at = q_at + queries * depth;
-  static constexpr int fade_at = k_at + (complement ? 0 : depth);
-  static constexpr int removal_at = fade_at + (row_fades ? depth : 0);
+  static constexpr int decay_at = k_at + (complement ? 0 : depth);
+  static constexpr int removal_at = decay_at + (row_decays ? depth : 0);
   static constexpr int rate_at = removal_at + (removes ? depth : 0);
   static constexpr int v_at = rate_at + (write == WRITE_REPLACE ? depth : 0);
   static constexpr int scalars_at = v_at + block_columns;
@@ -89,7 +89,7 @@ struct Recurrence {
       : in(in), head(index * queries), part(part), first_column(group * block_columns) {
     place = lane_index() % lanes;
     column = first_column + (warp_index() * (32 / lanes) + lane_index() / lanes) * columns;
-    constant = fade == FADE_FIXED || fade == FADE_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
+    constant = decay == DECAY_FIXED || decay == DECAY_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
   }
 
   __device__ int row(int r) const { return (r / 4 * lanes + place) * 4 + r % 4; }
@@ -132,7 +132,7 @@ struct Recurrence {
     if constexpr (dk != depth) {
       for (int i = threadIdx.x; i < tokens * token_floats; i += blockDim.x) {
         int at = i % token_floats;
-        room[i] = row_fades && at >= fade_at && at < removal_at ? 1.0f : 0.0f;
+        room[i] = row_decays && at >= decay_at && at < removal_at ? 1.0f : 0.0f;
       }
       __syncthreads();
     }
@@ -144,14 +144,14 @@ struct Recurrence {
       copy_row<aligned>(x + q_at + query * depth, in.q.at(t, head + query, dk, part), dk);
     }
     if constexpr (!complement) copy_row<aligned>(x + k_at, in.k.at(t, head, dk, part), dk);
-    if constexpr (row_fades) copy_row<aligned>(x + fade_at, in.decay.at(t, head, dk, part), dk);
+    if constexpr (row_decays) copy_row<aligned>(x + decay_at, in.decay.at(t, head, dk, part), dk);
     if constexpr (removes) copy_row<aligned>(x + removal_at, in.removal.at(t, head, dk, part), dk);
     if constexpr (write == WRITE_REPLACE) copy_row<aligned>(x + rate_at, in.rate.at(t, head, dk, part), dk);
     copy_row<aligned && block_columns % 4 == 0>(x + v_at, in.v.at(t, head, dv, part) + first_column,
                                                 min(block_columns, dv - first_column));
     float* scalars = x + scalars_at;
     if (lane_index() == BETA && write == WRITE_DELTA) copy_async<4>(scalars + BETA, in.beta.at(t, head, 1, part));
-    if (lane_index() == DECAY && (fade == FADE_HEAD || fade == FADE_STEP)) {
+    if (lane_index() == DECAY && (decay == DECAY_HEAD || decay == DECAY_STEP)) {
       copy_async<4>(scalars + DECAY, in.decay.at(t, head, 1, part));
     }
     if (lane_index() == WRITE_GATE && in.write_gate.rows.first) {
@@ -165,10 +165,10 @@ struct Recurrence {
   }
 
   // The exponentials of `tokens` tokens that have come.
-  __device__ void fade_rows(float* room, int tokens) const {
-    if constexpr (row_fades) {
+  __device__ void decay_rows(float* room, int tokens) const {
+    if constexpr (row_decays) {
       for (int i = threadIdx.x; i < tokens * dk; i += blockDim.x) {
-        float* x = room + i / dk * token_floats + fade_at + i % dk;
+        float* x = room + i / dk * token_floats + decay_at + i % dk;
         *x = expf(*x);
       }
       __syncthreads();
@@ -184,9 +184,9 @@ struct Recurrence {
     float value[columns], written[columns];
     float gate = in.write_gate.rows.first ? x[scalars_at + WRITE_GATE] : 1.0f;
     float scalar = 1.0f;
-    if constexpr (fade == FADE_FIXED) scalar = expf(constant);
-    if constexpr (fade == FADE_HEAD) scalar = expf(x[scalars_at + DECAY]);
-    if constexpr (fade == FADE_STEP) scalar = expf(constant * x[scalars_at + DECAY]);
+    if constexpr (decay == DECAY_FIXED) scalar = expf(constant);
+    if constexpr (decay == DECAY_HEAD) scalar = expf(x[scalars_at + DECAY]);
+    if constexpr (decay == DECAY_STEP) scalar = expf(constant * x[scalars_at + DECAY]);
 #pragma unroll
     for (int c = 0; c < columns; c++) {
       value[c] = x[v_at + column - first_column + c];
@@ -198,22 +198,22 @@ struct Recurrence {
 #pragma unroll
     for (int r = 0; r < rows; r += 4) {
       int at = row(r);
-      float fades[4], keys[4], removals[4], rates[4];
-      four(x + fade_at + at, row_fades, fades);
+      float decays[4], keys[4], removals[4], rates[4];
+      four(x + decay_at + at, row_decays, decays);
       four(x + k_at + at, !complement, keys);
       four(x + removal_at + at, removes, removals);
       four(x + rate_at + at, write == WRITE_REPLACE, rates);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        if (complement) keys[i] = 1.0f - fades[i];
-        if (fade == FADE_BY_KEY) fades[i] = 1.0f - keys[i];
-        if (fade != FADE_BY_KEY && !row_fades) fades[i] = scalar;
+        if (complement) keys[i] = 1.0f - decays[i];
+        if (decay == DECAY_BY_KEY) decays[i] = 1.0f - keys[i];
+        if (decay != DECAY_BY_KEY && !row_decays) decays[i] = scalar;
 #pragma unroll
         for (int c = 0; c < columns; c++) {
           float& s = state[r + i][c];
           if (write == WRITE_REPLACE) read[c] += removals[i] * s;
-          if (fade == FADE_BY_VALUE) s *= 1.0f - value[c];
-          if (fade != FADE_NONE && fade != FADE_BY_VALUE) s *= fades[i];
+          if (decay == DECAY_BY_VALUE) s *= 1.0f - value[c];
+          if (decay != DECAY_NONE && decay != DECAY_BY_VALUE) s *= decays[i];
           if (write == WRITE_DELTA) read[c] += keys[i] * s;
           if (write == WRITE_ERASE) read[c] += removals[i] * s;
           if (write == WRITE_ADD) s += keys[i] * written[c];
@@ -271,14 +271,14 @@ struct Recurrence {
     }
 #pragma unroll
     for (int r = 0; r < rows; r += 4) {
-      float fades[4], keys[4], removals[4], rates[4];
-      four(x + fade_at + row(r), complement, fades);
+      float decays[4], keys[4], removals[4], rates[4];
+      four(x + decay_at + row(r), complement, decays);
       four(x + k_at + row(r), !complement, keys);
       four(x + removal_at + row(r), write == WRITE_REPLACE, removals);
       four(x + rate_at + row(r), write == WRITE_REPLACE, rates);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        if (complement) keys[i] = 1.0f - fades[i];
+        if (complement) keys[i] = 1.0f - decays[i];
 #pragma unroll
         for (int c = 0; c < columns; c++) {
           state[r + i][c] += keys[i] * written[c];
@@ -325,10 +325,10 @@ struct Recurrence {
   }
 };
 
-template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int finish,
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
           int batch, bool aligned>
 __device__ void recur(const RecurInputs& in, int tokens) {
-  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, finish, batch, aligned>;
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay, complement, write, finish, batch, aligned>;
   constexpr int buffers = batch == 1 ? 1 : 2;
   float* room = shared_memory<float>();
   int index = blockIdx.x / State::groups;
@@ -358,7 +358,7 @@ __device__ void recur(const RecurInputs& in, int tokens) {
     __syncthreads();
     float* now = room + first / batch % buffers * (batch * State::token_floats);
     int count = min(batch, tokens - first);
-    state.fade_rows(now, count);
+    state.decay_rows(now, count);
     // Nothing that the next token needs waits for an additive one's sums.
 #pragma unroll(write == WRITE_ADD ? 2 : 1)
     for (int i = 0; i < count; i++) {

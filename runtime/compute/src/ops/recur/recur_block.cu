@@ -1,4 +1,4 @@
-// Recurrences in matrix form, for chunks. In a block of 64 tokens, with S the state before it, G_i the sum of the logarithms of the fades up to token i, and F_ij = e^(G_i - G_j):
+// Recurrences in matrix form, for chunks. In a block of 64 tokens, with S the state before it, G_i the sum of the logarithms of the decays up to token i, and F_ij = e^(G_i - G_j):
 //
 //   u_i = beta_i (v_i - e^G_i k_i S - sum_{j<i} F_ij (k_i . k_j) u_j)    the delta rule; else u_i = v_i
 //   o_i = e^G_i q_i S + sum_{j<=i} F_ij (q_i . k_j) u_j
@@ -10,7 +10,7 @@
 //
 // With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T, K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*)
 // S. With removals L is that of r and c, beta one, P that of r and k, B that of q and c, R* in place of K* and M = B T, so that W = -T P V - (T R*) S and O = (A - M P) V + (Q* - M R*) S. All that does not depend on S is
-// computed for all blocks at once: by `recur_blocks`, in recur_chunk.cu, where states fade as a whole, or each column by itself; by
+// computed for all blocks at once: by `recur_blocks`, in recur_chunk.cu, where states decay as a whole, or each column by itself; by
 // `recur_row_blocks`, in recur_rows.cu, where each row does. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands
 // are sums of `parts` bf16 numbers, of as many as `Plan` in launch.rs says; sums, states and the inverse are f32.
 
@@ -49,13 +49,13 @@ __device__ inline void store_pair(u16* image, int row, int column, float2 x) {
 // then of each query); for each write, images of its keys, decayed to the block's end; the values that each writes without a state,
 // f32 [64, width]; the block's decay, or that of each row or column; and with column decays, the decay up to each token, f32 [64,
 // width].
-template <int dk, int dv, int queries, int fade_kind, int write, int parts>
+template <int dk, int dv, int queries, int decay_kind, int write, int parts>
 struct ChunkBlock {
   // Whether written values depend on the state, and the writes of a token.
   static constexpr bool solves = write != WRITE_ADD;
   static constexpr int writes = write == WRITE_REPLACE ? 2 : 1;
-  static constexpr bool row_fades = fade_kind == FADE_ROWS || fade_kind == FADE_BY_KEY;
-  static constexpr bool column_fades = fade_kind == FADE_BY_VALUE;
+  static constexpr bool row_decays = decay_kind == DECAY_ROWS || decay_kind == DECAY_BY_KEY;
+  static constexpr bool column_decays = decay_kind == DECAY_BY_VALUE;
   static constexpr int slices = (dk + 63) / 64;
   static constexpr int width = (dv + 63) / 64 * 64;
   static constexpr int panels = queries + solves;
@@ -63,8 +63,8 @@ struct ChunkBlock {
   static constexpr int keys_at = slices * panels * image_size;
   static constexpr int values_at = keys_at + writes * slices * image_size;
   static constexpr int reach_at = values_at + writes * chunk_block * width * 2;
-  static constexpr int fade_at = reach_at + (column_fades ? chunk_block * width * 2 : 0);
-  static constexpr int size = fade_at + (row_fades ? 2 * slices * chunk_block : column_fades ? 2 * width : 8);
+  static constexpr int decay_at = reach_at + (column_decays ? chunk_block * width * 2 : 0);
+  static constexpr int size = decay_at + (row_decays ? 2 * slices * chunk_block : column_decays ? 2 * width : 8);
 
   u16* place;
   __device__ u16* panel(int slice, int panel) const { return place + (slice * panels + panel) * image_size; }
@@ -74,8 +74,8 @@ struct ChunkBlock {
   }
   __device__ float* reach(int t) const { return reinterpret_cast<float*>(place + reach_at) + t * width; }
   // That of the state, or of this row or column.
-  __device__ float& fade(int number) const {
-    return reinterpret_cast<float*>(place + fade_at)[row_fades || column_fades ? number : 0];
+  __device__ float& decay(int number) const {
+    return reinterpret_cast<float*>(place + decay_at)[row_decays || column_decays ? number : 0];
   }
 };
 
@@ -229,15 +229,15 @@ __device__ inline void invert_triangle(const SplitTile<parts>& tile, float* room
 }
 
 // The part of a block of one state that does not depend on the kind of decay.
-template <int dk, int dv, int queries, int fade, int write, bool aligned, int parts>
+template <int dk, int dv, int queries, int decay, int write, bool aligned, int parts>
 struct ChunkMaker {
-  using Block = ChunkBlock<dk, dv, queries, fade, write, parts>;
+  using Block = ChunkBlock<dk, dv, queries, decay, write, parts>;
   using Tile = SplitTile<parts>;
   static constexpr int tile_size = parts * tile_part;
   // The last write, which depends on the state.
   static constexpr int last = Block::writes - 1;
   // Numbers of shared memory for the operands of the triangles, later for the operands of their weights.
-  static constexpr int operands = (Block::row_fades || Block::column_fades ? 3 : 2) * tile_size;
+  static constexpr int operands = (Block::row_decays || Block::column_decays ? 3 : 2) * tile_size;
   const RecurInputs& in;
   int head, first, count;
   Block block;

@@ -1,11 +1,11 @@
 // Blocks of recurrences whose states decay as a whole: the decays are factors outside the products of the triangles. If each column
 // decays separately, the triangles have no decays.
 
-template <int dk, int dv, int queries, int fade, int write, bool aligned, int parts>
+template <int dk, int dv, int queries, int decay, int write, bool aligned, int parts>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
-  static_assert(write == WRITE_ADD || write == WRITE_DELTA, "removals are for rows that fade by themselves");
+  static_assert(write == WRITE_ADD || write == WRITE_DELTA, "removals are for rows that decay by themselves");
   constexpr bool delta = write == WRITE_DELTA;
-  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned, parts>;
+  using Maker = ChunkMaker<dk, dv, queries, decay, write, aligned, parts>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
@@ -19,12 +19,12 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   if (threadIdx.x < chunk_block) {
     bool inside = threadIdx.x < count;
     int t = first + threadIdx.x;
-    float constant = fade == FADE_FIXED || fade == FADE_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
+    float constant = decay == DECAY_FIXED || decay == DECAY_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
     float log = 0.0f;
-    if (fade == FADE_FIXED) log = constant;
-    if (fade == FADE_HEAD && inside) log = *in.decay.at(t, head, 1, 0);
-    if (fade == FADE_STEP && inside) log = constant * *in.decay.at(t, head, 1, 0);
-    // Below this a fade is zero; sums of the logarithms stay small, so that their differences are exact enough.
+    if (decay == DECAY_FIXED) log = constant;
+    if (decay == DECAY_HEAD && inside) log = *in.decay.at(t, head, 1, 0);
+    if (decay == DECAY_STEP && inside) log = constant * *in.decay.at(t, head, 1, 0);
+    // Below this a decay is zero; sums of the logarithms stay small, so that their differences are exact enough.
     if (log < -110.0f) log = -110.0f;
     to_end[threadIdx.x] = inside ? log : 0.0f;
   }
@@ -38,7 +38,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   }
   __syncthreads();
   if (threadIdx.x < chunk_block) to_end[threadIdx.x] = expf(sums_of_logs[chunk_block - 1] - sum);
-  if (fade != FADE_BY_VALUE && threadIdx.x == 0) block.fade(0) = reach[chunk_block - 1];
+  if (decay != DECAY_BY_VALUE && threadIdx.x == 0) block.decay(0) = reach[chunk_block - 1];
 
   const float* key_rows = in.k.at(first, head, dk, 0);
   ChunkShare ahead, asked;
@@ -72,19 +72,19 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
       multiply_tiles<2, false>(sums[1], left.at(warp_row, 0), right.at(32 * half_of, 0), chunk_block);
     }
     each_pair<4>(warp_row, 32 * half_of, [&](int n, int i, int row, int column) {
-      float faded[2];
+      float decayed[2];
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         float factor = column + j <= row ? expf(sums_of_logs[row] - sums_of_logs[column + j]) : 0.0f;
-        faded[j] = factor * sums[1][n][i + j];
+        decayed[j] = factor * sums[1][n][i + j];
         if (keys_too) {
           float weight = column + j < row ? maker.betas[row] * factor * sums[0][n][i + j] : 0.0f;
           maker.transposed()[(column + j) * square_pitch + row] = weight;
         }
       }
-      maker.weights(query + delta, 0).store(row, column, SplitPair<parts>(faded[0], faded[1]));
+      maker.weights(query + delta, 0).store(row, column, SplitPair<parts>(decayed[0], decayed[1]));
     });
   }
-  if constexpr (fade == FADE_BY_VALUE) finish_columns(maker);
+  if constexpr (decay == DECAY_BY_VALUE) finish_columns(maker);
   else maker.finish();
 }

@@ -3,8 +3,8 @@
 
 // The weights are A of each query, the panels Q, and the keys' images are whole.
 template <int dk, int dv, int queries, bool aligned, int parts>
-__device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD, aligned, parts>& maker) {
-  using Block = ChunkBlock<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD, parts>;
+__device__ void finish_columns(const ChunkMaker<dk, dv, queries, DECAY_BY_VALUE, WRITE_ADD, aligned, parts>& maker) {
+  using Block = ChunkBlock<dk, dv, queries, DECAY_BY_VALUE, WRITE_ADD, parts>;
   Block block = maker.block;
   int first = maker.first, count = maker.count, group = warp_index();
   // The operands read at all levels, and the results of the tokens after the borders.
@@ -28,18 +28,18 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
   for (int column = 0; column < Block::width; column += chunk_block) {
     // By token: the written value, the decay, the decay of the value to the group's end, the decay of the state since the group's
     // beginning.
-    float2 value[chunk_group], faded[chunk_group], left[chunk_group], since[chunk_group];
+    float2 value[chunk_group], decayed[chunk_group], left[chunk_group], since[chunk_group];
     float2 total = {1.0f, 1.0f}, until = {1.0f, 1.0f};
 #pragma unroll
     for (int i = 0; i < chunk_group; i++) {
       value[i] = values.x[i];
-      faded[i] = {1.0f - value[i].x, 1.0f - value[i].y};
-      since[i] = total = times(total, faded[i]);
+      decayed[i] = {1.0f - value[i].x, 1.0f - value[i].y};
+      since[i] = total = times(total, decayed[i]);
     }
 #pragma unroll
     for (int i = chunk_group - 1; i >= 0; i--) {
       left[i] = times(value[i], until);
-      until = times(until, faded[i]);
+      until = times(until, decayed[i]);
     }
     totals[group * 32 + lane_index()] = total;
     if (column + chunk_block < Block::width) {
@@ -65,7 +65,7 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
       *reinterpret_cast<float2*>(block.values(0, t) + own) = times(left[i], back);
       *reinterpret_cast<float2*>(block.reach(t) + own) = times(since[i], front);
     }
-    if (group == 0) *reinterpret_cast<float2*>(&block.fade(own)) = times(total, back);
+    if (group == 0) *reinterpret_cast<float2*>(&block.decay(own)) = times(total, back);
 #pragma unroll 1
     for (int query = 0; query < queries; query++) {
       __syncthreads();
@@ -97,7 +97,7 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
 #pragma unroll
         for (int i = 0; i < chunk_group; i++) {
           if (i < j) continue;
-          if (i > j) x = times(x, faded[i]);
+          if (i > j) x = times(x, decayed[i]);
           const u16* place = own_weights + i * block_pitch + j;
           float weight = 0.0f;
 #pragma unroll
@@ -110,9 +110,9 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
         if ((group >> level) % 2 == 0) continue;
 #pragma unroll
         for (int i = 0; i < chunk_group; i++) {
-          float2 fade = times(since[i], fronts[level]);
+          float2 decay = times(since[i], fronts[level]);
           const float* sum = sums_room + (rows[level] + i) * block_pitch + GroupShare::column();
-          out[i] = {out[i].x + fade.x * sum[0], out[i].y + fade.y * sum[1]};
+          out[i] = {out[i].x + decay.x * sum[0], out[i].y + decay.y * sum[1]};
         }
       }
 #pragma unroll

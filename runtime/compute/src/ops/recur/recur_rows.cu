@@ -17,17 +17,17 @@ __device__ inline float spread_sums(float (&x)[32]) {
   return x[0];
 }
 
-// `complement`: keys are one minus the fade of their row.
-template <int dk, int dv, int queries, int fade, bool complement, int write, bool aligned, int parts>
+// `complement`: keys are one minus the decay of their row.
+template <int dk, int dv, int queries, int decay, bool complement, int write, bool aligned, int parts>
 __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned, parts>;
+  using Maker = ChunkMaker<dk, dv, queries, decay, write, aligned, parts>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
   int head = maker.head, first = maker.first, count = maker.count, group = warp_index();
   // Operands of all levels: the readers, and the keys.
   SplitTile<parts> readers = {maker.room, level_part, block_pitch}, read = {maker.room + parts * level_part, level_part, block_pitch};
-  // By which the rows fade over each group.
+  // By which the rows decay over each group.
   float2* totals = reinterpret_cast<float2*>(maker.rest);
   // This warp's product: 16 rows of each, of this level.
   int own_level = group < 4 ? 2 : group < 6 ? 1 : 0;
@@ -44,7 +44,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
     const float* factors = maker.factors + query * chunk_block + group * chunk_group;
     SplitTile<parts> weights = maker.weights(panel, number);
     for (int i = threadIdx.x; i < Maker::tile_size / 8; i += blockDim.x) reinterpret_cast<uint4*>(weights.first)[i] = {0, 0, 0, 0};
-    GroupShare keys = {}, rates = {}, fades = {}, asked = {};
+    GroupShare keys = {}, rates = {}, decays = {}, asked = {};
     auto load = [&](int slice) {
       auto fill = [&](GroupShare& share, const RecurInput& input, int head, int shift) {
         share.load<aligned>(input.at(first + shift, head, dk, 0), input.rows.stride, count - shift, slice * chunk_block, dk);
@@ -55,7 +55,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       } else if (!complement) {
         fill(keys, in.k, head, 0);
       }
-      if (fade == FADE_ROWS) fill(fades, in.decay, head, 0);
+      if (decay == DECAY_ROWS) fill(decays, in.decay, head, 0);
       if (shift == 1) fill(asked, in.removal, head, 1);
       else if (write == WRITE_ERASE && solving) fill(asked, in.removal, head, 0);
       else if (!reads_keys) fill(asked, in.q, head + query, 0);
@@ -66,15 +66,15 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
 #pragma unroll 1
     for (int slice = 0; slice < Block::slices; slice++) {
       int column = GroupShare::column();
-      float2 faded[chunk_group], key[chunk_group], reader[chunk_group], total = {1.0f, 1.0f};
+      float2 decayed[chunk_group], key[chunk_group], reader[chunk_group], total = {1.0f, 1.0f};
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
         key[i] = removed ? times(keys.x[i], rates.x[i]) : keys.x[i];
-        if (fade == FADE_ROWS) faded[i] = {expf(fades.x[i].x), expf(fades.x[i].y)};
-        if (fade == FADE_BY_KEY) faded[i] = {1.0f - key[i].x, 1.0f - key[i].y};
-        if (complement) key[i] = {1.0f - faded[i].x, 1.0f - faded[i].y};
+        if (decay == DECAY_ROWS) decayed[i] = {expf(decays.x[i].x), expf(decays.x[i].y)};
+        if (decay == DECAY_BY_KEY) decayed[i] = {1.0f - key[i].x, 1.0f - key[i].y};
+        if (complement) key[i] = {1.0f - decayed[i].x, 1.0f - decayed[i].y};
         reader[i] = reads_keys ? key[i] : asked.x[i];
-        total = times(total, faded[i]);
+        total = times(total, decayed[i]);
       }
       totals[group * 32 + lane_index()] = total;
       if (slice + 1 < Block::slices) load(slice + 1);
@@ -84,7 +84,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
 #pragma unroll
         for (int i = 0; i < chunk_group; i++) {
           if (i < j) continue;
-          if (i > j) x = times(x, faded[i]);
+          if (i > j) x = times(x, decayed[i]);
           near[i / 4][i % 4 * chunk_group + j] += reader[i].x * x.x + reader[i].y * x.y;
         }
       }
@@ -92,10 +92,10 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       float2 since = {1.0f, 1.0f}, until = {1.0f, 1.0f};
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
-        since = times(since, faded[i]);
+        since = times(since, decayed[i]);
         reader[i] = times(reader[i], since);
         key[chunk_group - 1 - i] = times(key[chunk_group - 1 - i], until);
-        until = times(until, faded[chunk_group - 1 - i]);
+        until = times(until, decayed[chunk_group - 1 - i]);
       }
       __syncthreads();
       float2 front, back;
@@ -119,7 +119,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
         if (panel == 0) store_pair<parts>(block.keys(number, slice), t, column, times(key[i], back));
       }
       if (group == 0 && pass == 0) {
-        *reinterpret_cast<float2*>(&block.fade(slice * chunk_block + column)) = times(total, back);
+        *reinterpret_cast<float2*>(&block.decay(slice * chunk_block + column)) = times(total, back);
         if (write == WRITE_REPLACE) {
           const float* r = in.removal.at(first, head, dk, 0);
           int c = slice * chunk_block + column;

@@ -46,9 +46,9 @@ struct ChunkRing {
 // of products with the ring's slices. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of the
 // panels and of the slices. If `heads` states are in partitions, `firsts` are the first blocks of each partition, and the end of
 // the last one's.
-template <int dk, int dv, int queries, int fade, int write, int columns, int slots, int finish, int parts>
+template <int dk, int dv, int queries, int decay, int write, int columns, int slots, int finish, int parts>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
-  using Block = ChunkBlock<dk, dv, queries, fade, write, parts>;
+  using Block = ChunkBlock<dk, dv, queries, decay, write, parts>;
   constexpr int image_size = Block::image_size;
   constexpr int writes = Block::writes, key_images = writes * Block::slices;
   constexpr bool wide = columns == 32;
@@ -101,12 +101,12 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
     int first = n * chunk_block, count = min(chunk_block, tokens - first);
     // These come while the products are computed.
     float2 values[writes][2][2], reach[2][2], outs[own_panels][2][2], skips[own_panels][2][2], gates[own_panels][2][2];
-    float row_fades[own_slices][2], column_fades[2][2];
+    float row_decays[own_slices][2], column_decays[2][2];
 #pragma unroll
     for (int i = 0; i < own_slices; i++) {
       int row = own(i) * chunk_block + warp_row + lane_index() / 4;
-      if (Block::column_fades || own(i) >= Block::slices) continue;
-      row_fades[i][0] = block.fade(row), row_fades[i][1] = block.fade(row + 8);
+      if (Block::column_decays || own(i) >= Block::slices) continue;
+      row_decays[i][0] = block.decay(row), row_decays[i][1] = block.decay(row + 8);
     }
     float* out = in.out.first + (long long)first * in.out.stride + head * queries * dv;
     each_pair<2>(warp_row, first_column + warp_column, [&](int tile, int j, int t, int column) {
@@ -114,9 +114,9 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
       for (int i = 0; i < writes; i++) {
         values[i][tile][j / 2] = *reinterpret_cast<const float2*>(block.values(i, t) + column);
       }
-      if (Block::column_fades) {
+      if (Block::column_decays) {
         reach[tile][j / 2] = *reinterpret_cast<const float2*>(block.reach(t) + column);
-        column_fades[tile][0] = block.fade(column), column_fades[tile][1] = block.fade(column + 1);
+        column_decays[tile][0] = block.decay(column), column_decays[tile][1] = block.decay(column + 1);
       }
 #pragma unroll
       for (int i = 0; i < own_panels; i++) {
@@ -166,7 +166,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
         if (query < 0 || query >= queries || t >= count) continue;
         float* to = out + (long long)t * in.out.stride + query * dv + first_column + column;
         float2 before = outs[i][tile][j / 2], sum = {sums[i][tile][j], sums[i][tile][j + 1]};
-        if (Block::column_fades) sum = times(sum, reach[tile][j / 2]);
+        if (Block::column_decays) sum = times(sum, reach[tile][j / 2]);
         float2 value = skips[i][tile][j / 2], gate = gates[i][tile][j / 2];
         int at = (head * queries + query) * dv + first_column + column;
         auto put = [&](int k, float x, float value, float gate) {
@@ -193,10 +193,10 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
         int image = step * panels + number, slice = image % Block::slices, of = image / Block::slices;
         if (image >= most || (!wide && slice % 2 != half_of)) continue;
         float(&part)[2][4] = state[wide ? slice : slice / 2];
-        const float(&fades)[2] = row_fades[wide ? slice : slice / 2];
+        const float(&decays)[2] = row_decays[wide ? slice : slice / 2];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-          if (of == 0) part[i / 4][i % 4] *= Block::column_fades ? column_fades[i / 4][i % 2] : fades[i % 4 / 2];
+          if (of == 0) part[i / 4][i % 4] *= Block::column_decays ? column_decays[i / 4][i % 2] : decays[i % 4 / 2];
         }
 #pragma unroll
         for (int k = 0; k < chunk_block / 16; k++) {

@@ -40,7 +40,7 @@ enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 // With the state S before the token, its decay d, the key k and the written value w, the query reads
 // q (d S + k^T w) = d (q S) + (q k) w. Where d is one number per head, the sums over the rows of S need only q, k and S. Values and the
 // head's scalars are loaded once per block, into shared memory. Two barriers: after the sums of each warp, and after those of all.
-template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write, int finish>
+template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
 struct RecurrenceStep {
   // Columns of a thread, threads side by side, and a warp's rows of as many threads.
   static constexpr int own = dv % 2 == 0 ? 2 : 1;
@@ -53,7 +53,7 @@ struct RecurrenceStep {
   static constexpr int groups = (dv + columns - 1) / columns;
   static_assert(across <= 32 && STEP_READ_GATES + queries <= 32, "one warp loads the scalars");
 
-  static constexpr bool row_fades = fade == FADE_ROWS;
+  static constexpr bool row_decays = decay == DECAY_ROWS;
   static constexpr bool reads = write != WRITE_ADD;
   static constexpr bool measures = write == WRITE_DELTA;
   // Whether another key than the written one reads the state.
@@ -81,7 +81,7 @@ struct RecurrenceStep {
   float state[rows][own];
   float query[queries][rows];
   float key[rows];
-  float fades[rows];
+  float decays[rows];
   float removal[rows];
   float rate[rows];
   // For the outputs that this thread writes. Gates may be a GEMV's last rows: the thread waits for them where they
@@ -182,15 +182,15 @@ struct RecurrenceStep {
   __device__ static int vector_input(int vector) {
     if (complement) vector++;
     if (vector == 0) return STEP_K;
-    if (row_fades && vector == 1) return STEP_DECAYS;
-    return vector - row_fades == 1 ? STEP_REMOVAL : STEP_RATE;
+    if (row_decays && vector == 1) return STEP_DECAYS;
+    return vector - row_decays == 1 ? STEP_REMOVAL : STEP_RATE;
   }
 
   // Loads all inputs, with all loads in flight together: vectors over rows into registers, all others into shared memory.
   template <bool from_mailbox>
   __device__ void load_inputs() {
     // Each lane loads other values of its warp's rows, and shuffles distribute them.
-    constexpr int vectors = queries + !complement + row_fades + removes + (write == WRITE_REPLACE);
+    constexpr int vectors = queries + !complement + row_decays + removes + (write == WRITE_REPLACE);
     constexpr int loads = (vectors * warp_rows + 31) / 32;
     using One = Source<from_mailbox>;
     auto own_source = [&](int l) {
@@ -205,9 +205,9 @@ struct RecurrenceStep {
       which = STEP_V, at = first_column + threadIdx.x, to = values_at + threadIdx.x;
     }
     if (warp_index() == warps - 1 && lane < STEP_READ_GATES + queries) {
-      constexpr bool fades_by_input = fade == FADE_HEAD || fade == FADE_STEP;
+      constexpr bool decays_by_input = decay == DECAY_HEAD || decay == DECAY_STEP;
       int wanted = lane == STEP_BETA ? STEP_BETAS : lane == STEP_DECAY ? STEP_DECAYS : lane == STEP_WRITE_GATE ? STEP_WRITE_GATES : STEP_READS;
-      bool exists = in.input[wanted].plain && (fades_by_input || lane != STEP_DECAY);
+      bool exists = in.input[wanted].plain && (decays_by_input || lane != STEP_DECAY);
       if (exists) which = wanted, number += max(lane - STEP_READ_GATES, 0), to = weights_at + lane;
       if (!exists) room[weights_at + lane] = 1.0f;
     }
@@ -240,7 +240,7 @@ struct RecurrenceStep {
 #pragma unroll
       for (int i = 0; i < queries; i++) query[i][r] = vector(i, r);
       if (!complement) key[r] = vector(next++, r);
-      if (row_fades) fades[r] = vector(next++, r);
+      if (row_decays) decays[r] = vector(next++, r);
       if (removes) removal[r] = vector(next, r);
       if (write == WRITE_REPLACE) rate[r] = vector(next + 1, r);
     }
@@ -257,13 +257,13 @@ struct RecurrenceStep {
     float part[count] = {};
 #pragma unroll
     for (int r = 0; r < rows; r++) {
-      float fading = row_fades ? expf(fades[r]) : 1.0f;
-      if (complement) key[r] = has(r) ? 1.0f - fading : 0.0f;
+      float decay_kind = row_decays ? expf(decays[r]) : 1.0f;
+      if (complement) key[r] = has(r) ? 1.0f - decay_kind : 0.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
         float& s = state[r][c];
         if (write == WRITE_REPLACE) part[c] += removal[r] * s;
-        if (row_fades) s *= fading;
+        if (row_decays) s *= decay_kind;
         if (write == WRITE_DELTA) part[c] += key[r] * s;
         if (write == WRITE_ERASE) part[c] += removal[r] * s;
         for (int i = 0; i < queries; i++) part[out_at + i * own + c] += query[i][r] * s;
@@ -300,16 +300,16 @@ struct RecurrenceStep {
   // The decay of the head.
   __device__ float scalar() const {
     float constant = 1.0f;
-    if constexpr (fade == FADE_FIXED || fade == FADE_STEP) constant = in.constants[head * in.constant_shares >> 16];
-    if constexpr (fade == FADE_FIXED) return expf(constant);
-    if constexpr (fade == FADE_HEAD || fade == FADE_STEP) return expf(constant * room[weights_at + STEP_DECAY]);
+    if constexpr (decay == DECAY_FIXED || decay == DECAY_STEP) constant = in.constants[head * in.constant_shares >> 16];
+    if constexpr (decay == DECAY_FIXED) return expf(constant);
+    if constexpr (decay == DECAY_HEAD || decay == DECAY_STEP) return expf(constant * room[weights_at + STEP_DECAY]);
     return 1.0f;
   }
 
   // The outputs, and the new state.
   __device__ void emit_and_update() {
     const float* weights = room + weights_at;
-    float fading = scalar(), read[own] = {}, written[own];
+    float decay_kind = scalar(), read[own] = {}, written[own];
 #pragma unroll
     for (int c = 0; c < own; c++) written[c] = weights[STEP_WRITE_GATE] * room[values_at + pair * own + c];
     // An additive write needs no sums, only the outputs do.
@@ -318,25 +318,25 @@ struct RecurrenceStep {
       float key_factor = measures && in.unit ? unit_factor(total(squares_at)) : 1.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
-        if (reads) read[c] = (write == WRITE_REPLACE ? 1.0f : fading) * total(c);
+        if (reads) read[c] = (write == WRITE_REPLACE ? 1.0f : decay_kind) * total(c);
         if (write == WRITE_ERASE) written[c] -= read[c];
         if (write == WRITE_DELTA) written[c] = key_factor * weights[STEP_BETA] * (written[c] - key_factor * read[c]);
       }
 #pragma unroll
-      for (int i = 0; i < queries; i++) emit(i, fading, read, written);
+      for (int i = 0; i < queries; i++) emit(i, decay_kind, read, written);
     }
 #pragma unroll
     for (int r = 0; r < rows; r++) {
 #pragma unroll
       for (int c = 0; c < own; c++) {
-        state[r][c] = fading * state[r][c] + key[r] * written[c];
+        state[r][c] = decay_kind * state[r][c] + key[r] * written[c];
         if (write == WRITE_REPLACE) state[r][c] -= removal[r] * rate[r] * read[c];
       }
     }
   }
 
   // The outputs of a query: the warp of its number writes them.
-  __device__ void emit(int number, float fading, const float (&read)[own], const float (&written)[own]) {
+  __device__ void emit(int number, float decay_kind, const float (&read)[own], const float (&written)[own]) {
     if (warp_index() != number) return;
     float factor = in.scale * room[weights_at + STEP_READ_GATES + number];
     if (measures && in.unit) factor *= unit_factor(total(squares_at + 1 + number));
@@ -345,7 +345,7 @@ struct RecurrenceStep {
     if constexpr (has_gate(finish)) await_gates();
 #pragma unroll
     for (int c = 0; c < own; c++) {
-      float out = fading * total(out_at + number * own + c) + overlap * written[c] - removed * read[c];
+      float out = decay_kind * total(out_at + number * own + c) + overlap * written[c] - removed * read[c];
       int at = (head + number) * dv + column() + c;
       if (place != 0 || column() >= dv) continue;
       // Not fused with the sum: every form of the op rounds here.
@@ -356,9 +356,9 @@ struct RecurrenceStep {
   }
 };
 
-template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write, int finish>
+template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
 __device__ void recur_step(const RecurStep& in) {
-  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, fade, complement, write, finish>;
+  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, decay, complement, write, finish>;
   int index = blockIdx.x / Step::groups;
   Step step(in, index, blockIdx.x % Step::groups);
   float* matrix = in.states + (long long)index * dk * dv;

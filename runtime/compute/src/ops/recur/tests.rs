@@ -133,7 +133,7 @@ impl Case {
             let of = |heads: usize| h / (self.heads / heads);
             let mut state = vec![0.0f64; dk * dv];
             for t in 0..TOKENS {
-                let fade = |c: usize| match self.decay {
+                let decay = |c: usize| match self.decay {
                     None => 1.0,
                     Some((heads, _)) if fixed => (-0.1 * of(heads) as f64).exp(),
                     Some((heads, 1)) => x(t, decay.start + of(heads)).exp(),
@@ -141,7 +141,7 @@ impl Case {
                 };
                 let key = |c: usize| {
                     if self.complement {
-                        1.0 - fade(c)
+                        1.0 - decay(c)
                     } else {
                         x(t, k.start + of(self.k_heads) * dk + c)
                     }
@@ -155,7 +155,7 @@ impl Case {
                     let rate = x(t, rate.start + state_of * dk + c);
                     for d in 0..dv {
                         let s = &mut state[c * dv + d];
-                        *s *= fade(c);
+                        *s *= decay(c);
                         if self.replace {
                             *s -= rate * removed(c) * held[d];
                         }

@@ -44,6 +44,10 @@ impl CpuOp for Scan {
         }
         frame.buffers.put(self.out.buffer, out);
     }
+
+    fn reads_chunks_as_steps(&self) -> bool {
+        true
+    }
 }
 
 /// Channels of a task: their states stay in the nearest cache while a chunk passes.

@@ -4,7 +4,7 @@ use super::Slots;
 use crate::cpu::{Frame, Shared, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;
-use crate::ops::recur::{self, Fade, Inputs, Outputs, Rows};
+use crate::ops::recur::{self, Decays, Inputs, Outputs, Rows};
 use crate::ops::softmax::softmax;
 
 /// Tokens whose weights of slots are held between the first and the second pass.
@@ -117,13 +117,14 @@ impl SlotTask<'_> {
             q: Rows::new(p, width),
             k: Some(weights),
             v: self.v.from(first, 0),
-            decay: Fade::Complement(weights),
+            decay: Decays::Complement(weights),
             beta: None,
             write_gate: None,
             read_gate: None,
             scale: 1.0,
         };
-        recur::run(&second, n, values, &mut out.from(first), scratch);
+        let form = recur::in_matrix_form(n);
+        recur::run(&second, (n, form), values, &mut out.from(first), scratch);
     }
 
     /// One token writes the slots' keys; `p[query] = q K`.
@@ -155,7 +156,7 @@ impl SlotTask<'_> {
         let (dk, slots) = (self.op.dk(), self.op.slots);
         let width = self.queries * slots;
         // F_i0, and F_ij s_j for every j up to i.
-        let (reach, faded) = scratch.split_at_mut(slots);
+        let (reach, decayed) = scratch.split_at_mut(slots);
         p.fill(0.0);
         for query in 0..self.queries {
             let q = self.q.from(first, query * dk);
@@ -173,7 +174,7 @@ impl SlotTask<'_> {
         reach.fill(1.0);
         for i in 0..n {
             let weights = self.weights.get(first + i, slots);
-            let (earlier, now) = faded.split_at_mut(i * slots);
+            let (earlier, now) = decayed.split_at_mut(i * slots);
             for row in earlier.chunks_exact_mut(slots).chain([&mut *reach]) {
                 for (x, s) in row.iter_mut().zip(weights) {
                     *x *= 1.0 - s;
@@ -185,8 +186,8 @@ impl SlotTask<'_> {
                 for (p, reach) in p.iter_mut().zip(&*reach) {
                     *p *= reach;
                 }
-                for (j, faded) in faded.chunks_exact(slots).take(i + 1).enumerate() {
-                    simd::axpy(simd::dot(q, self.k.get(first + j, dk)), faded, p);
+                for (j, decayed) in decayed.chunks_exact(slots).take(i + 1).enumerate() {
+                    simd::axpy(simd::dot(q, self.k.get(first + j, dk)), decayed, p);
                 }
             }
         }
@@ -200,7 +201,7 @@ impl SlotTask<'_> {
             [dk, slots, n],
             k.values,
             [1, k.stride],
-            faded,
+            decayed,
             slots,
             keys,
             slots,

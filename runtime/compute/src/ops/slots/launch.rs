@@ -3,7 +3,7 @@
 use bytemuck::Zeroable;
 use waterline_kernels::file;
 
-use super::super::recur::{DeviceInputs as Inputs, Fading, Input, Place, Plan, Update, Writing};
+use super::super::recur::{DecayKind, DeviceInputs as Inputs, Input, Place, Plan, Update, Writing};
 use super::Slots;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
@@ -41,9 +41,9 @@ impl DeviceOp for Slots {
             scale: self.scale,
             ..none
         };
-        let plan = |sizes, fading, inputs: &Inputs, launches: &Launches| {
+        let plan = |sizes, decay_kind, inputs: &Inputs, launches: &Launches| {
             let update = Update {
-                fading,
+                decay_kind,
                 complement: false,
                 writing: Writing::Add,
             };
@@ -57,7 +57,7 @@ impl DeviceOp for Slots {
         };
         plan(
             [self.dk(), slots, queries],
-            Fading::ByValue,
+            DecayKind::ByValue,
             &first,
             launches,
         )
@@ -96,7 +96,7 @@ impl DeviceOp for Slots {
         };
         plan(
             [slots, self.dv(), queries],
-            Fading::ByKey,
+            DecayKind::ByKey,
             &second,
             launches,
         )

@@ -37,6 +37,10 @@ impl CpuOp for TokenShift {
         frame.buffers.put(self.out.buffer, out);
     }
 
+    fn reads_chunks_as_steps(&self) -> bool {
+        true
+    }
+
     fn scratch(&self, _chunk: usize) -> usize {
         self.mixes[0].len()
     }

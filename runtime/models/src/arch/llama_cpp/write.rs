@@ -32,7 +32,7 @@ impl LlamaCpp {
         let numbers = mixer.to_json();
         // Only layers of this mixer alone, and nothing unusual around them.
         let plain = ModelSpec {
-            layers: vec![LayerSpec::of(Arc::clone(mixer), None); spec.layers.len()],
+            layers: vec![LayerSpec::new(Arc::clone(mixer), None); spec.layers.len()],
             vocab: spec.vocab,
             hidden: spec.hidden,
             norm_eps: spec.norm_eps,

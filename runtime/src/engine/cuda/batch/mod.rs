@@ -155,9 +155,10 @@ impl Writer<'_> {
             launches.begin(index, &access);
             op.launch(launches)
         };
-        match op.runs_as_steps() {
-            true => self.rows(write),
-            false => self.each(|launches, _| write(launches)),
+        if op.runs_as_steps() {
+            self.rows(write)
+        } else {
+            self.each(|launches, _| write(launches))
         }
     }
 
@@ -352,9 +353,10 @@ impl BatchPrograms {
         }
         recorded.read.replay()?;
         self.read_chosen(tokens)?;
-        match tokens.iter().all(|&token| (token as usize) < self.vocab) {
-            true => Ok(()),
-            false => Err(Error::not_finite()),
+        if tokens.iter().all(|&token| (token as usize) < self.vocab) {
+            Ok(())
+        } else {
+            Err(Error::not_finite())
         }
     }
 

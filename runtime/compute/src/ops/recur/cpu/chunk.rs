@@ -55,7 +55,7 @@ fn block(
     scratch: &mut [f32],
 ) {
     let (dk, dv) = (inputs.dk, inputs.dv);
-    let (fades, rest) = scratch.split_at_mut(n * dk);
+    let (decays, rest) = scratch.split_at_mut(n * dk);
     let (reach, rest) = rest.split_at_mut(n * dk);
     let (keys, rest) = rest.split_at_mut(n * dk);
     let (probe, rest) = rest.split_at_mut(n * dk);
@@ -70,12 +70,12 @@ fn block(
     let removal_weights = &mut rest[..n * BLOCK];
 
     for i in 0..n {
-        let fade = &mut fades[i * dk..][..dk];
-        inputs.fade(first + i, fade);
-        inputs.key(first + i, fade, &mut keys[i * dk..][..dk]);
+        let decay = &mut decays[i * dk..][..dk];
+        inputs.decay(first + i, decay);
+        inputs.key(first + i, decay, &mut keys[i * dk..][..dk]);
         // F_i0
         let (before, rest) = reach.split_at_mut(i * dk);
-        rest[..dk].copy_from_slice(fade);
+        rest[..dk].copy_from_slice(decay);
         if i > 0 {
             multiply(&before[(i - 1) * dk..], &mut rest[..dk]);
         }
@@ -89,7 +89,7 @@ fn block(
             Some(erase) => erase.from(first, 0),
             None => Rows::new(keys, dk),
         };
-        triangle(n, readers, keys, fades, tile, weights);
+        triangle(n, readers, keys, decays, tile, weights);
         for (i, probe) in probe.chunks_exact_mut(dk).enumerate() {
             probe.copy_from_slice(readers.get(i, dk));
         }
@@ -122,8 +122,8 @@ fn block(
             }
         }
         let readers = Rows::new(probe, dk);
-        triangle(n, readers, keys, fades, tile, weights);
-        triangle(n, readers, removals, fades, removal_tile, removal_weights);
+        triangle(n, readers, keys, decays, tile, weights);
+        triangle(n, readers, removals, decays, removal_tile, removal_weights);
         multiply(reach, probe);
         let key = removal.key.get(first, dk);
         gemm([1, dv, dk], key, [dk, 1], state, dv, o, dv);
@@ -148,9 +148,9 @@ fn block(
 
     for query in 0..inputs.queries {
         let q = inputs.q.from(first, query * dk);
-        triangle(n, q, keys, fades, tile, weights);
+        triangle(n, q, keys, decays, tile, weights);
         if inputs.removal.is_some() {
-            triangle(n, q, removals, fades, removal_tile, removal_weights);
+            triangle(n, q, removals, decays, removal_tile, removal_weights);
         }
         for (i, probe) in probe.chunks_exact_mut(dk).enumerate() {
             probe.copy_from_slice(q.get(i, dk));
@@ -172,8 +172,8 @@ fn block(
     }
 
     // The tile is now decayed to the end of the block.
-    for (row, fade) in state.chunks_exact_mut(dv).zip(&reach[(n - 1) * dk..]) {
-        scale(*fade, row);
+    for (row, decay) in state.chunks_exact_mut(dv).zip(&reach[(n - 1) * dk..]) {
+        scale(*decay, row);
     }
     gemm([dk, dv, n], tile, [BLOCK, 1], u, dv, state, dv);
     if inputs.removal.is_some() {
@@ -188,13 +188,13 @@ fn triangle(
     n: usize,
     probe: Rows,
     keys: &[f32],
-    fades: &[f32],
+    decays: &[f32],
     tile: &mut [f32],
     weights: &mut [f32],
 ) {
     vectorize(
         #[inline(always)]
-        || weigh(n, probe, keys, fades, tile, weights),
+        || weigh(n, probe, keys, decays, tile, weights),
     );
 }
 
@@ -203,7 +203,7 @@ fn weigh(
     n: usize,
     probe: Rows,
     keys: &[f32],
-    fades: &[f32],
+    decays: &[f32],
     tile: &mut [f32],
     weights: &mut [f32],
 ) {
@@ -216,11 +216,11 @@ fn weigh(
         }
     }
     for i in 0..n {
-        let (probe, fade) = (probe.get(i, dk), &fades[i * dk..][..dk]);
+        let (probe, decay) = (probe.get(i, dk), &decays[i * dk..][..dk]);
         let mut sums = [0.0f32; BLOCK];
-        for ((row, &probe), &fade) in tile.iter_mut().zip(probe).zip(fade) {
+        for ((row, &probe), &decay) in tile.iter_mut().zip(probe).zip(decay) {
             for l in 0..BLOCK {
-                row[l] *= if l < i { fade } else { 1.0 };
+                row[l] *= if l < i { decay } else { 1.0 };
                 sums[l] += probe * row[l];
             }
         }

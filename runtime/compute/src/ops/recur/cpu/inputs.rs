@@ -83,7 +83,7 @@ pub(in crate::ops) struct Inputs<'a> {
     pub q: Rows<'a>,
     pub k: Option<Rows<'a>>,
     pub v: Rows<'a>,
-    pub decay: Fade<'a>,
+    pub decay: Decays<'a>,
     pub beta: Option<Rows<'a>>,
     /// The key of [`Write::Erase`].
     pub erase: Option<Rows<'a>>,
@@ -101,7 +101,7 @@ pub(in crate::ops) struct Removal<'a> {
 }
 
 /// How a state decays: by `exp` of these, by one minus them, or by them.
-pub(in crate::ops) enum Fade<'a> {
+pub(in crate::ops) enum Decays<'a> {
     None,
     Fixed(f32),
     Head(Rows<'a>),
@@ -114,21 +114,21 @@ pub(in crate::ops) enum Fade<'a> {
 impl Inputs<'_> {
     /// Writes the factors by which the rows of the state decay before token t, `[dk]`.
     #[inline(always)]
-    pub fn fade(&self, t: usize, fade: &mut [f32]) {
+    pub fn decay(&self, t: usize, decay: &mut [f32]) {
         match self.decay {
-            Fade::None => fade.fill(1.0),
-            Fade::Fixed(g) => fade.fill(simd::exp(g)),
-            Fade::Head(g) => fade.fill(simd::exp(g.get(t, 1)[0])),
-            Fade::Step(step, rate) => fade.fill(simd::exp(rate * step.get(t, 1)[0])),
-            Fade::Key(g) => {
-                for (fade, &g) in fade.iter_mut().zip(g.get(t, self.dk)) {
-                    *fade = simd::exp(g);
+            Decays::None => decay.fill(1.0),
+            Decays::Fixed(g) => decay.fill(simd::exp(g)),
+            Decays::Head(g) => decay.fill(simd::exp(g.get(t, 1)[0])),
+            Decays::Step(step, rate) => decay.fill(simd::exp(rate * step.get(t, 1)[0])),
+            Decays::Key(g) => {
+                for (decay, &g) in decay.iter_mut().zip(g.get(t, self.dk)) {
+                    *decay = simd::exp(g);
                 }
             }
-            Fade::Factors(factors) => fade.copy_from_slice(factors.get(t, self.dk)),
-            Fade::Complement(weights) => {
-                for (fade, &weight) in fade.iter_mut().zip(weights.get(t, self.dk)) {
-                    *fade = 1.0 - weight;
+            Decays::Factors(factors) => decay.copy_from_slice(factors.get(t, self.dk)),
+            Decays::Complement(weights) => {
+                for (decay, &weight) in decay.iter_mut().zip(weights.get(t, self.dk)) {
+                    *decay = 1.0 - weight;
                 }
             }
         }
@@ -136,12 +136,12 @@ impl Inputs<'_> {
 
     /// Writes the key of token t, `[dk]`.
     #[inline(always)]
-    pub fn key(&self, t: usize, fade: &[f32], key: &mut [f32]) {
+    pub fn key(&self, t: usize, decay: &[f32], key: &mut [f32]) {
         match self.k {
             Some(k) => key.copy_from_slice(k.get(t, self.dk)),
             None => {
-                for (key, fade) in key.iter_mut().zip(fade) {
-                    *key = 1.0 - fade;
+                for (key, decay) in key.iter_mut().zip(decay) {
+                    *key = 1.0 - decay;
                 }
             }
         }

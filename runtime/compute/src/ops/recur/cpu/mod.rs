@@ -6,7 +6,7 @@ mod token;
 mod uniform_decay;
 
 use inputs::Removal;
-pub(in crate::ops) use inputs::{Fade, Inputs, Outputs, Rows};
+pub(in crate::ops) use inputs::{Decays, Inputs, Outputs, Rows};
 use token::step;
 
 use super::{Decay, Finish, Key, Recur, Write};
@@ -16,7 +16,7 @@ use crate::ops::CpuOp;
 use crate::weights::Vector;
 
 /// Whether the matrix form pays for a chunk of this many tokens: below, its triangles cost more than they save.
-fn in_matrix_form(tokens: usize) -> bool {
+pub(in crate::ops) fn in_matrix_form(tokens: usize) -> bool {
     tokens >= 8
 }
 
@@ -29,12 +29,12 @@ pub(in crate::ops) fn scratch(dk: usize, dv: usize, chunk: usize) -> usize {
     }
 }
 
-/// Runs `tokens` tokens on one state. One function for all ops that hold such states: it is large, and compiled for each vector
+/// Runs tokens on one state, in matrix form or step by step. One function for all ops that hold such states: it is large, and compiled for each vector
 /// unit.
 #[inline(never)]
 pub(in crate::ops) fn run(
     inputs: &Inputs,
-    tokens: usize,
+    (tokens, in_matrix_form): (usize, bool),
     state: &mut [f32],
     out: &mut Outputs,
     scratch: &mut [f32],
@@ -42,7 +42,7 @@ pub(in crate::ops) fn run(
     simd::vectorize(
         #[inline(always)]
         || {
-            if in_matrix_form(tokens) {
+            if in_matrix_form {
                 chunk::run(inputs, tokens, state, out, scratch);
             } else {
                 for t in 0..tokens {
@@ -81,11 +81,11 @@ impl Recur {
             },
             v: rows(&self.v, self.dv),
             decay: match &self.decay {
-                Decay::None => Fade::None,
-                Decay::Fixed(g) => Fade::Fixed(own(g)),
-                Decay::Head(view) => Fade::Head(rows(view, 1)),
-                Decay::Step(view, rate) => Fade::Step(rows(view, 1), own(rate)),
-                Decay::Key(view) => Fade::Key(rows(view, self.dk)),
+                Decay::None => Decays::None,
+                Decay::Fixed(g) => Decays::Fixed(own(g)),
+                Decay::Head(view) => Decays::Head(rows(view, 1)),
+                Decay::Step(view, rate) => Decays::Step(rows(view, 1), own(rate)),
+                Decay::Key(view) => Decays::Key(rows(view, self.dk)),
             },
             beta: match &self.write {
                 Write::Delta(view) => Some(rows(view, 1)),
@@ -142,6 +142,7 @@ impl CpuOp for Recur {
         let mut out = frame.buffers.take(self.out.buffer);
         let states = Shared::new(frame.arena.tensor_mut::<f32>(self.state));
         let size = self.dk * self.dv;
+        let in_matrix_form = in_matrix_form(tokens) && !frame.in_step_order;
         {
             let out = Shared::new(&mut out);
             frame.pool.each(self.states, |worker, state| {
@@ -153,7 +154,8 @@ impl CpuOp for Recur {
                 // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                 let mut out = unsafe { Outputs::new(&out, start, self.out.stride, width) };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                run(&inputs, tokens, matrix, &mut out, &mut scratch);
+                let tokens_and_form = (tokens, in_matrix_form);
+                run(&inputs, tokens_and_form, matrix, &mut out, &mut scratch);
                 for t in 0..tokens {
                     let place = [t, state * width];
                     (self.finish).apply(&inputs, frame.buffers, place, out.token(t));
@@ -161,6 +163,10 @@ impl CpuOp for Recur {
             });
         }
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn reads_chunks_as_steps(&self) -> bool {
+        true
     }
 
     fn scratch(&self, chunk: usize) -> usize {

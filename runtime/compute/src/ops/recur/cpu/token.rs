@@ -12,12 +12,12 @@ pub(super) fn step(
     out: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let (fade, rest) = scratch.split_at_mut(inputs.dk);
+    let (decay, rest) = scratch.split_at_mut(inputs.dk);
     let key = &mut rest[..inputs.dk];
-    inputs.fade(t, fade);
-    inputs.key(t, fade, key);
+    inputs.decay(t, decay);
+    inputs.key(t, decay, key);
     let token = Token {
-        fade,
+        decay,
         key,
         value: inputs.v.get(t, inputs.dv),
         beta: inputs.beta.map(|beta| beta.get(t, 1)[0]),
@@ -58,7 +58,7 @@ pub(super) fn step(
 /// One token's inputs. The columns of the state depend on no others: each group fits in registers while the rows
 /// pass.
 struct Token<'a> {
-    fade: &'a [f32],
+    decay: &'a [f32],
     key: &'a [f32],
     value: &'a [f32],
     beta: Option<f32>,
@@ -80,7 +80,7 @@ impl Token<'_> {
     ) -> usize {
         let value: &[f32; N] = self.value[column..].first_chunk().expect("columns of v");
         let mut write = value.map(|v| self.gate * v);
-        let rows = self.key.iter().zip(self.fade);
+        let rows = self.key.iter().zip(self.decay);
         // The key that reads the decayed state, and the write strength.
         let corrected = match (self.beta, self.erase) {
             (Some(beta), _) => Some((beta, self.key)),
@@ -89,10 +89,10 @@ impl Token<'_> {
         };
         if let Some((beta, keys)) = corrected {
             let mut read = [0.0f32; N];
-            let rows = keys.iter().zip(self.fade);
-            for (row, (key, fade)) in state.chunks_exact(self.dv).zip(rows) {
+            let rows = keys.iter().zip(self.decay);
+            for (row, (key, decay)) in state.chunks_exact(self.dv).zip(rows) {
                 let row: &[f32; N] = row[column..].first_chunk().expect("columns of a row");
-                let key = key * fade;
+                let key = key * decay;
                 for l in 0..N {
                     read[l] += key * row[l];
                 }
@@ -112,20 +112,20 @@ impl Token<'_> {
             }
             let removal = keys.iter().zip(rates).map(|(key, rate)| key * rate);
             let state = state.chunks_exact_mut(self.dv).zip(removal);
-            for (((row, removed), (key, fade)), q) in state.zip(rows).zip(q) {
+            for (((row, removed), (key, decay)), q) in state.zip(rows).zip(q) {
                 let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
                 for l in 0..N {
-                    row[l] = fade * row[l] + key * write[l] - removed * read[l];
+                    row[l] = decay * row[l] + key * write[l] - removed * read[l];
                     sums[l] += q * row[l];
                 }
             }
             out[column..column + N].copy_from_slice(&sums);
             return N;
         }
-        for ((row, (key, fade)), q) in state.chunks_exact_mut(self.dv).zip(rows).zip(q) {
+        for ((row, (key, decay)), q) in state.chunks_exact_mut(self.dv).zip(rows).zip(q) {
             let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
             for l in 0..N {
-                row[l] = fade * row[l] + key * write[l];
+                row[l] = decay * row[l] + key * write[l];
                 sums[l] += q * row[l];
             }
         }

@@ -8,7 +8,7 @@
 //! ```
 
 use super::chunk::BLOCK;
-use super::{Fade, Inputs, Outputs, Rows};
+use super::{Decays, Inputs, Outputs, Rows};
 use crate::cpu::simd::{axpy, gemm, scale, scaled_gemm};
 
 /// The inputs of such a recurrence.
@@ -22,8 +22,8 @@ impl<'a> Recurrence<'a> {
     #[inline(always)]
     pub fn new(inputs: &'a Inputs<'a>) -> Option<Self> {
         let alike = match inputs.decay {
-            Fade::None | Fade::Fixed(_) | Fade::Head(_) | Fade::Step(..) => true,
-            Fade::Key(_) | Fade::Complement(_) | Fade::Factors(_) => false,
+            Decays::None | Decays::Fixed(_) | Decays::Head(_) | Decays::Step(..) => true,
+            Decays::Key(_) | Decays::Complement(_) | Decays::Factors(_) => false,
         };
         let own = alike && inputs.erase.is_none() && inputs.removal.is_none();
         let keys = inputs.k.filter(|_| own)?;
@@ -119,13 +119,13 @@ impl Span {
             between: [[0.0; BLOCK]; BLOCK],
         };
         for i in 0..n {
-            let mut fade = [1.0];
-            inputs.fade(first + i, &mut fade);
-            span.before[i] = fade[0];
+            let mut decay = [1.0];
+            inputs.decay(first + i, &mut decay);
+            span.before[i] = decay[0];
             if i > 0 {
                 span.before[i] *= span.before[i - 1];
                 for j in 0..i {
-                    span.between[i][j] = fade[0] * span.between[i - 1][j];
+                    span.between[i][j] = decay[0] * span.between[i - 1][j];
                 }
             }
             span.between[i][i] = 1.0;
@@ -148,8 +148,8 @@ impl Span {
             BLOCK,
         );
         for (weights, between) in weights.chunks_exact_mut(BLOCK).zip(&self.between) {
-            for (weight, fade) in weights.iter_mut().zip(between) {
-                *weight *= fade;
+            for (weight, decay) in weights.iter_mut().zip(between) {
+                *weight *= decay;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The op in matrix form on tensor cores, for chunks: launches of the kernels in `recur_chunk.cu` or `recur_rows.cu`, and
 //! `recur_states.cu`.
 
-use super::{DeviceInputs, Fading, Plan, SOURCE, Writing};
+use super::{DecayKind, DeviceInputs, Plan, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
 use crate::error::Result;
 
@@ -65,8 +65,8 @@ impl MatrixForm {
     ) -> Option<Self> {
         let covered = match plan.writing {
             Writing::Add => true,
-            Writing::Delta => plan.fading != Fading::ByValue,
-            Writing::Erase | Writing::Replace => plan.fading == Fading::Rows,
+            Writing::Delta => plan.decay_kind != DecayKind::ByValue,
+            Writing::Erase | Writing::Replace => plan.decay_kind == DecayKind::Rows,
         };
         let covered = covered && plan.dk <= MOST_ROWS && plan.queries <= MOST_QUERIES;
         // A short chunk has little for the tiles to share.
@@ -86,12 +86,12 @@ impl MatrixForm {
         form.filter(|_| covered && pays)
     }
 
-    fn row_fades(&self) -> bool {
-        matches!(self.plan.fading, Fading::Rows | Fading::ByKey)
+    fn row_decays(&self) -> bool {
+        matches!(self.plan.decay_kind, DecayKind::Rows | DecayKind::ByKey)
     }
 
-    fn column_fades(&self) -> bool {
-        self.plan.fading == Fading::ByValue
+    fn column_decays(&self) -> bool {
+        self.plan.decay_kind == DecayKind::ByValue
     }
 
     /// Bytes of a [64, 64] operand in transit (bf16, `parts` terms per number).
@@ -120,7 +120,7 @@ impl MatrixForm {
     /// Bytes of shared memory of `recur_blocks` or `recur_row_blocks`.
     fn blocks_shared(&self) -> usize {
         let vector = BLOCK * size_of::<f32>();
-        let own = if self.row_fades() || self.column_fades() {
+        let own = if self.row_decays() || self.column_decays() {
             // The operands of all levels.
             3 * self.tile() + GROUPS
         } else {
@@ -139,14 +139,14 @@ impl MatrixForm {
     /// Bytes that is left of a block: `ChunkBlock` in recur_block.cu.
     fn block_bytes(&self) -> usize {
         let values = BLOCK * self.plan.dv.next_multiple_of(BLOCK);
-        let fades = match self.plan.fading {
-            _ if self.row_fades() => self.slices() * BLOCK,
+        let decays = match self.plan.decay_kind {
+            _ if self.row_decays() => self.slices() * BLOCK,
             // And how far they have decayed at each token.
-            _ if self.column_fades() => values + values / BLOCK,
+            _ if self.column_decays() => values + values / BLOCK,
             _ => 4,
         };
         let images = self.slices() * (self.panels() + self.writes());
-        images * self.image() + (self.writes() * values + fades) * size_of::<f32>()
+        images * self.image() + (self.writes() * values + decays) * size_of::<f32>()
     }
 
     /// The recurrence.
@@ -167,7 +167,7 @@ impl MatrixForm {
             dk,
             dv,
             queries,
-            fading,
+            decay_kind,
             complement,
             writing,
             finish,
@@ -175,7 +175,7 @@ impl MatrixForm {
             parts,
             ..
         } = self.plan;
-        let (fade, write) = (fading as i32, writing as i32);
+        let (decay, write) = (decay_kind as i32, writing as i32);
         let (columns, slots) = (self.columns, self.slots);
         let heads = lists.map_or(states, |lists| states / lists.partitions);
         let firsts = lists.map_or(0, |lists| lists.firsts);
@@ -189,10 +189,10 @@ impl MatrixForm {
         let scratch = launches.shared_address("blocks of recurrences", bytes)?;
         launches.push(Call {
             source: SOURCE,
-            kernel: if self.row_fades() {
-format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}, {parts}>")
+            kernel: if self.row_decays() {
+format!("recur_row_blocks<{dk}, {dv}, {queries}, {decay}, {complement}, {write}, {aligned}, {parts}>")
 } else {
-format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}, {parts}>")
+format!("recur_blocks<{dk}, {dv}, {queries}, {decay}, {write}, {aligned}, {parts}>")
 },
             grid,
             threads: THREADS,
@@ -206,7 +206,7 @@ format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}, {parts}
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "recur_states<{dk}, {dv}, {queries}, {fade}, {write}, {columns}, {slots}, {finish}, {parts}>"
+                "recur_states<{dk}, {dv}, {queries}, {decay}, {write}, {columns}, {slots}, {finish}, {parts}>"
             ),
             grid: Grid::Blocks(states * dv.div_ceil(columns)),
             threads: THREADS,
@@ -232,12 +232,12 @@ mod tests {
 
     fn form(
         sizes: [usize; 3],
-        (fading, writing): (Fading, Writing),
+        (decay_kind, writing): (DecayKind, Writing),
         tokens: usize,
         shared: usize,
     ) -> Option<MatrixForm> {
         let update = Update {
-            fading,
+            decay_kind,
             complement: false,
             writing,
         };
@@ -253,33 +253,48 @@ mod tests {
 
     #[test]
     fn chunks_run_in_matrix_form() {
-        let gdn = (Fading::Head, Writing::Delta);
+        let gdn = (DecayKind::Head, Writing::Delta);
         assert!(form([256, 512, 1], gdn, 2048, 227).is_some());
-        assert!(form([256, 512, 1], (Fading::Rows, Writing::Add), 2048, 227).is_some());
-        assert!(form([128, 128, 1], (Fading::Rows, Writing::Delta), 2048, 99).is_some());
-        assert!(form([512, 64, 1], (Fading::ByValue, Writing::Add), 2048, 99).is_some());
-        assert!(form([64, 512, 1], (Fading::ByKey, Writing::Add), 2048, 99).is_some());
-        assert!(form([128, 64, 4], (Fading::Step, Writing::Add), 64, 227).is_some());
+        assert!(form([256, 512, 1], (DecayKind::Rows, Writing::Add), 2048, 227).is_some());
+        assert!(form([128, 128, 1], (DecayKind::Rows, Writing::Delta), 2048, 99).is_some());
+        assert!(form([512, 64, 1], (DecayKind::ByValue, Writing::Add), 2048, 99).is_some());
+        assert!(form([64, 512, 1], (DecayKind::ByKey, Writing::Add), 2048, 99).is_some());
+        assert!(form([128, 64, 4], (DecayKind::Step, Writing::Add), 64, 227).is_some());
         assert!(form([256, 512, 1], gdn, 1, 227).is_none());
         assert!(form([1024, 64, 1], gdn, 2048, 227).is_none());
-        assert!(form([64, 64, 1], (Fading::Rows, Writing::Replace), 2048, 227).is_some());
-        assert!(form([256, 512, 1], (Fading::Head, Writing::Replace), 2048, 227).is_none());
-        assert!(form([128, 128, 1], (Fading::Rows, Writing::Erase), 2048, 99).is_some());
-        assert!(form([128, 128, 1], (Fading::Head, Writing::Erase), 2048, 227).is_none());
+        assert!(form([64, 64, 1], (DecayKind::Rows, Writing::Replace), 2048, 227).is_some());
+        assert!(
+            form(
+                [256, 512, 1],
+                (DecayKind::Head, Writing::Replace),
+                2048,
+                227
+            )
+            .is_none()
+        );
+        assert!(form([128, 128, 1], (DecayKind::Rows, Writing::Erase), 2048, 99).is_some());
+        assert!(form([128, 128, 1], (DecayKind::Head, Writing::Erase), 2048, 227).is_none());
     }
 
     #[test]
     fn blocks_of_threads_are_not_fewer_than_processors_where_columns_allow() {
         let columns = |dv| {
             let of = |form: MatrixForm| form.columns;
-            form([256, dv, 1], (Fading::Head, Writing::Delta), 2048, 227).map(of)
+            form([256, dv, 1], (DecayKind::Head, Writing::Delta), 2048, 227).map(of)
         };
         assert_eq!((columns(512), columns(1024)), (Some(16), Some(32)));
     }
 
     #[test]
     fn shared_memory_decides_how_many_slices_are_on_their_way() {
-        let of = |shared| form([128, 128, 1], (Fading::Head, Writing::Delta), 2048, shared);
+        let of = |shared| {
+            form(
+                [128, 128, 1],
+                (DecayKind::Head, Writing::Delta),
+                2048,
+                shared,
+            )
+        };
         assert_eq!(of(227).map(|form| form.slots), Some(6));
         assert!(of(99).is_some_and(|form| form.slots < SLOTS && form.states_shared() <= 99 << 10));
         assert!(of(64).is_none());

@@ -1,17 +1,17 @@
 //! Launches of the kernels in `recur.cu`.
 
+mod inputs;
 mod matrix_form;
 mod step;
 
-use std::ops::Range;
-
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 use waterline_kernels::{File, file};
 
+pub(in crate::ops) use inputs::{DecayKind, DeviceInputs, Input, Writing};
 pub(in crate::ops) use matrix_form::{Lists, MatrixForm};
 
 use super::{Decay, Key, Recur, Write};
-use crate::cuda::{Address, Call, Deferred, Grid, Launches, Parameter, Rows};
+use crate::cuda::{Call, Deferred, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
@@ -30,77 +30,6 @@ pub(in crate::ops) const SOURCE: &[File] = &[
     file("ops/partitions/partitions_chunk.cu"),
 ];
 
-/// `RecurInput` in recur.cu: where a head's columns of an input lie.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::ops) struct Input {
-    pub rows: Rows,
-    /// Heads that take the same columns.
-    pub sharing: i32,
-    /// Columns of a partition, where each has its own.
-    pub part: i32,
-}
-
-/// `RecurInputs` in recur.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::ops) struct DeviceInputs {
-    pub q: Input,
-    pub k: Input,
-    pub v: Input,
-    pub decay: Input,
-    pub beta: Input,
-    pub removal: Input,
-    pub rate: Input,
-    pub write_gate: Input,
-    pub read_gate: Input,
-    pub out: Rows,
-    /// By which outputs are multiplied, and the gains of values that are added to them.
-    pub gates: Rows,
-    pub gains: Address,
-    pub constants: Address,
-    pub states: Address,
-    pub scale: f32,
-    pub constant_sharing: i32,
-    /// Whether a step gives queries and keys the length of one.
-    pub unit: i32,
-    /// Activation of the gate.
-    pub function: i32,
-}
-
-/// How a state decays, by its number in recur.cu.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::ops) enum Fading {
-    None,
-    Fixed,
-    Head,
-    Step,
-    Rows,
-    ByKey,
-    ByValue,
-}
-
-/// The kind of write, by its number in recur.cu.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::ops) enum Writing {
-    Add,
-    Delta,
-    Replace,
-    Erase,
-}
-
-impl Writing {
-    /// Vectors of a key's width in addition to the key: the removal's key, and the rate of each of its
-    /// channels.
-    pub(crate) fn removal_vectors(self) -> usize {
-        match self {
-            Writing::Add | Writing::Delta => 0,
-            Writing::Erase => 1,
-            Writing::Replace => 2,
-        }
-    }
-}
-
 /// The template arguments of `Recurrence`.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Plan {
@@ -108,7 +37,7 @@ pub(in crate::ops) struct Plan {
     pub dv: usize,
     /// Queries of a state.
     pub queries: usize,
-    pub fading: Fading,
+    pub decay_kind: DecayKind,
     /// Whether keys are one minus the decay.
     pub complement: bool,
     pub writing: Writing,
@@ -142,7 +71,7 @@ const PERSISTENT_WARPS: usize = 16;
 /// The update of a state by a token.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Update {
-    pub fading: Fading,
+    pub decay_kind: DecayKind,
     /// Whether keys are one minus the decay.
     pub complement: bool,
     pub writing: Writing,
@@ -207,11 +136,11 @@ impl Plan {
             dk,
             dv,
             queries,
-            fading: update.fading,
+            decay_kind: update.decay_kind,
             complement: update.complement,
             writing: update.writing,
             finish: inputs.finish(),
-            aligned: four(dk) && four(dv) && inputs.aligned(update.fading),
+            aligned: four(dk) && four(dv) && inputs.aligned(update.decay_kind),
             lanes,
             columns,
             warps,
@@ -251,7 +180,7 @@ impl Plan {
         let depth = self.dk.next_multiple_of(4 * self.lanes);
         let rows = self.queries
             + usize::from(!self.complement)
-            + usize::from(self.fading == Fading::Rows)
+            + usize::from(self.decay_kind == DecayKind::Rows)
             + self.writing.removal_vectors();
         let floats = rows * depth + self.block_columns() + 3 + self.queries;
         let buffers = if self.batch == 1 { 1 } else { 2 };
@@ -268,7 +197,7 @@ impl Plan {
             self.columns,
             self.warps,
             self.queries,
-            self.fading as i32,
+            self.decay_kind as i32,
             self.complement,
             self.writing as i32,
             self.finish,
@@ -299,43 +228,6 @@ impl Plan {
         });
         launches.is_block_local();
         Ok(())
-    }
-}
-
-impl DeviceInputs {
-    /// The columns of one token that are read.
-    pub fn read(&self) -> Vec<Range<Address>> {
-        let inputs = [
-            self.q,
-            self.k,
-            self.v,
-            self.decay,
-            self.beta,
-            self.removal,
-            self.rate,
-            self.write_gate,
-            self.read_gate,
-        ];
-        let rows = inputs.map(|input| input.rows).into_iter();
-        let given = rows.chain([self.gates]).filter(|rows| rows.width > 0);
-        given.map(Rows::bytes).collect()
-    }
-
-    /// The template argument `finish`.
-    fn finish(&self) -> i32 {
-        let function = if self.gates.width > 0 {
-            1 + self.function
-        } else {
-            0
-        };
-        2 * function + i32::from(self.gains != 0)
-    }
-
-    /// Whether rows begin at multiples of 16 bytes.
-    fn aligned(&self, fading: Fading) -> bool {
-        let decay = (fading == Fading::Rows).then_some(self.decay);
-        let rows = [self.q, self.k, self.v, self.removal, self.rate];
-        (rows.iter().chain(&decay)).all(|input| input.rows.is_aligned() && input.part % 4 == 0)
     }
 }
 
@@ -441,12 +333,12 @@ impl Recur {
         launches: &Launches,
     ) -> Plan {
         let update = Update {
-            fading: match &self.decay {
-                Decay::None => Fading::None,
-                Decay::Fixed(_) => Fading::Fixed,
-                Decay::Head(_) => Fading::Head,
-                Decay::Step(..) => Fading::Step,
-                Decay::Key(_) => Fading::Rows,
+            decay_kind: match &self.decay {
+                Decay::None => DecayKind::None,
+                Decay::Fixed(_) => DecayKind::Fixed,
+                Decay::Head(_) => DecayKind::Head,
+                Decay::Step(..) => DecayKind::Step,
+                Decay::Key(_) => DecayKind::Rows,
             },
             complement: matches!(self.k, Key::Complement),
             writing: match &self.write {
@@ -473,7 +365,7 @@ mod tests {
 
     fn plan(sizes: [usize; 3], states: usize, tokens: usize) -> Plan {
         let update = Update {
-            fading: Fading::Rows,
+            decay_kind: DecayKind::Rows,
             complement: false,
             writing: Writing::Delta,
         };

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{DeviceInputs, Fading, Input, Plan, SOURCE, Writing};
+use super::{DecayKind, DeviceInputs, Input, Plan, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Recurrence};
 
 /// `StepInput` in recur_step.cu. Where it is passed is filled in when the program is laid out.
@@ -48,7 +48,7 @@ pub(super) fn push(
     sms: usize,
     launches: &mut Launches,
 ) -> bool {
-    let rows = plan.fading == Fading::Rows;
+    let rows = plan.decay_kind == DecayKind::Rows;
     let decay_width = if rows { plan.dk } else { 1 };
     let gates = Input {
         rows: inputs.gates,
@@ -105,7 +105,7 @@ pub(super) fn push(
             plan.dk,
             plan.dv,
             plan.queries,
-            plan.fading as i32,
+            plan.decay_kind as i32,
             plan.complement,
             plan.writing as i32,
             plan.finish
@@ -142,7 +142,8 @@ fn columns_of_block(plan: &Plan, states: usize, sms: usize, threads: usize) -> u
     let own = if plan.dv.is_multiple_of(2) { 2 } else { 1 };
     let held = |columns: &usize| {
         let rows = plan.dk.div_ceil(threads / (columns / own));
-        let vectors = 1 + usize::from(plan.fading == Fading::Rows) + plan.writing.removal_vectors();
+        let vectors =
+            1 + usize::from(plan.decay_kind == DecayKind::Rows) + plan.writing.removal_vectors();
         rows * (own + plan.queries + vectors)
     };
     let holds =

@@ -1,0 +1,86 @@
+"""Generations: the pieces of a text as they are generated, one call after the other or for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from ctypes import byref, c_size_t, c_void_p
+from typing import TYPE_CHECKING, Callable, Optional
+
+from . import _structs as structs
+from ._hooks import Hooks
+from ._library import check, library
+from ._names import Finish
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+
+class Outcome:
+    """How a generation ended: `finish` says why, `tokens` how many tokens there were and `seconds` what they took; `prompt_tokens` and
+    `prompt_seconds` say the same of the message before, and `reused_tokens` how much of the conversation was not read again. All are None
+    before the end."""
+
+    finish: Optional[Finish] = None
+    tokens: Optional[int] = None
+    seconds: Optional[float] = None
+    prompt_tokens: Optional[int] = None
+    prompt_seconds: Optional[float] = None
+    reused_tokens: Optional[int] = None
+
+
+class Generation(Outcome):
+    """An iterator of pieces of text. Any other call on the session ends it early."""
+
+    def __init__(self, session: Session, hooks: Hooks) -> None:
+        self._session, self._hooks = session, hooks
+
+    def __iter__(self) -> Generation:
+        return self
+
+    def __next__(self) -> str:
+        if self.finish is not None:
+            raise StopIteration
+        text, length, result = c_void_p(), c_size_t(), structs.GenerateResult()
+        with self._session._lock:
+            handle = self._session._value
+            check(library.wl_generate_next(handle, byref(text), byref(length), byref(result)))
+            piece = text.value and ctypes.string_at(text.value, length.value)
+            self._hooks.check()
+        if not text.value:
+            self.finish = Finish(result.finish)
+            for name in ("tokens", "seconds", "prompt_tokens", "prompt_seconds", "reused_tokens"):
+                setattr(self, name, getattr(result, name))
+            raise StopIteration
+        return (piece or b"").decode()
+
+
+class AsyncGeneration(Outcome):
+    """As Generation, for `async for`: a thread of the event loop's pool reads and generates, so that the loop goes on. A task that is
+    cancelled ends the generation."""
+
+    def __init__(self, session: Session, start: Callable[[], Generation]) -> None:
+        self._session, self._start = session, start
+        self._generation: Generation | None = None
+
+    def __aiter__(self) -> AsyncGeneration:
+        return self
+
+    async def __anext__(self) -> str:
+        try:
+            piece = await asyncio.to_thread(self._next)
+        except asyncio.CancelledError:
+            self._session.cancel()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def _next(self) -> str | None:
+        if self._generation is None:
+            self._generation = self._start()
+        piece = next(self._generation, None)
+        if piece is None:
+            for name in Outcome.__annotations__:
+                setattr(self, name, getattr(self._generation, name))
+        return piece

@@ -1,0 +1,84 @@
+"""Parameters by name, as the library takes them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_uint32
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, SupportsIndex
+
+from . import _structs as structs
+from ._hooks import Hooks, OnLogits, OnToken
+from ._library import filled, library
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class GenerateOptions(TypedDict, total=False):
+        """When a generation ends, and what it calls."""
+
+        max_tokens: int | None
+        stop: str | Iterable[str]
+        stop_tokens: Iterable[int]
+        ignore_end: bool
+        logprobs: bool
+        on_token: OnToken | None
+        on_logits: OnLogits | None
+
+
+_BIAS = {"bias", "bias_count"}
+_SAMPLER = {name for name, _ in structs.SamplerParams._fields_} - {"size", "reserved"} - _BIAS | {"logit_bias"}
+_SESSION = {name for name, _ in structs.SessionParams._fields_} - {"size", "sampler", "reserved"}
+
+
+def _known(values: Mapping[str, Any], names: set[str]) -> None:
+    unknown = sorted(values.keys() - names)
+    if unknown:
+        raise TypeError(f"unknown parameters {unknown}; known are {sorted(names)}")
+
+
+def sampler_params(values: Mapping[str, Any], params: structs.SamplerParams | None = None) -> structs.SamplerParams:
+    """The sampler's parameters: `values` in place of those of `params`, or of the defaults."""
+    _known(values, _SAMPLER)
+    if params is None:
+        params = filled(structs.SamplerParams(), library.wl_sampler_params_init)
+    bias = values.get("logit_bias")
+    if bias is not None:
+        entries = [structs.LogitBias(structs.whole("token", token, c_uint32), value) for token, value in bias.items()]
+        params.bias, params.bias_count = (structs.LogitBias * len(entries))(*entries), len(entries)
+    return params.set({name: value for name, value in values.items() if name != "logit_bias"})
+
+
+def session_params(values: Mapping[str, Any]) -> structs.SessionParams:
+    """The parameters of a session and of its sampler."""
+    _known(values, _SAMPLER | _SESSION)
+    params = filled(structs.SessionParams(), library.wl_session_params_init)
+    sampler = sampler_params({name: value for name, value in values.items() if name in _SAMPLER})
+    params.sampler = ctypes.pointer(sampler)
+    own = {name: value for name, value in values.items() if name in _SESSION}
+    if own.get("store") is not None:
+        # The parameters hold the handle: another thread may close the store meanwhile.
+        params.handle = own["store"]._value
+        own["store"] = params.handle._as_parameter_
+    return params.set(own)
+
+
+def generate_params(
+    max_tokens: int | None = None,
+    stop: str | Iterable[str] = (),
+    stop_tokens: Iterable[SupportsIndex] = (),
+    ignore_end: bool = False,
+    logprobs: bool = False,
+    on_token: OnToken | None = None,
+    on_logits: OnLogits | None = None,
+) -> structs.GenerateParams:
+    """The parameters of a generation, which hold its hooks."""
+    params = filled(structs.GenerateParams(), library.wl_generate_params_init)
+    params.set({"max_tokens": max_tokens})
+    texts = [structs.c_string("stop", text.encode()) for text in ([stop] if isinstance(stop, str) else stop)]
+    params.stop, params.stop_count = (ctypes.c_char_p * len(texts))(*texts), len(texts)
+    tokens = structs.tokens(stop_tokens)
+    params.stop_tokens, params.stop_token_count = tokens, len(tokens)
+    params.ignore_end, params.logprobs = bool(ignore_end), bool(logprobs)
+    params.hooks = Hooks(on_token, on_logits, logprobs)
+    params.on_token, params.on_logits = params.hooks.token, params.hooks.logits
+    return params

@@ -1,0 +1,300 @@
+"""Sessions: a conversation or a text, with the state that has read it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import threading
+from collections.abc import Mapping
+from ctypes import byref, c_size_t, c_uint32, c_void_p
+from typing import TYPE_CHECKING, Any, Callable, Iterable, SupportsIndex, TypeVar, Union
+
+from . import _structs as structs
+from ._generation import AsyncGeneration, Generation
+from ._library import Closing, Handle, check, library, make
+from ._logits import array
+from ._params import generate_params, sampler_params
+from ._store import HistoryRead
+from ._watch import OnProgress, Watch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._params import GenerateOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+Message = Union[Mapping[str, Any], Any]
+
+
+def as_bytes(content: Any) -> tuple[bytes, int]:
+    """The bytes of something that has some, and how many: of an array of numbers not how many numbers."""
+    found = bytes(memoryview(content))
+    return found, len(found)
+
+
+def _plain(value: Any) -> Any:
+    """An object of a client's library, such as openai's messages, as a dict."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_none=True)
+    raise TypeError(f"messages: found a {type(value).__name__}, expected what JSON can hold")
+
+
+def _locked(method: F) -> F:
+    """A method that no other thread runs at once: the library's memory is copied before the next call can change it."""
+
+    @functools.wraps(method)
+    def call(self: Session, *arguments: Any, **named: Any) -> Any:
+        with self._lock:
+            return method(self, *arguments, **named)
+
+    return call  # type: ignore[return-value]
+
+
+class Session(Closing):
+    """A conversation or a text, with the state that has read it. A call waits for that of another thread, but for `cancel`. Ctrl-C
+    ends the reading of a prompt after its current chunk, with KeyboardInterrupt; what was read until then stays read."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        # A call from inside on_progress is the same thread's.
+        self._lock = threading.RLock()
+        self._watch = Watch()
+        self._progress = structs.PROGRESS(self._watch)
+        check(library.wl_session_set_progress(self._value, self._progress, None))
+
+    @property
+    @_locked
+    def info(self) -> dict[str, Any]:
+        """Position, threads, bytes."""
+        info = structs.SessionInfo()
+        check(library.wl_session_get_info(self._value, byref(info)))
+        return info.as_dict()
+
+    @property
+    def position(self) -> int:
+        """Tokens read so far."""
+        position: int = self.info["position"]
+        return position
+
+    @_locked
+    def feed(self, tokens: Iterable[SupportsIndex]) -> None:
+        """Reads tokens."""
+        numbers = structs.tokens(tokens)
+        self._watch.call(library.wl_feed, self._value, numbers, len(numbers), None)
+
+    @_locked
+    def sample(self) -> int:
+        """Chooses a token without reading it."""
+        token = c_uint32()
+        check(library.wl_sample(self._value, byref(token)))
+        return token.value
+
+    @_locked
+    def step(self) -> int:
+        """Chooses a token and reads it."""
+        token = c_uint32()
+        check(library.wl_step(self._value, byref(token)))
+        return token.value
+
+    @property
+    @_locked
+    def logits(self) -> Any:
+        """A read-only view of the logits after the last token, a numpy array or, without numpy, a memoryview of floats: the numbers
+        change when the session reads on. The view keeps the session's memory, also after `close`."""
+        handle, first, count = self._value, c_void_p(), c_size_t()
+        check(library.wl_logits(handle, byref(first), byref(count)))
+        memory = (ctypes.c_float * count.value).from_address(first.value or 0)
+        memory.handle = handle  # type: ignore[attr-defined]
+        return array(memory, writable=False)
+
+    @_locked
+    def generate(self, **options: Unpack[GenerateOptions]) -> Generation:
+        """Generates text after what has been read: an iterator of pieces.
+
+        Options: `max_tokens`; `stop`, a text or texts; `stop_tokens`; `ignore_end`; `logprobs`. `on_token` is called with each Token,
+        which has its log-probability if `logprobs`; if it returns False, that was the last one. `on_logits` is called with an array of the
+        logits before each token is chosen, as `logits` has it: what it changes holds for that choice."""
+        params = generate_params(**options)
+        check(library.wl_generate_start(self._value, byref(params)))
+        return Generation(self, params.hooks)
+
+    @_locked
+    def say(self, message: str | Iterable[Message], **options: Unpack[GenerateOptions]) -> Generation:
+        """Sends a message: an iterator of the pieces of the answer.
+
+        `message` is a text, or a whole history as `set_messages` takes it: only what is new of it is read. If its last
+        message is an answer, the pieces go on with it. The rest is as in `generate`."""
+        params = generate_params(**options)
+        if isinstance(message, str):
+            text = message.encode()
+            self._watch.call(library.wl_chat_start, self._value, text, len(text), byref(params))
+        else:
+            self.set_messages(message)
+            check(library.wl_generate_start(self._value, byref(params)))
+        return Generation(self, params.hooks)
+
+    def generate_async(self, **options: Unpack[GenerateOptions]) -> AsyncGeneration:
+        """As `generate`, for `async for piece in session.generate_async()`."""
+        return AsyncGeneration(self, functools.partial(self.generate, **options))
+
+    def say_async(self, message: str | Iterable[Message], **options: Unpack[GenerateOptions]) -> AsyncGeneration:
+        """As `say`, for `async for piece in session.say_async("Hello!")`."""
+        return AsyncGeneration(self, functools.partial(self.say, message, **options))
+
+    @_locked
+    def set_messages(self, messages: Iterable[Message]) -> HistoryRead:
+        """The conversation becomes these messages, whatever it was: dicts of "role", "content" (a text, None, or parts of type
+        "text") and whatever else the model's template takes, or a client's message objects. What the states at hand have read of them,
+        the session's own and those of its store, is not read again. Returns how many tokens were reused and read; `generate` gives the
+        answer."""
+        text = json.dumps(list(messages), default=_plain).encode()
+        reused, read = c_size_t(), c_size_t()
+        self._watch.call(library.wl_session_set_messages, self._value, text, len(text), byref(reused), byref(read))
+        return HistoryRead(reused.value, read.value)
+
+    @_locked
+    def read_history(self, tokens: Iterable[SupportsIndex]) -> HistoryRead:
+        """Becomes a session that has read these tokens and nothing else, and reads as few of them as it can: returns how many
+        were reused and read."""
+        numbers, reused = structs.tokens(tokens), c_size_t()
+        self._watch.call(library.wl_session_read_history, self._value, numbers, len(numbers), byref(reused))
+        return HistoryRead(reused.value, len(numbers) - reused.value)
+
+    @_locked
+    def checkpoint(self) -> None:
+        """Takes a checkpoint of this state in the session's store, if it has one."""
+        check(library.wl_session_checkpoint(self._value))
+
+    @_locked
+    def on_progress(self, function: OnProgress | None) -> None:
+        """Calls `function(read, total)` while a prompt is read, after every chunk; None ends it. If it returns False the
+        call is cancelled; if it raises, the call is cancelled and raises the same."""
+        self._watch.function = function
+
+    @_locked
+    def system(self, text: str) -> None:
+        """Sets the instructions ahead of the conversation."""
+        encoded = text.encode()
+        check(library.wl_chat_system(self._value, encoded, len(encoded)))
+
+    @_locked
+    def thinking(self, request: bool | None) -> None:
+        """Whether the template requests a thought before the next answers: True, False, or None as it does by default."""
+        check(library.wl_chat_thinking(self._value, -1 if request is None else bool(request)))
+
+    @_locked
+    def tools(self, schemas: Iterable[Mapping[str, Any]]) -> None:
+        """Names the functions that the model may call: dicts as the model's template takes them."""
+        text = json.dumps(list(schemas)).encode()
+        check(library.wl_chat_tools(self._value, text, len(text)))
+
+    @_locked
+    def constrain(
+        self,
+        schema: Mapping[str, Any] | bool | str | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        json_object: bool = False,
+    ) -> None:
+        """The form of the next answers: JSON that `schema` describes (a dict, or its text), a text that matches `regex`, one of a
+        `grammar` in llguidance's variant of Lark, or any JSON object. Without arguments answers are free."""
+        if isinstance(schema, (Mapping, bool)):
+            schema = json.dumps(schema)
+        # The numbers of wl_constraint.
+        choices = [(1, "" if json_object else None), (2, schema), (3, regex), (4, grammar)]
+        forms = [(kind, text) for kind, text in choices if text is not None]
+        if len(forms) > 1:
+            raise TypeError("constrain takes one of schema, regex, grammar and json_object")
+        kind, text = forms[0] if forms else (0, "")
+        encoded = text.encode()
+        check(library.wl_session_constrain(self._value, kind, encoded, len(encoded)))
+
+    @_locked
+    def undo(self) -> None:
+        """Takes back the last message and its answer."""
+        check(library.wl_chat_undo(self._value))
+
+    @property
+    @_locked
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation."""
+        length = c_size_t()
+        check(library.wl_chat_messages_json(self._value, None, 0, byref(length)))
+        room = ctypes.create_string_buffer(length.value + 1)
+        check(library.wl_chat_messages_json(self._value, room, len(room), byref(length)))
+        messages: list[dict[str, Any]] = json.loads(room.value)
+        return messages
+
+    @property
+    @_locked
+    def sampler(self) -> dict[str, Any]:
+        """How tokens are chosen, the seed that was drawn included."""
+        params = self._sampler()
+        found = params.as_dict()
+        bias, count = found.pop("bias"), found.pop("bias_count")
+        return {**found, "logit_bias": {bias[i].token: bias[i].bias for i in range(count)}}
+
+    @_locked
+    def _sampler(self) -> structs.SamplerParams:
+        params = structs.SamplerParams()
+        check(library.wl_session_get_sampler(self._value, byref(params)))
+        return params
+
+    @_locked
+    def set_sampler(self, **params: Any) -> None:
+        """Changes how tokens are chosen; what is not given stays. A new seed restarts the random numbers."""
+        check(library.wl_session_set_sampler(self._value, byref(sampler_params(params, self._sampler()))))
+
+    @_locked
+    def state(self) -> bytes:
+        """The whole session as bytes."""
+        size = c_size_t()
+        check(library.wl_state_size(self._value, byref(size)))
+        room = ctypes.create_string_buffer(size.value)
+        check(library.wl_state_write(self._value, room, len(room), byref(size)))
+        return room.raw[: size.value]
+
+    @_locked
+    def restore(self, state: Any) -> None:
+        """Goes on from a state, bit for bit."""
+        check(library.wl_state_read(self._value, *as_bytes(state)))
+
+    @_locked
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the state to a file."""
+        check(library.wl_state_save(self._value, structs.path(path)))
+
+    @_locked
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from a file."""
+        check(library.wl_state_load(self._value, structs.path(path)))
+
+    @_locked
+    def fork(self) -> Session:
+        """A second session in the same state."""
+        return Session(make(library.wl_session_free, library.wl_session_fork, self._value))
+
+    @_locked
+    def mark(self) -> None:
+        """Remembers this state for `rewind`."""
+        check(library.wl_session_mark(self._value))
+
+    @_locked
+    def rewind(self, position: SupportsIndex) -> None:
+        """Goes back to an earlier position."""
+        check(library.wl_session_rewind(self._value, structs.whole("position", position, ctypes.c_uint64)))
+
+    @_locked
+    def reset(self) -> None:
+        """Forgets everything that was read or said."""
+        check(library.wl_session_reset(self._value))
+
+    def cancel(self) -> None:
+        """Ends the call that another thread is in, or the generation that is going on; one that comes late does nothing."""
+        check(library.wl_session_cancel(self._value))
+
+    def clear_cancel(self) -> None:
+        """Forgets a `cancel` that came between two pieces of a generation."""
+        check(library.wl_session_clear_cancel(self._value))

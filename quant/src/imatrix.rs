@@ -1,0 +1,107 @@
+//! Importance matrices, in llama.cpp's file format: the mean squares of the inputs of each matrix, in a GGUF file.
+
+use crate::F32;
+use crate::error::{Error, Result};
+use crate::gguf::{Gguf, Value};
+use crate::room::zeroed;
+use crate::storage::Tensor;
+
+/// The end of the name of a tensor with a matrix's sums of squares.
+pub const SUMS: &str = ".in_sum2";
+/// The end of the name of a tensor with the numbers of inputs, one for each of the matrices that are stacked in a tensor.
+pub const COUNTS: &str = ".counts";
+
+/// The importances that a file holds. They are read when they are asked for: a hole in a file costs nothing before.
+pub struct Importances {
+    gguf: Gguf,
+    /// The texts that were read.
+    pub datasets: Vec<String>,
+    /// Windows of them.
+    pub chunks: u32,
+}
+
+impl Importances {
+    /// Takes a file of `waterline imatrix` or llama-imatrix.
+    ///
+    /// # Errors
+    /// The file is no importance matrix.
+    pub fn new(gguf: Gguf) -> Result<Self> {
+        let kind = gguf.get("general.type").and_then(Value::as_str);
+        if kind != Some("imatrix") {
+            let kind = kind.unwrap_or("no text");
+            let expected = "imatrix, in a file that `waterline imatrix` writes";
+            return Err(Error::invalid(gguf.name(), "general.type", kind, expected));
+        }
+        let datasets = gguf.optional("imatrix.datasets", "a list of texts", |value| {
+            Value::as_array(value)?.as_strings()
+        });
+        Ok(Importances {
+            datasets: datasets?.unwrap_or_default().to_vec(),
+            chunks: gguf.get_u32("imatrix.chunk_count")?,
+            gguf,
+        })
+    }
+
+    /// The tensors of a model that the file names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let tensors = self.gguf.tensors().iter();
+        tensors.filter_map(|info| info.name.strip_suffix(SUMS))
+    }
+
+    /// Columns of a tensor of a model, of stacked matrices one after another, each with its importance; none if the file does not name it.
+    ///
+    /// # Errors
+    /// The tensor is not of f32 numbers.
+    pub fn columns(&self, name: &str) -> Result<Option<usize>> {
+        let sums = format!("{name}{SUMS}");
+        if !self.gguf.has_tensor(&sums) {
+            return Ok(None);
+        }
+        Ok(Some(self.floats(&sums)?.len()))
+    }
+
+    /// The mean square of each column's input; 1 where a matrix has read nothing, as in llama-quantize.
+    ///
+    /// # Errors
+    /// The numbers are no mean squares.
+    pub fn mean_squares(&self, name: &str) -> Result<Vec<f32>> {
+        let sums_name = format!("{name}{SUMS}");
+        let sums = self.floats(&sums_name)?;
+        let counts = self.floats(&format!("{name}{COUNTS}"))?;
+        let wrong = |found: String, expected: &str| {
+            let item = format!("tensor '{sums_name}'");
+            Error::invalid(self.gguf.name(), item, found, expected)
+        };
+        let cols = sums.len().checked_div(counts.len()).unwrap_or(0);
+        if cols == 0 || cols * counts.len() != sums.len() {
+            let found = format!("{} numbers", sums.len());
+            let expected = format!("as many for each of the {} counts", counts.len());
+            return Err(wrong(found, &expected));
+        }
+        let decoded = |tensor: Tensor| -> Result<Vec<f32>> {
+            let mut floats = zeroed(tensor.len())?;
+            F32.decode(&tensor.data, &mut floats);
+            Ok(floats)
+        };
+        let (mut means, counts) = (decoded(sums)?, decoded(counts)?);
+        for (matrix, count) in means.chunks_exact_mut(cols).zip(counts) {
+            let count = count.round();
+            for mean in matrix {
+                *mean = if count > 0.0 { *mean / count } else { 1.0 };
+                if !(mean.is_finite() && *mean >= 0.0) {
+                    return Err(wrong(mean.to_string(), "means of squares"));
+                }
+            }
+        }
+        Ok(means)
+    }
+
+    fn floats(&self, name: &str) -> Result<Tensor> {
+        let tensor = self.gguf.tensor(name)?;
+        if tensor.format != &F32 {
+            let item = format!("tensor '{name}'");
+            return Err(Error::invalid(self.gguf.name(), item, tensor.format, "F32"));
+        }
+        Ok(tensor)
+    }
+}

@@ -1,0 +1,60 @@
+//! Keys and tensors that change nothing, and why.
+
+/// Keys that are read and of which some other values make the same model, and why.
+pub const NO_EFFECT: &[(&str, &str)] = &[
+    (
+        "bamba: rope_parameters.partial_rotary_factor, samba: use_conv_bias, nemotron_h: attention_bias",
+        "the reference does the same whatever the file says",
+    ),
+    (
+        "bailing_hybrid: rope_theta, falcon_h1: mamba_expand, falcon_mamba: expand, hax_mamba: expand, mamba: expand, samba: expand, \
+         qwen3_5: text_config.model_type, qwen3_5: text_config.tie_word_embeddings, \
+         qwen3_5_moe: text_config.tie_word_embeddings",
+        "another key says it",
+    ),
+    (
+        "lfm2: intermediate_size, recurrent_gemma: intermediate_size, samba: hidden_ratio, jamba: attn_layer_period, \
+         smollm3: no_rope_layers",
+        "values that are rounded to the same, and periods longer than the model",
+    ),
+    (
+        "gla: conv_size, hgrn2: conv_size, granitemoehybrid: intermediate_size, hax_mamba: num_hash, nemotron_h: intermediate_size, \
+         nemotron_h: mlp_bias, nemotron_h: moe_intermediate_size, nemotron_h: moe_latent_size, \
+         nemotron_h: moe_shared_expert_intermediate_size, nemotron_h: n_routed_experts, nemotron_h: n_shared_experts, \
+         qwen3: layer_types, qwen3: sliding_window, smollm3: layer_types, smollm3: sliding_window, qwen3_next: decoder_sparse_step, \
+         qwen3_next: moe_intermediate_size, qwen3_next: num_experts, raven: gate_logit_normalizer, raven: rope_theta, qwen3_next: shared_expert_intermediate_size, \
+         sse_swa_moba: attn.num_heads, sse_swa_moba: attn.num_kv_heads, sse_swa_moba: attn.qk_norm, sse_swa_moba: attn.qkv_bias, \
+         sse_swa_moba: num_v_heads, sse_swa_moba: sse_layer_defaults.gate_low_rank_dim",
+        "parts that the case does not have: convolutions, experts, windows, layers of attention",
+    ),
+];
+
+/// Tensors of which other values make the same logits, and why.
+pub const NO_EFFECT_IN_TENSORS: &[(&str, &str)] = &[
+    (
+        "model.l1_lambda model.num_kept *.diagonal_decay *.key_decay *.query_decay *.slope_rate model.visual.*",
+        "nothing reads them",
+    ),
+    (
+        "*.attn.A_log *.attn.a_proj.weight *.attn.dt_bias",
+        "the decay of a case without one",
+    ),
+    (
+        "*.bias *.router.conv_stack.convs.*.weight *.router.conv_stack.proj.weight",
+        "scores that are only compared, and biases of zero",
+    ),
+];
+
+/// Keys of GGUF files of which some other values make the same model, and why.
+pub const NO_EFFECT_IN_GGUF: &[(&str, &str)] = &[
+    (
+        "general.* tokenizer.ggml.padding_token_id *.context_length *.vocab_size *.rope.scaling.finetuned",
+        "where the file comes from, and lengths that bound nothing",
+    ),
+    (
+        "nemotron_h.attention.layer_norm_epsilon nemotron_h_moe.attention.layer_norm_epsilon \
+         rwkv7.attention.layer_norm_rms_epsilon *.rope.dimension_count *.rope.freq_base *.rope.dimension_sections \
+         *.feed_forward_length *.expert_shared_count mamba.attention.head_count mamba2.attention.head_count",
+        "parts that the file does not have: another kind of norm, positions, dense networks",
+    ),
+];

@@ -1,0 +1,139 @@
+//! Flags that a command does not have: their counterparts here, and the commands that have them.
+
+use clap::Command;
+
+use crate::wrong_model::quoted;
+
+/// Flags of llama.cpp's programs that have another name here or none, with advice.
+const ELSEWHERE: [(&[&str], &str); 15] = [
+    (
+        &["-hf", "-hfr", "--hf-repo"],
+        "the model is named without a flag: hf:org/name",
+    ),
+    (
+        &["--mlock", "--no-mmap"],
+        "weights are read where the file is mapped; --copy reads them into memory",
+    ),
+    (
+        &["-fa", "--flash-attn"],
+        "attention never writes its scores to memory; leave the flag out",
+    ),
+    (
+        &["-b", "--batch-size", "-ub", "--ubatch-size"],
+        "the tokens of a prompt that are read at once are --chunk N",
+    ),
+    (
+        &["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"],
+        "keys and values are cached by --kv f16 or f32",
+    ),
+    (
+        &["-i", "--interactive", "-cnv", "--conversation"],
+        "to talk: waterline chat MODEL",
+    ),
+    (
+        &["-no-cnv", "--no-conversation"],
+        "run completes a text and ends; leave the flag out",
+    ),
+    (
+        &["--jinja", "--chat-template"],
+        "chat uses the model's own template, and run does with --chat; leave the flag out",
+    ),
+    (
+        &["-np", "--n-parallel"],
+        "sessions that are answered together are serve --parallel N",
+    ),
+    (
+        &["--json-schema", "-j"],
+        "a schema is read from a file: --schema FILE",
+    ),
+    (
+        &["--grammar-file"],
+        "a grammar is read by --grammar FILE, in llguidance's variant of Lark",
+    ),
+    (
+        &[
+            "--mirostat",
+            "--mirostat-lr",
+            "--mirostat-ent",
+            "--typical",
+            "--xtc-probability",
+            "--dry-multiplier",
+            "--dynatemp-range",
+            "--samplers",
+        ],
+        "tokens are chosen by --temperature, --top-k, --top-p, --min-p and the penalties",
+    ),
+    (
+        &[
+            "-v",
+            "--verbose",
+            "--log-disable",
+            "--color",
+            "-co",
+            "--no-warmup",
+        ],
+        "nothing is logged, and there is nothing to switch off; leave the flag out",
+    ),
+    (&["--gpu", "--cuda"], "a GPU is chosen by --device cuda"),
+    (
+        &["-md", "--model-draft"],
+        "drafts come from the text (--lookup N) or the model's own block (--mtp N)",
+    ),
+];
+
+/// The counterpart of a flag of llama.cpp's programs, as a sentence.
+pub fn counterpart(flag: &str) -> Option<String> {
+    let found = ELSEWHERE.iter().find(|(flags, _)| flags.contains(&flag))?;
+    Some(format!("{flag}: {}", found.1))
+}
+
+/// That the command `name` has no such flag, and which of all commands have it; none if none has.
+pub fn owners(flag: &str, name: &str, all: &Command) -> Option<String> {
+    let long = flag.trim_start_matches('-');
+    let has = |command: &&Command| {
+        let mut arguments = command.get_arguments();
+        arguments.any(|argument| argument.get_long() == Some(long))
+    };
+    let owners = all.get_subcommands().filter(has);
+    let owners: Vec<&str> = owners.map(Command::get_name).collect();
+    if owners.is_empty() || !flag.starts_with("--") {
+        return None;
+    }
+    let verb = if owners.len() == 1 { "has" } else { "have" };
+    Some(format!(
+        "{flag}: {name} has no such flag; {} {verb} it",
+        list(&owners)
+    ))
+}
+
+/// That the command `name` has no such flag.
+pub fn unknown(flag: &str, name: &str) -> String {
+    let flag = quoted(flag);
+    format!("{flag}: {name} has no such flag; waterline {name} --help lists them")
+}
+
+/// `a`, `a and b`, `a, b and c`.
+fn list(words: &[&str]) -> String {
+    match words {
+        [rest @ .., last] if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => words.concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_of_another_command_is_found_there() {
+        let flag = |name: &'static str| clap::Arg::new(name).long(name);
+        let all = Command::new("all")
+            .subcommand(Command::new("run").arg(flag("raw")))
+            .subcommand(Command::new("bench").arg(flag("ops")).arg(flag("json")))
+            .subcommand(Command::new("eval").arg(flag("json")));
+        let found = |wanted| owners(wanted, "run", &all).unwrap_or_default();
+        assert!(found("--ops").ends_with("; bench has it"));
+        assert!(found("--json").ends_with("; bench and eval have it"));
+        assert!(found("--nowhere").is_empty());
+    }
+}
