@@ -101,7 +101,8 @@ for target in "$@"; do
   install -m 755 "${built:-$folder/$target/release}/$program" "$stage/bin/"
   if [ -n "$library" ]; then
     ffi/install --prefix "$stage" --target "$target" ${built:+--built "$built"} >/dev/null
-    "${binutils}strip" --strip-debug "$stage/lib/libwaterline.a"
+    # That of mingw-w64 refuses Rust's objects without sections.
+    [ -z "$debian" ] || "${binutils}strip" --strip-debug "$stage/lib/libwaterline.a"
     find "$stage" \( -name '*.so.*' -o -name '*.dll' \) -exec "${binutils}strip" --strip-unneeded {} +
   fi
   cp README.md LICENSE "$stage/"

@@ -94,12 +94,23 @@ for machine in x86_64 aarch64; do
 done
 
 if archive x86_64-pc-windows-gnu wine unzip x86_64-w64-mingw32-gcc; then
-  export WINEPREFIX="$work/wine" WINEDEBUG=-all WINEPATH="$work/$name/bin"
+  export WINEPREFIX="$work/wine" WINEDEBUG=-all
   wineboot -i >"$work/log" 2>&1
   unzip -q "$file" -d "$work"
+  # wine 8.0 lacks the library from which Rust's takes random numbers.
+  cat >"$work/random.c" <<'EOF'
+int SystemFunction036(void *, unsigned);
+__declspec(dllexport) int ProcessPrng(unsigned char *to, unsigned long long bytes) { return SystemFunction036(to, bytes); }
+EOF
+  x86_64-w64-mingw32-gcc -shared "$work/random.c" -o "$work/$name/bin/bcryptprimitives.dll" -ladvapi32
+  WINEPATH=$(winepath -w "$work/$name/bin")
+  export WINEPATH
   program wine "$work/$name/bin/waterline.exe"
   x86_64-w64-mingw32-gcc "$example" -o "$work/shared.exe" -I"$work/$name/include" -L"$work/$name/lib" -lwaterline
+  x86_64-w64-mingw32-gcc "$example" -o "$work/static.exe" -I"$work/$name/include" "$work/$name/lib/libwaterline.a" \
+    $(sed -n 's/^Libs.private: //p' "$work/$name/lib/pkgconfig/waterline.pc")
   talks wine "$work/shared.exe"
+  talks wine "$work/static.exe"
   wineserver -k || true
   echo "$target: all right under $(wine --version)"
 fi
