@@ -83,7 +83,7 @@ fn tensor(
     let is_head_norm = ["o_norm", "q_norm", "k_norm"]
         .iter()
         .any(|norm| name.ends_with(&format!(".attn.{norm}.weight")));
-    if is_head_norm && !config.bool_or("elementwise_affine", true)? && !weights.contains(&name) {
+    if is_head_norm && !weights.contains(&name) && !config.bool_or("elementwise_affine", true)? {
         return tensors::from_f32(&weight.shape, &vec![1.0; weight.len()]);
     }
     if config.string("model_type")? == "mom"
