@@ -49,6 +49,8 @@ const PATIENCE: Duration = Duration::from_micros(200);
 const MAX_THREADS: usize = 1024;
 /// Most bytes that a thread maps while it starts: its stack, followed by its signal stack.
 const THREAD_BYTES: usize = 4 << 20;
+/// Bytes that glibc maps for a thread's heap, if they are there, after its stack and before its signal stack.
+const HEAP_BYTES: usize = 64 << 20;
 
 /// No processor.
 const NOWHERE: usize = usize::MAX;
@@ -206,9 +208,11 @@ impl Pool {
     /// Starts worker `index` and returns when it runs: a thread allocates while it starts, and never afterwards.
     fn start(&mut self, index: usize) -> std::io::Result<()> {
         // The new thread would abort the process if it could not map its signal stack.
-        let mut room = Vec::<u8>::new();
-        room.try_reserve_exact(THREAD_BYTES)?;
-        drop(room);
+        let room = |bytes| Vec::<u8>::new().try_reserve_exact(bytes);
+        room(THREAD_BYTES)?;
+        if room(HEAP_BYTES - THREAD_BYTES).is_ok() {
+            room(HEAP_BYTES + THREAD_BYTES)?;
+        }
         let (state, caller) = (Arc::clone(&self.state), std::thread::current());
         let builder = std::thread::Builder::new().name(format!("waterline-{index}"));
         let handle = builder.spawn(move || {
