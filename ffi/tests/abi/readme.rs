@@ -95,7 +95,8 @@ fn the_c_programs_of_both_readmes_talk() {
     let main = format!(
         "{before}int main(void) {{ wl_model *model; wl_model_builtin(NULL, &model);\n{part}\nreturn 0; }}\n"
     );
-    assert!(output_of("part", &main).len() > 10);
+    // "Hello!" may be the whole answer.
+    assert!(!output_of("part", &main).trim().is_empty());
 }
 
 #[test]
