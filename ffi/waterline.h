@@ -118,7 +118,7 @@ typedef enum {
 } wl_cache;
 
 // The end of a context that is full of tokens which attention looks back on.
-typedef enum wl_full {
+typedef enum {
   // WL_ERROR_CONTEXT, and nothing is read.
   WL_FULL_STOP = 0,
   // Attention forgets the oldest tokens but the first ones; recurrent layers go on as before. Nothing is read again.

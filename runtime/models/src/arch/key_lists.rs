@@ -38,7 +38,7 @@ pub(super) const KEYS: &[Idle] = &[
     (
         "attention_dropout hidden_dropout *_dropout *_pdrop dropout *dropout_prob router_aux_loss_coef router_z_loss_coef \
          router_jitter_noise input_jitter_noise z_loss_coefficient aux_loss_* l1_* routing_grad routing_freeze_steps \
-         use_layer_wise_balance use_l2warp fuse_cross_entropy fuse_linear_cross_entropy gradient_checkpointing",
+         use_layer_wise_balance use_l2warp add_gumbel_noise fuse_cross_entropy fuse_linear_cross_entropy gradient_checkpointing",
         "how a model is trained",
     ),
     (
