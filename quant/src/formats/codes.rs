@@ -158,7 +158,6 @@ pub(crate) trait Table: Copy + 'static {
     /// As in [`Codes`].
     const SIGNED: bool;
     /// The values, made unsigned by adding the offset.
-    #[cfg(target_arch = "x86_64")]
     const UNSIGNED: [i8; 16] = {
         let mut values = Self::VALUES;
         let mut i = 0;
