@@ -168,23 +168,40 @@ __device__ void hax_scores(const HaxSource& source, Key key, Mean mean_query, fl
   }
 }
 
-// The row of the lowest score, of equal ones the newest, in every thread.
+// The row of the lowest score, of equal ones the newest.
+struct HaxWorst {
+  int row = -1;
+  float score = infinity;
+  u64 position = 0;
+
+  __device__ void take(int other, float other_score, u64 other_position) {
+    bool lower = row < 0 || other_score < score || (other_score == score && other_position > position);
+    if (other >= 0 && lower) row = other, score = other_score, position = other_position;
+  }
+
+  // Of `count` rows, of which thread `first` of `threads` looks at its own; in every lane that of its warp.
+  __device__ HaxWorst(const float* scores, const u64* positions, int count, int first, int threads) {
+    for (int i = first; i < count; i += threads) take(i, scores[i], positions[i]);
+    for (int distance = 16; distance > 0; distance /= 2) {
+      int other = __shfl_xor_sync(all_lanes, row, distance);
+      float other_score = __shfl_xor_sync(all_lanes, score, distance);
+      take(other, other_score, __shfl_xor_sync(all_lanes, position, distance));
+    }
+  }
+};
+
+// That of a block, in every thread.
 __device__ inline int hax_worst(const float* scores, const u64* positions, int count) {
   __shared__ int rows[32];
-  int worst = -1;
-  auto take = [&](int row) {
-    if (row < 0) return;
-    bool lower = worst < 0 || scores[row] < scores[worst] ||
-                 (scores[row] == scores[worst] && positions[row] > positions[worst]);
-    if (lower) worst = row;
-  };
-  for (int row = threadIdx.x; row < count; row += blockDim.x) take(row);
-  for (int distance = 16; distance > 0; distance /= 2) take(__shfl_xor_sync(all_lanes, worst, distance));
+  HaxWorst worst(scores, positions, count, threadIdx.x, blockDim.x);
   __syncthreads();
-  if (lane_index() == 0) rows[warp_index()] = worst;
+  if (lane_index() == 0) rows[warp_index()] = worst.row;
   __syncthreads();
-  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(rows[warp]);
-  return worst;
+  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) {
+    int row = rows[warp];
+    if (row >= 0) worst.take(row, scores[row], positions[row]);
+  }
+  return worst.row;
 }
 
 // The weights of the rows that a query sees: softmax of its products with their keys, `key(row, i)`.

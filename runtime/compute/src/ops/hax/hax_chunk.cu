@@ -127,23 +127,7 @@ __device__ inline void hax_hold_best(const HaxParts& hax, const HaxChunk& chunk,
     scores[i] = hax.scores[i];
     positions[i] = hax.positions[first_row + i];
   }
-  // The row of the lowest score, of equal ones the newest, as `hax_worst` finds it; in every lane.
-  auto find_worst = [&] {
-    int worst = -1;
-    float lowest = infinity;
-    u64 newest = 0;
-    auto take = [&](int row, float score, u64 position) {
-      bool lower = row >= 0 && (worst < 0 || score < lowest || (score == lowest && position > newest));
-      if (lower) worst = row, lowest = score, newest = position;
-    };
-    for (int row = lane_index(); row < rows; row += 32) take(row, scores[row], positions[row]);
-    for (int distance = 16; distance > 0; distance /= 2) {
-      int row = __shfl_xor_sync(all_lanes, worst, distance);
-      float score = __shfl_xor_sync(all_lanes, lowest, distance);
-      take(row, score, __shfl_xor_sync(all_lanes, newest, distance));
-    }
-    return worst;
-  };
+  auto find_worst = [&] { return HaxWorst(scores, positions, rows, lane_index(), 32).row; };
   __syncwarp();
   auto tell = [&](int first, int end) {
     for (int i = lane_index(); i < rows; i += 32) {

@@ -41,9 +41,10 @@ struct HaxChunk {
     values: u64,
 }
 
-/// Numbers that are measured of a token, and tokens of a tile that is measured, and channels and tokens of a block that mixes, as in hax_chunk.cu.
+/// Numbers that are measured of a token, and tokens of a tile that is measured, as in hax_chunk.cu.
 const MEASURES: usize = 3;
 const TILE: usize = 8;
+/// Channels and tokens of a block that mixes, as there.
 const MIX_CHANNELS: usize = 64;
 const MIX_TOKENS: usize = 8;
 /// Most rows that a query of a chunk sees: shared memory has room for them.
