@@ -48,9 +48,7 @@ impl CudaEngine {
             let random = self.write_random()?;
             self.moved_on(random, sampling);
         }
-        if let Some(exact) = &self.exact {
-            exact.settle()?;
-        }
+        self.settle_exact()?;
         if self.busy.get() {
             match self.programs.persistent {
                 Some(_) => self.settle().map(|_| ())?,

@@ -82,11 +82,14 @@ impl CudaEngine {
     /// The queue of a session that is not lost; no other queue is changing its state.
     fn queue(&self) -> Result<&dyn Queue> {
         self.check_lost()?;
-        if let Some(exact) = &self.exact {
-            exact.settle()?;
-        }
+        self.settle_exact()?;
         self.busy.set(true);
         Ok(&*self.queue)
+    }
+
+    /// Waits until the state has all tokens of exact prompts, which another queue reads.
+    fn settle_exact(&self) -> Result<()> {
+        self.exact.as_ref().map_or(Ok(()), |exact| exact.settle())
     }
 
     fn check_lost(&self) -> Result<()> {
