@@ -95,7 +95,7 @@ typedef enum {
   WL_DEVICE_CUDA = 2,
 } wl_device;
 
-// What answers fit.
+// A form that answers fit.
 typedef enum {
   // Nothing: answers are free.
   WL_CONSTRAINT_NONE = 0,

@@ -88,7 +88,7 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
                 );
                 assert_eq!(one.position(), other.position());
             }
-            // Of every five the last one steps alone between those of the batch.
+            // Every fifth session steps alone between those of the batch.
             for number in (4..SESSIONS).step_by(5).filter(|&n| !is_in(n, step)) {
                 let [one, other] = [&mut alone[number], &mut batched[number]];
                 assert_eq!(one.step().expect("a step"), other.step().expect("a step"));

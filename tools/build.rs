@@ -45,7 +45,7 @@ fn fold() {
     fs::write(&source, "fn main() {}").expect("the folder can be written");
     let variable = |name: &str| env::var(name).unwrap_or_default();
     let flags = variable("CARGO_ENCODED_RUSTFLAGS");
-    // AddressSanitizer gives each constant a surrounding of its own.
+    // AddressSanitizer watches the memory around each constant, which folding takes away.
     if flags.contains("-Zsanitizer") {
         return;
     }

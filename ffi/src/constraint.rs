@@ -9,7 +9,7 @@ use crate::pointers::text;
 use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
 
-/// What answers fit.
+/// A form that answers fit.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub enum wl_constraint {
