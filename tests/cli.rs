@@ -2,9 +2,6 @@
 
 mod common;
 
-use std::io::Read;
-use std::process::Stdio;
-
 use common::{Workplace, outcome_of_input};
 
 const COMMANDS: [&str; 9] = [
@@ -428,101 +425,6 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
             "--ignore-eos",
         ])
         .succeeded();
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_standard_output_is_an_error() {
-    let place = Workplace::new();
-    for arguments in [
-        &["run", "-p", "Hello"][..],
-        &["inspect"],
-        &["run", "-p", "Hello", "--json"],
-    ] {
-        let full = std::fs::File::options()
-            .write(true)
-            .open("/dev/full")
-            .unwrap();
-        let output = place
-            .command(arguments)
-            .stdout(full)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-            .wait_with_output()
-            .unwrap();
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{error}");
-        assert!(
-            error.starts_with("waterline: cannot write to standard output")
-                && error.lines().count() == 1,
-            "{error}"
-        );
-    }
-}
-
-#[test]
-fn a_reader_may_leave() {
-    let place = Workplace::new();
-    let mut child = place
-        .command(["run", "-p", "Hello", "-n", "100000000", "--ignore-eos"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut byte = [0];
-    child.stdout.take().unwrap().read_exact(&mut byte).unwrap();
-    // The pipe is closed now.
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(
-        (
-            output.status.code(),
-            String::from_utf8(output.stderr).unwrap().as_str()
-        ),
-        (Some(0), "")
-    );
-}
-
-#[cfg(unix)]
-#[test]
-fn ctrl_c_ends_a_run_and_keeps_its_output() {
-    for signal in ["INT", "TERM", "HUP"] {
-        ends_a_run(signal);
-    }
-}
-
-#[cfg(unix)]
-fn ends_a_run(signal: &str) {
-    let place = Workplace::new();
-    let mut child = place
-        .command([
-            "run",
-            "-p",
-            "Hello",
-            "-n",
-            "100000000",
-            "--ignore-eos",
-            "--json-stream",
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    let mut printed = vec![0];
-    stdout.read_exact(&mut printed).unwrap();
-    common::send(&child, signal);
-    stdout.read_to_end(&mut printed).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130));
-    assert_eq!(
-        String::from_utf8(output.stderr).unwrap(),
-        "waterline: interrupted\n"
-    );
-    let last: serde_json::Value =
-        serde_json::from_str(String::from_utf8(printed).unwrap().lines().last().unwrap()).unwrap();
-    assert_eq!(last["finish"], "cancelled");
-    assert!(last["tokens"].as_u64().unwrap() > 0);
 }
 
 /// The text of a decode kernel has a named function for each op, and asserts the sizes of its parameters.

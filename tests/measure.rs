@@ -3,7 +3,6 @@
 mod common;
 
 use std::ffi::OsStr;
-use std::process::Stdio;
 
 use common::{Workplace, fixture};
 use serde_json::Value;
@@ -484,51 +483,5 @@ fn documents_with_a_common_beginning_are_read_once_and_cost_the_same() {
         let sum: f64 = alone.iter().map(number).sum();
         let difference = (number(&together) - sum).abs() / sum;
         assert!(difference <= tolerance, "{key}: {together} {sum}");
-    }
-}
-
-#[test]
-fn a_reader_may_leave_before_the_result() {
-    let place = Workplace::new();
-    let model = place.model("gdn-tiny").display().to_string();
-    let text = place
-        .file("text.txt", "Once upon a time there was a dog.")
-        .display()
-        .to_string();
-    let case = fixture("gdn_plain").display().to_string();
-    for arguments in [
-        &[
-            "bench", &model, "--prompt", "4", "--gen", "1", "--depth", "0",
-        ][..],
-        &["eval", "bpb", &text, &model],
-        &[
-            "eval",
-            "recall",
-            &case,
-            "--task",
-            "mqar",
-            "--keys",
-            "2",
-            "--sequences",
-            "1",
-        ],
-        &["inspect", &model],
-        &["verify", &case],
-        &["verify", &case, "--json"],
-    ] {
-        let mut child = place
-            .command(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        drop(child.stdout.take());
-        let output = child.wait_with_output().unwrap();
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(
-            (output.status.code(), error.as_str()),
-            (Some(0), ""),
-            "{arguments:?}"
-        );
     }
 }

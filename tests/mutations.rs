@@ -1,56 +1,16 @@
 //! Files that work, and calls from C, changed at random: 2,000 files of each kind and 500 programs of calls, from a seed, must end in an
 //! error or in a model that runs, within 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED give longer campaigns.
 
+mod counting_allocator;
 mod inputs;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use counting_allocator::MOST_IN_USE;
 use inputs::{KINDS, Kind};
-
-/// The system's allocator, which counts the bytes in use.
-struct Counting;
-
-static IN_USE: AtomicUsize = AtomicUsize::new(0);
-static MOST_IN_USE: AtomicUsize = AtomicUsize::new(0);
-
-fn more(bytes: usize) {
-    let now = IN_USE.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    MOST_IN_USE.fetch_max(now, Ordering::Relaxed);
-}
-
-// SAFETY: everything is handed to the system's allocator; counting touches no memory that it manages.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's contract is the system's.
-        let memory = unsafe { System.alloc(layout) };
-        if !memory.is_null() {
-            more(layout.size());
-        }
-        memory
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's contract is the system's.
-        let memory = unsafe { System.alloc_zeroed(layout) };
-        if !memory.is_null() {
-            more(layout.size());
-        }
-        memory
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's contract is the system's.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Most bytes that may be in use, by all kinds together.
 const MOST_BYTES: usize = 2 << 30;

@@ -1,46 +1,19 @@
 //! Files below 16 MB that are built to cost much: each is refused, in memory of less than eight times its size and 20 MB. A refusal
 //! that takes very long is one that this test never ends with.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod counting_allocator;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use counting_allocator::{IN_USE, MOST_IN_USE};
 use waterline::{ChatTemplate, Model, Snapshot, Tokenizer};
 use waterline_quant::F32;
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
 use waterline_quant::imatrix::Importances;
-
-/// The system's allocator, which counts the bytes in use.
-struct Counting;
-
-static IN_USE: AtomicUsize = AtomicUsize::new(0);
-static MOST_IN_USE: AtomicUsize = AtomicUsize::new(0);
-
-fn more(bytes: usize) {
-    let now = IN_USE.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    MOST_IN_USE.fetch_max(now, Ordering::Relaxed);
-}
-
-// SAFETY: everything is handed to the system's allocator; counting touches no memory that it manages.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        more(layout.size());
-        // SAFETY: the caller's contract is the system's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's contract is the system's.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Bytes that a refusal may take besides eight times the file.
 const FIXED: usize = 20 << 20;

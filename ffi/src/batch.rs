@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use waterline::{Batch, Session};
 
-use crate::generate::Running;
+use crate::generation::Running;
 use crate::handles::Handles;
 use crate::open_session::{Inner, SESSIONS, lock, with};
 use crate::pointers::{place, put, slice};

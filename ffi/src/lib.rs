@@ -23,6 +23,8 @@ mod sampling;
 
 mod store;
 
+mod session_params;
+
 mod session;
 
 mod progress;
@@ -37,6 +39,7 @@ mod chat;
 
 mod state;
 
+mod generation;
 mod handles;
 mod hooks;
 mod open_session;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use waterline::{Canceller, Chat, Constraint, HistoryRead, Session};
 
-use crate::generate::Running;
+use crate::generation::Running;
 use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
 use crate::progress::Progress;

@@ -86,10 +86,7 @@ impl Parts {
     }
 
     fn add(&mut self, text: &str, parts: &mut Vec<Part>, part: fn(String) -> Part) {
-        let text = match self.trims {
-            true => text.trim_start(),
-            false => text,
-        };
+        let text = if self.trims { text.trim_start() } else { text };
         if !text.is_empty() {
             self.trims = false;
             parts.push(part(text.into()));

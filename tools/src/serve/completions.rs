@@ -61,9 +61,10 @@ pub async fn complete(
     }
     let mut replies = Vec::new();
     for prompt in &prompts {
-        let echo = match request.echo {
-            true => decode(app, &prompt.tokens[prompt.hidden..]),
-            false => String::new(),
+        let echo = if request.echo {
+            decode(app, &prompt.tokens[prompt.hidden..])
+        } else {
+            String::new()
         };
         // Tokens that the request did not name are not echoed.
         let reply = || Reply::after(echo.clone(), prompt.hidden);
@@ -103,9 +104,12 @@ struct ToTokens {
 pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let request: ToTokens = parse(body, MOST_IDS)?;
     let tokens = app
-        .make(move |app| match request.add_special {
-            true => Ok(app.prompter.text(&request.content)?.tokens),
-            false => app.prompter.tokenizer.encode(&request.content),
+        .make(move |app| {
+            if request.add_special {
+                Ok(app.prompter.text(&request.content)?.tokens)
+            } else {
+                app.prompter.tokenizer.encode(&request.content)
+            }
         })
         .await?;
     Ok(json_response(&json!({

@@ -207,9 +207,10 @@ impl Form for OpenAi {
                 "logprobs": self.logprobs(app, &reply.logprobs, 0),
                 "finish_reason": finish_reason(reply),
             });
-            match self.is_chat {
-                true => choice["message"] = message(app, reply),
-                false => choice["text"] = reply.text.clone().into(),
+            if self.is_chat {
+                choice["message"] = message(app, reply);
+            } else {
+                choice["text"] = reply.text.clone().into();
             }
             choice
         };
@@ -261,12 +262,11 @@ impl Form for OpenAi {
                 "logprobs": logprobs.take(),
                 "finish_reason": ends.then(|| finish_reason(reply)),
             });
-            match self.is_chat {
-                true => choice["delta"] = delta,
-                false => {
-                    let text = delta["content"].take();
-                    choice["text"] = if text.is_null() { "".into() } else { text };
-                }
+            if self.is_chat {
+                choice["delta"] = delta;
+            } else {
+                let text = delta["content"].take();
+                choice["text"] = if text.is_null() { "".into() } else { text };
             }
             self.object(app, true, vec![choice])
         };

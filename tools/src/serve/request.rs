@@ -307,9 +307,10 @@ impl App {
         let form = self
             .make(move |app| app.prompter.model().constraints()?.compile(&grammar))
             .await?;
-        Ok(Some(match opens_thought {
-            true => form.after_thought(),
-            false => form,
+        Ok(Some(if opens_thought {
+            form.after_thought()
+        } else {
+            form
         }))
     }
 }

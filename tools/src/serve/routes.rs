@@ -148,13 +148,13 @@ impl App {
         let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let bearer = bearer.and_then(|value| value.strip_prefix(b"Bearer "));
         let given = bearer.or(headers.get("x-api-key").map(HeaderValue::as_bytes));
-        match given.is_some_and(|given| are_equal(given, key.as_bytes())) {
-            true => Ok(()),
-            false => Err(Refusal::new(
-                StatusCode::UNAUTHORIZED,
-                "the key is missing or wrong",
-            )),
+        if given.is_some_and(|given| are_equal(given, key.as_bytes())) {
+            return Ok(());
         }
+        Err(Refusal::new(
+            StatusCode::UNAUTHORIZED,
+            "the key is missing or wrong",
+        ))
     }
 }
 

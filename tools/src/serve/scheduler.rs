@@ -296,10 +296,8 @@ impl Group {
 
     /// One token of every answer in one pass over the weights.
     fn step_together(&mut self, idle: &mut Vec<Session>) -> Result<()> {
-        let chosen = match self.answers.iter().any(Answer::chooses) {
-            true => Some(self.choose(idle)),
-            false => None,
-        };
+        let chosen = self.answers.iter().any(Answer::chooses);
+        let chosen = chosen.then(|| self.choose(idle));
         let mut sessions: Vec<&mut Session> =
             self.answers.iter_mut().map(|a| &mut a.session).collect();
         let chosen = match chosen {

@@ -1,0 +1,293 @@
+//! A generation that a session runs: its pieces, its hooks, and how it ends.
+
+use std::ffi::{c_char, c_void};
+use std::time::{Duration, Instant};
+
+use waterline::{Finish, GenerateOptions, Generation, HistoryRead, Piece, Role, Session};
+
+use crate::generate::{wl_finish, wl_generate_result, wl_text_fn};
+use crate::hooks::Hooks;
+use crate::open_session::Inner;
+use crate::params;
+use crate::status::{Failure, Outcome, wl_status};
+
+/// A generation that has begun.
+pub(crate) struct Running {
+    generation: Generation,
+    hooks: Hooks,
+    logprobs: bool,
+    /// Set by a hook: no token follows.
+    stopped: bool,
+    /// The reason why a batch could choose no token.
+    failed: Option<Failure>,
+    /// The text generated so far, if it is the answer in a conversation.
+    answer: Option<String>,
+    /// The last piece, with a zero byte after it.
+    piece: String,
+    finish: Option<wl_finish>,
+    prompt: HistoryRead,
+    prompt_time: Duration,
+    time: Duration,
+}
+
+impl Running {
+    /// Takes in how the message was read, and how long that took.
+    pub fn prompt(&mut self, read: HistoryRead, time: Duration) {
+        (self.prompt, self.prompt_time) = (read, time);
+    }
+
+    /// The next piece with a text, or the one after which a hook stops.
+    fn next(&mut self, session: &mut Session) -> Option<waterline::Result<Piece>> {
+        let clock = Instant::now();
+        let next = loop {
+            let mut next = self.hooks.next(&mut self.generation, session);
+            let Some(Ok(piece)) = &mut next else {
+                break next;
+            };
+            self.stopped = self.hooks.show(piece);
+            if self.stopped || !piece.text.is_empty() {
+                break next;
+            }
+        };
+        self.time += clock.elapsed();
+        next
+    }
+
+    /// Keeps a piece, and adds it to the answer.
+    fn keep(&mut self, piece: Piece) {
+        self.piece = piece.text;
+        if let Some(answer) = &mut self.answer {
+            answer.push_str(&self.piece);
+        }
+        self.piece.push('\0');
+    }
+
+    /// True unless a batch could choose no token.
+    pub fn goes_on(&self) -> bool {
+        self.failed.is_none()
+    }
+
+    /// The last piece: its bytes, with a zero byte after them, and their number.
+    pub fn piece(&self) -> (*const c_char, usize) {
+        (self.piece.as_ptr().cast(), self.piece.len() - 1)
+    }
+
+    fn result(&self) -> wl_generate_result {
+        wl_generate_result {
+            size: 0,
+            finish: self.finish.unwrap_or(wl_finish::WL_FINISH_CANCELLED) as u32,
+            tokens: self.generation.tokens() as u64,
+            prompt_tokens: self.prompt.read as u64,
+            prompt_seconds: self.prompt_time.as_secs_f64(),
+            seconds: self.time.as_secs_f64(),
+            reused_tokens: self.prompt.reused as u64,
+        }
+    }
+}
+
+impl Inner {
+    /// A generation to begin with. It is an answer in the conversation to a message that is sent, or if messages wait for one.
+    pub fn prepare(
+        &mut self,
+        (mut options, hooks): (GenerateOptions, Hooks),
+        sends: bool,
+    ) -> Outcome<Running> {
+        let chat = self.chat.as_ref();
+        let chat = chat.filter(|chat| sends || chat.awaits_answer());
+        if let Some(chat) = chat.filter(|_| options.stop_at_eos) {
+            options.stop_tokens.extend(chat.end_token());
+        }
+        let logprobs = options.logprobs;
+        let mut generation = Generation::new(self.session.model(), options)?;
+        if let Some(form) = self.form.clone() {
+            let last = chat.and_then(|chat| chat.messages().last());
+            let goes_on = !sends && last.is_some_and(|last| last.role == Role::Assistant);
+            let opens_thought = match chat.filter(|_| !goes_on) {
+                Some(chat) => chat.opens_thought()?,
+                None => false,
+            };
+            generation.constrain(if opens_thought {
+                form.after_thought()
+            } else {
+                form
+            });
+        }
+        let answer = chat.map(|_| String::new());
+        let prompt = self.prompt.take().filter(|_| answer.is_some());
+        let prompt = prompt.unwrap_or_default();
+        Ok(Running {
+            generation: match hooks.on_logits {
+                Some(_) => generation,
+                None => generation.with_drafts(&self.session),
+            },
+            hooks,
+            logprobs,
+            stopped: false,
+            failed: None,
+            answer,
+            piece: String::new(),
+            finish: None,
+            prompt: prompt.0,
+            prompt_time: prompt.1,
+            time: Duration::ZERO,
+        })
+    }
+
+    /// Generates the next piece and keeps it; false at the end.
+    pub fn advance(&mut self) -> Outcome<bool> {
+        let running = self.running.as_mut().ok_or_else(no_generation)?;
+        if let Some(failure) = running.failed.take() {
+            self.end(wl_finish::WL_FINISH_CANCELLED)?;
+            return Err(failure);
+        }
+        if running.finish.is_some() {
+            return Ok(false);
+        }
+        if running.stopped {
+            self.end(wl_finish::WL_FINISH_CALLBACK)?;
+            return Ok(false);
+        }
+        match running.next(&mut self.session) {
+            Some(Ok(piece)) if piece.text.is_empty() => {
+                self.end(wl_finish::WL_FINISH_CALLBACK)?;
+                Ok(false)
+            }
+            Some(Ok(piece)) => {
+                running.keep(piece);
+                Ok(true)
+            }
+            Some(Err(error)) => {
+                self.end(wl_finish::WL_FINISH_CANCELLED)?;
+                Err(error.into())
+            }
+            None => {
+                let finish = finish(running.generation.finish());
+                self.end(finish)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// True if the generation takes a token of a batch next; where it does not, it has ended.
+    pub fn wants_token(&mut self) -> Outcome<bool> {
+        let running = self.running.as_mut().ok_or_else(no_generation)?;
+        if running.hooks.on_logits.is_some() || running.logprobs {
+            return Err(Failure::new(
+                wl_status::WL_ERROR_UNSUPPORTED,
+                "a batch computes no log-probabilities and calls no on_logits",
+            ));
+        }
+        running.generation.leave(&mut self.session)?;
+        if running.failed.is_some() {
+            return Ok(false);
+        }
+        if running.finish.is_none() && !running.stopped && running.generation.wants_token() {
+            if !self.session.canceller().take() {
+                return Ok(true);
+            }
+            self.end(wl_finish::WL_FINISH_CANCELLED)?;
+            return Ok(false);
+        }
+        // Nothing but the end can follow.
+        self.advance()?;
+        Ok(false)
+    }
+
+    /// True if the next token is chosen under a constraint.
+    pub fn chooses(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.generation.chooses())
+    }
+
+    /// Chooses the next token for a batch; none if that fails, which the next call of wl_generate_next says.
+    pub fn choose(&mut self) -> Option<u32> {
+        let running = self.running.as_mut()?;
+        let chosen = running.generation.choose(&mut self.session);
+        chosen
+            .map_err(|error| running.failed = Some(error.into()))
+            .ok()
+    }
+
+    /// Takes in a token that the session has read in a batch, in so much time.
+    pub fn take_token(&mut self, token: u32, time: Duration) -> Outcome {
+        let running = self.running.as_mut().ok_or_else(no_generation)?;
+        running.time += time;
+        let mut piece = running.generation.push(token);
+        running.stopped = running.hooks.show(&mut piece);
+        running.keep(piece);
+        match (running.generation.finish(), running.stopped) {
+            (None, false) => Ok(()),
+            (None, true) => self.end(wl_finish::WL_FINISH_CALLBACK),
+            (ended, _) => self.end(finish(ended)),
+        }
+    }
+
+    /// Ends the generation: what was generated is the answer.
+    fn end(&mut self, finish: wl_finish) -> Outcome {
+        let Some(running) = &mut self.running else {
+            return Ok(());
+        };
+        running.finish = Some(finish);
+        running.generation.leave(&mut self.session)?;
+        let answer = running.answer.take();
+        if let (Some(answer), Some(chat)) = (answer, &mut self.chat) {
+            chat.answered(&mut self.session, &answer)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a generation that was left in the middle.
+    pub fn settle(&mut self) -> Outcome {
+        if self.running.as_ref().is_some_and(|r| r.finish.is_none()) {
+            self.end(wl_finish::WL_FINISH_CALLBACK)?;
+        }
+        self.running = None;
+        Ok(())
+    }
+
+    /// Generates to the end, and shows each piece.
+    ///
+    /// # Safety
+    /// The function can be called with `user`.
+    pub unsafe fn generate(&mut self, on_text: wl_text_fn, user: *mut c_void) -> Outcome {
+        while self.advance()? {
+            let (Some(on_text), Some(running)) = (on_text, &self.running) else {
+                continue;
+            };
+            let (piece, length) = running.piece();
+            // SAFETY: the caller gives a function that can be called with `user`; the piece ends with a zero byte and stays
+            // during the call.
+            if unsafe { on_text(piece, length, user) } != 0 {
+                self.end(wl_finish::WL_FINISH_CALLBACK)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes how the generation ended, unless the place is NULL.
+    ///
+    /// # Safety
+    /// There is such a struct at `result`, or it is NULL.
+    pub unsafe fn report(&self, result: *mut wl_generate_result) -> Outcome {
+        match &self.running {
+            // SAFETY: `write` checks the size that the struct says; the caller gives such a struct.
+            Some(running) if !result.is_null() => unsafe {
+                params::write("wl_generate_result", result, running.result())
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+fn finish(finish: Option<Finish>) -> wl_finish {
+    match finish {
+        Some(Finish::End) => wl_finish::WL_FINISH_END,
+        Some(Finish::Stop) => wl_finish::WL_FINISH_STOP,
+        Some(Finish::Length) => wl_finish::WL_FINISH_LENGTH,
+        Some(Finish::Cancelled) | None => wl_finish::WL_FINISH_CANCELLED,
+    }
+}
+
+pub(crate) fn no_generation() -> Failure {
+    Failure::argument("no generation has been started on this session, or another call ended it")
+}
