@@ -28,6 +28,7 @@ const LAYERS: &[&str] = &[
     "cpu",
     "state",
     "weights",
+    "abi",
     "error",
 ];
 

@@ -13,6 +13,7 @@ mod emulator;
 mod gemm;
 mod host_logits;
 mod schedule;
+mod source;
 #[cfg(test)]
 pub(crate) mod tests;
 mod token;
@@ -24,6 +25,10 @@ pub use decode::control::FAULT;
 pub use decode::kernel::OpTime;
 pub use decode::kernel::{DecodeKernel, KernelOpInfo};
 pub(crate) use decode::mailbox::Recurrence;
+pub(crate) use decode::row_ops::{
+    GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate, PrepareGroup, PrepareMap,
+    PrepareTasks, ROW_OPS,
+};
 pub use device::Device;
 pub use device::{ChunkKey, ChunkMemory};
 pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfer};
@@ -33,8 +38,9 @@ pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_o
 pub use host_logits::HostLogits;
 #[cfg(feature = "emulator")]
 pub use schedule::levels::REVERSED;
-pub use schedule::source::TranslationUnit;
 pub use schedule::{
     Call, Deferred, Grid, Launches, Parameter, Queued, RotaryInputs, Rotation, Rows, SessionMemory,
+    Source,
 };
+pub use source::TranslationUnit;
 pub use token::sample::Sampling;

@@ -4,22 +4,18 @@ use std::ops::Range;
 
 use waterline_quant::{FORMATS, Rounding};
 
+use crate::abi::device_enum;
 use crate::cuda::driver::{Address, TensorCores};
-use crate::cuda::gemm::{ADD, GATE, Prologue, WeightMatrix, format_of, formats_of};
+use crate::cuda::gemm::{Prologue, PrologueFlag, StepKind, WeightMatrix, format_of, formats_of};
 use crate::cuda::schedule::levels::Accesses;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::Activation;
 
-/// Bits in addition to those of `Prologue::flags`, as in gemm/prologue.cu.
-const QUADS: usize = 256;
-const LATE_NORM: usize = 512;
-const WARP_HAS_SUPER_BLOCK: usize = 128;
-
 /// Bytes of an input as three bf16 numbers.
 const SPLIT_BYTES: usize = 6;
 
-/// Destination of the products, as in epilogue.cu.
+/// Destination of the products.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Epilogue {
     /// They are stored.
@@ -31,13 +27,23 @@ pub(crate) enum Epilogue {
 }
 
 impl Epilogue {
-    /// Its number in epilogue.cu, and that of its function.
+    /// Its kind, and the number of its function.
     fn numbers(self) -> (i32, i32) {
-        match self {
-            Epilogue::Store => (0, Activation::Identity as i32),
-            Epilogue::Add => (1, Activation::Identity as i32),
-            Epilogue::Gated(function) => (2, function as i32),
-        }
+        let (kind, function) = match self {
+            Epilogue::Store => (EpilogueKind::Store, Activation::Identity),
+            Epilogue::Add => (EpilogueKind::Add, Activation::Identity),
+            Epilogue::Gated(function) => (EpilogueKind::Gated, function),
+        };
+        (kind as i32, function as i32)
+    }
+}
+
+device_enum! {
+    /// The numbers of [`Epilogue`].
+    pub(super) enum EpilogueKind("EPILOGUE_") {
+        Store,
+        Add,
+        Gated,
     }
 }
 
@@ -278,8 +284,8 @@ impl Launches<'_> {
         let mut gemv = Gemv {
             epilogue,
             input: prologue.columns(weights[0].cols),
-            added: prologue.columns_of(ADD, weights[0].cols),
-            gates: prologue.columns_of(GATE, weights[0].cols),
+            added: prologue.columns_of(StepKind::Add, weights[0].cols),
+            gates: prologue.columns_of(StepKind::Gate, weights[0].cols),
             has_odd_norm: prologue.has_odd_norm(weights[0].cols),
             weights,
             output,
@@ -299,18 +305,15 @@ impl Launches<'_> {
         };
         let norm = prologue.late_norm(cols).filter(|_| rounds_late);
         let by_super_blocks = rounding == Some(Rounding::SuperBlocks);
-        let flags = [
-            (true, prologue.all_flags(cols)),
-            (prologue.in_quads(cols), QUADS),
+        let more = [
+            (prologue.in_quads(cols), PrologueFlag::Quads),
             (
                 by_super_blocks && prologue.in_octets(cols),
-                WARP_HAS_SUPER_BLOCK,
+                PrologueFlag::WarpHasSuperBlock,
             ),
-            (norm.is_some(), LATE_NORM),
+            (norm.is_some(), PrologueFlag::LateNorm),
         ];
-        let flags = (flags.iter()).fold(0, |set, &(has, epilogue)| {
-            set | if has { epilogue } else { 0 }
-        });
+        let flags = prologue.all_flags(cols) | PrologueFlag::set(&more);
         let call = Call {
             source: &[],
             kernel: format!(
@@ -321,10 +324,10 @@ impl Launches<'_> {
             threads: self.prologue_threads(),
             shared: 0,
             parameters: vec![
-                Parameter::value("Rows", output),
+                Parameter::value(output),
                 // Epsilon of a late norm.
-                Parameter::value("float", norm.unwrap_or(0.0)),
-                Parameter::value("Prologue", prologue),
+                Parameter::value(norm.unwrap_or(0.0)),
+                Parameter::value(prologue),
             ],
         };
         self.push_gemv(call, gemv);

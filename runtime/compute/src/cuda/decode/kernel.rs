@@ -4,19 +4,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
+use crate::abi::device_struct;
 use crate::cuda::Device;
 use crate::cuda::decode::control::{Control, Failure};
 use crate::cuda::decode::layout::{Layout, Needs};
-use crate::cuda::decode::mailbox::{
-    Mailbox, MailboxPointer, MailboxRole, Mailboxes, assign_mailboxes,
-};
+use crate::cuda::decode::mailbox::{Mailbox, MailboxRole, Mailboxes, assign_mailboxes};
 use crate::cuda::decode::pipeline::{Segment, Tiling, distribute};
+use crate::cuda::decode::source::decode_kernel;
 use crate::cuda::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use crate::cuda::schedule::Queued;
 use crate::cuda::schedule::levels::{KernelOp, by_levels, next_ops};
-use crate::cuda::schedule::source::TranslationUnit;
 use crate::error::Result;
 
 /// Consumer threads of a block. Sixteen warps hide each other's latencies.
@@ -25,24 +24,36 @@ pub(crate) const THREADS: usize = 512;
 pub(crate) const PRODUCER_WARPS: usize = 2;
 const CTA_THREADS: usize = THREADS + 32 * PRODUCER_WARPS;
 
-/// `OpRecord` in cta.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct OpRecord {
-    function: i32,
-    grid: [u32; 2],
-    threads: u32,
-    segment: i32,
-    segments: i32,
-    row_ops: i32,
-    stores: i32,
-    input: MailboxPointer,
-    added: MailboxPointer,
-    gates: MailboxPointer,
-    output: MailboxPointer,
-    sum: MailboxPointer,
-    shift: u32,
-    unused: u32,
+device_struct! {
+    /// An op in the table of ops; its parameters follow.
+    #[repr(align(16))]
+    pub(crate) struct OpRecord {
+        /// The function to run.
+        function: i32,
+        /// The op's grid.
+        grid: [u32; 2],
+        threads: u32,
+        /// A GEMV's first segment of weights in each block's list, and their number; see pipeline.cu.
+        segment: i32,
+        segments: i32,
+        /// Offset of the epilogue's row ops among the parameters.
+        row_ops: i32,
+        /// Whether the output is stored in its buffer too.
+        stores: i32,
+        /// Mailboxes: a GEMV's input.
+        input: Address as *mut f32,
+        /// Columns that are added to it.
+        added: Address as *mut f32,
+        /// Columns that gate it.
+        gates: Address as *mut f32,
+        /// The op's output. An op without an output mailbox ends with a grid barrier.
+        output: Address as *mut f32,
+        /// The earlier output that it adds to.
+        sum: Address as *mut f32,
+        /// Block b of the grid of SMs runs block b + shift of the op, modulo the number of SMs.
+        shift: u32,
+        unused: u32,
+    }
 }
 
 /// The parameter of a GEMV that holds the row ops of its epilogue.
@@ -166,7 +177,7 @@ impl WeightPlan {
             list.push(Segment::zeroed());
             let mut tiles = 0;
             for segment in list.iter_mut().filter(|segment| segment.rows > 0) {
-                segment.first_tile = tiles;
+                segment.tile = tiles;
                 tiles += segment.tiles(tiling);
             }
         }
@@ -205,7 +216,7 @@ impl DecodeKernel {
         });
         let links: Vec<_> = links.collect();
         let (mailboxes, mailbox_floats) = assign_mailboxes(&links);
-        let source = TranslationUnit::decode(
+        let source = decode_kernel(
             &calls,
             &mailboxes,
             &layout.constants(mailbox_floats, device.driver().tuning()),
@@ -220,9 +231,7 @@ impl DecodeKernel {
         // Two buffers, all entries empty.
         let mailbox_memory = upload(&vec![u8::MAX; 2 * mailbox_floats.max(1) * size_of::<f32>()])?;
         let at = |place: Option<Mailbox>| {
-            place.map_or(MailboxPointer::zeroed(), |place| {
-                place.in_memory(mailbox_memory.address())
-            })
+            place.map_or(0, |place| place.in_memory(mailbox_memory.address()))
         };
         let mut table = vec![0u8; calls.len() * layout.parameters()];
         let places = table.chunks_exact_mut(layout.parameters());
@@ -258,8 +267,7 @@ impl DecodeKernel {
             if let Some(recurrence) = queued.recurrence() {
                 let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
                 for (input, &place) in inputs.zip(&mailboxes.inputs) {
-                    input[..size_of::<MailboxPointer>()]
-                        .copy_from_slice(bytemuck::bytes_of(&at(place)));
+                    input[..size_of::<Address>()].copy_from_slice(bytemuck::bytes_of(&at(place)));
                 }
             }
         }

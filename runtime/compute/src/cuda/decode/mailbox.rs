@@ -1,18 +1,22 @@
 //! Which ops of the decode kernel publish their outputs in mailboxes, value by value, so that the next op needs no grid barrier:
 //! `mailbox.cu`.
 
-use bytemuck::{Pod, Zeroable};
-
+use crate::abi::device_enum;
 use crate::cuda::decode::gemv::{Epilogue, Gemv};
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::Rows;
 use crate::cuda::schedule::levels::Accesses;
 
-/// `Mailbox` in mailbox.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub struct MailboxPointer {
-    first: Address,
+device_enum! {
+    /// The mailboxes that an op has, bits of a template argument of its function.
+    #[derive(Clone, Copy)]
+    pub(super) enum MailboxBit("MAILBOX_") {
+        Input = 1,
+        Added = 2,
+        Gates = 4,
+        Output = 8,
+        Sum = 16,
+    }
 }
 
 /// A mailbox of an op's output, or the part of it from a column on.
@@ -25,10 +29,8 @@ pub struct Mailbox {
 
 impl Mailbox {
     /// Its address, `memory` being that of the first mailbox.
-    pub fn in_memory(self, memory: Address) -> MailboxPointer {
-        MailboxPointer {
-            first: memory + (self.offset * size_of::<f32>()) as u64,
-        }
+    pub fn in_memory(self, memory: Address) -> Address {
+        memory + (self.offset * size_of::<f32>()) as u64
     }
 
     /// The part from a column on.
@@ -134,16 +136,18 @@ impl Mailboxes {
         mailboxes.flatten().map(|mailbox| mailbox.op)
     }
 
-    /// The template argument `mailboxes`: the bits in cta.cu.
+    /// The template argument `mailboxes`.
     pub fn bits(&self) -> u32 {
+        let has_input = self.input.is_some() || !self.inputs.is_empty();
         let bits = [
-            self.input.is_some() || !self.inputs.is_empty(),
-            self.added.is_some(),
-            self.gates.is_some(),
-            self.output.is_some(),
-            self.sum.is_some(),
+            (has_input, MailboxBit::Input),
+            (self.added.is_some(), MailboxBit::Added),
+            (self.gates.is_some(), MailboxBit::Gates),
+            (self.output.is_some(), MailboxBit::Output),
+            (self.sum.is_some(), MailboxBit::Sum),
         ];
-        (bits.iter().rev()).fold(0, |set, &bit| 2 * set + u32::from(bit))
+        let bit = |(has, bit)| if has { bit as u32 } else { 0 };
+        bits.map(bit).iter().sum()
     }
 }
 

@@ -10,5 +10,7 @@ pub(crate) mod kernel;
 mod layout;
 pub(crate) mod mailbox;
 pub(crate) mod pipeline;
+pub(crate) mod row_ops;
+mod source;
 mod split;
 pub(crate) mod tuning;

@@ -1,8 +1,9 @@
 //! The weight pipeline on the host: how rows are distributed to blocks as segments, and how segments are cut into tiles.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 use waterline_quant::FORMATS;
 
+use crate::abi::device_struct;
 use crate::cuda::decode::gemv::{Gemv, StreamedMatrix};
 use crate::cuda::decode::kernel::THREADS;
 use crate::cuda::decode::mailbox::Recurrence;
@@ -10,29 +11,45 @@ use crate::cuda::decode::split::{Demand, Matrix, RowShare, split_rows};
 use crate::cuda::decode::tuning::most_row_groups;
 use crate::cuda::driver::Address;
 
-/// `Segment` in pipeline.cu: rows of one matrix that a block multiplies.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Segment {
-    codes: Address,
-    scales: Address,
-    bias: Address,
-    code_row: u32,
-    scale_row: u32,
-    pub rows: i32,
-    column: i32,
-    pub first_tile: u32,
-    multiplier: f32,
-    tile_code_bytes: u16,
-    code_pitch: u16,
-    tile_scale_bytes: u16,
-    scale_pitch: u16,
-    format: u8,
-    row_groups: u8,
-    tiles_per_row: u16,
-    sums: u16,
-    row_op: i8,
-    new_batch: i8,
+device_struct! {
+    /// Rows of one matrix that a block multiplies. A negative number of rows is padding; zero ends a list.
+    #[repr(align(16))]
+    pub(crate) struct Segment {
+        codes: Address as *const u8,
+        scales: Address as *const u8,
+        bias: Address as *const f32,
+        /// Bytes from row to row of codes in global memory.
+        code_row: u32,
+        /// Bytes from row to row of scales in global memory.
+        scale_row: u32,
+        pub rows: i32,
+        /// The first row's column in the output.
+        column: i32,
+        /// Number of its first tile, counted over the block's list.
+        pub tile: u32,
+        /// Factor of its rows' products.
+        multiplier: f32,
+        /// Bytes of a tile's row of codes.
+        tile_code_bytes: u16,
+        /// Bytes from row to row of codes in shared memory.
+        code_pitch: u16,
+        /// Bytes of a tile's row of scales. If scales cannot be copied row by row, it is 0, and every tile has the scales of whole rows in
+        /// their memory layout.
+        tile_scale_bytes: u16,
+        /// Bytes from row to row of scales in shared memory.
+        scale_pitch: u16,
+        format: u8,
+        /// Row groups of its tiles.
+        row_groups: u8,
+        /// Tiles that a row is cut into.
+        tiles_per_row: u16,
+        /// Index of its rows' first partial sum.
+        sums: u16,
+        /// The row op of its epilogue, or -1.
+        row_op: i8,
+        /// Whether it begins a new batch of rows: the epilogue of the rows before comes first.
+        new_batch: i8,
+    }
 }
 
 /// The size of a stage of the weight pipeline, and how many rows a thread block finishes together.
@@ -169,7 +186,7 @@ pub(crate) fn distribute(
                     scale_row: weight.scale_row as u32,
                     rows: rows as i32,
                     column: weight.column as i32,
-                    first_tile: 0,
+                    tile: 0,
                     multiplier: weight.multiplier,
                     sums: sums as u16,
                     tile_code_bytes: tile.tile_code_bytes as u16,

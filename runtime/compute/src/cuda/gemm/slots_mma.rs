@@ -118,10 +118,7 @@ impl Launches<'_> {
             grid: Grid::EachToken(1),
             threads: THREADS,
             shared: cols * size_of::<f32>(),
-            parameters: vec![
-                Parameter::value("Prologue", prologue),
-                Parameter::pointer("u8", inputs),
-            ],
+            parameters: vec![Parameter::value(prologue), Parameter::pointer("u8", inputs)],
         });
         Ok(Parameter::pointer("const u8", inputs))
     }
@@ -142,7 +139,7 @@ impl Launches<'_> {
             .into_iter()
             .find(|span| cols.is_multiple_of(*span));
         let span = span.filter(|_| prologue.is_plain() && others.is_empty());
-        let prologue_value = Parameter::value("Prologue", prologue);
+        let prologue_value = Parameter::value(prologue);
         let call = |kernel: String, blocks, cols, parameters| Call {
             source: SOURCE,
             kernel,
@@ -276,7 +273,7 @@ impl Launches<'_> {
                 inputs.floats.clone(),
                 inputs.codes.clone(),
                 linears,
-                Parameter::value("Rows", output),
+                Parameter::value(output),
                 Parameter::tokens(),
             ],
         });

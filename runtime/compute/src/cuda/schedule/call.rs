@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::File;
+use bytemuck::Pod;
 
-use super::OpMemory;
 use super::levels::Accesses;
+use super::{OpMemory, Source};
+use crate::abi::{DeviceType, device_struct};
 use crate::cuda::decode::gemv::Gemv;
 use crate::cuda::decode::mailbox::{MailboxRole, Recurrence};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
@@ -15,21 +15,22 @@ use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 #[derive(Clone)]
 pub struct Parameter {
     kind: String,
-    /// Bytes of the type.
-    size: usize,
     bytes: Argument,
     tokens: bool,
 }
 
 impl Parameter {
-    /// A value whose layout in the kernel, `kind`, is that of `T`.
-    pub fn value<T: Pod>(kind: &str, value: T) -> Self {
+    /// A value.
+    pub fn value<T: DeviceType + Pod>(value: T) -> Self {
+        Self::of_kind(T::NAME.into(), value)
+    }
+
+    fn of_kind<T: Pod>(kind: String, value: T) -> Self {
         let mut words = vec![0u64; size_of::<T>().div_ceil(8)].into_boxed_slice();
         bytemuck::cast_slice_mut(&mut words)[..size_of::<T>()]
             .copy_from_slice(bytemuck::bytes_of(&value));
         Parameter {
-            kind: kind.into(),
-            size: size_of::<T>(),
+            kind,
             bytes: Argument(words),
             tokens: false,
         }
@@ -37,12 +38,12 @@ impl Parameter {
 
     /// A pointer to numbers of type `kind`, such as `const float`.
     pub fn pointer(kind: &str, address: Address) -> Self {
-        Parameter::value(&format!("{kind}*"), address)
+        Self::of_kind(format!("{kind}*"), address)
     }
 
     /// An `int`.
     pub fn int(value: usize) -> Self {
-        Parameter::value("int", i32::try_from(value).expect("dimensions fit an int"))
+        Parameter::value(i32::try_from(value).expect("dimensions fit an int"))
     }
 
     /// The number of tokens in the chunk, an `int`.
@@ -54,16 +55,18 @@ impl Parameter {
     }
 }
 
-/// Columns of a buffer, as kernels see them: `Rows` in `prelude.cu`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Rows {
-    /// First column of the first token.
-    pub first: Address,
-    /// Values from one token to the next.
-    pub stride: i32,
-    /// Number of columns.
-    pub width: i32,
+device_struct! {
+    /// Columns of a buffer between ops: `width` values of each token.
+    #[derive(Debug, PartialEq, Eq)]
+    pub struct Rows {
+        /// First column of the first token.
+        pub first: Address as *mut f32,
+        /// Values from one token to the next.
+        pub stride: i32,
+        /// Number of columns.
+        pub width: i32,
+    }
+    "__device__ float* token(int t) const"
 }
 
 impl Rows {
@@ -170,7 +173,7 @@ impl Grid {
 /// A kernel to launch: a function template of a `.cu` file with its template arguments.
 pub struct Call {
     /// The files that define it.
-    pub source: &'static [File],
+    pub source: &'static [Source],
     /// The function with its template arguments, such as `recur<128, 64>`.
     pub kernel: String,
     /// Blocks.
@@ -192,11 +195,6 @@ impl Call {
     /// The declaration of the function's parameters.
     pub fn types(&self) -> Vec<&str> {
         self.parameters.iter().map(|p| p.kind.as_str()).collect()
-    }
-
-    /// The types of the parameters with the bytes that they have here.
-    pub fn sizes(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.parameters.iter().map(|p| (p.kind.as_str(), p.size))
     }
 
     /// Where the parameters lie, one after another in one piece of memory.

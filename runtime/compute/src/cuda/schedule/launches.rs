@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
 use super::levels::Accesses;
 use super::{Call, Form, Parameter, Queued, Rows};
+use crate::abi::device_struct;
 use crate::cuda::decode::gemv::Gemv;
 use crate::cuda::decode::kernel;
 use crate::cuda::decode::mailbox::Recurrence;
@@ -93,18 +93,18 @@ pub struct Rotation {
     pub from: RotaryInputs,
 }
 
-/// The inputs of rotated queries and keys, and of their values: `RotaryInputs` in attend.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub struct RotaryInputs {
-    /// Queries, keys and values.
-    pub columns: [Rows; 3],
-    /// Angles per position of the rotated pairs of values.
-    pub frequencies: Address,
-    /// The number of pairs.
-    pub pairs: i32,
-    /// Multiplies cosines and sines.
-    pub magnitude: f32,
+device_struct! {
+    /// The inputs of rotated queries and keys, and of their values.
+    pub struct RotaryInputs {
+        /// Queries, keys and values.
+        pub columns: [Rows; 3],
+        /// Angles per position of the rotated pairs of values.
+        pub frequencies: Address as *const f32,
+        /// The number of pairs.
+        pub pairs: i32,
+        /// Multiplies cosines and sines.
+        pub magnitude: f32,
+    }
 }
 
 /// The memory of a session that kernels read and write.
@@ -355,7 +355,7 @@ impl Launches<'_> {
 
     /// Columns of a buffer as a parameter of type `Rows`.
     pub fn view(&self, view: View) -> Parameter {
-        Parameter::value("Rows", self.rows(view))
+        Parameter::value(self.rows(view))
     }
 
     /// Address of a state tensor.

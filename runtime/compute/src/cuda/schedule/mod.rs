@@ -3,7 +3,8 @@
 mod call;
 mod launches;
 pub(crate) mod levels;
-pub(crate) mod source;
+mod source;
 
 pub use call::{Call, Form, Grid, Parameter, Queued, Rows};
 pub use launches::{Deferred, Launches, OpMemory, RotaryInputs, Rotation, SessionMemory};
+pub use source::{Source, Text};

@@ -2,14 +2,12 @@
 
 pub(crate) mod sample;
 
-use waterline_kernels::{File, file};
-
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::state::{HEADER, HISTORY, LOGITS};
 
-const SESSION: &[File] = &[file("cuda/token/token.cu")];
+const SESSION: &[Source] = &[Source::new("cuda/token/token.cu", &[])];
 
 /// Threads of a block that finds the largest logit, and logits of each.
 const CHOICE_THREADS: usize = 128;

@@ -5,15 +5,7 @@
 //   histogram  how many tokens lie in each of many bins between the largest and the smallest logit, and their weight
 //   cut        one block finds the bin in which top-k cuts, and that in which top-p does, and orders what is in these
 //   draw       the weight of what is kept of each segment; the last block picks
-
-// `Sampling` in sample.rs.
-struct Sampling {
-  float temperature, top_p, min_p;
-  float repetition, frequency, presence;
-  u32 top_k;   // no cut if 0
-  u32 window;  // last tokens that the penalties look at
-  u32 draws;   // whether it takes a random number: 1 or 0
-};
+// `Sampling` is in sample.rs.
 
 constexpr int segment = 256;  // tokens that a warp looks at together
 constexpr int bins = 1024;    // the last one holds what has no weight

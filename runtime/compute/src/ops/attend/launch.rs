@@ -1,24 +1,25 @@
 //! Launches of the attention kernels in `attend.cu`.
 
+use std::ffi::c_void;
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 
 use super::tiles::Tiles;
 use super::{Attend, Eviction, Policy};
+use crate::abi::{DeviceType, device_struct};
 use crate::cuda::{
-    Address, Call, Deferred, Grid, Launches, Parameter, RotaryInputs, Rotation, Rows,
+    Address, Call, Deferred, Grid, Launches, Parameter, RotaryInputs, Rotation, Rows, Source,
 };
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-const SOURCE: &[File] = &[
-    file("ops/attend/attend.cu"),
-    file("ops/attend/retain.cu"),
-    file("ops/attend/attend_tiles.cu"),
-    file("ops/attend/attend_wide.cu"),
+const SOURCE: &[Source] = &[
+    Source::new("ops/attend/attend.cu", &[Attended::define]),
+    Source::new("ops/attend/retain.cu", &[Retained::define]),
+    Source::new("ops/attend/attend_tiles.cu", &[]),
+    Source::new("ops/attend/attend_wide.cu", &[]),
 ];
 
 /// Keys below which one block takes all of them.
@@ -30,47 +31,60 @@ const QUERIES: usize = 4;
 /// Heads that are longer take half of the threads where the queries of several tokens or heads share a warp.
 const LONG_HEAD: usize = 256;
 
-/// `Attended` in attend.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Attended {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    out: Rows,
-    from: RotaryInputs,
-    keys: u64,
-    values: u64,
-    set_keys: u64,
-    set_values: u64,
-    gone: u64,
-    until: u64,
-    taken: u64,
-    counts: u64,
-    parts: u64,
-    scale: f32,
-    heads: i32,
-    kv_heads: i32,
-    rows: i32,
-    capacity: i32,
-    chunk: i32,
+device_struct! {
+    /// Attention to a segment of recent tokens, and to a set of others where tokens are retained.
+    struct Attended {
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        out: Rows,
+        /// Where a set is attended to by a single token. `k` and `v` are other columns if pairs are rotated, else the same.
+        from: RotaryInputs,
+        keys: Address as *mut c_void,
+        values: Address as *mut c_void,
+        set_keys: Address as *mut c_void,
+        set_values: Address as *mut c_void,
+        /// For each row of the set, the token of the chunk that takes it first, or `never`.
+        gone: Address as *mut i32,
+        /// For each token of the chunk, the one at which the token that it pushes out of the window is gone.
+        until: Address as *mut i32,
+        /// For each token of the chunk, the row of the set that the token takes which it pushes out, or -1.
+        taken: Address as *mut i32,
+        /// Retained tokens before the chunk.
+        counts: Address as *mut i32,
+        /// Parts of softmaxes `[tokens, heads, splits, head_dim + 2]`.
+        parts: Address as *mut f32,
+        scale: f32,
+        heads: i32,
+        kv_heads: i32,
+        /// Rows of the segment.
+        rows: i32,
+        /// Most tokens of the set.
+        capacity: i32,
+        /// Tokens of the largest chunk.
+        chunk: i32,
+    }
 }
 
-/// `Retained` in retain.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Retained {
-    router: Rows,
-    window_scores: u64,
-    set_scores: u64,
-    set_positions: u64,
-    counts: u64,
-    leaving: u64,
-    occupants: u64,
-    sink: i32,
-    margin: i32,
-    every: i32,
-    pad: i32,
+device_struct! {
+    /// The set of retained tokens, and the policy by which tokens leave it.
+    struct Retained {
+        /// Scores of the learned policy: those of the chunk's tokens, shifted by `margin`.
+        router: Rows,
+        window_scores: Address as *mut f32,
+        set_scores: Address as *mut f32,
+        /// One more than the position of each of the set's tokens.
+        set_positions: Address as *mut u64,
+        counts: Address as *mut u32,
+        /// Scores of the tokens that leave the window `[kv_heads, chunk]`.
+        leaving: Address as *mut f32,
+        /// For each row of the set the last token stored in it.
+        occupants: Address as *mut i32,
+        sink: i32,
+        margin: i32,
+        every: i32,
+        pad: i32,
+    }
 }
 
 /// Values of a key that a thread reads at once: as many as alignment permits.
@@ -269,8 +283,8 @@ impl Attend {
             threads: 256,
             shared: 0,
             parameters: vec![
-                Parameter::value("Attended", attended),
-                Parameter::value("Retained", retained),
+                Parameter::value(attended),
+                Parameter::value(retained),
                 launches.position(),
                 Parameter::tokens(),
             ],
@@ -345,7 +359,7 @@ impl Attend {
                 threads: tiles.threads,
                 shared: tiles.shared,
                 parameters: vec![
-                    Parameter::value("Attended", attended),
+                    Parameter::value(attended),
                     launches.position(),
                     Parameter::tokens(),
                 ],
@@ -366,7 +380,7 @@ impl Attend {
             grid: Grid::EachTile(blocks * splits, tile),
             threads,
             shared,
-            parameters: vec![Parameter::value("Attended", attended), launches.position()],
+            parameters: vec![Parameter::value(attended), launches.position()],
         };
         if single && retains {
             let row_bytes = 2 * dim * launches.kv_bytes();
@@ -400,7 +414,7 @@ impl Attend {
                 threads: dim.next_multiple_of(32).min(256),
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Attended", attended),
+                    Parameter::value(attended),
                     launches.position(),
                     Parameter::tokens(),
                 ],
@@ -424,7 +438,7 @@ impl Attend {
             threads: dim.next_multiple_of(32).min(256),
             shared: 0,
             parameters: vec![
-                Parameter::value("Attended", attended),
+                Parameter::value(attended),
                 launches.position(),
                 Parameter::tokens(),
             ],

@@ -5,24 +5,24 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 
-use super::launch::{
-    DeviceGate, DeviceHeadGroup, DeviceMap, MOST_GROUPS, Tasks, gate_kind, map_kind,
+use crate::cuda::{
+    Address, Deferred, GateKind, Launches, MOST_GROUPS, MapKind, Parameter, PrepareGate,
+    PrepareGroup, PrepareMap, PrepareTasks, RotaryInputs, Rotation, Rows,
 };
-use crate::cuda::{Address, Deferred, Launches, Parameter, RotaryInputs, Rotation, Rows};
 
 /// Most taps of a convolution that a product does: one for each of the lanes that share a row.
 const MOST_TAPS: i32 = 4;
 
-impl Tasks {
+impl PrepareTasks {
     /// The work that remains when the epilogue of the last appended product finishes the rows that
     /// it can.
     pub(super) fn without_finished(self, launches: &mut Launches) -> Self {
-        let mut left = Tasks {
+        let mut left = PrepareTasks {
             groups: 0,
             gates: 0,
             ..self
         };
-        let mut finished = Tasks::zeroed();
+        let mut finished = PrepareTasks::zeroed();
         let Some((call, product)) = launches.last_gemv() else {
             return self;
         };
@@ -39,7 +39,7 @@ impl Tasks {
                 && !sources.iter().any(|rows| overlap(*rows, group.columns));
             let mut rest = *group;
             if possible && product.finish(group.columns, index) {
-                finished.group[index] = DeviceHeadGroup {
+                finished.group[index] = PrepareGroup {
                     maps: own as i32,
                     ..*group
                 };
@@ -59,8 +59,7 @@ impl Tasks {
             }
         }
         if product.has_row_ops() {
-            call.parameters
-                .push(Parameter::value("PrepareTasks", finished));
+            call.parameters.push(Parameter::value(finished));
             launches.join_last();
         }
         left
@@ -72,14 +71,14 @@ impl Tasks {
             return None;
         }
         let is_only =
-            |group: &DeviceHeadGroup, kind| matches!(group.maps(), [map] if map.kind == kind);
-        let unit = |group| is_only(group, map_kind::L2_NORM);
-        let copied = |group| is_only(group, map_kind::COPY);
-        let rotated = |group: &DeviceHeadGroup| {
+            |group: &PrepareGroup, kind| matches!(group.maps(), [map] if map.kind == kind);
+        let unit = |group| is_only(group, MapKind::L2Norm as i32);
+        let copied = |group| is_only(group, MapKind::Copy as i32);
+        let rotated = |group: &PrepareGroup| {
             let [copy, rope] = group.maps() else {
                 return false;
             };
-            (copy.kind, rope.kind) == (map_kind::COPY, map_kind::ROPE)
+            (copy.kind, rope.kind) == (MapKind::Copy as i32, MapKind::Rope as i32)
         };
         match self.groups() {
             [q, k] if unit(q) && unit(k) => Some(Deferred::UnitHeads([q.columns, k.columns])),
@@ -126,11 +125,11 @@ impl Tasks {
         [heads, blocks].map(|blocks| blocks as usize)
     }
 
-    fn groups(&self) -> &[DeviceHeadGroup] {
+    fn groups(&self) -> &[PrepareGroup] {
         &self.group[..self.groups as usize]
     }
 
-    fn gates(&self) -> &[DeviceGate] {
+    fn gates(&self) -> &[PrepareGate] {
         &self.gate[..self.gates as usize]
     }
 
@@ -143,20 +142,20 @@ impl Tasks {
     }
 }
 
-impl DeviceHeadGroup {
-    fn maps(&self) -> &[DeviceMap] {
+impl PrepareGroup {
+    fn maps(&self) -> &[PrepareMap] {
         &self.at[..self.maps as usize]
     }
 
     fn leading_activations(&self) -> usize {
         let maps = self.maps().iter();
-        maps.take_while(|map| map.kind == map_kind::ACTIVATION)
+        maps.take_while(|map| map.kind == MapKind::Activation as i32)
             .count()
     }
 
     /// The head group after the convolution and this many maps.
     fn behind(&self, maps: usize) -> Self {
-        let mut rest = DeviceHeadGroup {
+        let mut rest = PrepareGroup {
             weight: 0,
             taps: 0,
             maps: self.maps - maps as i32,
@@ -167,10 +166,10 @@ impl DeviceHeadGroup {
     }
 }
 
-impl DeviceGate {
+impl PrepareGate {
     /// Whether values are independent of one another.
     fn is_alone(&self) -> bool {
-        self.kind != gate_kind::SOFTMAX && self.kind != gate_kind::RUNNING_SOFTMAX
+        self.kind != GateKind::Softmax as i32 && self.kind != GateKind::RunningSoftmax as i32
     }
 }
 

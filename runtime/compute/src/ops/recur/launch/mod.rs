@@ -5,29 +5,35 @@ mod matrix_form;
 mod step;
 
 use bytemuck::Zeroable;
-use waterline_kernels::{File, file};
 
-pub(in crate::ops) use inputs::{DecayKind, DeviceInputs, Input, Writing};
+pub(in crate::ops) use inputs::{DecayKind, RecurInput, RecurInputs, Writing};
 pub(in crate::ops) use matrix_form::{Lists, MatrixForm};
 
+use step::{RecurStep, StepOperand};
+
 use super::{Decay, Key, Recur, Write};
-use crate::cuda::{Call, Deferred, Grid, Launches, Parameter};
+use crate::abi::DeviceType;
+use crate::cuda::{Call, Deferred, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-/// The recurrence, and the ops that are built on it.
-pub(in crate::ops) const SOURCE: &[File] = &[
-    file("ops/recur/recur.cu"),
-    file("ops/recur/recur_step.cu"),
-    file("ops/recur/recur_block.cu"),
-    file("ops/recur/recur_levels.cu"),
-    file("ops/recur/recur_columns.cu"),
-    file("ops/recur/recur_chunk.cu"),
-    file("ops/recur/recur_rows.cu"),
-    file("ops/recur/recur_states.cu"),
-    file("ops/partitions/partitions.cu"),
-    file("ops/partitions/partitions_chunk.cu"),
+/// The recurrence.
+pub(in crate::ops) const SOURCE: &[Source; 8] = &[
+    Source::new(
+        "ops/recur/recur.cu",
+        &[DecayKind::define, Writing::define, RecurInputs::define],
+    ),
+    Source::new(
+        "ops/recur/recur_step.cu",
+        &[StepOperand::define, RecurStep::define],
+    ),
+    Source::new("ops/recur/recur_block.cu", &[]),
+    Source::new("ops/recur/recur_levels.cu", &[]),
+    Source::new("ops/recur/recur_columns.cu", &[]),
+    Source::new("ops/recur/recur_chunk.cu", &[]),
+    Source::new("ops/recur/recur_rows.cu", &[]),
+    Source::new("ops/recur/recur_states.cu", &[]),
 ];
 
 /// The template arguments of `Recurrence`.
@@ -95,7 +101,7 @@ impl Plan {
         [dk, dv, queries]: [usize; 3],
         states: usize,
         update: Update,
-        inputs: &DeviceInputs,
+        inputs: &RecurInputs,
         place: Place,
     ) -> Self {
         let Place {
@@ -210,7 +216,7 @@ impl Plan {
     pub fn launch(
         &self,
         states: usize,
-        inputs: DeviceInputs,
+        inputs: RecurInputs,
         launches: &mut Launches,
     ) -> Result<()> {
         let room = [launches.sms(), launches.shared_memory()];
@@ -224,7 +230,7 @@ impl Plan {
             grid: Grid::Blocks(states * self.groups()),
             threads: self.threads(),
             shared: self.shared(),
-            parameters: vec![Parameter::value("RecurInputs", inputs), Parameter::tokens()],
+            parameters: vec![Parameter::value(inputs), Parameter::tokens()],
         });
         launches.is_block_local();
         Ok(())
@@ -268,23 +274,23 @@ impl Recur {
         &self,
         parts: usize,
         launches: &Launches,
-    ) -> Result<DeviceInputs> {
+    ) -> Result<RecurInputs> {
         let input = |view: &View, width: usize| {
             let columns = view.width / parts;
-            Input {
+            RecurInput {
                 rows: launches.rows(*view),
                 sharing: (self.heads / (columns / width)) as i32,
                 part: if parts == 1 { 0 } else { columns as i32 },
             }
         };
-        let mut inputs = DeviceInputs {
+        let mut inputs = RecurInputs {
             q: input(&self.q, self.dk),
             v: input(&self.v, self.dv),
             out: launches.rows(self.out),
             states: launches.state_address(self.state),
             scale: self.scale,
             constant_sharing: 1,
-            ..DeviceInputs::zeroed()
+            ..RecurInputs::zeroed()
         };
         if let Key::View(view) = &self.k {
             inputs.k = input(view, self.dk);
@@ -329,7 +335,7 @@ impl Recur {
     pub(in crate::ops) fn plan(
         &self,
         states: usize,
-        inputs: &DeviceInputs,
+        inputs: &RecurInputs,
         launches: &Launches,
     ) -> Plan {
         let update = Update {
@@ -375,7 +381,7 @@ mod tests {
             persistent: false,
             has_routing: false,
         };
-        Plan::new(sizes, states, update, &DeviceInputs::zeroed(), place)
+        Plan::new(sizes, states, update, &RecurInputs::zeroed(), place)
     }
 
     #[test]
