@@ -24,7 +24,8 @@ pub use decode::control::Control;
 pub use decode::control::FAULT;
 pub use decode::kernel::OpTime;
 pub use decode::kernel::{DecodeKernel, KernelOpInfo};
-pub(crate) use decode::mailbox::Recurrence;
+#[cfg(feature = "emulator")]
+pub use decode::levels::REVERSED;
 pub(crate) use decode::row_ops::{
     GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate, PrepareGroup, PrepareMap,
     PrepareTasks, ROW_OPS,
@@ -36,8 +37,7 @@ pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfe
 pub use emulator::Emulator;
 pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_of, shared_bytes};
 pub use host_logits::HostLogits;
-#[cfg(feature = "emulator")]
-pub use schedule::levels::REVERSED;
+pub(crate) use schedule::Recurrence;
 pub use schedule::{
     Call, Deferred, Grid, Launches, Parameter, Queued, RotaryInputs, Rotation, Rows, SessionMemory,
     Source,

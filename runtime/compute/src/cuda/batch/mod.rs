@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use table::{STATE, Table};
 
+use super::device::Device;
 use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
 use super::schedule::{Launches, Queued, SessionMemory};
-use super::{Device, TranslationUnit};
+use super::source::TranslationUnit;
 use crate::error::Result;
 
 /// Working memory that ops share, by what it is for: bytes and where it lies.

@@ -7,22 +7,20 @@ use std::sync::Arc;
 use bytemuck::Zeroable;
 
 use crate::abi::device_struct;
-use crate::cuda::Device;
 use crate::cuda::decode::control::{Control, Failure};
 use crate::cuda::decode::layout::{Layout, Needs};
+use crate::cuda::decode::levels::{KernelOp, by_levels, next_ops};
 use crate::cuda::decode::mailbox::{Mailbox, MailboxRole, Mailboxes, assign_mailboxes};
 use crate::cuda::decode::pipeline::{Segment, Tiling, distribute};
 use crate::cuda::decode::source::decode_kernel;
+use crate::cuda::device::Device;
 use crate::cuda::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
-use crate::cuda::schedule::Queued;
-use crate::cuda::schedule::levels::{KernelOp, by_levels, next_ops};
+use crate::cuda::schedule::{DECODE_THREADS, Queued};
 use crate::error::Result;
 
-/// Consumer threads of a block. Sixteen warps hide each other's latencies.
-pub(crate) const THREADS: usize = 512;
 /// Producer warps of a block, and all its threads.
 pub(crate) const PRODUCER_WARPS: usize = 2;
-const CTA_THREADS: usize = THREADS + 32 * PRODUCER_WARPS;
+const CTA_THREADS: usize = DECODE_THREADS + 32 * PRODUCER_WARPS;
 
 device_struct! {
     /// An op in the table of ops; its parameters follow.
@@ -57,7 +55,7 @@ device_struct! {
 }
 
 /// The parameter of a GEMV that holds the row ops of its epilogue.
-pub(crate) const ROW_OPS: usize = 3;
+pub(super) const ROW_OPS_PARAMETER: usize = 3;
 
 /// The ops of a step, ready to run.
 pub struct DecodeKernel {
@@ -211,7 +209,7 @@ impl DecodeKernel {
             if op.is_concurrent {
                 MailboxRole::Barrier
             } else {
-                op.queued.mailbox_role()
+                MailboxRole::of(op.queued)
             }
         });
         let links: Vec<_> = links.collect();
@@ -248,7 +246,7 @@ impl DecodeKernel {
                 threads: call.threads as u32,
                 segment: segments[index].start as i32,
                 segments: segments[index].len() as i32,
-                row_ops: call.offsets().nth(ROW_OPS).unwrap_or(0) as i32,
+                row_ops: call.offsets().nth(ROW_OPS_PARAMETER).unwrap_or(0) as i32,
                 stores: mailboxes.stores.into(),
                 input: at(mailboxes.input),
                 added: at(mailboxes.added),

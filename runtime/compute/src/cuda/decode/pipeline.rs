@@ -4,12 +4,12 @@ use bytemuck::Zeroable;
 use waterline_quant::FORMATS;
 
 use crate::abi::device_struct;
-use crate::cuda::decode::gemv::{Gemv, StreamedMatrix};
-use crate::cuda::decode::kernel::THREADS;
-use crate::cuda::decode::mailbox::Recurrence;
 use crate::cuda::decode::split::{Demand, Matrix, RowShare, split_rows};
-use crate::cuda::decode::tuning::most_row_groups;
 use crate::cuda::driver::Address;
+use crate::cuda::driver::tuning::most_row_groups;
+use crate::cuda::schedule::DECODE_THREADS;
+use crate::cuda::schedule::Recurrence;
+use crate::cuda::schedule::{Gemv, StreamedMatrix};
 
 device_struct! {
     /// Rows of one matrix that a block multiplies. A negative number of rows is padding; zero ends a list.
@@ -66,11 +66,11 @@ pub(crate) struct Tiling {
 impl Tiling {
     /// From the largest to the smallest. On an H200 the first fits every model.
     const ALL: [Tiling; 5] = [
-        Tiling::new(18 << 10, THREADS / 4),
-        Tiling::new(18 << 10, THREADS / 8),
-        Tiling::new(0, THREADS / 4),
-        Tiling::new(0, THREADS / 8),
-        Tiling::new(0, THREADS / 16),
+        Tiling::new(18 << 10, DECODE_THREADS / 4),
+        Tiling::new(18 << 10, DECODE_THREADS / 8),
+        Tiling::new(0, DECODE_THREADS / 4),
+        Tiling::new(0, DECODE_THREADS / 8),
+        Tiling::new(0, DECODE_THREADS / 16),
     ];
 
     const fn new(sixteen_rows: usize, batch: usize) -> Self {
@@ -125,8 +125,8 @@ impl Tiling {
     }
 }
 /// Units of a row that the warps multiply in a step, and floats from one row's partial sums to the next.
-pub(crate) const STEP_UNITS: usize = THREADS / 32 * 4;
-pub(crate) const SUMS_PITCH: usize = THREADS / 32 + 1;
+pub(crate) const STEP_UNITS: usize = DECODE_THREADS / 32 * 4;
+pub(crate) const SUMS_PITCH: usize = DECODE_THREADS / 32 + 1;
 
 #[cfg(test)]
 thread_local! {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::control::{ControlWords, Wait};
 use super::gemv::EpilogueKind;
-use super::kernel::{OpRecord, ROW_OPS as ROW_OPS_AT};
+use super::kernel::{OpRecord, ROW_OPS_PARAMETER};
 use super::mailbox::{MailboxBit, Mailboxes};
 use super::pipeline::Segment;
 use super::row_ops::ROW_OPS;
@@ -85,7 +85,7 @@ fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
     let parameters = call.types().into_iter().zip(call.offsets());
     // A GEMV's row ops are passed apart, as null where it has none.
     let take = match queued.form {
-        Form::Gemv(_) => ROW_OPS_AT,
+        Form::Gemv(_) => ROW_OPS_PARAMETER,
         _ => usize::MAX,
     };
     let parameters = parameters.take(take);

@@ -13,8 +13,8 @@ pub(crate) use slots::{CODE_ROWS, CODES_SHARED};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::abi::device_struct;
-use crate::cuda::decode::gemv::Epilogue;
 use crate::cuda::driver::Address;
+use crate::cuda::schedule::Epilogue;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};

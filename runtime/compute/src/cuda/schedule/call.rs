@@ -4,11 +4,8 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::levels::Accesses;
-use super::{OpMemory, Source};
+use super::{Accesses, Gemv, OpMemory, Recurrence, Source};
 use crate::abi::{DeviceType, device_struct};
-use crate::cuda::decode::gemv::Gemv;
-use crate::cuda::decode::mailbox::{MailboxRole, Recurrence};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 
 /// One parameter of a kernel: its type there, and its bytes.
@@ -73,6 +70,12 @@ impl Rows {
     /// Where the first token's columns lie.
     pub fn bytes(self) -> Range<Address> {
         self.first..self.first + (self.width as usize * size_of::<f32>()) as u64
+    }
+
+    /// Whether they share memory with other columns of the first token.
+    pub fn overlaps(self, other: Rows) -> bool {
+        let (own, other) = (self.bytes(), other.bytes());
+        own.start < other.end && other.start < own.end
     }
 
     /// Whether every token begins at a multiple of 16 bytes.
@@ -325,15 +328,6 @@ impl Queued {
     /// Whether the kernel calls `wait_for_dependencies` itself.
     pub(crate) fn prefetches(&self) -> bool {
         !matches!(self.form, Form::Waits)
-    }
-
-    /// How it can use mailboxes.
-    pub(crate) fn mailbox_role(&self) -> MailboxRole<'_> {
-        match &self.form {
-            Form::Gemv(gemv) => MailboxRole::Gemv(gemv),
-            Form::Recurrence(recurrence) => MailboxRole::Recurrence(recurrence),
-            Form::Waits | Form::Prefetches => MailboxRole::Barrier,
-        }
     }
 
     /// The call of `kernel` for a chunk of this many tokens.

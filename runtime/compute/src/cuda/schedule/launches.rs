@@ -5,12 +5,8 @@ use std::ops::Range;
 
 use waterline_quant::Matrix;
 
-use super::levels::Accesses;
-use super::{Call, Form, Parameter, Queued, Rows};
+use super::{Accesses, Call, Form, Gemv, OpMemory, Parameter, Queued, Recurrence, Rows};
 use crate::abi::device_struct;
-use crate::cuda::decode::gemv::Gemv;
-use crate::cuda::decode::kernel;
-use crate::cuda::decode::mailbox::Recurrence;
 use crate::cuda::driver::weights::{PLAIN, STORED, Weights};
 use crate::cuda::driver::{Address, Memory, Queue, TensorCores};
 use crate::error::Result;
@@ -18,16 +14,8 @@ use crate::operands::{Access, Operand, View};
 use crate::state::{HEADER, Kv, StatePlan};
 use crate::weights::Vector;
 
-/// An op, and the memory that it names: [`crate::ops::Op::access`].
-#[derive(Clone, Debug)]
-pub struct OpMemory {
-    /// Its index in the program.
-    pub op: usize,
-    /// The named memory, and workspaces that it shares with other ops.
-    pub accesses: Accesses,
-    /// Private workspaces.
-    pub own: Vec<Range<Address>>,
-}
+/// Consumer threads of a block of the decode kernel. Sixteen warps hide each other's latencies.
+pub(crate) const DECODE_THREADS: usize = 512;
 
 /// The kernels of one session's program, in order.
 pub struct Launches<'a> {
@@ -299,11 +287,7 @@ impl Launches<'_> {
 
     /// Threads of a block that runs a prologue: in the decode kernel all consumer threads.
     pub(crate) fn prologue_threads(&self) -> usize {
-        if self.persistent {
-            kernel::THREADS
-        } else {
-            256
-        }
+        if self.persistent { DECODE_THREADS } else { 256 }
     }
 
     /// The type of cached keys and values in kernels.
