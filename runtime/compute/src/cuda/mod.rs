@@ -18,7 +18,7 @@ mod source;
 pub(crate) mod tests;
 mod token;
 
-pub use batch::{Calls, Program, Rooms, Slot};
+pub use batch::{Calls, Program};
 pub use decode::control::Control;
 #[cfg(feature = "emulator")]
 pub use decode::control::FAULT;
@@ -39,8 +39,8 @@ pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_o
 pub use host_logits::HostLogits;
 pub(crate) use schedule::Recurrence;
 pub use schedule::{
-    Call, Deferred, Grid, Launches, Parameter, Queued, RotaryInputs, Rotation, Rows, SessionMemory,
-    Source,
+    Call, Deferred, Form, Grid, Launches, Parameter, Queued, Rooms, RotaryInputs, Rotation, Rows,
+    SessionMemory, Slot, Source,
 };
 pub use source::TranslationUnit;
 pub use token::sample::Sampling;

@@ -69,7 +69,7 @@ impl DeviceOp for Embed {
                 Parameter::pointer("const u8", matrix),
                 Parameter::int(self.matrix.rows()),
                 Parameter::value(self.multiplier),
-                launches.ids(),
+                Parameter::pointer("const u32", launches.memory.ids),
                 Parameter::value(norm),
                 launches.view(output),
             ],

@@ -1,7 +1,7 @@
 // A thread block of the decode kernel: one cooperative block per SM, which walks the ops of a token. An op corresponds to a kernel of a
 // recorded graph. This file comes before the ops' own: at its end `blockIdx`, `gridDim`, `blockDim` and `__syncthreads` become the
 // op's, so that the same text serves as a kernel and as an op.
-// `OpRecord` is in kernel.rs, `ControlWords` in control.rs, `MailboxBit` in mailbox.rs.
+// `OpRecord` is in record.rs, `ControlWords` in control.rs, `MailboxBit` in mailbox.rs.
 
 #define WATERLINE_DECODE 1
 

@@ -6,7 +6,7 @@ use crate::abi::device_enum;
 use crate::cuda::driver::TensorCores;
 use crate::cuda::gemm::{Prologue, PrologueFlag, StepKind, WeightMatrix, format_of, formats_of};
 use crate::cuda::schedule::{
-    Call, Epilogue, Gemv, Grid, Launches, Parameter, Rows, StreamedMatrix,
+    Call, Epilogue, Form, Gemv, Grid, Launches, Parameter, Rows, StreamedMatrix,
 };
 use crate::error::Result;
 use crate::functions::Activation;
@@ -40,7 +40,7 @@ impl Launches<'_> {
         output: Rows,
         epilogue: Epilogue,
     ) -> Result<bool> {
-        if !self.persistent() {
+        if !self.persistent {
             return Ok(false);
         }
         let formats = formats_of(weights);
@@ -60,7 +60,7 @@ impl Launches<'_> {
             output,
         };
         // The input as three bf16 numbers would leave the pipeline too little shared memory.
-        if gemv.input_bytes() > self.shared_memory() / 2 {
+        if gemv.input_bytes() > self.limits.shared_memory / 2 {
             let weights = gemv.weights.iter_mut();
             weights.for_each(|weight| weight.on_tensor_cores = false);
         }
@@ -99,7 +99,7 @@ impl Launches<'_> {
                 Parameter::value(prologue),
             ],
         };
-        self.push_gemv(call, gemv);
+        self.push_as(call, Form::Gemv(gemv));
         Ok(true)
     }
 
@@ -121,7 +121,7 @@ impl Launches<'_> {
             column: weight.column,
             format: format_of(matrix),
             on_tensor_cores: format.name == "BF16"
-                && self.tensor_cores() != TensorCores::None
+                && self.limits.tensor_cores != TensorCores::None
                 && matrix.cols().is_multiple_of(32),
             row_op: None,
         };

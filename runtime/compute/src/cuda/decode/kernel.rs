@@ -6,56 +6,21 @@ use std::sync::Arc;
 
 use bytemuck::Zeroable;
 
-use crate::abi::device_struct;
 use crate::cuda::decode::control::{Control, Failure};
 use crate::cuda::decode::layout::{Layout, Needs};
 use crate::cuda::decode::levels::{KernelOp, by_levels, next_ops};
 use crate::cuda::decode::mailbox::{Mailbox, MailboxRole, Mailboxes, assign_mailboxes};
-use crate::cuda::decode::pipeline::{Segment, Tiling, distribute};
+use crate::cuda::decode::pipeline::{Segment, distribute};
+use crate::cuda::decode::record::{OpRecord, PRODUCER_WARPS, ROW_OPS_PARAMETER};
 use crate::cuda::decode::source::decode_kernel;
+use crate::cuda::decode::tiling::Tiling;
 use crate::cuda::device::Device;
 use crate::cuda::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use crate::cuda::schedule::{DECODE_THREADS, Queued};
 use crate::error::Result;
 
-/// Producer warps of a block, and all its threads.
-pub(crate) const PRODUCER_WARPS: usize = 2;
+/// Threads of a block.
 const CTA_THREADS: usize = DECODE_THREADS + 32 * PRODUCER_WARPS;
-
-device_struct! {
-    /// An op in the table of ops; its parameters follow.
-    #[repr(align(16))]
-    pub(crate) struct OpRecord {
-        /// The function to run.
-        function: i32,
-        /// The op's grid.
-        grid: [u32; 2],
-        threads: u32,
-        /// A GEMV's first segment of weights in each block's list, and their number; see pipeline.cu.
-        segment: i32,
-        segments: i32,
-        /// Offset of the epilogue's row ops among the parameters.
-        row_ops: i32,
-        /// Whether the output is stored in its buffer too.
-        stores: i32,
-        /// Mailboxes: a GEMV's input.
-        input: Address as *mut f32,
-        /// Columns that are added to it.
-        added: Address as *mut f32,
-        /// Columns that gate it.
-        gates: Address as *mut f32,
-        /// The op's output. An op without an output mailbox ends with a grid barrier.
-        output: Address as *mut f32,
-        /// The earlier output that it adds to.
-        sum: Address as *mut f32,
-        /// Block b of the grid of SMs runs block b + shift of the op, modulo the number of SMs.
-        shift: u32,
-        unused: u32,
-    }
-}
-
-/// The parameter of a GEMV that holds the row ops of its epilogue.
-pub(super) const ROW_OPS_PARAMETER: usize = 3;
 
 /// The ops of a step, ready to run.
 pub struct DecodeKernel {

@@ -3,8 +3,9 @@
 use waterline_quant::FORMATS;
 
 use crate::cuda::decode::control;
-use crate::cuda::decode::kernel::{OpRecord, PRODUCER_WARPS};
-use crate::cuda::decode::pipeline::{STEP_UNITS, SUMS_PITCH, Segment, Tile, Tiling};
+use crate::cuda::decode::pipeline::{Segment, Tile};
+use crate::cuda::decode::record::{OpRecord, PRODUCER_WARPS};
+use crate::cuda::decode::tiling::{STEP_UNITS, SUMS_PITCH, Tiling};
 use crate::cuda::driver::tuning::Tuning;
 use crate::cuda::schedule::DECODE_THREADS;
 use crate::cuda::schedule::Gemv;

@@ -11,6 +11,8 @@ mod layout;
 pub(crate) mod levels;
 pub(crate) mod mailbox;
 pub(crate) mod pipeline;
+mod record;
 pub(crate) mod row_ops;
 mod source;
 mod split;
+pub(crate) mod tiling;

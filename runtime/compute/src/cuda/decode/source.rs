@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::control::{ControlWords, Wait};
 use super::gemv::EpilogueKind;
-use super::kernel::{OpRecord, ROW_OPS_PARAMETER};
 use super::mailbox::{MailboxBit, Mailboxes};
 use super::pipeline::Segment;
+use super::record::{OpRecord, ROW_OPS_PARAMETER};
 use super::row_ops::ROW_OPS;
 use crate::abi::DeviceType;
 use crate::cuda::schedule::{Form, Queued, Source, Text};

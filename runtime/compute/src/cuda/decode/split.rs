@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::cuda::decode::pipeline::Tiling;
+use crate::cuda::decode::tiling::Tiling;
 use crate::cuda::schedule::StreamedMatrix;
 
 /// Fewest bytes per block for which a row batch of their own pays. On one H200 the order of [`split_rows`] makes a token of GDN 7B in

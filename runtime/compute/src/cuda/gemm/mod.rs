@@ -294,7 +294,7 @@ impl Launches<'_> {
         // Tiles of few rows, such as those of gates and routers, would leave SMs idle. The kernel that makes the others' inputs stores
         // theirs too, and they come before the others: their inputs are still in L2.
         let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
-        let in_slots = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms;
+        let in_slots = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.limits.sms;
         let mut unread = in_slots && !exact.is_empty();
         for number in [&BF16, &F16] {
             let of_number =

@@ -49,13 +49,13 @@ impl Launches<'_> {
 
     /// Rows of a warp, so that the blocks of `rows` rows in all are as many as the SMs, if they can be.
     fn rows_of_warp(&self, rows: usize) -> usize {
-        let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.sms;
+        let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.limits.sms;
         *ROWS.iter().find(fills).unwrap_or(&ROWS[1])
     }
 
     /// Room for the inputs of several tokens: in f32, and in 8 bits where they have such; the next ones take their place.
     pub(super) fn slots_room(&mut self, cols: usize, has_codes: bool) -> Result<[Address; 2]> {
-        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = self.memory.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         let tokens = self.tokens.next_multiple_of(SLOTS);
         let floats = self.shared_address("floats of slots", tokens * widest * 4)?;
@@ -146,7 +146,7 @@ impl Launches<'_> {
 
     /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
     pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
-        self.tensor_cores != TensorCores::None && matrix.format().plain().code_tiles
+        self.limits.tensor_cores != TensorCores::None && matrix.format().plain().code_tiles
     }
 
     /// As [`Launches::gemm_into`] of inputs that are rounded alike.

@@ -43,7 +43,7 @@ impl Launches<'_> {
 
     /// Whether chunks are multiplied with this matrix on tensor cores.
     pub(crate) fn on_tensor_cores(&self, matrix: &Matrix) -> bool {
-        self.tensor_cores != TensorCores::None && format_of(matrix) != 0
+        self.limits.tensor_cores != TensorCores::None && format_of(matrix) != 0
     }
 
     /// Workspace for `width` columns of 16 bits of each token of a chunk.
@@ -61,7 +61,7 @@ impl Launches<'_> {
         (number, rounding): (&Format, Option<Rounding>),
         floats: Option<Rows>,
     ) -> Result<Address> {
-        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = self.memory.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let address = self.room_in_16_bits("inputs in 16 bits", widest.max(cols))?;
         let (number, rounding) = (format_number(number), Rounding::device_number(rounding));
         self.push(Call {
@@ -131,7 +131,7 @@ impl Launches<'_> {
     /// Whether chunks meet matrices of one format by `wgmma.cu`, where weights have 16 bits or are unpacked before.
     pub(super) fn by_warp_groups(&self, weights: &[WeightMatrix], number: &Format) -> bool {
         let cols = weights[0].matrix.cols();
-        self.tensor_cores == TensorCores::WarpGroups
+        self.limits.tensor_cores == TensorCores::WarpGroups
             && cols.is_multiple_of(8)
             && (format_of(weights[0].matrix) == format_number(number)
                 || weights.iter().map(unpacked_bytes).sum::<usize>() <= MOST_UNPACKED)
@@ -163,7 +163,7 @@ impl Launches<'_> {
             source: WGMMA_SOURCE,
             kernel,
             grid: Grid::SplitTiles {
-                blocks: self.sms,
+                blocks: self.limits.sms,
                 row_tiles,
                 tile: MMA_TILE,
                 steps: cols.div_ceil(MMA_DEPTH),
@@ -190,7 +190,7 @@ impl Launches<'_> {
                 "unpack_weights<{format}, {}, {cols}>",
                 format_number(number)
             ),
-            grid: Grid::Blocks(8 * self.sms),
+            grid: Grid::Blocks(8 * self.limits.sms),
             threads: THREADS,
             shared: 0,
             parameters: vec![linears, Parameter::pointer("u16", address)],

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use waterline_quant::Matrix;
 
-use super::{Accesses, Call, Form, Gemv, OpMemory, Parameter, Queued, Recurrence, Rows};
+use super::{Accesses, Call, Form, Gemv, OpMemory, Parameter, Queued, Rows};
 use crate::abi::device_struct;
 use crate::cuda::driver::weights::{PLAIN, STORED, Weights};
-use crate::cuda::driver::{Address, Memory, Queue, TensorCores};
+use crate::cuda::driver::{Address, Driver, Memory, Queue, TensorCores};
 use crate::error::Result;
 use crate::operands::{Access, Operand, View};
 use crate::state::{HEADER, Kv, StatePlan};
@@ -23,42 +24,59 @@ pub struct Launches<'a> {
     pub tokens: usize,
     /// Whether each token of a chunk gets the bits that it gets in a step.
     pub(crate) as_steps: bool,
-    /// The row of the buffers where the chunk begins.
-    pub(crate) row: usize,
-    /// Where the tokens that were read before this chunk are counted, if not in the state.
-    pub(crate) position: Option<Address>,
-    pub(crate) plan: &'a StatePlan,
-    pub(crate) arena: Address,
-    pub(crate) ids: Address,
-    pub(crate) buffers: &'a [Memory],
-    pub(crate) weights: &'a Weights,
-    pub(crate) queue: &'a dyn Queue,
-    pub(crate) kv: Kv,
-    pub(crate) sms: usize,
-    /// How many ops that fill the device run at once with the current one, itself included.
-    pub sharing: usize,
-    pub(crate) tensor_cores: TensorCores,
-    pub(crate) shared_memory: usize,
-    /// Workspaces that ops share, by purpose: bytes and address.
-    pub(crate) shared: HashMap<&'static str, (usize, Address)>,
-    /// Workspaces, owned by the session.
-    pub(crate) scratch: &'a mut Vec<Memory>,
-    /// The first of them that ops may still take.
-    pub untaken: usize,
+    /// The slot of a batch that the calls are for, or the only one.
+    pub slot: Slot,
+    pub(crate) memory: SessionMemory<'a>,
+    pub(crate) limits: Limits,
+    pub(crate) workspaces: Workspaces<'a>,
     /// Whether the program routes tokens to experts or partitions: then a difference in the last bit of a sum may change the routing
     /// and all that follows, so products are those of the CPU as far as possible.
     pub has_routing: bool,
-    /// Whether the calls become ops of the decode kernel.
-    pub(crate) persistent: bool,
+    /// Whether the calls become ops of the decode kernel, of which each SM runs one block.
+    pub persistent: bool,
     pub(crate) calls: Vec<Queued>,
     /// The op whose calls are appended.
-    pub(crate) current: Option<OpMemory>,
+    current: Option<OpMemory>,
     /// Whether no two ops read what this one writes, so that the one that does may compute it: [`Deferred`].
     pub read_once: bool,
     /// An op that the next call computes too.
     pub(crate) taken_over: Option<usize>,
     /// The work of the last call, if it does nothing else and the next op may do it instead.
     pub(crate) deferred: Option<Deferred>,
+}
+
+/// The slot of a batch that calls are for.
+#[derive(Clone, Copy)]
+pub struct Slot {
+    /// Its row of the buffers.
+    pub row: usize,
+    /// Where the tokens before this one are counted, if not in the state.
+    pub position: Option<Address>,
+    /// How many ops that fill the device run at once, those of other slots included: each has a part of the SMs.
+    pub sharing: usize,
+}
+
+/// The limits of a device.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// Streaming multiprocessors.
+    pub sms: usize,
+    pub tensor_cores: TensorCores,
+    /// Bytes of shared memory that a block may have.
+    pub shared_memory: usize,
+}
+
+/// Workspaces by their purpose: bytes and address.
+pub type Rooms = HashMap<&'static str, (usize, Address)>;
+
+/// The working memory of ops.
+pub(crate) struct Workspaces<'a> {
+    /// Owned by the session.
+    memory: &'a mut Vec<Memory>,
+    /// The first one that ops may still take.
+    untaken: usize,
+    /// Those that ops share.
+    pub shared: Rooms,
 }
 
 /// Work of a call that the next op may do itself.
@@ -126,30 +144,41 @@ impl<'a> Launches<'a> {
         Launches {
             tokens,
             as_steps: false,
-            row: 0,
-            position: None,
+            slot: Slot {
+                row: 0,
+                position: None,
+                sharing: 1,
+            },
+            memory: *memory,
+            limits: Limits {
+                sms: driver.sms() as usize,
+                tensor_cores: driver.tensor_cores(),
+                shared_memory: driver.shared_memory(),
+            },
+            workspaces: Workspaces {
+                untaken: scratch.len(),
+                memory: scratch,
+                shared: Rooms::new(),
+            },
             has_routing: false,
             persistent,
-            plan: memory.plan,
-            arena: memory.arena,
-            ids: memory.ids,
-            buffers: memory.buffers,
-            weights: memory.weights,
-            queue: memory.queue,
-            kv: memory.kv,
-            sms: driver.sms() as usize,
-            sharing: 1,
-            tensor_cores: driver.tensor_cores(),
-            shared_memory: driver.shared_memory(),
-            shared: HashMap::new(),
-            untaken: scratch.len(),
-            scratch,
             calls: Vec::new(),
             current: None,
+            read_once: false,
             taken_over: None,
             deferred: None,
-            read_once: false,
         }
+    }
+
+    /// As [`Launches::new`], for ops that take the workspaces in `scratch` again before they add others.
+    pub fn reusing(
+        memory: &SessionMemory<'a>,
+        scratch: &'a mut Vec<Memory>,
+        tokens: usize,
+    ) -> Self {
+        let mut launches = Launches::new(memory, scratch, tokens, false);
+        launches.workspaces.untaken = 0;
+        launches
     }
 
     /// The kernels, in order.
@@ -194,22 +223,12 @@ impl Launches<'_> {
 
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.queue_call(call, Form::Waits);
+        self.push_as(call, Form::Waits);
     }
 
     /// Appends a kernel that prefetches weights before it calls `wait_for_dependencies`.
-    pub(crate) fn push_prefetching(&mut self, call: Call) {
-        self.queue_call(call, Form::Prefetches);
-    }
-
-    /// Appends the step of a recurrence of the decode kernel.
-    pub(crate) fn push_recurrence(&mut self, call: Call, recurrence: Recurrence) {
-        self.queue_call(call, Form::Recurrence(recurrence));
-    }
-
-    /// Appends a streaming GEMV.
-    pub(crate) fn push_gemv(&mut self, call: Call, gemv: Gemv) {
-        self.queue_call(call, Form::Gemv(gemv));
+    pub(crate) fn push_prefetching(&mut self, call: Call) -> &mut Queued {
+        self.push_as(call, Form::Prefetches)
     }
 
     /// Narrows the memory of the last call to a part of what its op names, so that in the decode kernel it depends on fewer calls. The
@@ -220,13 +239,6 @@ impl Launches<'_> {
                 reads: reads.to_vec(),
                 writes: writes.to_vec(),
             });
-        }
-    }
-
-    /// Says of the last call that a block's tokens may follow one another, whatever the other blocks do.
-    pub fn is_block_local(&mut self) {
-        if let Some(queued) = self.calls.last_mut() {
-            queued.block_local = true;
         }
     }
 
@@ -271,18 +283,15 @@ impl Launches<'_> {
         }
     }
 
-    fn queue_call(&mut self, call: Call, form: Form) {
+    /// Appends a kernel of this form.
+    pub(crate) fn push_as(&mut self, call: Call, form: Form) -> &mut Queued {
         self.deferred = None;
         self.calls.push(Queued {
             of: self.current.clone(),
             also: self.taken_over.take().into_iter().collect(),
             ..Queued::new(call, form)
         });
-    }
-
-    /// Whether the calls become ops of the decode kernel, of which each SM runs one block.
-    pub fn persistent(&self) -> bool {
-        self.persistent
+        self.calls.last_mut().expect("the call that was appended")
     }
 
     /// Threads of a block that runs a prologue: in the decode kernel all consumer threads.
@@ -292,44 +301,21 @@ impl Launches<'_> {
 
     /// The type of cached keys and values in kernels.
     pub fn kv(&self) -> &'static str {
-        match self.kv {
+        match self.memory.kv {
             Kv::F16 => "half",
             Kv::F32 => "float",
         }
     }
 
-    /// Bytes of a cached key's or value's number.
-    pub(crate) fn kv_bytes(&self) -> usize {
-        match self.kv {
-            Kv::F16 => 2,
-            Kv::F32 => 4,
-        }
-    }
-
-    /// Streaming multiprocessors of the device.
-    pub fn sms(&self) -> usize {
-        self.sms
-    }
-
     /// The part of the SMs that the current op may take, given the ops that run concurrently.
     pub(crate) fn share_of_sms(&self) -> usize {
-        (self.sms / self.sharing).max(1)
-    }
-
-    /// The tensor cores of its SMs.
-    pub(crate) fn tensor_cores(&self) -> TensorCores {
-        self.tensor_cores
-    }
-
-    /// Bytes of shared memory that a block may have.
-    pub(crate) fn shared_memory(&self) -> usize {
-        self.shared_memory
+        (self.limits.sms / self.slot.sharing).max(1)
     }
 
     /// Columns of a buffer, a `Rows`.
     pub fn rows(&self, view: View) -> Rows {
-        let buffer = self.buffers[view.buffer].address();
-        let first = self.row * view.stride + view.start;
+        let buffer = self.memory.buffers[view.buffer].address();
+        let first = self.slot.row * view.stride + view.start;
         Rows {
             first: buffer + (first * size_of::<f32>()) as u64,
             stride: view.stride as i32,
@@ -344,27 +330,18 @@ impl Launches<'_> {
 
     /// Address of a state tensor.
     pub fn state_address(&self, tensor: usize) -> Address {
-        self.arena + self.plan.tensors()[tensor].offset as u64
+        self.memory.arena + self.memory.plan.tensors()[tensor].offset as u64
     }
 
     /// The memory of a state tensor.
     pub fn state_bytes(&self, tensor: usize) -> Range<Address> {
         let first = self.state_address(tensor);
-        first..first + self.plan.tensors()[tensor].bytes as u64
+        first..first + self.memory.plan.tensors()[tensor].bytes as u64
     }
 
     /// The shape of a state tensor.
     pub(crate) fn state_shape(&self, tensor: usize) -> &[usize] {
-        &self.plan.tensors()[tensor].shape
-    }
-
-    /// A state tensor as one row of `width` values.
-    pub fn state_rows(&self, tensor: usize, width: usize) -> Rows {
-        Rows {
-            first: self.state_address(tensor),
-            stride: width as i32,
-            width: width as i32,
-        }
+        &self.memory.plan.tensors()[tensor].shape
     }
 
     /// A state tensor as a pointer to `kind`.
@@ -374,13 +351,11 @@ impl Launches<'_> {
 
     /// Tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
-        let position = self.position.unwrap_or_else(|| self.state_address(HEADER));
+        let position = self
+            .slot
+            .position
+            .unwrap_or_else(|| self.state_address(HEADER));
         Parameter::pointer("const u64", position)
-    }
-
-    /// The tokens of the chunk, a `const u32*`.
-    pub fn ids(&self) -> Parameter {
-        Parameter::pointer("const u32", self.ids)
     }
 
     /// Address of a small tensor.
@@ -403,19 +378,23 @@ impl Launches<'_> {
 
     /// The device's copy of bytes that live as long as the model.
     pub fn upload(&self, bytes: &[u8]) -> Result<Address> {
-        self.weights.upload(self.queue, bytes, PLAIN, || None)
+        self.memory
+            .weights
+            .upload(self.memory.queue, bytes, PLAIN, || None)
     }
 
     /// Address of a matrix in the layout that kernels read: in the host's memory where the device reads it there, else of a copy.
     pub(crate) fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
         let bytes = matrix.bytes();
         if matrix.has_device_layout()
-            && let Some(address) = self.weights.share(bytes)?
+            && let Some(address) = self.memory.weights.share(bytes)?
         {
             return Ok(address);
         }
         let pack = || matrix.device_layout();
-        self.weights.upload(self.queue, bytes, STORED, pack)
+        self.memory
+            .weights
+            .upload(self.memory.queue, bytes, STORED, pack)
     }
 
     /// Address of the workspace that ops share for `purpose`. Nothing in it outlives an op.
@@ -424,11 +403,11 @@ impl Launches<'_> {
         purpose: &'static str,
         bytes: usize,
     ) -> Result<Address> {
-        let address = match self.shared.get(purpose) {
+        let address = match self.workspaces.shared.get(purpose) {
             Some(&(room, address)) if room >= bytes => address,
             _ => {
                 let address = self.scratch_address(bytes)?;
-                self.shared.insert(purpose, (bytes, address));
+                self.workspaces.shared.insert(purpose, (bytes, address));
                 address
             }
         };
@@ -438,16 +417,24 @@ impl Launches<'_> {
 
     /// Address of a workspace of one op.
     pub(crate) fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
-        let left = self.scratch.get(self.untaken);
-        if left.is_none_or(|memory| memory.bytes() < bytes) {
-            let memory = Memory::new(self.weights.driver(), bytes)?;
-            self.scratch.insert(self.untaken, memory);
-        }
-        let address = self.scratch[self.untaken].address();
-        self.untaken += 1;
+        let address = self.workspaces.take(self.memory.weights.driver(), bytes)?;
         if let Some(current) = &mut self.current {
             current.own.push(address..address + bytes as u64);
         }
+        Ok(address)
+    }
+}
+
+impl Workspaces<'_> {
+    /// Address of the next workspace, which has at least this many bytes.
+    fn take(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<Address> {
+        let left = self.memory.get(self.untaken);
+        if left.is_none_or(|memory| memory.bytes() < bytes) {
+            let memory = Memory::new(driver, bytes)?;
+            self.memory.insert(self.untaken, memory);
+        }
+        let address = self.memory[self.untaken].address();
+        self.untaken += 1;
         Ok(address)
     }
 }

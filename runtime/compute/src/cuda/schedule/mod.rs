@@ -13,6 +13,6 @@ pub use call::{Call, Form, Grid, Parameter, Queued, Rows};
 pub use gemv::Gemv;
 pub(crate) use gemv::{Epilogue, StreamedMatrix};
 pub(crate) use launches::DECODE_THREADS;
-pub use launches::{Deferred, Launches, RotaryInputs, Rotation, SessionMemory};
+pub use launches::{Deferred, Launches, Rooms, RotaryInputs, Rotation, SessionMemory, Slot};
 pub use recurrence::Recurrence;
 pub use source::{Source, Text};

@@ -209,14 +209,14 @@ impl CpuOp for Rotated {
 impl DeviceOp for Rotated {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         launches.begin(0, &self.prepare.access());
-        launches.read_once = launches.persistent();
+        launches.read_once = launches.persistent;
         self.prepare.launch(launches)?;
         launches.begin(1, &self.attend.access());
         self.attend.launch(launches)?;
         let mut calls = launches.calls.iter();
         assert_eq!(
             calls.any(|queued| queued.call.kernel.starts_with("prepare")),
-            !launches.persistent()
+            !launches.persistent
         );
         Ok(())
     }

@@ -125,10 +125,9 @@ impl Bench {
             queue: &*self.queue,
             kv: Kv::F32,
         };
-        Launches {
-            sms: 1,
-            ..Launches::new(&memory, scratch, tokens, false)
-        }
+        let mut launches = Launches::new(&memory, scratch, tokens, false);
+        launches.limits.sms = 1;
+        launches
     }
 
     /// Launches calls for this many tokens.

@@ -6,7 +6,7 @@ use waterline_quant::{Activations, F16, FORMATS, Format, Output, Q4_0, Q4_K, Q5_
 
 use super::{Bench, device, matrix, numbers, persistent_device, product, slack};
 use crate::cuda::Device;
-use crate::cuda::decode::pipeline::{ROW_GROUPS, SMALLEST};
+use crate::cuda::decode::tiling::{ROW_GROUPS, SMALLEST};
 use crate::cuda::gemm::WeightMatrix;
 use crate::cuda::schedule::Epilogue;
 use crate::cuda::schedule::Launches;

@@ -37,7 +37,7 @@ impl Launches<'_> {
             shared: 0,
             parameters: vec![
                 Parameter::pointer("const u64", best),
-                Parameter::pointer("u32", self.ids),
+                Parameter::pointer("u32", self.memory.ids),
                 Parameter::pointer("u32", chosen),
             ],
         });
@@ -54,7 +54,7 @@ impl Launches<'_> {
             threads: 256,
             shared: 0,
             parameters: vec![
-                self.ids(),
+                Parameter::pointer("const u32", self.memory.ids),
                 self.state("u32", HISTORY),
                 Parameter::pointer("u64", self.state_address(HEADER)),
                 Parameter::tokens(),

@@ -115,7 +115,7 @@ impl Launches<'_> {
                 vec![
                     sampling(),
                     self.state("u64", SAMPLER),
-                    Parameter::pointer("u32", self.ids),
+                    Parameter::pointer("u32", self.memory.ids),
                     Parameter::pointer("u32", chosen),
                     working(),
                 ],

@@ -329,9 +329,9 @@ impl Attend {
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
         // In the decode kernel blocks of one SM run one after another.
-        let blocks_of_sm = if launches.persistent() { 1 } else { 2 };
+        let blocks_of_sm = if launches.persistent { 1 } else { 2 };
         let splits = if single && keys >= SPLIT {
-            (blocks_of_sm * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4))
+            (blocks_of_sm * launches.limits.sms / blocks).clamp(1, keys.div_ceil(SPLIT / 4))
         } else {
             1
         };
@@ -342,9 +342,9 @@ impl Attend {
             parts = attended.parts..attended.parts + bytes as u64;
         }
         let retains = self.eviction.is_some();
-        let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
+        let (cores, room) = (launches.limits.tensor_cores, launches.limits.shared_memory);
         let keys_only = !retains && !self.has_own_values();
-        let size = (dim, launches.kv_bytes());
+        let size = (dim, launches.memory.kv.bytes());
         if let Some(tiles) = Tiles::new(size, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
             let kernel = if tiles.wide {
@@ -383,7 +383,7 @@ impl Attend {
             parameters: vec![Parameter::value(attended), launches.position()],
         };
         if single && retains {
-            let row_bytes = 2 * dim * launches.kv_bytes();
+            let row_bytes = 2 * dim * launches.memory.kv.bytes();
             let near = (keys / splits + 1).min(NEAR / row_bytes).max(1);
             call.kernel = format!(
                 "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"

@@ -80,12 +80,12 @@ impl DeviceOp for AttendBlocks {
         let (kv, dim, chunk) = (launches.kv(), self.head_dim(), launches.tokens);
         let step = chunk == 1;
         let heads = heads_together(self.group());
-        let splits = splits(self.heads / heads, launches.sms());
-        let picks = on_tensor_cores(dim, chunk, launches.tensor_cores());
+        let splits = splits(self.heads / heads, launches.limits.sms);
+        let picks = on_tensor_cores(dim, chunk, launches.limits.tensor_cores);
         let at_once = if step {
             self.kv_heads
         } else {
-            (self.kv_heads * chunk).min(TURNS * launches.sms())
+            (self.kv_heads * chunk).min(TURNS * launches.limits.sms)
         };
         let blocks = launches.state_shape(self.mean_keys)[1];
         let mut numbers = |wanted: bool, n: usize| {

@@ -78,7 +78,7 @@ impl DeviceOp for Experts {
         let threads = launches.prologue_threads();
         // A block prepares its input once, regardless of the number of rows. In the decode kernel the blocks of one SM
         // run one after another.
-        let most = launches.sms() * if launches.persistent() { 1 } else { 8 };
+        let most = launches.limits.sms * if launches.persistent { 1 } else { 8 };
         let blocks = |rows: usize, of_block: usize| rows.div_ceil(of_block).min(most);
         let width = self.expert.width();
         let begun = chosen * width + common.map_or(0, Expert::width);

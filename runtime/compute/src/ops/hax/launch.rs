@@ -172,7 +172,7 @@ impl Hax {
         let (kv, width, channels) = (launches.kv(), self.k.width, self.v.width);
         let (tokens, seen) = (launches.tokens, self.sources.most());
         let rows = self.sources.rows();
-        let element = launches.kv_bytes();
+        let element = launches.memory.kv.bytes();
         let mut room = |purpose, numbers: usize| launches.shared_address(purpose, numbers * 4);
         let chunk = HaxChunk {
             means: room("means of keys", tokens * 2 * width)?,

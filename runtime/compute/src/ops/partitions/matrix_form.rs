@@ -101,8 +101,8 @@ impl Partitions {
             && self.partitions <= MOST_PARTITIONS;
         // Average number of a chunk's tokens per partition.
         let tokens = launches.tokens * self.chosen() / self.partitions;
-        let room = [launches.sms(), launches.shared_memory()];
-        let form = MatrixForm::new(plan, states, tokens, launches.tensor_cores(), room);
+        let room = [launches.limits.sms, launches.limits.shared_memory];
+        let form = MatrixForm::new(plan, states, tokens, launches.limits.tensor_cores, room);
         form.filter(|_| covered)
     }
 

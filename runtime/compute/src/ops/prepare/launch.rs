@@ -67,7 +67,7 @@ impl Prepare {
         for (place, (view, gate)) in tasks.gate.iter_mut().zip(gates) {
             *place = gate.on_device(*view, launches)?;
         }
-        if launches.persistent() {
+        if launches.persistent {
             tasks = tasks.without_finished(launches);
         }
         let [heads, blocks] = tasks.number();
@@ -106,9 +106,8 @@ impl Prepare {
                 Parameter::tokens(),
             ],
         };
-        launches.push_prefetching(call);
+        launches.push_prefetching(call).block_local = true;
         launches.narrow_accesses(&tasks.read(), &tasks.written());
-        launches.is_block_local();
         launches.deferred = tasks.deferred().filter(|_| launches.read_once);
         Ok(())
     }

@@ -111,13 +111,13 @@ impl DeviceOp for Score {
         // a chunk, and of columns that are tokens of one state, tokens may have to leave the window before.
         let last = self.weight.len() / self.bias.len();
         let ends = launches.tokens == 1 && last <= WIDTH;
-        let stores = ends && margin > 0 && launches.position.is_none();
+        let stores = ends && margin > 0 && launches.slot.position.is_none();
         let window = self.window.filter(|_| stores);
         if let Some(tensor) = window {
             end.window = launches.state_address(tensor);
             end.rows = launches.state_shape(tensor)[1] as i32;
             // In a decode kernel attention finds it there, and a later layer may already use these columns.
-            if launches.persistent() {
+            if launches.persistent {
                 end.out = Rows::zeroed();
             }
         }

@@ -50,8 +50,8 @@ impl DeviceOp for Slots {
             };
             let place = Place {
                 tokens: launches.tokens,
-                sms: launches.sms(),
-                persistent: launches.persistent(),
+                sms: launches.limits.sms,
+                persistent: launches.persistent,
                 has_routing: launches.has_routing,
             };
             Plan::new(sizes, self.kv_heads, update, inputs, place)

@@ -219,12 +219,12 @@ impl Plan {
         inputs: RecurInputs,
         launches: &mut Launches,
     ) -> Result<()> {
-        let room = [launches.sms(), launches.shared_memory()];
-        let (tokens, cores) = (launches.tokens, launches.tensor_cores());
+        let room = [launches.limits.sms, launches.limits.shared_memory];
+        let (tokens, cores) = (launches.tokens, launches.limits.tensor_cores);
         if let Some(form) = MatrixForm::new(*self, states, tokens, cores, room) {
             return form.launch(states, inputs, None, launches);
         }
-        launches.push_prefetching(Call {
+        let queued = launches.push_prefetching(Call {
             source: SOURCE,
             kernel: format!("recur<{}>", self.arguments()),
             grid: Grid::Blocks(states * self.groups()),
@@ -232,7 +232,7 @@ impl Plan {
             shared: self.shared(),
             parameters: vec![Parameter::value(inputs), Parameter::tokens()],
         });
-        launches.is_block_local();
+        queued.block_local = true;
         Ok(())
     }
 }
@@ -252,7 +252,7 @@ impl DeviceOp for Recur {
                 inputs.unit = 1;
             }
         }
-        let is_step = launches.tokens == 1 && launches.persistent();
+        let is_step = launches.tokens == 1 && launches.persistent;
         if is_step
             && step::push(
                 &plan,
@@ -357,7 +357,7 @@ impl Recur {
         let place = Place {
             tokens: launches.tokens,
             sms: launches.share_of_sms(),
-            persistent: launches.persistent(),
+            persistent: launches.persistent,
             has_routing: launches.has_routing,
         };
         let sizes = [self.dk, self.dv, self.heads / self.states];

@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 use super::{DecayKind, Plan, RecurInput, RecurInputs, SOURCE, Writing};
 use crate::abi::{device_enum, device_struct};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Recurrence};
+use crate::cuda::{Address, Call, Form, Grid, Launches, Parameter, Recurrence};
 
 device_struct! {
     /// An input of a step.
@@ -144,7 +144,7 @@ pub(super) fn push(
         shared,
         parameters: vec![Parameter::value(step)],
     };
-    launches.push_recurrence(call, recurrence);
+    launches.push_as(call, Form::Recurrence(recurrence));
     true
 }
 
