@@ -22,6 +22,7 @@ pub use batch::{Calls, Program};
 pub use decode::control::Control;
 #[cfg(feature = "emulator")]
 pub use decode::control::FAULT;
+pub use decode::fusion::merge;
 pub use decode::kernel::OpTime;
 pub use decode::kernel::{DecodeKernel, KernelOpInfo};
 #[cfg(feature = "emulator")]
@@ -37,10 +38,10 @@ pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfe
 pub use emulator::Emulator;
 pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_of, shared_bytes};
 pub use host_logits::HostLogits;
-pub(crate) use schedule::Recurrence;
 pub use schedule::{
-    Call, Deferred, Form, Grid, Launches, Parameter, Queued, Rooms, RotaryInputs, Rotation, Rows,
-    SessionMemory, Slot, Source,
+    Call, Form, Grid, Launches, Parameter, Queued, Rooms, RotaryInputs, Rows, SessionMemory, Slot,
+    Source,
 };
+pub(crate) use schedule::{Recurrence, Take};
 pub use source::TranslationUnit;
 pub use token::sample::Sampling;

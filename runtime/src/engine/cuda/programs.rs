@@ -2,7 +2,7 @@
 
 use crate::cuda::{
     Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued,
-    Recording, Rows, SessionMemory, TranslationUnit,
+    Recording, Rows, SessionMemory, TranslationUnit, merge,
 };
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
@@ -86,7 +86,14 @@ impl ProgramWriter<'_> {
     ) -> Result<Vec<Queued>> {
         let mut launches = Launches::new(&self.memory, self.scratch, 1, persistent);
         write(&mut launches)?;
-        Ok(launches.into_calls())
+        let calls = launches.into_calls();
+        if !persistent {
+            return Ok(calls);
+        }
+        let layers = self.program.ops.len();
+        Ok(merge(calls, |op| {
+            op < layers && self.program.is_read_once(op)
+        }))
     }
 
     /// All ops but the logits, for one token.
@@ -153,7 +160,6 @@ fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
     for (index, op) in program.ops.iter().enumerate() {
         launches.begin(index, &op.access());
         launches.slot.sharing = sharing[index];
-        launches.read_once = launches.persistent && program.is_read_once(index);
         op.launch(launches)?;
     }
     launches.end();

@@ -55,7 +55,7 @@ impl<'a> MailboxRole<'a> {
         match &queued.form {
             Form::Gemv(gemv) => MailboxRole::Gemv(gemv),
             Form::Recurrence(recurrence) => MailboxRole::Recurrence(recurrence),
-            Form::Waits | Form::Prefetches => MailboxRole::Barrier,
+            Form::Waits | Form::Prefetches | Form::Prepares => MailboxRole::Barrier,
         }
     }
 

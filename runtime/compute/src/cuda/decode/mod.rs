@@ -5,6 +5,7 @@
 //! [`mailbox`]es, or meet at a grid barrier. A matrix-vector product ([`gemv`]) has a prologue, which makes its input, and an epilogue.
 
 pub(crate) mod control;
+pub(crate) mod fusion;
 pub(crate) mod gemv;
 pub(crate) mod kernel;
 mod layout;

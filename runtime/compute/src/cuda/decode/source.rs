@@ -104,7 +104,7 @@ fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
             format!("{mailboxes} {kernel}({list}, {row_ops}, op_segments(), this_op().segments);")
         }
         Form::Recurrence(_) => format!("{mailboxes} do {kernel}({list}); while (next_block());"),
-        Form::Prefetches => format!("do {kernel}({list}); while (next_block());"),
+        Form::Prefetches | Form::Prepares => format!("do {kernel}({list}); while (next_block());"),
         Form::Waits => {
             format!("wait_for_dependencies(); do {kernel}({list}); while (next_block());")
         }

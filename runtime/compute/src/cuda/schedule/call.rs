@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::{Accesses, Gemv, OpMemory, Recurrence, Source};
+use super::{Accesses, Gemv, OpMemory, Recurrence, RotaryInputs, Source};
 use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 
@@ -31,6 +31,19 @@ impl Parameter {
             bytes: Argument(words),
             tokens: false,
         }
+    }
+
+    /// The value, whose type must be `T`.
+    pub(crate) fn get<T: DeviceType + Pod>(&self) -> T {
+        assert_eq!(self.kind, T::NAME, "the type of a parameter");
+        bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&self.bytes.0)[..size_of::<T>()])
+    }
+
+    /// Changes the value, whose type must be `T`.
+    pub(crate) fn update<T: DeviceType + Pod>(&mut self, change: impl FnOnce(&mut T)) {
+        let mut value = self.get();
+        change(&mut value);
+        *self = Parameter::value(value);
     }
 
     /// A pointer to numbers of type `kind`, such as `const float`.
@@ -237,10 +250,36 @@ pub enum Form {
     Waits,
     /// It prefetches weights, and calls `wait_for_dependencies` itself.
     Prefetches,
+    /// As `Prefetches`; its first parameter are the tasks of `prepare`, which calls before and after it may do in a decode kernel.
+    Prepares,
     /// In the decode kernel: a streaming GEMV.
     Gemv(Gemv),
     /// In the decode kernel: the step of a recurrence.
     Recurrence(Recurrence),
+}
+
+/// Work that a call can take over from an earlier one, and the change of the call that does so.
+pub(crate) enum Take {
+    /// Queries and keys in these columns get the length of one.
+    UnitHeads {
+        columns: [Rows; 2],
+        take: fn(&mut Call),
+    },
+    /// Queries and keys in these columns of heads are rotated; values are only copied.
+    Rotation {
+        columns: [Rows; 3],
+        head_dim: usize,
+        /// Where the rotated key and its value are kept from then on.
+        kept: [Address; 2],
+        /// Whether this call rotates, rather than reads a rotated key.
+        rotates: bool,
+        take: fn(&mut Queued, RotaryInputs, [Address; 2]),
+    },
+    /// A router has stored a token's score in this memory, so this call does not.
+    Score {
+        stored: Range<Address>,
+        take: fn(&mut Queued),
+    },
 }
 
 /// A call in the schedule.
@@ -255,6 +294,8 @@ pub struct Queued {
     pub(crate) of: Option<OpMemory>,
     /// Other ops that it computes too, or a part of which.
     pub(crate) also: Vec<usize>,
+    /// Work of earlier calls that it can do itself in a decode kernel.
+    pub(crate) takes: Vec<Take>,
     /// Whether the blocks of a token read nothing that another block wrote of the tokens before, but what earlier calls did.
     pub(crate) block_local: bool,
     /// Whether its parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
@@ -269,9 +310,15 @@ impl Queued {
             accesses: None,
             of: None,
             also: Vec::new(),
+            takes: Vec::new(),
             block_local: false,
             by_slot: false,
         }
+    }
+
+    /// The index of its op in the program.
+    pub(crate) fn op(&self) -> Option<usize> {
+        self.of.as_ref().map(|of| of.op)
     }
 
     /// Blocks of a step.
@@ -301,7 +348,7 @@ impl Queued {
         let part = match &self.form {
             Form::Gemv(gemv) => gemv.accesses(),
             Form::Recurrence(recurrence) => Some(recurrence.accesses()),
-            Form::Waits | Form::Prefetches => self.accesses.clone(),
+            Form::Waits | Form::Prefetches | Form::Prepares => self.accesses.clone(),
         };
         part.or_else(|| Some(self.of.as_ref()?.accesses.clone()))
     }

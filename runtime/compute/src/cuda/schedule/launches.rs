@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use waterline_quant::Matrix;
 
-use super::{Accesses, Call, Form, Gemv, OpMemory, Parameter, Queued, Rows};
+use super::{Accesses, Call, Form, OpMemory, Parameter, Queued, Rows, Take};
 use crate::abi::device_struct;
 use crate::cuda::driver::weights::{PLAIN, STORED, Weights};
 use crate::cuda::driver::{Address, Driver, Memory, Queue, TensorCores};
@@ -37,12 +37,6 @@ pub struct Launches<'a> {
     pub(crate) calls: Vec<Queued>,
     /// The op whose calls are appended.
     current: Option<OpMemory>,
-    /// Whether no two ops read what this one writes, so that the one that does may compute it: [`Deferred`].
-    pub read_once: bool,
-    /// An op that the next call computes too.
-    pub(crate) taken_over: Option<usize>,
-    /// The work of the last call, if it does nothing else and the next op may do it instead.
-    pub(crate) deferred: Option<Deferred>,
 }
 
 /// The slot of a batch that calls are for.
@@ -77,26 +71,6 @@ pub(crate) struct Workspaces<'a> {
     untaken: usize,
     /// Those that ops share.
     pub shared: Rooms,
-}
-
-/// Work of a call that the next op may do itself.
-#[derive(Clone, Copy)]
-pub enum Deferred {
-    /// It gives the heads of queries and keys, of these columns, the length of one.
-    UnitHeads([Rows; 2]),
-    /// It rotates heads by their position.
-    Rotation(Rotation),
-}
-
-/// Queries, keys and values in columns of their own, the first two rotated by their position.
-#[derive(Clone, Copy)]
-pub struct Rotation {
-    /// Where they are written.
-    pub columns: [Rows; 3],
-    /// Values of a query's or key's head.
-    pub head_dim: i32,
-    /// Their inputs.
-    pub from: RotaryInputs,
 }
 
 device_struct! {
@@ -164,9 +138,6 @@ impl<'a> Launches<'a> {
             persistent,
             calls: Vec::new(),
             current: None,
-            read_once: false,
-            taken_over: None,
-            deferred: None,
         }
     }
 
@@ -242,53 +213,17 @@ impl Launches<'_> {
         }
     }
 
-    /// Whether a call is known to write exactly this memory.
-    pub fn writes(&self, memory: &Range<Address>) -> bool {
-        let accesses = self
-            .calls
-            .iter()
-            .filter_map(|queued| queued.accesses.as_ref());
-        accesses
-            .flat_map(|accesses| &accesses.writes)
-            .any(|written| written == memory)
-    }
-
-    /// Drops the last call, which was deferred: the current op computes it too, by its next call.
-    pub(crate) fn take_over(&mut self) {
-        self.deferred = None;
-        let of = self.calls.pop().and_then(|queued| queued.of);
-        if let (Some(of), Some(current)) = (of, &mut self.current) {
-            self.taken_over = Some(of.op);
-            current.accesses.reads.extend(of.accesses.reads);
-            current.accesses.writes.extend(of.accesses.writes);
-        }
-    }
-
-    /// The last call computes a part of the current op too.
-    pub(crate) fn join_last(&mut self) {
-        if let (Some(queued), Some(current)) = (self.calls.last_mut(), &self.current) {
-            queued.also.push(current.op);
-        }
-    }
-
-    /// The last call, if it is a streaming GEMV.
-    pub(crate) fn last_gemv(&mut self) -> Option<(&mut Call, &mut Gemv)> {
-        match self.calls.last_mut()? {
-            Queued {
-                call,
-                form: Form::Gemv(gemv),
-                ..
-            } => Some((call, gemv)),
-            _ => None,
+    /// Work of earlier calls that the last call can do itself in a decode kernel.
+    pub(crate) fn takes(&mut self, take: Take) {
+        if let Some(queued) = self.calls.last_mut() {
+            queued.takes.push(take);
         }
     }
 
     /// Appends a kernel of this form.
     pub(crate) fn push_as(&mut self, call: Call, form: Form) -> &mut Queued {
-        self.deferred = None;
         self.calls.push(Queued {
             of: self.current.clone(),
-            also: self.taken_over.take().into_iter().collect(),
             ..Queued::new(call, form)
         });
         self.calls.last_mut().expect("the call that was appended")

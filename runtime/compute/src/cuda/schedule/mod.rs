@@ -9,10 +9,11 @@ mod source;
 
 pub(crate) use accesses::Accesses;
 pub use accesses::OpMemory;
+pub(crate) use call::Take;
 pub use call::{Call, Form, Grid, Parameter, Queued, Rows};
 pub use gemv::Gemv;
 pub(crate) use gemv::{Epilogue, StreamedMatrix};
 pub(crate) use launches::DECODE_THREADS;
-pub use launches::{Deferred, Launches, Rooms, RotaryInputs, Rotation, SessionMemory, Slot};
+pub use launches::{Launches, Rooms, RotaryInputs, SessionMemory, Slot};
 pub use recurrence::Recurrence;
 pub use source::{Source, Text};

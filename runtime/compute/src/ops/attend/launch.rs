@@ -9,7 +9,7 @@ use super::tiles::Tiles;
 use super::{Attend, Eviction, Policy};
 use crate::abi::{DeviceType, device_struct};
 use crate::cuda::{
-    Address, Call, Deferred, Grid, Launches, Parameter, RotaryInputs, Rotation, Rows, Source,
+    Address, Call, Grid, Launches, Parameter, Queued, RotaryInputs, Rows, Source, Take,
 };
 use crate::error::Result;
 use crate::operands::View;
@@ -115,6 +115,44 @@ pub(in crate::ops) fn heads_together(group: usize) -> usize {
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
 }
 
+/// A call that rotates its token's query and key itself, or reads the key that one before it has rotated.
+fn rotate(queued: &mut Queued, from: RotaryInputs, kept: [Address; 2]) {
+    let (mut before, mut after) = ([Rows::zeroed(); 3], [Rows::zeroed(); 3]);
+    queued.call.parameters[0].update(|attended: &mut Attended| {
+        before = [attended.q, attended.k, attended.v];
+        attended.from = from;
+        [attended.k.first, attended.v.first] = kept;
+        after = [attended.q, attended.k, attended.v];
+    });
+    let Some(accesses) = &mut queued.accesses else {
+        return;
+    };
+    if accesses.reads.contains(&before[0].bytes()) {
+        after = from.columns;
+    }
+    for read in &mut accesses.reads {
+        if let Some(index) = before.iter().position(|rows| rows.bytes() == *read) {
+            *read = after[index].bytes();
+        }
+    }
+}
+
+/// Retention of a token whose score is in the window already.
+fn leave_score(queued: &mut Queued) {
+    let window = |taken: &Take| match taken {
+        Take::Score { stored, .. } => Some(stored.clone()),
+        _ => None,
+    };
+    let stored = queued.takes.iter().find_map(window);
+    queued.call.parameters[1].update(|retained: &mut Retained| retained.router = Rows::zeroed());
+    if let Some(accesses) = &mut queued.accesses {
+        accesses.reads.clear();
+        accesses
+            .writes
+            .retain(|written| Some(written) != stored.as_ref());
+    }
+}
+
 impl DeviceOp for Attend {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let [q, k, v] = [self.q, self.k, self.v].map(|view| launches.rows(view));
@@ -181,15 +219,8 @@ impl Attend {
                 });
                 return Ok(());
             }
-            Policy::Learned {
-                router,
-                margin,
-                scores,
-            } => {
-                // The router may have stored the token's score there.
-                if !launches.writes(&launches.state_bytes(scores.window)) {
-                    retained.router = launches.rows(*router);
-                }
+            Policy::Learned { router, margin, .. } => {
+                retained.router = launches.rows(*router);
                 retained.margin = *margin as i32;
                 match launches.tokens {
                     1 => "retain<LEARNED>",
@@ -221,12 +252,8 @@ impl Attend {
             end += bytes;
             end - bytes
         });
-        self.take_rotation(launches, &mut attended, [k, v]);
-        let call = self.head_call(launches, attended, retained, kernel.into());
-        // This kernel computes nothing of it.
-        let taken_over = launches.taken_over.take();
-        launches.push_prefetching(call);
-        launches.taken_over = taken_over;
+        let retain = launches.calls.len();
+        launches.push_prefetching(self.head_call(launches, attended, retained, kernel.into()));
         if let Policy::Learned { scores, .. } = &eviction.policy {
             let tensors = [
                 scores.window,
@@ -236,36 +263,27 @@ impl Attend {
             ];
             let [window, set, positions, counts] =
                 tensors.map(|tensor| launches.state_bytes(tensor));
-            let mut written = vec![set, positions, counts, first..end];
-            // The router writes the score of the new token, and the score read is that of the
-            // evicted one.
-            if retained.router.first != 0 {
-                written.push(window);
-            }
+            // The score read from the window is that of the evicted token, the one written that of the new one.
+            let written = [set, positions, counts, first..end, window.clone()];
             launches.narrow_accesses(&[retained.router.bytes()], &written);
+            launches.takes(Take::Score {
+                stored: window,
+                take: leave_score,
+            });
         }
-        self.launch_attention(launches, attended, first..end)
-    }
-
-    /// Has a single token's queries and key rotated where they are attended to. Its key and value stay at `k` and `v` until they are
-    /// cached, which may be in a later layer.
-    fn take_rotation(
-        &self,
-        launches: &mut Launches,
-        attended: &mut Attended,
-        [k, v]: [Address; 2],
-    ) {
-        let same = |rotation: &Rotation| {
-            rotation.columns == attended.from.columns
-                && rotation.head_dim as usize == self.head_dim()
-        };
-        let from = match &launches.deferred {
-            Some(Deferred::Rotation(rotation)) if same(rotation) => rotation.from,
-            _ => return,
-        };
-        launches.take_over();
-        attended.from = from;
-        (attended.k.first, attended.v.first) = (k, v);
+        self.launch_attention(launches, attended, first..end)?;
+        // A single token's queries and key may be rotated where they are attended to. Its key and value stay at `k` and `v` until they are
+        // cached, which may be in a later layer.
+        for (index, queued) in launches.calls.iter_mut().enumerate().skip(retain) {
+            queued.takes.push(Take::Rotation {
+                columns: attended.from.columns,
+                head_dim: self.head_dim(),
+                kept: [k, v],
+                rotates: index > retain,
+                take: rotate,
+            });
+        }
+        Ok(())
     }
 
     /// A kernel in which a block takes a key head through the chunk's tokens.
@@ -388,7 +406,8 @@ impl Attend {
             call.kernel = format!(
                 "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
             );
-            let own = (heads * dim + 2 * attended.from.pairs as usize) * size_of::<f32>();
+            // Queries, and a sine and a cosine for each rotated pair.
+            let own = (heads + 1) * dim * size_of::<f32>();
             call.shared = shared.max(near * (row_bytes + size_of::<i32>()) + own);
             launches.push_prefetching(call);
         } else {

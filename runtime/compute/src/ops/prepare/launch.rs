@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 use super::{Conv, Gate, HeadGroup, HeadOp, Prepare};
 use crate::cuda::{
-    Call, GateKind, Grid, Launches, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, Parameter,
+    Call, Form, GateKind, Grid, Launches, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, Parameter,
     PrepareGate, PrepareGroup, PrepareMap, PrepareTasks, ROW_OPS,
 };
 use crate::error::Result;
@@ -67,9 +67,6 @@ impl Prepare {
         for (place, (view, gate)) in tasks.gate.iter_mut().zip(gates) {
             *place = gate.on_device(*view, launches)?;
         }
-        if launches.persistent {
-            tasks = tasks.without_finished(launches);
-        }
         let [heads, blocks] = tasks.number();
         if blocks == 0 {
             return Ok(());
@@ -106,9 +103,9 @@ impl Prepare {
                 Parameter::tokens(),
             ],
         };
-        launches.push_prefetching(call).block_local = true;
-        launches.narrow_accesses(&tasks.read(), &tasks.written());
-        launches.deferred = tasks.deferred().filter(|_| launches.read_once);
+        let queued = launches.push_as(call, Form::Prepares);
+        queued.block_local = true;
+        queued.accesses = Some(tasks.accesses());
         Ok(())
     }
 }

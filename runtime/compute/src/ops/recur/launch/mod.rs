@@ -13,7 +13,7 @@ use step::{RecurStep, StepOperand};
 
 use super::{Decay, Key, Recur, Write};
 use crate::abi::DeviceType;
-use crate::cuda::{Call, Deferred, Grid, Launches, Parameter, Source};
+use crate::cuda::{Call, Grid, Launches, Parameter, Source, Take};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
@@ -243,28 +243,31 @@ impl DeviceOp for Recur {
     }
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let mut inputs = self.device_inputs(1, launches)?;
+        let inputs = self.device_inputs(1, launches)?;
         let plan = self.plan(self.states, &inputs, launches);
-        if plan.writing == Writing::Delta && launches.tokens == 1 {
-            let read = [inputs.q.rows, inputs.k.rows];
-            if matches!(launches.deferred, Some(Deferred::UnitHeads(columns)) if columns == read) {
-                launches.take_over();
-                inputs.unit = 1;
-            }
-        }
-        let is_step = launches.tokens == 1 && launches.persistent;
-        if is_step
+        let is_step = launches.tokens == 1
+            && launches.persistent
             && step::push(
                 &plan,
                 self.states,
                 inputs,
                 launches.share_of_sms(),
                 launches,
-            )
-        {
-            return Ok(());
+            );
+        if !is_step {
+            plan.launch(self.states, inputs, launches)?;
         }
-        plan.launch(self.states, inputs, launches)
+        if plan.writing == Writing::Delta && launches.tokens == 1 {
+            launches.takes(Take::UnitHeads {
+                columns: [inputs.q.rows, inputs.k.rows],
+                take: if is_step {
+                    |call| call.parameters[0].update(|step: &mut step::RecurStep| step.unit = 1)
+                } else {
+                    |call| call.parameters[0].update(|inputs: &mut RecurInputs| inputs.unit = 1)
+                },
+            });
+        }
+        Ok(())
     }
 }
 

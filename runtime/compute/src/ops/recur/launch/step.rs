@@ -36,7 +36,7 @@ device_struct! {
         /// 65536 divided by the number of heads that share a constant, rounded up.
         constant_shares: u32,
         /// Whether the delta rule gives queries and keys the length of one.
-        unit: i32,
+        pub unit: i32,
         pad: i32,
     }
 }
