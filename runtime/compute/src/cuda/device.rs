@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use once_cell::sync::OnceCell;
 
-use super::driver::weights::Weights;
-use super::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
+use crate::cuda::driver::weights::Weights;
+use crate::cuda::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
 #[cfg(feature = "emulator")]
-use super::emulator;
-use super::schedule::{Call, Form, Grid, Parameter, Queued, Source};
-use super::source::TranslationUnit;
+use crate::cuda::emulator;
+use crate::cuda::schedule::{Call, Form, Grid, Parameter, Queued, Source};
+use crate::cuda::source::TranslationUnit;
 use crate::error::{Error, Result};
 use crate::state::Kv;
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use table::{STATE, Table};
 
-use super::device::Device;
-use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
-use super::schedule::{Launches, Queued, Rooms, SessionMemory, Slot};
-use super::source::TranslationUnit;
+use crate::cuda::device::Device;
+use crate::cuda::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
+use crate::cuda::schedule::{Launches, Queued, Rooms, SessionMemory, Slot};
+use crate::cuda::source::TranslationUnit;
 use crate::error::Result;
 
 /// Calls in their place.

@@ -4,10 +4,13 @@ use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
-use crate::sampler::SamplerParams;
+use crate::sampler::{SamplerParams, SamplerState};
 use crate::state::{HEADER, HISTORY, LOGITS, SAMPLER};
 
-const SOURCE: &[Source] = &[Source::new("cuda/token/sample.cu", &[Sampling::define])];
+const SOURCE: &[Source] = &[Source::new(
+    "cuda/token/sample.cu",
+    &[Sampling::define, SamplerState::define],
+)];
 
 device_struct! {
     /// Parameters of the choice as kernels read them.
@@ -114,7 +117,7 @@ impl Launches<'_> {
                 (parts, 256),
                 vec![
                     sampling(),
-                    self.state("u64", SAMPLER),
+                    self.state("SamplerState", SAMPLER),
                     Parameter::pointer("u32", self.memory.ids),
                     Parameter::pointer("u32", chosen),
                     working(),

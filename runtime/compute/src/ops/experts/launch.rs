@@ -73,7 +73,7 @@ impl DeviceOp for Experts {
                 Matrices::new(expert, launches)
             })?,
         ]
-        .map(|matrices| Parameter::value(matrices));
+        .map(Parameter::value);
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let threads = launches.prologue_threads();
         // A block prepares its input once, regardless of the number of rows. In the decode kernel the blocks of one SM

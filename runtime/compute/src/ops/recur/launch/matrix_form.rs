@@ -16,7 +16,7 @@ const SLOTS: usize = 8;
 const MOST_ROWS: usize = 512;
 const MOST_QUERIES: usize = 6;
 
-/// Lists of tokens, one for each partition of a state: `PartitionLists` in partitions_chunk.cu.
+/// Lists of tokens, one for each partition of a state.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Lists {
     pub partitions: usize,
