@@ -28,7 +28,22 @@ const LAYERS: &[&str] = &[
     "cpu",
     "state",
     "weights",
+    "abi",
     "error",
+];
+
+/// The folders and files of `cuda` from above to below.
+const CUDA: &[&str] = &[
+    "batch",
+    "decode",
+    "device",
+    "source",
+    "token",
+    "gemm",
+    "schedule",
+    "emulator",
+    "host_logits",
+    "driver",
 ];
 
 /// The crates from above to below, and their folders.
@@ -73,7 +88,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 
 /// The code of a file: without comments, and without the tests at its end.
 fn code(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod tests {").next();
+    let text = text.split("\nmod tests {").next();
     let lines = text.unwrap_or_default().lines();
     let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
@@ -142,6 +157,42 @@ fn modules_import_from_below() {
         }
         let names = upward(own, &code).into_iter();
         wrong.extend(names.map(|name| format!("{}: crate::{name}", file.display())));
+    }
+    assert!(
+        wrong.is_empty(),
+        "imports from above:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn the_gpu_backend_imports_from_below() {
+    let sources = crate_folder("compute").join("src/cuda");
+    let (mut found, mut wrong) = (Vec::new(), Vec::new());
+    files(&sources, &mut found);
+    let rank = |module: &str| CUDA.iter().position(|&name| name == module);
+    for path in found {
+        let file = path.strip_prefix(&sources).expect("a file of cuda");
+        let own = file.iter().next().unwrap_or_default().to_string_lossy();
+        let own = own.trim_end_matches(".rs");
+        // The root names the public parts.
+        if own == "mod" {
+            continue;
+        }
+        let own_rank = rank(own);
+        assert!(own_rank.is_some(), "{own} has no layer");
+        let code = code(&fs::read_to_string(&path).expect("text"));
+        let is_top = file.components().count() == 1 || file.ends_with(format!("{own}/mod.rs"));
+        if is_top && code.contains("super::") {
+            wrong.push(format!("{}: super", file.display()));
+        }
+        // The names that follow `crate::cuda::` alone.
+        let code = code
+            .replace("crate::cuda::", "cuda!")
+            .replace("crate::", "");
+        let names = imports(&code.replace("cuda!", "crate::")).into_iter();
+        let upward = names.filter(|name| name != own && rank(name) <= own_rank);
+        wrong.extend(upward.map(|name| format!("{}: {name}", file.display())));
     }
     assert!(
         wrong.is_empty(),

@@ -3,6 +3,7 @@
 use crate::format::Format;
 use crate::formats::FORMATS;
 use crate::matrix::Matrix;
+use crate::rounding::Rounding;
 
 /// The CUDA files of number formats in `src`, in the order in which a translation unit has them, after a prelude that declares the types
 /// and functions which they use and [`device_constants`].
@@ -13,7 +14,7 @@ pub fn device_files() -> impl Iterator<Item = String> {
     files.map(|path| path + ".cu")
 }
 
-/// The formats' numbers in kernels, and sets of them.
+/// The numbers of formats and of roundings in kernels, and sets of formats.
 pub fn device_constants() -> String {
     let names = FORMATS.map(|format| format.name).join(", ");
     let set = |has: fn(&Format) -> bool| {
@@ -21,10 +22,22 @@ pub fn device_constants() -> String {
         FORMATS.iter().enumerate().map(bit).sum::<usize>()
     };
     let (integer, contiguous) = (set(Format::is_integer_dot), set(|f| f.block_len == 32));
+    let roundings = [
+        ("IN_F32", None),
+        ("TO_BF16", Some(Rounding::Bf16)),
+        ("TO_F16", Some(Rounding::Halves)),
+        ("IN_SUPER_BLOCKS", Some(Rounding::SuperBlocks)),
+        ("IN_BLOCKS", Some(Rounding::Blocks)),
+    ];
+    let roundings =
+        roundings.map(|(name, rounding)| format!("{name} = {}", Rounding::device_number(rounding)));
+    let roundings = roundings.join(", ");
     format!(
         "enum {{ {names}, format_count }};
 // Formats whose products use inputs in 8 bits, and those whose units are contiguous, codes and scales each.
 constexpr int integer_formats = {integer}, contiguous_formats = {contiguous};
+// How inputs of a product are rounded.
+enum {{ {roundings} }};
 "
     )
 }

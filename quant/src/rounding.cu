@@ -1,5 +1,4 @@
-// How inputs of a product are rounded: `Rounding` in rounding.rs, in its order.
-enum { IN_F32 = -1, TO_BF16, TO_F16, IN_SUPER_BLOCKS, IN_BLOCKS };
+// How inputs of a product are rounded. `Rounding` is in rounding.rs, its numbers in device.rs.
 
 // Whether it is one to 8 bits.
 __device__ constexpr bool to_codes(int rounding) { return rounding >= IN_SUPER_BLOCKS; }

@@ -58,7 +58,7 @@ impl Rounding {
         format.rounding().or_else(finest)
     }
 
-    /// Its number in kernels: see rounding.cu.
+    /// Its number in kernels.
     pub fn device_number(rounding: Option<Rounding>) -> i32 {
         rounding.map_or(-1, |rounding| rounding as i32)
     }

@@ -3,6 +3,7 @@
 
 #![allow(missing_docs)]
 
+pub mod abi;
 pub mod cpu;
 // Without GPUs some of the GPU code is used only by kernels built ahead of time, and some is unused.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]

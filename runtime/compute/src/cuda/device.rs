@@ -7,14 +7,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use once_cell::sync::OnceCell;
-use waterline_kernels::file;
 
-use super::driver::weights::Weights;
-use super::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
+use crate::cuda::driver::weights::Weights;
+use crate::cuda::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
 #[cfg(feature = "emulator")]
-use super::emulator;
-use super::schedule::source::TranslationUnit;
-use super::schedule::{Call, Form, Grid, Parameter, Queued};
+use crate::cuda::emulator;
+use crate::cuda::schedule::{Call, Form, Grid, Parameter, Queued, Source};
+use crate::cuda::source::TranslationUnit;
 use crate::error::{Error, Result};
 use crate::state::Kv;
 
@@ -188,14 +187,14 @@ impl Device {
         queue.clear(memory.address(), bytes)?;
         let blocks = 8 * self.driver.sms() as usize;
         let call = Call {
-            source: const { &[file("cuda/driver/read.cu")] },
+            source: const { &[Source::new("cuda/driver/read.cu", &[])] },
             kernel: "read_all".into(),
             grid: Grid::Blocks(blocks),
             threads: 512,
             shared: 0,
             parameters: vec![
                 Parameter::pointer("const u8", memory.address()),
-                Parameter::value("u64", bytes as u64 / 16),
+                Parameter::value(bytes as u64 / 16),
                 Parameter::pointer("u32", memory.address()),
             ],
         };

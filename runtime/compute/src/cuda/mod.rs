@@ -1,8 +1,8 @@
 //! The backend for NVIDIA GPUs: state and weights on the device, ops as kernels, a step as one persistent kernel or a recorded graph.
 //!
-//! [`driver`] reaches the GPU and the compiler of kernels. [`schedule`] is what ops write their kernels with, and orders them by
-//! dependency levels. [`gemm`] has the matrix products, [`decode`] the persistent kernel of a step. [`token`] chooses
-//! the next token.
+//! [`driver`] reaches the GPU and the compiler of kernels. [`schedule`] is what ops write their kernels with. [`gemm`] has the matrix
+//! products, [`source`] the text of a program's kernels, [`decode`] the persistent kernel of a step, [`batch`] the kernels of several
+//! sessions. [`token`] chooses the next token. Each of these imports only from those before it.
 
 mod batch;
 mod decode;
@@ -13,17 +13,24 @@ mod emulator;
 mod gemm;
 mod host_logits;
 mod schedule;
+mod source;
 #[cfg(test)]
 pub(crate) mod tests;
 mod token;
 
-pub use batch::{Calls, Program, Rooms, Slot};
+pub use batch::{Calls, Program};
 pub use decode::control::Control;
 #[cfg(feature = "emulator")]
 pub use decode::control::FAULT;
+pub use decode::fusion::merge;
 pub use decode::kernel::OpTime;
 pub use decode::kernel::{DecodeKernel, KernelOpInfo};
-pub(crate) use decode::mailbox::Recurrence;
+#[cfg(feature = "emulator")]
+pub use decode::levels::REVERSED;
+pub(crate) use decode::row_ops::{
+    GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate, PrepareGroup, PrepareMap,
+    PrepareTasks, ROW_OPS,
+};
 pub use device::Device;
 pub use device::{ChunkKey, ChunkMemory};
 pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfer};
@@ -31,10 +38,10 @@ pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfe
 pub use emulator::Emulator;
 pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_of, shared_bytes};
 pub use host_logits::HostLogits;
-#[cfg(feature = "emulator")]
-pub use schedule::levels::REVERSED;
-pub use schedule::source::TranslationUnit;
 pub use schedule::{
-    Call, Deferred, Grid, Launches, Parameter, Queued, RotaryInputs, Rotation, Rows, SessionMemory,
+    Call, Form, Grid, Launches, Parameter, Queued, Rooms, RotaryInputs, Rows, SessionMemory, Slot,
+    Source,
 };
+pub(crate) use schedule::{Recurrence, Take};
+pub use source::TranslationUnit;
 pub use token::sample::Sampling;

@@ -1,5 +1,6 @@
 // Common to all kernels. Kernels are `__device__` function templates whose template arguments are the model's dimensions; the host wraps
 // each instance in a global function, or calls it as an op of the decode kernel. All threads reach every barrier and shuffle.
+// `Rows` is in schedule/call.rs.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -7,13 +8,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef signed char i8;
 
-// Columns of a buffer between ops: `width` values of each token.
-struct Rows {
-  float* first;
-  int stride;
-  int width;
-  __device__ float* token(int t) const { return first + (long long)t * stride; }
-};
+// The columns of token t.
+__device__ inline float* Rows::token(int t) const { return first + (long long)t * stride; }
 
 constexpr float infinity = __builtin_bit_cast(float, 0x7f800000u);
 
@@ -235,20 +231,7 @@ __device__ inline float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
 __device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 __device__ inline float log_sigmoid(float x) { return -softplus(-x); }
 
-// In the order of `Activation` in activation.rs.
-enum Activation {
-  IDENTITY,
-  SILU,
-  SIGMOID,
-  TANH,
-  LOG_SIGMOID,
-  RELU,
-  SQUARED_RELU,
-  GELU,
-  ELU_PLUS_ONE,
-  GELU_ERF
-};
-
+// `Activation` is in functions/activation.rs.
 __device__ inline float activate(int function, float x) {
   switch (function) {
     case SILU: return silu(x);

@@ -4,32 +4,35 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use serde::{Deserialize, Serialize};
 
+use crate::abi::device_enum;
 use crate::cpu::simd;
 
-/// A function of single values: a feature map, or the function of an output gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `x`.
-    Identity,
-    /// `x sigmoid(x)`.
-    Silu,
-    /// `1 / (1 + e^-x)`.
-    Sigmoid,
-    /// `tanh x`.
-    Tanh,
-    /// `ln sigmoid(x)`.
-    LogSigmoid,
-    /// `max(x, 0)`.
-    Relu,
-    /// `max(x, 0)^2`.
-    SquaredRelu,
-    /// `x Phi(x)`, in its approximation by tanh.
-    Gelu,
-    /// `x + 1` above zero, else `e^x`.
-    EluPlusOne,
-    /// `x Phi(x)`.
-    GeluErf,
+device_enum! {
+    /// A function of single values: a feature map, or the function of an output gate.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Activation("") {
+        /// `x`.
+        Identity,
+        /// `x sigmoid(x)`.
+        Silu,
+        /// `1 / (1 + e^-x)`.
+        Sigmoid,
+        /// `tanh x`.
+        Tanh,
+        /// `ln sigmoid(x)`.
+        LogSigmoid,
+        /// `max(x, 0)`.
+        Relu,
+        /// `max(x, 0)^2`.
+        SquaredRelu,
+        /// `x Phi(x)`, in its approximation by tanh.
+        Gelu,
+        /// `x + 1` above zero, else `e^x`.
+        EluPlusOne,
+        /// `x Phi(x)`.
+        GeluErf,
+    }
 }
 
 impl Activation {

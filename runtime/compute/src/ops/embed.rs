@@ -1,11 +1,10 @@
 //! Rows of the embedding matrix into the residual stream.
 
-use waterline_kernels::file;
 use waterline_quant::Matrix;
 
 use super::{Access, CpuOp, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
-use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
+use crate::cuda::{Call, Grid, Launches, Parameter, Source, format_of};
 use crate::error::Result;
 use crate::functions::Norm;
 use crate::operands::{RESIDUAL, View};
@@ -57,7 +56,7 @@ impl DeviceOp for Embed {
         let norm = launches.prologue(output, self.norm.as_ref())?;
         let matrix = launches.matrix_address(&self.matrix)?;
         launches.push(Call {
-            source: const { &[file("ops/embed.cu")] },
+            source: const { &[Source::new("ops/embed.cu", &[])] },
             kernel: format!(
                 "embed<{}, {hidden}, {}>",
                 format_of(&self.matrix),
@@ -69,9 +68,9 @@ impl DeviceOp for Embed {
             parameters: vec![
                 Parameter::pointer("const u8", matrix),
                 Parameter::int(self.matrix.rows()),
-                Parameter::value("float", self.multiplier),
-                launches.ids(),
-                Parameter::value("Prologue", norm),
+                Parameter::value(self.multiplier),
+                Parameter::pointer("const u32", launches.memory.ids),
+                Parameter::value(norm),
                 launches.view(output),
             ],
         });

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use waterline_kernels::file;
 use waterline_quant::{Activations, Matrix, Output};
 
 use super::project::{load, piece};
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows, WeightMatrix};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, Source, WeightMatrix};
 use crate::error::Result;
 use crate::functions::{Activation, Norm};
 use crate::operands::{RESIDUAL, View};
@@ -99,15 +98,12 @@ impl Logits {
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {
-                source: const { &[file("ops/logits.cu")] },
+                source: const { &[Source::new("ops/logits.cu", &[])] },
                 kernel: "cap_logits".into(),
                 grid: Grid::EachToken(self.matrix.rows().div_ceil(THREADS)),
                 threads: THREADS,
                 shared: 0,
-                parameters: vec![
-                    Parameter::value("Rows", logits),
-                    Parameter::value("float", cap),
-                ],
+                parameters: vec![Parameter::value(logits), Parameter::value(cap)],
             });
         }
         Ok(())

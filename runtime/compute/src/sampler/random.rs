@@ -1,19 +1,21 @@
-use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
-/// The random numbers of a session: number `n` is a pure function of (seed, n), so that saving
-/// two integers saves the generator, and a device computes the same numbers.
-///
-/// With `mix` the output function of SplitMix64 and all arithmetic modulo 2^64, draw `n` is
-/// `mix(mix(seed) + (n + 1) * 0x9e3779b97f4a7c15) >> 11`, divided by 2^53. The inner `mix` keeps
-/// neighbouring seeds from giving shifted copies of one sequence.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable, Serialize, Deserialize)]
-pub struct SamplerState {
-    /// The user's seed.
-    pub seed: u64,
-    /// Random numbers taken so far.
-    pub draws: u64,
+use crate::abi::device_struct;
+
+device_struct! {
+    /// The random numbers of a session: number `n` is a pure function of (seed, n), so that saving
+    /// two integers saves the generator, and a device computes the same numbers.
+    ///
+    /// With `mix` the output function of SplitMix64 and all arithmetic modulo 2^64, draw `n` is
+    /// `mix(mix(seed) + (n + 1) * 0x9e3779b97f4a7c15) >> 11`, divided by 2^53. The inner `mix` keeps
+    /// neighbouring seeds from giving shifted copies of one sequence.
+    #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct SamplerState {
+        /// The user's seed.
+        pub seed: u64,
+        /// Random numbers taken so far.
+        pub draws: u64,
+    }
 }
 
 impl SamplerState {

@@ -135,6 +135,16 @@ pub enum Kv {
     F32,
 }
 
+impl Kv {
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Kv::F16 => 2,
+            Kv::F32 => 4,
+        }
+    }
+}
+
 /// User options for a session's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -2,7 +2,7 @@
 
 use crate::cuda::{
     Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued,
-    Recording, SessionMemory, TranslationUnit,
+    Recording, Rows, SessionMemory, TranslationUnit, merge,
 };
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
@@ -86,7 +86,14 @@ impl ProgramWriter<'_> {
     ) -> Result<Vec<Queued>> {
         let mut launches = Launches::new(&self.memory, self.scratch, 1, persistent);
         write(&mut launches)?;
-        Ok(launches.into_calls())
+        let calls = launches.into_calls();
+        if !persistent {
+            return Ok(calls);
+        }
+        let layers = self.program.ops.len();
+        Ok(merge(calls, |op| {
+            op < layers && self.program.is_read_once(op)
+        }))
     }
 
     /// All ops but the logits, for one token.
@@ -101,8 +108,7 @@ impl ProgramWriter<'_> {
             buffers: &chunks.buffers,
             ..self.memory
         };
-        let mut launches = Launches::new(&memory, &mut chunks.scratch, tokens, false);
-        launches.untaken = 0;
+        let mut launches = Launches::reusing(&memory, &mut chunks.scratch, tokens);
         write_layers(self.program, &mut launches)?;
         Ok(launches.into_calls())
     }
@@ -113,7 +119,11 @@ impl ProgramWriter<'_> {
         self.write(persistent, |launches| {
             let residual = View::whole(RESIDUAL, hidden);
             launches.begin(program.ops.len(), &program.logits.access());
-            let logits = launches.state_rows(LOGITS, vocab);
+            let logits = Rows {
+                first: launches.state_address(LOGITS),
+                stride: vocab as i32,
+                width: vocab as i32,
+            };
             program.logits.launch(launches, residual, logits)
         })
     }
@@ -141,7 +151,7 @@ impl ProgramWriter<'_> {
 /// All ops but the logits, and the end of a chunk.
 fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
     // Only in one kernel ops run at the same time.
-    let sharing = if launches.persistent() {
+    let sharing = if launches.persistent {
         program.concurrent(|op| op.fills_device())
     } else {
         vec![1; program.ops.len()]
@@ -149,8 +159,7 @@ fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
     launches.has_routing = program.has_routing();
     for (index, op) in program.ops.iter().enumerate() {
         launches.begin(index, &op.access());
-        launches.sharing = sharing[index];
-        launches.read_once = launches.persistent() && program.is_read_once(index);
+        launches.slot.sharing = sharing[index];
         op.launch(launches)?;
     }
     launches.end();

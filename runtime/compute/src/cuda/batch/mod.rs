@@ -5,29 +5,15 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use table::{STATE, Table};
 
-use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
-use super::schedule::{Launches, Queued, SessionMemory};
-use super::{Device, TranslationUnit};
+use crate::cuda::device::Device;
+use crate::cuda::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
+use crate::cuda::schedule::{Launches, Queued, Rooms, SessionMemory, Slot};
+use crate::cuda::source::TranslationUnit;
 use crate::error::Result;
-
-/// Working memory that ops share, by what it is for: bytes and where it lies.
-pub type Rooms = HashMap<&'static str, (usize, Address)>;
-
-/// Which row of the buffers calls are written for.
-#[derive(Clone, Copy)]
-pub struct Slot {
-    /// The row.
-    pub row: usize,
-    /// Where the tokens before this one are counted, if not in the state.
-    pub position: Option<Address>,
-    /// Slots that run at the same time, of which each has a part of the SMs.
-    pub sharing: usize,
-}
 
 /// Calls in their place.
 pub enum Calls {
@@ -48,9 +34,9 @@ impl Calls {
     ) -> Result<Self> {
         let mut launches = Launches::new(memory, scratch, most, false);
         launches.as_steps = true;
-        launches.shared = std::mem::take(rooms);
+        launches.workspaces.shared = std::mem::take(rooms);
         write(&mut launches)?;
-        *rooms = std::mem::take(&mut launches.shared);
+        *rooms = std::mem::take(&mut launches.workspaces.shared);
         Ok(Calls::Rows(launches.into_calls()))
     }
 
@@ -63,11 +49,10 @@ impl Calls {
         write: impl Fn(&mut Launches) -> Result<()>,
     ) -> Result<Vec<Queued>> {
         let mut launches = Launches::new(memory, scratch, 1, false);
-        (launches.row, launches.position) = (slot.row, slot.position);
-        launches.sharing = slot.sharing;
-        launches.shared = std::mem::take(rooms);
+        launches.slot = slot;
+        launches.workspaces.shared = std::mem::take(rooms);
         write(&mut launches)?;
-        *rooms = std::mem::take(&mut launches.shared);
+        *rooms = std::mem::take(&mut launches.workspaces.shared);
         let mut calls = launches.into_calls();
         calls.iter_mut().for_each(|queued| queued.by_slot = true);
         Ok(calls)

@@ -1,11 +1,5 @@
-// Columns of several buffers, side by side.
-struct ColumnList {
-  int count;
-  int width;
-  Rows at[12];
-};
-
 // Copies the columns of token `blockIdx.y` to its row of `saved`, or back.
+// `ColumnList` is in saved.rs.
 template <bool back>
 __device__ void copy_columns(const ColumnList& list, float* saved) {
   float* row = saved + (long long)blockIdx.y * list.width;

@@ -1,14 +1,14 @@
 //! Inputs of the ops with a state, saved for each token so that these ops can run again without the ops
 //! before them.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 
+use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows, Source};
 use crate::operands::View;
 
-const SOURCE: &[File] = &[file("cuda/batch/saved.cu")];
+const SOURCE: &[Source] = &[Source::new("cuda/batch/saved.cu", &[ColumnList::define])];
 
 /// Views of a list.
 const MOST_VIEWS: usize = 12;
@@ -16,13 +16,13 @@ const MOST_VIEWS: usize = 12;
 const THREADS: usize = 256;
 const RUN: usize = 4;
 
-/// `ColumnList` in saved.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ColumnList {
-    count: i32,
-    width: i32,
-    at: [Rows; MOST_VIEWS],
+device_struct! {
+    /// Columns of several buffers, side by side.
+    struct ColumnList {
+        count: i32,
+        width: i32,
+        at: [Rows; MOST_VIEWS],
+    }
 }
 
 impl Launches<'_> {
@@ -46,10 +46,7 @@ impl Launches<'_> {
                 grid: Grid::EachToken(width.div_ceil(THREADS * RUN)),
                 threads: THREADS,
                 shared: 0,
-                parameters: vec![
-                    Parameter::value("ColumnList", list),
-                    Parameter::pointer("float", saved),
-                ],
+                parameters: vec![Parameter::value(list), Parameter::pointer("float", saved)],
             });
             saved += (self.tokens * width * size_of::<f32>()) as u64;
         }

@@ -1,28 +1,44 @@
-//! Words that a session's kernels and the host share: the grid barrier, the chosen token, and the report of a wait past its deadline.
+//! ControlWords that a session's kernels and the host share: the grid barrier, the chosen token, and the report of a wait past its deadline.
 
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
+use crate::abi::{device_enum, device_struct};
 use crate::cuda::driver::{Address, Driver, Memory, Queue};
 use crate::error::Result;
 
-/// `Control` in cta.cu.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-struct Words {
-    arrivals: u32,
-    token: u32,
-    failure: u32,
-    op: u32,
-    block: u32,
-    chosen: u32,
+device_struct! {
+    /// The words.
+    #[derive(Debug, Default)]
+    pub(super) struct ControlWords {
+        /// Arrivals at this token's grid barriers; 0 between tokens.
+        arrivals: u32,
+        /// Number of the token.
+        token: u32,
+        /// The first wait past its deadline: a [`Wait`] or 0.
+        failure: u32,
+        /// Its op.
+        op: u32,
+        /// Its thread block.
+        block: u32,
+        /// The chosen token.
+        chosen: u32,
+    }
+}
+
+device_enum! {
+    /// The events that a block polls for.
+    pub(super) enum Wait("WAIT_") {
+        Barrier = 1,
+        Mailbox,
+    }
 }
 
 /// A wait that passed its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// A `Wait` in mailbox.cu.
+    /// A [`Wait`].
     wait: u32,
     /// The op of its thread block.
     pub op: u32,
@@ -33,7 +49,7 @@ impl Failure {
     /// In words; `name` is the op's function.
     pub fn describe(&self, name: &str) -> String {
         let wait = match self.wait {
-            1 => "the grid barrier",
+            wait if wait == Wait::Barrier as u32 => "the grid barrier",
             _ => "a value in a mailbox",
         };
         format!(
@@ -52,10 +68,10 @@ pub struct Control(Memory);
 impl Control {
     /// All zero, before the first token.
     pub fn new(driver: &Arc<dyn Driver>, queue: &dyn Queue) -> Result<Self> {
-        let memory = Memory::new(driver, size_of::<Words>())?;
-        let words = Words {
+        let memory = Memory::new(driver, size_of::<ControlWords>())?;
+        let words = ControlWords {
             token: 1,
-            ..Words::default()
+            ..ControlWords::default()
         };
         queue.write(memory.address(), bytemuck::bytes_of(&words))?;
         Ok(Control(memory))
@@ -68,12 +84,12 @@ impl Control {
 
     /// Address of the chosen token, a u32.
     pub fn chosen_address(&self) -> Address {
-        self.0.address() + std::mem::offset_of!(Words, chosen) as u64
+        self.0.address() + std::mem::offset_of!(ControlWords, chosen) as u64
     }
 
     /// Waits until the device is idle; the chosen token, or the failure of the step.
     pub fn read(&self, queue: &dyn Queue) -> Result<std::result::Result<u32, Failure>> {
-        let mut words = Words::zeroed();
+        let mut words = ControlWords::zeroed();
         queue.read(self.address(), bytemuck::bytes_of_mut(&mut words))?;
         Ok(match words.failure {
             0 => Ok(words.chosen),

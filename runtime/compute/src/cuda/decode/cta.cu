@@ -1,36 +1,13 @@
 // A thread block of the decode kernel: one cooperative block per SM, which walks the ops of a token. An op corresponds to a kernel of a
 // recorded graph. This file comes before the ops' own: at its end `blockIdx`, `gridDim`, `blockDim` and `__syncthreads` become the
 // op's, so that the same text serves as a kernel and as an op.
+// `OpRecord` is in record.rs, `ControlWords` in control.rs, `MailboxBit` in mailbox.rs.
 
 #define WATERLINE_DECODE 1
 
 struct Dim3 {
   u32 x, y, z;
 };
-
-// An op in the table of ops; its parameters follow.
-struct __align__(16) OpRecord {
-  // The function to run, and the op's grid and threads.
-  int function;
-  u32 grid[2];
-  u32 threads;
-  // A GEMV's first segment of weights in each block's list, and their number; see pipeline.cu.
-  int segment;
-  int segments;
-  // Offset of the epilogue's row ops among the parameters.
-  int row_ops;
-  // Whether the output is stored in its buffer too.
-  int stores;
-  // A GEMV's input, columns that are added to it and others that gate it; the op's output; the earlier output that it adds to. An op
-  // without an output mailbox ends with a grid barrier.
-  Mailbox input, added, gates, output, sum;
-  // Block b of the grid of SMs runs block b + shift of the op, modulo the number of SMs.
-  u32 shift;
-  u32 unused;
-};
-
-// The mailboxes that an op has, a template argument of its function.
-enum { MAILBOX_INPUT = 1, MAILBOX_ADDED = 2, MAILBOX_GATES = 4, MAILBOX_OUTPUT = 8, MAILBOX_SUM = 16 };
 
 // Concurrent ops, those of one dependency level, have blocks of their own. A block runs the ops that it has a part of, without
 // waiting between them, and arrives at the grid barrier after the last. Its `next_ops` table holds the first op, then the successor of
@@ -46,20 +23,6 @@ struct __align__(16) OpHeader {
   u32 threads;
   int function;
   u32 op;
-};
-
-// Shared with the host: `Control` in control.rs.
-struct Control {
-  // Arrivals at this token's grid barriers; 0 between tokens.
-  u32 arrivals;
-  // Number of the token.
-  u32 token;
-  // The first wait past its deadline: a `Wait` or 0, its op and its thread block.
-  u32 failure;
-  u32 op;
-  u32 block;
-  // The chosen token.
-  u32 chosen;
 };
 
 // State of a thread block, in shared memory so that ops have all registers. Thread 0 writes it between barriers.
@@ -78,7 +41,7 @@ struct __align__(16) CtaState {
   u32 mailbox_offset;
   // Whether the op still waits for its input: a hint to the producer warps.
   u32 waiting;
-  Control* control;
+  ControlWords* control;
   // The successor of the next op, once its copy has arrived.
   u32 op_after_next;
   // When the token began, by `coarse_time`.

@@ -1,9 +1,6 @@
 // Epilogue of a streaming GEMV: a row is stored, added to the output or gated. Row ops come before: the parts of the following `prepare`
 // that need no other row, such as short convolutions and activations.
 
-// In the order of `Epilogue` in gemv.rs.
-enum { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_GATED };
-
 // Applies a row op to a value whose output is at `address`. Not inlined, since every GEMV has such rows.
 __device__ __noinline__ float apply_row_op(const PrepareTasks& row_ops, int row_op, const float* address, float value) {
   if (row_op >= most_groups) {
@@ -26,7 +23,7 @@ struct EpilogueRow {
   int row;
   bool exists;
   // The convolution that the row goes through, or null.
-  const HeadGroup* convolution;
+  const PrepareGroup* convolution;
   // With a convolution, each lane's past input and weight; of an added row, the output's old value.
   float held;
   float weight;
@@ -56,7 +53,7 @@ struct EpilogueRow {
   __device__ float* address(const Rows& output) const { return output.first + segment->column + row; }
 
   // This lane's tap of the convolution; the last lane's is the new value.
-  __device__ static int tap(const HeadGroup& group) { return group.taps - 4 + lane_index() % 4; }
+  __device__ static int tap(const PrepareGroup& group) { return group.taps - 4 + lane_index() % 4; }
 
   // Loads operands that no earlier op writes.
   __device__ void load(const PrepareTasks* row_ops, const Rows& output) {
@@ -69,7 +66,7 @@ struct EpilogueRow {
       if (segment[1].bias) gated_bias = segment[1].bias[row];
     }
     if (!row_ops || segment->row_op < 0 || segment->row_op >= most_groups) return;
-    const HeadGroup& group = row_ops->group[segment->row_op];
+    const PrepareGroup& group = row_ops->group[segment->row_op];
     if (!group.weight) return;
     convolution = &group;
     if (tap(group) < 0) return;
@@ -81,7 +78,7 @@ struct EpilogueRow {
   // Loads the value that the product is added to.
   __device__ void load_sum(const Rows& output) {
     if (epilogue != EPILOGUE_ADD || !exists) return;
-    held = (mailboxes & MAILBOX_SUM) != 0 ? this_op().sum.load(segment->column + row) : *address(output);
+    held = (mailboxes & MAILBOX_SUM) != 0 ? Mailbox{this_op().sum}.load(segment->column + row) : *address(output);
   }
 
   // Adds the partial sums of the row, and of the gated row: four lanes together, both sums at once.
@@ -126,14 +123,14 @@ struct EpilogueRow {
       value += held;
     }
     if (row_ops && convolution) {
-      const HeadGroup& group = *convolution;
+      const PrepareGroup& group = *convolution;
       int channels = group.columns.width, channel = (int)(address(output) - group.columns.first), t = tap(group);
       if (t > 0) group.past[(t - 1) * channels + channel] = j == 3 ? value : held;
       value = part + (group.bias ? group.bias[channel] : 0.0f);
     }
     if (j != 0) return;
     if (row_ops && segment->row_op >= 0) value = apply_row_op(*row_ops, segment->row_op, address(output), value);
-    if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) this_op().output.publish(segment->column + row, value);
+    if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) Mailbox{this_op().output}.publish(segment->column + row, value);
     if (this_op().stores) *address(output) = value;
   }
 };

@@ -1,257 +1,32 @@
 //! The streaming GEMV: matrices times one token's input, with weights from the pipeline. Arguments of `gemv.cu`.
 
-use std::ops::Range;
+use waterline_quant::Rounding;
 
-use waterline_quant::{FORMATS, Rounding};
-
-use crate::cuda::driver::{Address, TensorCores};
-use crate::cuda::gemm::{ADD, GATE, Prologue, WeightMatrix, format_of, formats_of};
-use crate::cuda::schedule::levels::Accesses;
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::abi::device_enum;
+use crate::cuda::driver::TensorCores;
+use crate::cuda::gemm::{Prologue, PrologueFlag, StepKind, WeightMatrix, format_of, formats_of};
+use crate::cuda::schedule::{
+    Call, Epilogue, Form, Gemv, Grid, Launches, Parameter, Rows, StreamedMatrix,
+};
 use crate::error::Result;
 use crate::functions::Activation;
 
-/// Bits in addition to those of `Prologue::flags`, as in gemm/prologue.cu.
-const QUADS: usize = 256;
-const LATE_NORM: usize = 512;
-const WARP_HAS_SUPER_BLOCK: usize = 128;
-
-/// Bytes of an input as three bf16 numbers.
-const SPLIT_BYTES: usize = 6;
-
-/// Destination of the products, as in epilogue.cu.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Epilogue {
-    /// They are stored.
-    Store,
-    /// They are added to the output.
-    Add,
-    /// function(first matrix' product) * second matrix' product is stored.
-    Gated(Activation),
+/// The kind of an epilogue, and the number of its function.
+fn numbers(epilogue: Epilogue) -> (i32, i32) {
+    let (kind, function) = match epilogue {
+        Epilogue::Store => (EpilogueKind::Store, Activation::Identity),
+        Epilogue::Add => (EpilogueKind::Add, Activation::Identity),
+        Epilogue::Gated(function) => (EpilogueKind::Gated, function),
+    };
+    (kind as i32, function as i32)
 }
 
-impl Epilogue {
-    /// Its number in epilogue.cu, and that of its function.
-    fn numbers(self) -> (i32, i32) {
-        match self {
-            Epilogue::Store => (0, Activation::Identity as i32),
-            Epilogue::Add => (1, Activation::Identity as i32),
-            Epilogue::Gated(function) => (2, function as i32),
-        }
-    }
-}
-
-/// A GEMV with weights from the pipeline.
-pub struct Gemv {
-    pub(crate) epilogue: Epilogue,
-    /// Matrices of the same input.
-    pub(crate) weights: Vec<StreamedMatrix>,
-    /// The input columns, if the prologue has at most one addition and one gate.
-    pub(crate) input: Option<Rows>,
-    /// The columns of these two steps.
-    pub(crate) added: Option<Rows>,
-    pub(crate) gates: Option<Rows>,
-    /// Whether the prologue needs shared memory for a whole row.
-    pub(crate) has_odd_norm: bool,
-    pub(crate) output: Rows,
-}
-
-impl Gemv {
-    /// Columns of the matrices.
-    fn cols(&self) -> usize {
-        self.weights[0].cols
-    }
-
-    /// Bytes of shared memory for the input.
-    pub(crate) fn input_bytes(&self) -> usize {
-        let whole = if self.has_odd_norm {
-            self.cols() * size_of::<f32>()
-        } else {
-            0
-        };
-        self.input_ends()[2].max(whole)
-    }
-
-    /// Where the input ends in f32, in 8 bits with scales, and split into bf16 numbers; each form has bytes only where a format
-    /// multiplies with it.
-    fn input_ends(&self) -> [usize; 3] {
-        let cols = self.cols();
-        let integer = |f: &StreamedMatrix| FORMATS[f.format].is_integer_dot();
-        let any =
-            |wants: &dyn Fn(&StreamedMatrix) -> bool| usize::from(self.weights.iter().any(wants));
-        let plain = any(&|f| !integer(f) && !f.on_tensor_cores) * cols * size_of::<f32>();
-        let codes = any(&integer) * (cols + cols / 32 * 4);
-        let split = any(&|f| f.on_tensor_cores) * SPLIT_BYTES * (cols.next_multiple_of(64) + 32);
-        let first = plain.next_multiple_of(128);
-        let second = first + codes.next_multiple_of(128);
-        [first, second, second + split]
-    }
-
-    /// Whether any of its rows has a row op.
-    pub fn has_row_ops(&self) -> bool {
-        self.weights.iter().any(|weight| weight.row_op.is_some())
-    }
-
-    /// The memory that it accesses, if its input columns are known.
-    pub(crate) fn accesses(&self) -> Option<Accesses> {
-        let inputs = [Some(self.input?), self.added, self.gates];
-        let rows = self.owners().iter().map(|weight| self.output_of(weight));
-        Some(Accesses {
-            reads: inputs.into_iter().flatten().map(Rows::bytes).collect(),
-            writes: rows.map(Rows::bytes).collect(),
-        })
-    }
-
-    /// The matrices with rows in the output: in a gated GEMV the first half.
-    pub(crate) fn owners(&self) -> &[StreamedMatrix] {
-        let together = if matches!(self.epilogue, Epilogue::Gated(_)) {
-            2
-        } else {
-            1
-        };
-        &self.weights[..self.weights.len() / together]
-    }
-
-    /// A matrix' columns of the output.
-    pub(crate) fn output_of(&self, weight: &StreamedMatrix) -> Rows {
-        Rows {
-            first: self.output.first + (weight.column * size_of::<f32>()) as u64,
-            width: weight.rows as i32,
-            ..self.output
-        }
-    }
-
-    /// The indices of these columns in the output, if every one of them is a row of this GEMV.
-    pub(crate) fn columns(&self, columns: Rows) -> Option<Range<usize>> {
-        let (whole, part) = (self.output.bytes(), columns.bytes());
-        if part.start < whole.start || part.end > whole.end {
-            return None;
-        }
-        let first = (part.start - whole.start) as usize / size_of::<f32>();
-        let range = first..first + columns.width as usize;
-        let covered = self.owners().iter().map(|weight| {
-            let [start, end] = weight.cuts(&range);
-            end - start
-        });
-        (covered.sum::<usize>() == range.len()).then_some(range)
-    }
-
-    /// Whether every one of these columns is a stored row of this GEMV without a row op; if so, they get row op number `row_op`.
-    pub fn finish(&mut self, columns: Rows, row_op: usize) -> bool {
-        let Some(range) = self.columns(columns) else {
-            return false;
-        };
-        let cuts = |weight: &StreamedMatrix| weight.cuts(&range);
-        let apart = |weight: &StreamedMatrix| {
-            let step = weight.aligned_rows();
-            let free = weight.row_op.is_none() || cuts(weight)[0] == cuts(weight)[1];
-            free && cuts(weight)
-                .iter()
-                .all(|row| row.is_multiple_of(step) || *row == weight.rows)
-        };
-        if self.epilogue != Epilogue::Store || !self.weights.iter().all(apart) {
-            return false;
-        }
-        let split = |weight: &StreamedMatrix| {
-            let [start, end] = cuts(weight);
-            let middle = StreamedMatrix {
-                row_op: Some(row_op),
-                ..weight.rows(start..end)
-            };
-            let parts = if start < end {
-                vec![weight.rows(0..start), middle, weight.rows(end..weight.rows)]
-            } else {
-                vec![weight.clone()]
-            };
-            parts.into_iter().filter(|part| part.rows > 0)
-        };
-        self.weights = self.weights.iter().flat_map(split).collect();
-        true
-    }
-}
-
-/// A matrix, or some of its rows, as the pipeline reads it.
-#[derive(Clone)]
-pub(crate) struct StreamedMatrix {
-    pub codes: Address,
-    pub scales: Address,
-    /// 0 for none.
-    pub bias: Address,
-    /// Factor of the product.
-    pub multiplier: f32,
-    /// Bytes from row to row.
-    pub code_row: usize,
-    pub scale_row: usize,
-    pub rows: usize,
-    cols: usize,
-    /// First column of the output.
-    pub column: usize,
-    pub format: usize,
-    /// Whether it is multiplied on tensor cores.
-    pub on_tensor_cores: bool,
-    /// The row op of its rows.
-    pub row_op: Option<usize>,
-}
-
-impl StreamedMatrix {
-    /// A matrix without memory.
-    #[cfg(test)]
-    pub(crate) fn for_shape(rows: usize, cols: usize) -> Self {
-        StreamedMatrix {
-            codes: 0,
-            scales: 0,
-            bias: 0,
-            multiplier: 1.0,
-            code_row: 4 * cols,
-            scale_row: 0,
-            rows,
-            cols,
-            column: 0,
-            format: 0,
-            on_tensor_cores: false,
-            row_op: None,
-        }
-    }
-
-    /// Bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.code_row + self.scale_row
-    }
-
-    /// Its first row among these columns of the output, and the first after them.
-    fn cuts(&self, columns: &Range<usize>) -> [usize; 2] {
-        [columns.start, columns.end].map(|at| at.saturating_sub(self.column).min(self.rows))
-    }
-
-    /// Some of its rows.
-    pub fn rows(&self, rows: Range<usize>) -> Self {
-        let at = |first: Address, row: usize| first + (rows.start * row) as u64;
-        StreamedMatrix {
-            codes: at(self.codes, self.code_row),
-            scales: at(self.scales, self.scale_row),
-            bias: match self.bias {
-                0 => 0,
-                bias => at(bias, size_of::<f32>()),
-            },
-            rows: rows.len(),
-            column: self.column + rows.start,
-            ..*self
-        }
-    }
-
-    /// Units of a row: 16 bytes of floats, or 32 quantized numbers.
-    pub fn units(&self) -> usize {
-        match FORMATS[self.format].block_len {
-            1 => self.code_row / 16,
-            _ => self.cols / 32,
-        }
-    }
-
-    /// Fewest rows whose scales are a multiple of 16 bytes.
-    pub fn aligned_rows(&self) -> usize {
-        (1..=16)
-            .find(|rows| (rows * self.scale_row).is_multiple_of(16))
-            .unwrap_or(16)
+device_enum! {
+    /// The numbers of [`Epilogue`].
+    pub(super) enum EpilogueKind("EPILOGUE_") {
+        Store,
+        Add,
+        Gated,
     }
 }
 
@@ -265,7 +40,7 @@ impl Launches<'_> {
         output: Rows,
         epilogue: Epilogue,
     ) -> Result<bool> {
-        if !self.persistent() {
+        if !self.persistent {
             return Ok(false);
         }
         let formats = formats_of(weights);
@@ -278,19 +53,19 @@ impl Launches<'_> {
         let mut gemv = Gemv {
             epilogue,
             input: prologue.columns(weights[0].cols),
-            added: prologue.columns_of(ADD, weights[0].cols),
-            gates: prologue.columns_of(GATE, weights[0].cols),
+            added: prologue.columns_of(StepKind::Add, weights[0].cols),
+            gates: prologue.columns_of(StepKind::Gate, weights[0].cols),
             has_odd_norm: prologue.has_odd_norm(weights[0].cols),
             weights,
             output,
         };
         // The input as three bf16 numbers would leave the pipeline too little shared memory.
-        if gemv.input_bytes() > self.shared_memory() / 2 {
+        if gemv.input_bytes() > self.limits.shared_memory / 2 {
             let weights = gemv.weights.iter_mut();
             weights.for_each(|weight| weight.on_tensor_cores = false);
         }
         let cols = gemv.cols();
-        let (number, function) = epilogue.numbers();
+        let (number, function) = numbers(epilogue);
         let [codes_at, parts_at, bytes] = gemv.input_ends();
         // Without the factor a value near a tie may have another code, and values in 16 bits differ.
         let rounds_late = match rounding {
@@ -299,18 +74,15 @@ impl Launches<'_> {
         };
         let norm = prologue.late_norm(cols).filter(|_| rounds_late);
         let by_super_blocks = rounding == Some(Rounding::SuperBlocks);
-        let flags = [
-            (true, prologue.all_flags(cols)),
-            (prologue.in_quads(cols), QUADS),
+        let more = [
+            (prologue.in_quads(cols), PrologueFlag::Quads),
             (
                 by_super_blocks && prologue.in_octets(cols),
-                WARP_HAS_SUPER_BLOCK,
+                PrologueFlag::WarpHasSuperBlock,
             ),
-            (norm.is_some(), LATE_NORM),
+            (norm.is_some(), PrologueFlag::LateNorm),
         ];
-        let flags = (flags.iter()).fold(0, |set, &(has, epilogue)| {
-            set | if has { epilogue } else { 0 }
-        });
+        let flags = prologue.all_flags(cols) | PrologueFlag::set(&more);
         let call = Call {
             source: &[],
             kernel: format!(
@@ -321,13 +93,13 @@ impl Launches<'_> {
             threads: self.prologue_threads(),
             shared: 0,
             parameters: vec![
-                Parameter::value("Rows", output),
+                Parameter::value(output),
                 // Epsilon of a late norm.
-                Parameter::value("float", norm.unwrap_or(0.0)),
-                Parameter::value("Prologue", prologue),
+                Parameter::value(norm.unwrap_or(0.0)),
+                Parameter::value(prologue),
             ],
         };
-        self.push_gemv(call, gemv);
+        self.push_as(call, Form::Gemv(gemv));
         Ok(true)
     }
 
@@ -349,7 +121,7 @@ impl Launches<'_> {
             column: weight.column,
             format: format_of(matrix),
             on_tensor_cores: format.name == "BF16"
-                && self.tensor_cores() != TensorCores::None
+                && self.limits.tensor_cores != TensorCores::None
                 && matrix.cols().is_multiple_of(32),
             row_op: None,
         };

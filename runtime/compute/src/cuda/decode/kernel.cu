@@ -58,7 +58,7 @@ __device__ void run_ops(const u8* table, const u32* next_ops, const Segment* lis
 // Every block has a row of `next_ops`, count + 1 entries, and a row of `lists`, `stride` segments, which an empty one ends. The ops from
 // `first` on use all of them.
 __device__ void decode_step(const u8* table, const u32* next_ops, const Segment* lists, int stride, int first, int count,
-                        Control* control, u64* clocks) {
+                        ControlWords* control, u64* clocks) {
   // A launch without ops tests whether the device holds all blocks.
   if (count == 0) return;
   const Segment* list = lists + (long long)cta_index() * stride;
@@ -84,14 +84,14 @@ __device__ void decode_step(const u8* table, const u32* next_ops, const Segment*
 
 #ifndef WATERLINE_EMULATOR
 extern "C" __global__ void __launch_bounds__(cta_threads, 1)
-    decode_kernel(const u8* table, const u32* next_ops, const Segment* lists, int stride, int first, int count, Control* control,
+    decode_kernel(const u8* table, const u32* next_ops, const Segment* lists, int stride, int first, int count, ControlWords* control,
                u64* clocks) {
   decode_step(table, next_ops, lists, stride, first, count, control, clocks);
 }
 #else
 extern "C" void decode_kernel(const unsigned* grid, unsigned threads, unsigned shared, void** a) {
   emulator::run(grid, threads, shared, [=] {
-    decode_step(*(const u8**)a[0], *(const u32**)a[1], *(const Segment**)a[2], *(int*)a[3], *(int*)a[4], *(int*)a[5], *(Control**)a[6],
+    decode_step(*(const u8**)a[0], *(const u32**)a[1], *(const Segment**)a[2], *(int*)a[3], *(int*)a[4], *(int*)a[5], *(ControlWords**)a[6],
             *(u64**)a[7]);
   });
 }

@@ -4,49 +4,23 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
-use crate::cuda::Device;
 use crate::cuda::decode::control::{Control, Failure};
 use crate::cuda::decode::layout::{Layout, Needs};
-use crate::cuda::decode::mailbox::{
-    Mailbox, MailboxPointer, MailboxRole, Mailboxes, assign_mailboxes,
-};
-use crate::cuda::decode::pipeline::{Segment, Tiling, distribute};
+use crate::cuda::decode::levels::{KernelOp, by_levels, next_ops};
+use crate::cuda::decode::mailbox::{Mailbox, MailboxRole, Mailboxes, assign_mailboxes};
+use crate::cuda::decode::pipeline::{Segment, distribute};
+use crate::cuda::decode::record::{OpRecord, PRODUCER_WARPS, ROW_OPS_PARAMETER};
+use crate::cuda::decode::source::decode_kernel;
+use crate::cuda::decode::tiling::Tiling;
+use crate::cuda::device::Device;
 use crate::cuda::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
-use crate::cuda::schedule::Queued;
-use crate::cuda::schedule::levels::{KernelOp, by_levels, next_ops};
-use crate::cuda::schedule::source::TranslationUnit;
+use crate::cuda::schedule::{DECODE_THREADS, Queued};
 use crate::error::Result;
 
-/// Consumer threads of a block. Sixteen warps hide each other's latencies.
-pub(crate) const THREADS: usize = 512;
-/// Producer warps of a block, and all its threads.
-pub(crate) const PRODUCER_WARPS: usize = 2;
-const CTA_THREADS: usize = THREADS + 32 * PRODUCER_WARPS;
-
-/// `OpRecord` in cta.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct OpRecord {
-    function: i32,
-    grid: [u32; 2],
-    threads: u32,
-    segment: i32,
-    segments: i32,
-    row_ops: i32,
-    stores: i32,
-    input: MailboxPointer,
-    added: MailboxPointer,
-    gates: MailboxPointer,
-    output: MailboxPointer,
-    sum: MailboxPointer,
-    shift: u32,
-    unused: u32,
-}
-
-/// The parameter of a GEMV that holds the row ops of its epilogue.
-pub(crate) const ROW_OPS: usize = 3;
+/// Threads of a block.
+const CTA_THREADS: usize = DECODE_THREADS + 32 * PRODUCER_WARPS;
 
 /// The ops of a step, ready to run.
 pub struct DecodeKernel {
@@ -166,7 +140,7 @@ impl WeightPlan {
             list.push(Segment::zeroed());
             let mut tiles = 0;
             for segment in list.iter_mut().filter(|segment| segment.rows > 0) {
-                segment.first_tile = tiles;
+                segment.tile = tiles;
                 tiles += segment.tiles(tiling);
             }
         }
@@ -200,12 +174,12 @@ impl DecodeKernel {
             if op.is_concurrent {
                 MailboxRole::Barrier
             } else {
-                op.queued.mailbox_role()
+                MailboxRole::of(op.queued)
             }
         });
         let links: Vec<_> = links.collect();
         let (mailboxes, mailbox_floats) = assign_mailboxes(&links);
-        let source = TranslationUnit::decode(
+        let source = decode_kernel(
             &calls,
             &mailboxes,
             &layout.constants(mailbox_floats, device.driver().tuning()),
@@ -220,9 +194,7 @@ impl DecodeKernel {
         // Two buffers, all entries empty.
         let mailbox_memory = upload(&vec![u8::MAX; 2 * mailbox_floats.max(1) * size_of::<f32>()])?;
         let at = |place: Option<Mailbox>| {
-            place.map_or(MailboxPointer::zeroed(), |place| {
-                place.in_memory(mailbox_memory.address())
-            })
+            place.map_or(0, |place| place.in_memory(mailbox_memory.address()))
         };
         let mut table = vec![0u8; calls.len() * layout.parameters()];
         let places = table.chunks_exact_mut(layout.parameters());
@@ -239,7 +211,7 @@ impl DecodeKernel {
                 threads: call.threads as u32,
                 segment: segments[index].start as i32,
                 segments: segments[index].len() as i32,
-                row_ops: call.offsets().nth(ROW_OPS).unwrap_or(0) as i32,
+                row_ops: call.offsets().nth(ROW_OPS_PARAMETER).unwrap_or(0) as i32,
                 stores: mailboxes.stores.into(),
                 input: at(mailboxes.input),
                 added: at(mailboxes.added),
@@ -258,8 +230,7 @@ impl DecodeKernel {
             if let Some(recurrence) = queued.recurrence() {
                 let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
                 for (input, &place) in inputs.zip(&mailboxes.inputs) {
-                    input[..size_of::<MailboxPointer>()]
-                        .copy_from_slice(bytemuck::bytes_of(&at(place)));
+                    input[..size_of::<Address>()].copy_from_slice(bytemuck::bytes_of(&at(place)));
                 }
             }
         }

@@ -3,10 +3,12 @@
 use waterline_quant::FORMATS;
 
 use crate::cuda::decode::control;
-use crate::cuda::decode::gemv::Gemv;
-use crate::cuda::decode::kernel::{OpRecord, PRODUCER_WARPS, THREADS};
-use crate::cuda::decode::pipeline::{STEP_UNITS, SUMS_PITCH, Segment, Tile, Tiling};
-use crate::cuda::decode::tuning::Tuning;
+use crate::cuda::decode::pipeline::{Segment, Tile};
+use crate::cuda::decode::record::{OpRecord, PRODUCER_WARPS};
+use crate::cuda::decode::tiling::{STEP_UNITS, SUMS_PITCH, Tiling};
+use crate::cuda::driver::tuning::Tuning;
+use crate::cuda::schedule::DECODE_THREADS;
+use crate::cuda::schedule::Gemv;
 use crate::cuda::schedule::Queued;
 
 /// Alignment of the weight pipeline's stages. Bulk copies to addresses that are no multiples of 32 bytes are slower: a token takes 7 %
@@ -86,7 +88,7 @@ impl Needs {
         layout.stages = count(&layout);
         let needs = &layout.needs;
         // A thread copies 16 bytes of a record.
-        if layout.stages < stages || needs.parameters / 16 >= THREADS {
+        if layout.stages < stages || needs.parameters / 16 >= DECODE_THREADS {
             return Err(layout.fixed() + stages * (needs.stage + STAGE_BARRIERS));
         }
         Ok(layout)
@@ -143,7 +145,7 @@ impl Layout {
             .fold(0, |set, format| set | 1 << format);
         let in_flight = tuning.tiles_in_flight(PRODUCER_WARPS, self.stages, needs.stage);
         let constants = [
-            ("consumer_threads", THREADS),
+            ("consumer_threads", DECODE_THREADS),
             ("producer_warps", PRODUCER_WARPS),
             ("step_units", STEP_UNITS),
             ("sums_pitch", SUMS_PITCH),

@@ -13,9 +13,6 @@ typedef unsigned long long u64;
 // The bits of an empty entry, a NaN that no arithmetic gives.
 constexpr u32 mailbox_empty = 0xffffffff;
 
-// The events that a block polls for, as in control.rs.
-enum Wait { WAIT_BARRIER = 1, WAIT_MAILBOX };
-
 // Defined in cta.cu: floats from a mailbox's first buffer to this token's, and the report of a wait that failed.
 __device__ inline u32 mailbox_offset();
 __device__ inline void note_failure(Wait wait);

@@ -1,18 +1,20 @@
 //! Which ops of the decode kernel publish their outputs in mailboxes, value by value, so that the next op needs no grid barrier:
 //! `mailbox.cu`.
 
-use bytemuck::{Pod, Zeroable};
-
-use crate::cuda::decode::gemv::{Epilogue, Gemv};
+use crate::abi::device_enum;
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::Rows;
-use crate::cuda::schedule::levels::Accesses;
+use crate::cuda::schedule::{Epilogue, Form, Gemv, Queued, Recurrence, Rows};
 
-/// `Mailbox` in mailbox.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub struct MailboxPointer {
-    first: Address,
+device_enum! {
+    /// The mailboxes that an op has, bits of a template argument of its function.
+    #[derive(Clone, Copy)]
+    pub(super) enum MailboxBit("MAILBOX_") {
+        Input = 1,
+        Added = 2,
+        Gates = 4,
+        Output = 8,
+        Sum = 16,
+    }
 }
 
 /// A mailbox of an op's output, or the part of it from a column on.
@@ -25,10 +27,8 @@ pub struct Mailbox {
 
 impl Mailbox {
     /// Its address, `memory` being that of the first mailbox.
-    pub fn in_memory(self, memory: Address) -> MailboxPointer {
-        MailboxPointer {
-            first: memory + (self.offset * size_of::<f32>()) as u64,
-        }
+    pub fn in_memory(self, memory: Address) -> Address {
+        memory + (self.offset * size_of::<f32>()) as u64
     }
 
     /// The part from a column on.
@@ -37,37 +37,6 @@ impl Mailbox {
             offset: self.offset + column,
             ..self
         }
-    }
-}
-
-/// The step of a recurrence, which can read its inputs from mailboxes.
-pub struct Recurrence {
-    /// The columns of each input, in the order of its parameters; none for an absent one.
-    pub inputs: Vec<Option<Rows>>,
-    /// How many of them its sums over the state need; it reads the others after these sums.
-    pub of_sums: usize,
-    /// Bytes of an input's parameter, which begins with its mailbox.
-    pub input_bytes: usize,
-    /// The outputs of all heads.
-    pub output: Rows,
-    /// Blocks that have a part of its states.
-    pub blocks: usize,
-}
-
-impl Recurrence {
-    /// The memory that it accesses, without its states.
-    pub(crate) fn accesses(&self) -> Accesses {
-        let inputs = self.inputs.iter().flatten();
-        Accesses {
-            reads: inputs.map(|rows| rows.bytes()).collect(),
-            writes: vec![self.output.bytes()],
-        }
-    }
-
-    /// Whether its sums need any of these columns.
-    pub fn sums(&self, columns: Rows) -> bool {
-        let mut inputs = self.inputs[..self.of_sums].iter().flatten();
-        inputs.any(|&input| overlap(input, columns))
     }
 }
 
@@ -80,7 +49,16 @@ pub(crate) enum MailboxRole<'a> {
     Barrier,
 }
 
-impl MailboxRole<'_> {
+impl<'a> MailboxRole<'a> {
+    /// That of a call.
+    pub fn of(queued: &'a Queued) -> Self {
+        match &queued.form {
+            Form::Gemv(gemv) => MailboxRole::Gemv(gemv),
+            Form::Recurrence(recurrence) => MailboxRole::Recurrence(recurrence),
+            Form::Waits | Form::Prefetches | Form::Prepares => MailboxRole::Barrier,
+        }
+    }
+
     /// The columns that it can publish.
     fn output(&self) -> Option<Rows> {
         match self {
@@ -134,16 +112,18 @@ impl Mailboxes {
         mailboxes.flatten().map(|mailbox| mailbox.op)
     }
 
-    /// The template argument `mailboxes`: the bits in cta.cu.
+    /// The template argument `mailboxes`.
     pub fn bits(&self) -> u32 {
+        let has_input = self.input.is_some() || !self.inputs.is_empty();
         let bits = [
-            self.input.is_some() || !self.inputs.is_empty(),
-            self.added.is_some(),
-            self.gates.is_some(),
-            self.output.is_some(),
-            self.sum.is_some(),
+            (has_input, MailboxBit::Input),
+            (self.added.is_some(), MailboxBit::Added),
+            (self.gates.is_some(), MailboxBit::Gates),
+            (self.output.is_some(), MailboxBit::Output),
+            (self.sum.is_some(), MailboxBit::Sum),
         ];
-        (bits.iter().rev()).fold(0, |set, &bit| 2 * set + u32::from(bit))
+        let bit = |(has, bit)| if has { bit as u32 } else { 0 };
+        bits.map(bit).iter().sum()
     }
 }
 
@@ -181,7 +161,7 @@ pub(crate) fn assign_mailboxes(ops: &[MailboxRole<'_>]) -> (Vec<Mailboxes>, usiz
             run.clear();
             continue;
         };
-        for member in run.iter().filter(|member| overlap(member.output, output)) {
+        for member in run.iter().filter(|member| member.output.overlaps(output)) {
             // The earlier store might land after this one.
             all[member.mailbox.op].stores = false;
             if link.adds() {
@@ -223,7 +203,7 @@ fn connect(last: &mut Member, next: MailboxRole<'_>, run: &[Member]) -> Option<M
     }
     let last = &*last;
     let members = || run.iter().chain([last]);
-    let latest = |rows: Rows| members().rfind(|member| overlap(member.output, rows));
+    let latest = |rows: Rows| members().rfind(|member| member.output.overlaps(rows));
     match next {
         MailboxRole::Gemv(gemv) => {
             mailboxes.input = Some(last.mailbox_of(gemv.input?)?);
@@ -257,7 +237,7 @@ fn connect(last: &mut Member, next: MailboxRole<'_>, run: &[Member]) -> Option<M
     // Loads are aligned to 16 bytes. An output that is added to was read by every block.
     let output = next.output()?;
     let fits = |member: &Member| {
-        if overlap(member.output, output) && next.adds() {
+        if member.output.overlaps(output) && next.adds() {
             member.whole && member.output == output
         } else {
             true
@@ -272,15 +252,10 @@ fn contains(whole: Rows, part: Rows) -> bool {
     whole.start <= part.start && part.end <= whole.end
 }
 
-fn overlap(a: Rows, b: Rows) -> bool {
-    let (a, b) = (a.bytes(), b.bytes());
-    a.start < b.end && b.start < a.end
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::decode::gemv::StreamedMatrix;
+    use crate::cuda::schedule::StreamedMatrix;
     use crate::functions::Activation;
 
     fn rows(first: Address, width: usize) -> Rows {

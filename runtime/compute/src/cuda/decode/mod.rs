@@ -5,10 +5,15 @@
 //! [`mailbox`]es, or meet at a grid barrier. A matrix-vector product ([`gemv`]) has a prologue, which makes its input, and an epilogue.
 
 pub(crate) mod control;
+pub(crate) mod fusion;
 pub(crate) mod gemv;
 pub(crate) mod kernel;
 mod layout;
+pub(crate) mod levels;
 pub(crate) mod mailbox;
 pub(crate) mod pipeline;
+mod record;
+pub(crate) mod row_ops;
+mod source;
 mod split;
-pub(crate) mod tuning;
+pub(crate) mod tiling;

@@ -3,40 +3,7 @@
 //
 // A tile is a part of the columns of eight or sixteen rows, or all columns of several such row groups: their codes, then their scales.
 // Rows are padded so that lanes which read two of them at once meet all banks.
-
-// Rows of one matrix that a block multiplies. A negative number of rows is padding; zero ends a list.
-struct __align__(16) Segment {
-  const u8* codes;
-  const u8* scales;
-  const float* bias;
-  // Bytes from row to row in global memory.
-  u32 code_row;
-  u32 scale_row;
-  int rows;
-  // The first row's column in the output.
-  int column;
-  // Number of its first tile, counted over the block's list.
-  u32 tile;
-  // Factor of its rows' products.
-  float multiplier;
-  // For codes and for scales: bytes of a tile's row, and bytes from row to row in shared memory. If scales cannot be copied row by
-  // row, `tile_scale_bytes` is 0, and every tile has the scales of whole rows in their memory layout.
-  u16 tile_code_bytes;
-  u16 code_pitch;
-  u16 tile_scale_bytes;
-  u16 scale_pitch;
-  u8 format;
-  // Row groups of its tiles.
-  u8 row_groups;
-  // Tiles that a row is cut into.
-  u16 tiles_per_row;
-  // Index of its rows' first partial sum.
-  u16 sums;
-  // The row op of its epilogue, or -1.
-  i8 row_op;
-  // Whether it begins a new batch of rows: the epilogue of the rows before comes first.
-  i8 new_batch;
-};
+// `Segment` is in pipeline.rs.
 
 static_assert(sizeof(Segment) == segment_bytes, "as pipeline.rs has it");
 

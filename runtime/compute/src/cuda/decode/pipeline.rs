@@ -1,122 +1,53 @@
 //! The weight pipeline on the host: how rows are distributed to blocks as segments, and how segments are cut into tiles.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_quant::FORMATS;
+use bytemuck::Zeroable;
 
-use crate::cuda::decode::gemv::{Gemv, StreamedMatrix};
-use crate::cuda::decode::kernel::THREADS;
-use crate::cuda::decode::mailbox::Recurrence;
+use crate::abi::device_struct;
 use crate::cuda::decode::split::{Demand, Matrix, RowShare, split_rows};
-use crate::cuda::decode::tuning::most_row_groups;
+use crate::cuda::decode::tiling::{STEP_UNITS, SUMS_PITCH, Tiling};
 use crate::cuda::driver::Address;
+use crate::cuda::schedule::Recurrence;
+use crate::cuda::schedule::{Gemv, StreamedMatrix};
 
-/// `Segment` in pipeline.cu: rows of one matrix that a block multiplies.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Segment {
-    codes: Address,
-    scales: Address,
-    bias: Address,
-    code_row: u32,
-    scale_row: u32,
-    pub rows: i32,
-    column: i32,
-    pub first_tile: u32,
-    multiplier: f32,
-    tile_code_bytes: u16,
-    code_pitch: u16,
-    tile_scale_bytes: u16,
-    scale_pitch: u16,
-    format: u8,
-    row_groups: u8,
-    tiles_per_row: u16,
-    sums: u16,
-    row_op: i8,
-    new_batch: i8,
-}
-
-/// The size of a stage of the weight pipeline, and how many rows a thread block finishes together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tiling {
-    /// Most bytes of a tile that has sixteen rows; a larger one has eight.
-    sixteen_rows: usize,
-    /// Rows of a batch: at most one for every four threads.
-    pub batch: usize,
-    /// Most row groups of a tile.
-    pub row_groups: usize,
-}
-
-impl Tiling {
-    /// From the largest to the smallest. On an H200 the first fits every model.
-    const ALL: [Tiling; 5] = [
-        Tiling::new(18 << 10, THREADS / 4),
-        Tiling::new(18 << 10, THREADS / 8),
-        Tiling::new(0, THREADS / 4),
-        Tiling::new(0, THREADS / 8),
-        Tiling::new(0, THREADS / 16),
-    ];
-
-    const fn new(sixteen_rows: usize, batch: usize) -> Self {
-        Tiling {
-            sixteen_rows,
-            batch,
-            row_groups: 1,
-        }
+device_struct! {
+    /// Rows of one matrix that a block multiplies. A negative number of rows is padding; zero ends a list.
+    #[repr(align(16))]
+    pub(crate) struct Segment {
+        codes: Address as *const u8,
+        scales: Address as *const u8,
+        bias: Address as *const f32,
+        /// Bytes from row to row of codes in global memory.
+        code_row: u32,
+        /// Bytes from row to row of scales in global memory.
+        scale_row: u32,
+        pub rows: i32,
+        /// The first row's column in the output.
+        column: i32,
+        /// Number of its first tile, counted over the block's list.
+        pub tile: u32,
+        /// Factor of its rows' products.
+        multiplier: f32,
+        /// Bytes of a tile's row of codes.
+        tile_code_bytes: u16,
+        /// Bytes from row to row of codes in shared memory.
+        code_pitch: u16,
+        /// Bytes of a tile's row of scales. If scales cannot be copied row by row, it is 0, and every tile has the scales of whole rows in
+        /// their memory layout.
+        tile_scale_bytes: u16,
+        /// Bytes from row to row of scales in shared memory.
+        scale_pitch: u16,
+        format: u8,
+        /// Row groups of its tiles.
+        row_groups: u8,
+        /// Tiles that a row is cut into.
+        tiles_per_row: u16,
+        /// Index of its rows' first partial sum.
+        sums: u16,
+        /// The row op of its epilogue, or -1.
+        row_op: i8,
+        /// Whether it begins a new batch of rows: the epilogue of the rows before comes first.
+        new_batch: i8,
     }
-
-    /// The candidates for this many blocks, the largest first.
-    pub fn all(blocks: usize) -> impl Iterator<Item = Tiling> {
-        #[cfg(not(test))]
-        let (first, row_groups) = (0, most_row_groups(blocks));
-        #[cfg(test)]
-        let (first, row_groups) = (
-            if SMALLEST.get() {
-                Self::ALL.len() - 1
-            } else {
-                0
-            },
-            ROW_GROUPS.get().unwrap_or(most_row_groups(blocks)),
-        );
-        Self::ALL[first..].iter().map(move |tiling| Tiling {
-            row_groups,
-            ..*tiling
-        })
-    }
-
-    /// Row groups of a tile of rows with this many units, as in pipeline.cu.
-    fn groups(self, units: usize) -> usize {
-        let mut groups = 1;
-        while groups < self.row_groups && 2 * groups * units <= STEP_UNITS {
-            groups *= 2;
-        }
-        groups
-    }
-
-    /// Rows of a row group: eight or sixteen.
-    pub fn rows(self, format: usize) -> usize {
-        let format = FORMATS[format];
-        // A unit is 16 bytes of floats, or 32 quantized numbers.
-        let eight_units = match format.block_len {
-            1 => 8 * 16,
-            numbers => 8 * 32 * format.block_bytes / numbers,
-        };
-        if 16 * STEP_UNITS / 8 * eight_units <= self.sixteen_rows {
-            16
-        } else {
-            8
-        }
-    }
-}
-/// Units of a row that the warps multiply in a step, and floats from one row's partial sums to the next.
-pub(crate) const STEP_UNITS: usize = THREADS / 32 * 4;
-pub(crate) const SUMS_PITCH: usize = THREADS / 32 + 1;
-
-#[cfg(test)]
-thread_local! {
-    /// Whether programs that this thread lays out have the smallest tiles and batches, for tests.
-    pub(crate) static SMALLEST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-    /// Their row groups, if not by the number of blocks.
-    pub(crate) static ROW_GROUPS: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
 /// Appends a GEMV's rows to the blocks' lists, the same number of segments to each; returns the floats that a block needs for partial
@@ -169,7 +100,7 @@ pub(crate) fn distribute(
                     scale_row: weight.scale_row as u32,
                     rows: rows as i32,
                     column: weight.column as i32,
-                    first_tile: 0,
+                    tile: 0,
                     multiplier: weight.multiplier,
                     sums: sums as u16,
                     tile_code_bytes: tile.tile_code_bytes as u16,

@@ -188,9 +188,9 @@ struct PendingInput {
   StepOperands<cols, flags> operands;
 
   __device__ void try_load_all() {
-    fragment.try_load(this_op().input);
-    if constexpr (added_by_mailbox) operands.added.try_load(this_op().added);
-    if constexpr (gates_by_mailbox) operands.gates.try_load(this_op().gates);
+    fragment.try_load(Mailbox{this_op().input});
+    if constexpr (added_by_mailbox) operands.added.try_load(Mailbox{this_op().added});
+    if constexpr (gates_by_mailbox) operands.gates.try_load(Mailbox{this_op().gates});
   }
 
   // Begins all loads that do not depend on earlier ops.

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use crate::cuda::decode::gemv::StreamedMatrix;
-use crate::cuda::decode::pipeline::Tiling;
+use crate::cuda::decode::tiling::Tiling;
+use crate::cuda::schedule::StreamedMatrix;
 
 /// Fewest bytes per block for which a row batch of their own pays. On one H200 the order of [`split_rows`] makes a token of GDN 7B in
 /// Q4_0 (71 KB per block come late) 2 % faster, of Mamba-2 1.3B in Q8_0 (67 KB) 2.6 %, of GDN 1.3B in BF16 (64 KB) 1 %, but of

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cuda::decode::tuning::Tuning;
 use crate::cuda::driver::compile;
+use crate::cuda::driver::tuning::Tuning;
 use crate::cuda::driver::{
     Address, Driver, Kernel, Launch, Queue, Recording, TOO_OLD, TensorCores,
 };

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
-use crate::cuda::decode::tuning::Tuning;
 use crate::cuda::driver::compile;
 use crate::cuda::driver::overrides::Overrides;
+use crate::cuda::driver::tuning::Tuning;
 use crate::cuda::driver::{Address, Driver, Kernel, Queue, TOO_OLD, TensorCores};
 use crate::error::{Error, Result};
 use stream::Stream;

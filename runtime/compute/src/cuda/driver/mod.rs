@@ -8,13 +8,14 @@ pub(crate) mod gpu;
 mod nvrtc;
 pub(crate) mod overrides;
 mod transfer;
+pub(crate) mod tuning;
 pub(crate) mod weights;
 
 use std::sync::Arc;
 
 pub use transfer::Transfer;
 
-use crate::cuda::decode::tuning::Tuning;
+use crate::cuda::driver::tuning::Tuning;
 use crate::error::Result;
 
 /// An address in a device's memory.

@@ -1,7 +1,7 @@
 //! Another GPU's program on this one: `WATERLINE_GPU_AS=compute_89,sms=128,shared=99` lays out and compiles what an RTX 4090 runs,
 //! for tests on a larger part. Any of them may be left out. `first-poll=NS` and `poll=NS` are for measurements.
 
-use crate::cuda::decode::tuning::Tuning;
+use crate::cuda::driver::tuning::Tuning;
 use crate::error::{Error, Result};
 
 /// The environment variable.

@@ -6,9 +6,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::cuda::decode::tuning::Tuning;
 use crate::cuda::driver::overrides::Overrides;
 use crate::cuda::driver::shares_memory;
+use crate::cuda::driver::tuning::Tuning;
 use crate::cuda::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
 use crate::error::{Error, Result};
 

@@ -1,12 +1,11 @@
 //! Products with the parts of matrices that a token has chosen (mixtures of memories): arguments of `chosen.cu`.
 
-use waterline_kernels::file;
 use waterline_quant::Rounding;
 
 use crate::cuda::gemm::{
     MOST_LINEARS, Prologue, WeightMatrix, by_rounding, formats_of, shared_bytes,
 };
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::operands::View;
 
@@ -31,7 +30,7 @@ impl Launches<'_> {
             // `parts` times a block's rows: tiles are counted as those of one part.
             let (linears, tiles) = self.linears(weights, parts * self.block_rows(), false)?;
             self.push(Call {
-                source: const { &[file("cuda/gemm/chosen.cu")] },
+                source: const { &[Source::new("cuda/gemm/chosen.cu", &[])] },
                 kernel: format!(
                     "gemv_chosen<{formats}, {rounding}, {cols}, {}, {parts}>",
                     prologue.flags(cols)
@@ -40,7 +39,7 @@ impl Launches<'_> {
                 threads: self.prologue_threads(),
                 shared: shared_bytes(cols),
                 parameters: vec![
-                    Parameter::value("Prologue", prologue),
+                    Parameter::value(prologue),
                     linears,
                     self.view(route),
                     Parameter::int(tiles),

@@ -7,41 +7,46 @@ mod slots;
 mod slots_mma;
 mod tensor_cores;
 
-use bytemuck::{Pod, Zeroable};
-pub(crate) use prologue::{ADD, GATE, Prologue};
+use bytemuck::Zeroable;
+pub(crate) use prologue::{Prologue, PrologueFlag, StepKind};
 pub(crate) use slots::{CODE_ROWS, CODES_SHARED};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
-use crate::cuda::decode::gemv::Epilogue;
+use crate::abi::device_struct;
 use crate::cuda::driver::Address;
+use crate::cuda::schedule::Epilogue;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::operands::{INPUTS, View};
 use crate::weights::Vector;
 
-/// `Linear` in simt.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct DeviceLinear {
-    weights: Address,
-    bias: Address,
-    rows: i32,
-    column: i32,
-    format: i32,
-    first: i32,
-    multiplier: f32,
-    unused: i32,
+device_struct! {
+    /// A matrix and its columns of a product.
+    struct Linear {
+        weights: Address as *const u8,
+        bias: Address as *const f32,
+        rows: i32,
+        column: i32,
+        format: i32,
+        /// Its first tile.
+        first: i32,
+        /// Factor of the product, before the bias.
+        multiplier: f32,
+        unused: i32,
+    }
 }
 
 pub(crate) const MOST_LINEARS: usize = 12;
 
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Linears {
-    count: i32,
-    add: i32,
-    at: [DeviceLinear; MOST_LINEARS],
+device_struct! {
+    /// Matrices with a common input.
+    pub(in crate::cuda) struct Linears {
+        count: i32,
+        /// Whether products are added to the output.
+        add: i32,
+        at: [Linear; MOST_LINEARS],
+    }
 }
 
 /// A matrix with bias and factor, and the columns of its product.
@@ -187,11 +192,7 @@ impl Launches<'_> {
                 grid: Grid::EachToken(gate.matrix.rows().div_ceil(rows)),
                 threads: self.prologue_threads(),
                 shared: shared_bytes(cols),
-                parameters: vec![
-                    Parameter::value("Prologue", prologue),
-                    linears,
-                    self.view(inner),
-                ],
+                parameters: vec![Parameter::value(prologue), linears, self.view(inner)],
             });
         }
         let prologue = self.prologue(inner, None)?;
@@ -263,9 +264,9 @@ impl Launches<'_> {
                 threads: self.prologue_threads(),
                 shared: shared_bytes(cols),
                 parameters: vec![
-                    Parameter::value("Prologue", prologue),
+                    Parameter::value(prologue),
                     linears,
-                    Parameter::value("Rows", output),
+                    Parameter::value(output),
                 ],
             });
         }
@@ -293,7 +294,7 @@ impl Launches<'_> {
         // Tiles of few rows, such as those of gates and routers, would leave SMs idle. The kernel that makes the others' inputs stores
         // theirs too, and they come before the others: their inputs are still in L2.
         let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
-        let in_slots = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms;
+        let in_slots = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.limits.sms;
         let mut unread = in_slots && !exact.is_empty();
         for number in [&BF16, &F16] {
             let of_number =
@@ -331,9 +332,9 @@ impl Launches<'_> {
                 threads: THREADS,
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Rows", input),
+                    Parameter::value(input),
                     linears,
-                    Parameter::value("Rows", output),
+                    Parameter::value(output),
                     Parameter::tokens(),
                 ],
             });
@@ -379,7 +380,7 @@ impl Launches<'_> {
         };
         let mut tiles = 0;
         for ((place, weight), &address) in linears.at.iter_mut().zip(weights).zip(addresses) {
-            *place = DeviceLinear {
+            *place = Linear {
                 weights: address,
                 bias: self.optional_address(weight.bias)?,
                 rows: weight.matrix.rows() as i32,
@@ -391,6 +392,6 @@ impl Launches<'_> {
             };
             tiles += weight.matrix.rows().div_ceil(tile(weight.matrix));
         }
-        Ok((Parameter::value("Linears", linears), tiles))
+        Ok((Parameter::value(linears), tiles))
     }
 }

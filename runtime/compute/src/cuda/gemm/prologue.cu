@@ -1,57 +1,9 @@
 // Prologue of a matrix product: a thread block computes a row of its input from columns of a buffer, by norms, gates and functions.
-
-// A step of a prologue: a norm of each part of the row, a function, or an operation with other columns. `groups` parts share a gain of
-// `span` values.
-struct PrologueStep {
-  const float* weight;
-  const float* bias;
-  Rows columns;
-  float eps;
-  int kind;
-  int span;
-  int groups;
-  // Values of a part.
-  int size;
-  int function;
-};
-
-enum { STEP_NORM, STEP_LAYER_NORM, STEP_ADD, STEP_MAP, STEP_GATE };
-
-constexpr int most_steps = 4;
-
-// Properties of a prologue, known at compile time so that absent steps cost no instructions: `Prologue::flags` in prologue.rs.
-enum {
-  WHOLE_NORM = 1,
-  PART_NORM = 2,
-  ODD_PART_NORM = 4,
-  CENTRED_NORM = 8,
-  ADDED_COLUMNS = 16,
-  MAPPED = 32,
-  GATED_BY_COLUMNS = 64,
-  // A warp has runs of 256 values, whose common scale it finds alone.
-  WARP_HAS_SUPER_BLOCK = 128,
-  // All rows begin at multiples of 16 bytes and have a multiple of four values.
-  QUADS = 256,
-  // The last step is the only norm, an RMS norm of the whole row without a bias: its factor may be applied to the product.
-  LATE_NORM = 512,
-  // At most one norm, one addition of columns and one gate: their operands are loaded together with the input.
-  FEW_STEPS = 1024,
-  // All gates are SiLU, which is then inlined.
-  SILU_GATES = 2048,
-  // Norms of parts have gains of one part, which repeat; else of the whole row. Only where `part_size` is known.
-  REPEATED_GAINS = 4096
-};
+// `Prologue`, its steps and its flags are in prologue.rs.
 
 // The common size of all normed parts if it is a power of two, else 0: its logarithm is in the bits from this one on.
 constexpr int part_bits = 13;
 __device__ constexpr int part_size(int flags) { return flags >> part_bits > 0 ? 1 << (flags >> part_bits) : 0; }
-
-// How an input is computed from a buffer's columns.
-struct Prologue {
-  Rows input;
-  int steps;
-  PrologueStep step[most_steps];
-};
 
 #ifdef WATERLINE_DECODE
 constexpr int prologue_threads = consumer_threads;

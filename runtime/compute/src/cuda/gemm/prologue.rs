@@ -1,53 +1,98 @@
 //! Prologue of a matrix product: its input, computed from a buffer's columns by norms, gates and functions. Arguments of `prologue.cu`.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
+use crate::abi::{device_enum, device_struct};
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::{Activation, Norm, OutputOp};
 use crate::operands::{INPUTS, View};
 
-/// `PrologueStep` in prologue.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct PrologueStep {
-    weight: Address,
-    bias: Address,
-    columns: Rows,
-    eps: f32,
-    kind: i32,
-    span: i32,
-    groups: i32,
-    size: i32,
-    function: i32,
+device_struct! {
+    /// A step of a prologue: a norm of each part of the row, a function, or an operation with other columns.
+    struct PrologueStep {
+        weight: Address as *const f32,
+        bias: Address as *const f32,
+        columns: Rows,
+        eps: f32,
+        /// A [`StepKind`].
+        kind: i32,
+        /// Gains that all parts share.
+        span: i32,
+        /// Parts.
+        groups: i32,
+        /// Values of a part.
+        size: i32,
+        function: i32,
+    }
 }
 
-/// Some of `Prologue::flags`, as in prologue.cu.
-const ODD_PART_NORM: usize = 4;
-const FEW_STEPS: usize = 1024;
-const SILU_GATES: usize = 2048;
-const REPEATED_GAINS: usize = 4096;
-/// The logarithm of the size of parts begins at this bit.
-const PART_BITS: u32 = 13;
+device_enum! {
+    /// Kinds of steps.
+    #[derive(Clone, Copy)]
+    pub(crate) enum StepKind("STEP_") {
+        Norm,
+        LayerNorm,
+        Add,
+        Map,
+        Gate,
+    }
+}
 
-/// Kinds of steps, as in prologue.cu.
-const NORM: i32 = 0;
-const LAYER_NORM: i32 = 1;
-pub(crate) const ADD: i32 = 2;
-const MAP: i32 = 3;
-pub(crate) const GATE: i32 = 4;
+const NORM: i32 = StepKind::Norm as i32;
+const LAYER_NORM: i32 = StepKind::LayerNorm as i32;
+const ADD: i32 = StepKind::Add as i32;
+const MAP: i32 = StepKind::Map as i32;
+const GATE: i32 = StepKind::Gate as i32;
+
+device_enum! {
+    /// Properties of a prologue, known at compile time so that absent steps cost no instructions.
+    #[derive(Clone, Copy)]
+    pub(crate) enum PrologueFlag("") {
+        WholeNorm = 1,
+        PartNorm = 2,
+        OddPartNorm = 4,
+        CentredNorm = 8,
+        AddedColumns = 16,
+        Mapped = 32,
+        GatedByColumns = 64,
+        /// A warp has runs of 256 values, whose common scale it finds alone.
+        WarpHasSuperBlock = 128,
+        /// All rows begin at multiples of 16 bytes and have a multiple of four values.
+        Quads = 256,
+        /// The last step is the only norm, an RMS norm of the whole row without a bias: its factor may be applied to the product.
+        LateNorm = 512,
+        /// At most one norm, one addition of columns and one gate: their operands are loaded together with the input.
+        FewSteps = 1024,
+        /// All gates are SiLU, which is then inlined.
+        SiluGates = 2048,
+        /// Norms of parts have gains of one part, which repeat; else of the whole row. Only where the size of parts is known.
+        RepeatedGains = 4096,
+    }
+}
+
+/// The logarithm of the size of parts begins at this bit, as in prologue.cu.
+const PART_BITS: u32 = 13;
 
 const MOST_STEPS: usize = 4;
 
-/// `Prologue` in prologue.cu: how an input is computed from a buffer's columns.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub struct Prologue {
-    pub(super) input: Rows,
-    steps: i32,
-    unused: i32,
-    step: [PrologueStep; MOST_STEPS],
+device_struct! {
+    /// The computation of an input from a buffer's columns.
+    pub struct Prologue {
+        pub(super) input: Rows,
+        steps: i32,
+        unused: i32,
+        step: [PrologueStep; MOST_STEPS],
+    }
+}
+
+impl PrologueFlag {
+    /// The set of these flags.
+    pub(crate) fn set(flags: &[(bool, PrologueFlag)]) -> usize {
+        let bit = |&(has, flag): &(bool, PrologueFlag)| if has { flag as usize } else { 0 };
+        flags.iter().map(bit).sum()
+    }
 }
 
 impl Prologue {
@@ -60,18 +105,17 @@ impl Prologue {
     pub fn flags(&self, cols: usize) -> usize {
         let kind = |step: &PrologueStep| {
             let size = step.size as usize;
+            let norm = match size {
+                size if size == cols => PrologueFlag::WholeNorm,
+                size if size.is_multiple_of(32) => PrologueFlag::PartNorm,
+                _ => PrologueFlag::OddPartNorm,
+            };
             match step.kind {
-                NORM | LAYER_NORM => {
-                    let norm = match size {
-                        size if size == cols => 1,
-                        size if size.is_multiple_of(32) => 2,
-                        _ => ODD_PART_NORM,
-                    };
-                    norm | (step.kind as usize) << 3
-                }
-                ADD => 16,
-                MAP => 32,
-                _ => 64,
+                NORM => norm as usize,
+                LAYER_NORM => norm as usize | PrologueFlag::CentredNorm as usize,
+                ADD => PrologueFlag::AddedColumns as usize,
+                MAP => PrologueFlag::Mapped as usize,
+                _ => PrologueFlag::GatedByColumns as usize,
             }
         };
         self.steps()
@@ -84,16 +128,17 @@ impl Prologue {
         let parts = self.equal_parts(cols);
         let size = parts.map_or(0, |(size, _)| (size.ilog2() as usize) << PART_BITS);
         let repeated = parts.is_some_and(|(_, repeated)| repeated);
-        self.flags(cols)
-            | if self.has_few_steps() { FEW_STEPS } else { 0 }
-            | if self.gates_are_silu() { SILU_GATES } else { 0 }
-            | if repeated { REPEATED_GAINS } else { 0 }
-            | size
+        let more = [
+            (self.has_few_steps(), PrologueFlag::FewSteps),
+            (self.gates_are_silu(), PrologueFlag::SiluGates),
+            (repeated, PrologueFlag::RepeatedGains),
+        ];
+        self.flags(cols) | PrologueFlag::set(&more) | size
     }
 
     /// Whether a norm has parts of a size that warps cannot share: then the whole row goes through shared memory.
     pub fn has_odd_norm(&self, cols: usize) -> bool {
-        self.flags(cols) & ODD_PART_NORM != 0
+        self.flags(cols) & PrologueFlag::OddPartNorm as usize != 0
     }
 
     /// Whether one token's input can be read in quads: everything begins at a multiple of 16 bytes.
@@ -173,8 +218,8 @@ impl Prologue {
     }
 
     /// The columns of the first step of this kind, an addition or a gate.
-    pub fn columns_of(&self, kind: i32, cols: usize) -> Option<Rows> {
-        let step = self.steps().iter().find(|step| step.kind == kind)?;
+    pub(crate) fn columns_of(&self, kind: StepKind, cols: usize) -> Option<Rows> {
+        let step = self.steps().iter().find(|step| step.kind == kind as i32)?;
         Some(Rows {
             width: cols as i32,
             ..step.columns
@@ -276,7 +321,7 @@ impl Launches<'_> {
             grid: Grid::Tokens,
             threads: self.prologue_threads(),
             shared: 0,
-            parameters: vec![Parameter::value("Prologue", prologue), self.view(output)],
+            parameters: vec![Parameter::value(prologue), self.view(output)],
         });
     }
 }

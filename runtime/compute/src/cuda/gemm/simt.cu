@@ -1,26 +1,6 @@
 // Matrix products on plain cores. `gemv` multiplies token by token: each block runs the prologue of the whole input, each warp multiplies
 // two rows of weights. `store_prologue` and `gemm_simt` do the same for chunks, in tiles.
-
-// A matrix and its columns of the product. Tiles from `first` on are its own.
-struct Linear {
-  const u8* weights;
-  const float* bias;
-  int rows;
-  int column;
-  int format;
-  int first;
-  // Factor of the product, before the bias.
-  float multiplier;
-};
-
-constexpr int most_linears = 12;
-
-struct Linears {
-  int count;
-  // Whether products are added to the output.
-  int add;
-  Linear at[most_linears];
-};
+// `Linears` is in mod.rs.
 
 __device__ inline const Linear& linear_of(const Linears& linears, int tile) {
   int found = 0;

@@ -1,7 +1,6 @@
 //! Matrix products of several slots, with the bits of a step: on plain cores (`slots.cu`), or on tensor cores (`slots_mma.rs`).
 //! Chunks of codes meet some formats in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
 
-use waterline_kernels::{File, file};
 use waterline_quant::{Matrix, Rounding};
 
 use super::{
@@ -9,16 +8,16 @@ use super::{
     shared_bytes,
 };
 use crate::cuda::driver::{Address, TensorCores};
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
 use crate::functions::OutputOp;
 use crate::operands::{INPUTS, View};
 
 /// The text that defines products of slots.
-pub(crate) const SOURCE: &[File] = &[
-    file("cuda/gemm/slots.cu"),
-    file("cuda/gemm/slots_mma.cu"),
-    file("cuda/gemm/codes_mma.cu"),
+pub(crate) const SOURCE: &[Source] = &[
+    Source::new("cuda/gemm/slots.cu", &[]),
+    Source::new("cuda/gemm/slots_mma.cu", &[]),
+    Source::new("cuda/gemm/codes_mma.cu", &[]),
 ];
 
 /// Slots that a warp multiplies at once.
@@ -50,13 +49,13 @@ impl Launches<'_> {
 
     /// Rows of a warp, so that the blocks of `rows` rows in all are as many as the SMs, if they can be.
     fn rows_of_warp(&self, rows: usize) -> usize {
-        let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.sms;
+        let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.limits.sms;
         *ROWS.iter().find(fills).unwrap_or(&ROWS[1])
     }
 
     /// Room for the inputs of several tokens: in f32, and in 8 bits where they have such; the next ones take their place.
     pub(super) fn slots_room(&mut self, cols: usize, has_codes: bool) -> Result<[Address; 2]> {
-        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = self.memory.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         let tokens = self.tokens.next_multiple_of(SLOTS);
         let floats = self.shared_address("floats of slots", tokens * widest * 4)?;
@@ -138,7 +137,7 @@ impl Launches<'_> {
             threads: THREADS,
             shared: shared_bytes(cols),
             parameters: vec![
-                Parameter::value("Prologue", prologue),
+                Parameter::value(prologue),
                 Parameter::pointer("float", floats),
                 Parameter::pointer("u8", codes),
             ],
@@ -147,7 +146,7 @@ impl Launches<'_> {
 
     /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
     pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
-        self.tensor_cores != TensorCores::None && matrix.format().plain().code_tiles
+        self.limits.tensor_cores != TensorCores::None && matrix.format().plain().code_tiles
     }
 
     /// As [`Launches::gemm_into`] of inputs that are rounded alike.
@@ -180,7 +179,7 @@ impl Launches<'_> {
             let alike: Vec<WeightMatrix> = alike.map(|of| *of.0).collect();
             for weights in alike.chunks(MOST_LINEARS) {
                 if let Some(format) = format {
-                    let output = Parameter::value("Rows", output);
+                    let output = Parameter::value(output);
                     let (linears, tiles) = self.linears(weights, CODE_ROWS, add)?;
                     let codes = inputs.codes.clone();
                     self.push(Call {
@@ -210,7 +209,7 @@ impl Launches<'_> {
         let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
         let rows = self.rows_of_warp(rows);
         let (linears, tiles) = self.linears(weights, WARPS * rows, add)?;
-        let parameters = [linears, Parameter::value("Rows", output)];
+        let parameters = [linears, Parameter::value(output)];
         self.push_slots("gemm_slots", "", inputs, (rows, tiles), parameters);
         Ok(())
     }

@@ -77,7 +77,7 @@ impl Launches<'_> {
         let least = if format_is(matrix, &BF16) { SLOTS } else { 1 };
         self.as_steps
             && self.tokens > least
-            && self.tensor_cores != TensorCores::None
+            && self.limits.tensor_cores != TensorCores::None
             && matrix.format().plain().slot_tiles
             && matrix.cols().is_multiple_of(32)
     }
@@ -95,7 +95,7 @@ impl Launches<'_> {
 
     /// Room for the inputs of tensor cores of `bytes` for a tile of slots and a matrix' column; the next ones take their place.
     fn tiles_room(&mut self, purpose: &'static str, cols: usize, bytes: usize) -> Result<u64> {
-        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = self.memory.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         self.shared_address(purpose, self.slot_tiles() * widest * bytes)
     }
@@ -118,10 +118,7 @@ impl Launches<'_> {
             grid: Grid::EachToken(1),
             threads: THREADS,
             shared: cols * size_of::<f32>(),
-            parameters: vec![
-                Parameter::value("Prologue", prologue),
-                Parameter::pointer("u8", inputs),
-            ],
+            parameters: vec![Parameter::value(prologue), Parameter::pointer("u8", inputs)],
         });
         Ok(Parameter::pointer("const u8", inputs))
     }
@@ -142,7 +139,7 @@ impl Launches<'_> {
             .into_iter()
             .find(|span| cols.is_multiple_of(*span));
         let span = span.filter(|_| prologue.is_plain() && others.is_empty());
-        let prologue_value = Parameter::value("Prologue", prologue);
+        let prologue_value = Parameter::value(prologue);
         let call = |kernel: String, blocks, cols, parameters| Call {
             source: SOURCE,
             kernel,
@@ -236,7 +233,7 @@ impl Launches<'_> {
     ) -> Result<()> {
         let (first, tiles) = (alike[0].matrix, self.slot_tiles());
         let in_bf16 = format_is(first, &BF16);
-        let many = rows(alike) / (2 * ROWS) >= self.sms;
+        let many = rows(alike) / (2 * ROWS) >= self.limits.sms;
         let row_tiles = if many && tiles <= TILES_OF_TWO && !in_bf16 {
             2
         } else {
@@ -248,7 +245,7 @@ impl Launches<'_> {
                 bytes: 0,
             }
         } else {
-            StagedRows::new(first, row_tiles, self.shared_memory)
+            StagedRows::new(first, row_tiles, self.limits.shared_memory)
         };
         let format = format_of(first);
         let tile = |matrix: &Matrix| {
@@ -276,7 +273,7 @@ impl Launches<'_> {
                 inputs.floats.clone(),
                 inputs.codes.clone(),
                 linears,
-                Parameter::value("Rows", output),
+                Parameter::value(output),
                 Parameter::tokens(),
             ],
         });
@@ -294,7 +291,7 @@ impl Launches<'_> {
         let gate = weights[0].matrix;
         let inputs = self.slots_prologue_codes(prologue, rounding, gate.cols(), &[])?;
         let (linears, _) = self.linears(weights, ROWS, false)?;
-        let staged = StagedRows::new(gate, 2, self.shared_memory);
+        let staged = StagedRows::new(gate, 2, self.limits.shared_memory);
         self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(

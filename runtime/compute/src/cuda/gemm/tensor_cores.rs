@@ -1,7 +1,6 @@
 //! GEMMs of chunks on tensor cores: arguments of `mma.cu` and `wgmma.cu`.
 
 use bytemuck::Zeroable;
-use waterline_kernels::{File, file};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::driver::{Address, TensorCores};
@@ -9,15 +8,15 @@ use crate::cuda::gemm::{
     GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_number, format_of,
     roundings_of,
 };
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
 
-const MMA_SOURCE: &[File] = &[file("cuda/gemm/mma.cu")];
+const MMA_SOURCE: &[Source] = &[Source::new("cuda/gemm/mma.cu", &[])];
 /// Rows and tokens of a tile of `mma.cu`, and columns of a step.
 const MMA_TILE: usize = 128;
 const MMA_DEPTH: usize = 64;
-const WGMMA_SOURCE: &[File] = &[file("cuda/gemm/wgmma.cu")];
+const WGMMA_SOURCE: &[Source] = &[Source::new("cuda/gemm/wgmma.cu", &[])];
 /// Rows of a tile of `wgmma.cu`, threads, and bytes of shared memory: four stages and their alignment.
 const WGMMA_ROWS: usize = 256;
 const WGMMA_THREADS: usize = 384;
@@ -44,7 +43,7 @@ impl Launches<'_> {
 
     /// Whether chunks are multiplied with this matrix on tensor cores.
     pub(crate) fn on_tensor_cores(&self, matrix: &Matrix) -> bool {
-        self.tensor_cores != TensorCores::None && format_of(matrix) != 0
+        self.limits.tensor_cores != TensorCores::None && format_of(matrix) != 0
     }
 
     /// Workspace for `width` columns of 16 bits of each token of a chunk.
@@ -62,7 +61,7 @@ impl Launches<'_> {
         (number, rounding): (&Format, Option<Rounding>),
         floats: Option<Rows>,
     ) -> Result<Address> {
-        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = self.memory.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let address = self.room_in_16_bits("inputs in 16 bits", widest.max(cols))?;
         let (number, rounding) = (format_number(number), Rounding::device_number(rounding));
         self.push(Call {
@@ -76,9 +75,9 @@ impl Launches<'_> {
             threads: THREADS,
             shared: cols * size_of::<f32>(),
             parameters: vec![
-                Parameter::value("Prologue", prologue),
+                Parameter::value(prologue),
                 Parameter::pointer("u16", address),
-                Parameter::value("Rows", floats.unwrap_or(prologue.input)),
+                Parameter::value(floats.unwrap_or(prologue.input)),
             ],
         });
         Ok(address)
@@ -98,7 +97,7 @@ impl Launches<'_> {
             let weights: Vec<WeightMatrix> = weights.iter().filter(of_format).copied().collect();
             for weights in weights.chunks(MOST_LINEARS) {
                 let inputs = Parameter::pointer("const u16", inputs);
-                let output = Parameter::value("Rows", output);
+                let output = Parameter::value(output);
                 if self.by_warp_groups(weights, number) {
                     let (linears, tiles) =
                         self.wgmma_linears((weights, number), WGMMA_ROWS, add)?;
@@ -132,7 +131,7 @@ impl Launches<'_> {
     /// Whether chunks meet matrices of one format by `wgmma.cu`, where weights have 16 bits or are unpacked before.
     pub(super) fn by_warp_groups(&self, weights: &[WeightMatrix], number: &Format) -> bool {
         let cols = weights[0].matrix.cols();
-        self.tensor_cores == TensorCores::WarpGroups
+        self.limits.tensor_cores == TensorCores::WarpGroups
             && cols.is_multiple_of(8)
             && (format_of(weights[0].matrix) == format_number(number)
                 || weights.iter().map(unpacked_bytes).sum::<usize>() <= MOST_UNPACKED)
@@ -164,7 +163,7 @@ impl Launches<'_> {
             source: WGMMA_SOURCE,
             kernel,
             grid: Grid::SplitTiles {
-                blocks: self.sms,
+                blocks: self.limits.sms,
                 row_tiles,
                 tile: MMA_TILE,
                 steps: cols.div_ceil(MMA_DEPTH),
@@ -191,7 +190,7 @@ impl Launches<'_> {
                 "unpack_weights<{format}, {}, {cols}>",
                 format_number(number)
             ),
-            grid: Grid::Blocks(8 * self.sms),
+            grid: Grid::Blocks(8 * self.limits.sms),
             threads: THREADS,
             shared: 0,
             parameters: vec![linears, Parameter::pointer("u16", address)],

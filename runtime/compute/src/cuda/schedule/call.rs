@@ -2,47 +2,58 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::File;
+use bytemuck::Pod;
 
-use super::OpMemory;
-use super::levels::Accesses;
-use crate::cuda::decode::gemv::Gemv;
-use crate::cuda::decode::mailbox::{MailboxRole, Recurrence};
+use super::{Accesses, Gemv, OpMemory, Recurrence, RotaryInputs, Source};
+use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 
 /// One parameter of a kernel: its type there, and its bytes.
 #[derive(Clone)]
 pub struct Parameter {
     kind: String,
-    /// Bytes of the type.
-    size: usize,
     bytes: Argument,
     tokens: bool,
 }
 
 impl Parameter {
-    /// A value whose layout in the kernel, `kind`, is that of `T`.
-    pub fn value<T: Pod>(kind: &str, value: T) -> Self {
+    /// A value.
+    pub fn value<T: DeviceType + Pod>(value: T) -> Self {
+        Self::of_kind(T::NAME.into(), value)
+    }
+
+    fn of_kind<T: Pod>(kind: String, value: T) -> Self {
         let mut words = vec![0u64; size_of::<T>().div_ceil(8)].into_boxed_slice();
         bytemuck::cast_slice_mut(&mut words)[..size_of::<T>()]
             .copy_from_slice(bytemuck::bytes_of(&value));
         Parameter {
-            kind: kind.into(),
-            size: size_of::<T>(),
+            kind,
             bytes: Argument(words),
             tokens: false,
         }
     }
 
+    /// The value, whose type must be `T`.
+    pub(crate) fn get<T: DeviceType + Pod>(&self) -> T {
+        assert_eq!(self.kind, T::NAME, "the type of a parameter");
+        bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&self.bytes.0)[..size_of::<T>()])
+    }
+
+    /// Changes the value, whose type must be `T`.
+    pub(crate) fn update<T: DeviceType + Pod>(&mut self, change: impl FnOnce(&mut T)) {
+        let mut value = self.get();
+        change(&mut value);
+        *self = Parameter::value(value);
+    }
+
     /// A pointer to numbers of type `kind`, such as `const float`.
     pub fn pointer(kind: &str, address: Address) -> Self {
-        Parameter::value(&format!("{kind}*"), address)
+        Self::of_kind(format!("{kind}*"), address)
     }
 
     /// An `int`.
     pub fn int(value: usize) -> Self {
-        Parameter::value("int", i32::try_from(value).expect("dimensions fit an int"))
+        Parameter::value(i32::try_from(value).expect("dimensions fit an int"))
     }
 
     /// The number of tokens in the chunk, an `int`.
@@ -54,22 +65,30 @@ impl Parameter {
     }
 }
 
-/// Columns of a buffer, as kernels see them: `Rows` in `prelude.cu`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Rows {
-    /// First column of the first token.
-    pub first: Address,
-    /// Values from one token to the next.
-    pub stride: i32,
-    /// Number of columns.
-    pub width: i32,
+device_struct! {
+    /// Columns of a buffer between ops: `width` values of each token.
+    #[derive(Debug, PartialEq, Eq)]
+    pub struct Rows {
+        /// First column of the first token.
+        pub first: Address as *mut f32,
+        /// Values from one token to the next.
+        pub stride: i32,
+        /// Number of columns.
+        pub width: i32,
+    }
+    "__device__ float* token(int t) const"
 }
 
 impl Rows {
     /// Where the first token's columns lie.
     pub fn bytes(self) -> Range<Address> {
         self.first..self.first + (self.width as usize * size_of::<f32>()) as u64
+    }
+
+    /// Whether they share memory with other columns of the first token.
+    pub fn overlaps(self, other: Rows) -> bool {
+        let (own, other) = (self.bytes(), other.bytes());
+        own.start < other.end && other.start < own.end
     }
 
     /// Whether every token begins at a multiple of 16 bytes.
@@ -170,7 +189,7 @@ impl Grid {
 /// A kernel to launch: a function template of a `.cu` file with its template arguments.
 pub struct Call {
     /// The files that define it.
-    pub source: &'static [File],
+    pub source: &'static [Source],
     /// The function with its template arguments, such as `recur<128, 64>`.
     pub kernel: String,
     /// Blocks.
@@ -192,11 +211,6 @@ impl Call {
     /// The declaration of the function's parameters.
     pub fn types(&self) -> Vec<&str> {
         self.parameters.iter().map(|p| p.kind.as_str()).collect()
-    }
-
-    /// The types of the parameters with the bytes that they have here.
-    pub fn sizes(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.parameters.iter().map(|p| (p.kind.as_str(), p.size))
     }
 
     /// Where the parameters lie, one after another in one piece of memory.
@@ -236,10 +250,36 @@ pub enum Form {
     Waits,
     /// It prefetches weights, and calls `wait_for_dependencies` itself.
     Prefetches,
+    /// As `Prefetches`; its first parameter are the tasks of `prepare`, which calls before and after it may do in a decode kernel.
+    Prepares,
     /// In the decode kernel: a streaming GEMV.
     Gemv(Gemv),
     /// In the decode kernel: the step of a recurrence.
     Recurrence(Recurrence),
+}
+
+/// Work that a call can take over from an earlier one, and the change of the call that does so.
+pub(crate) enum Take {
+    /// Queries and keys in these columns get the length of one.
+    UnitHeads {
+        columns: [Rows; 2],
+        take: fn(&mut Call),
+    },
+    /// Queries and keys in these columns of heads are rotated; values are only copied.
+    Rotation {
+        columns: [Rows; 3],
+        head_dim: usize,
+        /// Where the rotated key and its value are kept from then on.
+        kept: [Address; 2],
+        /// Whether this call rotates, rather than reads a rotated key.
+        rotates: bool,
+        take: fn(&mut Queued, RotaryInputs, [Address; 2]),
+    },
+    /// A router has stored a token's score in this memory, so this call does not.
+    Score {
+        stored: Range<Address>,
+        take: fn(&mut Queued),
+    },
 }
 
 /// A call in the schedule.
@@ -254,6 +294,8 @@ pub struct Queued {
     pub(crate) of: Option<OpMemory>,
     /// Other ops that it computes too, or a part of which.
     pub(crate) also: Vec<usize>,
+    /// Work of earlier calls that it can do itself in a decode kernel.
+    pub(crate) takes: Vec<Take>,
     /// Whether the blocks of a token read nothing that another block wrote of the tokens before, but what earlier calls did.
     pub(crate) block_local: bool,
     /// Whether its parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
@@ -268,9 +310,15 @@ impl Queued {
             accesses: None,
             of: None,
             also: Vec::new(),
+            takes: Vec::new(),
             block_local: false,
             by_slot: false,
         }
+    }
+
+    /// The index of its op in the program.
+    pub(crate) fn op(&self) -> Option<usize> {
+        self.of.as_ref().map(|of| of.op)
     }
 
     /// Blocks of a step.
@@ -300,7 +348,7 @@ impl Queued {
         let part = match &self.form {
             Form::Gemv(gemv) => gemv.accesses(),
             Form::Recurrence(recurrence) => Some(recurrence.accesses()),
-            Form::Waits | Form::Prefetches => self.accesses.clone(),
+            Form::Waits | Form::Prefetches | Form::Prepares => self.accesses.clone(),
         };
         part.or_else(|| Some(self.of.as_ref()?.accesses.clone()))
     }
@@ -327,15 +375,6 @@ impl Queued {
     /// Whether the kernel calls `wait_for_dependencies` itself.
     pub(crate) fn prefetches(&self) -> bool {
         !matches!(self.form, Form::Waits)
-    }
-
-    /// How it can use mailboxes.
-    pub(crate) fn mailbox_role(&self) -> MailboxRole<'_> {
-        match &self.form {
-            Form::Gemv(gemv) => MailboxRole::Gemv(gemv),
-            Form::Recurrence(recurrence) => MailboxRole::Recurrence(recurrence),
-            Form::Waits | Form::Prefetches => MailboxRole::Barrier,
-        }
     }
 
     /// The call of `kernel` for a chunk of this many tokens.

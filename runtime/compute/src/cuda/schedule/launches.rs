@@ -2,32 +2,21 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
-use super::levels::Accesses;
-use super::{Call, Form, Parameter, Queued, Rows};
-use crate::cuda::decode::gemv::Gemv;
-use crate::cuda::decode::kernel;
-use crate::cuda::decode::mailbox::Recurrence;
+use super::{Accesses, Call, Form, OpMemory, Parameter, Queued, Rows, Take};
+use crate::abi::device_struct;
 use crate::cuda::driver::weights::{PLAIN, STORED, Weights};
-use crate::cuda::driver::{Address, Memory, Queue, TensorCores};
+use crate::cuda::driver::{Address, Driver, Memory, Queue, TensorCores};
 use crate::error::Result;
 use crate::operands::{Access, Operand, View};
 use crate::state::{HEADER, Kv, StatePlan};
 use crate::weights::Vector;
 
-/// An op, and the memory that it names: [`crate::ops::Op::access`].
-#[derive(Clone, Debug)]
-pub struct OpMemory {
-    /// Its index in the program.
-    pub op: usize,
-    /// The named memory, and workspaces that it shares with other ops.
-    pub accesses: Accesses,
-    /// Private workspaces.
-    pub own: Vec<Range<Address>>,
-}
+/// Consumer threads of a block of the decode kernel. Sixteen warps hide each other's latencies.
+pub(crate) const DECODE_THREADS: usize = 512;
 
 /// The kernels of one session's program, in order.
 pub struct Launches<'a> {
@@ -35,76 +24,67 @@ pub struct Launches<'a> {
     pub tokens: usize,
     /// Whether each token of a chunk gets the bits that it gets in a step.
     pub(crate) as_steps: bool,
-    /// The row of the buffers where the chunk begins.
-    pub(crate) row: usize,
-    /// Where the tokens that were read before this chunk are counted, if not in the state.
-    pub(crate) position: Option<Address>,
-    pub(crate) plan: &'a StatePlan,
-    pub(crate) arena: Address,
-    pub(crate) ids: Address,
-    pub(crate) buffers: &'a [Memory],
-    pub(crate) weights: &'a Weights,
-    pub(crate) queue: &'a dyn Queue,
-    pub(crate) kv: Kv,
-    pub(crate) sms: usize,
-    /// How many ops that fill the device run at once with the current one, itself included.
-    pub sharing: usize,
-    pub(crate) tensor_cores: TensorCores,
-    pub(crate) shared_memory: usize,
-    /// Workspaces that ops share, by purpose: bytes and address.
-    pub(crate) shared: HashMap<&'static str, (usize, Address)>,
-    /// Workspaces, owned by the session.
-    pub(crate) scratch: &'a mut Vec<Memory>,
-    /// The first of them that ops may still take.
-    pub untaken: usize,
+    /// The slot of a batch that the calls are for, or the only one.
+    pub slot: Slot,
+    pub(crate) memory: SessionMemory<'a>,
+    pub(crate) limits: Limits,
+    pub(crate) workspaces: Workspaces<'a>,
     /// Whether the program routes tokens to experts or partitions: then a difference in the last bit of a sum may change the routing
     /// and all that follows, so products are those of the CPU as far as possible.
     pub has_routing: bool,
-    /// Whether the calls become ops of the decode kernel.
-    pub(crate) persistent: bool,
+    /// Whether the calls become ops of the decode kernel, of which each SM runs one block.
+    pub persistent: bool,
     pub(crate) calls: Vec<Queued>,
     /// The op whose calls are appended.
-    pub(crate) current: Option<OpMemory>,
-    /// Whether no two ops read what this one writes, so that the one that does may compute it: [`Deferred`].
-    pub read_once: bool,
-    /// An op that the next call computes too.
-    pub(crate) taken_over: Option<usize>,
-    /// The work of the last call, if it does nothing else and the next op may do it instead.
-    pub(crate) deferred: Option<Deferred>,
+    current: Option<OpMemory>,
 }
 
-/// Work of a call that the next op may do itself.
+/// The slot of a batch that calls are for.
 #[derive(Clone, Copy)]
-pub enum Deferred {
-    /// It gives the heads of queries and keys, of these columns, the length of one.
-    UnitHeads([Rows; 2]),
-    /// It rotates heads by their position.
-    Rotation(Rotation),
+pub struct Slot {
+    /// Its row of the buffers.
+    pub row: usize,
+    /// Where the tokens before this one are counted, if not in the state.
+    pub position: Option<Address>,
+    /// How many ops that fill the device run at once, those of other slots included: each has a part of the SMs.
+    pub sharing: usize,
 }
 
-/// Queries, keys and values in columns of their own, the first two rotated by their position.
+/// The limits of a device.
 #[derive(Clone, Copy)]
-pub struct Rotation {
-    /// Where they are written.
-    pub columns: [Rows; 3],
-    /// Values of a query's or key's head.
-    pub head_dim: i32,
-    /// Their inputs.
-    pub from: RotaryInputs,
+pub(crate) struct Limits {
+    /// Streaming multiprocessors.
+    pub sms: usize,
+    pub tensor_cores: TensorCores,
+    /// Bytes of shared memory that a block may have.
+    pub shared_memory: usize,
 }
 
-/// The inputs of rotated queries and keys, and of their values: `RotaryInputs` in attend.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub struct RotaryInputs {
-    /// Queries, keys and values.
-    pub columns: [Rows; 3],
-    /// Angles per position of the rotated pairs of values.
-    pub frequencies: Address,
-    /// The number of pairs.
-    pub pairs: i32,
-    /// Multiplies cosines and sines.
-    pub magnitude: f32,
+/// Workspaces by their purpose: bytes and address.
+pub type Rooms = HashMap<&'static str, (usize, Address)>;
+
+/// The working memory of ops.
+pub(crate) struct Workspaces<'a> {
+    /// Owned by the session.
+    memory: &'a mut Vec<Memory>,
+    /// The first one that ops may still take.
+    untaken: usize,
+    /// Those that ops share.
+    pub shared: Rooms,
+}
+
+device_struct! {
+    /// The inputs of rotated queries and keys, and of their values.
+    pub struct RotaryInputs {
+        /// Queries, keys and values.
+        pub columns: [Rows; 3],
+        /// Angles per position of the rotated pairs of values.
+        pub frequencies: Address as *const f32,
+        /// The number of pairs.
+        pub pairs: i32,
+        /// Multiplies cosines and sines.
+        pub magnitude: f32,
+    }
 }
 
 /// The memory of a session that kernels read and write.
@@ -138,30 +118,38 @@ impl<'a> Launches<'a> {
         Launches {
             tokens,
             as_steps: false,
-            row: 0,
-            position: None,
+            slot: Slot {
+                row: 0,
+                position: None,
+                sharing: 1,
+            },
+            memory: *memory,
+            limits: Limits {
+                sms: driver.sms() as usize,
+                tensor_cores: driver.tensor_cores(),
+                shared_memory: driver.shared_memory(),
+            },
+            workspaces: Workspaces {
+                untaken: scratch.len(),
+                memory: scratch,
+                shared: Rooms::new(),
+            },
             has_routing: false,
             persistent,
-            plan: memory.plan,
-            arena: memory.arena,
-            ids: memory.ids,
-            buffers: memory.buffers,
-            weights: memory.weights,
-            queue: memory.queue,
-            kv: memory.kv,
-            sms: driver.sms() as usize,
-            sharing: 1,
-            tensor_cores: driver.tensor_cores(),
-            shared_memory: driver.shared_memory(),
-            shared: HashMap::new(),
-            untaken: scratch.len(),
-            scratch,
             calls: Vec::new(),
             current: None,
-            taken_over: None,
-            deferred: None,
-            read_once: false,
         }
+    }
+
+    /// As [`Launches::new`], for ops that take the workspaces in `scratch` again before they add others.
+    pub fn reusing(
+        memory: &SessionMemory<'a>,
+        scratch: &'a mut Vec<Memory>,
+        tokens: usize,
+    ) -> Self {
+        let mut launches = Launches::new(memory, scratch, tokens, false);
+        launches.workspaces.untaken = 0;
+        launches
     }
 
     /// The kernels, in order.
@@ -206,22 +194,12 @@ impl Launches<'_> {
 
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.queue_call(call, Form::Waits);
+        self.push_as(call, Form::Waits);
     }
 
     /// Appends a kernel that prefetches weights before it calls `wait_for_dependencies`.
-    pub(crate) fn push_prefetching(&mut self, call: Call) {
-        self.queue_call(call, Form::Prefetches);
-    }
-
-    /// Appends the step of a recurrence of the decode kernel.
-    pub(crate) fn push_recurrence(&mut self, call: Call, recurrence: Recurrence) {
-        self.queue_call(call, Form::Recurrence(recurrence));
-    }
-
-    /// Appends a streaming GEMV.
-    pub(crate) fn push_gemv(&mut self, call: Call, gemv: Gemv) {
-        self.queue_call(call, Form::Gemv(gemv));
+    pub(crate) fn push_prefetching(&mut self, call: Call) -> &mut Queued {
+        self.push_as(call, Form::Prefetches)
     }
 
     /// Narrows the memory of the last call to a part of what its op names, so that in the decode kernel it depends on fewer calls. The
@@ -235,117 +213,44 @@ impl Launches<'_> {
         }
     }
 
-    /// Says of the last call that a block's tokens may follow one another, whatever the other blocks do.
-    pub fn is_block_local(&mut self) {
+    /// Work of earlier calls that the last call can do itself in a decode kernel.
+    pub(crate) fn takes(&mut self, take: Take) {
         if let Some(queued) = self.calls.last_mut() {
-            queued.block_local = true;
+            queued.takes.push(take);
         }
     }
 
-    /// Whether a call is known to write exactly this memory.
-    pub fn writes(&self, memory: &Range<Address>) -> bool {
-        let accesses = self
-            .calls
-            .iter()
-            .filter_map(|queued| queued.accesses.as_ref());
-        accesses
-            .flat_map(|accesses| &accesses.writes)
-            .any(|written| written == memory)
-    }
-
-    /// Drops the last call, which was deferred: the current op computes it too, by its next call.
-    pub(crate) fn take_over(&mut self) {
-        self.deferred = None;
-        let of = self.calls.pop().and_then(|queued| queued.of);
-        if let (Some(of), Some(current)) = (of, &mut self.current) {
-            self.taken_over = Some(of.op);
-            current.accesses.reads.extend(of.accesses.reads);
-            current.accesses.writes.extend(of.accesses.writes);
-        }
-    }
-
-    /// The last call computes a part of the current op too.
-    pub(crate) fn join_last(&mut self) {
-        if let (Some(queued), Some(current)) = (self.calls.last_mut(), &self.current) {
-            queued.also.push(current.op);
-        }
-    }
-
-    /// The last call, if it is a streaming GEMV.
-    pub(crate) fn last_gemv(&mut self) -> Option<(&mut Call, &mut Gemv)> {
-        match self.calls.last_mut()? {
-            Queued {
-                call,
-                form: Form::Gemv(gemv),
-                ..
-            } => Some((call, gemv)),
-            _ => None,
-        }
-    }
-
-    fn queue_call(&mut self, call: Call, form: Form) {
-        self.deferred = None;
+    /// Appends a kernel of this form.
+    pub(crate) fn push_as(&mut self, call: Call, form: Form) -> &mut Queued {
         self.calls.push(Queued {
             of: self.current.clone(),
-            also: self.taken_over.take().into_iter().collect(),
             ..Queued::new(call, form)
         });
-    }
-
-    /// Whether the calls become ops of the decode kernel, of which each SM runs one block.
-    pub fn persistent(&self) -> bool {
-        self.persistent
+        self.calls.last_mut().expect("the call that was appended")
     }
 
     /// Threads of a block that runs a prologue: in the decode kernel all consumer threads.
     pub(crate) fn prologue_threads(&self) -> usize {
-        if self.persistent {
-            kernel::THREADS
-        } else {
-            256
-        }
+        if self.persistent { DECODE_THREADS } else { 256 }
     }
 
     /// The type of cached keys and values in kernels.
     pub fn kv(&self) -> &'static str {
-        match self.kv {
+        match self.memory.kv {
             Kv::F16 => "half",
             Kv::F32 => "float",
         }
     }
 
-    /// Bytes of a cached key's or value's number.
-    pub(crate) fn kv_bytes(&self) -> usize {
-        match self.kv {
-            Kv::F16 => 2,
-            Kv::F32 => 4,
-        }
-    }
-
-    /// Streaming multiprocessors of the device.
-    pub fn sms(&self) -> usize {
-        self.sms
-    }
-
     /// The part of the SMs that the current op may take, given the ops that run concurrently.
     pub(crate) fn share_of_sms(&self) -> usize {
-        (self.sms / self.sharing).max(1)
-    }
-
-    /// The tensor cores of its SMs.
-    pub(crate) fn tensor_cores(&self) -> TensorCores {
-        self.tensor_cores
-    }
-
-    /// Bytes of shared memory that a block may have.
-    pub(crate) fn shared_memory(&self) -> usize {
-        self.shared_memory
+        (self.limits.sms / self.slot.sharing).max(1)
     }
 
     /// Columns of a buffer, a `Rows`.
     pub fn rows(&self, view: View) -> Rows {
-        let buffer = self.buffers[view.buffer].address();
-        let first = self.row * view.stride + view.start;
+        let buffer = self.memory.buffers[view.buffer].address();
+        let first = self.slot.row * view.stride + view.start;
         Rows {
             first: buffer + (first * size_of::<f32>()) as u64,
             stride: view.stride as i32,
@@ -355,32 +260,23 @@ impl Launches<'_> {
 
     /// Columns of a buffer as a parameter of type `Rows`.
     pub fn view(&self, view: View) -> Parameter {
-        Parameter::value("Rows", self.rows(view))
+        Parameter::value(self.rows(view))
     }
 
     /// Address of a state tensor.
     pub fn state_address(&self, tensor: usize) -> Address {
-        self.arena + self.plan.tensors()[tensor].offset as u64
+        self.memory.arena + self.memory.plan.tensors()[tensor].offset as u64
     }
 
     /// The memory of a state tensor.
     pub fn state_bytes(&self, tensor: usize) -> Range<Address> {
         let first = self.state_address(tensor);
-        first..first + self.plan.tensors()[tensor].bytes as u64
+        first..first + self.memory.plan.tensors()[tensor].bytes as u64
     }
 
     /// The shape of a state tensor.
     pub(crate) fn state_shape(&self, tensor: usize) -> &[usize] {
-        &self.plan.tensors()[tensor].shape
-    }
-
-    /// A state tensor as one row of `width` values.
-    pub fn state_rows(&self, tensor: usize, width: usize) -> Rows {
-        Rows {
-            first: self.state_address(tensor),
-            stride: width as i32,
-            width: width as i32,
-        }
+        &self.memory.plan.tensors()[tensor].shape
     }
 
     /// A state tensor as a pointer to `kind`.
@@ -390,13 +286,11 @@ impl Launches<'_> {
 
     /// Tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
-        let position = self.position.unwrap_or_else(|| self.state_address(HEADER));
+        let position = self
+            .slot
+            .position
+            .unwrap_or_else(|| self.state_address(HEADER));
         Parameter::pointer("const u64", position)
-    }
-
-    /// The tokens of the chunk, a `const u32*`.
-    pub fn ids(&self) -> Parameter {
-        Parameter::pointer("const u32", self.ids)
     }
 
     /// Address of a small tensor.
@@ -419,19 +313,23 @@ impl Launches<'_> {
 
     /// The device's copy of bytes that live as long as the model.
     pub fn upload(&self, bytes: &[u8]) -> Result<Address> {
-        self.weights.upload(self.queue, bytes, PLAIN, || None)
+        self.memory
+            .weights
+            .upload(self.memory.queue, bytes, PLAIN, || None)
     }
 
     /// Address of a matrix in the layout that kernels read: in the host's memory where the device reads it there, else of a copy.
     pub(crate) fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
         let bytes = matrix.bytes();
         if matrix.has_device_layout()
-            && let Some(address) = self.weights.share(bytes)?
+            && let Some(address) = self.memory.weights.share(bytes)?
         {
             return Ok(address);
         }
         let pack = || matrix.device_layout();
-        self.weights.upload(self.queue, bytes, STORED, pack)
+        self.memory
+            .weights
+            .upload(self.memory.queue, bytes, STORED, pack)
     }
 
     /// Address of the workspace that ops share for `purpose`. Nothing in it outlives an op.
@@ -440,11 +338,11 @@ impl Launches<'_> {
         purpose: &'static str,
         bytes: usize,
     ) -> Result<Address> {
-        let address = match self.shared.get(purpose) {
+        let address = match self.workspaces.shared.get(purpose) {
             Some(&(room, address)) if room >= bytes => address,
             _ => {
                 let address = self.scratch_address(bytes)?;
-                self.shared.insert(purpose, (bytes, address));
+                self.workspaces.shared.insert(purpose, (bytes, address));
                 address
             }
         };
@@ -454,16 +352,24 @@ impl Launches<'_> {
 
     /// Address of a workspace of one op.
     pub(crate) fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
-        let left = self.scratch.get(self.untaken);
-        if left.is_none_or(|memory| memory.bytes() < bytes) {
-            let memory = Memory::new(self.weights.driver(), bytes)?;
-            self.scratch.insert(self.untaken, memory);
-        }
-        let address = self.scratch[self.untaken].address();
-        self.untaken += 1;
+        let address = self.workspaces.take(self.memory.weights.driver(), bytes)?;
         if let Some(current) = &mut self.current {
             current.own.push(address..address + bytes as u64);
         }
+        Ok(address)
+    }
+}
+
+impl Workspaces<'_> {
+    /// Address of the next workspace, which has at least this many bytes.
+    fn take(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<Address> {
+        let left = self.memory.get(self.untaken);
+        if left.is_none_or(|memory| memory.bytes() < bytes) {
+            let memory = Memory::new(driver, bytes)?;
+            self.memory.insert(self.untaken, memory);
+        }
+        let address = self.memory[self.untaken].address();
+        self.untaken += 1;
         Ok(address)
     }
 }

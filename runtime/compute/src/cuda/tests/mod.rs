@@ -21,11 +21,11 @@ use std::sync::Arc;
 use waterline_quant::{Activations, Bytes, Format, Matrix, Output};
 
 use crate::cuda::Device;
+use crate::cuda::TranslationUnit;
 use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::weights::Weights;
 use crate::cuda::driver::{Launch, Memory, Queue};
-use crate::cuda::schedule::source::TranslationUnit;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::state::{Kv, StatePlan};
 
@@ -125,10 +125,9 @@ impl Bench {
             queue: &*self.queue,
             kv: Kv::F32,
         };
-        Launches {
-            sms: 1,
-            ..Launches::new(&memory, scratch, tokens, false)
-        }
+        let mut launches = Launches::new(&memory, scratch, tokens, false);
+        launches.limits.sms = 1;
+        launches
     }
 
     /// Launches calls for this many tokens.

@@ -6,11 +6,11 @@ use waterline_quant::Activations;
 
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::cuda::Device;
+use crate::cuda::TranslationUnit;
 use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::Memory;
 use crate::cuda::driver::weights::Weights;
-use crate::cuda::schedule::source::TranslationUnit;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::ops::Op;
 use crate::state::{Arena, Kv, StateDtype, StatePlan};

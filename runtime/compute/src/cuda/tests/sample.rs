@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::cuda::Device;
+use crate::cuda::TranslationUnit;
 use crate::cuda::driver::weights::Weights;
 use crate::cuda::driver::{Launch, Memory, Queue};
-use crate::cuda::schedule::source::TranslationUnit;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::cuda::tests::{device, numbers};
 use crate::cuda::token::sample::Sampling;

@@ -2,14 +2,12 @@
 
 pub(crate) mod sample;
 
-use waterline_kernels::{File, file};
-
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::state::{HEADER, HISTORY, LOGITS};
 
-const SESSION: &[File] = &[file("cuda/token/token.cu")];
+const SESSION: &[Source] = &[Source::new("cuda/token/token.cu", &[])];
 
 /// Threads of a block that finds the largest logit, and logits of each.
 const CHOICE_THREADS: usize = 128;
@@ -39,7 +37,7 @@ impl Launches<'_> {
             shared: 0,
             parameters: vec![
                 Parameter::pointer("const u64", best),
-                Parameter::pointer("u32", self.ids),
+                Parameter::pointer("u32", self.memory.ids),
                 Parameter::pointer("u32", chosen),
             ],
         });
@@ -56,7 +54,7 @@ impl Launches<'_> {
             threads: 256,
             shared: 0,
             parameters: vec![
-                self.ids(),
+                Parameter::pointer("const u32", self.memory.ids),
                 self.state("u32", HISTORY),
                 Parameter::pointer("u64", self.state_address(HEADER)),
                 Parameter::tokens(),

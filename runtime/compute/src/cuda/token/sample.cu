@@ -5,15 +5,7 @@
 //   histogram  how many tokens lie in each of many bins between the largest and the smallest logit, and their weight
 //   cut        one block finds the bin in which top-k cuts, and that in which top-p does, and orders what is in these
 //   draw       the weight of what is kept of each segment; the last block picks
-
-// `Sampling` in sample.rs.
-struct Sampling {
-  float temperature, top_p, min_p;
-  float repetition, frequency, presence;
-  u32 top_k;   // no cut if 0
-  u32 window;  // last tokens that the penalties look at
-  u32 draws;   // whether it takes a random number: 1 or 0
-};
+// `Sampling` is in sample.rs, `SamplerState` in sampler/random.rs.
 
 constexpr int segment = 256;  // tokens that a warp looks at together
 constexpr int bins = 1024;    // the last one holds what has no weight
@@ -300,10 +292,10 @@ __device__ inline double uniform(u64 seed, u64 n) {
   return (double)(bits >> 11) * (1.0 / 9007199254740992.0);
 }
 
-// `random` is the state's seed and how many numbers were taken of it. Puts the token where the next chunk's are, and to
-// `chosen`; nothing (all bits set) if a logit is NaN or infinite, or if all are minus infinity.
+// Puts the token where the next chunk's are, and to `chosen`; nothing (all bits set) if a logit is NaN or infinite, or if all are minus
+// infinity.
 template <int vocab>
-__device__ void draw(const Sampling* s, u64* random, u32* ids, u32* chosen, Working<vocab>* work) {
+__device__ void draw(const Sampling* s, SamplerState* random, u32* ids, u32* chosen, Working<vocab>* work) {
   constexpr int segments = Working<vocab>::segments, each = (segments + survey_threads - 1) / survey_threads;
   __shared__ u32 last;
   __shared__ int found;
@@ -348,7 +340,7 @@ __device__ void draw(const Sampling* s, u64* random, u32* ids, u32* chosen, Work
   int start = threadIdx.x * each, end = min(start + each, segments);
   for (int i = start; i < end; i++) own += work->sums[i];
   u64 before = block_scan(own, &total) - own;
-  u64 target = s->draws ? (u64)__dmul_rn(uniform(random[0], random[1]), (double)total) : 0;
+  u64 target = s->draws ? (u64)__dmul_rn(uniform(random->seed, random->draws), (double)total) : 0;
   if (target >= total) target = total - 1;
   for (int i = start; i < end; i++) {
     u64 sum = work->sums[i];
@@ -372,5 +364,5 @@ __device__ void draw(const Sampling* s, u64* random, u32* ids, u32* chosen, Work
     }
     before += parts[i];
   }
-  if (threadIdx.x == 0 && s->draws) random[1]++;
+  if (threadIdx.x == 0 && s->draws) random->draws++;
 }

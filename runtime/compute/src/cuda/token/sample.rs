@@ -1,30 +1,34 @@
 //! Choosing a token on the device. `sample.cu` says how; the token is the one that [`crate::sampler::Sampler`] chooses.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
-
+use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
-use crate::sampler::SamplerParams;
+use crate::sampler::{SamplerParams, SamplerState};
 use crate::state::{HEADER, HISTORY, LOGITS, SAMPLER};
 
-const SOURCE: &[File] = &[file("cuda/token/sample.cu")];
+const SOURCE: &[Source] = &[Source::new(
+    "cuda/token/sample.cu",
+    &[Sampling::define, SamplerState::define],
+)];
 
-/// Parameters as the kernels read them: `Sampling` in `sample.cu`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Sampling {
-    temperature: f32,
-    top_p: f32,
-    min_p: f32,
-    repetition: f32,
-    frequency: f32,
-    presence: f32,
-    top_k: u32,
-    window: u32,
-    /// Whether a random number is taken: 1 or 0.
-    pub draws: u32,
+device_struct! {
+    /// Parameters of the choice as kernels read them.
+    #[derive(Debug, Default, PartialEq)]
+    pub struct Sampling {
+        temperature: f32,
+        top_p: f32,
+        min_p: f32,
+        repetition: f32,
+        frequency: f32,
+        presence: f32,
+        /// No cut if 0.
+        top_k: u32,
+        /// The number of last tokens that penalties count.
+        window: u32,
+        /// Whether a random number is taken: 1 or 0.
+        pub draws: u32,
+    }
 }
 
 impl Sampling {
@@ -113,8 +117,8 @@ impl Launches<'_> {
                 (parts, 256),
                 vec![
                     sampling(),
-                    self.state("u64", SAMPLER),
-                    Parameter::pointer("u32", self.ids),
+                    self.state("SamplerState", SAMPLER),
+                    Parameter::pointer("u32", self.memory.ids),
                     Parameter::pointer("u32", chosen),
                     working(),
                 ],

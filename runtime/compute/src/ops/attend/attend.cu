@@ -1,44 +1,7 @@
 // Attention over a circular segment of cached keys, the chunk itself and a capped set of retained tokens. A chunk is
 // read in three steps: `retain` (retain.cu) decides which tokens enter and leave the set, and when; `attend` computes all queries
 // side by side, with each key hidden from the queries that come after it has gone; `cache` writes the state.
-
-// Rotation of a single token's queries and key, and its value.
-struct RotaryInputs {
-  Rows q, k, v;
-  // Angles per position of the rotated pairs of values, in queries and the key.
-  const float* frequencies;
-  int pairs;
-  // Multiplies cosines and sines.
-  float magnitude;
-};
-
-struct Attended {
-  Rows q, k, v, out;
-  // Where a set is attended to by a single token. `k` and `v` are other columns if pairs are rotated, else the same.
-  RotaryInputs from;
-  void* keys;
-  void* values;
-  void* set_keys;
-  void* set_values;
-  // For each row of the set, the token of the chunk that takes it first, or `never`.
-  int* gone;
-  // For each token of the chunk: the one at which the token that it pushes out of the window is gone.
-  int* until;
-  // For each token of the chunk: the row of the set that the token takes which it pushes out, or -1.
-  int* taken;
-  // Retained tokens before the chunk.
-  int* counts;
-  // Parts of softmaxes `[tokens, heads, splits, head_dim + 2]`.
-  float* parts;
-  float scale;
-  int heads;
-  int kv_heads;
-  // Rows of the segment and capacity of the set.
-  int rows;
-  int capacity;
-  // Tokens of the largest chunk.
-  int chunk;
-};
+// `Attended` is in launch.rs.
 
 constexpr int never = 0x7fffffff;
 
@@ -193,7 +156,7 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
       wait_for_dependencies();
       launch_dependents();
       for (int i = threadIdx.x; i < heads * dim; i += blockDim.x) {
-        queries[i] = rotated(a.from.q.first + (first_head + i / dim) * dim, i % dim, angles, pairs);
+        queries[i] = rotated(a.from.columns[0].first + (first_head + i / dim) * dim, i % dim, angles, pairs);
       }
       count = a.counts[kv_head];
       stays = a.until[kv_head] > 0;
@@ -206,7 +169,7 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     if (of_cache < n) {
       for (int i = threadIdx.x; i < dim; i += blockDim.x) {
         int column = kv_head * dim + i;
-        float key = rotated(a.from.k.first + column - i, i, angles, pairs), value = a.from.v.first[column];
+        float key = rotated(a.from.columns[1].first + column - i, i, angles, pairs), value = a.from.columns[2].first[column];
         keys[of_cache * dim + i] = E(key);
         values[of_cache * dim + i] = E(value);
         if (pairs > 0 && part == 0) {

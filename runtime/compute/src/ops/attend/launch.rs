@@ -1,24 +1,25 @@
 //! Launches of the attention kernels in `attend.cu`.
 
+use std::ffi::c_void;
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 
 use super::tiles::Tiles;
 use super::{Attend, Eviction, Policy};
+use crate::abi::{DeviceType, device_struct};
 use crate::cuda::{
-    Address, Call, Deferred, Grid, Launches, Parameter, RotaryInputs, Rotation, Rows,
+    Address, Call, Grid, Launches, Parameter, Queued, RotaryInputs, Rows, Source, Take,
 };
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-const SOURCE: &[File] = &[
-    file("ops/attend/attend.cu"),
-    file("ops/attend/retain.cu"),
-    file("ops/attend/attend_tiles.cu"),
-    file("ops/attend/attend_wide.cu"),
+const SOURCE: &[Source] = &[
+    Source::new("ops/attend/attend.cu", &[Attended::define]),
+    Source::new("ops/attend/retain.cu", &[Retained::define]),
+    Source::new("ops/attend/attend_tiles.cu", &[]),
+    Source::new("ops/attend/attend_wide.cu", &[]),
 ];
 
 /// Keys below which one block takes all of them.
@@ -30,47 +31,60 @@ const QUERIES: usize = 4;
 /// Heads that are longer take half of the threads where the queries of several tokens or heads share a warp.
 const LONG_HEAD: usize = 256;
 
-/// `Attended` in attend.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Attended {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    out: Rows,
-    from: RotaryInputs,
-    keys: u64,
-    values: u64,
-    set_keys: u64,
-    set_values: u64,
-    gone: u64,
-    until: u64,
-    taken: u64,
-    counts: u64,
-    parts: u64,
-    scale: f32,
-    heads: i32,
-    kv_heads: i32,
-    rows: i32,
-    capacity: i32,
-    chunk: i32,
+device_struct! {
+    /// Attention to a segment of recent tokens, and to a set of others where tokens are retained.
+    struct Attended {
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        out: Rows,
+        /// Where a set is attended to by a single token. `k` and `v` are other columns if pairs are rotated, else the same.
+        from: RotaryInputs,
+        keys: Address as *mut c_void,
+        values: Address as *mut c_void,
+        set_keys: Address as *mut c_void,
+        set_values: Address as *mut c_void,
+        /// For each row of the set, the token of the chunk that takes it first, or `never`.
+        gone: Address as *mut i32,
+        /// For each token of the chunk, the one at which the token that it pushes out of the window is gone.
+        until: Address as *mut i32,
+        /// For each token of the chunk, the row of the set that the token takes which it pushes out, or -1.
+        taken: Address as *mut i32,
+        /// Retained tokens before the chunk.
+        counts: Address as *mut i32,
+        /// Parts of softmaxes `[tokens, heads, splits, head_dim + 2]`.
+        parts: Address as *mut f32,
+        scale: f32,
+        heads: i32,
+        kv_heads: i32,
+        /// Rows of the segment.
+        rows: i32,
+        /// Most tokens of the set.
+        capacity: i32,
+        /// Tokens of the largest chunk.
+        chunk: i32,
+    }
 }
 
-/// `Retained` in retain.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Retained {
-    router: Rows,
-    window_scores: u64,
-    set_scores: u64,
-    set_positions: u64,
-    counts: u64,
-    leaving: u64,
-    occupants: u64,
-    sink: i32,
-    margin: i32,
-    every: i32,
-    pad: i32,
+device_struct! {
+    /// The set of retained tokens, and the policy by which tokens leave it.
+    struct Retained {
+        /// Scores of the learned policy: those of the chunk's tokens, shifted by `margin`.
+        router: Rows,
+        window_scores: Address as *mut f32,
+        set_scores: Address as *mut f32,
+        /// One more than the position of each of the set's tokens.
+        set_positions: Address as *mut u64,
+        counts: Address as *mut u32,
+        /// Scores of the tokens that leave the window `[kv_heads, chunk]`.
+        leaving: Address as *mut f32,
+        /// For each row of the set the last token stored in it.
+        occupants: Address as *mut i32,
+        sink: i32,
+        margin: i32,
+        every: i32,
+        pad: i32,
+    }
 }
 
 /// Values of a key that a thread reads at once: as many as alignment permits.
@@ -99,6 +113,44 @@ fn merging_bytes(dim: usize, threads: usize, queries: usize) -> usize {
 pub(in crate::ops) fn heads_together(group: usize) -> usize {
     let divides = |n: &usize| group.is_multiple_of(*n);
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
+}
+
+/// A call that rotates its token's query and key itself, or reads the key that one before it has rotated.
+fn rotate(queued: &mut Queued, from: RotaryInputs, kept: [Address; 2]) {
+    let (mut before, mut after) = ([Rows::zeroed(); 3], [Rows::zeroed(); 3]);
+    queued.call.parameters[0].update(|attended: &mut Attended| {
+        before = [attended.q, attended.k, attended.v];
+        attended.from = from;
+        [attended.k.first, attended.v.first] = kept;
+        after = [attended.q, attended.k, attended.v];
+    });
+    let Some(accesses) = &mut queued.accesses else {
+        return;
+    };
+    if accesses.reads.contains(&before[0].bytes()) {
+        after = from.columns;
+    }
+    for read in &mut accesses.reads {
+        if let Some(index) = before.iter().position(|rows| rows.bytes() == *read) {
+            *read = after[index].bytes();
+        }
+    }
+}
+
+/// Retention of a token whose score is in the window already.
+fn leave_score(queued: &mut Queued) {
+    let window = |taken: &Take| match taken {
+        Take::Score { stored, .. } => Some(stored.clone()),
+        _ => None,
+    };
+    let stored = queued.takes.iter().find_map(window);
+    queued.call.parameters[1].update(|retained: &mut Retained| retained.router = Rows::zeroed());
+    if let Some(accesses) = &mut queued.accesses {
+        accesses.reads.clear();
+        accesses
+            .writes
+            .retain(|written| Some(written) != stored.as_ref());
+    }
 }
 
 impl DeviceOp for Attend {
@@ -167,15 +219,8 @@ impl Attend {
                 });
                 return Ok(());
             }
-            Policy::Learned {
-                router,
-                margin,
-                scores,
-            } => {
-                // The router may have stored the token's score there.
-                if !launches.writes(&launches.state_bytes(scores.window)) {
-                    retained.router = launches.rows(*router);
-                }
+            Policy::Learned { router, margin, .. } => {
+                retained.router = launches.rows(*router);
                 retained.margin = *margin as i32;
                 match launches.tokens {
                     1 => "retain<LEARNED>",
@@ -207,12 +252,8 @@ impl Attend {
             end += bytes;
             end - bytes
         });
-        self.take_rotation(launches, &mut attended, [k, v]);
-        let call = self.head_call(launches, attended, retained, kernel.into());
-        // This kernel computes nothing of it.
-        let taken_over = launches.taken_over.take();
-        launches.push_prefetching(call);
-        launches.taken_over = taken_over;
+        let retain = launches.calls.len();
+        launches.push_prefetching(self.head_call(launches, attended, retained, kernel.into()));
         if let Policy::Learned { scores, .. } = &eviction.policy {
             let tensors = [
                 scores.window,
@@ -222,36 +263,27 @@ impl Attend {
             ];
             let [window, set, positions, counts] =
                 tensors.map(|tensor| launches.state_bytes(tensor));
-            let mut written = vec![set, positions, counts, first..end];
-            // The router writes the score of the new token, and the score read is that of the
-            // evicted one.
-            if retained.router.first != 0 {
-                written.push(window);
-            }
+            // The score read from the window is that of the evicted token, the one written that of the new one.
+            let written = [set, positions, counts, first..end, window.clone()];
             launches.narrow_accesses(&[retained.router.bytes()], &written);
+            launches.takes(Take::Score {
+                stored: window,
+                take: leave_score,
+            });
         }
-        self.launch_attention(launches, attended, first..end)
-    }
-
-    /// Has a single token's queries and key rotated where they are attended to. Its key and value stay at `k` and `v` until they are
-    /// cached, which may be in a later layer.
-    fn take_rotation(
-        &self,
-        launches: &mut Launches,
-        attended: &mut Attended,
-        [k, v]: [Address; 2],
-    ) {
-        let same = |rotation: &Rotation| {
-            rotation.columns == attended.from.columns
-                && rotation.head_dim as usize == self.head_dim()
-        };
-        let from = match &launches.deferred {
-            Some(Deferred::Rotation(rotation)) if same(rotation) => rotation.from,
-            _ => return,
-        };
-        launches.take_over();
-        attended.from = from;
-        (attended.k.first, attended.v.first) = (k, v);
+        self.launch_attention(launches, attended, first..end)?;
+        // A single token's queries and key may be rotated where they are attended to. Its key and value stay at `k` and `v` until they are
+        // cached, which may be in a later layer.
+        for (index, queued) in launches.calls.iter_mut().enumerate().skip(retain) {
+            queued.takes.push(Take::Rotation {
+                columns: attended.from.columns,
+                head_dim: self.head_dim(),
+                kept: [k, v],
+                rotates: index > retain,
+                take: rotate,
+            });
+        }
+        Ok(())
     }
 
     /// A kernel in which a block takes a key head through the chunk's tokens.
@@ -269,8 +301,8 @@ impl Attend {
             threads: 256,
             shared: 0,
             parameters: vec![
-                Parameter::value("Attended", attended),
-                Parameter::value("Retained", retained),
+                Parameter::value(attended),
+                Parameter::value(retained),
                 launches.position(),
                 Parameter::tokens(),
             ],
@@ -315,9 +347,9 @@ impl Attend {
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
         // In the decode kernel blocks of one SM run one after another.
-        let blocks_of_sm = if launches.persistent() { 1 } else { 2 };
+        let blocks_of_sm = if launches.persistent { 1 } else { 2 };
         let splits = if single && keys >= SPLIT {
-            (blocks_of_sm * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4))
+            (blocks_of_sm * launches.limits.sms / blocks).clamp(1, keys.div_ceil(SPLIT / 4))
         } else {
             1
         };
@@ -328,9 +360,9 @@ impl Attend {
             parts = attended.parts..attended.parts + bytes as u64;
         }
         let retains = self.eviction.is_some();
-        let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
+        let (cores, room) = (launches.limits.tensor_cores, launches.limits.shared_memory);
         let keys_only = !retains && !self.has_own_values();
-        let size = (dim, launches.kv_bytes());
+        let size = (dim, launches.memory.kv.bytes());
         if let Some(tiles) = Tiles::new(size, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
             let kernel = if tiles.wide {
@@ -345,7 +377,7 @@ impl Attend {
                 threads: tiles.threads,
                 shared: tiles.shared,
                 parameters: vec![
-                    Parameter::value("Attended", attended),
+                    Parameter::value(attended),
                     launches.position(),
                     Parameter::tokens(),
                 ],
@@ -366,15 +398,16 @@ impl Attend {
             grid: Grid::EachTile(blocks * splits, tile),
             threads,
             shared,
-            parameters: vec![Parameter::value("Attended", attended), launches.position()],
+            parameters: vec![Parameter::value(attended), launches.position()],
         };
         if single && retains {
-            let row_bytes = 2 * dim * launches.kv_bytes();
+            let row_bytes = 2 * dim * launches.memory.kv.bytes();
             let near = (keys / splits + 1).min(NEAR / row_bytes).max(1);
             call.kernel = format!(
                 "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
             );
-            let own = (heads * dim + 2 * attended.from.pairs as usize) * size_of::<f32>();
+            // Queries, and a sine and a cosine for each rotated pair.
+            let own = (heads + 1) * dim * size_of::<f32>();
             call.shared = shared.max(near * (row_bytes + size_of::<i32>()) + own);
             launches.push_prefetching(call);
         } else {
@@ -400,7 +433,7 @@ impl Attend {
                 threads: dim.next_multiple_of(32).min(256),
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Attended", attended),
+                    Parameter::value(attended),
                     launches.position(),
                     Parameter::tokens(),
                 ],
@@ -424,7 +457,7 @@ impl Attend {
             threads: dim.next_multiple_of(32).min(256),
             shared: 0,
             parameters: vec![
-                Parameter::value("Attended", attended),
+                Parameter::value(attended),
                 launches.position(),
                 Parameter::tokens(),
             ],

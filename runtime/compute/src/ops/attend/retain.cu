@@ -1,24 +1,7 @@
 // Which tokens a capped set retains.
+// `Retained` is in launch.rs.
 
 enum { LEARNED, STRIDE };
-
-struct Retained {
-  // Inputs of the learned policy: scores of the chunk's tokens shifted by `margin`, of the window, of
-  // the set.
-  Rows router;
-  float* window_scores;
-  float* set_scores;
-  // One more than the position of each of the set's tokens.
-  u64* set_positions;
-  u32* counts;
-  // Scores of the tokens that leave the window `[kv_heads, chunk]`, and for each row of the set the last token stored
-  // in it.
-  float* leaving;
-  int* occupants;
-  int sink;
-  int margin;
-  int every;
-};
 
 // The first of the lowest scores that were seen.
 struct Lowest {

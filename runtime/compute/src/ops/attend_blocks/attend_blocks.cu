@@ -1,35 +1,7 @@
 // Native sparse attention. `stage_blocks` rounds the chunk's keys and values as they will be cached and averages the
 // blocks that the chunk completes, `attend_blocks` computes the queries of a chunk side by side, `cache_blocks` writes the
 // state.
-
-struct Blocks {
-  Rows q, k, v, gates, out;
-  void* keys;
-  void* values;
-  void* mean_keys;
-  void* mean_values;
-  // The chunk's keys and values `[kv_heads, chunk, head_dim]` and the means of the blocks that it completes
-  // `[kv_heads, chunk / block + 1, head_dim]`, each twice.
-  void* staged;
-  void* staged_means;
-  // A row for each block of threads; in a step, for each key head.
-  float* importance;
-  // Softmaxes of a step's parts.
-  float* parts;
-  // Where other kernels attend to them: the chosen blocks of each token and key head, from the first in view on, and then their
-  // count.
-  int* picked;
-  float scale;
-  int heads;
-  int kv_heads;
-  int block;
-  int chosen;
-  int window;
-  // Rows of the cached keys and of the means.
-  int rows;
-  int blocks;
-  int chunk;
-};
+// `Blocks` is in launch.rs.
 
 // A key head's keys or values by position: cached before the chunk, or of the chunk.
 template <class E>

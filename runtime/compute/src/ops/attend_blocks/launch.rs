@@ -1,18 +1,17 @@
 //! Launches of the sparse attention kernels in `attend_blocks.cu`.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
-
 use super::{AttendBlocks, BRANCHES};
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows, TensorCores};
+use crate::abi::{DeviceType, device_struct};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, Source, TensorCores};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 use crate::ops::attend::{block, heads_together, unit};
+use std::ffi::c_void;
 
-const SOURCE: &[File] = &[
-    file("ops/attend_blocks/attend_blocks.cu"),
-    file("ops/attend_blocks/attend_chosen.cu"),
-    file("ops/attend_blocks/attend_blocks_step.cu"),
+const SOURCE: &[Source] = &[
+    Source::new("ops/attend_blocks/attend_blocks.cu", &[Blocks::define]),
+    Source::new("ops/attend_blocks/attend_chosen.cu", &[]),
+    Source::new("ops/attend_blocks/attend_blocks_step.cu", &[]),
 ];
 
 /// Blocks of threads that a SM is given; each takes tokens and heads in turn.
@@ -30,34 +29,42 @@ fn on_tensor_cores(dim: usize, tokens: usize, cores: TensorCores) -> bool {
     covered && tokens >= 16 && cores != TensorCores::None
 }
 
-/// `Blocks` in attend_blocks.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Blocks {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    gates: Rows,
-    out: Rows,
-    keys: u64,
-    values: u64,
-    mean_keys: u64,
-    mean_values: u64,
-    staged: u64,
-    staged_means: u64,
-    importance: u64,
-    parts: u64,
-    picked: u64,
-    scale: f32,
-    heads: i32,
-    kv_heads: i32,
-    block: i32,
-    chosen: i32,
-    window: i32,
-    rows: i32,
-    blocks: i32,
-    chunk: i32,
-    pad: i32,
+device_struct! {
+    /// Attention to chosen blocks of keys, to their means and to a window.
+    struct Blocks {
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        gates: Rows,
+        out: Rows,
+        keys: Address as *mut c_void,
+        values: Address as *mut c_void,
+        mean_keys: Address as *mut c_void,
+        mean_values: Address as *mut c_void,
+        /// The chunk's keys and values, each `[kv_heads, chunk, head_dim]`.
+        staged: Address as *mut c_void,
+        /// Means of the blocks that the chunk completes, twice `[kv_heads, chunk / block + 1, head_dim]`.
+        staged_means: Address as *mut c_void,
+        /// A row for each block of threads; in a step, for each key head.
+        importance: Address as *mut f32,
+        /// Softmaxes of a step's parts.
+        parts: Address as *mut f32,
+        /// Where other kernels attend to them: the chosen blocks of each token and key head, from the first in view on, and then their
+        /// count.
+        picked: Address as *mut i32,
+        scale: f32,
+        heads: i32,
+        kv_heads: i32,
+        block: i32,
+        chosen: i32,
+        window: i32,
+        /// Rows of the cached keys.
+        rows: i32,
+        /// Rows of the means.
+        blocks: i32,
+        chunk: i32,
+        pad: i32,
+    }
 }
 
 /// Most blocks that share the keys of a step's heads.
@@ -73,12 +80,12 @@ impl DeviceOp for AttendBlocks {
         let (kv, dim, chunk) = (launches.kv(), self.head_dim(), launches.tokens);
         let step = chunk == 1;
         let heads = heads_together(self.group());
-        let splits = splits(self.heads / heads, launches.sms());
-        let picks = on_tensor_cores(dim, chunk, launches.tensor_cores());
+        let splits = splits(self.heads / heads, launches.limits.sms);
+        let picks = on_tensor_cores(dim, chunk, launches.limits.tensor_cores);
         let at_once = if step {
             self.kv_heads
         } else {
-            (self.kv_heads * chunk).min(TURNS * launches.sms())
+            (self.kv_heads * chunk).min(TURNS * launches.limits.sms)
         };
         let blocks = launches.state_shape(self.mean_keys)[1];
         let mut numbers = |wanted: bool, n: usize| {
@@ -127,7 +134,7 @@ impl DeviceOp for AttendBlocks {
             grid,
             threads,
             shared,
-            parameters: vec![Parameter::value("Blocks", parameters), position.clone()],
+            parameters: vec![Parameter::value(parameters), position.clone()],
         };
         let with_tokens = |mut call: Call| {
             call.parameters.push(Parameter::tokens());

@@ -1,27 +1,8 @@
 // Short convolutions over the tokens that chose a partition. A block takes a head of one partition for a tile of tokens, a
 // warp a token: it looks back for the tokens before it that made the same choice.
+// `ChosenGroups` is in launch.rs.
 
-struct ChosenGroup {
-  Rows input;
-  Rows out;
-  const float* weight;
-  const float* bias;
-  float* kept;
-  int taps;
-  int head_dim;
-  int first;
-  int unit_length;
-};
-
-constexpr int most_chosen_groups = 4;
 constexpr int most_past = 8;
-
-struct ChosenGroups {
-  Rows route;
-  int chosen;
-  int groups;
-  ChosenGroup at[most_chosen_groups];
-};
 
 __device__ inline bool chooses(const ChosenGroups& groups, int t, int partition) {
   bool found = false;

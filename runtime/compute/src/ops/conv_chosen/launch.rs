@@ -1,14 +1,17 @@
 //! Launches of the kernels in `conv_chosen.cu`.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 
 use super::ConvChosen;
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::abi::{DeviceType, device_struct};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-const SOURCE: &[File] = &[file("ops/conv_chosen/conv_chosen.cu")];
+const SOURCE: &[Source] = &[Source::new(
+    "ops/conv_chosen/conv_chosen.cu",
+    &[ChosenGroups::define],
+)];
 
 const MOST_GROUPS: usize = 4;
 const MOST_PAST: usize = 8;
@@ -16,45 +19,47 @@ const MOST_PAST: usize = 8;
 /// Tokens of a block.
 const TILE: usize = 16;
 
-/// `ChosenGroup` in conv_chosen.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct DeviceGroup {
-    input: Rows,
-    out: Rows,
-    weight: Address,
-    bias: Address,
-    kept: Address,
-    taps: i32,
-    head_dim: i32,
-    first: i32,
-    unit_length: i32,
+device_struct! {
+    /// A convolution of heads.
+    struct ChosenGroup {
+        input: Rows,
+        out: Rows,
+        weight: Address as *const f32,
+        bias: Address as *const f32,
+        /// The state tensor of the last inputs.
+        kept: Address as *mut f32,
+        taps: i32,
+        head_dim: i32,
+        /// Its first block of threads.
+        first: i32,
+        unit_length: i32,
+    }
 }
 
-/// `ChosenGroups` in conv_chosen.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct DeviceGroups {
-    route: Rows,
-    chosen: i32,
-    groups: i32,
-    at: [DeviceGroup; MOST_GROUPS],
+device_struct! {
+    /// The convolutions of a call.
+    struct ChosenGroups {
+        route: Rows,
+        chosen: i32,
+        groups: i32,
+        at: [ChosenGroup; MOST_GROUPS],
+    }
 }
 
 impl DeviceOp for ConvChosen {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         for groups in self.groups.chunks(MOST_GROUPS) {
-            let mut device = DeviceGroups {
+            let mut device = ChosenGroups {
                 route: launches.rows(self.route),
                 chosen: (self.route.width / 2) as i32,
                 groups: groups.len() as i32,
-                ..DeviceGroups::zeroed()
+                ..ChosenGroups::zeroed()
             };
             let mut blocks = 0;
             for (place, group) in device.at.iter_mut().zip(groups) {
                 let taps = group.conv.weight.len() / group.width(self.partitions);
                 assert!(taps <= MOST_PAST + 1, "at most {MOST_PAST} kept inputs");
-                *place = DeviceGroup {
+                *place = ChosenGroup {
                     input: launches.rows(group.input),
                     out: launches.rows(group.out),
                     weight: launches.vector_address(&group.conv.weight)?,
@@ -69,12 +74,7 @@ impl DeviceOp for ConvChosen {
             }
             let (partitions, step) = (self.partitions, launches.tokens == 1);
             let (tile, warps) = if step { (1, 1) } else { (TILE, 4) };
-            let parameters = || {
-                vec![
-                    Parameter::value("ChosenGroups", device),
-                    Parameter::tokens(),
-                ]
-            };
+            let parameters = || vec![Parameter::value(device), Parameter::tokens()];
             launches.push(Call {
                 source: SOURCE,
                 kernel: format!("conv_chosen<{partitions}, {tile}, {step}>"),

@@ -1,9 +1,7 @@
 //! The op as kernels.
 
-use waterline_kernels::file;
-
 use super::Emit;
-use crate::cuda::{Call, Grid, Launches};
+use crate::cuda::{Call, Grid, Launches, Source};
 use crate::error::Result;
 use crate::functions::Norm;
 use crate::operands::{PRODUCT, RESIDUAL, View};
@@ -35,7 +33,7 @@ impl Launches<'_> {
         self.store_prologue(normed, product);
         let residual = View::whole(RESIDUAL, product.width);
         self.push(Call {
-            source: const { &[file("ops/emit/emit.cu")] },
+            source: const { &[Source::new("ops/emit/emit.cu", &[])] },
             kernel: format!("add_rows<{}>", product.width),
             grid: Grid::Tokens,
             threads: 256,

@@ -1,5 +1,6 @@
 // A mixture of experts, one token at a time: `route` holds the indices of the chosen experts, whose rows are read in place.
 // The second half of the file prepares the products of a chunk (experts_chunk.cu).
+// `Matrices` is in launch.rs, `ExpertLists` and `Staged` in launch_chunk.rs.
 
 // Feed-forward networks of one shape: the formats of their matrices, -1 for none, and the width between them, 0 for none.
 // How inputs are rounded: those of the first matrices, and of the last one.
@@ -7,12 +8,6 @@ template <int gate_format, int up_format, int down_format, int inner_width, int 
 struct Network {
   static constexpr int gate = gate_format, up = up_format, down = down_format, width = inner_width;
   static constexpr int first = first_rounding, last = last_rounding;
-};
-
-struct Matrices {
-  const u8* gate;
-  const u8* up;
-  const u8* down;
 };
 
 // Prefetches the codes of a row.
@@ -210,21 +205,8 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
 // Pairs of a token and an expert in a tile of the lists.
 constexpr int tile_pairs = 64;
 
-// The pairs of a chunk by expert, then by token. An expert's pairs start at a new tile.
-struct ExpertLists {
-  // The expert of each tile; `none` after the last one.
-  int* experts;
-  // The pairs of each tile: a token's number times those that it chooses, plus the rank; `none` where there are fewer.
-  int* pairs;
-
-  static constexpr int none = -1;
-};
-
-// Inputs of products: floats, and the same in 8 bits, as formats need them.
-struct Staged {
-  float* floats;
-  u8* codes;
-};
+// A tile of `ExpertLists` without an expert, and a place of a tile without a pair.
+constexpr int no_expert = -1;
 
 // A block takes an expert.
 template <int experts, int chosen>
@@ -244,7 +226,7 @@ __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
   int behind = first + tiles_of(expert), place = first * tile_pairs;
   for (int i = first + threadIdx.x; i < behind; i += blockDim.x) lists.experts[i] = expert;
   if (expert == experts - 1) {
-    for (int i = behind + threadIdx.x; i < tokens * chosen / tile_pairs + experts; i += blockDim.x) lists.experts[i] = ExpertLists::none;
+    for (int i = behind + threadIdx.x; i < tokens * chosen / tile_pairs + experts; i += blockDim.x) lists.experts[i] = no_expert;
   }
   for (int start = 0; start < tokens; start += blockDim.x) {
     int t = start + threadIdx.x, rank = -1;
@@ -262,7 +244,7 @@ __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
     // The next counts overwrite these.
     __syncthreads();
   }
-  for (int i = place + threadIdx.x; i < behind * tile_pairs; i += blockDim.x) lists.pairs[i] = ExpertLists::none;
+  for (int i = place + threadIdx.x; i < behind * tile_pairs; i += blockDim.x) lists.pairs[i] = no_expert;
 }
 
 // Makes a pair's inner values the input of products; `blockIdx.x` is the rank, `blockIdx.y` the token.

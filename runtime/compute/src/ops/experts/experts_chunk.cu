@@ -25,7 +25,7 @@ struct PairTile {
   // A pair; negative after the last one.
   __device__ int pair(int index) const {
     if constexpr (Product::listed) return listed[index];
-    return first + index < tokens ? first + index : ExpertLists::none;
+    return first + index < tokens ? first + index : no_expert;
   }
   // Whether there is nothing to do.
   __device__ bool is_empty() const { return expert < 0 || pair(0) < 0; }

@@ -1,15 +1,21 @@
 //! Launches of the kernels in `experts.cu`.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 use waterline_quant::Rounding;
 
+use super::launch_chunk::{ExpertLists, Staged};
 use super::{Expert, Experts};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, format_of, shared_bytes};
+use crate::abi::{DeviceType, device_struct};
+use crate::cuda::{
+    Address, Call, Grid, Launches, Parameter, Rows, Source, format_of, shared_bytes,
+};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-pub(super) const SOURCE: &[File] = &[file("ops/experts/experts.cu")];
+pub(super) const SOURCE: &[Source] = &[Source::new(
+    "ops/experts/experts.cu",
+    &[ExpertLists::define, Staged::define, Matrices::define],
+)];
 
 /// The instance of `Network` where there is none.
 pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0, -1, -1>";
@@ -17,13 +23,13 @@ pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0, -1, -1>";
 /// Inner values that a block has in shared memory at once, if one expert has no more.
 const INNER_VALUES: usize = 8192;
 
-/// `Matrices` in experts.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Matrices {
-    gate: Address,
-    up: Address,
-    down: Address,
+device_struct! {
+    /// The matrices of the experts, one expert after another.
+    pub(super) struct Matrices {
+        gate: Address as *const u8,
+        up: Address as *const u8,
+        down: Address as *const u8,
+    }
 }
 
 impl Matrices {
@@ -67,12 +73,12 @@ impl DeviceOp for Experts {
                 Matrices::new(expert, launches)
             })?,
         ]
-        .map(|matrices| Parameter::value("Matrices", matrices));
+        .map(Parameter::value);
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let threads = launches.prologue_threads();
         // A block prepares its input once, regardless of the number of rows. In the decode kernel the blocks of one SM
         // run one after another.
-        let most = launches.sms() * if launches.persistent() { 1 } else { 8 };
+        let most = launches.limits.sms * if launches.persistent { 1 } else { 8 };
         let blocks = |rows: usize, of_block: usize| rows.div_ceil(of_block).min(most);
         let width = self.expert.width();
         let begun = chosen * width + common.map_or(0, Expert::width);
@@ -90,11 +96,11 @@ impl DeviceOp for Experts {
             threads,
             shared: shared_bytes(cols),
             parameters: vec![
-                Parameter::value("Prologue", prologue),
+                Parameter::value(prologue),
                 routed.clone(),
                 shared.clone(),
-                Parameter::value("Rows", route),
-                Parameter::value("Rows", inner),
+                Parameter::value(route),
+                Parameter::value(inner),
             ],
         });
         launches.narrow_accesses(&[input.bytes(), route.bytes()], &[inner.bytes()]);
@@ -118,11 +124,11 @@ impl DeviceOp for Experts {
             parameters: vec![
                 routed.clone(),
                 shared.clone(),
-                Parameter::value("Rows", inner),
-                Parameter::value("Rows", route),
-                Parameter::value("Rows", gate),
-                Parameter::value("float", multiplier),
-                Parameter::value("Rows", output),
+                Parameter::value(inner),
+                Parameter::value(route),
+                Parameter::value(gate),
+                Parameter::value(multiplier),
+                Parameter::value(output),
             ],
         });
         let reads = [inner.bytes(), route.bytes(), gate.bytes(), output.bytes()];

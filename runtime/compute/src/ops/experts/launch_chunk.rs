@@ -1,21 +1,21 @@
 //! The op over many tokens: pairs of a token and an expert are grouped by the expert, so that a row of a matrix is read once for several
 //! tokens. Launches of the kernels in `experts_chunk.cu`.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 use waterline_quant::{Matrix, Rounding};
 
 use super::launch::SOURCE;
 use super::{Expert, Experts};
+use crate::abi::device_struct;
 use crate::cuda::{
-    Address, CODE_ROWS, CODES_SHARED, Call, Grid, Launches, Parameter, Rows, format_of,
+    Address, CODE_ROWS, CODES_SHARED, Call, Grid, Launches, Parameter, Rows, Source, format_of,
     shared_bytes,
 };
 use crate::error::Result;
 use crate::functions::Activation;
 use crate::operands::View;
 
-const CHUNK_SOURCE: &[File] = &[file("ops/experts/experts_chunk.cu")];
+const CHUNK_SOURCE: &[Source] = &[Source::new("ops/experts/experts_chunk.cu", &[])];
 
 /// `tile_pairs` in experts.cu.
 const TILE: usize = 64;
@@ -27,20 +27,23 @@ const THREADS: usize = 256;
 /// small matrices have several parts.
 const MOST_PRODUCTS: usize = if cfg!(test) { 1 << 18 } else { 32 << 20 };
 
-/// `ExpertLists` in experts.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Lists {
-    experts: Address,
-    pairs: Address,
+device_struct! {
+    /// The pairs of a chunk by expert, then by token. An expert's pairs start at a new tile.
+    pub(super) struct ExpertLists {
+        /// The expert of each tile; `no_expert` after the last one.
+        experts: Address as *mut i32,
+        /// The pairs of each tile: a token's number times those that it chooses, plus the rank; `no_expert` where there are fewer.
+        pairs: Address as *mut i32,
+    }
 }
 
-/// `Staged` in experts.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Staged {
-    floats: Address,
-    codes: Address,
+device_struct! {
+    /// Inputs of products as formats need them.
+    pub(super) struct Staged {
+        floats: Address as *mut f32,
+        /// In 8 bits.
+        codes: Address as *mut u8,
+    }
 }
 
 /// Names of the workspaces that all mixtures share.
@@ -58,7 +61,7 @@ struct ExpertGroup<'a> {
     networks: usize,
     /// Those of a token.
     count: usize,
-    lists: Option<Lists>,
+    lists: Option<ExpertLists>,
     /// The values between the matrices, and names of the workspaces for the inputs of the last one.
     inner: View,
     names: [&'static str; 2],
@@ -162,11 +165,11 @@ impl Experts {
                 threads: THREADS,
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Rows", Rows { first, ..output }),
+                    Parameter::value(Rows { first, ..output }),
                     Parameter::int(count),
                     launches.view(self.route),
-                    Parameter::value("Rows", gate),
-                    Parameter::value("float", multiplier),
+                    Parameter::value(gate),
+                    Parameter::value(multiplier),
                     launches.view(sums),
                 ],
             });
@@ -191,12 +194,12 @@ impl Experts {
         Ok(staged)
     }
 
-    /// Lists the pairs by expert.
-    fn list_pairs(&self, launches: &mut Launches) -> Result<Lists> {
+    /// ExpertLists the pairs by expert.
+    fn list_pairs(&self, launches: &mut Launches) -> Result<ExpertLists> {
         let (chosen, experts) = (self.chosen(), self.experts);
         // Whole tiles, and for each expert the rest.
         let tiles = launches.tokens * chosen / TILE + experts;
-        let lists = Lists {
+        let lists = ExpertLists {
             experts: launches.shared_address("experts of tiles", tiles * size_of::<u32>())?,
             pairs: launches.shared_address("pairs of tiles", tiles * TILE * size_of::<u32>())?,
         };
@@ -208,7 +211,7 @@ impl Experts {
             shared: 0,
             parameters: vec![
                 launches.view(self.route),
-                Parameter::value("ExpertLists", lists),
+                Parameter::value(lists),
                 Parameter::tokens(),
             ],
         });
@@ -265,9 +268,9 @@ impl ExpertGroup<'_> {
             parameters: vec![
                 gate_at,
                 up_at,
-                Parameter::value("ExpertLists", self.lists.unwrap_or(Lists::zeroed())),
-                Parameter::value("Staged", inputs),
-                Parameter::value("Rows", part.output),
+                Parameter::value(self.lists.unwrap_or(ExpertLists::zeroed())),
+                Parameter::value(inputs),
+                Parameter::value(part.output),
                 Parameter::int(part.begin),
                 Parameter::int(part.count),
                 Parameter::tokens(),
@@ -288,10 +291,7 @@ impl ExpertGroup<'_> {
             grid: Grid::EachToken(chosen),
             threads: THREADS.min(width.next_multiple_of(32)),
             shared: shared_bytes(width),
-            parameters: vec![
-                launches.view(self.inner),
-                Parameter::value("Staged", staged),
-            ],
+            parameters: vec![launches.view(self.inner), Parameter::value(staged)],
         });
         Ok(staged)
     }

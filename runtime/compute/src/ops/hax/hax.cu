@@ -1,41 +1,9 @@
 // Sparse attention in parallel with a state-space model, a step. `hax_choose` takes the key in one block: which rows it
 // takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32 channels a block.
 // Both take several tokens one after another where a query sees more rows than chunks have room for.
+// `HaxParts` is in launch.rs.
 
-enum { HAX_WINDOW, HAX_SINK, HAX_DILATED, HAX_SIGNS, HAX_LARGEST, HAX_BEST };
-
-struct HaxSource {
-  // Weights of the hash `[width, columns]`, or of the scorer's layers, transposed `[2 width, 2
-  // width]`.
-  const float* weights;
-  const float* second_weights;
-  const float* bias;
-  const float* second_bias;
-  const float* last;
-  float last_bias;
-  int kind;
-  // Its first row, and the rows that a query sees.
-  int first;
-  int rows;
-  int every;
-  int columns;
-};
-
-constexpr int most_sources = 8;
-
-struct HaxParts {
-  Rows k, q, v, plan, out;
-  void* keys;
-  void* values;
-  u64* positions;
-  float* means;
-  u32* cursors;
-  float* scores;
-  int count;
-  // Rows that a query sees at most.
-  int seen;
-  HaxSource at[most_sources];
-};
+constexpr int most_sources = sizeof(HaxParts::at) / sizeof(HaxSource);
 
 // A query sees nothing there.
 constexpr int none_seen = -1;

@@ -1,17 +1,7 @@
 // Sparse attention in parallel with a state-space model, a chunk at once, with the sums of steps. What depends on the tokens before
 // is little: the means (`hax_means`), and which tokens bins and the best keys hold (`hax_hold`). The rest is parallel: hashes and
 // scores of all keys (`hax_measure`), weights (`hax_weigh_chunk`), values (`hax_mix_chunk`). The state is written last (`hax_store`).
-
-struct HaxChunk {
-  // The mean key and the mean query after each token, [tokens, 2, width].
-  float* means;
-  // For each token, the bins of its query and its key and the score of its key.
-  int* measures;
-  // The token of the chunk that holds each row after it, or `none_seen`.
-  int* last;
-  // Values as they are cached, [tokens, channels].
-  void* values;
-};
+// `HaxChunk` is in launch.rs.
 
 enum { OF_QUERY, OF_KEY, OF_SCORE, measures_of_token };
 

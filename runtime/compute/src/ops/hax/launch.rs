@@ -1,44 +1,57 @@
 //! Launches of sparse attention in parallel with a state-space model, in `hax.cu`.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
+use std::ffi::c_void;
 
 use super::Hax;
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use crate::abi::{DeviceType, device_enum, device_struct};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::{Error, Result};
 use crate::ops::DeviceOp;
 use crate::ops::hax_sources::{KeySource, Pattern};
 
-const SOURCE: &[File] = &[file("ops/hax/hax.cu"), file("ops/hax/hax_chunk.cu")];
+const SOURCE: &[Source] = &[
+    Source::new("ops/hax/hax.cu", &[HaxKind::define, HaxParts::define]),
+    Source::new("ops/hax/hax_chunk.cu", &[HaxChunk::define]),
+];
 const THREADS: usize = 256;
 
-/// `HaxSource` in hax.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct HaxSource {
-    weights: u64,
-    second_weights: u64,
-    bias: u64,
-    second_bias: u64,
-    last: u64,
-    last_bias: f32,
-    kind: i32,
-    first: i32,
-    rows: i32,
-    every: i32,
-    columns: i32,
+device_struct! {
+    /// A source of keys.
+    struct HaxSource {
+        /// Weights of the hash `[width, columns]`, or of the scorer's first layer, transposed `[2 width, 2 width]`.
+        weights: Address as *const f32,
+        /// Weights of the scorer's second layer, transposed `[2 width, 2 width]`.
+        second_weights: Address as *const f32,
+        bias: Address as *const f32,
+        second_bias: Address as *const f32,
+        last: Address as *const f32,
+        last_bias: f32,
+        /// A [`HaxKind`].
+        kind: i32,
+        /// Its first row.
+        first: i32,
+        /// The rows that a query sees.
+        rows: i32,
+        every: i32,
+        columns: i32,
+    }
 }
 
 const MOST_SOURCES: usize = 8;
 
-/// `HaxChunk` in hax_chunk.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct HaxChunk {
-    means: u64,
-    measures: u64,
-    last: u64,
-    values: u64,
+device_struct! {
+    /// Workspaces of a chunk.
+    struct HaxChunk {
+        /// The mean key and the mean query after each token, `[tokens, 2, width]`.
+        means: Address as *mut f32,
+        /// For each token, the bins of its query and its key and the score of its key.
+        measures: Address as *mut i32,
+        /// The token of the chunk that holds each row after it, or `none_seen`.
+        last: Address as *mut i32,
+        /// Values as they are cached, `[tokens, channels]`.
+        values: Address as *mut c_void,
+    }
 }
 
 /// Numbers that are measured of a token, and tokens of a tile that is measured, as in hax_chunk.cu.
@@ -52,33 +65,39 @@ const MOST_SEEN: usize = 2048;
 /// Most blocks that store rows of the table.
 const MOST_STORING: usize = 4096;
 
-/// `HaxParts` in hax.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct HaxParts {
-    k: Rows,
-    q: Rows,
-    v: Rows,
-    plan: Rows,
-    out: Rows,
-    keys: u64,
-    values: u64,
-    positions: u64,
-    means: u64,
-    cursors: u64,
-    scores: u64,
-    count: i32,
-    seen: i32,
-    at: [HaxSource; MOST_SOURCES],
+device_struct! {
+    /// The op's inputs, state and sources.
+    struct HaxParts {
+        k: Rows,
+        q: Rows,
+        v: Rows,
+        plan: Rows,
+        out: Rows,
+        keys: Address as *mut c_void,
+        values: Address as *mut c_void,
+        positions: Address as *mut u64,
+        means: Address as *mut f32,
+        cursors: Address as *mut u32,
+        scores: Address as *mut f32,
+        /// Number of sources.
+        count: i32,
+        /// Most rows that a query sees.
+        seen: i32,
+        at: [HaxSource; MOST_SOURCES],
+    }
 }
 
-// The kinds in hax.cu.
-const WINDOW: i32 = 0;
-const SINK: i32 = 1;
-const DILATED: i32 = 2;
-const SIGNS: i32 = 3;
-const LARGEST: i32 = 4;
-const BEST: i32 = 5;
+device_enum! {
+    /// Kinds of sources.
+    enum HaxKind("HAX_") {
+        Window,
+        Sink,
+        Dilated,
+        Signs,
+        Largest,
+        Best,
+    }
+}
 
 impl DeviceOp for Hax {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
@@ -129,7 +148,7 @@ impl Hax {
     fn launch_steps(&self, parts: HaxParts, launches: &mut Launches) {
         let (kv, width, channels) = (launches.kv(), self.k.width, self.v.width);
         let tokens = Parameter::tokens();
-        let value = Parameter::value("HaxParts", parts);
+        let value = Parameter::value(parts);
         launches.push(Call {
             source: SOURCE,
             kernel: format!("hax_choose<{kv}, {width}>"),
@@ -153,7 +172,7 @@ impl Hax {
         let (kv, width, channels) = (launches.kv(), self.k.width, self.v.width);
         let (tokens, seen) = (launches.tokens, self.sources.most());
         let rows = self.sources.rows();
-        let element = launches.kv_bytes();
+        let element = launches.memory.kv.bytes();
         let mut room = |purpose, numbers: usize| launches.shared_address(purpose, numbers * 4);
         let chunk = HaxChunk {
             means: room("means of keys", tokens * 2 * width)?,
@@ -163,8 +182,8 @@ impl Hax {
         };
         let lists = self.sources.bins(width) + usize::from(self.scores.is_some());
         let position = launches.position();
-        let parts_value = Parameter::value("HaxParts", parts);
-        let chunk_value = Parameter::value("HaxChunk", chunk);
+        let parts_value = Parameter::value(parts);
+        let chunk_value = Parameter::value(chunk);
         let mut push = |kernel: String, grid, threads, shared, parameters: &[&Parameter]| {
             let parameters = parameters.iter().map(|&parameter| parameter.clone());
             launches.push(Call {
@@ -221,19 +240,24 @@ fn source_of(source: &KeySource, width: usize, launches: &Launches) -> Result<Ha
         ..HaxSource::zeroed()
     };
     match &source.pattern {
-        Pattern::Window => parts.kind = WINDOW,
-        Pattern::Sink => parts.kind = SINK,
+        Pattern::Window => parts.kind = HaxKind::Window as i32,
+        Pattern::Sink => parts.kind = HaxKind::Sink as i32,
         Pattern::Dilated(every) => {
-            parts.kind = DILATED;
+            parts.kind = HaxKind::Dilated as i32;
             parts.every = *every as i32;
         }
         Pattern::Bins(hash) => {
-            parts.kind = if hash.signs { SIGNS } else { LARGEST };
+            let kind = if hash.signs {
+                HaxKind::Signs
+            } else {
+                HaxKind::Largest
+            };
+            parts.kind = kind as i32;
             parts.columns = (hash.weight.len() / width) as i32;
             parts.weights = launches.vector_address(&hash.weight)?;
         }
         Pattern::Best(scorer) => {
-            parts.kind = BEST;
+            parts.kind = HaxKind::Best as i32;
             parts.weights = launches.vector_address(&scorer.weights[0])?;
             parts.second_weights = launches.vector_address(&scorer.weights[1])?;
             parts.bias = launches.vector_address(&scorer.biases[0])?;

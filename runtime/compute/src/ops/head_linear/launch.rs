@@ -1,10 +1,9 @@
 //! The op as kernels.
 
-use waterline_kernels::file;
 use waterline_quant::Rounding;
 
 use super::HeadLinear;
-use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
+use crate::cuda::{Call, Grid, Launches, Parameter, Source, format_of};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
@@ -26,7 +25,7 @@ impl DeviceOp for HeadLinear {
         let format = format_of(&self.matrix);
         let rounding = self.matrix.format().rounding();
         launches.push_prefetching(Call {
-            source: const { &[file("ops/head_linear/head_linear.cu")] },
+            source: const { &[Source::new("ops/head_linear/head_linear.cu", &[])] },
             kernel: format!(
                 "head_linear<{format}, {}, {lanes}, {heads}, {rows}, {cols}, {kept}, {width}, {tile}>",
                 Rounding::device_number(rounding)

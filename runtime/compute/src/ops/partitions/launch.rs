@@ -1,24 +1,43 @@
 //! Launches of the kernels in `partitions.cu`.
 
-use bytemuck::{Pod, Zeroable};
-
-use super::super::recur::SOURCE;
 use super::Partitions;
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use super::matrix_form::PartitionLists;
+use crate::abi::{DeviceType, device_struct};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
-use crate::ops::DeviceOp;
+use crate::ops::{DeviceOp, recur};
 
-/// `PartitionRoute` in partitions.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Route {
-    chosen: Rows,
-    count: i32,
-    writers: i32,
-    readers: i32,
-    weigh_queries: i32,
-    weigh_keys: i32,
-    unit_length: i32,
+/// The recurrence's files, then the op's.
+pub(super) const SOURCE: &[Source] = &{
+    let [a, b, c, d, e, f, g, h] = *recur::SOURCE;
+    let own = [
+        Source::new("ops/partitions/partitions.cu", &[PartitionRoute::define]),
+        Source::new(
+            "ops/partitions/partitions_chunk.cu",
+            &[PartitionLists::define],
+        ),
+    ];
+    let [i, j] = own;
+    [a, b, c, d, e, f, g, h, i, j]
+};
+
+device_struct! {
+    /// The partitions of a token, and what is done with their weights.
+    pub(super) struct PartitionRoute {
+        /// Numbers of partitions, the largest weight first, then the weights: `[2, chosen]`.
+        chosen: Rows,
+        count: i32,
+        /// Partitions that are written, from the first chosen on.
+        writers: i32,
+        /// Partitions that are read.
+        readers: i32,
+        /// Whether weights multiply queries.
+        weigh_queries: i32,
+        /// Whether weights multiply keys.
+        weigh_keys: i32,
+        /// Whether queries and keys are then brought to length one.
+        unit_length: i32,
+    }
 }
 
 impl DeviceOp for Partitions {
@@ -34,7 +53,7 @@ impl DeviceOp for Partitions {
         // Blocks of a step are those of the chosen partitions.
         let open = if step { self.chosen() } else { self.partitions };
         let plan = self.recur.plan(open * heads, &inputs, launches);
-        let route = Route {
+        let route = PartitionRoute {
             chosen: launches.rows(self.route),
             count: (self.route.width / 2) as i32,
             writers: self.writers as i32,
@@ -59,10 +78,7 @@ impl DeviceOp for Partitions {
                 width: floats as i32,
             };
         }
-        let mut parameters = vec![
-            Parameter::value("RecurInputs", inputs),
-            Parameter::value("PartitionRoute", route),
-        ];
+        let mut parameters = vec![Parameter::value(inputs), Parameter::value(route)];
         let name = if step {
             "partitions_step"
         } else {
@@ -91,10 +107,7 @@ impl DeviceOp for Partitions {
                 grid: Grid::EachToken(width.div_ceil(threads)),
                 threads,
                 shared: 0,
-                parameters: vec![
-                    Parameter::value("Rows", inputs.out),
-                    Parameter::value("Rows", out),
-                ],
+                parameters: vec![Parameter::value(inputs.out), Parameter::value(out)],
             });
             launches.narrow_accesses(&[parts], &[out.bytes()]);
         }

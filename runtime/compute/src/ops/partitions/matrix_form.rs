@@ -1,25 +1,27 @@
 //! The op in matrix form on tensor cores, for chunks: launches of the kernels in
 //! `partitions_chunk.cu`.
 
-use bytemuck::{Pod, Zeroable};
-
-use super::launch::Route;
+use super::launch::{PartitionRoute, SOURCE};
 use super::{Partitions, Recur};
+use crate::abi::device_struct;
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::ops::recur::{DecayKind, DeviceInputs, Input, Lists, MatrixForm, SOURCE, Writing};
+use crate::ops::recur::{DecayKind, Lists, MatrixForm, RecurInput, RecurInputs, Writing};
 
 /// Largest number of partitions whose tokens are counted in shared memory.
 const MOST_PARTITIONS: usize = 1024;
 const THREADS: usize = 256;
 
-/// `PartitionLists` in partitions_chunk.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct DeviceLists {
-    firsts: Address,
-    sources: Address,
-    places: Address,
+device_struct! {
+    /// The tokens of all partitions, one partition after another, each from a multiple of a block on; the rest of its last block is empty.
+    pub(super) struct PartitionLists {
+        /// The first block of each partition, and the end of the last one.
+        firsts: Address as *mut i32,
+        /// The source of each place: the token's number times the partitions per token, plus the partition's rank; or `no_source`.
+        sources: Address as *mut i32,
+        /// The place of each source.
+        places: Address as *mut i32,
+    }
 }
 
 /// Places where the inputs of all partitions' tokens come together: columns of one buffer.
@@ -56,8 +58,8 @@ impl Places {
     }
 
     /// The recurrence's `inputs`, gathered from `first` on; the outputs go to `out`.
-    fn inputs(&self, inputs: &DeviceInputs, first: Address, out: Rows) -> DeviceInputs {
-        let columns = |column: usize| Input {
+    fn inputs(&self, inputs: &RecurInputs, first: Address, out: Rows) -> RecurInputs {
+        let columns = |column: usize| RecurInput {
             rows: Rows {
                 first: first + (column * size_of::<f32>()) as u64,
                 stride: self.stride as i32,
@@ -66,7 +68,7 @@ impl Places {
             sharing: 1,
             part: 0,
         };
-        DeviceInputs {
+        RecurInputs {
             q: columns(0),
             k: columns(self.keys),
             v: columns(self.values),
@@ -83,7 +85,7 @@ impl Partitions {
     /// after another.
     pub(super) fn matrix_form(
         &self,
-        inputs: &DeviceInputs,
+        inputs: &RecurInputs,
         launches: &Launches,
     ) -> Option<MatrixForm> {
         let states = self.partitions * self.recur.heads;
@@ -99,8 +101,8 @@ impl Partitions {
             && self.partitions <= MOST_PARTITIONS;
         // Average number of a chunk's tokens per partition.
         let tokens = launches.tokens * self.chosen() / self.partitions;
-        let room = [launches.sms(), launches.shared_memory()];
-        let form = MatrixForm::new(plan, states, tokens, launches.tensor_cores(), room);
+        let room = [launches.limits.sms, launches.limits.shared_memory];
+        let form = MatrixForm::new(plan, states, tokens, launches.limits.tensor_cores, room);
         form.filter(|_| covered)
     }
 
@@ -108,8 +110,8 @@ impl Partitions {
     pub(super) fn launch_gathered(
         &self,
         form: MatrixForm,
-        inputs: DeviceInputs,
-        route: Route,
+        inputs: RecurInputs,
+        route: PartitionRoute,
         launches: &mut Launches,
     ) -> Result<()> {
         let Recur { heads, dk, dv, .. } = self.recur;
@@ -127,7 +129,7 @@ impl Partitions {
         };
         let places = lists.places_of(launches.tokens);
         let of_tokens = numbers(launches.tokens * used);
-        let device = DeviceLists {
+        let device = PartitionLists {
             firsts,
             sources: launches.shared_address("sources of places", numbers(places))?,
             places: launches.shared_address("places of tokens", of_tokens)?,
@@ -152,8 +154,8 @@ impl Partitions {
             shared: 0,
             parameters,
         };
-        let route = || Parameter::value("PartitionRoute", route);
-        let device = || Parameter::value("PartitionLists", device);
+        let route = || Parameter::value(route);
+        let device = || Parameter::value(device);
         launches.push(call(
             format!("list_partitions<{partitions}, {used}>"),
             Grid::Blocks(partitions),
@@ -163,8 +165,8 @@ impl Partitions {
             format!("gather_partitions<{partitions}, {used}, {dk}, {dv}, {decays}, {delta}>"),
             lists.grid(heads),
             vec![
-                Parameter::value("RecurInputs", inputs),
-                Parameter::value("RecurInputs", gathered),
+                Parameter::value(inputs),
+                Parameter::value(gathered),
                 route(),
                 device(),
             ],
@@ -177,9 +179,9 @@ impl Partitions {
             ),
             Grid::Tokens,
             vec![
-                Parameter::value("Rows", out),
+                Parameter::value(out),
                 device(),
-                Parameter::value("Rows", inputs.out),
+                Parameter::value(inputs.out),
             ],
         ));
         Ok(())

@@ -1,19 +1,7 @@
 // Recurrences over a state in partitions. A block takes some columns of one head in one partition, and the tokens of
 // the chunk that chose this partition; a token's results from its partitions are summed afterwards. A step has blocks
 // for its chosen partitions only.
-
-struct PartitionRoute {
-  // Numbers of partitions, the largest weight first, then the weights: [2, chosen].
-  Rows chosen;
-  int count;
-  // Partitions that are written and that are read, from the first chosen on.
-  int writers;
-  int readers;
-  // Whether weights multiply queries and keys, and whether these are then brought to length one.
-  int weigh_queries;
-  int weigh_keys;
-  int unit_length;
-};
+// `PartitionRoute` is in launch.rs.
 
 // Tokens that go over a state together, with the rank that its partition has for each.
 template <int batch>

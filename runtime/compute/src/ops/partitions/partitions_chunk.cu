@@ -1,19 +1,10 @@
 // Chunks of recurrences in partitions in matrix form: `list_partitions` lists the tokens of each partition, `gather_partitions`
 // brings their inputs together, so that the kernels of recur_chunk.cu and recur_states.cu pass over them in blocks, and
 // `sum_gathered` sums each token's results from its partitions.
+// `PartitionLists` is in matrix_form.rs.
 
-// The tokens of all partitions, one partition after another, each from a multiple of a block on; the rest of its last block
-// is empty.
-struct PartitionLists {
-  // The first block of each partition, and the end of the last one.
-  int* firsts;
-  // The source of each place: the token's number times the partitions per token, plus the partition's rank; or `empty`.
-  int* sources;
-  // Where that is, by the same numbers.
-  int* places;
-
-  static constexpr int empty = -1;
-};
+// A place of `PartitionLists` without a token.
+constexpr int no_source = -1;
 
 // A block takes one partition. `used`: of each token, written or read.
 template <int partitions, int used>
@@ -55,7 +46,7 @@ __device__ void list_partitions(PartitionRoute route, PartitionLists lists, int 
     // The next counts overwrite these.
     __syncthreads();
   }
-  for (int i = place + threadIdx.x; i < end * chunk_block; i += blockDim.x) lists.sources[i] = PartitionLists::empty;
+  for (int i = place + threadIdx.x; i < end * chunk_block; i += blockDim.x) lists.sources[i] = no_source;
 }
 
 // A row of n values by one warp: times `weight`, or the factor that normalizes the product; zeros for
@@ -85,7 +76,7 @@ __device__ void gather_partitions(RecurInputs from, RecurInputs to, PartitionRou
   int head = blockIdx.x, end = lists.firsts[partitions] * chunk_block;
   for (int i = warp_index(); i < chunk_block; i += blockDim.x / 32) {
     int place = blockIdx.y * chunk_block + i;
-    int source = place < end ? lists.sources[place] : PartitionLists::empty;
+    int source = place < end ? lists.sources[place] : no_source;
     bool taken = source >= 0;
     int t = taken ? source / used : 0, rank = taken ? source % used : 0;
     const float* chosen = route.chosen.token(t);

@@ -1,118 +1,21 @@
 //! Launches of the kernels in `prepare.cu`.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 
 use super::{Conv, Gate, HeadGroup, HeadOp, Prepare};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::{
+    Call, Form, GateKind, Grid, Launches, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, Parameter,
+    PrepareGate, PrepareGroup, PrepareMap, PrepareTasks, ROW_OPS,
+};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
-
-const SOURCE: &[File] = &[file("ops/prepare/prepare.cu")];
-
-/// Kinds of head ops, `MAP_…` in prepare.cu.
-pub(super) mod map_kind {
-    pub const ACTIVATION: i32 = 0;
-    pub const L2_NORM: i32 = 1;
-    pub const SUM_NORM: i32 = 2;
-    pub const SOFTMAX: i32 = 3;
-    pub const LINEAR: i32 = 4;
-    pub const ADD: i32 = 5;
-    pub const COPY: i32 = 6;
-    pub const NORM: i32 = 7;
-    pub const ROPE: i32 = 8;
-    pub const LARGEST: i32 = 9;
-    pub const WHERE: i32 = 10;
-    pub const MULTIPLY: i32 = 11;
-    pub const GATE: i32 = 12;
-    pub const WEIGH: i32 = 13;
-    pub const WRITE_STRENGTH: i32 = 14;
-}
-
-/// Kinds of gates, `GATE_…` in prepare.cu.
-pub(super) mod gate_kind {
-    pub const DECAY: i32 = 0;
-    pub const BOUNDED_DECAY: i32 = 1;
-    pub const LOG_SIGMOID: i32 = 2;
-    pub const LOWER_BOUND: i32 = 3;
-    pub const SIGMOID: i32 = 4;
-    pub const STEP: i32 = 5;
-    pub const SOFTMAX: i32 = 6;
-    pub const FORGET: i32 = 7;
-    pub const RUNNING_SOFTMAX: i32 = 8;
-    pub const CONSTANT: i32 = 9;
-    pub const EXPONENTIAL: i32 = 10;
-}
-
-pub(super) const MOST_MAPS: usize = 6;
-pub(super) const MOST_GROUPS: usize = 6;
-pub(super) const MOST_GATES: usize = 6;
 
 /// Tokens of a block where there are many.
 const TILE: usize = 32;
 const THREADS: usize = 128;
 /// Columns of a gate that a block takes.
 const SPAN: usize = 128;
-
-/// `PrepareMap` in prepare.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct DeviceMap {
-    pub source: Rows,
-    pub weight: Address,
-    pub bias: Address,
-    pub eps: f32,
-    pub kind: i32,
-    pub function: i32,
-    pub pad: i32,
-}
-
-/// `HeadGroup` in prepare.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct DeviceHeadGroup {
-    pub columns: Rows,
-    pub gate: Rows,
-    pub weight: Address,
-    pub bias: Address,
-    pub past: Address,
-    pub before: Address,
-    pub taps: i32,
-    pub head_dim: i32,
-    pub first: i32,
-    pub maps: i32,
-    pub at: [DeviceMap; MOST_MAPS],
-}
-
-/// `PrepareGate` in prepare.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct DeviceGate {
-    pub columns: Rows,
-    pub rate: Address,
-    pub bias: Address,
-    pub state: Address,
-    pub scale: f32,
-    pub low: f32,
-    pub high: f32,
-    pub kind: i32,
-    pub first: i32,
-    pub span: i32,
-}
-
-/// `PrepareTasks` in prepare.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Tasks {
-    pub groups: i32,
-    pub gates: i32,
-    pub frequencies: Address,
-    pub pairs: i32,
-    pub magnitude: f32,
-    pub group: [DeviceHeadGroup; MOST_GROUPS],
-    pub gate: [DeviceGate; MOST_GATES],
-}
 
 impl DeviceOp for Prepare {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
@@ -148,10 +51,10 @@ impl Prepare {
         gates: &[(View, Gate)],
         launches: &mut Launches,
     ) -> Result<()> {
-        let mut tasks = Tasks {
+        let mut tasks = PrepareTasks {
             groups: groups.len() as i32,
             gates: gates.len() as i32,
-            ..Tasks::zeroed()
+            ..PrepareTasks::zeroed()
         };
         if let Some(rope) = &self.rope {
             tasks.frequencies = launches.vector_address(&rope.frequencies)?;
@@ -164,9 +67,6 @@ impl Prepare {
         for (place, (view, gate)) in tasks.gate.iter_mut().zip(gates) {
             *place = gate.on_device(*view, launches)?;
         }
-        if launches.persistent() {
-            tasks = tasks.without_finished(launches);
-        }
         let [heads, blocks] = tasks.number();
         if blocks == 0 {
             return Ok(());
@@ -178,12 +78,12 @@ impl Prepare {
         let past = groups.iter().map(past).max().unwrap_or(0);
         if past > 0 && !step {
             launches.push(Call {
-                source: SOURCE,
+                source: ROW_OPS,
                 kernel: format!("keep_inputs<{TILE}>"),
                 grid: Grid::EachTile(heads, TILE),
                 threads: THREADS,
                 shared: 0,
-                parameters: vec![Parameter::value("PrepareTasks", tasks), Parameter::tokens()],
+                parameters: vec![Parameter::value(tasks), Parameter::tokens()],
             });
         }
         let rows = match (step, past) {
@@ -192,21 +92,20 @@ impl Prepare {
             (false, _) => THREADS / 32 + TILE,
         };
         let call = Call {
-            source: SOURCE,
+            source: ROW_OPS,
             kernel: format!("prepare<{}>", if step { 0 } else { TILE }),
             grid: Grid::EachTile(blocks, if step { 1 } else { TILE }),
             threads: THREADS,
             shared: rows * widest * size_of::<f32>(),
             parameters: vec![
-                Parameter::value("PrepareTasks", tasks),
+                Parameter::value(tasks),
                 launches.position(),
                 Parameter::tokens(),
             ],
         };
-        launches.push_prefetching(call);
-        launches.narrow_accesses(&tasks.read(), &tasks.written());
-        launches.is_block_local();
-        launches.deferred = tasks.deferred().filter(|_| launches.read_once);
+        let queued = launches.push_as(call, Form::Prepares);
+        queued.block_local = true;
+        queued.accesses = Some(tasks.accesses());
         Ok(())
     }
 }
@@ -217,12 +116,12 @@ impl HeadGroup {
         conv.weight.len() / self.view.width - 1
     }
 
-    fn on_device(&self, launches: &mut Launches) -> Result<DeviceHeadGroup> {
-        let mut group = DeviceHeadGroup {
+    fn on_device(&self, launches: &mut Launches) -> Result<PrepareGroup> {
+        let mut group = PrepareGroup {
             columns: launches.rows(self.view),
             head_dim: self.head_dim as i32,
             maps: self.maps.len() as i32,
-            ..DeviceHeadGroup::zeroed()
+            ..PrepareGroup::zeroed()
         };
         if let Some(conv) = &self.conv {
             let past = self.past(conv);
@@ -252,116 +151,116 @@ impl HeadGroup {
 }
 
 impl HeadOp {
-    fn on_device(&self, launches: &Launches) -> Result<DeviceMap> {
-        let kind = |kind| DeviceMap {
-            kind,
-            ..DeviceMap::zeroed()
+    fn on_device(&self, launches: &Launches) -> Result<PrepareMap> {
+        let kind = |kind: MapKind| PrepareMap {
+            kind: kind as i32,
+            ..PrepareMap::zeroed()
         };
         Ok(match self {
-            HeadOp::Activation(function) => DeviceMap {
+            HeadOp::Activation(function) => PrepareMap {
                 function: *function as i32,
-                ..kind(map_kind::ACTIVATION)
+                ..kind(MapKind::Activation)
             },
-            HeadOp::L2Norm => kind(map_kind::L2_NORM),
-            HeadOp::SumNorm => kind(map_kind::SUM_NORM),
-            HeadOp::Softmax => kind(map_kind::SOFTMAX),
-            HeadOp::Linear(matrix) => DeviceMap {
+            HeadOp::L2Norm => kind(MapKind::L2Norm),
+            HeadOp::SumNorm => kind(MapKind::SumNorm),
+            HeadOp::Softmax => kind(MapKind::Softmax),
+            HeadOp::Linear(matrix) => PrepareMap {
                 weight: launches.vector_address(matrix)?,
-                ..kind(map_kind::LINEAR)
+                ..kind(MapKind::Linear)
             },
-            HeadOp::Add(view) => DeviceMap {
+            HeadOp::Add(view) => PrepareMap {
                 source: launches.rows(*view),
-                ..kind(map_kind::ADD)
+                ..kind(MapKind::Add)
             },
-            HeadOp::Copy(view) => DeviceMap {
+            HeadOp::Copy(view) => PrepareMap {
                 source: launches.rows(*view),
-                ..kind(map_kind::COPY)
+                ..kind(MapKind::Copy)
             },
-            HeadOp::Rms(norm) => DeviceMap {
+            HeadOp::Rms(norm) => PrepareMap {
                 weight: launches.vector_address(&norm.weight)?,
                 bias: launches.optional_address(norm.bias.as_ref())?,
                 eps: norm.eps,
                 function: norm.centred.into(),
-                ..kind(map_kind::NORM)
+                ..kind(MapKind::Norm)
             },
-            HeadOp::WriteStrength => kind(map_kind::WRITE_STRENGTH),
-            HeadOp::Rope => kind(map_kind::ROPE),
-            HeadOp::Largest(count) => DeviceMap {
+            HeadOp::WriteStrength => kind(MapKind::WriteStrength),
+            HeadOp::Rope => kind(MapKind::Rope),
+            HeadOp::Largest(count) => PrepareMap {
                 function: i32::try_from(*count).expect("a count within a head"),
-                ..kind(map_kind::LARGEST)
+                ..kind(MapKind::Largest)
             },
-            HeadOp::Where(view) => DeviceMap {
+            HeadOp::Where(view) => PrepareMap {
                 source: launches.rows(*view),
-                ..kind(map_kind::WHERE)
+                ..kind(MapKind::Where)
             },
-            HeadOp::Multiply(view) => DeviceMap {
+            HeadOp::Multiply(view) => PrepareMap {
                 source: launches.rows(*view),
-                ..kind(map_kind::MULTIPLY)
+                ..kind(MapKind::Multiply)
             },
-            HeadOp::Gate(view) => DeviceMap {
+            HeadOp::Gate(view) => PrepareMap {
                 source: launches.rows(*view),
-                ..kind(map_kind::GATE)
+                ..kind(MapKind::Gate)
             },
-            HeadOp::Weigh(view) => DeviceMap {
+            HeadOp::Weigh(view) => PrepareMap {
                 source: launches.rows(*view),
-                ..kind(map_kind::WEIGH)
+                ..kind(MapKind::Weigh)
             },
         })
     }
 }
 
 impl Gate {
-    fn on_device(&self, view: View, launches: &Launches) -> Result<DeviceGate> {
-        let mut gate = DeviceGate {
+    fn on_device(&self, view: View, launches: &Launches) -> Result<PrepareGate> {
+        let mut gate = PrepareGate {
             columns: launches.rows(view),
             span: SPAN as i32,
-            ..DeviceGate::zeroed()
+            ..PrepareGate::zeroed()
         };
         match self {
             Gate::Decay { rate, bias } => {
-                gate.kind = gate_kind::DECAY;
+                gate.kind = GateKind::Decay as i32;
                 gate.rate = launches.vector_address(rate)?;
                 gate.bias = launches.vector_address(bias)?;
             }
             Gate::BoundedDecay { rate, bias, bound } => {
-                gate.kind = gate_kind::BOUNDED_DECAY;
+                gate.kind = GateKind::BoundedDecay as i32;
                 gate.rate = launches.vector_address(rate)?;
                 gate.bias = launches.vector_address(bias)?;
                 gate.low = *bound;
             }
             Gate::LogSigmoid { scale, min } => {
-                gate.kind = gate_kind::LOG_SIGMOID;
+                gate.kind = GateKind::LogSigmoid as i32;
                 (gate.scale, gate.low) = (*scale, *min);
             }
             Gate::LowerBound(bounds) => {
-                gate.kind = gate_kind::LOWER_BOUND;
+                gate.kind = GateKind::LowerBound as i32;
                 gate.bias = launches.vector_address(bounds)?;
             }
-            Gate::Exponential => gate.kind = gate_kind::EXPONENTIAL,
+            Gate::Exponential => gate.kind = GateKind::Exponential as i32,
             Gate::Sigmoid { scale } => {
-                gate.kind = gate_kind::SIGMOID;
+                gate.kind = GateKind::Sigmoid as i32;
                 gate.scale = *scale;
             }
             Gate::Step { bias, min, max } => {
-                gate.kind = gate_kind::STEP;
+                gate.kind = GateKind::Step as i32;
                 gate.bias = launches.vector_address(bias)?;
                 (gate.low, gate.high) = (*min, *max);
             }
             Gate::Softmax => {
-                gate.kind = gate_kind::SOFTMAX;
+                gate.kind = GateKind::Softmax as i32;
                 gate.span = view.width as i32;
             }
             Gate::Forget { scale } => {
-                gate.kind = gate_kind::FORGET;
+                gate.kind = GateKind::Forget as i32;
                 gate.scale = *scale;
             }
             Gate::RunningSoftmax { clamp, state } => {
-                gate.kind = gate_kind::RUNNING_SOFTMAX;
+                gate.kind = GateKind::RunningSoftmax as i32;
                 [gate.low, gate.high] = *clamp;
                 gate.state = launches.state_address(*state);
             }
             Gate::Constant(constants) => {
-                gate.kind = gate_kind::CONSTANT;
+                gate.kind = GateKind::Constant as i32;
                 gate.bias = launches.vector_address(constants)?;
             }
         }

@@ -3,7 +3,6 @@
 
 mod conv;
 mod cpu;
-mod finish;
 mod gate;
 pub(crate) mod launch;
 mod map;

@@ -1,88 +1,14 @@
 // Short convolutions, maps of heads, and gates, in place. A task is one head of a group or a few columns of a gate; a block
 // takes a task for a tile of tokens, a warp for one token.
 
-struct PrepareMap {
-  Rows source;
-  const float* weight;
-  const float* bias;
-  float eps;
-  int kind;
-  int function;
-  int pad;
-};
+// Its types are in cuda/decode/row_ops.rs.
+constexpr int most_groups = sizeof(PrepareTasks::group) / sizeof(PrepareGroup);
 
-// The numbers of `map_kind` in launch.rs.
-enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY, MAP_GATE, MAP_WEIGH, MAP_WRITE_STRENGTH };
-
-constexpr int most_maps = 6;
-
-struct HeadGroup {
-  Rows columns;
-  // Factor of the convolution's input, or null.
-  Rows gate;
-  // The convolution's weights [taps, channels], or null.
-  const float* weight;
-  const float* bias;
-  // The state tensor of the last inputs, [taps - 1, channels].
-  float* past;
-  // The inputs before each tile, [tiles, taps - 1, channels].
-  float* before;
-  int taps;
-  int head_dim;
-  int first;
-  int maps;
-  PrepareMap at[most_maps];
-
-  // The convolution's input, which is also stored.
-  __device__ float input(int t, int channel) const {
-    float x = columns.token(t)[channel];
-    return gate.first ? x * gate.token(t)[channel] : x;
-  }
-};
-
-struct PrepareGate {
-  Rows columns;
-  const float* rate;
-  const float* bias;
-  float* state;
-  float scale;
-  float low;
-  float high;
-  int kind;
-  int first;
-  // Columns of a task.
-  int span;
-};
-
-// In the order of `Gate`.
-enum {
-  GATE_DECAY,
-  GATE_BOUNDED_DECAY,
-  GATE_LOG_SIGMOID,
-  GATE_LOWER_BOUND,
-  GATE_SIGMOID,
-  GATE_STEP,
-  GATE_SOFTMAX,
-  GATE_FORGET,
-  GATE_RUNNING_SOFTMAX,
-  GATE_CONSTANT,
-  GATE_EXPONENTIAL
-};
-
-constexpr int most_groups = 6;
-constexpr int most_gates = 6;
-
-struct PrepareTasks {
-  int groups;
-  int gates;
-  // Angles per position of each rotated pair.
-  const float* frequencies;
-  int pairs;
-  // Multiplies cosines and sines.
-  float magnitude;
-  HeadGroup group[most_groups];
-  PrepareGate gate[most_gates];
-};
+// The convolution's input, which is also stored.
+__device__ inline float PrepareGroup::input(int t, int channel) const {
+  float x = columns.token(t)[channel];
+  return gate.first ? x * gate.token(t)[channel] : x;
+}
 
 // The threads of one head: a warp for each of many tokens, or the whole block for one.
 struct WarpTeam {
@@ -279,7 +205,7 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
 constexpr int short_past = 3;
 
 // One channel's convolution of the single token of a step; the window advances. Loads start at once.
-__device__ inline float convolve_step(const HeadGroup& group, int channel, float value) {
+__device__ inline float convolve_step(const PrepareGroup& group, int channel, float value) {
   int channels = group.columns.width, last = group.taps - 1;
   const float* weight = group.weight + channel;
   float* past = group.past + channel;
@@ -310,7 +236,7 @@ __device__ inline float convolve_step(const HeadGroup& group, int channel, float
 }
 
 // The one token of a step: a thread takes a channel of the convolution, then all of them the head.
-__device__ inline void prepare_head_of_step(const HeadGroup& group, const PrepareTasks& tasks, const u64* position,
+__device__ inline void prepare_head_of_step(const PrepareGroup& group, const PrepareTasks& tasks, const u64* position,
                                             float* shared) {
   int dim = group.head_dim, column = (blockIdx.x - group.first) * dim;
   float* x = group.columns.first + column;
@@ -331,7 +257,7 @@ constexpr int most_taps = 4;
 
 // The convolution of a channel for all tokens of a tile; `before` are the inputs before it, `input_at(t)` those of the tile.
 template <class Input>
-__device__ inline void convolve_inputs(const HeadGroup& group, int channel, int count, const float* before, float* out, Input input_at) {
+__device__ inline void convolve_inputs(const PrepareGroup& group, int channel, int count, const float* before, float* out, Input input_at) {
   int channels = group.columns.width, past = group.taps - 1;
   int dim = group.head_dim;
   float bias = group.bias ? group.bias[channel] : 0.0f;
@@ -364,7 +290,7 @@ __device__ inline void convolve_inputs(const HeadGroup& group, int channel, int 
   }
 }
 
-__device__ inline void convolve_tile(const HeadGroup& group, int channel, int first, int count, const float* before, float* out) {
+__device__ inline void convolve_tile(const PrepareGroup& group, int channel, int first, int count, const float* before, float* out) {
   // As `group.input`, but the pointers and the test for a gate stay outside of the loop over tokens.
   const float* columns = group.columns.token(first) + channel;
   int stride = group.columns.stride;
@@ -381,7 +307,7 @@ __device__ inline void convolve_tile(const HeadGroup& group, int channel, int fi
 // A tile of tokens: a thread takes a channel of the convolution, then a warp a token. All inputs are read before any is
 // overwritten.
 template <int tile>
-__device__ void prepare_heads(const HeadGroup& group, const PrepareTasks& tasks, const u64* position, int tokens,
+__device__ void prepare_heads(const PrepareGroup& group, const PrepareTasks& tasks, const u64* position, int tokens,
                               float* shared) {
   int dim = group.head_dim, column = (blockIdx.x - group.first) * dim, past = group.weight ? group.taps - 1 : 0;
   int first = blockIdx.y * tile, count = min(tile, tokens - first), warps = blockDim.x / 32;
@@ -410,7 +336,7 @@ __device__ void prepare_heads(const HeadGroup& group, const PrepareTasks& tasks,
 }
 
 // Prefetches the operands of a convolution other than its input.
-__device__ inline void prefetch_group(const HeadGroup& group) {
+__device__ inline void prefetch_group(const PrepareGroup& group) {
   int dim = group.head_dim, channels = group.columns.width, column = (blockIdx.x - group.first) * dim, j = threadIdx.x;
   if (!group.weight || dim % 4 != 0 || channels % 4 != 0 || j >= group.taps) return;
   prefetch(group.weight + j * channels + column, dim * sizeof(float));
@@ -442,7 +368,7 @@ template <int tile>
 __device__ void keep_inputs(PrepareTasks tasks, int tokens) {
   int found = 0;
   for (int i = 1; i < tasks.groups; i++) found = (int)blockIdx.x >= tasks.group[i].first ? i : found;
-  const HeadGroup& group = tasks.group[found];
+  const PrepareGroup& group = tasks.group[found];
   if (!group.weight) return;
   int start = (blockIdx.x - group.first) * group.head_dim, channels = group.columns.width, past = group.taps - 1;
   float* before = group.before + (long long)blockIdx.y * past * channels;

@@ -9,7 +9,7 @@ mod launch;
 
 pub(super) use cpu::{Decays, Inputs, Outputs, Rows, in_matrix_form, run, scratch};
 pub(super) use launch::{
-    DecayKind, DeviceInputs, Input, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing,
+    DecayKind, Lists, MatrixForm, Place, Plan, RecurInput, RecurInputs, SOURCE, Update, Writing,
 };
 
 use super::{Access, Op};

@@ -2,39 +2,12 @@
 // of the chunk. The state is in registers: in a warp `lanes` threads share the rows of `columns` columns, and their partial
 // sums are added by shuffles, once a token. The tokens' inputs are double-buffered in shared memory, `batch` at a time.
 
-// Where a head's columns of an input lie: number h / sharing of those that the view holds, in part `part` of equal ones.
-struct RecurInput {
-  Rows rows;
-  int sharing;
-  int part;
-
-  __device__ const float* at(int t, int head, int width, int number) const {
-    // A division costs more than all else here, and most inputs are not shared.
-    return rows.token(t) + number * part + (sharing == 1 ? head : head / sharing) * width;
-  }
-};
-
-struct RecurInputs {
-  RecurInput q, k, v, decay, beta, removal, rate, write_gate, read_gate;
-  Rows out;
-  // By which outputs are multiplied, and the gains of values that are added to them; null for none.
-  Rows gates;
-  const float* gains;
-  // The decay's constants for each `constant_sharing` heads.
-  const float* constants;
-  float* states;
-  float scale;
-  int constant_sharing;
-  // Whether a step of the delta rule gives queries and keys the length of one.
-  int unit;
-  // Activation of the gate.
-  int function;
-};
-
-// A state decays by nothing, by exp of a constant, of a value for each head, of their product, of a value for each row, or by
-// one minus the keys or the values.
-enum { DECAY_NONE, DECAY_FIXED, DECAY_HEAD, DECAY_STEP, DECAY_ROWS, DECAY_BY_KEY, DECAY_BY_VALUE };
-enum { WRITE_ADD, WRITE_DELTA, WRITE_REPLACE, WRITE_ERASE };
+// The columns of a head: number h / sharing of those that the view holds, in part `part` of equal ones. Its types are in
+// launch/inputs.rs.
+__device__ inline const float* RecurInput::at(int t, int head, int width, int number) const {
+  // A division costs more than all else here, and most inputs are not shared.
+  return rows.token(t) + number * part + (sharing == 1 ? head : head / sharing) * width;
+}
 
 // `finish` describes an output: bit 0 if its value times a gain is added; the other bits are the number, from 1 on, of
 // the function of the gate that multiplies it.

@@ -1,38 +1,11 @@
 // A token of a recurrence as an op of the decode kernel. All threads of a block share some columns of one state, so that a warp loads and
 // stores whole sectors. Inputs go to registers, from buffers or from mailboxes.
+// `RecurStep` is in launch/step.rs.
 
 #ifdef WATERLINE_DECODE
 
-// An input of the step.
-struct StepInput {
-  // Its mailbox; null where a grid barrier comes before the op.
-  Mailbox from;
-  // Its buffer; null if the step has no such input.
-  const float* plain;
-  // Columns of a head, and 65536 divided by the number of heads that share them, rounded up.
-  int width;
-  u32 shares;
-
-  // First column of a head.
-  __device__ int column(int number) const { return (int)(number * shares >> 16) * width; }
-};
-
-enum { STEP_Q, STEP_K, STEP_V, STEP_DECAYS, STEP_BETAS, STEP_REMOVAL, STEP_RATE, STEP_WRITE_GATES, STEP_READS, STEP_GATES, STEP_INPUTS };
-
-struct RecurStep {
-  StepInput input[STEP_INPUTS];
-  float* out;
-  // Gains of the values that are added to outputs.
-  const float* gains;
-  // The decay's constants, and 65536 divided by the number of heads that share one, rounded up.
-  const float* constants;
-  float* states;
-  float scale;
-  u32 constant_shares;
-  // Whether the delta rule gives queries and keys the length of one.
-  int unit;
-  int pad;
-};
+// First column of a head.
+__device__ inline int StepInput::column(int number) const { return (int)(number * shares >> 16) * width; }
 
 // Scalars of a head in shared memory, followed by a read gate for each query.
 enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
@@ -138,7 +111,7 @@ struct RecurrenceStep {
     Source() = default;
     __device__ Source(const StepInput& input, int number, int at, bool exists) : exists(exists) {
       int column = input.column(number) + at;
-      from.first = input.from.first + column;
+      from.first = input.from + column;
       plain = input.plain + column;
     }
     __device__ void try_load(float* value) const {
@@ -350,7 +323,7 @@ struct RecurrenceStep {
       if (place != 0 || column() >= dv) continue;
       // Not fused with the sum: every form of the op rounds here.
       out = finished<finish>(__fmul_rn(factor, out), gain[c], room[values_at + pair * own + c], gate[c]);
-      if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) this_op().output.publish(at, out);
+      if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) Mailbox{this_op().output}.publish(at, out);
       if (this_op().stores) in.out[at] = out;
     }
   }

@@ -1,30 +1,30 @@
 //! The op as kernels.
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::file;
+use bytemuck::Zeroable;
 
 use super::{FirstValues, Replace};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::abi::{DeviceType, device_struct};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-/// `ReplaceInputs` in replace.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ReplaceInputs {
-    r: Rows,
-    k: Rows,
-    v: Rows,
-    rate: Rows,
-    first: Rows,
-    mix: Rows,
-    removal: Rows,
-    bonus: Rows,
-    key_gain: Address,
-    rate_gain: Address,
-    bonus_gain: Address,
-    eps: f32,
-    pad: i32,
+device_struct! {
+    /// Inputs of the op.
+    struct ReplaceInputs {
+        r: Rows,
+        k: Rows,
+        v: Rows,
+        rate: Rows,
+        first: Rows,
+        mix: Rows,
+        removal: Rows,
+        bonus: Rows,
+        key_gain: Address as *const f32,
+        rate_gain: Address as *const f32,
+        bonus_gain: Address as *const f32,
+        eps: f32,
+        pad: i32,
+    }
 }
 
 impl DeviceOp for Replace {
@@ -51,12 +51,17 @@ impl DeviceOp for Replace {
         let (heads, warps) = (self.heads, 2);
         let (dk, dv) = (self.k.width / heads, self.v.width / heads);
         launches.push(Call {
-            source: const { &[file("ops/replace/replace.cu")] },
+            source: const {
+                &[Source::new(
+                    "ops/replace/replace.cu",
+                    &[ReplaceInputs::define],
+                )]
+            },
             kernel: format!("replace<{heads}, {dk}, {dv}, {keep}>"),
             grid: Grid::EachToken(heads.div_ceil(warps)),
             threads: 32 * warps,
             shared: 0,
-            parameters: vec![Parameter::value("ReplaceInputs", inputs)],
+            parameters: vec![Parameter::value(inputs)],
         });
         Ok(())
     }

@@ -1,13 +1,5 @@
 // Removal and write of RWKV-7: a warp takes a head of a token.
-
-struct ReplaceInputs {
-  Rows r, k, v, rate, first, mix, removal, bonus;
-  const float* key_gain;
-  const float* rate_gain;
-  const float* bonus_gain;
-  float eps;
-  int pad;
-};
+// `ReplaceInputs` is in launch.rs.
 
 // `keep`: in the first layer, whose values are stored.
 template <int heads, int dk, int dv, bool keep>

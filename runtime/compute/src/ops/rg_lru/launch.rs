@@ -1,9 +1,7 @@
 //! The op as kernels.
 
-use waterline_kernels::file;
-
 use super::RgLru;
-use crate::cuda::{Call, Grid, Launches, Parameter};
+use crate::cuda::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
@@ -14,7 +12,7 @@ impl DeviceOp for RgLru {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let dim = self.head_dim();
         launches.push_prefetching(Call {
-            source: const { &[file("ops/rg_lru/rg_lru.cu")] },
+            source: const { &[Source::new("ops/rg_lru/rg_lru.cu", &[])] },
             kernel: format!("rg_lru<{dim}>"),
             grid: Grid::Blocks(self.heads * dim.div_ceil(CHANNELS)),
             threads: 4 * CHANNELS,

@@ -1,9 +1,8 @@
 //! Launches of the kernels in `route.cu`.
 
-use waterline_kernels::file;
-
-use super::Route;
-use crate::cuda::{Call, Grid, Launches, Parameter};
+use super::{Route, Scoring};
+use crate::abi::DeviceType;
+use crate::cuda::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
@@ -16,7 +15,7 @@ impl DeviceOp for Route {
         let normalize = router.normalize.is_some();
         let warps = 4;
         launches.push(Call {
-            source: const { &[file("ops/route/route.cu")] },
+            source: const { &[Source::new("ops/route/route.cu", &[Scoring::define])] },
             kernel: format!(
                 "route<{partitions}, {chosen}, {scoring}, {normalize}, {groups}, {kept}>"
             ),
@@ -29,8 +28,8 @@ impl DeviceOp for Route {
                     "const float",
                     launches.optional_address(self.bias.as_ref())?,
                 ),
-                Parameter::value("float", router.normalize.unwrap_or(0.0)),
-                Parameter::value("float", router.scale),
+                Parameter::value(router.normalize.unwrap_or(0.0)),
+                Parameter::value(router.scale),
                 launches.view(self.out),
                 Parameter::tokens(),
             ],

@@ -6,18 +6,21 @@ mod launch;
 use serde::{Deserialize, Serialize};
 
 use super::{Access, Op};
+use crate::abi::device_enum;
 use crate::operands::View;
 use crate::ops::Rules;
 use crate::weights::Vector;
 
-/// The map from a router's logits to scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scoring {
-    /// Softmax over all of them. Divided by the sum of the chosen it is softmax over the chosen logits.
-    Softmax,
-    /// `1 / (1 + e^-x)` of each.
-    Sigmoid,
+device_enum! {
+    /// The map from a router's logits to scores.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Scoring("SCORE_") {
+        /// Softmax over all of them. Divided by the sum of the chosen it is softmax over the chosen logits.
+        Softmax,
+        /// `1 / (1 + e^-x)` of each.
+        Sigmoid,
+    }
 }
 
 /// The choice of groups of neighbours before that of their members (DeepSeek-V3, arXiv 2412.19437).

@@ -1,6 +1,5 @@
 // The choice of partitions: a warp takes a token.
-
-enum { SCORE_SOFTMAX, SCORE_SIGMOID };
+// `Scoring` is in mod.rs.
 
 // Leaves no chance to the members of all but the best groups. A lane compares its group with the others.
 template <int partitions, int groups, int kept>

@@ -1,9 +1,7 @@
 //! The op as kernels.
 
-use waterline_kernels::file;
-
 use super::Scan;
-use crate::cuda::{Call, Grid, Launches, Parameter};
+use crate::cuda::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
@@ -15,7 +13,7 @@ impl DeviceOp for Scan {
         let inputs = [self.x, self.step, self.b, self.c];
         let aligned = inputs.iter().all(|view| launches.rows(*view).is_aligned());
         launches.push_prefetching(Call {
-            source: const { &[file("ops/scan/scan.cu")] },
+            source: const { &[Source::new("ops/scan/scan.cu", &[])] },
             kernel: format!("scan<{channels}, {components}, {batch}, {aligned}>"),
             grid: Grid::Blocks(channels.div_ceil(block)),
             threads: 128,

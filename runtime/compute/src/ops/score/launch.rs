@@ -2,41 +2,64 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 
 use super::{RouterLayer, Score, ScoreMap};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::abi::{DeviceType, device_struct};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-const SOURCE: &[File] = &[file("ops/score/score.cu")];
+const SOURCE: &[Source] = &[Source::new(
+    "ops/score/score.cu",
+    &[
+        RouterInputs::define,
+        RouterLayers::define,
+        RouterEnd::define,
+    ],
+)];
 
-/// `RouterInputs` in score.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct RouterInputs {
-    k: Rows,
-    v: Rows,
-    outputs: Address,
-    kept: Address,
-    copy: Address,
-    inputs: i32,
-    past: i32,
-    chunk: i32,
-    pad: i32,
+device_struct! {
+    /// The inputs of a layer: those stored before the chunk, oldest first, then the chunk's, which are keys and values for the first layer
+    /// (`outputs` is null) and rows of the previous layer for the others.
+    struct RouterInputs {
+        k: Rows,
+        v: Rows,
+        /// For each key head, `chunk` rows.
+        outputs: Address as *mut f32,
+        /// For each key head, `past` rows.
+        kept: Address as *mut f32,
+        /// Destination for a copy of a single token's inputs, in rows as of `outputs`, or null: their source may be overwritten before the
+        /// next layer stores them.
+        copy: Address as *mut f32,
+        inputs: i32,
+        past: i32,
+        chunk: i32,
+        pad: i32,
+    }
+    "__device__ float at(int head, int t, int channel) const"
 }
 
-/// `RouterEnd` in score.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct RouterEnd {
-    weight: Address,
-    bias: Address,
-    out: Rows,
-    window: Address,
-    rows: i32,
-    margin: i32,
+device_struct! {
+    /// From the last layer's outputs to a score.
+    struct RouterEnd {
+        weight: Address as *const f32,
+        bias: Address as *const f32,
+        /// Null in a decode kernel.
+        out: Rows,
+        /// The scores of a head's window, `rows` of them, where that of the token `margin` before a single one goes at once, or null.
+        window: Address as *mut f32,
+        rows: i32,
+        margin: i32,
+    }
+    "template <int map> __device__ void give(int head, int t, float part, float bias, u64 position) const"
+}
+
+device_struct! {
+    /// The inputs of all layers.
+    struct RouterLayers {
+        at: [RouterInputs; MOST_LAYERS],
+    }
 }
 
 const MOST_LAYERS: usize = 8;
@@ -88,13 +111,13 @@ impl DeviceOp for Score {
         // a chunk, and of columns that are tokens of one state, tokens may have to leave the window before.
         let last = self.weight.len() / self.bias.len();
         let ends = launches.tokens == 1 && last <= WIDTH;
-        let stores = ends && margin > 0 && launches.position.is_none();
+        let stores = ends && margin > 0 && launches.slot.position.is_none();
         let window = self.window.filter(|_| stores);
         if let Some(tensor) = window {
             end.window = launches.state_address(tensor);
             end.rows = launches.state_shape(tensor)[1] as i32;
             // In a decode kernel attention finds it there, and a later layer may already use these columns.
-            if launches.persistent() {
+            if launches.persistent {
                 end.out = Rows::zeroed();
             }
         }
@@ -205,9 +228,8 @@ impl Score {
             threads,
             shared: threads / 32 * width * size_of::<f32>(),
             parameters: vec![
-                Parameter::value("RouterInputs", placed.from),
+                Parameter::value(placed.from),
                 Parameter::value(
-                    "RouterInputs",
                     before.map_or(RouterInputs::zeroed(), |before| RouterInputs {
                         outputs: before.found().start,
                         ..before.from
@@ -216,7 +238,7 @@ impl Score {
                 launches.vector(&layer.weight)?,
                 launches.vector(&layer.bias)?,
                 Parameter::pointer("float", placed.out),
-                Parameter::value("RouterEnd", end),
+                Parameter::value(end),
                 launches.position(),
                 Parameter::int(placed.ahead),
                 Parameter::tokens(),
@@ -247,7 +269,7 @@ impl Score {
             threads: THREADS,
             shared: bytes(tile),
             parameters: vec![
-                Parameter::value("RouterInputs", placed.from),
+                Parameter::value(placed.from),
                 launches.vector(&layer.weight)?,
                 launches.vector(&layer.bias)?,
                 Parameter::pointer("float", placed.out),
@@ -261,8 +283,8 @@ impl Score {
 
     /// The scores of a chunk, and the stored inputs of all layers.
     fn launch_end(&self, launches: &mut Launches, placed: &[Placed], end: RouterEnd) {
-        let mut layers = [RouterInputs::zeroed(); MOST_LAYERS];
-        for (place, placed) in layers.iter_mut().zip(placed) {
+        let mut layers = RouterLayers::zeroed();
+        for (place, placed) in layers.at.iter_mut().zip(placed) {
             *place = placed.from;
         }
         let outputs = placed.last().map_or(0, |last| last.out);
@@ -279,9 +301,9 @@ impl Score {
             threads: THREADS,
             shared: 0,
             parameters: vec![
-                Parameter::value("RouterLayers", layers),
+                Parameter::value(layers),
                 Parameter::pointer("const float", outputs),
-                Parameter::value("RouterEnd", end),
+                Parameter::value(end),
                 Parameter::int(launches.tokens),
                 Parameter::tokens(),
             ],

@@ -1,31 +1,16 @@
 // The retention router: convolutions over the keys and values of neighbouring tokens, then a score for each token.
+// The types are in launch.rs.
 
-// The inputs of a layer: those stored before the chunk, oldest first, then the chunk's, which are keys and values for the
-// first layer (`outputs` is null) and rows of the previous layer for the others. `kept` and `outputs` have a part for each
-// key head, with room for `past` and `chunk` rows.
-struct RouterInputs {
-  Rows k;
-  Rows v;
-  float* outputs;
-  float* kept;
-  // Destination for a copy of a single token's inputs, in rows as of `outputs`, or null: their source may be overwritten before the
-  // next layer stores them.
-  float* copy;
-  int inputs;
-  int past;
-  int chunk;
-
-  // Input `channel` of a head at the chunk's token t; negative tokens come from `kept`.
-  __device__ float at(int head, int t, int channel) const {
-    bool before = t < 0;
-    const float* row = (before ? kept : outputs) + ((long long)head * (before ? past : chunk) + (before ? past : 0) + t) * inputs;
-    if (!before && !outputs) {
-      int dim = inputs / 2;
-      row = channel < dim ? k.token(t) + head * dim : v.token(t) + (head - 1) * dim;
-    }
-    return row[channel];
+// Input `channel` of a head at the chunk's token t; negative tokens come from `kept`.
+__device__ inline float RouterInputs::at(int head, int t, int channel) const {
+  bool before = t < 0;
+  const float* row = (before ? kept : outputs) + ((long long)head * (before ? past : chunk) + (before ? past : 0) + t) * inputs;
+  if (!before && !outputs) {
+    int dim = inputs / 2;
+    row = channel < dim ? k.token(t) + head * dim : v.token(t) + (head - 1) * dim;
   }
-};
+  return row[channel];
+}
 
 // Rows whose loads are in flight together.
 constexpr int kept_together = 4;
@@ -56,27 +41,15 @@ __device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
 
 enum { SIGMOID_LESS_HALF, POSITIVE };
 
-// From the last layer's outputs to a score.
-struct RouterEnd {
-  const float* weight;
-  const float* bias;
-  Rows out;
-  // The scores of a head's window, `rows` of them, where that of the token `margin` before a single one goes at once, or null. In a decode
-  // kernel it goes nowhere else: `out` is null.
-  float* window;
-  int rows;
-  int margin;
-
-  // By one warp, whose lanes hold parts of the sum of a token's head.
-  template <int map>
-  __device__ void give(int head, int t, float part, float bias, u64 position) const {
-    float z = warp_sum(part) + bias;
-    if (lane_index() != 0) return;
-    float score = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
-    if (out.first) out.token(t)[head] = score;
-    if (window && position >= margin) window[(long long)head * rows + (position - margin) % rows] = score;
-  }
-};
+// By one warp, whose lanes hold parts of the sum of a token's head.
+template <int map>
+__device__ void RouterEnd::give(int head, int t, float part, float bias, u64 position) const {
+  float z = warp_sum(part) + bias;
+  if (lane_index() != 0) return;
+  float score = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
+  if (out.first) out.token(t)[head] = score;
+  if (window && position >= margin) window[(long long)head * rows + (position - margin) % rows] = score;
+}
 
 // Most rows of weights that a lane holds while it waits for its inputs.
 constexpr int most_held_rows = 24;
@@ -204,12 +177,6 @@ __device__ void score_tile(const RouterInputs& from, const float* weight, const 
     out[((long long)head * from.chunk + t) * outputs + column] = (long long)*position + t < ahead ? 0.0f : silu(sums[i]);
   }
 }
-
-constexpr int most_layers = 8;
-
-struct RouterLayers {
-  RouterInputs at[most_layers];
-};
 
 // The scores from the last layer's outputs, a warp for each token of a head, and the stored inputs of all layers: there is one block
 // per token tile and head of a layer.

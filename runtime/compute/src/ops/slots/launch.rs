@@ -1,11 +1,12 @@
 //! The op as kernels: two recurrences, and between them a softmax or a function of each score.
 
 use bytemuck::Zeroable;
-use waterline_kernels::file;
 
-use super::super::recur::{DecayKind, DeviceInputs as Inputs, Input, Place, Plan, Update, Writing};
+use super::super::recur::{
+    DecayKind, Place, Plan, RecurInput, RecurInputs as Inputs, Update, Writing,
+};
 use super::Slots;
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
@@ -19,7 +20,7 @@ impl DeviceOp for Slots {
             stride: width as i32,
             width: width as i32,
         };
-        let input = |rows: Rows, sharing: usize| Input {
+        let input = |rows: Rows, sharing: usize| RecurInput {
             rows,
             sharing: sharing as i32,
             part: 0,
@@ -49,8 +50,8 @@ impl DeviceOp for Slots {
             };
             let place = Place {
                 tokens: launches.tokens,
-                sms: launches.sms(),
-                persistent: launches.persistent(),
+                sms: launches.limits.sms,
+                persistent: launches.persistent,
                 has_routing: launches.has_routing,
             };
             Plan::new(sizes, self.kv_heads, update, inputs, place)
@@ -76,12 +77,12 @@ impl DeviceOp for Slots {
             ),
         };
         launches.push(Call {
-            source: const { &[file("ops/slots/slots.cu")] },
+            source: const { &[Source::new("ops/slots/slots.cu", &[])] },
             kernel,
             grid: Grid::EachToken(blocks),
             threads,
             shared: 0,
-            parameters: vec![Parameter::value("Rows", scores)],
+            parameters: vec![Parameter::value(scores)],
         });
 
         // V decays and is written by row; the slots' weights are the query.

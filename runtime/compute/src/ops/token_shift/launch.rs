@@ -1,16 +1,27 @@
 //! The op as kernels.
 
-use waterline_kernels::{File, file};
+use bytemuck::Zeroable;
 
 use super::TokenShift;
-use crate::cuda::{Address, Call, Grid, Launches, Parameter};
+use crate::abi::{DeviceType, device_struct};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
 use crate::ops::DeviceOp;
 
-const SOURCE: &[File] = &[file("ops/token_shift/token_shift.cu")];
+const SOURCE: &[Source] = &[Source::new(
+    "ops/token_shift/token_shift.cu",
+    &[TokenMixes::define],
+)];
 
 const MOST_MIXES: usize = 8;
+
+device_struct! {
+    /// The gains of each mix.
+    struct TokenMixes {
+        at: [Address; MOST_MIXES] as *const f32,
+    }
+}
 
 impl DeviceOp for TokenShift {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
@@ -18,9 +29,9 @@ impl DeviceOp for TokenShift {
         let residual = View::whole(RESIDUAL, hidden);
         let prologue = launches.prologue(residual, self.norm.as_ref())?;
         let flags = prologue.flags(hidden);
-        let mut weights: [Address; MOST_MIXES] = [0; MOST_MIXES];
+        let mut weights = TokenMixes::zeroed();
         assert!(self.mixes.len() <= MOST_MIXES, "at most {MOST_MIXES} mixes");
-        for (place, mix) in weights.iter_mut().zip(&self.mixes) {
+        for (place, mix) in weights.at.iter_mut().zip(&self.mixes) {
             *place = launches.vector_address(mix)?;
         }
         let (mixes, step) = (self.mixes.len(), launches.tokens == 1);
@@ -31,8 +42,8 @@ impl DeviceOp for TokenShift {
             threads: launches.prologue_threads(),
             shared: 2 * hidden * size_of::<f32>(),
             parameters: vec![
-                Parameter::value("Prologue", prologue),
-                Parameter::value("TokenMixes", weights),
+                Parameter::value(prologue),
+                Parameter::value(weights),
                 launches.state("float", self.state),
                 launches.view(self.out),
             ],
@@ -45,7 +56,7 @@ impl DeviceOp for TokenShift {
                 threads: launches.prologue_threads(),
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Prologue", prologue),
+                    Parameter::value(prologue),
                     launches.state("float", self.state),
                     Parameter::tokens(),
                 ],

@@ -1,11 +1,6 @@
 // Mixes of each normed token with the previous one, whose norm is computed again so that tokens are
 // independent.
-
-constexpr int most_mixes = 8;
-
-struct TokenMixes {
-  const float* at[most_mixes];
-};
+// `TokenMixes` is in launch.rs.
 
 // `step`: there is one token, which is stored in the state at once.
 template <int hidden, int flags, int mixes, bool step>

@@ -2,67 +2,74 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-
+use crate::abi::{device_enum, device_struct};
 use crate::cuda::{Address, Rows};
 
-/// `RecurInput` in recur.cu: where a head's columns of an input lie.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::ops) struct Input {
-    pub rows: Rows,
-    /// Heads that take the same columns.
-    pub sharing: i32,
-    /// Columns of a partition, where each has its own.
-    pub part: i32,
+device_struct! {
+    /// An input of a recurrence. Head number h reads columns from `(h / sharing) * width` on, in a part of equal ones.
+    pub(in crate::ops) struct RecurInput {
+        pub rows: Rows,
+        /// Heads that take the same columns.
+        pub sharing: i32,
+        /// Columns of a partition, where each has its own.
+        pub part: i32,
+    }
+    "__device__ const float* at(int t, int head, int width, int number) const"
 }
 
-/// `RecurInputs` in recur.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::ops) struct DeviceInputs {
-    pub q: Input,
-    pub k: Input,
-    pub v: Input,
-    pub decay: Input,
-    pub beta: Input,
-    pub removal: Input,
-    pub rate: Input,
-    pub write_gate: Input,
-    pub read_gate: Input,
-    pub out: Rows,
-    /// By which outputs are multiplied, and the gains of values that are added to them.
-    pub gates: Rows,
-    pub gains: Address,
-    pub constants: Address,
-    pub states: Address,
-    pub scale: f32,
-    pub constant_sharing: i32,
-    /// Whether a step gives queries and keys the length of one.
-    pub unit: i32,
-    /// Activation of the gate.
-    pub function: i32,
+device_struct! {
+    /// The inputs of a recurrence; absent ones are zero.
+    pub(in crate::ops) struct RecurInputs {
+        pub q: RecurInput,
+        pub k: RecurInput,
+        pub v: RecurInput,
+        pub decay: RecurInput,
+        pub beta: RecurInput,
+        pub removal: RecurInput,
+        pub rate: RecurInput,
+        pub write_gate: RecurInput,
+        pub read_gate: RecurInput,
+        pub out: Rows,
+        /// By which outputs are multiplied.
+        pub gates: Rows,
+        /// Gains of the values that are added to outputs.
+        pub gains: Address as *const f32,
+        /// The decay's constants, one for each `constant_sharing` heads.
+        pub constants: Address as *const f32,
+        pub states: Address as *mut f32,
+        pub scale: f32,
+        pub constant_sharing: i32,
+        /// Whether a step of the delta rule gives queries and keys the length of one.
+        pub unit: i32,
+        /// Activation of the gate.
+        pub function: i32,
+    }
 }
 
-/// How a state decays, by its number in recur.cu.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::ops) enum DecayKind {
-    None,
-    Fixed,
-    Head,
-    Step,
-    Rows,
-    ByKey,
-    ByValue,
+device_enum! {
+    /// The decay of a state: none, by exp of a constant, of a value for each head, of their product, of a value for each row, or by one
+    /// minus the keys or the values.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(in crate::ops) enum DecayKind("DECAY_") {
+        None,
+        Fixed,
+        Head,
+        Step,
+        Rows,
+        ByKey,
+        ByValue,
+    }
 }
 
-/// The kind of write, by its number in recur.cu.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::ops) enum Writing {
-    Add,
-    Delta,
-    Replace,
-    Erase,
+device_enum! {
+    /// The kind of write.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(in crate::ops) enum Writing("WRITE_") {
+        Add,
+        Delta,
+        Replace,
+        Erase,
+    }
 }
 
 impl Writing {
@@ -77,7 +84,7 @@ impl Writing {
     }
 }
 
-impl DeviceInputs {
+impl RecurInputs {
     /// The columns of one token that are read.
     pub fn read(&self) -> Vec<Range<Address>> {
         let inputs = [

@@ -1,7 +1,7 @@
 //! The op in matrix form on tensor cores, for chunks: launches of the kernels in `recur_chunk.cu` or `recur_rows.cu`, and
 //! `recur_states.cu`.
 
-use super::{DecayKind, DeviceInputs, Plan, SOURCE, Writing};
+use super::{DecayKind, Plan, RecurInputs, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
 use crate::error::Result;
 
@@ -16,7 +16,7 @@ const SLOTS: usize = 8;
 const MOST_ROWS: usize = 512;
 const MOST_QUERIES: usize = 6;
 
-/// Lists of tokens, one for each partition of a state: `PartitionLists` in partitions_chunk.cu.
+/// Lists of tokens, one for each partition of a state.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Lists {
     pub partitions: usize,
@@ -159,7 +159,7 @@ impl MatrixForm {
     pub fn launch(
         &self,
         states: usize,
-        inputs: DeviceInputs,
+        inputs: RecurInputs,
         lists: Option<Lists>,
         launches: &mut Launches,
     ) -> Result<()> {
@@ -198,7 +198,7 @@ format!("recur_blocks<{dk}, {dv}, {queries}, {decay}, {write}, {aligned}, {parts
             threads: THREADS,
             shared: self.blocks_shared(),
             parameters: vec![
-                Parameter::value("RecurInputs", inputs),
+                Parameter::value(inputs),
                 Parameter::pointer("u16", scratch),
                 tokens(),
             ],
@@ -212,7 +212,7 @@ format!("recur_blocks<{dk}, {dv}, {queries}, {decay}, {write}, {aligned}, {parts
             threads: THREADS,
             shared: self.states_shared(),
             parameters: vec![
-                Parameter::value("RecurInputs", inputs),
+                Parameter::value(inputs),
                 Parameter::pointer("u16", scratch),
                 tokens(),
                 Parameter::pointer("const int", firsts),
@@ -247,7 +247,7 @@ mod tests {
             persistent: false,
             has_routing: false,
         };
-        let plan = Plan::new(sizes, 6, update, &DeviceInputs::zeroed(), place);
+        let plan = Plan::new(sizes, 6, update, &RecurInputs::zeroed(), place);
         MatrixForm::new(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])
     }
 

@@ -5,29 +5,35 @@ mod matrix_form;
 mod step;
 
 use bytemuck::Zeroable;
-use waterline_kernels::{File, file};
 
-pub(in crate::ops) use inputs::{DecayKind, DeviceInputs, Input, Writing};
+pub(in crate::ops) use inputs::{DecayKind, RecurInput, RecurInputs, Writing};
 pub(in crate::ops) use matrix_form::{Lists, MatrixForm};
 
+use step::{RecurStep, StepOperand};
+
 use super::{Decay, Key, Recur, Write};
-use crate::cuda::{Call, Deferred, Grid, Launches, Parameter};
+use crate::abi::DeviceType;
+use crate::cuda::{Call, Grid, Launches, Parameter, Source, Take};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-/// The recurrence, and the ops that are built on it.
-pub(in crate::ops) const SOURCE: &[File] = &[
-    file("ops/recur/recur.cu"),
-    file("ops/recur/recur_step.cu"),
-    file("ops/recur/recur_block.cu"),
-    file("ops/recur/recur_levels.cu"),
-    file("ops/recur/recur_columns.cu"),
-    file("ops/recur/recur_chunk.cu"),
-    file("ops/recur/recur_rows.cu"),
-    file("ops/recur/recur_states.cu"),
-    file("ops/partitions/partitions.cu"),
-    file("ops/partitions/partitions_chunk.cu"),
+/// The recurrence.
+pub(in crate::ops) const SOURCE: &[Source; 8] = &[
+    Source::new(
+        "ops/recur/recur.cu",
+        &[DecayKind::define, Writing::define, RecurInputs::define],
+    ),
+    Source::new(
+        "ops/recur/recur_step.cu",
+        &[StepOperand::define, RecurStep::define],
+    ),
+    Source::new("ops/recur/recur_block.cu", &[]),
+    Source::new("ops/recur/recur_levels.cu", &[]),
+    Source::new("ops/recur/recur_columns.cu", &[]),
+    Source::new("ops/recur/recur_chunk.cu", &[]),
+    Source::new("ops/recur/recur_rows.cu", &[]),
+    Source::new("ops/recur/recur_states.cu", &[]),
 ];
 
 /// The template arguments of `Recurrence`.
@@ -95,7 +101,7 @@ impl Plan {
         [dk, dv, queries]: [usize; 3],
         states: usize,
         update: Update,
-        inputs: &DeviceInputs,
+        inputs: &RecurInputs,
         place: Place,
     ) -> Self {
         let Place {
@@ -210,23 +216,23 @@ impl Plan {
     pub fn launch(
         &self,
         states: usize,
-        inputs: DeviceInputs,
+        inputs: RecurInputs,
         launches: &mut Launches,
     ) -> Result<()> {
-        let room = [launches.sms(), launches.shared_memory()];
-        let (tokens, cores) = (launches.tokens, launches.tensor_cores());
+        let room = [launches.limits.sms, launches.limits.shared_memory];
+        let (tokens, cores) = (launches.tokens, launches.limits.tensor_cores);
         if let Some(form) = MatrixForm::new(*self, states, tokens, cores, room) {
             return form.launch(states, inputs, None, launches);
         }
-        launches.push_prefetching(Call {
+        let queued = launches.push_prefetching(Call {
             source: SOURCE,
             kernel: format!("recur<{}>", self.arguments()),
             grid: Grid::Blocks(states * self.groups()),
             threads: self.threads(),
             shared: self.shared(),
-            parameters: vec![Parameter::value("RecurInputs", inputs), Parameter::tokens()],
+            parameters: vec![Parameter::value(inputs), Parameter::tokens()],
         });
-        launches.is_block_local();
+        queued.block_local = true;
         Ok(())
     }
 }
@@ -237,28 +243,31 @@ impl DeviceOp for Recur {
     }
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let mut inputs = self.device_inputs(1, launches)?;
+        let inputs = self.device_inputs(1, launches)?;
         let plan = self.plan(self.states, &inputs, launches);
-        if plan.writing == Writing::Delta && launches.tokens == 1 {
-            let read = [inputs.q.rows, inputs.k.rows];
-            if matches!(launches.deferred, Some(Deferred::UnitHeads(columns)) if columns == read) {
-                launches.take_over();
-                inputs.unit = 1;
-            }
-        }
-        let is_step = launches.tokens == 1 && launches.persistent();
-        if is_step
+        let is_step = launches.tokens == 1
+            && launches.persistent
             && step::push(
                 &plan,
                 self.states,
                 inputs,
                 launches.share_of_sms(),
                 launches,
-            )
-        {
-            return Ok(());
+            );
+        if !is_step {
+            plan.launch(self.states, inputs, launches)?;
         }
-        plan.launch(self.states, inputs, launches)
+        if plan.writing == Writing::Delta && launches.tokens == 1 {
+            launches.takes(Take::UnitHeads {
+                columns: [inputs.q.rows, inputs.k.rows],
+                take: if is_step {
+                    |call| call.parameters[0].update(|step: &mut step::RecurStep| step.unit = 1)
+                } else {
+                    |call| call.parameters[0].update(|inputs: &mut RecurInputs| inputs.unit = 1)
+                },
+            });
+        }
+        Ok(())
     }
 }
 
@@ -268,23 +277,23 @@ impl Recur {
         &self,
         parts: usize,
         launches: &Launches,
-    ) -> Result<DeviceInputs> {
+    ) -> Result<RecurInputs> {
         let input = |view: &View, width: usize| {
             let columns = view.width / parts;
-            Input {
+            RecurInput {
                 rows: launches.rows(*view),
                 sharing: (self.heads / (columns / width)) as i32,
                 part: if parts == 1 { 0 } else { columns as i32 },
             }
         };
-        let mut inputs = DeviceInputs {
+        let mut inputs = RecurInputs {
             q: input(&self.q, self.dk),
             v: input(&self.v, self.dv),
             out: launches.rows(self.out),
             states: launches.state_address(self.state),
             scale: self.scale,
             constant_sharing: 1,
-            ..DeviceInputs::zeroed()
+            ..RecurInputs::zeroed()
         };
         if let Key::View(view) = &self.k {
             inputs.k = input(view, self.dk);
@@ -329,7 +338,7 @@ impl Recur {
     pub(in crate::ops) fn plan(
         &self,
         states: usize,
-        inputs: &DeviceInputs,
+        inputs: &RecurInputs,
         launches: &Launches,
     ) -> Plan {
         let update = Update {
@@ -351,7 +360,7 @@ impl Recur {
         let place = Place {
             tokens: launches.tokens,
             sms: launches.share_of_sms(),
-            persistent: launches.persistent(),
+            persistent: launches.persistent,
             has_routing: launches.has_routing,
         };
         let sizes = [self.dk, self.dv, self.heads / self.states];
@@ -375,7 +384,7 @@ mod tests {
             persistent: false,
             has_routing: false,
         };
-        Plan::new(sizes, states, update, &DeviceInputs::zeroed(), place)
+        Plan::new(sizes, states, update, &RecurInputs::zeroed(), place)
     }
 
     #[test]

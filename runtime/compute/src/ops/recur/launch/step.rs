@@ -1,37 +1,64 @@
 //! A token of the recurrence as an op of the decode kernel: arguments of `recur_step.cu`.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
-use super::{DecayKind, DeviceInputs, Input, Plan, SOURCE, Writing};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Recurrence};
+use super::{DecayKind, Plan, RecurInput, RecurInputs, SOURCE, Writing};
+use crate::abi::{device_enum, device_struct};
+use crate::cuda::{Address, Call, Form, Grid, Launches, Parameter, Recurrence};
 
-/// `StepInput` in recur_step.cu. Where it is passed is filled in when the program is laid out.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct StepInput {
-    from: Address,
-    plain: Address,
-    width: i32,
-    shares: u32,
+device_struct! {
+    /// An input of a step.
+    struct StepInput {
+        /// Its mailbox, filled in when the program is laid out; null where a grid barrier comes before the op.
+        from: Address as *mut f32,
+        /// Its buffer; null if the step has no such input.
+        plain: Address as *const f32,
+        /// Columns of a head.
+        width: i32,
+        /// 65536 divided by the number of heads that share columns, rounded up.
+        shares: u32,
+    }
+    "__device__ int column(int number) const"
 }
 
-/// `RecurStep` in recur_step.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct RecurStep {
-    input: [StepInput; INPUTS],
-    out: Address,
-    gains: Address,
-    constants: Address,
-    states: Address,
-    scale: f32,
-    constant_shares: u32,
-    unit: i32,
-    pad: i32,
+device_struct! {
+    /// A step of a recurrence.
+    pub(super) struct RecurStep {
+        /// In the order of [`StepOperand`].
+        input: [StepInput; INPUTS],
+        out: Address as *mut f32,
+        /// Gains of the values that are added to outputs.
+        gains: Address as *const f32,
+        /// The decay's constants.
+        constants: Address as *const f32,
+        states: Address as *mut f32,
+        scale: f32,
+        /// 65536 divided by the number of heads that share a constant, rounded up.
+        constant_shares: u32,
+        /// Whether the delta rule gives queries and keys the length of one.
+        pub unit: i32,
+        pad: i32,
+    }
 }
 
-/// DeviceInputs, and those of them without which there are no sums: all but the gates.
-const INPUTS: usize = 10;
+device_enum! {
+    /// The inputs of a step, those that its sums need first.
+    pub(super) enum StepOperand("STEP_") {
+        Q,
+        K,
+        V,
+        Decays,
+        Betas,
+        Removal,
+        Rate,
+        WriteGates,
+        Reads,
+        Gates,
+    }
+}
+
+/// Inputs, and those of them without which there are no sums: all but the gates.
+const INPUTS: usize = StepOperand::Gates as usize + 1;
 const OF_SUMS: usize = INPUTS - 1;
 /// Columns of a state that a block may take.
 const COLUMNS: [usize; 3] = [16, 32, 64];
@@ -44,30 +71,32 @@ const MOST_SHARED: usize = 32 << 10;
 pub(super) fn push(
     plan: &Plan,
     states: usize,
-    inputs: DeviceInputs,
+    inputs: RecurInputs,
     sms: usize,
     launches: &mut Launches,
 ) -> bool {
     let rows = plan.decay_kind == DecayKind::Rows;
     let decay_width = if rows { plan.dk } else { 1 };
-    let gates = Input {
+    let gates = RecurInput {
         rows: inputs.gates,
         sharing: 1,
         part: 0,
     };
-    // In the order of the numbers in recur_step.cu.
-    let given: [_; INPUTS] = [
-        (inputs.q, plan.dk),
-        (inputs.k, plan.dk),
-        (inputs.v, plan.dv),
-        (inputs.decay, decay_width),
-        (inputs.beta, 1),
-        (inputs.removal, plan.dk),
-        (inputs.rate, plan.dk),
-        (inputs.write_gate, 1),
-        (inputs.read_gate, 1),
-        (gates, plan.dv),
-    ];
+    let mut given = [(RecurInput::zeroed(), 0); INPUTS];
+    for (operand, input, width) in [
+        (StepOperand::Q, inputs.q, plan.dk),
+        (StepOperand::K, inputs.k, plan.dk),
+        (StepOperand::V, inputs.v, plan.dv),
+        (StepOperand::Decays, inputs.decay, decay_width),
+        (StepOperand::Betas, inputs.beta, 1),
+        (StepOperand::Removal, inputs.removal, plan.dk),
+        (StepOperand::Rate, inputs.rate, plan.dk),
+        (StepOperand::WriteGates, inputs.write_gate, 1),
+        (StepOperand::Reads, inputs.read_gate, 1),
+        (StepOperand::Gates, gates, plan.dv),
+    ] {
+        given[operand as usize] = (input, width);
+    }
     let threads = launches.prologue_threads();
     let columns = columns_of_block(plan, states, sms, threads);
     // The warps' sums and those of all warps, the values, and a head's weights: three and one for each query.
@@ -113,14 +142,14 @@ pub(super) fn push(
         grid: Grid::Blocks(blocks),
         threads,
         shared,
-        parameters: vec![Parameter::value("RecurStep", step)],
+        parameters: vec![Parameter::value(step)],
     };
-    launches.push_recurrence(call, recurrence);
+    launches.push_as(call, Form::Recurrence(recurrence));
     true
 }
 
 impl StepInput {
-    fn new(input: Input, width: usize) -> Self {
+    fn new(input: RecurInput, width: usize) -> Self {
         StepInput {
             from: 0,
             plain: input.rows.first,

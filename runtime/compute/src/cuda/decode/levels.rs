@@ -3,31 +3,9 @@
 
 use std::ops::Range;
 
-use crate::cuda::decode::gemv::Gemv;
 use crate::cuda::decode::mailbox::MailboxRole;
-use crate::cuda::driver::Address;
-use crate::cuda::schedule::Queued;
-
-/// Memory that a call reads, and memory that it writes, without what no other call of a step accesses.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Accesses {
-    pub reads: Vec<Range<Address>>,
-    pub writes: Vec<Range<Address>>,
-}
-
-impl Accesses {
-    /// Whether the order of the two matters.
-    fn conflicts_with(&self, other: &Self) -> bool {
-        overlap(&self.writes, &other.writes)
-            || overlap(&self.writes, &other.reads)
-            || overlap(&self.reads, &other.writes)
-    }
-}
-
-fn overlap(a: &[Range<Address>], b: &[Range<Address>]) -> bool {
-    let meet = |a: &Range<Address>, b: &Range<Address>| a.start < b.end && b.start < a.end;
-    a.iter().any(|a| b.iter().any(|b| meet(a, b)))
-}
+use crate::cuda::schedule::Gemv;
+use crate::cuda::schedule::{Accesses, Queued};
 
 /// An op of the decode kernel: a call in its level.
 pub(crate) struct KernelOp<'a> {
@@ -55,7 +33,7 @@ pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp
         .map(|queued| Known {
             accesses: queued.accesses(),
             blocks: queued.blocks().min(blocks) as i64,
-            has_mailboxes: !matches!(queued.mailbox_role(), MailboxRole::Barrier),
+            has_mailboxes: !matches!(MailboxRole::of(queued), MailboxRole::Barrier),
         })
         .collect();
     let levels = levels(&known, blocks);
@@ -235,6 +213,7 @@ fn blocks_of(level: &[&Queued], blocks: usize) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::driver::Address;
     use crate::cuda::schedule::{Call, Form, Grid};
 
     /// Both as first and last address.

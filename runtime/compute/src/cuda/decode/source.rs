@@ -1,0 +1,112 @@
+//! The translation unit of the decode kernel.
+
+use std::ops::Range;
+
+use super::control::{ControlWords, Wait};
+use super::gemv::EpilogueKind;
+use super::mailbox::{MailboxBit, Mailboxes};
+use super::pipeline::Segment;
+use super::record::{OpRecord, ROW_OPS_PARAMETER};
+use super::row_ops::ROW_OPS;
+use crate::abi::DeviceType;
+use crate::cuda::schedule::{Form, Queued, Source, Text};
+use crate::cuda::source::{TranslationUnit, add_common, each_once};
+
+/// Before the ops' files.
+const BEFORE: &[Source] = &[
+    Source::new("cuda/decode/mailbox.cu", &[Wait::define]),
+    Source::new(
+        "cuda/decode/cta.cu",
+        &[OpRecord::define, MailboxBit::define, ControlWords::define],
+    ),
+];
+/// After them, and before the ops' functions.
+const AFTER: &[Source] = &[
+    Source::new("cuda/decode/pipeline.cu", &[Segment::define]),
+    Source::new("cuda/decode/prologue.cu", &[]),
+    Source::new("cuda/decode/epilogue.cu", &[EpilogueKind::define]),
+    Source::new("cuda/decode/gemv.cu", &[]),
+];
+/// After these.
+const KERNEL: Source = Source::new("cuda/decode/kernel.cu", &[]);
+
+/// The text of the decode kernel with `calls` as its ops; `constants` are its sizes.
+pub(super) fn decode_kernel(
+    calls: &[&Queued],
+    mailboxes: &[Mailboxes],
+    constants: &str,
+) -> TranslationUnit {
+    let ops = calls.iter().zip(mailboxes);
+    let (cases, of_call) = each_once(ops.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
+    let mut names = vec![String::new(); cases.len()];
+    for (queued, &index) in calls.iter().zip(&of_call) {
+        names[index] = format!("op_{index:03}_{}", queued.call.template());
+    }
+    let mut text = Text::default();
+    text.push(constants);
+    text.add(BEFORE);
+    add_common(&mut text);
+    text.add(calls.iter().flat_map(|queued| queued.call.source));
+    text.add(ROW_OPS);
+    text.add(AFTER);
+    // Not inlined: common subexpressions of several ops would hold registers. The compiler lays functions out in the order of their
+    // symbols; in another order than they run a step of Qwen3.5 0.8B took 2 % longer (H100).
+    for (case, name) in cases.iter().zip(&names) {
+        text.push(&format!(
+            "\nextern \"C\" __device__ __noinline__ void {name}() {{ {case} }}\n"
+        ));
+    }
+    text.push("\n__device__ inline void run_op(int function) {\n");
+    text.push(&branches(&names, 0..names.len()));
+    text.push("}\n");
+    text.add([&KERNEL]);
+    TranslationUnit {
+        text: text.into_string(),
+        kernels: vec!["decode_kernel".into()],
+        of_call,
+    }
+}
+
+/// Calls function number `function` of these by binary search. A switch becomes an indirect jump, which is slower.
+fn branches(names: &[String], functions: Range<usize>) -> String {
+    let Range { start, end } = functions;
+    if functions.len() == 1 {
+        return format!("  return {}();\n", names[start]);
+    }
+    let middle = start.midpoint(end);
+    let (first, second) = (branches(names, start..middle), branches(names, middle..end));
+    format!("  if (function < {middle}) {{\n{first}  }}\n{second}")
+}
+
+/// The body of an op: calls a template with the parameters of its record. `mailboxes` is the first template argument of those that use
+/// mailboxes.
+fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
+    let call = &queued.call;
+    let parameters = call.types().into_iter().zip(call.offsets());
+    // A GEMV's row ops are passed apart, as null where it has none.
+    let take = match queued.form {
+        Form::Gemv(_) => ROW_OPS_PARAMETER,
+        _ => usize::MAX,
+    };
+    let parameters = parameters.take(take);
+    let list: Vec<String> = parameters
+        .map(|(kind, at)| format!("parameter<{kind}>({at})"))
+        .collect();
+    let (kernel, list) = (&call.kernel, list.join(", "));
+    let mailboxes = format!("constexpr int mailboxes = {};", mailboxes.bits());
+    match &queued.form {
+        Form::Gemv(gemv) => {
+            let row_ops = if gemv.has_row_ops() {
+                "&parameter<PrepareTasks>(this_op().row_ops)"
+            } else {
+                "nullptr"
+            };
+            format!("{mailboxes} {kernel}({list}, {row_ops}, op_segments(), this_op().segments);")
+        }
+        Form::Recurrence(_) => format!("{mailboxes} do {kernel}({list}); while (next_block());"),
+        Form::Prefetches | Form::Prepares => format!("do {kernel}({list}); while (next_block());"),
+        Form::Waits => {
+            format!("wait_for_dependencies(); do {kernel}({list}); while (next_block());")
+        }
+    }
+}

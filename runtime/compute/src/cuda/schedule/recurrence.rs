@@ -1,0 +1,34 @@
+//! The step of a recurrence as an op of the decode kernel.
+
+use super::{Accesses, Rows};
+
+/// The step of a recurrence, which can read its inputs from mailboxes.
+pub struct Recurrence {
+    /// The columns of each input, in the order of its parameters; none for an absent one.
+    pub inputs: Vec<Option<Rows>>,
+    /// How many of them its sums over the state need; it reads the others after these sums.
+    pub of_sums: usize,
+    /// Bytes of an input's parameter, which begins with its mailbox.
+    pub input_bytes: usize,
+    /// The outputs of all heads.
+    pub output: Rows,
+    /// Blocks that have a part of its states.
+    pub blocks: usize,
+}
+
+impl Recurrence {
+    /// The memory that it accesses, without its states.
+    pub(crate) fn accesses(&self) -> Accesses {
+        let inputs = self.inputs.iter().flatten();
+        Accesses {
+            reads: inputs.map(|rows| rows.bytes()).collect(),
+            writes: vec![self.output.bytes()],
+        }
+    }
+
+    /// Whether its sums need any of these columns.
+    pub fn sums(&self, columns: Rows) -> bool {
+        let mut inputs = self.inputs[..self.of_sums].iter().flatten();
+        inputs.any(|&input| input.overlaps(columns))
+    }
+}
