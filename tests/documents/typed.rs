@@ -81,10 +81,15 @@ fn cargo_has(arguments: &[String]) -> Result<(), String> {
         String::from_utf8(output.stdout).expect("text")
     };
     let (command, rest) = arguments.split_first().ok_or("no command")?;
-    if command == "deny" {
-        // A separately installed program.
-        let is_there = root().join("deny.toml").is_file();
-        return is_there.then_some(()).ok_or("no deny.toml".into());
+    // Separately installed programs.
+    let needed = match &**command {
+        "binstall" => Some("tools/Cargo.toml"),
+        "deny" => Some("deny.toml"),
+        _ => None,
+    };
+    if let Some(needed) = needed {
+        let is_there = root().join(needed).is_file();
+        return is_there.then_some(()).ok_or(format!("no {needed}"));
     }
     let help = text(cargo().args([command, "--help"]));
     let metadata = ["metadata", "--no-deps", "--offline", "--format-version=1"];
