@@ -1,5 +1,5 @@
 //! Build facts that the program's sources do not contain: the commit, for the reports of `waterline bench`; its presets, deflated;
-//! whether its linker folds functions.
+//! how its linker makes it small.
 
 #[path = "../runtime/kernels/deflated.rs"]
 mod deflated;
@@ -11,7 +11,7 @@ use std::{env, fs};
 fn main() {
     commit();
     presets();
-    fold();
+    link_small();
 }
 
 /// Where the files go that this program makes.
@@ -33,39 +33,56 @@ fn presets() {
     deflated::write("presets", texts);
 }
 
-/// Has functions with the same code share it, and constants with the same bytes too, if a small program can be linked so: rustc's own
-/// linker can, GNU's cannot. Nothing here compares addresses of constants.
-fn fold() {
-    const FOLD: [&str; 3] = [
-        "-Wl,--icf=all",
-        "-Wl,--ignore-data-address-equality",
-        "-Wl,-O2",
-    ];
-    let source = out().join("empty.rs");
-    fs::write(&source, "fn main() {}").expect("the folder can be written");
-    let variable = |name: &str| env::var(name).unwrap_or_default();
-    let flags = variable("CARGO_ENCODED_RUSTFLAGS");
+/// Flags that make the program smaller where the linker has them: rustc's own does, GNU's does not. Functions with the same code share
+/// it, and constants with the same bytes too; nothing here compares addresses of constants.
+const FOLD: [&str; 3] = [
+    "-Wl,--icf=all",
+    "-Wl,--ignore-data-address-equality",
+    "-Wl,-O2",
+];
+
+/// One bit for an address that the loader adjusts, not 24 bytes: 1 MB less, which needs version 2.36 of the GNU C library.
+const PACK: &str = "-Wl,-z,pack-relative-relocs";
+
+fn link_small() {
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
     // AddressSanitizer watches the memory around each constant, which folding takes away.
     if flags.contains("-Zsanitizer") {
         return;
     }
+    let folds = links(&FOLD, &flags);
+    // A program for another machine, or for other versions of the library, is not packed.
+    let packs = folds
+        && env::var("HOST") == env::var("TARGET")
+        && !flags.contains("nopack-relative-relocs")
+        && links(&[PACK], &flags)
+        && succeeds(&mut Command::new(out().join("empty")));
+    let fold = FOLD.iter().filter(|_| folds);
+    let pack = Some(&PACK).filter(|_| packs);
+    for flag in fold.chain(pack) {
+        println!("cargo::rustc-link-arg-bins={flag}");
+    }
+}
+
+/// Whether an empty program can be linked with these flags and those of RUSTFLAGS.
+fn links(link: &[&str], flags: &str) -> bool {
+    let source = out().join("empty.rs");
+    fs::write(&source, "fn main() {}").expect("the folder can be written");
+    let variable = |name: &str| env::var(name).unwrap_or_default();
     let mut rustc = Command::new(variable("RUSTC"));
     rustc.args(["--target", &variable("TARGET")]);
-    rustc.args(FOLD.map(|flag| format!("-Clink-arg={flag}")));
+    rustc.args(link.iter().map(|flag| format!("-Clink-arg={flag}")));
     if let Ok(linker) = env::var("RUSTC_LINKER") {
         rustc.arg(format!("-Clinker={linker}"));
     }
     rustc.args(flags.split('\x1f').filter(|flag| !flag.is_empty()));
-    let outcome = rustc
-        .arg("-o")
-        .arg(out().join("empty"))
-        .arg(source)
-        .output();
-    if outcome.is_ok_and(|outcome| outcome.status.success()) {
-        for flag in FOLD {
-            println!("cargo::rustc-link-arg-bins={flag}");
-        }
-    }
+    let rustc = rustc.arg("-o").arg(out().join("empty")).arg(source);
+    succeeds(rustc)
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    let outcome = command.output();
+    outcome.is_ok_and(|outcome| outcome.status.success())
 }
 
 fn commit() {

@@ -1,5 +1,7 @@
 //! Small models with an MTP block and random weights, as Hugging Face directories and as GGUF files.
 
+#![allow(dead_code)] // each test binary uses a part
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

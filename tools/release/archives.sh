@@ -35,6 +35,8 @@ folder=$(cargo metadata --format-version 1 --no-deps --offline | sed 's/.*"targe
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=aarch64-linux-gnu-gcc
 export CC_aarch64_unknown_linux_musl=aarch64-linux-gnu-gcc
+# tools/build.rs would make a program for the builder's version of the GNU C library.
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-Clink-arg=-Wl,-z,nopack-relative-relocs
 # The same files give the same bytes.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
@@ -96,9 +98,9 @@ for target in "$@"; do
   mkdir -p "$stage/bin"
   if [ -z "$built" ]; then
     if command -v rustup >/dev/null; then rustup --quiet target add "$target"; fi
-    cargo build --quiet --locked --release --target "$target" -p waterline-tools
+    cargo build --quiet --locked --profile dist --target "$target" -p waterline-tools
   fi
-  install -m 755 "${built:-$folder/$target/release}/$program" "$stage/bin/"
+  install -m 755 "${built:-$folder/$target/dist}/$program" "$stage/bin/"
   if [ -n "$library" ]; then
     ffi/install --prefix "$stage" --target "$target" ${built:+--built "$built"} >/dev/null
     # That of mingw-w64 refuses Rust's objects without sections.
