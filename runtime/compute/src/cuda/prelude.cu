@@ -100,7 +100,8 @@ __device__ inline float float_of(float x) { return x; }
 __device__ inline float float_of(half x) { return x; }
 
 // Programmatic dependent launch: the next kernel may start now, and must not depend on this one before its `wait_for_dependencies`.
-// Called after `wait_for_dependencies`, so that only one kernel is ahead: more would evict each other's weights from L2.
+// Called after `wait_for_dependencies`, so that only one kernel is ahead: more would evict each other's weights from L2. A short kernel
+// before one that loads much calls it first: those loads then also overlap with the kernel before.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900 && !defined(WATERLINE_DECODE)
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

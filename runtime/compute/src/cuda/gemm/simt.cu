@@ -151,13 +151,19 @@ __device__ int* round_input(float* x) {
   return rounded;
 }
 
-// Computes the input of token t in x: rounded to 16 bits, or in f32 followed by the 8-bit form.
+// Computes the input of token t in x, rounded to 16 bits or in f32.
 template <int rounding, int cols, int flags>
-__device__ int* load_input(const Prologue& prologue, int t, float* x) {
+__device__ void load_values(const Prologue& prologue, int t, float* x) {
   Fragment<cols, flags> input = prologue_row<cols, flags>(prologue, t, x);
   input.template round_short<rounding>();
   input.store(x);
   __syncthreads();
+}
+
+// Computes the input of token t in x: rounded to 16 bits, or in f32 followed by the 8-bit form.
+template <int rounding, int cols, int flags>
+__device__ int* load_input(const Prologue& prologue, int t, float* x) {
+  load_values<rounding, cols, flags>(prologue, t, x);
   int* rounded = round_input<rounding, cols>(x);
   if constexpr (to_codes(rounding)) __syncthreads();
   return rounded;

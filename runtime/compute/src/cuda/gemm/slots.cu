@@ -8,25 +8,64 @@ constexpr int codes_pitch = (cols + cols / 32 * 8 + 15) / 16 * 16;
 template <int cols>
 constexpr int floats_pitch = (cols + 31) / 32 * 32;
 
-// Stores an input that `load_input` made as products on plain cores read it: floats, and 8 bits, where one of the formats needs them.
-template <int formats, int rounding, int cols>
-__device__ void store_slots(const float* x, const int* rounded, float* floats, u8* codes) {
-  constexpr int pitch = floats_pitch<cols>;
+// Columns `first` and the `span` - 1 after it of an input, as they are and in 8 bits.
+template <int span>
+struct InputSpan {
+  int first;
+  const float* values;
+  const Rounded<span>& codes;
+};
+
+// Makes columns `span * blockIdx.x` and those after it of the input of token `blockIdx.y` as `gemv` does. A norm makes every block read
+// the whole row. The kernel is short, so the next one may start at once; gains come while this one waits.
+template <int rounding, int cols, int flags, int span>
+__device__ InputSpan<span> load_span(const Prologue& prologue) {
+  launch_dependents();
+  int first = span * blockIdx.x;
+  for (int s = threadIdx.x; s < prologue.steps; s += blockDim.x) {
+    const PrologueStep& step = prologue.step[s];
+    bool is_aligned = (reinterpret_cast<u64>(step.weight) & 15) == 0;
+    if (is_aligned && first + span <= step.span) prefetch(step.weight + first, span * sizeof(float) & ~15);
+  }
+  wait_for_dependencies();
+  float* x = shared_memory<float>();
+  if constexpr ((flags & ~FEW_STEPS) == 0) {
+    Fragment<span, flags> part;
+    part.load(prologue.input.token(blockIdx.y) + first);
+    part.template round_short<rounding>();
+    part.store(x);
+    __syncthreads();
+  } else {
+    load_values<rounding, cols, flags>(prologue, blockIdx.y, x);
+    x += first;
+  }
+  const int* rounded = round_input<rounding, span>(x);
+  if constexpr (to_codes(rounding)) __syncthreads();
+  return {first, x, *reinterpret_cast<const Rounded<span>*>(rounded)};
+}
+
+// Stores a part of the input of token `blockIdx.y` as products on plain cores read it: floats, and 8 bits, where one of the formats
+// needs them.
+template <int formats, int rounding, int cols, int span>
+__device__ void store_slots(const InputSpan<span>& in, float* floats, u8* codes) {
   if constexpr ((formats & ~integer_formats) != 0) {
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) floats[(long long)blockIdx.y * pitch + i] = x[i];
+    float* to = floats + (long long)blockIdx.y * floats_pitch<cols> + in.first;
+    for (int i = threadIdx.x; i < span; i += blockDim.x) to[i] = in.values[i];
   }
   if constexpr ((formats & integer_formats) != 0 && to_codes(rounding)) {
-    int* to = reinterpret_cast<int*>(codes + (long long)blockIdx.y * codes_pitch<cols>);
-    for (int i = threadIdx.x; i < sizeof(Rounded<cols>) / 4; i += blockDim.x) to[i] = rounded[i];
+    Rounded<cols>& to = *reinterpret_cast<Rounded<cols>*>(codes + (long long)blockIdx.y * codes_pitch<cols>);
+    for (int i = threadIdx.x; i < span / 4; i += blockDim.x) to.packed[in.first / 4 + i] = in.codes.packed[i];
+    for (int i = threadIdx.x; i < span / 32; i += blockDim.x) {
+      to.scales[in.first / 32 + i] = in.codes.scales[i];
+      to.sums[in.first / 32 + i] = in.codes.sums[i];
+    }
   }
 }
 
-// Makes the input of token `blockIdx.y` as `gemv` does.
-template <int formats, int rounding, int cols, int flags>
+// Makes the inputs of products on plain cores.
+template <int formats, int rounding, int cols, int flags, int span>
 __device__ void slots_prologue(const Prologue& prologue, float* floats, u8* codes) {
-  float* x = shared_memory<float>();
-  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
-  store_slots<formats, rounding, cols>(x, rounded, floats, codes);
+  store_slots<formats, rounding, cols>(load_span<rounding, cols, flags, span>(prologue), floats, codes);
 }
 
 // The inputs of the slots that a block multiplies. All slots of a tile are there, the last ones perhaps without a use: a branch

@@ -27,6 +27,9 @@ const ROWS: [usize; 2] = [4, 2];
 /// Warps of a block.
 pub(super) const WARPS: usize = THREADS / 32;
 
+/// Columns of an input that a block may make.
+const SPANS: [usize; 4] = [256, 512, 1024, 2048];
+
 /// Rows and tokens of a tile of codes on tensor cores, and bytes of shared memory: two of `CodeStage` in codes_mma.cu.
 pub(crate) const CODE_ROWS: usize = 128;
 const CODE_TOKENS: usize = 64;
@@ -118,6 +121,15 @@ impl Launches<'_> {
         })
     }
 
+    /// Columns of an input that a block makes: as few as can be while the blocks of all tokens run at once. Values that share a scale are
+    /// in one block.
+    pub(super) fn input_span(&self, cols: usize) -> usize {
+        let most = (2 * self.limits.sms / self.tokens).max(1);
+        let mut spans = SPANS.into_iter();
+        let span = spans.find(|span| cols.is_multiple_of(*span) && cols / span <= most);
+        span.unwrap_or(cols)
+    }
+
     /// Writes the inputs of matrices of these formats: floats, and codes where a format needs them.
     pub(crate) fn write_inputs(
         &mut self,
@@ -127,13 +139,14 @@ impl Launches<'_> {
         [floats, codes]: [Address; 2],
     ) {
         let rounding = Rounding::device_number(rounding);
-        self.push(Call {
+        let span = self.input_span(cols);
+        self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
-                "slots_prologue<{formats}, {rounding}, {cols}, {}>",
+                "slots_prologue<{formats}, {rounding}, {cols}, {}, {span}>",
                 prologue.flags(cols)
             ),
-            grid: Grid::EachToken(1),
+            grid: Grid::EachToken(cols / span),
             threads: THREADS,
             shared: shared_bytes(cols),
             parameters: vec![

@@ -9,13 +9,12 @@
 constexpr int slot_rows = 16;
 constexpr int slot_warps = 8;
 
-// Makes the input of token `blockIdx.y` in two consecutive parts.
-template <int rounding, int cols, int flags>
+// Makes the input of token `blockIdx.y` in two consecutive parts, `span` columns a block.
+template <int rounding, int cols, int flags, int span>
 __device__ void slots_prologue_parts(const Prologue& prologue, u8* inputs) {
-  float* x = shared_memory<float>();
-  load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
-  u16* row = reinterpret_cast<u16*>(inputs) + (long long)blockIdx.y * 2 * cols;
-  for (int i = 2 * threadIdx.x; i < cols; i += 2 * blockDim.x) SplitPair<2>(x[i], x[i + 1]).store(row + i, cols);
+  InputSpan<span> in = load_span<rounding, cols, flags, span>(prologue);
+  u16* row = reinterpret_cast<u16*>(inputs) + (long long)blockIdx.y * 2 * cols + in.first;
+  for (int i = 2 * threadIdx.x; i < span; i += 2 * blockDim.x) SplitPair<2>(in.values[i], in.values[i + 1]).store(row + i, cols);
 }
 
 // A unit of eight slots: two words of codes for each lane, then of each pair of slots both scales and both sums of codes.
@@ -24,43 +23,23 @@ struct SlotUnit {
   uint4 scales[4];
 };
 
-// Stores `units` units of the input of token `blockIdx.y`, number `first` and those after it of `all`.
-template <int units>
-__device__ void store_slot_units(const Rounded<32 * units>& rounded, u8* inputs, int first, int all) {
-  SlotUnit* tile = reinterpret_cast<SlotUnit*>(inputs) + (long long)(blockIdx.y / 8) * all + first;
-  int slot = blockIdx.y % 8;
-  for (int i = threadIdx.x; i < 8 * units; i += blockDim.x) {
-    int word = i % 8;
-    reinterpret_cast<int*>(&tile[i / 8].codes[4 * slot + word % 4])[word / 4] = rounded.packed[i];
-  }
-  for (int i = threadIdx.x; i < units; i += blockDim.x) {
-    u32* pair = reinterpret_cast<u32*>(&tile[i].scales[slot / 2]) + slot % 2;
-    pair[0] = __float_as_uint(rounded.scales[i]);
-    pair[2] = (u32)rounded.sums[i];
-  }
-}
-
 // Makes the input of token `blockIdx.y` in 8 bits, `SlotUnit`s of eight slots one after another, and for the matrices of `formats`,
 // which are multiplied on plain cores, as `slots_prologue` does.
-template <int formats, int rounding, int cols, int flags>
+template <int formats, int rounding, int cols, int flags, int span>
 __device__ void slots_prologue_codes(const Prologue& prologue, float* floats, u8* codes, u8* inputs) {
-  float* x = shared_memory<float>();
-  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
-  store_slot_units<cols / 32>(*reinterpret_cast<const Rounded<cols>*>(rounded), inputs, 0, cols / 32);
-  store_slots<formats, rounding, cols>(x, rounded, floats, codes);
-}
-
-// As `slots_prologue_codes` of an input that columns hold as it is: each of several blocks takes `span` of them.
-template <int rounding, int cols, int span>
-__device__ void slots_prologue_spans(const Prologue& prologue, u8* inputs) {
-  float* x = shared_memory<float>();
-  Fragment<span, 0> part;
-  part.load(prologue.input.token(blockIdx.y) + blockIdx.x * span);
-  part.store(x);
-  __syncthreads();
-  const int* rounded = round_input<rounding, span>(x);
-  __syncthreads();
-  store_slot_units<span / 32>(*reinterpret_cast<const Rounded<span>*>(rounded), inputs, blockIdx.x * (span / 32), cols / 32);
+  InputSpan<span> in = load_span<rounding, cols, flags, span>(prologue);
+  SlotUnit* tile = reinterpret_cast<SlotUnit*>(inputs) + (long long)(blockIdx.y / 8) * (cols / 32) + in.first / 32;
+  int slot = blockIdx.y % 8;
+  for (int i = threadIdx.x; i < span / 4; i += blockDim.x) {
+    int word = i % 8;
+    reinterpret_cast<int*>(&tile[i / 8].codes[4 * slot + word % 4])[word / 4] = in.codes.packed[i];
+  }
+  for (int i = threadIdx.x; i < span / 32; i += blockDim.x) {
+    u32* pair = reinterpret_cast<u32*>(&tile[i].scales[slot / 2]) + slot % 2;
+    pair[0] = __float_as_uint(in.codes.scales[i]);
+    pair[2] = (u32)in.codes.sums[i];
+  }
+  store_slots<formats, rounding, cols>(in, floats, codes);
 }
 
 // Sixteen rows of a matrix that has `rows` in all.

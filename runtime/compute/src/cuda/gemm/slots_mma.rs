@@ -108,14 +108,15 @@ impl Launches<'_> {
         cols: usize,
     ) -> Result<Parameter> {
         let inputs = self.tiles_room("parts of slots", cols, TILE * 2 * size_of::<u16>())?;
-        self.push(Call {
+        let span = self.input_span(cols);
+        self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
-                "slots_prologue_parts<{}, {cols}, {}>",
+                "slots_prologue_parts<{}, {cols}, {}, {span}>",
                 Rounding::device_number(rounding),
                 prologue.all_flags(cols)
             ),
-            grid: Grid::EachToken(1),
+            grid: Grid::EachToken(cols / span),
             threads: THREADS,
             shared: cols * size_of::<f32>(),
             parameters: vec![Parameter::value(prologue), Parameter::pointer("u8", inputs)],
@@ -133,44 +134,24 @@ impl Launches<'_> {
     ) -> Result<TileInputs> {
         let units = self.tiles_room("units of slots", cols, SLOT_UNIT / 32)?;
         let [floats, codes] = self.slots_room(cols, !others.is_empty())?;
-        let rounding = Rounding::device_number(rounding);
-        // Nothing but a norm makes a block read all of a row.
-        let span = [512, 256]
-            .into_iter()
-            .find(|span| cols.is_multiple_of(*span));
-        let span = span.filter(|_| prologue.is_plain() && others.is_empty());
-        let prologue_value = Parameter::value(prologue);
-        let call = |kernel: String, blocks, cols, parameters| Call {
+        let span = self.input_span(cols);
+        self.push_prefetching(Call {
             source: SOURCE,
-            kernel,
-            grid: Grid::EachToken(blocks),
+            kernel: format!(
+                "slots_prologue_codes<{}, {}, {cols}, {}, {span}>",
+                formats_of(others),
+                Rounding::device_number(rounding),
+                prologue.all_flags(cols)
+            ),
+            grid: Grid::EachToken(cols / span),
             threads: THREADS,
             shared: shared_bytes(cols),
-            parameters,
-        };
-        let units_value = Parameter::pointer("u8", units);
-        self.push(match span {
-            Some(span) => call(
-                format!("slots_prologue_spans<{rounding}, {cols}, {span}>"),
-                cols / span,
-                span,
-                vec![prologue_value, units_value],
-            ),
-            None => call(
-                format!(
-                    "slots_prologue_codes<{}, {rounding}, {cols}, {}>",
-                    formats_of(others),
-                    prologue.all_flags(cols)
-                ),
-                1,
-                cols,
-                vec![
-                    prologue_value,
-                    Parameter::pointer("float", floats),
-                    Parameter::pointer("u8", codes),
-                    units_value,
-                ],
-            ),
+            parameters: vec![
+                Parameter::value(prologue),
+                Parameter::pointer("float", floats),
+                Parameter::pointer("u8", codes),
+                Parameter::pointer("u8", units),
+            ],
         });
         Ok(TileInputs {
             units: Parameter::pointer("const u8", units),

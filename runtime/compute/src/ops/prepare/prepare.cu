@@ -341,6 +341,14 @@ __device__ inline void prefetch_group(const PrepareGroup& group) {
   if (!group.weight || dim % 4 != 0 || channels % 4 != 0 || j >= group.taps) return;
   prefetch(group.weight + j * channels + column, dim * sizeof(float));
   if (j + 1 < group.taps) prefetch(group.past + j * channels + column, dim * sizeof(float));
+  else if (group.bias) prefetch(group.bias + column, dim * sizeof(float));
+}
+
+// Prefetches the constants of a gate.
+__device__ inline void prefetch_gate(const PrepareGate& gate) {
+  int start = (blockIdx.x - gate.first) * gate.span, count = min(gate.span, gate.columns.width - start);
+  const float* from = threadIdx.x == 0 ? gate.rate : gate.bias;
+  if (threadIdx.x < 2 && from && count % 4 == 0) prefetch(from + start, count * sizeof(float));
 }
 
 // `tile` is 0 for a step.
@@ -351,9 +359,14 @@ __device__ void prepare(const PrepareTasks& tasks, const u64* position, int toke
   for (int i = 0; i < tasks.gates; i++) gate = (int)blockIdx.x >= tasks.gate[i].first ? i : gate;
 #pragma unroll 1
   for (int i = 1; i < tasks.groups; i++) group = (int)blockIdx.x >= tasks.group[i].first ? i : group;
-  if (tile == 0 && gate < 0) prefetch_group(tasks.group[group]);
+  if constexpr (tile == 0) {
+    // A step's kernel is short: the next one, which may load a state, starts with it.
+    launch_dependents();
+    if (gate < 0) prefetch_group(tasks.group[group]);
+    else prefetch_gate(tasks.gate[gate]);
+  }
   wait_for_dependencies();
-  launch_dependents();
+  if constexpr (tile != 0) launch_dependents();
   if (gate >= 0) return prepare_gate<tile == 0 ? 1 : tile>(tasks.gate[gate], tokens);
   float* shared = shared_memory<float>();
   if constexpr (tile == 0) {

@@ -100,6 +100,14 @@ struct Recurrence {
     }
   }
 
+  // Prefetches the gains of a state's first query.
+  __device__ void prefetch_gains() const {
+    int count = min(block_columns, dv - first_column);
+    if (has_skip(finish) && threadIdx.x == 0 && dv % 4 == 0 && block_columns % 4 == 0) {
+      prefetch(in.gains + head * dv + first_column, count * sizeof(float));
+    }
+  }
+
   // Fills the padding after dk in room for `tokens` tokens.
   __device__ void clear(float* room, int tokens) const {
     if constexpr (dk != depth) {
@@ -308,7 +316,10 @@ __device__ void recur(const RecurInputs& in, int tokens) {
   State state(in, index, 0, blockIdx.x % State::groups);
   float* matrix = in.states + (long long)index * dk * dv;
   // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
-  if constexpr (batch == 1) state.load_state(matrix);
+  if constexpr (batch == 1) {
+    state.load_state(matrix);
+    state.prefetch_gains();
+  }
   wait_for_dependencies();
   launch_dependents();
   if constexpr (batch != 1) state.load_state(matrix);
