@@ -223,10 +223,8 @@ impl Attend {
         });
         self.take_rotation(launches, &mut attended, [k, v]);
         let call = self.head_call(launches, attended, retained, kernel.into());
-        // This kernel computes nothing of it.
-        let taken_over = launches.taken_over.take();
-        launches.push_prefetching(call);
-        launches.taken_over = taken_over;
+        // The next kernel computes an op that was taken over, this one does not.
+        launches.taken_over = launches.push_prefetching(call).also.pop();
         if let Policy::Learned { scores, .. } = &eviction.policy {
             let tensors = [
                 scores.window,
