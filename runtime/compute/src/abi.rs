@@ -48,8 +48,9 @@ impl<T: DeviceType, const N: usize> DeviceType for [T; N] {
 /// C++ definitions of types, each once.
 #[derive(Default)]
 pub struct Definitions {
+    /// The names of the types.
     known: Vec<&'static str>,
-    /// The text of those that were added last.
+    /// The definitions, and other text between them.
     pub text: String,
 }
 

@@ -57,3 +57,24 @@ impl Text {
         self.definitions.text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::DeviceType;
+    use crate::cuda::schedule::Rows;
+
+    #[test]
+    fn a_file_follows_the_types_that_it_takes_once() {
+        let prelude = Source::new("cuda/prelude.cu", &[Rows::define]);
+        let mut text = Text::default();
+        text.add([&prelude, &prelude]);
+        let text = text.into_string();
+        let places = |part: &str| -> Vec<usize> {
+            text.match_indices(part).map(|(place, _)| place).collect()
+        };
+        let (defined, used) = (places("struct Rows {"), places("Rows::token(int t)"));
+        assert_eq!((defined.len(), used.len()), (1, 1));
+        assert!(defined < used);
+    }
+}
