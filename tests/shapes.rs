@@ -19,7 +19,7 @@ const SEEDS: u64 = 12;
 /// Shorter than the text, so that context-bounded states wrap as well.
 const CONTEXT: usize = 50;
 
-const KINDS: [&str; 28] = [
+const KINDS: [&str; 29] = [
     "abc",
     "attention",
     "delta_net",
@@ -35,6 +35,7 @@ const KINDS: [&str; 28] = [
     "lte",
     "mamba",
     "mamba2",
+    "mamba3",
     "mom",
     "native_sparse_attention",
     "parallel",

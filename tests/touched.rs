@@ -159,6 +159,13 @@ fn constant() -> Vec<(&'static str, Value)> {
                 "step_min": 0.001, "step_max": null, "hax": null,
             }),
         ),
+        (
+            "mamba3",
+            json!({
+                "heads": 4, "head_dim": 8, "groups": 2, "state": 8, "pairs": 2, "bias": false, "least_rate": 0.0001,
+                "norm": false, "norm_eps": 1e-5,
+            }),
+        ),
         ("rg_lru", json!({ "width": 24, "heads": 2, "conv": 4 })),
         (
             "rwkv6",

@@ -10,6 +10,7 @@ mod plain;
 mod slots;
 #[path = "../synthetic/mod.rs"]
 mod synthetic;
+mod trapezoid;
 
 use plain::{EPS, Plain, Vector};
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ fn compare(kind: &str, parameters: Value, mut mixer: impl FnMut(&Plain, usize, &
         let mut x = embedding[token as usize * HIDDEN..][..HIDDEN].to_vec();
         let h = plain.rms("blk.0.attn_norm", &x);
         let inner = mixer(&plain, t, &h);
-        for (x, y) in x.iter_mut().zip(plain.apply("o_proj", &inner)) {
+        for (x, y) in x.iter_mut().zip(plain.apply(plain.output_matrix(), &inner)) {
             *x += y;
         }
         expected.extend(plain.apply("output", &plain.rms("output_norm", &x)));

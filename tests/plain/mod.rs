@@ -74,6 +74,13 @@ impl Plain {
         values.iter().map(|&x| f64::from(x)).collect()
     }
 
+    /// The name of the mixer's output matrix.
+    pub fn output_matrix(&self) -> &'static str {
+        let names = ["o_proj", "out_proj"];
+        let is_there = |name: &&str| self.0.contains_key(&format!("blk.0.mixer.{name}.weight"));
+        names.into_iter().find(is_there).expect("an output matrix")
+    }
+
     pub fn apply(&self, name: &str, x: &[f64]) -> Vector {
         let weight = self.values(&format!("{name}.weight"));
         weight

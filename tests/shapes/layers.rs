@@ -278,6 +278,13 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
             "norm_eps": 1e-5, "step_min": 0.001, "step_max": maybe(random, json!(0.5)), "hax": hax(random),
             "out_bias": maybe(random, json!(true)), "multipliers": maybe(random, json!([0.5, 1.5, 0.75, 1.25, 2.0])),
         }),
+        "mamba3" => {
+            let state = random.of(&EVEN_WIDTHS);
+            json!({
+                "heads": heads, "head_dim": dv, "groups": kv_heads, "state": state, "pairs": random.within(1, state / 2),
+                "bias": random.flip(), "least_rate": random.of(&[0.0, 0.5]), "norm": random.flip(), "norm_eps": 1e-5,
+            })
+        }
         "parallel" => {
             let part = |kind: &str, random: &mut Random| {
                 let mut part = blocks(kind, &mut 16, random).remove(0);

@@ -28,6 +28,7 @@ mod score;
 mod slots;
 mod softmax;
 mod token_shift;
+mod trapezoid;
 
 pub use attend::{Attend, Eviction, Policy, ScoreTensors};
 pub use attend_blocks::AttendBlocks;
@@ -53,6 +54,7 @@ pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
 pub use slots::Slots;
 pub use token_shift::TokenShift;
+pub use trapezoid::{Trapezoid, TrapezoidOutputs, TrapezoidState};
 
 use crate::cpu::Frame;
 use crate::cuda::Launches;

@@ -114,6 +114,10 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         ("time_step_rank", "a head has one step, whatever the rank"),
     ),
     (
+        &["mamba3"],
+        ("mimo_rank", "heads have one input and output"),
+    ),
+    (
         &["mamba2"],
         (
             "norm_before_gate",

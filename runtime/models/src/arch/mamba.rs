@@ -1,5 +1,5 @@
 //! Configurations of Mamba, Falcon-Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them, with or
-//! without the sparse attention of HAX.
+//! without the sparse attention of HAX; Mamba-3 as flash-linear-attention writes it.
 
 use std::sync::Arc;
 
@@ -7,12 +7,19 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
-use crate::mixers::{Hax, KeySource, Mamba, Mamba2, Mixer};
+use crate::mixers::{Hax, KeySource, Mamba, Mamba2, Mamba3, Mixer};
 use crate::model::{LayerSpec, ModelSpec};
 use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["mamba", "falcon_mamba", "mamba2", "hax_mamba", "hax_mamba2"],
+    model_types: &[
+        "mamba",
+        "falcon_mamba",
+        "mamba2",
+        "mamba3",
+        "hax_mamba",
+        "hax_mamba2",
+    ],
     spec,
     tensor: |_, weights, weight| match drawn(weights, weight) {
         Some(hash) => hash,
@@ -199,6 +206,7 @@ fn model(config: &Config, layers: Vec<LayerSpec>, tied: bool) -> Result<ModelSpe
 fn mixer(config: &Config) -> Result<Arc<dyn Mixer>> {
     match config.string("model_type")? {
         "mamba2" | "hax_mamba2" => Ok(Arc::new(mamba2(config)?)),
+        "mamba3" => Ok(Arc::new(mamba3(config)?)),
         _ => Ok(Arc::new(mamba(config)?)),
     }
 }
@@ -228,18 +236,7 @@ fn mamba(config: &Config) -> Result<Mamba> {
 
 fn mamba2(config: &Config) -> Result<Mamba2> {
     config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
-    let inner = inner(config)?;
-    let head_dim = config.usize_or("head_dim", 64)?;
-    if head_dim == 0 || !inner.is_multiple_of(head_dim) {
-        return Err(config.wrong("head_dim", &format!("a divisor of the {inner} channels")));
-    }
-    let heads = inner / head_dim;
-    if config.usize_or("num_heads", heads)? != heads {
-        return Err(config.wrong(
-            "num_heads",
-            &format!("{heads}, of {head_dim} channels each"),
-        ));
-    }
+    let (heads, head_dim) = heads(config)?;
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let groups = config.usize_or("n_groups", if transformers { 8 } else { 1 })?;
     // HAX is built on a release whose norm had no groups.
@@ -268,6 +265,48 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
         out_bias: None,
         multipliers: None,
         hax: hax(config)?,
+    })
+}
+
+/// Heads, and channels of each.
+fn heads(config: &Config) -> Result<(usize, usize)> {
+    let inner = inner(config)?;
+    let head_dim = config.usize_or("head_dim", 64)?;
+    if head_dim == 0 || !inner.is_multiple_of(head_dim) {
+        return Err(config.wrong("head_dim", &format!("a divisor of the {inner} channels")));
+    }
+    let heads = inner / head_dim;
+    if config.usize_or("num_heads", heads)? != heads {
+        return Err(config.wrong(
+            "num_heads",
+            &format!("{heads}, of {head_dim} channels each"),
+        ));
+    }
+    Ok((heads, head_dim))
+}
+
+fn mamba3(config: &Config) -> Result<Mamba3> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    if config.bool_or("is_mimo", false)? {
+        return Err(config.wrong("is_mimo", "false, one input and output of a head"));
+    }
+    let (heads, head_dim) = heads(config)?;
+    let state = config.usize_or("state_size", 128)?;
+    let pairs = match config.f32_or("rope_fraction", 0.5)? {
+        0.5 => state / 4,
+        1.0 => state / 2,
+        _ => return Err(config.wrong("rope_fraction", "0.5 or 1")),
+    };
+    Ok(Mamba3 {
+        heads,
+        head_dim,
+        groups: config.usize_or("n_groups", 1)?,
+        state,
+        pairs,
+        bias: config.bool_or("use_bias", false)?,
+        least_rate: config.f32_or("A_floor", 1e-4)?,
+        norm: config.bool_or("is_outproj_norm", false)?,
+        norm_eps: norm_eps(config)?,
     })
 }
 

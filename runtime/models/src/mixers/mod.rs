@@ -22,6 +22,7 @@ mod linear_attention;
 mod lte;
 mod mamba;
 mod mamba2;
+mod mamba3;
 mod mom;
 mod native_sparse_attention;
 mod parallel;
@@ -62,6 +63,7 @@ pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;
+pub use mamba3::Mamba3;
 pub use mom::{GlaDecay, Mom};
 pub use native_sparse_attention::NativeSparseAttention;
 pub use parallel::{Parallel, ParallelPart};
@@ -189,6 +191,7 @@ const MIXERS: &[(&str, Read)] = &[
     ),
     (mamba::KIND, read_as::<Mamba>),
     (mamba2::KIND, read_as::<Mamba2>),
+    (mamba3::KIND, read_as::<Mamba3>),
     (mom::KIND, read_as::<Mom>),
     (parallel::KIND, read_as::<Parallel>),
     (raven::KIND, read_as::<Raven>),

@@ -280,6 +280,26 @@ pub fn softplus(x: f32) -> f32 {
     x.max(0.0) + 2.0 * s * p
 }
 
+/// Sine and cosine to 1e-7, of angles of at most a hundred.
+#[inline(always)]
+pub fn sin_cos(x: f32) -> (f32, f32) {
+    const ROUND: f32 = 12_582_912.0; // as in `exp`
+    // x = n pi/2 + r, with pi/2 in three parts, so that n * pi/2 is exact enough. The last bits of the rounded sum are n's.
+    let rounded = x * std::f32::consts::FRAC_2_PI + ROUND;
+    let (n, quarter) = (rounded - ROUND, rounded.to_bits());
+    let r = ((x - n * 1.570_312_5) - n * 4.837_513e-4) - n * 7.549_79e-8;
+    let square = r * r;
+    let sin = ((-1.951_529_6e-4 * square + 8.332_161e-3) * square - 0.166_666_55) * square * r + r;
+    let cos = (2.443_315_7e-5 * square - 1.388_731_6e-3) * square + 4.166_664_6e-2;
+    let cos = cos * square * square - 0.5 * square + 1.0;
+    let choose = |a, b| if quarter & 1 == 0 { a } else { b };
+    let signed = |x: f32, quarter: u32| f32::from_bits(x.to_bits() ^ (quarter & 2) << 30);
+    (
+        signed(choose(sin, cos), quarter),
+        signed(choose(cos, sin), quarter + 1),
+    )
+}
+
 /// The half-precision numbers as f32.
 #[inline(always)]
 pub fn widen(from: &[f16], to: &mut [f32]) {
@@ -330,6 +350,18 @@ mod tests {
     }
 
     #[test]
+    fn sin_cos_is_accurate() {
+        for i in -100_000..100_000 {
+            let x = i as f32 * 1e-3;
+            let (sin, cos) = sin_cos(x);
+            let exact = f64::from(x).sin_cos();
+            let error = (f64::from(sin) - exact.0).abs() + (f64::from(cos) - exact.1).abs();
+            assert!(error < 2e-7, "{x}: {error}");
+        }
+        assert_eq!(sin_cos(0.0), (0.0, 1.0));
+    }
+
+    #[test]
     fn sum_max_and_add_rows_handle_every_length() {
         for n in 0..200 {
             let x: Vec<f32> = (0..n).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
@@ -355,7 +387,7 @@ mod tests {
         let mut out = vec![0.0; a.len()];
         add_rows(&a[..5], b, &mut out[..77]);
         for (out, x) in out.iter_mut().zip(a) {
-            *out += exp(*x) + silu(*x) + softplus(*x);
+            *out += exp(*x) + silu(*x) + softplus(*x) + sin_cos(*x).0;
         }
         out.extend([dot(a, b), sum(a), max(b)]);
         out.iter().map(|x| x.to_bits()).collect()

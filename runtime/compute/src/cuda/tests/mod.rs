@@ -13,6 +13,7 @@ mod recur;
 mod rig;
 mod sample;
 mod score;
+mod trapezoid;
 #[cfg(feature = "emulator")]
 mod unsuitable;
 
