@@ -134,7 +134,7 @@ impl Files {
     pub fn folder(&mut self) -> PathBuf {
         self.folders += 1;
         let folder = self.place.path(&format!("folder{}", self.folders));
-        copy(&self.place.path("files"), &folder);
+        link(&self.place.path("files"), &folder);
         folder
     }
 
@@ -212,19 +212,23 @@ fn entries(folder: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
     entries
 }
 
-/// Copies a file or a folder. A file has a second name: the program replaces files and never writes into them.
-fn copy(from: &Path, to: &Path) {
+/// Gives a file, or the files of a folder, to another place.
+fn give(from: &Path, to: &Path, file: fn(&Path, &Path) -> std::io::Result<()>) {
     if !from.is_dir() {
         std::fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
-        let linked = std::fs::hard_link(from, to);
-        linked
-            .or_else(|_| std::fs::copy(from, to).map(drop))
-            .expect("a copy");
-        return;
+        return file(from, to).expect("a file");
     }
-    std::fs::create_dir_all(to).expect("a folder");
     for entry in std::fs::read_dir(from).expect("a folder") {
         let entry = entry.expect("an entry");
-        copy(&entry.path(), &to.join(entry.file_name()));
+        give(&entry.path(), &to.join(entry.file_name()), file);
     }
+}
+
+fn copy(from: &Path, to: &Path) {
+    give(from, to, |from, to| std::fs::copy(from, to).map(drop));
+}
+
+/// Second names of the files: the program replaces files and never writes into them.
+fn link(from: &Path, to: &Path) {
+    give(from, to, |from, to| std::fs::hard_link(from, to));
 }
