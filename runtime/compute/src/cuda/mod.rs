@@ -31,6 +31,7 @@ pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfe
 pub use emulator::Emulator;
 pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_of, shared_bytes};
 pub use host_logits::HostLogits;
+pub(crate) use schedule::Finish;
 #[cfg(feature = "emulator")]
 pub use schedule::levels::REVERSED;
 pub use schedule::source::TranslationUnit;

@@ -21,6 +21,14 @@ pub(crate) const SOURCE: &[File] = &[
     file("cuda/gemm/codes_mma.cu"),
 ];
 
+/// Those, with the work on single values that follows.
+pub(super) const FINISH_SOURCE: &[File] = &[
+    file("ops/prepare/prepare.cu"),
+    file("cuda/gemm/slots.cu"),
+    file("cuda/gemm/slots_mma.cu"),
+    file("cuda/gemm/slots_finish.cu"),
+];
+
 /// Slots that a warp multiplies at once.
 pub(super) const SLOTS: usize = 8;
 /// Rows of a warp where there are many, so that they share the loads of the slots' inputs, and where there are few.

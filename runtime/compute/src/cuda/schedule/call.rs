@@ -5,8 +5,8 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::File;
 
-use super::OpMemory;
 use super::levels::Accesses;
+use super::{Finish, OpMemory};
 use crate::cuda::decode::gemv::Gemv;
 use crate::cuda::decode::mailbox::{MailboxRole, Recurrence};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
@@ -258,6 +258,8 @@ pub struct Queued {
     pub(crate) block_local: bool,
     /// Whether its parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
     pub(crate) by_slot: bool,
+    /// In a batch: whether it may be done with the call before it, or after it.
+    pub(crate) finish: Option<Finish>,
 }
 
 impl Queued {
@@ -270,6 +272,7 @@ impl Queued {
             also: Vec::new(),
             block_local: false,
             by_slot: false,
+            finish: None,
         }
     }
 

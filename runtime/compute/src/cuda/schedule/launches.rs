@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
 use super::levels::Accesses;
-use super::{Call, Form, Parameter, Queued, Rows};
+use super::{Call, Finish, Form, Parameter, Queued, Rows};
 use crate::cuda::decode::gemv::Gemv;
 use crate::cuda::decode::kernel;
 use crate::cuda::decode::mailbox::Recurrence;
@@ -239,6 +239,13 @@ impl Launches<'_> {
     pub fn is_block_local(&mut self) {
         if let Some(queued) = self.calls.last_mut() {
             queued.block_local = true;
+        }
+    }
+
+    /// Says of the last call how a batch may join it with another one.
+    pub(crate) fn may_finish(&mut self, finish: Finish) {
+        if let Some(queued) = self.calls.last_mut() {
+            queued.finish = Some(finish);
         }
     }
 

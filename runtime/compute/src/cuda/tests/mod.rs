@@ -24,7 +24,7 @@ use crate::cuda::Device;
 use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::weights::Weights;
-use crate::cuda::driver::{Launch, Memory, Queue};
+use crate::cuda::driver::{Address, Launch, Memory, Queue};
 use crate::cuda::schedule::source::TranslationUnit;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::state::{Kv, StatePlan};
@@ -67,8 +67,8 @@ pub(crate) fn product(matrix: &Matrix, inputs: &Activations) -> Vec<f32> {
 
 /// Buffers 0 (residual), 1 (inputs), 2 (product), 3 (output) of `widths`.
 pub(crate) struct Bench {
-    device: Arc<Device>,
-    queue: Box<dyn Queue>,
+    pub device: Arc<Device>,
+    pub queue: Box<dyn Queue>,
     buffers: Vec<Memory>,
     weights: Weights,
     plan: StatePlan,
@@ -116,18 +116,22 @@ impl Bench {
     }
 
     pub fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
-        let memory = SessionMemory {
-            plan: &self.plan,
-            arena: 0,
+        Launches {
+            sms: 1,
+            ..Launches::new(&self.memory(&self.plan, 0), scratch, tokens, false)
+        }
+    }
+
+    /// What calls name besides their own memory, for a state of this layout and place.
+    pub fn memory<'a>(&'a self, plan: &'a StatePlan, arena: Address) -> SessionMemory<'a> {
+        SessionMemory {
+            plan,
+            arena,
             ids: 0,
             buffers: &self.buffers,
             weights: &self.weights,
             queue: &*self.queue,
             kv: Kv::F32,
-        };
-        Launches {
-            sms: 1,
-            ..Launches::new(&memory, scratch, tokens, false)
         }
     }
 

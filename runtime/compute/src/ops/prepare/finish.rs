@@ -1,4 +1,4 @@
-//! In a decode kernel the GEMV that makes a value applies the parts of `prepare` that need no other value, and the recurrence that reads
+//! In a decode kernel, and in a batch, the product that makes a value applies the parts of `prepare` that need no other value, and the recurrence that reads
 //! keys and queries normalizes them, or attention rotates them: every op less saves a synchronization.
 
 use std::ops::Range;
@@ -8,7 +8,7 @@ use bytemuck::Zeroable;
 use super::launch::{
     DeviceGate, DeviceHeadGroup, DeviceMap, MOST_GROUPS, Tasks, gate_kind, map_kind,
 };
-use crate::cuda::{Address, Deferred, Launches, Parameter, RotaryInputs, Rotation, Rows};
+use crate::cuda::{Address, Deferred, Finish, Launches, Parameter, RotaryInputs, Rotation, Rows};
 
 /// Most taps of a convolution that a product does: one for each of the lanes that share a row.
 const MOST_TAPS: i32 = 4;
@@ -99,6 +99,18 @@ impl Tasks {
         }
     }
 
+    /// These tasks as work that a product of a batch's slots may do, if all of it is on single values.
+    pub(super) fn on_single_values(&self) -> Option<Finish> {
+        let groups = self.groups();
+        let alone = groups.iter().all(DeviceHeadGroup::is_alone)
+            && self.gates().iter().all(DeviceGate::is_alone);
+        let convolved = groups.iter().filter(|group| group.weight != 0);
+        alone.then(|| Finish::Work {
+            columns: self.written(),
+            states: convolved.map(|group| group.past).collect(),
+        })
+    }
+
     /// Columns that are changed in place.
     pub(super) fn written(&self) -> Vec<Range<Address>> {
         let groups = self.groups().iter().map(|group| group.columns);
@@ -146,6 +158,13 @@ impl Tasks {
 impl DeviceHeadGroup {
     fn maps(&self) -> &[DeviceMap] {
         &self.at[..self.maps as usize]
+    }
+
+    /// Whether values are independent of one another.
+    fn is_alone(&self) -> bool {
+        self.gate.first == 0
+            && self.taps <= MOST_TAPS
+            && self.leading_activations() == self.maps as usize
     }
 
     fn leading_activations(&self) -> usize {

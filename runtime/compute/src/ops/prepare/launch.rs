@@ -206,6 +206,9 @@ impl Prepare {
         launches.push_prefetching(call);
         launches.narrow_accesses(&tasks.read(), &tasks.written());
         launches.is_block_local();
+        if step && let Some(work) = tasks.on_single_values() {
+            launches.may_finish(work);
+        }
         launches.deferred = tasks.deferred().filter(|_| launches.read_once);
         Ok(())
     }
