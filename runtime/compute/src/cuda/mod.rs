@@ -27,10 +27,6 @@ pub use decode::kernel::OpTime;
 pub use decode::kernel::{DecodeKernel, KernelOpInfo};
 #[cfg(feature = "emulator")]
 pub use decode::levels::REVERSED;
-pub(crate) use decode::row_ops::{
-    GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate, PrepareGroup, PrepareMap,
-    PrepareTasks, ROW_OPS,
-};
 pub use device::Device;
 pub use device::{ChunkKey, ChunkMemory};
 pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfer};
@@ -42,6 +38,9 @@ pub use schedule::{
     Call, Form, Grid, Launches, Parameter, Queued, Rooms, RotaryInputs, Rows, SessionMemory, Slot,
     Source,
 };
-pub(crate) use schedule::{Recurrence, Take};
+pub(crate) use schedule::{
+    GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate, PrepareGroup, PrepareMap,
+    PrepareTasks, ROW_OPS, Recurrence, Take,
+};
 pub use source::TranslationUnit;
 pub use token::sample::Sampling;

@@ -1,5 +1,6 @@
 //! Kernels of batches: tokens of several sessions, or of one, in one pass over the weights. A slot is one row of each activation buffer.
 
+mod finish;
 mod saved;
 mod table;
 #[cfg(test)]
@@ -71,7 +72,7 @@ impl Program {
 
     /// Compiles several programs of up to `most` slots.
     pub fn new(
-        programs: Vec<Vec<Calls>>,
+        mut programs: Vec<Vec<Calls>>,
         most: usize,
         device: &Device,
         queue: &dyn Queue,
@@ -86,6 +87,8 @@ impl Program {
         });
         let driver: &Arc<dyn Driver> = device.driver();
         let (table, starts) = Table::new(&slots.collect::<Vec<_>>(), driver, queue)?;
+        let starts = finish::join(&mut programs, &table, starts);
+        let parts = || programs.iter().flatten();
         let calls = parts().flat_map(|part| match part {
             Calls::Rows(calls) => calls,
             Calls::Each(slots) => &slots[0],

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Stands for the address of a slot's state while its calls are written. The upper half of such an address is no number
 /// that a parameter holds: as a float it is NaN, as an integer larger than any dimension.
 pub(super) const STATE: Address = 0x7ff4_0000_0000_0000;
-const STATES: std::ops::Range<Address> = STATE..STATE + (1 << 40);
+pub(super) const STATES: std::ops::Range<Address> = STATE..STATE + (1 << 40);
 
 /// The parameters of all slots: those of a slot follow one another.
 pub(super) struct Table {

@@ -4,10 +4,15 @@ use std::sync::Arc;
 
 use waterline_quant::{BF16, F32, FORMATS, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 
+use super::{Calls, Program, Rooms, Slot};
+use crate::cuda::driver::Memory;
 use crate::cuda::gemm::{GatedUnit, WeightMatrix};
 use crate::cuda::tests::{Bench, device, matrix, numbers};
 use crate::functions::{Activation, Norm};
 use crate::operands::View;
+use crate::ops::rig::plan;
+use crate::ops::{Conv, DeviceOp, Gate, HeadGroup, HeadOp, Prepare};
+use crate::state::{StateDtype, StatePlan};
 
 /// For every format, the product of a gated unit's three matrices: the bits of `gemv_gated` and `gemv`, except for BF16 among
 /// more than eight slots, where inputs are rounded to 16 bits of fraction.
@@ -141,5 +146,112 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
         });
         assert_eq!(results[0], results[1], "{} {slots}", format.name);
         assert!(results[0].iter().all(|x| x.is_finite() && *x != 0.0));
+    }
+}
+
+/// Columns of a product: as they are, through a convolution and an activation, as they are, through a gate, and again.
+const PARTS: [usize; 5] = [9, 40, 3, 6, 2];
+
+/// Work on single values of the product's columns, with a convolution of `taps` taps.
+fn work_on_values(taps: usize) -> Prepare {
+    let stride = PARTS.iter().sum();
+    let view = |part: usize| View {
+        buffer: 1,
+        start: PARTS[..part].iter().sum(),
+        width: PARTS[part],
+        stride,
+    };
+    let channels = PARTS[1];
+    let bias = (taps > 2).then(|| numbers(6, channels).into());
+    let conv = Conv::new(&numbers(5, channels * taps), channels, bias, 1);
+    let maps = vec![HeadOp::Activation(Activation::Silu)];
+    let step = Gate::Step {
+        bias: numbers(8, PARTS[3]).into(),
+        min: 0.01,
+        max: 0.9,
+    };
+    Prepare {
+        groups: vec![HeadGroup::per_channel(view(1), Some(conv), maps)],
+        rope: None,
+        gates: vec![(view(3), step)],
+    }
+}
+
+/// The program of a product and of the work after it for up to `slots` slots. Unless `joins`, they stay apart.
+fn product_and_work(
+    bench: &Bench,
+    plan: &StatePlan,
+    (taps, slots): (usize, usize),
+    scratch: &mut Vec<Memory>,
+    joins: bool,
+) -> Program {
+    let rows: usize = PARTS.iter().sum();
+    let weights = matrix(&Q4_0, rows, 96, 1);
+    let memory = bench.memory(plan, Program::STATE);
+    let mut product = Calls::rows(&memory, scratch, &mut Rooms::new(), slots, |launches| {
+        let prologue = launches.prologue(View::whole(0, 96), None)?;
+        let weights = [WeightMatrix::plain(&weights)];
+        launches.gemm(prologue, &weights, View::whole(1, rows), false)
+    })
+    .expect("a product");
+    if let (false, Calls::Rows(calls)) = (joins, &mut product) {
+        calls.iter_mut().for_each(|queued| queued.finish = None);
+    }
+    let op = work_on_values(taps);
+    let work = (0..slots).map(|row| {
+        let slot = Slot {
+            row,
+            position: None,
+            sharing: slots,
+        };
+        let write = |launches: &mut crate::cuda::Launches| op.launch(launches);
+        Calls::slot(&memory, scratch, &mut Rooms::new(), slot, write).expect("work")
+    });
+    let parts = vec![product, Calls::Each(work.collect())];
+    Program::new(vec![parts], slots, &bench.device, &*bench.queue).expect("a program")
+}
+
+/// Outputs and states of several tokens of each slot.
+#[test]
+fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
+    let Some(device) = device() else {
+        return;
+    };
+    let rows: usize = PARTS.iter().sum();
+    for (taps, slots, used) in [(4, 3, 3), (2, 10, 9), (3, 33, 20)] {
+        let shape = [taps - 1, PARTS[1]];
+        let plan = plan(&[(StateDtype::U64, &[1]), (StateDtype::F32, &shape)]);
+        let results = [true, false].map(|joins| {
+            let bench = Bench::new(Arc::clone(&device), [96, rows, 1, 1], slots);
+            let mut scratch = Vec::new();
+            let of = (taps, slots);
+            let mut program = product_and_work(&bench, &plan, of, &mut scratch, joins);
+            let states: Vec<Memory> = (0..slots)
+                .map(|_| Memory::new(device.driver(), plan.bytes()).expect("memory"))
+                .collect();
+            for (slot, state) in states.iter().enumerate() {
+                let cleared = bench.queue.clear(state.address(), plan.bytes());
+                cleared.expect("a state");
+                let set = program.set_state(slot, state.address(), &*bench.queue);
+                set.expect("a state");
+            }
+            let launches = program.launches(0, used, true);
+            assert_eq!(launches.len(), if joins { 2 } else { 3 });
+            let mut found = Vec::new();
+            for token in 0..6 {
+                bench.write(0, &numbers(20 + token, used * 96));
+                for launch in &launches {
+                    bench.queue.launch(launch).expect("a launch");
+                }
+                found.extend(bench.read(1, used * rows));
+            }
+            let mut bytes = vec![0; plan.bytes()];
+            for state in &states[..used] {
+                bench.queue.read(state.address(), &mut bytes).expect("one");
+                found.extend(bytemuck::cast_slice::<u8, f32>(&bytes));
+            }
+            found.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+        });
+        assert!(results[0] == results[1], "{taps} taps, {slots} slots");
     }
 }

@@ -7,12 +7,10 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 
-use super::row_ops::{
-    GateKind, MOST_GROUPS, MapKind, PrepareGate, PrepareGroup, PrepareMap, PrepareTasks,
-};
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{
-    Accesses, Form, Gemv, Grid, Parameter, Queued, RotaryInputs, Rows, Take,
+    Accesses, Finish, Form, GateKind, Gemv, Grid, MOST_GROUPS, MapKind, Parameter, PrepareGate,
+    PrepareGroup, PrepareMap, PrepareTasks, Queued, RotaryInputs, Rows, Take,
 };
 
 /// Most taps of a convolution that a product does: one for each of the lanes that share a row.
@@ -246,6 +244,18 @@ impl PrepareTasks {
         }
     }
 
+    /// These tasks as work that a product of a batch's slots may do, if all of it is on single values.
+    pub(crate) fn on_single_values(&self) -> Option<Finish> {
+        let groups = self.groups();
+        let alone = groups.iter().all(PrepareGroup::is_alone)
+            && self.gates().iter().all(PrepareGate::is_alone);
+        let convolved = groups.iter().filter(|group| group.weight != 0);
+        alone.then(|| Finish::Work {
+            columns: self.accesses().writes,
+            states: convolved.map(|group| group.past).collect(),
+        })
+    }
+
     /// Columns that are read, and those that are changed in place.
     pub(crate) fn accesses(&self) -> Accesses {
         let groups = self.groups().iter().map(|group| group.columns);
@@ -291,6 +301,13 @@ impl PrepareTasks {
 impl PrepareGroup {
     fn maps(&self) -> &[PrepareMap] {
         &self.at[..self.maps as usize]
+    }
+
+    /// Whether values are independent of one another.
+    fn is_alone(&self) -> bool {
+        self.gate.first == 0
+            && self.taps <= MOST_TAPS
+            && self.leading_activations() == self.maps as usize
     }
 
     fn leading_activations(&self) -> usize {

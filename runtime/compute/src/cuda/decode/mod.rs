@@ -13,7 +13,6 @@ pub(crate) mod levels;
 pub(crate) mod mailbox;
 pub(crate) mod pipeline;
 mod record;
-pub(crate) mod row_ops;
 mod source;
 mod split;
 pub(crate) mod tiling;

@@ -7,8 +7,8 @@ use super::gemv::EpilogueKind;
 use super::mailbox::{MailboxBit, Mailboxes};
 use super::pipeline::Segment;
 use super::record::{OpRecord, ROW_OPS_PARAMETER};
-use super::row_ops::ROW_OPS;
 use crate::abi::DeviceType;
+use crate::cuda::schedule::ROW_OPS;
 use crate::cuda::schedule::{Form, Queued, Source, Text};
 use crate::cuda::source::{TranslationUnit, add_common, each_once};
 

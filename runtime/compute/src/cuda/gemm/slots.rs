@@ -8,7 +8,7 @@ use super::{
     shared_bytes,
 };
 use crate::cuda::driver::{Address, TensorCores};
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows, Source};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, ROW_OPS, Rows, Source};
 use crate::error::Result;
 use crate::functions::OutputOp;
 use crate::operands::{INPUTS, View};
@@ -18,6 +18,14 @@ pub(crate) const SOURCE: &[Source] = &[
     Source::new("cuda/gemm/slots.cu", &[]),
     Source::new("cuda/gemm/slots_mma.cu", &[]),
     Source::new("cuda/gemm/codes_mma.cu", &[]),
+];
+
+/// Those, with the work on single values that follows.
+pub(super) const FINISH_SOURCE: &[Source] = &[
+    ROW_OPS[0],
+    Source::new("cuda/gemm/slots.cu", &[]),
+    Source::new("cuda/gemm/slots_mma.cu", &[]),
+    Source::new("cuda/gemm/slots_finish.cu", &[]),
 ];
 
 /// Slots that a warp multiplies at once.

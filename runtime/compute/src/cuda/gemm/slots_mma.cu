@@ -262,8 +262,9 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
 }
 
 // The sums of a block's rows, those of `first` and, of two tiles, of `last`, from all warps: in shared memory [row tile, warp, slot, row].
-template <int format, int cols, int tiles, int row_tiles, int stages>
-__device__ const float* slot_sums(const RowTile& first, const RowTile& last, const u8* inputs, int tokens) {
+// `begin` starts other loads, after those of the weights and before the inputs are there.
+template <int format, int cols, int tiles, int row_tiles, int stages, class Begin>
+__device__ const float* slot_sums(const RowTile& first, const RowTile& last, const u8* inputs, int tokens, Begin begin) {
   u8* room = shared_memory<u8>();
   float sums[row_tiles][tiles][4] = {};
   int used = (tokens + 7) / 8;
@@ -277,6 +278,7 @@ __device__ const float* slot_sums(const RowTile& first, const RowTile& last, con
   } else {
     StagedRows<format, cols, row_tiles, stages> staged = {first, last, room};
     for (int number = 0; number < stages; number++) staged.copy(number);
+    begin();
     wait_for_dependencies();
     launch_dependents();
     sums_of_codes<format, cols, tiles>(staged, reinterpret_cast<const SlotUnit*>(inputs), used, sums);
@@ -326,7 +328,7 @@ __device__ void gemm_slots_tensor(const u8* inputs, const float* floats, const u
   }
   int first = ((int)blockIdx.x - linear.first) * row_tiles * slot_rows;
   const float* sums = slot_sums<format, cols, tiles, row_tiles, stages>(
-      {linear, first}, {linear, first + slot_rows}, inputs, tokens);
+      {linear, first}, {linear, first + slot_rows}, inputs, tokens, [] {});
 #pragma unroll
   for (int m = 0; m < row_tiles; m++) {
     const float* own = sums + m * slot_warps * (8 * tiles * slot_rows);
@@ -345,7 +347,7 @@ template <int format, int cols, int tiles, int stages, int function>
 __device__ void gemm_gated_slots_tensor(const u8* inputs, const Linears& linears, Rows output, int tokens) {
   int first = blockIdx.x * slot_rows;
   const Linear &gate = linears.at[0], &up = linears.at[1];
-  const float* sums = slot_sums<format, cols, tiles, 2, stages>({gate, first}, {up, first}, inputs, tokens);
+  const float* sums = slot_sums<format, cols, tiles, 2, stages>({gate, first}, {up, first}, inputs, tokens, [] {});
   const float* other = sums + slot_warps * (8 * tiles * slot_rows);
   for (int i = threadIdx.x; i < tokens * slot_rows; i += blockDim.x) {
     int row = first + i % slot_rows;

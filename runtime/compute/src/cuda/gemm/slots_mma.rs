@@ -3,10 +3,10 @@
 
 use waterline_quant::{BF16, FORMATS, Format, Matrix, Rounding};
 
-use super::slots::{SLOTS, SOURCE, WARPS};
+use super::slots::{FINISH_SOURCE, SLOTS, SOURCE, WARPS};
 use super::{MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes};
 use crate::cuda::driver::TensorCores;
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::schedule::{Call, Finish, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::Activation;
 use crate::operands::{INPUTS, View};
@@ -18,6 +18,8 @@ const TILE: usize = 8;
 const SLOT_UNIT: usize = TILE * (32 + 8);
 /// Most rows of matrices on plain cores that the same kernel multiplies, such as gates.
 const MOST_JOINED: usize = 256;
+/// Bytes of shared memory that the operands of a value take which a product finishes: `SlotFinish` in slots_finish.cu.
+const FINISH_BYTES: usize = 8 * size_of::<f32>();
 /// Most tiles of slots with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
 const TILES_OF_TWO: usize = 2;
 
@@ -238,17 +240,43 @@ impl Launches<'_> {
         };
         let all = [alike, joined].concat();
         let (linears, blocks) = self.linears_in_tiles(&all, tile, add)?;
-        self.push_prefetching(Call {
+        let shape = format!("{format}, {}, {tiles}, {row_tiles}", first.cols());
+        let shared = staged.bytes.max(self.sums_bytes(row_tiles));
+        let finished = Call {
+            source: FINISH_SOURCE,
+            kernel: format!(
+                "gemm_finished_slots_tensor<{shape}, {}, {shared}>",
+                staged.stages
+            ),
+            grid: Grid::Blocks(blocks),
+            threads: THREADS,
+            shared: shared + row_tiles * ROWS * tiles * TILE * FINISH_BYTES,
+            parameters: vec![
+                inputs.units.clone(),
+                linears.clone(),
+                Parameter::value(output),
+                Parameter::tokens(),
+            ],
+        };
+        let columns = |weight: &WeightMatrix| {
+            let first = output.first + (weight.column * size_of::<f32>()) as u64;
+            first..first + (weight.matrix.rows() * size_of::<f32>()) as u64
+        };
+        let fits = finished.shared <= self.limits.shared_memory;
+        let finish = (joined.is_empty() && !add && !in_bf16 && fits).then(|| Finish::Product {
+            call: Box::new(finished),
+            columns: alike.iter().map(columns).collect(),
+        });
+        let queued = self.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
-                "gemm_slots_tensor<{format}, {}, {tiles}, {row_tiles}, {}, {}>",
-                first.cols(),
+                "gemm_slots_tensor<{shape}, {}, {}>",
                 staged.stages,
                 formats_of(joined)
             ),
             grid: Grid::Blocks(blocks),
             threads: THREADS,
-            shared: staged.bytes.max(self.sums_bytes(row_tiles)),
+            shared,
             parameters: vec![
                 inputs.units.clone(),
                 inputs.floats.clone(),
@@ -258,6 +286,7 @@ impl Launches<'_> {
                 Parameter::tokens(),
             ],
         });
+        queued.finish = finish;
         Ok(())
     }
 

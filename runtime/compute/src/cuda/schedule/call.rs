@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::{Accesses, Gemv, OpMemory, Recurrence, RotaryInputs, Source};
+use super::{Accesses, Finish, Gemv, OpMemory, Recurrence, RotaryInputs, Source};
 use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 
@@ -300,6 +300,8 @@ pub struct Queued {
     pub(crate) block_local: bool,
     /// Whether its parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
     pub(crate) by_slot: bool,
+    /// In a batch: whether it may be done with the call before it, or after it.
+    pub(crate) finish: Option<Finish>,
 }
 
 impl Queued {
@@ -313,6 +315,7 @@ impl Queued {
             takes: Vec::new(),
             block_local: false,
             by_slot: false,
+            finish: None,
         }
     }
 

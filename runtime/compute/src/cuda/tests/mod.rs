@@ -26,7 +26,7 @@ use crate::cuda::TranslationUnit;
 use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::weights::Weights;
-use crate::cuda::driver::{Launch, Memory, Queue};
+use crate::cuda::driver::{Address, Launch, Memory, Queue};
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::state::{Kv, StatePlan};
 
@@ -68,8 +68,8 @@ pub(crate) fn product(matrix: &Matrix, inputs: &Activations) -> Vec<f32> {
 
 /// Buffers 0 (residual), 1 (inputs), 2 (product), 3 (output) of `widths`.
 pub(crate) struct Bench {
-    device: Arc<Device>,
-    queue: Box<dyn Queue>,
+    pub device: Arc<Device>,
+    pub queue: Box<dyn Queue>,
     buffers: Vec<Memory>,
     weights: Weights,
     plan: StatePlan,
@@ -117,18 +117,23 @@ impl Bench {
     }
 
     pub fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
-        let memory = SessionMemory {
-            plan: &self.plan,
-            arena: 0,
+        let memory = self.memory(&self.plan, 0);
+        let mut launches = Launches::new(&memory, scratch, tokens, false);
+        launches.limits.sms = 1;
+        launches
+    }
+
+    /// What calls name besides their own memory, for a state of this layout and place.
+    pub fn memory<'a>(&'a self, plan: &'a StatePlan, arena: Address) -> SessionMemory<'a> {
+        SessionMemory {
+            plan,
+            arena,
             ids: 0,
             buffers: &self.buffers,
             weights: &self.weights,
             queue: &*self.queue,
             kv: Kv::F32,
-        };
-        let mut launches = Launches::new(&memory, scratch, tokens, false);
-        launches.limits.sms = 1;
-        launches
+        }
     }
 
     /// Launches calls for this many tokens.

@@ -106,6 +106,7 @@ impl Prepare {
         let queued = launches.push_as(call, Form::Prepares);
         queued.block_local = true;
         queued.accesses = Some(tasks.accesses());
+        queued.finish = tasks.on_single_values().filter(|_| step);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 // Short convolutions, maps of heads, and gates, in place. A task is one head of a group or a few columns of a gate; a block
 // takes a task for a tile of tokens, a warp for one token.
 
-// Its types are in cuda/decode/row_ops.rs.
+// Its types are in cuda/schedule/row_ops.rs.
 constexpr int most_groups = sizeof(PrepareTasks::group) / sizeof(PrepareGroup);
 
 // The convolution's input, which is also stored.
@@ -204,6 +204,24 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
 
 constexpr int short_past = 3;
 
+// A short convolution: its weights but for the last tap's, and the inputs that they meet, or zeros.
+__device__ inline float convolve_short(float sum, const float (&weights)[short_past], const float (&kept)[short_past]) {
+#pragma unroll
+  for (int j = 0; j < short_past; j++) sum += weights[j] * kept[j];
+  return sum;
+}
+
+// The window of a channel advances.
+__device__ inline void keep_short(const PrepareGroup& group, int channel, const float (&kept)[short_past], float value) {
+  int channels = group.columns.width, last = group.taps - 1;
+  float* past = group.past + channel;
+#pragma unroll
+  for (int j = 1; j < short_past; j++) {
+    if (j < last) past[(j - 1) * channels] = kept[j];
+  }
+  if (last > 0) past[(last - 1) * channels] = value;
+}
+
 // One channel's convolution of the single token of a step; the window advances. Loads start at once.
 __device__ inline float convolve_step(const PrepareGroup& group, int channel, float value) {
   int channels = group.columns.width, last = group.taps - 1;
@@ -217,13 +235,8 @@ __device__ inline float convolve_step(const PrepareGroup& group, int channel, fl
       kept[j] = j < last ? past[j * channels] : 0.0f;
       weights[j] = j < last ? weight[j * channels] : 0.0f;
     }
-#pragma unroll
-    for (int j = 0; j < short_past; j++) {
-      sum += weights[j] * kept[j];
-      if (j > 0 && j < last) past[(j - 1) * channels] = kept[j];
-    }
-    if (last > 0) past[(last - 1) * channels] = value;
-    return sum;
+    keep_short(group, channel, kept, value);
+    return convolve_short(sum, weights, kept);
   }
 #pragma unroll 1
   for (int j = 0; j < last; j++) {

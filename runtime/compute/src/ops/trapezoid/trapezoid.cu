@@ -1,15 +1,6 @@
 // Inputs of Mamba-3's recurrence: a warp takes a head of a token, whose key, value and weight it leaves to the next token. In a
 // chunk, angles are summed first.
 
-struct TrapezoidInputs {
-  Rows c, b, v, step, share, rate, turn;
-  Rows q, key, value, decay, write, bonus;
-  const float *c_gain, *b_gain, *c_bias, *b_bias, *skip;
-  float *last_angle, *last_key, *last_value, *last_weight;
-  float c_eps, b_eps, least_rate;
-  int pad;
-};
-
 __device__ inline float turned(float angle, float turn, float step) {
   constexpr float pi = 3.14159265f;
   angle += pi * turn * step;

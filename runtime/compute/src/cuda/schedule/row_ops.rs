@@ -1,8 +1,8 @@
 //! Row ops of a product's epilogue, and the tasks of `prepare`, which does the same to stored columns: arguments of `prepare.cu`.
 
+use super::{Rows, Source};
 use crate::abi::{DeviceType, device_enum, device_struct};
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Rows, Source};
 
 /// The file of both.
 pub(crate) const ROW_OPS: &[Source] = &[Source::new(

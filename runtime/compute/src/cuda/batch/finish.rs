@@ -1,0 +1,65 @@
+//! A product of all slots that also does the work on single values which follows it for each slot: a kernel less in every layer.
+
+use std::ops::Range;
+
+use super::Calls;
+use super::table::{STATES, Table};
+use crate::cuda::driver::Address;
+use crate::cuda::schedule::{Finish, Form, Parameter, Queued};
+
+/// Joins products with the work after them. `starts` says where the parameters of each call of a slot begin; returned are those of the
+/// calls that are left.
+pub(super) fn join(programs: &mut [Vec<Calls>], table: &Table, starts: Vec<usize>) -> Vec<usize> {
+    let mut starts = starts.into_iter();
+    let mut left = Vec::new();
+    for parts in programs {
+        let mut kept: Vec<Calls> = Vec::with_capacity(parts.len());
+        for part in parts.drain(..) {
+            if let Calls::Each(slots) = &part {
+                let own: Vec<usize> = starts.by_ref().take(slots[0].len()).collect();
+                if let ([work], Some(Calls::Rows(calls))) = (&slots[0][..], kept.last_mut())
+                    && let Some(product) = calls.last_mut()
+                    && let Some(joined) = joined(product, work, table, own[0])
+                {
+                    *product = joined;
+                    continue;
+                }
+                left.extend(own);
+            }
+            kept.push(part);
+        }
+        *parts = kept;
+    }
+    left
+}
+
+/// The product with the work, whose parameters begin after `start` bytes of a slot. None if they do not fit together, or if slots share a
+/// state, which each of them would have to find as the one before left it.
+fn joined(product: &mut Queued, work: &Queued, table: &Table, start: usize) -> Option<Queued> {
+    let (
+        Some(Finish::Product { columns, .. }),
+        Some(Finish::Work {
+            columns: own,
+            states,
+        }),
+    ) = (&product.finish, &work.finish)
+    else {
+        return None;
+    };
+    let made = |part: &Range<Address>| {
+        columns
+            .iter()
+            .any(|all| all.start <= part.start && part.end <= all.end)
+    };
+    if !own.iter().all(made) || !states.iter().all(|state| STATES.contains(state)) {
+        return None;
+    }
+    let Some(Finish::Product { mut call, .. }) = product.finish.take() else {
+        return None;
+    };
+    call.parameters.extend([
+        Parameter::pointer("const u8", table.address() + start as u64),
+        Parameter::int(table.stride()),
+    ]);
+    Some(Queued::new(*call, Form::Prefetches))
+}
