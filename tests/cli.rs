@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::env::consts::EXE_SUFFIX;
 use std::io::Read;
 use std::process::Stdio;
 
@@ -17,7 +18,7 @@ fn every_command_has_help() {
     for command in COMMANDS {
         let help = place.run([command, "--help"]).succeeded().text();
         assert!(
-            help.contains(&format!("Usage: waterline {command}")),
+            help.contains(&format!("Usage: waterline{EXE_SUFFIX} {command}")),
             "{help}"
         );
     }
