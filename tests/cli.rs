@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::env::consts::EXE_SUFFIX;
+
 use common::{Workplace, outcome_of_input};
 
 const COMMANDS: [&str; 9] = [
@@ -14,7 +16,7 @@ fn every_command_has_help() {
     for command in COMMANDS {
         let help = place.run([command, "--help"]).succeeded().text();
         assert!(
-            help.contains(&format!("Usage: waterline {command}")),
+            help.contains(&format!("Usage: waterline{EXE_SUFFIX} {command}")),
             "{help}"
         );
     }

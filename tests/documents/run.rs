@@ -160,7 +160,7 @@ impl Files {
     }
 }
 
-/// What a command prints that went wrong.
+/// The status and errors of a command that failed.
 fn complaint(outcome: &Outcome) -> Option<String> {
     let is_error = |line: &str| line.starts_with("waterline: ") || line.contains("panicked");
     let failed = outcome.status != Some(0) || outcome.stderr.lines().any(is_error);

@@ -154,7 +154,8 @@ fn about_foreign(file: &Path) -> Option<String> {
 
 fn about_pickle(file: &Path, folder: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let folder = folder.display().to_string().replace('\'', "\\'");
+    let folder = folder.display().to_string();
+    let folder = folder.replace('\\', "\\\\").replace('\'', "\\'");
     format!(
         "{name} is a Python pickle, which is not read; make safetensors of it: python -c \"from transformers import \
          AutoModelForCausalLM as M, AutoTokenizer as T; [x.from_pretrained('{folder}').save_pretrained('{folder}-safetensors') \
@@ -246,9 +247,13 @@ fn is_one_of(kind: &str, kinds: &[&str]) -> bool {
 
 /// `word` as a shell takes it for one word.
 pub fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+    let is_separator = |c: char| cfg!(windows) && c == '\\';
+    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c) || is_separator(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.into()
+    } else if cfg!(windows) {
+        // cmd.exe has no other quotes.
+        format!("\"{}\"", word.replace('"', "\\\""))
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))
     }
@@ -288,7 +293,12 @@ mod tests {
     #[test]
     fn words_are_quoted_where_a_shell_would_split_them() {
         assert_eq!(quoted("a/b-c.gguf"), "a/b-c.gguf");
-        assert_eq!(quoted("it's here"), "'it'\\''s here'");
-        assert_eq!(quoted(""), "''");
+        let (text, nothing) = if cfg!(windows) {
+            (r#""it's here""#, r#""""#)
+        } else {
+            (r"'it'\''s here'", "''")
+        };
+        assert_eq!(quoted("it's here"), text);
+        assert_eq!(quoted(""), nothing);
     }
 }
