@@ -218,7 +218,7 @@ fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
         return;
     };
     let rows: usize = PARTS.iter().sum();
-    for (taps, slots, used) in [(4, 3, 3), (2, 10, 9), (3, 33, 20)] {
+    for (taps, slots, used) in [(4, 3, 3), (2, 8, 7), (3, 33, 20)] {
         let shape = [taps - 1, PARTS[1]];
         let plan = plan(&[(StateDtype::U64, &[1]), (StateDtype::F32, &shape)]);
         let results = [true, false].map(|joins| {
@@ -236,7 +236,9 @@ fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
                 set.expect("a state");
             }
             let launches = program.launches(0, used, true);
-            assert_eq!(launches.len(), if joins { 2 } else { 3 });
+            // More than a tile of slots stays apart.
+            let are_joined = joins && slots <= 8;
+            assert_eq!(launches.len(), if are_joined { 2 } else { 3 });
             let mut found = Vec::new();
             for token in 0..6 {
                 bench.write(0, &numbers(20 + token, used * 96));

@@ -20,6 +20,8 @@ const SLOT_UNIT: usize = TILE * (32 + 8);
 const MOST_JOINED: usize = 256;
 /// Bytes of shared memory that the operands of a value take which a product finishes: `SlotFinish` in slots_finish.cu.
 const FINISH_BYTES: usize = 8 * size_of::<f32>();
+/// Most tiles of slots whose values a product finishes: with four its threads have so many values that a kernel more is faster.
+const FINISHED_TILES: usize = 1;
 /// Most tiles of slots with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
 const TILES_OF_TWO: usize = 2;
 
@@ -262,7 +264,7 @@ impl Launches<'_> {
             let first = output.first + (weight.column * size_of::<f32>()) as u64;
             first..first + (weight.matrix.rows() * size_of::<f32>()) as u64
         };
-        let fits = finished.shared <= self.limits.shared_memory;
+        let fits = tiles <= FINISHED_TILES && finished.shared <= self.limits.shared_memory;
         let finish = (joined.is_empty() && !add && !in_bf16 && fits).then(|| Finish::Product {
             call: Box::new(finished),
             columns: alike.iter().map(columns).collect(),
