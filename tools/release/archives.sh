@@ -98,9 +98,9 @@ for target in "$@"; do
   mkdir -p "$stage/bin"
   if [ -z "$built" ]; then
     if command -v rustup >/dev/null; then rustup --quiet target add "$target"; fi
-    cargo build --quiet --locked --profile dist --target "$target" -p waterline-tools
+    cargo build --quiet --locked --release --target "$target" -p waterline-tools
   fi
-  install -m 755 "${built:-$folder/$target/dist}/$program" "$stage/bin/"
+  install -m 755 "${built:-$folder/$target/release}/$program" "$stage/bin/"
   if [ -n "$library" ]; then
     ffi/install --prefix "$stage" --target "$target" ${built:+--built "$built"} >/dev/null
     # That of mingw-w64 refuses Rust's objects without sections.
