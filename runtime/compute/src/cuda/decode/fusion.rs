@@ -437,7 +437,7 @@ mod tests {
             let [q, _] = ROWS;
             score.accesses = Some(Accesses {
                 reads: vec![q.bytes()],
-                writes: vec![written..written + 64],
+                writes: vec![rows(written).bytes()],
             });
             score
         };
