@@ -111,7 +111,7 @@ unsafe impl Tagged for wl_generate_result {}
 /// The library's options from those at `from`, or defaults if it is NULL.
 ///
 /// # Safety
-/// What is there is such a struct, with as many stops as it says.
+/// `from` points to such a struct with as many stops as it says, or is NULL.
 pub(crate) unsafe fn generate_options(
     from: *const wl_generate_params,
 ) -> Outcome<(GenerateOptions, Hooks)> {

@@ -96,7 +96,7 @@ unsafe impl Tagged for wl_session_params {}
 /// The library's options from those at `from`, but for the threads.
 ///
 /// # Safety
-/// What is there is such a struct or NULL.
+/// `from` points to such a struct or is NULL.
 pub(crate) unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOptions> {
     // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     let params = unsafe { params::read("wl_session_params", from) }?;

@@ -28,7 +28,7 @@ mod score;
 mod slots;
 mod softmax;
 mod token_shift;
-mod trapezoid;
+pub(crate) mod trapezoid;
 
 pub use attend::{Attend, Eviction, Policy, ScoreTensors};
 pub use attend_blocks::AttendBlocks;

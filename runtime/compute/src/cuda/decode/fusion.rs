@@ -9,12 +9,9 @@ use bytemuck::Zeroable;
 
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{
-    Accesses, Finish, Form, GateKind, Gemv, Grid, MOST_GROUPS, MapKind, Parameter, PrepareGate,
-    PrepareGroup, PrepareMap, PrepareTasks, Queued, RotaryInputs, Rows, Take,
+    Form, Gemv, Grid, MOST_GROUPS, MOST_TAPS, MapKind, Parameter, PrepareGroup, PrepareTasks,
+    Queued, RotaryInputs, Rows, Take, overlap,
 };
-
-/// Most taps of a convolution that a product does: one for each of the lanes that share a row.
-const MOST_TAPS: i32 = 4;
 
 /// The calls of a step, merged. `read_once` tells of an op by its index that at most one other op reads what it writes.
 pub fn merge(calls: Vec<Queued>, read_once: impl Fn(usize) -> bool) -> Vec<Queued> {
@@ -126,11 +123,11 @@ fn leave_stored_score(before: &[Queued], queued: &mut Queued) {
             .any(|written| written == memory)
     };
     let stored = queued.takes.iter().find_map(|taken| match taken {
-        Take::Score { stored, take } if writes(stored) => Some(*take),
+        Take::Score { stored, take } if writes(stored) => Some((*take, stored.clone())),
         _ => None,
     });
-    if let Some(take) = stored {
-        take(queued);
+    if let Some((take, stored)) = stored {
+        take(queued, &stored);
     }
 }
 
@@ -180,13 +177,13 @@ impl PrepareTasks {
             ..self
         };
         let mut finished = PrepareTasks::zeroed();
-        let sources: Vec<Rows> = self.sources().collect();
+        let sources: Vec<Range<Address>> = self.sources().map(Rows::bytes).collect();
         for (index, group) in self.groups().iter().enumerate() {
             let own = group.leading_activations();
             let possible = (own > 0 || group.weight != 0)
                 && group.gate.first == 0
                 && group.taps <= MOST_TAPS
-                && !sources.iter().any(|rows| overlap(*rows, group.columns));
+                && !overlap(&sources, &[group.columns.bytes()]);
             let mut rest = *group;
             if possible && product.finish(group.columns, index) {
                 finished.group[index] = PrepareGroup {
@@ -243,79 +240,9 @@ impl PrepareTasks {
             _ => None,
         }
     }
-
-    /// These tasks as work that a product of a batch's slots may do, if all of it is on single values.
-    pub(crate) fn on_single_values(&self) -> Option<Finish> {
-        let groups = self.groups();
-        let alone = groups.iter().all(PrepareGroup::is_alone)
-            && self.gates().iter().all(PrepareGate::is_alone);
-        let convolved = groups.iter().filter(|group| group.weight != 0);
-        alone.then(|| Finish::Work {
-            columns: self.accesses().writes,
-            states: convolved.map(|group| group.past).collect(),
-        })
-    }
-
-    /// Columns that are read, and those that are changed in place.
-    pub(crate) fn accesses(&self) -> Accesses {
-        let groups = self.groups().iter().map(|group| group.columns);
-        let gates = self.gates().iter().map(|gate| gate.columns);
-        Accesses {
-            reads: self.sources().map(Rows::bytes).collect(),
-            writes: groups.chain(gates).map(Rows::bytes).collect(),
-        }
-    }
-
-    /// Numbers the blocks: those of the heads, and all.
-    pub(crate) fn number(&mut self) -> [usize; 2] {
-        let mut blocks = 0;
-        for group in &mut self.group[..self.groups as usize] {
-            group.first = blocks;
-            blocks += group.columns.width / group.head_dim;
-        }
-        let heads = blocks;
-        for gate in &mut self.gate[..self.gates as usize] {
-            gate.first = blocks;
-            blocks += (gate.columns.width as usize).div_ceil(gate.span as usize) as i32;
-        }
-        [heads, blocks].map(|blocks| blocks as usize)
-    }
-
-    fn groups(&self) -> &[PrepareGroup] {
-        &self.group[..self.groups as usize]
-    }
-
-    fn gates(&self) -> &[PrepareGate] {
-        &self.gate[..self.gates as usize]
-    }
-
-    /// Columns that maps and convolutions read.
-    fn sources(&self) -> impl Iterator<Item = Rows> {
-        let maps = self.groups().iter().flat_map(|group| group.maps());
-        let gates = self.groups().iter().map(|group| group.gate);
-        let sources = maps.map(|map| map.source).chain(gates);
-        sources.filter(|rows| rows.first != 0)
-    }
 }
 
 impl PrepareGroup {
-    fn maps(&self) -> &[PrepareMap] {
-        &self.at[..self.maps as usize]
-    }
-
-    /// Whether values are independent of one another.
-    fn is_alone(&self) -> bool {
-        self.gate.first == 0
-            && self.taps <= MOST_TAPS
-            && self.leading_activations() == self.maps as usize
-    }
-
-    fn leading_activations(&self) -> usize {
-        let maps = self.maps().iter();
-        maps.take_while(|map| map.kind == MapKind::Activation as i32)
-            .count()
-    }
-
     /// The head group after the convolution and this many maps.
     fn after_maps(&self, maps: usize) -> Self {
         let mut rest = PrepareGroup {
@@ -329,22 +256,10 @@ impl PrepareGroup {
     }
 }
 
-impl PrepareGate {
-    /// Whether values are independent of one another.
-    fn is_alone(&self) -> bool {
-        self.kind != GateKind::Softmax as i32 && self.kind != GateKind::RunningSoftmax as i32
-    }
-}
-
-fn overlap(a: Rows, b: Rows) -> bool {
-    let end = |rows: Rows| rows.first + rows.width as u64 * size_of::<f32>() as u64;
-    a.first < end(b) && b.first < end(a)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::schedule::{Call, OpMemory};
+    use crate::cuda::schedule::{Accesses, Call, OpMemory};
 
     const ROWS: [Rows; 2] = [rows(16), rows(144)];
 
@@ -445,7 +360,7 @@ mod tests {
             let mut retain = queued("retain", 1, Form::Waits);
             retain.takes.push(Take::Score {
                 stored: ROWS[0].bytes(),
-                take: |queued| queued.call.parameters[0] = Parameter::value(1i32),
+                take: |queued, _| queued.call.parameters[0] = Parameter::value(1i32),
             });
             let merged = merge(vec![score(written), retain], |_| true);
             assert_eq!(merged[1].call.parameters[0].get::<i32>(), left);

@@ -8,8 +8,7 @@ use super::mailbox::{MailboxBit, Mailboxes};
 use super::pipeline::Segment;
 use super::record::{OpRecord, ROW_OPS_PARAMETER};
 use crate::abi::DeviceType;
-use crate::cuda::schedule::ROW_OPS;
-use crate::cuda::schedule::{Form, Queued, Source, Text};
+use crate::cuda::schedule::{Form, Queued, ROW_OPS, Source, Text};
 use crate::cuda::source::{TranslationUnit, add_common, each_once};
 
 /// Before the ops' files.

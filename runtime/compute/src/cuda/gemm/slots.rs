@@ -20,11 +20,11 @@ pub(crate) const SOURCE: &[Source] = &[
     Source::new("cuda/gemm/codes_mma.cu", &[]),
 ];
 
-/// Those, with the work on single values that follows.
+/// Products of slots that do the work on single values after them.
 pub(super) const FINISH_SOURCE: &[Source] = &[
     ROW_OPS[0],
-    Source::new("cuda/gemm/slots.cu", &[]),
-    Source::new("cuda/gemm/slots_mma.cu", &[]),
+    SOURCE[0],
+    SOURCE[1],
     Source::new("cuda/gemm/slots_finish.cu", &[]),
 ];
 

@@ -7,7 +7,7 @@ struct SlotFinish {
   const PrepareGate* gate = nullptr;
   int column = 0;
 
-  // Of the value at `place`, by the slot's tasks.
+  // Finds the slot's task for the value at `place`.
   __device__ SlotFinish(const PrepareTasks& tasks, const float* place) {
 #pragma unroll 1
     for (int i = 0; i < tasks.groups; i++) {

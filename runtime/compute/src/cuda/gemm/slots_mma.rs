@@ -20,7 +20,7 @@ const SLOT_UNIT: usize = TILE * (32 + 8);
 const MOST_JOINED: usize = 256;
 /// Bytes of shared memory that the operands of a value take which a product finishes: `SlotFinish` in slots_finish.cu.
 const FINISH_BYTES: usize = 8 * size_of::<f32>();
-/// Most tiles of slots whose values a product finishes: with four its threads have so many values that a kernel more is faster.
+/// Most tiles of slots whose values a product finishes. With four, a separate kernel is faster.
 const FINISHED_TILES: usize = 1;
 /// Most tiles of slots with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
 const TILES_OF_TWO: usize = 2;
@@ -244,29 +244,33 @@ impl Launches<'_> {
         let (linears, blocks) = self.linears_in_tiles(&all, tile, add)?;
         let shape = format!("{format}, {}, {tiles}, {row_tiles}", first.cols());
         let shared = staged.bytes.max(self.sums_bytes(row_tiles));
-        let finished = Call {
-            source: FINISH_SOURCE,
-            kernel: format!(
-                "gemm_finished_slots_tensor<{shape}, {}, {shared}>",
-                staged.stages
-            ),
-            grid: Grid::Blocks(blocks),
-            threads: THREADS,
-            shared: shared + row_tiles * ROWS * tiles * TILE * FINISH_BYTES,
-            parameters: vec![
-                inputs.units.clone(),
-                linears.clone(),
-                Parameter::value(output),
-                Parameter::tokens(),
-            ],
-        };
+        let finished_bytes = shared + row_tiles * ROWS * tiles * TILE * FINISH_BYTES;
+        let can_finish = joined.is_empty()
+            && !add
+            && !in_bf16
+            && tiles <= FINISHED_TILES
+            && finished_bytes <= self.limits.shared_memory;
         let columns = |weight: &WeightMatrix| {
             let first = output.first + (weight.column * size_of::<f32>()) as u64;
             first..first + (weight.matrix.rows() * size_of::<f32>()) as u64
         };
-        let fits = tiles <= FINISHED_TILES && finished.shared <= self.limits.shared_memory;
-        let finish = (joined.is_empty() && !add && !in_bf16 && fits).then(|| Finish::Product {
-            call: Box::new(finished),
+        let finish = can_finish.then(|| Finish::Product {
+            call: Box::new(Call {
+                source: FINISH_SOURCE,
+                kernel: format!(
+                    "gemm_finished_slots_tensor<{shape}, {}, {shared}>",
+                    staged.stages
+                ),
+                grid: Grid::Blocks(blocks),
+                threads: THREADS,
+                shared: finished_bytes,
+                parameters: vec![
+                    inputs.units.clone(),
+                    linears.clone(),
+                    Parameter::value(output),
+                    Parameter::tokens(),
+                ],
+            }),
             columns: alike.iter().map(columns).collect(),
         });
         let queued = self.push_prefetching(Call {

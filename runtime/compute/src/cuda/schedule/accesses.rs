@@ -31,7 +31,8 @@ impl Accesses {
     }
 }
 
-fn overlap(a: &[Range<Address>], b: &[Range<Address>]) -> bool {
+/// Whether a range of the one list shares memory with one of the other.
+pub(crate) fn overlap(a: &[Range<Address>], b: &[Range<Address>]) -> bool {
     let meet = |a: &Range<Address>, b: &Range<Address>| a.start < b.end && b.start < a.end;
     a.iter().any(|a| b.iter().any(|b| meet(a, b)))
 }

@@ -250,7 +250,7 @@ pub enum Form {
     Waits,
     /// It prefetches weights, and calls `wait_for_dependencies` itself.
     Prefetches,
-    /// As `Prefetches`; its first parameter are the tasks of `prepare`, which calls before and after it may do in a decode kernel.
+    /// As `Prefetches`; its first parameter is the tasks of `prepare`, which the calls before and after it may do in a decode kernel.
     Prepares,
     /// In the decode kernel: a streaming GEMV.
     Gemv(Gemv),
@@ -278,7 +278,7 @@ pub(crate) enum Take {
     /// A router has stored a token's score in this memory, so this call does not.
     Score {
         stored: Range<Address>,
-        take: fn(&mut Queued),
+        take: fn(&mut Queued, &Range<Address>),
     },
 }
 

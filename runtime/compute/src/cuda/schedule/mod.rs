@@ -9,8 +9,8 @@ mod recurrence;
 mod row_ops;
 mod source;
 
-pub(crate) use accesses::Accesses;
 pub use accesses::OpMemory;
+pub(crate) use accesses::{Accesses, overlap};
 pub(crate) use call::Take;
 pub use call::{Call, Form, Grid, Parameter, Queued, Rows};
 pub(crate) use finish::Finish;
@@ -20,7 +20,7 @@ pub(crate) use launches::DECODE_THREADS;
 pub use launches::{Launches, Rooms, RotaryInputs, SessionMemory, Slot};
 pub use recurrence::Recurrence;
 pub(crate) use row_ops::{
-    GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate, PrepareGroup, PrepareMap,
-    PrepareTasks, ROW_OPS,
+    GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MOST_TAPS, MapKind, PrepareGate, PrepareGroup,
+    PrepareMap, PrepareTasks, ROW_OPS,
 };
 pub use source::{Source, Text};

@@ -1,6 +1,6 @@
 //! Row ops of a product's epilogue, and the tasks of `prepare`, which does the same to stored columns: arguments of `prepare.cu`.
 
-use super::{Rows, Source};
+use super::{Accesses, Finish, Rows, Source};
 use crate::abi::{DeviceType, device_enum, device_struct};
 use crate::cuda::driver::Address;
 
@@ -9,6 +9,9 @@ pub(crate) const ROW_OPS: &[Source] = &[Source::new(
     "ops/prepare/prepare.cu",
     &[MapKind::define, GateKind::define, PrepareTasks::define],
 )];
+
+/// Most taps of a convolution that a product does: one for each of the lanes that share a row.
+pub(crate) const MOST_TAPS: i32 = 4;
 
 pub(crate) const MOST_MAPS: usize = 6;
 pub(crate) const MOST_GROUPS: usize = 6;
@@ -119,5 +122,89 @@ device_struct! {
         pub magnitude: f32,
         pub group: [PrepareGroup; MOST_GROUPS],
         pub gate: [PrepareGate; MOST_GATES],
+    }
+}
+
+impl PrepareTasks {
+    /// These tasks as work that a product of a batch's slots may do, if all of it is on single values.
+    pub fn on_single_values(&self) -> Option<Finish> {
+        let groups = self.groups();
+        let alone = groups.iter().all(PrepareGroup::is_alone)
+            && self.gates().iter().all(PrepareGate::is_alone);
+        let convolved = groups.iter().filter(|group| group.weight != 0);
+        alone.then(|| Finish::Work {
+            columns: self.accesses().writes,
+            states: convolved.map(|group| group.past).collect(),
+        })
+    }
+
+    /// Columns that are read, and those that are changed in place.
+    pub fn accesses(&self) -> Accesses {
+        let groups = self.groups().iter().map(|group| group.columns);
+        let gates = self.gates().iter().map(|gate| gate.columns);
+        Accesses {
+            reads: self.sources().map(Rows::bytes).collect(),
+            writes: groups.chain(gates).map(Rows::bytes).collect(),
+        }
+    }
+
+    /// Numbers the blocks: those of the heads, and all.
+    pub fn number(&mut self) -> [usize; 2] {
+        let mut blocks = 0;
+        for group in &mut self.group[..self.groups as usize] {
+            group.first = blocks;
+            blocks += group.columns.width / group.head_dim;
+        }
+        let heads = blocks;
+        for gate in &mut self.gate[..self.gates as usize] {
+            gate.first = blocks;
+            blocks += (gate.columns.width as usize).div_ceil(gate.span as usize) as i32;
+        }
+        [heads, blocks].map(|blocks| blocks as usize)
+    }
+
+    /// Its heads with a convolution and maps.
+    pub fn groups(&self) -> &[PrepareGroup] {
+        &self.group[..self.groups as usize]
+    }
+
+    /// Its gates.
+    pub fn gates(&self) -> &[PrepareGate] {
+        &self.gate[..self.gates as usize]
+    }
+
+    /// Columns that maps and convolutions read.
+    pub fn sources(&self) -> impl Iterator<Item = Rows> {
+        let maps = self.groups().iter().flat_map(|group| group.maps());
+        let gates = self.groups().iter().map(|group| group.gate);
+        let sources = maps.map(|map| map.source).chain(gates);
+        sources.filter(|rows| rows.first != 0)
+    }
+}
+
+impl PrepareGroup {
+    pub fn maps(&self) -> &[PrepareMap] {
+        &self.at[..self.maps as usize]
+    }
+
+    /// Whether values are independent of one another.
+    fn is_alone(&self) -> bool {
+        self.gate.first == 0
+            && self.taps <= MOST_TAPS
+            && self.leading_activations() == self.maps as usize
+    }
+
+    /// How many of its first maps are activations.
+    pub fn leading_activations(&self) -> usize {
+        let maps = self.maps().iter();
+        maps.take_while(|map| map.kind == MapKind::Activation as i32)
+            .count()
+    }
+}
+
+impl PrepareGate {
+    /// Whether values are independent of one another.
+    pub fn is_alone(&self) -> bool {
+        self.kind != GateKind::Softmax as i32 && self.kind != GateKind::RunningSoftmax as i32
     }
 }

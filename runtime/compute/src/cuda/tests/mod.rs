@@ -123,7 +123,7 @@ impl Bench {
         launches
     }
 
-    /// What calls name besides their own memory, for a state of this layout and place.
+    /// The memory of a session whose state has this layout and address.
     pub fn memory<'a>(&'a self, plan: &'a StatePlan, arena: Address) -> SessionMemory<'a> {
         SessionMemory {
             plan,

@@ -137,19 +137,12 @@ fn rotate(queued: &mut Queued, from: RotaryInputs, kept: [Address; 2]) {
     }
 }
 
-/// Retention of a token whose score is in the window already.
-fn leave_score(queued: &mut Queued) {
-    let window = |taken: &Take| match taken {
-        Take::Score { stored, .. } => Some(stored.clone()),
-        _ => None,
-    };
-    let stored = queued.takes.iter().find_map(window);
+/// Retention of a token whose score is already in the window, which is this memory.
+fn leave_score(queued: &mut Queued, window: &Range<Address>) {
     queued.call.parameters[1].update(|retained: &mut Retained| retained.router = Rows::zeroed());
     if let Some(accesses) = &mut queued.accesses {
         accesses.reads.clear();
-        accesses
-            .writes
-            .retain(|written| Some(written) != stored.as_ref());
+        accesses.writes.retain(|written| written != window);
     }
 }
 

@@ -223,10 +223,10 @@ __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
   auto tiles_of = [&](int number) { return (counts[number] + tile_pairs - 1) / tile_pairs; };
   int first = 0;
   for (int i = 0; i < expert; i++) first += tiles_of(i);
-  int behind = first + tiles_of(expert), place = first * tile_pairs;
-  for (int i = first + threadIdx.x; i < behind; i += blockDim.x) lists.experts[i] = expert;
+  int end = first + tiles_of(expert), place = first * tile_pairs;
+  for (int i = first + threadIdx.x; i < end; i += blockDim.x) lists.experts[i] = expert;
   if (expert == experts - 1) {
-    for (int i = behind + threadIdx.x; i < tokens * chosen / tile_pairs + experts; i += blockDim.x) lists.experts[i] = no_expert;
+    for (int i = end + threadIdx.x; i < tokens * chosen / tile_pairs + experts; i += blockDim.x) lists.experts[i] = no_expert;
   }
   for (int start = 0; start < tokens; start += blockDim.x) {
     int t = start + threadIdx.x, rank = -1;
@@ -244,7 +244,7 @@ __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
     // The next counts overwrite these.
     __syncthreads();
   }
-  for (int i = place + threadIdx.x; i < behind * tile_pairs; i += blockDim.x) lists.pairs[i] = no_expert;
+  for (int i = place + threadIdx.x; i < end * tile_pairs; i += blockDim.x) lists.pairs[i] = no_expert;
 }
 
 // Makes a pair's inner values the input of products; `blockIdx.x` is the rank, `blockIdx.y` the token.

@@ -147,7 +147,7 @@ struct HaxWorst {
     if (other >= 0 && lower) row = other, score = other_score, position = other_position;
   }
 
-  // Of `count` rows, of which thread `first` of `threads` looks at its own; in every lane that of its warp.
+  // Searches `count` rows: thread `first` of `threads` looks at every `threads`th row, and each lane gets the result of its warp.
   __device__ HaxWorst(const float* scores, const u64* positions, int count, int first, int threads) {
     for (int i = first; i < count; i += threads) take(i, scores[i], positions[i]);
     for (int distance = 16; distance > 0; distance /= 2) {

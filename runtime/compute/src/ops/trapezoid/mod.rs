@@ -154,4 +154,4 @@ impl Op for Trapezoid {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

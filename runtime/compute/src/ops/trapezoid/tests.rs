@@ -7,11 +7,24 @@ use crate::ops::rig::{Rig, noise, side_by_side};
 use crate::state::StateDtype;
 use crate::weights::Vector;
 
-#[test]
-fn a_chunk_has_the_bits_of_steps() {
-    const TOKENS: usize = 23;
-    for [heads, groups, dk, dv, pairs] in [[4, 2, 8, 5, 3], [3, 1, 34, 70, 17], [2, 2, 2, 1, 1]] {
-        let inputs = side_by_side([
+/// An op with its memory. Buffer 0 has the inputs, the others a result each.
+pub(crate) struct Example {
+    pub op: Trapezoid,
+    /// Columns of the buffers.
+    pub widths: [usize; 7],
+    /// Shapes of the state's tensors.
+    pub shapes: [Vec<usize>; 4],
+}
+
+impl Example {
+    /// For these heads, groups, widths of keys and values and pairs. The state begins with tensor `first`; `vector` makes weights of a
+    /// number and a length.
+    pub fn new(
+        [heads, groups, dk, dv, pairs]: [usize; 5],
+        first: usize,
+        vector: impl Fn(usize, usize) -> Vector,
+    ) -> Self {
+        let [q, k, v, step, share, rate, turn] = side_by_side([
             groups * dk,
             groups * dk,
             heads * dv,
@@ -20,10 +33,6 @@ fn a_chunk_has_the_bits_of_steps() {
             heads,
             pairs,
         ]);
-        let [q, k, v, step, share, rate, turn] = inputs;
-        let vector = |seed: usize, length: usize| -> Vector {
-            (0..length).map(|i| noise(1000 * seed + i)).collect()
-        };
         let widths = [
             q.stride,
             heads * dk,
@@ -43,17 +52,17 @@ fn a_chunk_has_the_bits_of_steps() {
             share,
             rate,
             turn,
-            q_norm: Norm::rms(vector(1, dk), 1e-5),
-            k_norm: Norm::rms(vector(2, dk), 1e-5),
-            q_bias: vector(3, heads * dk),
-            k_bias: vector(4, heads * dk),
-            skip: vector(5, heads),
+            q_norm: Norm::rms(vector(0, dk), 1e-5),
+            k_norm: Norm::rms(vector(1, dk), 1e-5),
+            q_bias: vector(2, heads * dk),
+            k_bias: vector(3, heads * dk),
+            skip: vector(4, heads),
             least_rate: 0.1,
             state: TrapezoidState {
-                angle: 0,
-                key: 1,
-                value: 2,
-                weight: 3,
+                angle: first,
+                key: first + 1,
+                value: first + 2,
+                weight: first + 3,
             },
             out: TrapezoidOutputs {
                 q: result(1),
@@ -64,15 +73,42 @@ fn a_chunk_has_the_bits_of_steps() {
                 bonus: result(6),
             },
         };
-        let shapes: [&[usize]; 4] = [&[heads, pairs], &[heads, dk], &[heads, dv], &[heads]];
-        let tensors = shapes.map(|shape| (StateDtype::F32, shape));
-        let mut rig = Rig::new(&op, &widths, &tensors);
+        Example {
+            op,
+            widths,
+            shapes: [
+                vec![heads, pairs],
+                vec![heads, dk],
+                vec![heads, dv],
+                vec![heads],
+            ],
+        }
+    }
+
+    /// The state's tensors.
+    pub fn tensors(&self) -> [(StateDtype, &[usize]); 4] {
+        self.shapes
+            .each_ref()
+            .map(|shape| (StateDtype::F32, &shape[..]))
+    }
+}
+
+#[test]
+fn a_chunk_has_the_bits_of_steps() {
+    const TOKENS: usize = 23;
+    for shape in [[4, 2, 8, 5, 3], [3, 1, 34, 70, 17], [2, 2, 2, 1, 1]] {
+        let example = Example::new(shape, 0, |number, length| {
+            (0..length)
+                .map(|i| noise(1000 * (number + 1) + i))
+                .collect()
+        });
+        let mut rig = Rig::new(&example.op, &example.widths, &example.tensors());
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {
                 *x = noise(100 * t + i);
             }
         };
-        for view in op.out.views() {
+        for view in example.op.out.views() {
             let steps = rig.read(&[1; TOKENS], fill, view);
             assert_eq!(rig.read(&[TOKENS], fill, view), steps);
             assert_eq!(rig.read(&[5, 1, 17], fill, view), steps);
