@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Licences, sources, versions and known faults of all dependencies, without a network: tests/dependencies.sh
+# Licences, sources, versions and known faults of all dependencies, without a network after `cargo fetch`: tests/dependencies.sh
 # .ci/advisories.tar.gz holds the advisories of github.com/rustsec/advisory-db as of 20 August 2026. A newer copy:
 #   git -C advisory-db archive --format=tar HEAD crates | gzip -9n > .ci/advisories.tar.gz
 set -euo pipefail
