@@ -195,7 +195,7 @@ fn a_transformer_can_be_given_bounded_memory() {
     let vocab = whole.spec().vocab;
     let expected = logits(whole);
     for policy in ["tova", "stride=3"] {
-        convert(&["--retain", policy, "--window", "16", "--kept", "8"]).succeeded();
+        convert(&["--retain", policy, "--window", "16", "--retained", "8"]).succeeded();
         let got = logits(Model::open(&file).unwrap());
         assert!(got[..16 * vocab] == expected[..16 * vocab], "{policy}");
         // The set still holds all that have left.
@@ -214,16 +214,16 @@ fn a_transformer_can_be_given_bounded_memory() {
         assert_eq!(bytes("64"), bytes("4096"), "{policy}");
     }
     // Nothing ever leaves a window and a set that hold all.
-    convert(&["--retain", "tova", "--window", "40", "--kept", "8"]).succeeded();
+    convert(&["--retain", "tova", "--window", "40", "--retained", "8"]).succeeded();
     assert!(close(&logits(Model::open(&file).unwrap()), &expected));
 
     let status = 2;
-    convert(&["--retain", "tova", "--kept", "8"])
+    convert(&["--retain", "tova", "--retained", "8"])
         .failed(status, &["transformer_full", "no window"]);
-    convert(&["--retain", "tova", "--window", "16", "--kept", "2"])
+    convert(&["--retain", "tova", "--window", "16", "--retained", "2"])
         .failed(status, &["4 sinks in a set of 2"]);
     let linear = fixture("gdn_plain").display().to_string();
-    let flags = ["--retain", "tova", "--window", "16", "--kept", "8"];
+    let flags = ["--retain", "tova", "--window", "16", "--retained", "8"];
     let arguments = ["convert", &linear, "--type", "f32", "-o", &file];
     let outcome = place.run(arguments.iter().chain(&flags));
     outcome.failed(status, &["gdn_plain", "--retain"]);

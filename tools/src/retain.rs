@@ -11,14 +11,14 @@ pub struct RetainArgs {
     ///
     /// `tova` keeps those to which the last token paid most attention (arXiv 2401.06104), `stride=N` every N-th one.
     /// The model's memory no longer grows with the context; its answers change once tokens have left the window.
-    #[arg(long, value_name = "POLICY", value_parser = policy, requires = "kept")]
+    #[arg(long, value_name = "POLICY", value_parser = policy, requires = "retained")]
     retain: Option<RetainedPolicy>,
     /// With --retain: tokens that the window holds; if not given, the layers have one.
     #[arg(long, value_name = "N", requires = "retain")]
     window: Option<usize>,
     /// With --retain: tokens retained in addition to the window, the sinks included.
-    #[arg(long, value_name = "N", requires = "retain")]
-    kept: Option<usize>,
+    #[arg(long, alias = "kept", value_name = "N", requires = "retain")]
+    retained: Option<usize>,
     /// With --retain: tokens at the start that are always retained.
     #[arg(long, value_name = "N", default_value_t = 4, requires = "retain")]
     sink: usize,
@@ -42,7 +42,7 @@ impl RetainArgs {
 
     /// Changes the attention layers of `spec`; `file` is named in errors.
     pub fn apply(&self, spec: &mut ModelSpec, file: &str) -> Result<()> {
-        let (Some(policy), Some(capacity)) = (self.retain, self.kept) else {
+        let (Some(policy), Some(capacity)) = (self.retain, self.retained) else {
             return Ok(());
         };
         let retained = Retained {

@@ -14,7 +14,7 @@ struct Fork {
     name: String,
     state: Snapshot,
     /// The file of its conversation.
-    kept: Option<PathBuf>,
+    file: Option<PathBuf>,
 }
 
 /// The forks of a conversation.
@@ -50,12 +50,12 @@ impl Forks {
         }
         let here = conversation.snapshot()?;
         let there = self.others.iter().position(|fork| fork.name == name);
-        let (said, kept) = match there {
+        let (said, file) = match there {
             Some(there) => {
                 conversation.restore(&self.others[there].state)?;
                 let fork = self.others.remove(there);
                 let messages = conversation.messages().len();
-                (format!("{name}, {messages} messages"), fork.kept)
+                (format!("{name}, {messages} messages"), fork.file)
             }
             None => {
                 let back = &self.current;
@@ -66,7 +66,7 @@ impl Forks {
         self.others.push(Fork {
             name: std::mem::replace(&mut self.current, name.into()),
             state: here,
-            kept: sessions.exchange_automatic(kept),
+            file: sessions.exchange_automatic(file),
         });
         Ok(said)
     }

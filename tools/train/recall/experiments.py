@@ -125,7 +125,7 @@ OF_GATES = ("read-gate", "write-gate", "read-gate,write-gate")
 LONG, SHORT = 64 / math.log(2), 8 / math.log(2)
 
 # As many tokens as LTE has, of the model with attention to all.
-RETAINED = ("--window", "16", "--kept", "32", "--sink", "1")
+RETAINED = ("--window", "16", "--retained", "32", "--sink", "1")
 
 FIRST = (Stage(3000, 128, 32, 6), Stage(1200, 64, 96, 22), Stage(1000, 48, 224, 54))
 

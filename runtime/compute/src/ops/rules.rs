@@ -48,7 +48,7 @@ impl<'a> Rules<'a> {
     }
 
     /// All columns are in rows of one buffer.
-    pub fn together(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
+    pub fn in_one_buffer(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
         let views: Vec<View> = views.into_iter().collect();
         let same =
             |pair: &[View]| (pair[0].buffer, pair[0].stride) == (pair[1].buffer, pair[1].stride);

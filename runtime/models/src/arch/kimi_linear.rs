@@ -157,7 +157,7 @@ fn experts(config: &Config) -> Result<ExpertsSpec> {
                 0 | 1 => None,
                 _ => Some(Groups {
                     count: groups,
-                    kept: config.usize_or("topk_group", 1)?,
+                    top_k: config.usize_or("topk_group", 1)?,
                 }),
             },
         },

@@ -154,7 +154,7 @@ fn mlp(config: &Config) -> Result<MlpSpec> {
 
 fn experts(config: &Config) -> Result<ExpertsSpec> {
     let groups = config.usize_or("n_group", 1)?;
-    let kept = config.usize_or("topk_group", 1)?;
+    let top_k = config.usize_or("topk_group", 1)?;
     let normalize = config.bool_or("norm_topk_prob", true)?;
     let shared = config.usize_or("n_shared_experts", 1)?;
     Ok(ExpertsSpec {
@@ -167,7 +167,7 @@ fn experts(config: &Config) -> Result<ExpertsSpec> {
             scale: config.f32_or("routed_scaling_factor", 1.0)?,
             groups: (groups > 1).then_some(Groups {
                 count: groups,
-                kept,
+                top_k,
             }),
         },
         bias: true,

@@ -112,9 +112,9 @@ impl ExpertsSpec {
             (1..=crate::ops::Groups::MOST).contains(&groups.count)
                 && self.experts.is_multiple_of(groups.count)
                 && size >= 2
-                && (1..=groups.count).contains(&groups.kept)
-                && groups.kept * size >= self.chosen,
-            || format!("{} of {} groups", groups.kept, groups.count),
+                && (1..=groups.count).contains(&groups.top_k)
+                && groups.top_k * size >= self.chosen,
+            || format!("{} of {} groups", groups.top_k, groups.count),
             "up to 32 groups of two or more experts, and enough of them for the choice",
         )
     }

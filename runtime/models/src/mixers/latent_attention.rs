@@ -90,7 +90,7 @@ impl LatentAttention {
         layer: &mut Lowering,
         name: &str,
         x: View,
-        kept: usize,
+        copied: usize,
         out: View,
     ) -> Result<()> {
         let matrix = layer.matrix(name)?;
@@ -99,7 +99,7 @@ impl LatentAttention {
             heads: self.heads,
             x,
             matrix,
-            kept,
+            copied,
             out,
         });
         Ok(())

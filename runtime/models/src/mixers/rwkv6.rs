@@ -200,7 +200,7 @@ impl Mixer for Rwkv6 {
         });
         // Only the bonus of RWKV-7's key and value update is used.
         let constant = |value| Vector::from(vec![value; self.width()]);
-        let [removal, bonus, kept] = [(); 3].map(|()| layer.buffer(self.width()));
+        let [removal, bonus, first_value] = [(); 3].map(|()| layer.buffer(self.width()));
         layer.push(Replace {
             heads: self.heads,
             r,
@@ -211,7 +211,7 @@ impl Mixer for Rwkv6 {
             rate_gain: constant(0.0),
             bonus_gain: layer.vector("bonus")?,
             eps: 1e-12,
-            first: FirstValues::Keep(kept),
+            first: FirstValues::Keep(first_value),
             removal,
             bonus,
         });

@@ -13,11 +13,11 @@ pub(super) fn join(programs: &mut [Vec<Calls>], table: &Table, starts: Vec<usize
     let mut starts = starts.into_iter();
     let mut left = Vec::new();
     for parts in programs {
-        let mut kept: Vec<Calls> = Vec::with_capacity(parts.len());
+        let mut after: Vec<Calls> = Vec::with_capacity(parts.len());
         for part in parts.drain(..) {
             if let Calls::Each(slots) = &part {
                 let own: Vec<usize> = starts.by_ref().take(slots[0].len()).collect();
-                if let ([work], Some(Calls::Rows(calls))) = (&slots[0][..], kept.last_mut())
+                if let ([work], Some(Calls::Rows(calls))) = (&slots[0][..], after.last_mut())
                     && let Some(product) = calls.last_mut()
                     && let Some(joined) = joined(product, work, table, own[0])
                 {
@@ -26,9 +26,9 @@ pub(super) fn join(programs: &mut [Vec<Calls>], table: &Table, starts: Vec<usize
                 }
                 left.extend(own);
             }
-            kept.push(part);
+            after.push(part);
         }
-        *parts = kept;
+        *parts = after;
     }
     left
 }

@@ -168,7 +168,7 @@ impl Part {
                     value(tokens),
                 ],
                 cluster: 1,
-                together: false,
+                cooperative: false,
             }
         };
         if side_by_side {

@@ -94,14 +94,14 @@ fn hand_over(
             }
             (
                 Take::Rotation {
-                    kept,
+                    cached,
                     rotates,
                     take,
                     ..
                 },
                 Work::Rotation { from, .. },
             ) => {
-                take(queued, *from, kept);
+                take(queued, *from, cached);
                 rotates
             }
             _ => false,

@@ -331,7 +331,7 @@ impl DecodeKernel {
                 value(clocks),
             ],
             cluster: 1,
-            together: true,
+            cooperative: true,
         }
     }
 

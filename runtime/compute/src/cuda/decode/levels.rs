@@ -48,8 +48,8 @@ pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp
         order.reverse();
         order.sort_by_key(|&call| levels[call]);
     }
-    let together = order.chunk_by(|&a, &b| levels[a] == levels[b]);
-    let ops = together.flat_map(|level| {
+    let by_level = order.chunk_by(|&a, &b| levels[a] == levels[b]);
+    let ops = by_level.flat_map(|level| {
         let index = levels[level[0]];
         let level: Vec<&Queued> = level.iter().map(|&call| calls[call]).collect();
         let (is_concurrent, own) = (level.len() > 1, blocks_of(&level, blocks));
@@ -316,8 +316,8 @@ mod tests {
         const BLOCKS: usize = 8;
         let calls = [1, 3, 4, 2, 8].map(queued);
         let level: Vec<&Queued> = calls[1..4].iter().collect();
-        let together = blocks_of(&level, BLOCKS);
-        assert_eq!(together, [0..3, 3..7, 7..9]);
+        let shares = blocks_of(&level, BLOCKS);
+        assert_eq!(shares, [0..3, 3..7, 7..9]);
         let of_call = |(index, queued)| KernelOp {
             queued,
             level: [0, 1, 1, 1, 2][index],
@@ -325,7 +325,7 @@ mod tests {
             blocks: match index {
                 0 => 0..1,
                 4 => 0..8,
-                _ => together[index - 1].clone(),
+                _ => shares[index - 1].clone(),
             },
         };
         let ops: Vec<KernelOp> = calls.iter().enumerate().map(of_call).collect();

@@ -58,9 +58,9 @@ pub(crate) fn distribute(
     lists: &mut [Vec<Segment>],
     tiling: Tiling,
 ) -> usize {
-    // The rows of a gated GEMV's two matrices stay together.
+    // The rows of a gated GEMV's two matrices are in one share.
     let owners = gemv.owners();
-    let together = gemv.weights.len() / owners.len();
+    let per_owner = gemv.weights.len() / owners.len();
     let matrices: Vec<Matrix> = owners
         .iter()
         .map(|weight| Matrix::new(weight, tiling))
@@ -74,7 +74,7 @@ pub(crate) fn distribute(
     let shares = split_rows(&matrices, demand.as_ref(), lists.len(), tiling.batch);
     let most = shares.iter().map(Vec::len).max().unwrap_or(0);
     // Partial sums of two batches alternate.
-    let batch_room = tiling.batch * together * SUMS_PITCH;
+    let batch_room = tiling.batch * per_owner * SUMS_PITCH;
     let mut room = 0;
     for (list, share) in lists.iter_mut().zip(shares) {
         let (mut row_batch, mut sums) = (0, 0);
@@ -89,7 +89,7 @@ pub(crate) fn distribute(
             if new_batch {
                 (row_batch, sums) = (own, own % 2 * batch_room);
             }
-            for twin in 0..together {
+            for twin in 0..per_owner {
                 let weight = &gemv.weights[matrix + twin * owners.len()].rows(first..first + rows);
                 let tile = Tile::new(weight, tiling);
                 list.push(Segment {
@@ -118,7 +118,7 @@ pub(crate) fn distribute(
             room = room.max(sums);
         }
         let missing = most - share.len();
-        list.extend(std::iter::repeat_n(Segment::skipped(), missing * together));
+        list.extend(std::iter::repeat_n(Segment::skipped(), missing * per_owner));
     }
     room
 }

@@ -53,7 +53,7 @@ struct RoundedInput {
   template <int rounding, int cols, int flags>
   __device__ void store(const Fragment<cols, flags>& fragment) const {
     using Own = Fragment<cols, flags>;
-    constexpr int lanes = 32 / Own::in_a_row, count = Own::runs / Own::together;
+    constexpr int lanes = 32 / Own::in_a_row, count = Own::runs / Own::runs_of_lane;
     constexpr bool in_warp = Own::in_a_row == 1 || Own::in_a_row == units_of_scale(rounding);
     // A thread's runs are whole units apart.
     u8* first = place(Own::column(0));
@@ -78,8 +78,8 @@ struct RoundedInput {
     if constexpr (rounding == IN_SUPER_BLOCKS && Own::in_a_row != 8) share_largest<Own>(largest);
 #pragma unroll
     for (int i = 0; i < count; i++) {
-      if (!Own::has(i * Own::together)) return;
-      int behind = Own::behind(i * Own::together);
+      if (!Own::has(i * Own::runs_of_lane)) return;
+      int behind = Own::behind(i * Own::runs_of_lane);
       u8* at = first + behind / 32 * 16;
       const float* x = fragment.value + Own::in_a_row * i;
       Scale<rounding> scale(largest[i]);
@@ -98,17 +98,17 @@ struct RoundedInput {
   template <class Own>
   __device__ void share_largest(u32* largest) const {
     u32* all = reinterpret_cast<u32*>(scales);
-    constexpr int count = Own::runs / Own::together;
+    constexpr int count = Own::runs / Own::runs_of_lane;
 #pragma unroll
     for (int i = 0; i < count; i++) {
-      int column = Own::column(i * Own::together);
-      if (Own::has(i * Own::together) && column % 32 == 0) all[column / 32] = largest[i];
+      int column = Own::column(i * Own::runs_of_lane);
+      if (Own::has(i * Own::runs_of_lane) && column % 32 == 0) all[column / 32] = largest[i];
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < count; i++) {
-      int column = Own::column(i * Own::together);
-      if (!Own::has(i * Own::together)) continue;
+      int column = Own::column(i * Own::runs_of_lane);
+      if (!Own::has(i * Own::runs_of_lane)) continue;
 #pragma unroll
       for (int k = 0; k < 8; k++) largest[i] = max(largest[i], all[column / 256 * 8 + k]);
     }

@@ -16,8 +16,8 @@ pub(crate) struct Matrix {
     rows: usize,
     /// Bytes of a row.
     bytes: usize,
-    /// Rows that stay together.
-    together: usize,
+    /// The row count of each share is a multiple of this.
+    row_alignment: usize,
     /// Rows of a tile; a tile with fewer costs as much.
     tile_rows: usize,
 }
@@ -47,7 +47,7 @@ impl Matrix {
         Matrix {
             rows: weight.rows,
             bytes: weight.row_bytes(),
-            together: weight.aligned_rows(),
+            row_alignment: weight.aligned_rows(),
             tile_rows: tiling.rows(weight.format),
         }
     }
@@ -70,7 +70,7 @@ impl Matrix {
     /// Rows per block if this many blocks can have equally many and those fill half a tile.
     fn even_rows(&self, blocks: usize) -> Option<usize> {
         let rows = self.rows / blocks;
-        let even = self.rows.is_multiple_of(blocks) && rows.is_multiple_of(self.together);
+        let even = self.rows.is_multiple_of(blocks) && rows.is_multiple_of(self.row_alignment);
         (even && rows >= self.tile_rows / 2).then_some(rows)
     }
 }
@@ -179,7 +179,7 @@ impl Sharing {
                 let at = (total as u128 * end as u128 / room as u128) as usize;
                 let at = at.saturating_sub(begin);
                 let row = at.div_ceil(matrix.bytes.max(1));
-                row.next_multiple_of(matrix.together).min(matrix.rows)
+                row.next_multiple_of(matrix.row_alignment).min(matrix.rows)
             };
             let mut first = 0;
             for (block, &end) in ends.iter().enumerate() {
@@ -240,10 +240,10 @@ mod tests {
             (7, 4096, 1),
             (0, 1152, 1),
         ];
-        let matrices = matrices.map(|(rows, bytes, together)| Matrix {
+        let matrices = matrices.map(|(rows, bytes, row_alignment)| Matrix {
             rows,
             bytes,
-            together,
+            row_alignment,
             tile_rows: 8,
         });
         for blocks in [1, 3, 132] {
@@ -281,7 +281,7 @@ mod tests {
         let matrix = |rows, bytes| Matrix {
             rows,
             bytes,
-            together: 8,
+            row_alignment: 8,
             tile_rows: 16,
         };
         let (large, small) = (matrix(4096, 2304), matrix(16, 16384));
@@ -333,7 +333,7 @@ mod tests {
         for part in shares.iter().flatten() {
             let matrix = &matrices[part.matrix];
             assert!(part.rows > 0, "a segment that would end the list");
-            assert_eq!(part.first % matrix.together, 0);
+            assert_eq!(part.first % matrix.row_alignment, 0);
             let own = &mut seen[part.matrix][part.first..part.first + part.rows];
             own.iter_mut().for_each(|n| *n += 1);
         }
@@ -345,7 +345,7 @@ mod tests {
         let matrix = |rows, bytes| Matrix {
             rows,
             bytes,
-            together: 8,
+            row_alignment: 8,
             tile_rows: 16,
         };
         // The matrices of a layer of GDN 7B and of GDN 1.3B.
@@ -375,7 +375,7 @@ mod tests {
         let matrix = Matrix {
             rows: 262_144,
             bytes: 32_768,
-            together: 1,
+            row_alignment: 1,
             tile_rows: 16,
         };
         let rows = 262_144usize.div_ceil(132);

@@ -107,12 +107,12 @@ impl Gpu {
         let sms = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let sms = context.attribute(sms).map_err(named)? as u32;
         let sms = sms.min(overrides.sms.unwrap_or(u32::MAX));
-        let together = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
-        let together = context.attribute(together).map_err(named)? != 0;
+        let cooperative = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
+        let cooperative = context.attribute(cooperative).map_err(named)? != 0;
         Ok(Arc::new(Gpu {
             name: context.name().map_err(named)?,
             sms,
-            resident_blocks: match (together, capability) {
+            resident_blocks: match (cooperative, capability) {
                 (_, ..80) => Err(TOO_OLD.into()),
                 (false, _) => Err("the driver launches no cooperative kernels".into()),
                 (true, _) => Ok(sms as usize),

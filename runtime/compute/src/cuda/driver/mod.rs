@@ -200,7 +200,7 @@ pub struct Launch {
     /// The arguments in order.
     pub arguments: Vec<Argument>,
     /// Whether its blocks wait for each other, so that all of them must run at once.
-    pub together: bool,
+    pub cooperative: bool,
 }
 
 /// Memory of a device, released when it is dropped.

@@ -22,19 +22,19 @@ struct Fragment {
       (flags & WARP_HAS_SUPER_BLOCK) != 0 ||
       (run == 4 && cols % 8 == 0 && least_runs > 1 && (!norms_parts || part_size(flags) == 64 * run));
   // Adjacent runs, and their values.
-  static constexpr int together = paired ? 2 : 1, in_a_row = run * together;
-  static constexpr int runs = (least_runs + together - 1) / together * together;
+  static constexpr int runs_of_lane = paired ? 2 : 1, in_a_row = run * runs_of_lane;
+  static constexpr int runs = (least_runs + runs_of_lane - 1) / runs_of_lane * runs_of_lane;
   static constexpr int count = runs * run;
   float value[count];
 
   // Columns from the first run to run number r.
   static constexpr __device__ int behind(int r) {
-    return r / together * prologue_threads * in_a_row + r % together * run;
+    return r / runs_of_lane * prologue_threads * in_a_row + r % runs_of_lane * run;
   }
   // The first column of run number r, and whether there is one.
   static __device__ int column(int r) { return threadIdx.x * in_a_row + behind(r); }
   static __device__ bool has(int r) {
-    return cols % (in_a_row * prologue_threads) == 0 || r < runs - together || column(r) < cols;
+    return cols % (in_a_row * prologue_threads) == 0 || r < runs - runs_of_lane || column(r) < cols;
   }
   __device__ void load(const float* row) {
 #pragma unroll

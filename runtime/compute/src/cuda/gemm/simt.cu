@@ -54,11 +54,11 @@ struct Rounded {
 
   template <int rounding>
   __device__ void load(const float* x) {
-    constexpr int together = units_of_scale(rounding);
-    for (int first = warp_index() * together; first < cols / 32; first += blockDim.x / 32 * together) {
+    constexpr int units_at_once = units_of_scale(rounding);
+    for (int first = warp_index() * units_at_once; first < cols / 32; first += blockDim.x / 32 * units_at_once) {
       WarpCodes<rounding> codes(x + first * 32);
 #pragma unroll
-      for (int i = 0; i < together; i++) {
+      for (int i = 0; i < units_at_once; i++) {
         reinterpret_cast<i8*>(packed)[(first + i) * 32 + lane_index()] = (i8)codes.code[i];
         int sum = warp_sum_of_codes(codes.code[i]);
         if (lane_index() == 0) {

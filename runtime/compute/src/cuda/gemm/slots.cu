@@ -91,8 +91,8 @@ __device__ void slot_products(const Linear& linear, int row, const In& in, float
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
   Units matrix = all_units<Weights>(linear.weights, linear.rows);
-  constexpr int together = rows * slots == 1 ? 8 : 2;
-#pragma unroll(together)
+  constexpr int unrolled = rows * slots == 1 ? 8 : 2;
+#pragma unroll(unrolled)
   for (int unit = lane_index(); unit < units; unit += 32) {
     long long index[rows];
 #pragma unroll

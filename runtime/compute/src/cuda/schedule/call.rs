@@ -269,8 +269,8 @@ pub(crate) enum Take {
     Rotation {
         columns: [Rows; 3],
         head_dim: usize,
-        /// Where the rotated key and its value are kept from then on.
-        kept: [Address; 2],
+        /// The rotated key and its value in the cache.
+        cached: [Address; 2],
         /// Whether this call rotates, rather than reads a rotated key.
         rotates: bool,
         take: fn(&mut Queued, RotaryInputs, [Address; 2]),
@@ -393,7 +393,7 @@ impl Queued {
             threads: self.call.threads as u32,
             shared: self.call.shared as u32,
             arguments,
-            together: false,
+            cooperative: false,
         }
     }
 }

@@ -85,12 +85,12 @@ impl Gemv {
 
     /// The matrices with rows in the output: in a gated GEMV the first half.
     pub(crate) fn owners(&self) -> &[StreamedMatrix] {
-        let together = if matches!(self.epilogue, Epilogue::Gated(_)) {
+        let per_owner = if matches!(self.epilogue, Epilogue::Gated(_)) {
             2
         } else {
             1
         };
-        &self.weights[..self.weights.len() / together]
+        &self.weights[..self.weights.len() / per_owner]
     }
 
     /// A matrix' columns of the output.

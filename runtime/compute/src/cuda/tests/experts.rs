@@ -46,8 +46,8 @@ fn routers_choose_as_on_the_cpu() {
         scale: 1.7,
         groups: None,
     };
-    let grouped = |count: usize, kept: usize| Router {
-        groups: Some(Groups { count, kept }),
+    let grouped = |count: usize, top_k: usize| Router {
+        groups: Some(Groups { count, top_k }),
         normalize: None,
         ..sigmoid
     };

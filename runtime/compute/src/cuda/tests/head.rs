@@ -51,15 +51,15 @@ fn products_of_heads_are_those_of_the_cpu() {
         (&Q4_K, [2, 9, 512, 0]),
         (&Q8_0, [1, 3, 2080, 0]),
     ];
-    for (format, [heads, rows, cols, kept]) in cases {
-        let width = cols + kept + 1;
+    for (format, [heads, rows, cols, copied]) in cases {
+        let width = cols + copied + 1;
         let x = View::whole(0, heads * width);
         let op = HeadLinear {
             heads,
             x,
             matrix: matrix(format, heads * rows, cols, 9),
-            kept,
-            out: View::whole(1, heads * (rows + kept)),
+            copied,
+            out: View::whole(1, heads * (rows + copied)),
         };
         let inputs = HeadLinear::inputs_width(heads, cols);
         compare(&op, &[1], [x.width, op.out.width, inputs], Kv::F32);

@@ -73,8 +73,8 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
   ChunkRows chunk = {a.k, a.v, kv_head * dim};
   int skipped = count + cached - first_own;
   constexpr bool single = caches || splits > 1 || sharing > 1;
-  constexpr int together = single ? 1 : Queries::together;
-  softmaxes.template add<together>(max(low - skipped, first_own), high - skipped, chunk, a.scale, [&](int i, int g) {
+  constexpr int keys_at_once = single ? 1 : Queries::keys_at_once;
+  softmaxes.template add<keys_at_once>(max(low - skipped, first_own), high - skipped, chunk, a.scale, [&](int i, int g) {
     return i <= token_of(g) && stays(a.rows + i, token_of(g));
   });
 

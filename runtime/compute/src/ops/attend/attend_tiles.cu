@@ -165,11 +165,11 @@ template <int dim, int depth, int rows>
 __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* factors, const Attended& a, int head, int first_token, int last_token) {
   constexpr int pairs = (depth / 2 + 31) / 32;
   // Rows whose loads are in flight at once.
-  constexpr int together = 4;
-  for (int first = warp_index() * together; first < rows; first += blockDim.x / 32 * together) {
-    float x[together][2 * pairs];
+  constexpr int rows_at_once = 4;
+  for (int first = warp_index() * rows_at_once; first < rows; first += blockDim.x / 32 * rows_at_once) {
+    float x[rows_at_once][2 * pairs];
 #pragma unroll
-    for (int r = 0; r < together; r++) {
+    for (int r = 0; r < rows_at_once; r++) {
       int t = first_token + first + r;
 #pragma unroll
       for (int i = 0; i < 2 * pairs; i++) {
@@ -178,7 +178,7 @@ __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* fac
       }
     }
 #pragma unroll
-    for (int r = 0; r < together; r++) {
+    for (int r = 0; r < rows_at_once; r++) {
       float largest = 0.0f;
 #pragma unroll
       for (int i = 0; i < 2 * pairs; i++) largest = fmaxf(largest, fabsf(x[r][i]));

@@ -116,12 +116,12 @@ pub(in crate::ops) fn heads_together(group: usize) -> usize {
 }
 
 /// A call that rotates its token's query and key itself, or reads the key that one before it has rotated.
-fn rotate(queued: &mut Queued, from: RotaryInputs, kept: [Address; 2]) {
+fn rotate(queued: &mut Queued, from: RotaryInputs, cached: [Address; 2]) {
     let (mut before, mut after) = ([Rows::zeroed(); 3], [Rows::zeroed(); 3]);
     queued.call.parameters[0].update(|attended: &mut Attended| {
         before = [attended.q, attended.k, attended.v];
         attended.from = from;
-        [attended.k.first, attended.v.first] = kept;
+        [attended.k.first, attended.v.first] = cached;
         after = [attended.q, attended.k, attended.v];
     });
     let Some(accesses) = &mut queued.accesses else {
@@ -271,7 +271,7 @@ impl Attend {
             queued.takes.push(Take::Rotation {
                 columns: attended.from.columns,
                 head_dim: self.head_dim(),
-                kept: [k, v],
+                cached: [k, v],
                 rotates: index > retain,
                 take: rotate,
             });

@@ -72,7 +72,7 @@ impl Op for Attend {
 
     fn check(&self, rules: &mut Rules) {
         let (heads, dim) = (Some(self.kv_heads), Some(self.head_dim()));
-        rules.together("q, k and v", [self.q, self.k, self.v]);
+        rules.in_one_buffer("q, k and v", [self.q, self.k, self.v]);
         rules.multiple("k", self.k, self.kv_heads);
         rules.width("v", self.v, self.k.width);
         rules.width("q", self.q, self.heads * self.head_dim());

@@ -43,17 +43,17 @@ struct ChosenHead {
     return found;
   }
 
-  __device__ float* kept(int row, int i) const {
-    return group.kept + ((long long)partition * past + row) * width + inner + i;
+  __device__ float* history(int row, int i) const {
+    return group.history + ((long long)partition * past + row) * width + inner + i;
   }
 
   // The input j tokens of the partition before the one at hand, of which `found` are in the chunk.
   __device__ float earlier(int j, int i, int found, const int* before) const {
-    return j <= found ? group.input.token(before[j - 1])[input + i] : *kept(past - (j - found), i);
+    return j <= found ? group.input.token(before[j - 1])[input + i] : *history(past - (j - found), i);
   }
 };
 
-// `step`: there is one token, and the kept inputs move on at once.
+// `step`: there is one token, and the stored inputs move on at once.
 template <int partitions, int tile, bool step>
 __device__ void conv_chosen(ChosenGroups groups, int tokens) {
   __shared__ int found_before[32][most_past];
@@ -74,7 +74,7 @@ __device__ void conv_chosen(ChosenGroups groups, int tokens) {
       y[i] = silu(sum + weight[head.past * head.width] * x[i]);
       squares += y[i] * y[i];
       if (step) {
-        for (int row = 0; row < head.past; row++) *head.kept(row, i) = row + 1 < head.past ? *head.kept(row + 1, i) : x[i];
+        for (int row = 0; row < head.past; row++) *head.history(row, i) = row + 1 < head.past ? *head.history(row + 1, i) : x[i];
       }
     }
     if (group.unit_length) {
@@ -96,8 +96,8 @@ __device__ void keep_chosen(ChosenGroups groups, int tokens) {
     // A row is read before it is overwritten.
     for (int row = 0; row < head.past; row++) {
       int j = head.past - row;
-      *head.kept(row, i) =
-          j <= found ? head.group.input.token(before[j - 1])[head.input + i] : *head.kept(row + found, i);
+      *head.history(row, i) =
+          j <= found ? head.group.input.token(before[j - 1])[head.input + i] : *head.history(row + found, i);
     }
   }
 }

@@ -39,7 +39,7 @@ impl CpuOp for ConvChosen {
                     };
                     let width = group.width(self.partitions);
                     let past = group.conv.weight.len() / width - 1;
-                    let kept = |row: usize| {
+                    let history = |row: usize| {
                         let start = (partition * past + row) * width + inner;
                         // SAFETY: each task writes its columns of one partition's last inputs (rules: widths,
                         // bounds).
@@ -60,7 +60,7 @@ impl CpuOp for ConvChosen {
                                 let start = t * group.out.stride + group.out.start + column;
                                 // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                                 let y = unsafe { shared.part(start..start + group.head_dim) };
-                                group.step(width, inner, past, x, &kept, y);
+                                group.step(width, inner, past, x, &history, y);
                             }
                         },
                     );
@@ -71,7 +71,7 @@ impl CpuOp for ConvChosen {
 }
 
 impl ChosenGroup {
-    /// One token of one head: `kept(row)` returns the head's last inputs, oldest first.
+    /// One token of one head: `history(row)` returns the head's last inputs, oldest first.
     #[inline(always)]
     fn step<'s>(
         &self,
@@ -79,7 +79,7 @@ impl ChosenGroup {
         column: usize,
         past: usize,
         x: &[f32],
-        kept: &impl Fn(usize) -> &'s mut [f32],
+        history: &impl Fn(usize) -> &'s mut [f32],
         y: &mut [f32],
     ) {
         let tap = |row: usize| &self.conv.weight[row * width + column..][..x.len()];
@@ -88,16 +88,16 @@ impl ChosenGroup {
             None => y.fill(0.0),
         }
         for row in 0..past {
-            let old = kept(row);
+            let old = history(row);
             for ((y, w), old) in y.iter_mut().zip(tap(row)).zip(old.iter()) {
                 *y += w * old;
             }
             if row > 0 {
-                kept(row - 1).copy_from_slice(old);
+                history(row - 1).copy_from_slice(old);
             }
         }
         if past > 0 {
-            kept(past - 1).copy_from_slice(x);
+            history(past - 1).copy_from_slice(x);
         }
         for ((y, w), x) in y.iter_mut().zip(tap(past)).zip(x) {
             *y = simd::silu(*y + w * x);

@@ -27,7 +27,7 @@ device_struct! {
         weight: Address as *const f32,
         bias: Address as *const f32,
         /// The state tensor of the last inputs.
-        kept: Address as *mut f32,
+        history: Address as *mut f32,
         taps: i32,
         head_dim: i32,
         /// Its first block of threads.
@@ -58,13 +58,13 @@ impl DeviceOp for ConvChosen {
             let mut blocks = 0;
             for (place, group) in device.at.iter_mut().zip(groups) {
                 let taps = group.conv.weight.len() / group.width(self.partitions);
-                assert!(taps <= MOST_PAST + 1, "at most {MOST_PAST} kept inputs");
+                assert!(taps <= MOST_PAST + 1, "at most {MOST_PAST} stored inputs");
                 *place = ChosenGroup {
                     input: launches.rows(group.input),
                     out: launches.rows(group.out),
                     weight: launches.vector_address(&group.conv.weight)?,
                     bias: launches.optional_address(group.conv.bias.as_ref())?,
-                    kept: launches.state_address(group.conv.state),
+                    history: launches.state_address(group.conv.state),
                     taps: taps as i32,
                     head_dim: group.head_dim as i32,
                     first: blocks as i32,

@@ -31,7 +31,7 @@ impl Op for ConvChosen {
     }
 
     fn check(&self, rules: &mut Rules) {
-        rules.together("results", self.groups.iter().map(|group| group.out));
+        rules.in_one_buffer("results", self.groups.iter().map(|group| group.out));
         for group in &self.groups {
             let width = group.width(self.partitions);
             rules.multiple("a result", group.out, group.head_dim * self.partitions);

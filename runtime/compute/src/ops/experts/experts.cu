@@ -115,16 +115,16 @@ template <int rounding, int most>
 __device__ int* load_values(const float* values, int count, float* x) {
   __syncthreads();
   // Loads of one thread that are in flight together.
-  constexpr int together = 8;
-  for (int first = threadIdx.x; first < most; first += together * blockDim.x) {
-    float loaded[together];
+  constexpr int at_once = 8;
+  for (int first = threadIdx.x; first < most; first += at_once * blockDim.x) {
+    float loaded[at_once];
 #pragma unroll
-    for (int i = 0; i < together; i++) {
+    for (int i = 0; i < at_once; i++) {
       int at = first + i * blockDim.x;
       loaded[i] = at < count ? round_short<rounding>(values[at]) : 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < together; i++) {
+    for (int i = 0; i < at_once; i++) {
       int at = first + i * blockDim.x;
       if (at < most) x[at] = loaded[i];
     }
@@ -155,8 +155,8 @@ __device__ float lane_sum(
 }
 
 // The weighted sum of the experts' outputs for their inner values. Rows are distributed over the warps of all blocks; a warp takes at
-// most `turns` of them. The inputs of `together` experts are in shared memory at once.
-template <class Routed, class Common, int experts, int chosen, int together, int rows, int turns, bool add>
+// most `turns` of them. The inputs of `at_once` experts are in shared memory at once.
+template <class Routed, class Common, int experts, int chosen, int at_once, int rows, int turns, bool add>
 __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows route, Rows gate, float multiplier, Rows output) {
   float* x = shared_memory<float>();
   int t = blockIdx.y, warps = blockDim.x / 32;
@@ -167,9 +167,9 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
     if (row < rows) prefetch_row<Routed::down, Routed::width>(routed.down, (long long)(int)numbers[i % chosen] * rows + row);
   }
   float sums[turns] = {};
-  for (int first = 0; first < chosen; first += together) {
-    constexpr int width = Routed::width, most = together * width;
-    int count = min(together, chosen - first);
+  for (int first = 0; first < chosen; first += at_once) {
+    constexpr int width = Routed::width, most = at_once * width;
+    int count = min(at_once, chosen - first);
     int* rounded = load_values<Routed::last, most>(values + first * width, count * width, x);
 #pragma unroll 1
     for (int turn = 0; turn < turns; turn++) {

@@ -105,8 +105,8 @@ impl DeviceOp for Experts {
         });
         launches.narrow_accesses(&[input.bytes(), route.bytes()], &[inner.bytes()]);
 
-        let together = (INNER_VALUES / width).clamp(1, chosen);
-        let values = (together * width).max(common.map_or(0, Expert::width));
+        let at_once = (INNER_VALUES / width).clamp(1, chosen);
+        let values = (at_once * width).max(common.map_or(0, Expert::width));
         let gate = self.shared.as_ref().and_then(|shared| shared.gate);
         let gate = gate.map_or(Rows::zeroed(), |gate| launches.rows(gate));
         let multiplier = self.shared.as_ref().map_or(1.0, |shared| shared.multiplier);
@@ -116,7 +116,7 @@ impl DeviceOp for Experts {
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "end_experts<{networks}, {experts}, {chosen}, {together}, {rows}, {turns}, {add}>"
+                "end_experts<{networks}, {experts}, {chosen}, {at_once}, {rows}, {turns}, {add}>"
             ),
             grid: Grid::EachToken(ended),
             threads,

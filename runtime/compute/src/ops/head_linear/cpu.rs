@@ -34,7 +34,7 @@ impl CpuOp for HeadLinear {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let (head, piece) = (task / pieces, task % pieces);
                 let piece = piece * ROWS..rows.min((piece + 1) * ROWS);
-                let place = self.out.start + head * (rows + self.kept);
+                let place = self.out.start + head * (rows + self.copied);
                 for first in (0..tokens).step_by(BATCH) {
                     let count = BATCH.min(tokens - first);
                     let picked: [u32; BATCH] =
@@ -49,10 +49,10 @@ impl CpuOp for HeadLinear {
                         // disjoint writes).
                         unsafe { out.part(columns) }.copy_from_slice(&product[..piece.len()]);
                         if piece.start == 0 {
-                            let kept = start + rows..start + rows + self.kept;
+                            let copied = start + rows..start + rows + self.copied;
                             // SAFETY: as above; one task of a head has these columns.
-                            let kept = unsafe { out.part(kept) };
-                            kept.copy_from_slice(&of_head(first + i, head)[cols..][..self.kept]);
+                            let copied = unsafe { out.part(copied) };
+                            copied.copy_from_slice(&of_head(first + i, head)[cols..][..self.copied]);
                         }
                     }
                 }

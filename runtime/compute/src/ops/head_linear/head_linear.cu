@@ -1,7 +1,7 @@
 // Products of heads with one matrix per head. `lanes` threads share a row, which they hold in registers for the tokens of a tile.
 // Inputs are rounded in shared memory.
 
-template <int format, int rounding, int lanes, int heads, int rows, int cols, int kept, int width, int tile>
+template <int format, int rounding, int lanes, int heads, int rows, int cols, int copied, int width, int tile>
 __device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
   using Weights = Format<format, cols>;
   constexpr int threads = 128, block_rows = threads / lanes, groups = (rows + block_rows - 1) / block_rows;
@@ -32,7 +32,7 @@ __device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
       __syncthreads();
       inputs = rounded;
     }
-    float* to = out.token(t) + head * (rows + kept);
+    float* to = out.token(t) + head * (rows + copied);
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < parts; i++) {
@@ -45,7 +45,7 @@ __device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
     for (int i = lanes / 2; i > 0; i /= 2) sum += __shfl_xor_sync(all_lanes, sum, i);
     if (inside && place == 0) to[row] = sum;
     if (group == 0) {
-      for (int i = threadIdx.x; i < kept; i += threads) to[rows + i] = from[cols + i];
+      for (int i = threadIdx.x; i < copied; i += threads) to[rows + i] = from[cols + i];
     }
   }
 }

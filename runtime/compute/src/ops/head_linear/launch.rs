@@ -19,7 +19,7 @@ const KEPT: usize = 32;
 impl DeviceOp for HeadLinear {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (heads, rows, cols) = (self.heads, self.rows(), self.matrix.cols());
-        let (kept, width) = (self.kept, self.x.width / heads);
+        let (copied, width) = (self.copied, self.x.width / heads);
         let tile = if launches.tokens == 1 { 1 } else { TILE };
         let lanes = cols.div_ceil(KEPT).next_power_of_two().min(32);
         let format = format_of(&self.matrix);
@@ -27,7 +27,7 @@ impl DeviceOp for HeadLinear {
         launches.push_prefetching(Call {
             source: const { &[Source::new("ops/head_linear/head_linear.cu", &[])] },
             kernel: format!(
-                "head_linear<{format}, {}, {lanes}, {heads}, {rows}, {cols}, {kept}, {width}, {tile}>",
+                "head_linear<{format}, {}, {lanes}, {heads}, {rows}, {cols}, {copied}, {width}, {tile}>",
                 Rounding::device_number(rounding)
             ),
             grid: Grid::EachTile(heads * rows.div_ceil(THREADS / lanes), tile),

@@ -18,8 +18,8 @@ pub struct HeadLinear {
     /// `[heads * rows, cols]`: the heads' matrices, one after another.
     pub matrix: Matrix,
     /// Columns of a head after the multiplied ones; they are copied after its product.
-    pub kept: usize,
-    /// Results `[heads, rows + kept]`.
+    pub copied: usize,
+    /// Results `[heads, rows + copied]`.
     pub out: View,
 }
 
@@ -48,9 +48,9 @@ impl Op for HeadLinear {
         let rows = self.matrix.rows();
         rules.equal("the matrices' rows", self.rows() * self.heads, rows);
         let width = self.x.width / self.heads;
-        let used = self.matrix.cols() + self.kept;
+        let used = self.matrix.cols() + self.copied;
         rules.equal("a head's used columns", used.min(width), used);
-        rules.width("out", self.out, self.heads * (self.rows() + self.kept));
+        rules.width("out", self.out, self.heads * (self.rows() + self.copied));
     }
 
     fn weight_bytes(&self) -> usize {
@@ -75,8 +75,8 @@ mod tests {
 
     /// With the equations, on inputs that 8 bits hold.
     fn compare(format: &'static Format, cols: usize) {
-        let (heads, rows, kept, tokens) = (3, 70, 2, 83);
-        let width = cols + kept + 1;
+        let (heads, rows, copied, tokens) = (3, 70, 2, 83);
+        let width = cols + copied + 1;
         let values: Vec<f32> = (0..heads * rows * cols).map(noise).collect();
         let shape = [heads * rows, cols];
         let mut bytes = vec![0; format.tensor_bytes(&shape).expect("whole blocks")];
@@ -86,8 +86,8 @@ mod tests {
             heads,
             x: View::whole(0, heads * width),
             matrix: matrix.expect("a matrix"),
-            kept,
-            out: View::whole(1, heads * (rows + kept)),
+            copied,
+            out: View::whole(1, heads * (rows + copied)),
         };
         let weights: Vec<Vec<f32>> = (0..heads * rows)
             .map(|row| {
@@ -113,9 +113,9 @@ mod tests {
             let (found, _) = rig.read(&chunks, fill, op.out);
             for (i, found) in found.iter().enumerate() {
                 let (t, column) = (i / op.out.width, i % op.out.width);
-                let (head, column) = (column / (rows + kept), column % (rows + kept));
+                let (head, column) = (column / (rows + copied), column % (rows + copied));
                 let expected: f32 = match column.checked_sub(rows) {
-                    Some(kept) => x(t, head * width + cols + kept),
+                    Some(copied) => x(t, head * width + cols + copied),
                     None => (0..cols)
                         .map(|c| x(t, head * width + c) * weights[head * rows + column][c])
                         .sum(),

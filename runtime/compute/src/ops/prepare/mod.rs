@@ -102,7 +102,7 @@ impl Op for Prepare {
     }
 
     fn check(&self, rules: &mut Rules) {
-        rules.together("head groups", self.groups.iter().map(|group| group.view));
+        rules.in_one_buffer("head groups", self.groups.iter().map(|group| group.view));
         for group in &self.groups {
             rules.multiple("a head group", group.view, group.head_dim);
             if let Some(conv) = &group.conv {

@@ -59,7 +59,7 @@ impl Replace {
 
 impl CpuOp for Replace {
     fn run(&self, frame: &mut Frame) {
-        let kept = match &self.first {
+        let first = match &self.first {
             FirstValues::Keep(view) => Some(*view),
             FirstValues::Mix { .. } => None,
         };
@@ -68,7 +68,7 @@ impl CpuOp for Replace {
             Some(self.v),
             Some(self.removal),
             Some(self.bonus),
-            kept,
+            first,
         ];
         let mut buffers = changed.map(|view| match view {
             Some(view) => frame.buffers.take(view.buffer),

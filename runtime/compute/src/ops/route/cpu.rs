@@ -56,7 +56,7 @@ fn drop_groups(scores: &mut [f32], groups: Groups, bias: impl Fn(usize) -> f32) 
     for (group, &sum) in sums[..groups.count].iter().enumerate() {
         let before = |(other, &x): (usize, &f32)| x > sum || (x == sum && other < group);
         let better = sums[..groups.count].iter().enumerate();
-        if better.filter(|&other| before(other)).count() >= groups.kept {
+        if better.filter(|&other| before(other)).count() >= groups.top_k {
             scores[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
         }
     }

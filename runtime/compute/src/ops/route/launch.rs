@@ -11,13 +11,13 @@ impl DeviceOp for Route {
         let (partitions, chosen) = (self.logits.width, self.out.width / 2);
         let router = &self.router;
         let scoring = router.scoring as usize;
-        let (groups, kept) = router.groups.map_or((1, 1), |g| (g.count, g.kept));
+        let (groups, chosen_groups) = router.groups.map_or((1, 1), |g| (g.count, g.top_k));
         let normalize = router.normalize.is_some();
         let warps = 4;
         launches.push(Call {
             source: const { &[Source::new("ops/route/route.cu", &[Scoring::define])] },
             kernel: format!(
-                "route<{partitions}, {chosen}, {scoring}, {normalize}, {groups}, {kept}>"
+                "route<{partitions}, {chosen}, {scoring}, {normalize}, {groups}, {chosen_groups}>"
             ),
             grid: Grid::EachTile(1, warps),
             threads: 32 * warps,

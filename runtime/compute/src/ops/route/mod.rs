@@ -29,8 +29,9 @@ device_enum! {
 pub struct Groups {
     /// Groups, of equal size, of which each has two members or more.
     pub count: usize,
-    /// Number of groups to keep: those whose two best members have the largest sums.
-    pub kept: usize,
+    /// Groups that stay: those whose two best members have the largest sums.
+    #[serde(rename = "kept")]
+    pub top_k: usize,
 }
 
 impl Groups {
@@ -212,11 +213,11 @@ mod tests {
             scoring: Scoring::Sigmoid,
             normalize: None,
             scale: 1.0,
-            groups: Some(Groups { count: 3, kept: 1 }),
+            groups: Some(Groups { count: 3, top_k: 1 }),
         };
         assert_eq!(route(&logits, 3, router, None)[..3], [3.0, 4.0, 5.0]);
         let two = Router {
-            groups: Some(Groups { count: 3, kept: 2 }),
+            groups: Some(Groups { count: 3, top_k: 2 }),
             ..router
         };
         assert_eq!(route(&logits, 3, two, None)[..3], [3.0, 6.0, 4.0]);

@@ -2,7 +2,7 @@
 // `Scoring` is in mod.rs.
 
 // Leaves no chance to the members of all but the best groups. A lane compares its group with the others.
-template <int partitions, int groups, int kept>
+template <int partitions, int groups, int chosen_groups>
 __device__ void drop_groups(float* scores, const float* bias) {
   constexpr int size = partitions / groups;
   int group = lane_index();
@@ -23,13 +23,13 @@ __device__ void drop_groups(float* scores, const float* bias) {
     float x = __shfl_sync(all_lanes, sum, other);
     better += x > sum || (x == sum && other < group);
   }
-  if (group < groups && better >= kept) {
+  if (group < groups && better >= chosen_groups) {
     for (int i = group * size; i < (group + 1) * size; i++) scores[i] = -infinity;
   }
   __syncwarp();
 }
 
-template <int partitions, int chosen, int scoring, bool normalize, int groups, int kept>
+template <int partitions, int chosen, int scoring, bool normalize, int groups, int chosen_groups>
 __device__ void route(Rows logits, const float* bias, float more, float scale, Rows out, int tokens) {
   int t = blockIdx.y * (blockDim.x / 32) + warp_index();
   if (t >= tokens) return;
@@ -42,7 +42,7 @@ __device__ void route(Rows logits, const float* bias, float more, float scale, R
   }
   if constexpr (groups > 1) {
     __syncwarp();
-    drop_groups<partitions, groups, kept>(scores, bias);
+    drop_groups<partitions, groups, chosen_groups>(scores, bias);
   }
   float sum = 0.0f;
   for (int rank = 0; rank < chosen; rank++) {

@@ -47,9 +47,9 @@ impl Score {
         let mut first = position as i64;
         for (index, layer) in self.layers.iter().enumerate() {
             let (past, ahead) = (layer.past(), layer.ahead());
-            let kept = history(layer);
-            inputs[..kept.len()].copy_from_slice(kept);
-            let new = &mut inputs[kept.len()..][..tokens * layer.inputs];
+            let past_inputs = history(layer);
+            inputs[..past_inputs.len()].copy_from_slice(past_inputs);
+            let new = &mut inputs[past_inputs.len()..][..tokens * layer.inputs];
             if index == 0 {
                 for (t, row) in new.chunks_exact_mut(layer.inputs).enumerate() {
                     row[..head_dim].copy_from_slice(columns(&self.k, t));
@@ -58,7 +58,7 @@ impl Score {
             } else {
                 new.copy_from_slice(&outputs[..tokens * layer.inputs]);
             }
-            kept.copy_from_slice(&inputs[tokens * layer.inputs..][..past * layer.inputs]);
+            past_inputs.copy_from_slice(&inputs[tokens * layer.inputs..][..past * layer.inputs]);
 
             first -= ahead as i64;
             let out = &mut outputs[..tokens * layer.outputs];

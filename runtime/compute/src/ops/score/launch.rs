@@ -28,7 +28,7 @@ device_struct! {
         /// For each key head, `chunk` rows.
         outputs: Address as *mut f32,
         /// For each key head, `past` rows.
-        kept: Address as *mut f32,
+        history: Address as *mut f32,
         /// Destination for a copy of a single token's inputs, in rows as of `outputs`, or null: their source may be overwritten before the
         /// next layer stores them.
         copy: Address as *mut f32,
@@ -80,7 +80,7 @@ struct Placed<'a> {
     ahead: usize,
     /// The memory of its inputs, of those that it keeps, and of its outputs.
     inputs: [Range<Address>; 2],
-    kept: Range<Address>,
+    history: Range<Address>,
     outputs: Range<Address>,
     /// Address of a single token's inputs for the next layer, if not this layer's.
     copy: Range<Address>,
@@ -130,14 +130,14 @@ impl DeviceOp for Score {
                 _ => self.launch_tiles(launches, layer)?,
             }
             let [k, v] = layer.inputs.clone();
-            let mut reads = vec![k, v, layer.kept.clone()];
+            let mut reads = vec![k, v, layer.history.clone()];
             let mut writes = vec![layer.outputs.clone(), layer.copy.clone()];
             if let Some(before) = before {
                 reads.push(before.found().clone());
-                writes.push(before.kept.clone());
+                writes.push(before.history.clone());
             }
             if is_end {
-                writes.extend([layer.kept.clone(), end.out.bytes()]);
+                writes.extend([layer.history.clone(), end.out.bytes()]);
                 writes.extend(window.map(|tensor| launches.state_bytes(tensor)));
             }
             launches.narrow_accesses(&reads, &writes);
@@ -167,7 +167,7 @@ impl Score {
                 k,
                 v,
                 outputs: before.map_or(0, |before| before.out),
-                kept: launches.state_address(layer.state),
+                history: launches.state_address(layer.state),
                 copy: copy.start,
                 inputs: layer.inputs as i32,
                 past: layer.past() as i32,
@@ -187,7 +187,7 @@ impl Score {
                 out,
                 ahead,
                 inputs,
-                kept: launches.state_bytes(layer.state),
+                history: launches.state_bytes(layer.state),
                 outputs: out..out + bytes as u64,
                 copy,
             });

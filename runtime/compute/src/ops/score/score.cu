@@ -1,10 +1,10 @@
 // The retention router: convolutions over the keys and values of neighbouring tokens, then a score for each token.
 // The types are in launch.rs.
 
-// Input `channel` of a head at the chunk's token t; negative tokens come from `kept`.
+// Input `channel` of a head at the chunk's token t; negative tokens come from `history`.
 __device__ inline float RouterInputs::at(int head, int t, int channel) const {
   bool before = t < 0;
-  const float* row = (before ? kept : outputs) + ((long long)head * (before ? past : chunk) + (before ? past : 0) + t) * inputs;
+  const float* row = (before ? history : outputs) + ((long long)head * (before ? past : chunk) + (before ? past : 0) + t) * inputs;
   if (!before && !outputs) {
     int dim = inputs / 2;
     row = channel < dim ? k.token(t) + head * dim : v.token(t) + (head - 1) * dim;
@@ -13,29 +13,29 @@ __device__ inline float RouterInputs::at(int head, int t, int channel) const {
 }
 
 // Rows whose loads are in flight together.
-constexpr int kept_together = 4;
+constexpr int rows_at_once = 4;
 
 // Keeps the inputs that the next outputs need. A block takes a head of a layer, a thread a channel, so that the rows move
 // up in place: the last threads the first channels, since the first warp may have other things to do.
 __device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
   for (int channel = blockDim.x - 1 - threadIdx.x; channel < from.inputs; channel += blockDim.x) {
-    float* kept = from.kept + (long long)head * from.past * from.inputs + channel;
+    float* history = from.history + (long long)head * from.past * from.inputs + channel;
     int stay = max(from.past - tokens, 0);
 #pragma unroll 1
-    for (int first = 0; first < stay; first += kept_together) {
+    for (int first = 0; first < stay; first += rows_at_once) {
       // Loads all rows before storing, since their destinations overlap.
-      float x[kept_together];
+      float x[rows_at_once];
 #pragma unroll
-      for (int i = 0; i < kept_together; i++) {
-        if (first + i < stay) x[i] = kept[(first + i + tokens) * from.inputs];
+      for (int i = 0; i < rows_at_once; i++) {
+        if (first + i < stay) x[i] = history[(first + i + tokens) * from.inputs];
       }
 #pragma unroll
-      for (int i = 0; i < kept_together; i++) {
-        if (first + i < stay) kept[(first + i) * from.inputs] = x[i];
+      for (int i = 0; i < rows_at_once; i++) {
+        if (first + i < stay) history[(first + i) * from.inputs] = x[i];
       }
     }
 #pragma unroll 1
-    for (int row = stay; row < from.past; row++) kept[row * from.inputs] = from.at(head, tokens - from.past + row, channel);
+    for (int row = stay; row < from.past; row++) history[row * from.inputs] = from.at(head, tokens - from.past + row, channel);
   }
 }
 
@@ -61,27 +61,27 @@ constexpr int most_held_rows = 24;
 template <int inputs, int outputs, int taps, int dilation, int width, int threads, bool shared_by_heads, int heads, int map>
 __device__ void score_layer(const RouterInputs& from, const RouterInputs& before, const float* weight, const float* bias, float* out,
                             const RouterEnd& end, const u64* position, int ahead, int tokens) {
-  constexpr int columns = (outputs + width - 1) / width, together = 32 / width, warps = threads / 32;
-  constexpr int rows = taps * inputs, step = warps * together, own_rows = (rows + step - 1) / step;
+  constexpr int columns = (outputs + width - 1) / width, rows_of_warp = 32 / width, warps = threads / 32;
+  constexpr int rows = taps * inputs, step = warps * rows_of_warp, own_rows = (rows + step - 1) / step;
   constexpr bool ends = map >= 0;
   static_assert(!ends || columns == 1, "a block has all outputs of a head");
   int head = blockIdx.x / columns, group = shared_by_heads ? 0 : head;
   int column = blockIdx.x % columns * width + lane_index() % width;
-  int first_row = warp_index() * together + lane_index() / width;
+  int first_row = warp_index() * rows_of_warp + lane_index() / width;
   float sum = 0.0f;
   bool only_keeps = (int)blockIdx.x >= heads * columns;
   const float* own = weight + (long long)group * rows * outputs + min(column, outputs - 1);
   if constexpr (own_rows <= most_held_rows) {
     // The last tap's inputs are the token's; those of the other taps were stored.
-    constexpr int kept_rows = rows - inputs;
-    const float* kept = from.kept + (long long)head * (taps - 1) * dilation * inputs;
+    constexpr int past_rows = rows - inputs;
+    const float* history = from.history + (long long)head * (taps - 1) * dilation * inputs;
     float w[own_rows] = {}, x[own_rows] = {};
 #pragma unroll
     for (int r = 0; r < own_rows; r++) {
       int row = first_row + r * step;
       if (only_keeps || row >= rows) continue;
       w[r] = own[(long long)row * outputs];
-      if (row < kept_rows) x[r] = kept[row + row / inputs * (dilation - 1) * inputs];
+      if (row < past_rows) x[r] = history[row + row / inputs * (dilation - 1) * inputs];
     }
     wait_for_dependencies();
     launch_dependents();
@@ -89,7 +89,7 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
 #pragma unroll
     for (int r = 0; r < own_rows; r++) {
       int row = first_row + r * step;
-      if (row >= kept_rows && row < rows) x[r] = from.at(head, 0, row - kept_rows);
+      if (row >= past_rows && row < rows) x[r] = from.at(head, 0, row - past_rows);
     }
 #pragma unroll
     for (int r = 0; r < own_rows; r++) sum += w[r] * x[r];

@@ -116,8 +116,8 @@ struct Softmaxes {
   static constexpr int lanes = lanes_of_key(dim, unit);
   static constexpr int pieces = (dim + lanes * unit - 1) / (lanes * unit);
   static constexpr int keys_of_warp = 32 / lanes;
-  // Keys that are read together, so that their loads overlap. Long ones fill the registers alone.
-  static constexpr int together = pieces * unit > 8 ? 1 : sizeof(E) == 2 && queries <= 4 ? 4 : 2;
+  // Keys that are read at once, so that their loads overlap. Long ones fill the registers alone.
+  static constexpr int keys_at_once = pieces * unit > 8 ? 1 : sizeof(E) == 2 && queries <= 4 ? 4 : 2;
 
   using Key = Piece<E, unit>;
 
@@ -182,35 +182,35 @@ struct Softmaxes {
   }
 
   // Adds entries from..to of `source`; `sees(i, g)` says whether query g of the block sees entry i. The whole block takes part.
-  template <int together = Softmaxes::together, class Source, class Sees>
+  template <int keys_at_once = Softmaxes::keys_at_once, class Source, class Sees>
   __device__ void add(int from, int to, const Source& source, float scale, Sees sees) {
     using T = typename Source::Value;
     int own = warp_index() / sharing * keys_of_warp + lane_index() / lanes;
     int side_by_side = blockDim.x / 32 / sharing * keys_of_warp;
-    for (int first = from; first < to; first += side_by_side * together) {
-      Piece<T, unit> keys[together][pieces], values[together][pieces];
+    for (int first = from; first < to; first += side_by_side * keys_at_once) {
+      Piece<T, unit> keys[keys_at_once][pieces], values[keys_at_once][pieces];
 #pragma unroll
-      for (int u = 0; u < together; u++) {
+      for (int u = 0; u < keys_at_once; u++) {
         int i = min(first + u * side_by_side + own, to - 1);
         load(source.key(i), keys[u]);
         load(source.value(i), values[u]);
       }
       // Whether a key is seen may have to be read too.
-      bool seen[queries][together];
+      bool seen[queries][keys_at_once];
 #pragma unroll
       for (int g = 0; g < queries; g++) {
 #pragma unroll
-        for (int u = 0; u < together; u++) {
+        for (int u = 0; u < keys_at_once; u++) {
           int i = first + u * side_by_side + own;
           seen[g][u] = sees(min(i, to - 1), first_query() + g) & (i < to);
         }
       }
 #pragma unroll
       for (int g = 0; g < queries; g++) {
-        float scores[together];
+        float scores[keys_at_once];
         float highest = largest[g];
 #pragma unroll
-        for (int u = 0; u < together; u++) {
+        for (int u = 0; u < keys_at_once; u++) {
           scores[u] = scale * over_lanes(product(g, keys[u]));
           if (seen[g][u]) highest = fmaxf(highest, scores[u]);
         }
@@ -220,7 +220,7 @@ struct Softmaxes {
 #pragma unroll
         for (int i = 0; i < pieces * unit; i++) weighted[g][i] *= shrink;
 #pragma unroll
-        for (int u = 0; u < together; u++) {
+        for (int u = 0; u < keys_at_once; u++) {
           // A value that is not seen may not even be finite.
           if (!seen[g][u]) continue;
           float weight = expf(scores[u] - highest);
@@ -279,7 +279,7 @@ struct Softmaxes {
     }
   }
 
-  // One value of the softmax that `count` entries make together, `stride` values from one to the next.
+  // One value of the softmax that `count` entries make keys_at_once, `stride` values from one to the next.
   template <class Emit>
   __device__ static void merge_entries(const float* entries, int count, int stride, int i, Emit emit) {
     float highest = no_score, total = 0.0f, x = 0.0f;

@@ -25,9 +25,9 @@ pub(super) struct Mixture {
     pub router: Router,
     /// Whether a shared expert's output is gated.
     pub gate: bool,
-    /// Whether `feed_forward_length` is the width of all chosen experts together and of the shared one, where no key says
-    /// theirs; else it is that of an expert.
-    pub together: bool,
+    /// Whether `feed_forward_length` is the total width of all chosen experts, and that of the shared one, where no key gives
+    /// theirs; else it is the width of one expert.
+    pub length_is_total: bool,
 }
 
 impl Mixture {
@@ -36,7 +36,7 @@ impl Mixture {
         Mixture {
             router,
             gate: false,
-            together: false,
+            length_is_total: false,
         }
     }
 }
@@ -45,7 +45,7 @@ impl Mixture {
 pub(super) fn experts(keys: &Keys, block: usize, mixture: Mixture) -> Result<ExpertsSpec> {
     let whole = keys.per_layer_or("feed_forward_length", 0)?[block];
     let chosen = keys.per_layer("expert_used_count")?[block];
-    let usual = if mixture.together {
+    let usual = if mixture.length_is_total {
         whole / chosen.max(1)
     } else {
         whole
@@ -53,7 +53,7 @@ pub(super) fn experts(keys: &Keys, block: usize, mixture: Mixture) -> Result<Exp
     let intermediate = keys.per_layer_or("expert_feed_forward_length", usual)?[block];
     let shared = match keys.optional_usize("expert_shared_feed_forward_length")? {
         Some(shared) => shared,
-        None if mixture.together => whole,
+        None if mixture.length_is_total => whole,
         None => keys
             .usize_or("expert_shared_count", 0)?
             .saturating_mul(intermediate),
@@ -90,11 +90,11 @@ pub(super) fn sigmoid(keys: &Keys, more: f32) -> Result<Router> {
     }
 }
 
-/// Groups of experts of which some are kept; a single one is none.
+/// Groups of experts of which the best are used; a single one is none.
 fn groups(keys: &Keys) -> Result<Option<Groups>> {
     let count = keys.usize_or("expert_group_count", 0)?;
-    let kept = keys.usize_or("expert_group_used_count", count)?;
-    Ok((count > 1).then_some(Groups { count, kept }))
+    let top_k = keys.usize_or("expert_group_used_count", count)?;
+    Ok((count > 1).then_some(Groups { count, top_k }))
 }
 
 /// The names of the tensors of `experts` in block `block`. Gates and up projections may be fused in one tensor.

@@ -29,7 +29,7 @@ fn read(keys: &Keys) -> Result<Description> {
     let intermediate = keys.per_layer_or("feed_forward_length", 0)?;
     let mixture = Mixture {
         gate: true,
-        together: true,
+        length_is_total: true,
         ..Mixture::new(Router::softmax(true))
     };
     let has_experts = keys.experts()? > 0;

@@ -35,13 +35,13 @@ impl Stream {
         };
         let mut attributes = [
             attribute(
-                launch.together,
+                launch.cooperative,
                 Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
                 Value { cooperative: 1 },
             ),
             // Where kernels may overlap, each waits for the one before by itself (`wait_for_dependencies`).
             attribute(
-                self.gpu.overlaps && !launch.together,
+                self.gpu.overlaps && !launch.cooperative,
                 Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                 Value {
                     programmaticStreamSerializationAllowed: 1,
@@ -143,10 +143,10 @@ impl Queue for Stream {
         .result();
         self.gpu.check(counted)?;
         let [blocks, ..] = launch.grid;
-        let together = each as u32 * self.gpu.sms;
-        if together < blocks {
+        let resident = each as u32 * self.gpu.sms;
+        if resident < blocks {
             return Ok(Some(format!(
-                "{together} of {blocks} thread blocks of {} threads and {} bytes of shared memory fit on it at once",
+                "{resident} of {blocks} thread blocks of {} threads and {} bytes of shared memory fit on it at once",
                 launch.threads, launch.shared
             )));
         }
