@@ -1,4 +1,4 @@
-//! The shared library's soname: `libwaterline.so.N`, where N is the version of the ABI.
+//! Sets the shared library's soname: `libwaterline.so.N`, where N is the version of the ABI.
 
 fn main() {
     println!("cargo::rerun-if-changed=waterline.h");
@@ -11,7 +11,7 @@ fn main() {
     match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
         Ok("linux" | "android" | "freebsd" | "netbsd" | "openbsd") => {
             println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libwaterline.so.{version}");
-            // C functions of other crates are no part of the interface.
+            // C functions of other crates are not part of the interface.
             println!("cargo::rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
         }
         Ok("macos" | "ios") => {

@@ -1,5 +1,5 @@
-// waterline for C++17: handles that free themselves, exceptions in place of statuses. Nothing but this header and
-// waterline.h is needed. waterline.h says what each call does.
+// waterline for C++17: handles that free themselves, and exceptions instead of statuses. It needs only this header and waterline.h, which
+// documents each call.
 #ifndef WATERLINE_HPP
 #define WATERLINE_HPP
 
@@ -17,7 +17,7 @@
 
 namespace waterline {
 
-// Thrown by a call that did not return WL_OK.
+// Thrown when a call does not return WL_OK.
 class Error : public std::runtime_error {
 public:
     explicit Error(wl_status status) : std::runtime_error(wl_last_error()), status_(status) {}
@@ -65,7 +65,7 @@ struct FreeBatch {
     void operator()(wl_batch *batch) const noexcept { wl_batch_free(batch); }
 };
 
-// A model. Moves, and frees itself; sessions made on it live on without it.
+// A model. Movable, and frees itself; its sessions outlive it.
 class Model {
 public:
     static Model open(const std::string &path, const ModelParams &params = {})
@@ -103,7 +103,7 @@ public:
         return name;
     }
 
-    // Where its sessions compute, and why there if that was left to the library.
+    // The device its sessions compute on, with the reason if the library chose it.
     std::string device() const
     {
         const char *device = nullptr;
@@ -118,7 +118,7 @@ public:
         return json;
     }
 
-    // Notes on its files for people, a sentence a line.
+    // Remarks about its files for the user, one sentence per line.
     std::string notes() const
     {
         const char *notes = nullptr;
@@ -135,7 +135,7 @@ public:
 
     std::vector<uint32_t> tokenize(std::string_view text, bool special = false) const
     {
-        // No text has more tokens than bytes, but a prefix may add some.
+        // A text usually has fewer tokens than bytes, but the tokenizer's prefix may add some.
         std::vector<uint32_t> tokens(text.size() + 16);
         size_t count = 0;
         wl_status status;
@@ -147,7 +147,7 @@ public:
         return tokens;
     }
 
-    // Exact bytes, which may begin or end inside a character.
+    // The exact bytes, which may begin or end inside a character.
     std::string detokenize(const std::vector<uint32_t> &tokens) const
     {
         size_t length = 0;
@@ -165,7 +165,7 @@ private:
     std::unique_ptr<wl_model, FreeModel> model_;
 };
 
-// Checkpoints that sessions share: params.store = store.get(). Moves, and frees itself; sessions keep what they need of it.
+// Checkpoints that sessions share: params.store = store.get(). Movable, and frees itself; sessions keep the parts they need alive.
 class Store {
 public:
     explicit Store(const StoreParams &params = {})
@@ -190,7 +190,7 @@ private:
     std::unique_ptr<wl_store, FreeStore> store_;
 };
 
-// The logits of a session, in its own memory: for (float logit : session.logits()).
+// The logits of a session, in the session's memory: for (float logit : session.logits()).
 struct Logits {
     const float *first;
     size_t count;
@@ -200,24 +200,24 @@ struct Logits {
     float operator[](size_t token) const noexcept { return first[token]; }
 };
 
-// A session. Moves, and frees itself. One call at a time, but for cancel().
+// A session. Movable, and frees itself. It serves one call at a time, except cancel().
 class Session {
 public:
-    // Takes a piece of text; false stops. It may throw: the exception leaves through the call that generates.
+    // Receives a piece of text; false stops. It may throw: the exception propagates out of the generating call.
     using OnText = std::function<bool(std::string_view)>;
 
-    // A token with its log-probability, NaN unless params.logprobs is 1, and the text that it completes.
+    // A token, its log-probability (NaN unless params.logprobs is 1), and the text that it completes.
     struct Token {
         uint32_t id;
         float logprob;
         std::string_view text;
     };
 
-    // Functions that a generation calls; any may be empty, and any may throw.
+    // Callbacks of a generation; each may be empty, and each may throw.
     struct Hooks {
-        // false stops after the token.
+        // Returning false stops after the token.
         std::function<bool(const Token &)> on_token;
-        // Its changes of the logits hold for the next choice.
+        // Its changes to the logits apply to the next choice only.
         std::function<void(float *logits, size_t count)> on_logits;
     };
 
@@ -282,14 +282,14 @@ public:
                    });
     }
 
-    // Begins a generation, or the answer to a message, that next() or a batch carries on.
+    // Begins a generation, or the answer to a message, which next() or a batch advances.
     void start(const GenerateParams &params = {}) { check(wl_generate_start(get(), &params)); }
     void start_answer(std::string_view message, const GenerateParams &params = {})
     {
         check(wl_chat_start(get(), message.data(), message.size(), &params));
     }
 
-    // The next piece of what was begun, valid until the next call; at its end one without data(), and `result` is filled.
+    // The next piece of that generation, valid until the next call; at the end its data() is NULL, and `result` is filled.
     std::string_view next(wl_generate_result *result = nullptr)
     {
         const char *text = nullptr;
@@ -298,13 +298,13 @@ public:
         return {text, length};
     }
 
-    // How a history came into the session.
+    // The numbers of tokens of a history that were reused and read.
     struct HistoryRead {
         size_t reused;
         size_t read;
     };
 
-    // Becomes a session that has read these tokens and nothing else; how many were not read again.
+    // Makes the session one that has read these tokens and nothing else; returns the number of tokens that were not read again.
     size_t read_history(const std::vector<uint32_t> &tokens)
     {
         size_t reused = 0;
@@ -314,7 +314,7 @@ public:
 
     void checkpoint() { check(wl_session_checkpoint(get())); }
 
-    // The conversation becomes these messages, an array as JSON; generate() gives the answer to a last message of the user.
+    // Replaces the conversation with these messages, a JSON array; if the last message is the user's, generate() gives the answer.
     HistoryRead set_messages(std::string_view json)
     {
         HistoryRead found{};
@@ -322,7 +322,7 @@ public:
         return found;
     }
 
-    // The conversation becomes these messages: pairs of role and content.
+    // Replaces the conversation with these messages: pairs of role and content.
     void set_messages(const std::vector<std::pair<std::string, std::string>> &messages)
     {
         std::vector<wl_message> pointers;
@@ -331,11 +331,11 @@ public:
         check(wl_chat_set_messages(get(), pointers.data(), pointers.size()));
     }
 
-    // Whether the template requests a thought before the answer: 1, 0, or -1 as it does by default.
+    // Sets whether the template requests thinking text before the answer: 1, 0, or -1 for its default.
     void thinking(int request) { check(wl_chat_thinking(get(), request)); }
-    // The functions that the model may call: an array of schemas as JSON.
+    // Sets the functions that the model may call: a JSON array of schemas.
     void tools(std::string_view json) { check(wl_chat_tools(get(), json.data(), json.size())); }
-    // The form of answers from now on; WL_CONSTRAINT_NONE lets them be free.
+    // Constrains all later answers; WL_CONSTRAINT_NONE removes the constraint.
     void constrain(wl_constraint kind, std::string_view grammar = {})
     {
         check(wl_session_constrain(get(), kind, grammar.data(), grammar.size()));
@@ -343,7 +343,7 @@ public:
     void system(std::string_view text) { check(wl_chat_system(get(), text.data(), text.size())); }
     void undo() { check(wl_chat_undo(get())); }
 
-    // The logit biases are the session's.
+    // The logit biases belong to the session.
     wl_sampler_params sampler() const
     {
         auto params = with_size<wl_sampler_params>();
@@ -351,7 +351,7 @@ public:
         return params;
     }
 
-    // `function` returns 0 to go on; NULL ends it.
+    // `function` returns 0 to continue; NULL removes it.
     void set_progress(wl_progress_fn function, void *user = nullptr)
     {
         check(wl_session_set_progress(get(), function, user));
@@ -376,7 +376,7 @@ public:
     void save(const std::string &path) const { check(wl_state_save(get(), path.c_str())); }
     void load(const std::string &path) { check(wl_state_load(get(), path.c_str())); }
 
-    // From any thread.
+    // May be called from any thread.
     void cancel() const { check(wl_session_cancel(get())); }
     void clear_cancel() const { check(wl_session_clear_cancel(get())); }
 
@@ -390,7 +390,7 @@ private:
         const Hooks &hooks;
         std::exception_ptr thrown;
 
-        // An exception must not pass through the library, so it waits here, and the generation stops.
+        // An exception must not pass through the library, so it is stored here, and the generation stops.
         template <typename Function>
         int guard(Function function) noexcept
         {
@@ -441,10 +441,10 @@ private:
     std::unique_ptr<wl_session, FreeSession> session_;
 };
 
-// Sessions of one model that step together: one pass over the weights serves them all. Moves, and frees itself.
+// Sessions of one model that step together: one pass over the weights serves them all. Movable, and frees itself.
 class Batch {
 public:
-    // For up to `most` sessions like this one, which compute with its threads.
+    // Makes a batch for up to `most` sessions like this one; it computes with this session's threads.
     Batch(const Session &session, size_t most)
     {
         wl_batch *batch = nullptr;
@@ -470,8 +470,8 @@ public:
         check(wl_batch_feed(batch_.get(), handles.data(), tokens.data(), handles.size()));
     }
 
-    // Generations that were begun go on by one token each: their texts, without data() where one has ended. They are valid until the
-    // session's next call.
+    // Advances running generations by one token each and returns their texts, whose data() is NULL where a generation has ended. They are
+    // valid until the session's next call.
     std::vector<std::string_view> generate(const std::vector<Session *> &sessions)
     {
         auto handles = of(sessions);

@@ -1,4 +1,4 @@
-//! Once a session is made, reading and generating allocate nothing, on any thread, at any position.
+//! Once a session is made, reading and generating allocate no memory, on any thread, at any position.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,7 +13,7 @@ struct Counting;
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Those of this thread.
+    /// The number of allocations on this thread.
     static OWN: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -22,7 +22,7 @@ fn count() {
     OWN.set(OWN.get() + 1);
 }
 
-// SAFETY: everything is handed to the system's allocator; counting touches no memory that it manages.
+// SAFETY: every call is forwarded to the system's allocator; counting touches no memory that it manages.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -62,7 +62,7 @@ fn feed_and_step_allocate_nothing() {
             options.sampler.temperature = 0.8;
             options.sampler.repetition_penalty = 1.1;
             options.sampler.frequency_penalty = 0.1;
-            // One that has read a history with a store reads on without it.
+            // A session that read a history with a store continues without using the store.
             if threads == 2 {
                 options.store =
                     Some(PrefixStore::new(PrefixStoreOptions::default()).expect("a store"));
@@ -85,7 +85,7 @@ fn feed_and_step_allocate_nothing() {
     assert!(tested >= 16, "the fixtures are part of the repository");
 }
 
-/// Resident memory of this process in bytes.
+/// Returns the resident memory of this process in bytes.
 #[cfg(target_os = "linux")]
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
@@ -98,8 +98,8 @@ fn resident() -> usize {
         << 10
 }
 
-/// A session on a recorded case reads WATERLINE_TOKENS tokens, 5,000,000 if nothing is said, in chunks and in steps, on this thread
-/// alone: the test's harness allocates on others, and reading the status here.
+/// A session on a fixture reads WATERLINE_TOKENS tokens, by default 5,000,000, in chunks and in steps. Only this thread's allocations
+/// count: the test harness allocates on other threads, and reading the status allocates here.
 #[cfg(target_os = "linux")]
 fn reads_on_without_allocating(case: &str) {
     let number = std::env::var("WATERLINE_TOKENS").ok();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use waterline::{Batch, Error, Model, Session, SessionOptions};
 
-/// Every recorded case and every small model of the repository.
+/// Returns every fixture and every small model of the repository.
 fn models() -> Vec<(String, Arc<Model>)> {
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests");
     let entries = ["fixtures", "models"].map(|folder| std::fs::read_dir(tests.join(folder)));
@@ -31,7 +31,7 @@ fn options() -> SessionOptions {
     options
 }
 
-/// A session that has read its own prompt.
+/// Makes a session that has read a prompt that depends on `number`.
 fn session(model: &Arc<Model>, number: usize) -> Session {
     let mut options = options();
     options.sampler.temperature = if number == 0 { 0.0 } else { 0.8 };
@@ -46,10 +46,11 @@ fn session(model: &Arc<Model>, number: usize) -> Session {
 }
 
 const STEPS: usize = 24;
-/// More than eight rows, which a chunk would multiply in another order.
+/// More than eight rows, which a chunk would multiply in a different order.
 const SESSIONS: usize = 10;
 
-/// The sessions of each step: of every five the second one joins late, the third one leaves early.
+/// Returns whether a session takes part in a step: of every five sessions, the second joins late,
+/// the third leaves early, and the fifth takes part in every other step.
 fn is_in(number: usize, step: usize) -> bool {
     [true, step >= 5, step < 15, true, step.is_multiple_of(2)][number % 5]
 }
@@ -88,7 +89,7 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
                 );
                 assert_eq!(one.position(), other.position());
             }
-            // Every fifth session steps alone between those of the batch.
+            // A session that is not in the batch's step steps alone.
             for number in (4..SESSIONS).step_by(5).filter(|&n| !is_in(n, step)) {
                 let [one, other] = [&mut alone[number], &mut batched[number]];
                 assert_eq!(one.step().expect("a step"), other.step().expect("a step"));

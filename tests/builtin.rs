@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// The answers of the built-in model to a conversation, greedily.
+/// Returns the built-in model's greedy answers to a conversation.
 fn chat(messages: &[String]) -> String {
     let mut child = Command::new(env!("CARGO_BIN_EXE_waterline"))
         .args(["chat", "--greedy"])
@@ -72,7 +72,7 @@ fn it_remembers_a_name_a_pet_and_a_password_after_two_thousand_tokens() {
     let answers = all
         .strip_prefix(&filler)
         .expect("the same conversation, greedily");
-    // About four bytes a token, by the model's own tokenizer on such text.
+    // About four bytes per token of such text, with the model's tokenizer.
     assert!(
         filler.len() + messages.join("").len() > 9000,
         "{} bytes are too few",

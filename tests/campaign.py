@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Hostile files against the program itself: tests/campaign.py PROGRAM [--seed N] [--count N] [KIND...]
+"""Runs the program on hostile files: tests/campaign.py PROGRAM [--seed N] [--count N] [KIND...]
 
-Every run has 20 seconds and 2 GB of address space besides what the program maps. It must end with status 0, 1 or 2, in time, and without a panic.
+Every run has 20 seconds and 2 GB of address space. It must end with status 0, 1 or 2, in time, and without a panic.
 Kinds: truncated, damaged, killed, full, escapes."""
 import argparse, glob, os, random, resource, shutil, signal, subprocess, sys, tempfile, time
 
@@ -19,7 +19,7 @@ class Campaign:
         return os.path.join(self.room, name)
 
     def run(self, what, *arguments, text=b"", blocks=None):
-        """Runs the program. A finding is a crash, a panic, a hang or a status that no error has."""
+        """Runs the program. A crash, a panic, a hang or an unexpected status is a finding."""
         def limits():
             resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -51,12 +51,12 @@ class Campaign:
         return self.run(what, command[0], path, *command[1:])
 
     def spoiled(self, content, cut):
-        """A file that is cut off, or of which a few bytes are others."""
+        """Returns a file that is truncated or has a few changed bytes."""
         if cut:
             return content[: self.random.randrange(len(content))]
         content = bytearray(content)
         for _ in range(self.random.randint(1, 8)):
-            # Mostly in the header, where what the rest means is said.
+            # Mostly in the header, which describes the rest of the file.
             at = self.random.randrange(len(content) if self.random.random() < 0.3 else min(len(content), 4096))
             size = self.random.choice([1, 1, 4, 8])
             content[at : at + size] = self.random.choice([self.random.randbytes, bytes, lambda n: b"\xff" * n])(size)[: len(content) - at]
@@ -88,7 +88,7 @@ class Campaign:
         self.files(count, False)
 
     def killed(self, count):
-        """kill -9 at any time leaves the old file or the new one, whole."""
+        """kill -9 at any time leaves either the old or the new file, complete."""
         path, source = self.path("out.gguf"), self.path("source.gguf")
         start = time.monotonic()
         self.run("killed", "synth", "gdn-tiny", "--type", "f32", "-o", source)
@@ -111,7 +111,7 @@ class Campaign:
                     os.remove(path)
 
     def full(self, count):
-        """A disk that is full after so many bytes: an error, and the old file stays."""
+        """A disk that becomes full at a random size: the run fails, and the old file stays."""
         path = self.path("out.gguf")
         for i in range(count):
             open(path, "wb").write(b"old")
@@ -122,7 +122,7 @@ class Campaign:
                 self.findings.append(f"full {i}: status {done.returncode}, {len(left)} bytes left")
 
     def escapes(self, count):
-        """No escape sequence of a file reaches the terminal."""
+        """No escape sequence from a file reaches the terminal."""
         model = open(os.path.join(TESTS, "models/gdn.gguf"), "rb").read()
         _, cases = self.seeds()
         for i in range(count):

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Hostile inputs, wrong models and random schedules, from seeds: tests/campaigns.sh [SEED [COUNT]]
-# COUNT (13,000) is how many inputs of each kind are tried; the others follow from it. WATERLINE_CASES and WATERLINE_GGUF name folders
-# with more recorded cases. Findings are printed, and kept in the temporary folder; the status is 1 if there is one.
+# Runs hostile inputs, wrong models and random schedules, from seeds: tests/campaigns.sh [SEED [COUNT]]
+# COUNT (13,000) is the number of inputs of each kind; the other counts derive from it. WATERLINE_CASES and WATERLINE_GGUF name folders
+# with more cases. Findings are printed and kept in the temporary folder; the status is then 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export WATERLINE_SEED=${1:-1} WATERLINE_MUTATIONS=${2:-13000}
 export WATERLINE_SCHEDULES=$((WATERLINE_MUTATIONS / 60))
-# The features of the test suite, so that nothing is compiled twice.
+# The test suite's features, so that nothing is compiled twice.
 build=(--release --workspace --features emulator)
 cargo build "${build[@]}"
 cargo test "${build[@]}" --test mutations --test wrong_models --test schedules --test counters --test evictions -- --nocapture

@@ -1,4 +1,4 @@
-//! Conversations that are saved to files and go on from them, through a pipe.
+//! Conversations that are saved to files and continued from them, through a pipe.
 
 mod common;
 
@@ -19,11 +19,11 @@ fn a_file_is_replaced_only_when_that_is_meant() {
         refused.stderr
     );
     assert_eq!(std::fs::read(&file).unwrap(), b"mine");
-    // The conversation's own file is written again without a word.
+    // The conversation's current file is overwritten without a question.
     talk.answers(format!("hello\n/save! {name}\nand then?\n/save\n"));
     let loaded = talk.say(format!("/load {name}\n"));
     assert!(loaded.stderr.contains("4 messages"), "{}", loaded.stderr);
-    // Without a name it goes to the user's folder, under its first words.
+    // Without a name, the conversation is saved in the user's folder, under its first words.
     let saved = talk.say("Hello, you!\n/save\n/save\n");
     assert_eq!(saved.status, Some(0), "{}", saved.stderr);
     let listed = talk.say("/sessions\n").stderr;
@@ -39,7 +39,7 @@ fn a_file_is_replaced_only_when_that_is_meant() {
     assert!(listed.contains("hello you"), "{listed}");
     let resumed = talk.say("/resume\n/stats\n");
     assert!(resumed.stderr.contains("2 messages"), "{}", resumed.stderr);
-    // By the title that was printed; renamed; removed.
+    // The title that was printed loads it; it can be renamed and removed.
     let titled = talk.say("/load hello you\n/load \"hello you\"\n");
     assert_eq!(titled.status, Some(0), "{}", titled.stderr);
     let renamed = talk.say("/rename 1 My Talk\n/load my talk\n/sessions\n");
@@ -86,7 +86,7 @@ fn a_saved_conversation_goes_on_as_if_never_interrupted() {
         "/system Be brief.\nhello\n/set top-k 100\n/save {file}\n"
     ));
     let whole = talk.answers("/system Be brief.\nhello\n/set top-k 100\nand then?\nwhat next?\n");
-    // Other settings than those that were saved with it.
+    // The settings differ from those saved with the conversation.
     let later = Talk {
         flags: vec!["-n", "12", "--greedy", "--ignore-eos"],
         model: talk.model.clone(),
@@ -97,7 +97,7 @@ fn a_saved_conversation_goes_on_as_if_never_interrupted() {
     ));
     let rest = whole.strip_prefix(&first).unwrap();
     assert!(loaded.ends_with(rest), "{loaded}\n---\n{rest}");
-    // The turn before the file was written can be taken back as well.
+    // The turn before the save can be undone too.
     let back = later.say(format!("/load {file}\n/undo\n/state --all\n"));
     assert_eq!(back.status, Some(0), "{}", back.stderr);
     assert!(back.stderr.contains("position 0,"), "{}", back.stderr);
@@ -163,7 +163,7 @@ fn damaged_and_foreign_states_are_refused() {
         model: talk.model.clone(),
         place: &place,
     };
-    // A state of other options is left, and the messages are read again.
+    // A state made with other options is ignored, and the messages are read again.
     let read = smaller.say(format!("/load {}\nand then?\n/stats\n", file.display()));
     assert_eq!(read.status, Some(0), "{}", read.stderr);
     for part in [

@@ -13,7 +13,7 @@ use waterline::Turns;
 fn the_built_in_model_answers() {
     let place = Workplace::new();
     for arguments in [&["chat", "-n", "3"][..], &[]] {
-        // Without any argument the answer may be long, so there it is cut by a command.
+        // Without arguments the answer may be long, so a command limits it.
         let input: &[u8] = if arguments.is_empty() {
             b"/set max-tokens 3\nHello\n"
         } else {
@@ -91,7 +91,7 @@ fn failures_are_sentences_and_the_conversation_goes_on() {
         );
         assert!(!failed.stderr.contains("panicked"), "{}", failed.stderr);
     }
-    // After the first turn: the messages stay.
+    // After the first turn the messages are kept.
     for command in [
         "/system Be brief.",
         &format!("/load {foreign}"),
@@ -116,7 +116,7 @@ fn undo_returns_to_the_same_state() {
     let undone = talk.answers(
         "hello\nand then?\n/undo\nand then?\n/undo\n/undo\nhello\nand then?\nwhat next?\n",
     );
-    // The random numbers repeat, so the words repeat.
+    // The random numbers repeat, so the words do too.
     assert!(undone.ends_with(&plain), "{undone}\n---\n{plain}");
     assert!(undone.lines().count() > lines.len());
 }
@@ -160,7 +160,7 @@ fn the_state_is_shown_as_gauges() {
         ("transformer-tiny", &["context", "up to: "]),
         ("hax-mamba-tiny", &["retained", "among them: "]),
     ] {
-        // Longer than the window.
+        // The prompt is longer than the window.
         let lines = format!("{}\n/state\n", "hello there ".repeat(60));
         let said = Talk::new(&place, preset).say(&lines);
         assert_eq!(said.status, Some(0), "{}", said.stderr);
@@ -347,7 +347,7 @@ fn a_full_context_is_a_sentence_and_there_is_a_way_back() {
         failed.stderr
     );
 
-    // The context becomes full in the middle of an answer: the messages stay, and can be taken back.
+    // The context becomes full during an answer: the messages are kept, and can be undone.
     talk.flags.extend(["-n", "100"]);
     talk.flags.drain(..2);
     let failed = talk.say("hello\nmore\n/undo\n/set max-tokens 12\nhello\n");

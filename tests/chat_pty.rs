@@ -15,7 +15,7 @@ const UP: &str = "\x1b[A";
 const DOWN: &str = "\x1b[B";
 const LEFT: &str = "\x1b[D";
 const PASTE: (&str, &str) = ("\x1b[200~", "\x1b[201~");
-/// Sent by the line editor when it releases the terminal: only from here on Ctrl-C is a signal.
+/// Sent by the line editor when it releases the terminal; Ctrl-C sends a signal only after this.
 const LINE_TAKEN: &str = "\x1b[?2004l";
 
 #[test]
@@ -34,7 +34,7 @@ fn keys_edit_the_line_and_recall_earlier_ones() {
     let mut person = Person::sits_down(&place, &model, &[]);
     person.commands("/set seed 11", "seed 11");
     person.commands("/set seed 22", "seed 22");
-    // Back to the first line, one too far and forth again.
+    // Up to the first line, one step too far, and down again.
     person.presses(UP);
     person.sees("seed 22");
     person.presses(UP);
@@ -48,7 +48,7 @@ fn keys_edit_the_line_and_recall_earlier_ones() {
     person.sees("seed 22");
     person.presses(DOWN);
     person.sees("seed 11");
-    // In the middle of the line: seed 11 becomes seed 151.
+    // Edits the middle of the line: seed 11 becomes seed 151.
     person.presses(&format!("{LEFT}5\r"));
     person.sees("seed 151\r\n");
     person.sees_prompt();
@@ -99,7 +99,7 @@ fn history_outlives_the_program() {
     person.ends_with(0);
     assert!(own.exists());
 
-    // Talking works even if the history cannot be saved.
+    // The chat works even if the history cannot be saved.
     let file = place.file("file", "");
     let mut command = place.command([
         "chat".as_ref(),
@@ -137,7 +137,7 @@ fn a_conversation_outlives_a_crash() {
     assert_eq!(person.says("And then?"), second);
     person.types("/bye");
     person.ends_with(0);
-    // It is saved once, not once for each chat.
+    // It is saved once, not once per chat.
     let folder = place.path(".local/state/waterline/sessions");
     let models: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
     assert_eq!(models.len(), 1);
@@ -187,7 +187,7 @@ fn messages_that_were_kept_without_their_state_are_read() {
     );
     let second = person.says("And then?");
     person.loses_power();
-    // The program was killed when it had written the messages of the second turn.
+    // The program was killed after it had written the messages of the second turn.
     std::fs::write(&path, state).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_modified(written).unwrap();
@@ -238,7 +238,7 @@ fn words_are_not_broken_at_the_end_of_a_line() {
     let answer = String::from_utf8(answer).unwrap();
     let lines: Vec<&str> = answer.split("\r\n").collect();
     assert!(lines.len() > 4, "{answer:?}");
-    // A word that was taken back leaves an escape sequence.
+    // Text that was erased leaves an escape sequence.
     for line in lines {
         let kept = line.split("\x1b[").next().unwrap();
         assert!(kept.chars().count() < 40, "{line:?}");
@@ -257,7 +257,7 @@ fn ctrl_c_stops_the_answer_and_keeps_what_was_said() {
     person.commands("/set max-tokens 100000000", "max-tokens");
     person.types("Go on");
     person.sees(LINE_TAKEN);
-    // A message that is still being read would be taken back.
+    // A message that is still being read would be removed.
     let letter = person.terminal.exp_regex("[A-Za-z]");
     letter.expect("the beginning of the answer");
     person.presses_ctrl('c');
@@ -266,7 +266,7 @@ fn ctrl_c_stops_the_answer_and_keeps_what_was_said() {
     person.sees_prompt();
     assert!(after > before);
 
-    // The conversation goes on from there, and the stopped turn can be taken back like any other.
+    // The conversation continues from there, and the stopped turn can be undone like any other.
     person.commands("/set max-tokens 3", "max-tokens 3");
     assert!(person.says("And now?") > after);
     person.commands("/undo", "taken back: And now?");
@@ -287,14 +287,14 @@ fn ctrl_c_stops_the_reading_of_a_message() {
     person.sees("-- the end");
     person.sees(LINE_TAKEN);
     person.presses_ctrl('c');
-    // Either while the message was read, which takes it back, or in the answer.
+    // Either while the message is read, which removes it, or during the answer.
     let (_, seen) = person
         .terminal
         .exp_regex("cancelled after [0-9]+ tokens|stopped ")
         .unwrap();
     person.sees_prompt();
     if seen.contains("cancelled") {
-        // The session keeps what it has read of the message: sent again, the message is read from there.
+        // The session keeps the part of the message it has read; if the message is sent again, reading continues there.
         let read: String = seen.chars().filter(char::is_ascii_digit).collect();
         person.commands("/stats", &format!("messages   0, position {read}\r\n"));
     }
@@ -307,7 +307,7 @@ fn ctrl_c_at_an_empty_prompt_leaves_at_the_second_time() {
     let place = Workplace::new();
     let model = place.model("gdn-tiny");
     let mut person = Person::sits_down(&place, &model, &[]);
-    // A line that was begun is dropped, and that does not count.
+    // A line that was begun is discarded, and this Ctrl-C does not count.
     person.presses("never sent");
     person.sees_typed("never sent");
     person.presses_ctrl('c');
@@ -315,7 +315,7 @@ fn ctrl_c_at_an_empty_prompt_leaves_at_the_second_time() {
     person.presses_ctrl('c');
     person.sees("Ctrl-C again");
     person.sees_prompt();
-    // A line in between, and it counts anew.
+    // After a line in between, the count starts again.
     person.commands("/stats", "position 0\r\n");
     person.presses_ctrl('c');
     person.sees("Ctrl-C again");
@@ -358,7 +358,7 @@ fn lines_that_are_typed_ahead_are_answered_in_order() {
     person.sees_position();
     person.sees("taken back: two");
     person.sees_prompt();
-    // The first answer is not there yet.
+    // The first answer has not arrived yet.
     person.presses("three\r");
     person.presses("four\r/undo\r/undo\r");
     person.sees_position();
@@ -382,7 +382,7 @@ fn turns_can_be_taken_back_repeated_and_saved() {
     person.commands("/undo", "taken back: And then?");
     person.commands("/stats", &format!("position {first}\r\n"));
     assert_eq!(person.says("And then?"), second);
-    // Six tokens again, whichever they are.
+    // Six tokens again, whatever they are.
     assert_eq!(person.says("/regen"), second);
     person.commands(&format!("/save {file}"), "saved");
     person.commands("/clear", "is empty");

@@ -1,4 +1,4 @@
-//! The program from outside: what it prints, where, and how it ends.
+//! The program from the outside: its output, where it writes it, and how it ends.
 
 mod common;
 
@@ -135,7 +135,7 @@ fn a_seed_makes_a_run_repeatable() {
     let seeded = run(&["--seed", "1"]);
     assert_eq!(seeded, run(&["--seed", "1", "--threads", "1"]));
     assert_ne!(seeded, run(&["--seed", "2"]));
-    // How the prompt is cut into chunks makes no difference that could be seen.
+    // The chunk size of the prompt does not change the text.
     assert_eq!(run(&["--greedy"]), run(&["--greedy", "--chunk", "1"]));
 }
 
@@ -412,7 +412,7 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
     assert_eq!(small.text(), "");
     run(&["-n", "1", "--context", "1000000000000000"]).failed(2, &["context"]);
 
-    // A state that does not grow has no such bound.
+    // A state that does not grow has no such limit.
     let recurrent = place.model("lalte-tiny").display().to_string();
     place
         .run([
@@ -429,7 +429,7 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
         .succeeded();
 }
 
-/// The text of a decode kernel has a named function for each op, and asserts the sizes of its parameters.
+/// The source of a decode kernel has a named function for each op, and asserts the sizes of its parameters.
 #[test]
 fn inspect_prints_the_decode_kernel() {
     let place = Workplace::new();

@@ -1,13 +1,13 @@
-//! Comments name files that exist, and use the field's words.
+//! Files named in comments exist, and comments use the field's words.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Sources that people read; the folders of builds, environments and data have none.
+/// The folders of sources; those of builds, environments and data hold no comments.
 const FOLDERS: [&str; 5] = ["quant", "runtime", "ffi", "tools", "tests"];
 const SOURCES: [&str; 4] = ["rs", "cu", "h", "hpp"];
 
-/// Words that a native writer would not use, and first words of comments that hide their noun.
+/// Words that a native writer would not use, and first words of comments that hide a noun.
 const HABITS: [&str; 6] = [
     "stands",
     "behind",
@@ -18,7 +18,8 @@ const HABITS: [&str; 6] = [
 ];
 const FIRST_WORDS: [&str; 3] = ["What ", "Of ", "The same "];
 
-/// Uses of these words that remain. Lower it when a comment is rewritten; it never rises.
+/// The number of remaining uses of these words. Lower it when a comment is rewritten; never raise
+/// it.
 const MOST_HABITS: usize = 10;
 
 fn root() -> PathBuf {
@@ -53,13 +54,14 @@ fn is_source(path: &Path) -> bool {
     SOURCES.contains(&&*end)
 }
 
-/// The comments of a file with their first lines. Lines that follow one another are one comment.
+/// Returns the comments of a file and the number of their first lines. Consecutive comment lines
+/// form one comment.
 fn comments(text: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut goes_on = false;
     for (number, line) in text.lines().enumerate() {
         let comment = line.split_once("//");
-        // An address in a text is not a comment.
+        // A URL in a string is not a comment.
         let comment = comment.filter(|(code, _)| !code.ends_with(':') && !code.contains('"'));
         let Some((code, comment)) = comment else {
             goes_on = false;
@@ -76,7 +78,7 @@ fn comments(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Names of files of this repository in a comment: sources in Rust and CUDA, and scripts.
+/// Returns the names of this repository's files in a comment: Rust and CUDA sources, and scripts.
 fn named_files(comment: &str) -> impl Iterator<Item = &str> {
     let is_part = |c: char| c.is_alphanumeric() || "_-./".contains(c);
     let words = comment.split(move |c: char| !is_part(c));

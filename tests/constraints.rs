@@ -1,6 +1,6 @@
-//! Answers that fit a form: random schemas, answered by a model that has never seen JSON, before and after a thought, alone, with drafts
-//! and eight at once. Every finished answer is JSON that the schema describes, by an independent validator; alone, with drafts and
-//! together it has the same bytes.
+//! Constrained answers to random schemas, from a model that has never seen JSON, with and without a thought before the answer, alone, with
+//! drafts and in batches of eight. An independent validator checks every finished answer against its schema; the answer has the same bytes
+//! alone, with drafts and in a batch.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use waterline::{
     SessionOptions,
 };
 
-/// Schemas of a run; a campaign sets more.
+/// Returns the number of schemas in a run; a campaign sets more.
 fn schemas() -> u64 {
     let set = std::env::var("WATERLINE_SCHEMAS").ok();
     set.and_then(|count| count.parse().ok()).unwrap_or(32)
@@ -28,7 +28,7 @@ fn session(model: &Arc<Model>, seed: u64, lookup: usize) -> Session {
     Session::new(Arc::clone(model), options).expect("a session")
 }
 
-/// A schema of up to `depth` levels.
+/// Returns a random schema of up to `depth` levels.
 fn schema(random: &mut Rng, depth: usize) -> Value {
     match random.u8(..if depth == 0 { 6 } else { 9 }) {
         0 => json!({ "type": "boolean" }),
@@ -63,7 +63,7 @@ fn schema(random: &mut Rng, depth: usize) -> Value {
     }
 }
 
-/// True if the schema, one of [`schema`]'s, describes the value.
+/// Returns whether a value is valid under a schema from [`schema`].
 fn describes(schema: &Value, value: &Value) -> bool {
     if let Some(all) = schema["enum"].as_array() {
         return all.contains(value);
@@ -115,7 +115,8 @@ fn describes(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// An answer that begins: its session has read a prompt and, if it thinks, a thought. Its seed and the longest draft are given.
+/// Begins an answer whose session has read a prompt and, if `thinks` is set, a thought. `seed` and `lookup`, the maximum draft length, are
+/// given.
 fn begin(
     model: &Arc<Model>,
     form: &Constraint,
@@ -130,7 +131,7 @@ fn begin(
     if thinks {
         form = form.after_thought();
         for token in tokens("{ I think so. }</think>") {
-            // A thought has any form.
+            // Thinking text is not constrained.
             let mut logits = vec![0.0; model.spec().vocab];
             form.apply(&mut logits).expect("a mask");
             assert!(logits.iter().all(|&logit| logit == 0.0));
@@ -146,7 +147,7 @@ fn begin(
     (session, generation)
 }
 
-/// Generates an answer by itself; its text and end, and how many tokens were drafted and accepted.
+/// Generates one answer alone; returns its text, its end, and the numbers of tokens drafted and accepted.
 fn alone(
     (mut session, mut generation): (Session, Generation),
 ) -> ((String, Option<Finish>), (u64, u64)) {
@@ -157,7 +158,7 @@ fn alone(
     ((text, generation.finish()), session.drafts())
 }
 
-/// Generates up to eight answers together; their texts and ends.
+/// Generates up to eight answers in a batch; returns their texts and ends.
 fn together(mut answers: Vec<(Session, Generation)>) -> Vec<(String, Option<Finish>)> {
     let mut batch = Batch::new(&answers[0].0, answers.len()).expect("a batch");
     let mut texts = vec![String::new(); answers.len()];
@@ -301,7 +302,7 @@ fn forms_that_cannot_be_are_refused_with_a_reason() {
             Ok(_) => panic!("{:.200}: compiled", format!("{grammar:?}")),
         }
     }
-    // These are refused or served, but end neither the program nor its patience.
+    // These may be rejected or accepted, but must neither crash the program nor take unbounded time.
     for grammar in [
         Grammar::Regex("(((((x{900}){900}){900}){900}){900})".into()),
         Grammar::Lark("start: start start".into()),

@@ -9,10 +9,10 @@ use common::{Workplace, fixture};
 use waterline::{Error, Kv, Model, Session, SessionOptions};
 use waterline_quant::gguf::Gguf;
 
-/// Tokens that [`logits`] reads.
+/// The number of tokens that [`logits`] reads.
 const LENGTH: usize = 48;
 
-/// The bits of the logits after each of some tokens.
+/// Returns the bits of the logits after each token.
 fn logits(model: Arc<Model>) -> Vec<u32> {
     let mut options = SessionOptions::default();
     (options.state.context, options.state.history) = (64, 64);
@@ -58,7 +58,7 @@ fn a_model_gives_the_same_logits_from_its_gguf_file() {
         };
         let (dir, file) = (case.display().to_string(), place.name("model.gguf"));
         let converted = place.run(["convert", &dir, "--type", "f32", "-o", &file]);
-        // Raven's files name what only its other forms have.
+        // Raven's files have keys that only its other variants use.
         let of_others = ["rope_theta", "gate_logit_normalizer"]
             .map(|key| format!("note: nothing reads the key {key}"));
         let is_expected =
@@ -120,7 +120,7 @@ fn mamba_keeps_the_names_that_llama_cpp_has_for_it() {
         assert_eq!(gguf.tensor(name).unwrap().shape, shape, "{name}");
     }
     for preset in ["mamba-tiny", "mamba2-tiny"] {
-        // Another file: Windows replaces none that is mapped.
+        // A new file, because Windows cannot replace a mapped one.
         let file = place.name(&format!("{preset}.gguf"));
         place
             .run(["synth", preset, "--type", "f16", "-o", &file])
@@ -161,7 +161,7 @@ fn files_that_llama_cpp_wrote_give_its_logits() {
         let difference = differences.fold(0.0f32, f32::max);
         assert!(difference < 1e-3, "{name}: {difference}");
 
-        // Writing such a file again gives the same bytes.
+        // Rewriting such a file gives the same bytes.
         let file = place.name(&format!("{name}.gguf"));
         let input = theirs.display().to_string();
         place
@@ -198,7 +198,7 @@ fn a_transformer_can_be_given_bounded_memory() {
         convert(&["--retain", policy, "--window", "16", "--retained", "8"]).succeeded();
         let got = logits(Model::open(&file).unwrap());
         assert!(got[..16 * vocab] == expected[..16 * vocab], "{policy}");
-        // The set still holds all that have left.
+        // The retained set still holds all tokens that left the window.
         if policy == "tova" {
             assert!(
                 close(&got[..24 * vocab], &expected[..24 * vocab]),
@@ -213,7 +213,7 @@ fn a_transformer_can_be_given_bounded_memory() {
         };
         assert_eq!(bytes("64"), bytes("4096"), "{policy}");
     }
-    // Nothing ever leaves a window and a set that hold all.
+    // No token ever leaves a window and a set that hold all of them.
     convert(&["--retain", "tova", "--window", "40", "--retained", "8"]).succeeded();
     assert!(close(&logits(Model::open(&file).unwrap()), &expected));
 
@@ -229,7 +229,7 @@ fn a_transformer_can_be_given_bounded_memory() {
     outcome.failed(status, &["gdn_plain", "--retain"]);
 }
 
-/// Whether two lists of logits, as bits, differ by no more than rounding.
+/// Returns whether two lists of logits, as bits, differ only by rounding.
 fn close(a: &[u32], b: &[u32]) -> bool {
     let pairs = a.iter().zip(b);
     let differs = |(a, b): (&u32, &u32)| (f32::from_bits(*a) - f32::from_bits(*b)).abs();

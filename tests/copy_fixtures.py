@@ -3,8 +3,8 @@
 
 copy_fixtures.py SOURCE CASE...
 
-SOURCE is a folder of cases (config.json, model.safetensors, case.safetensors, meta.json). Of case.safetensors the
-input and the arrays that meta.json names in "compare" are kept.
+SOURCE is a folder of cases (config.json, model.safetensors, case.safetensors, meta.json). Of case.safetensors, the input and the arrays
+that meta.json lists in "compare" are kept.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def copy_arrays(source, target, wanted):
-    """Rewrites a safetensors file with the wanted arrays only."""
+    """Rewrites a safetensors file with only the wanted arrays."""
     data = source.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])

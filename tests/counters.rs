@@ -1,6 +1,6 @@
-//! Hostile numbers in a saved session: every integer of the state outside its declared range is refused with a message, and the session
-//! is unchanged; with the largest and smallest valid numbers it continues. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU, `emulator`
-//! (a feature) on its kernels on the CPU; tests/sanitize.sh does so under compute-sanitizer.
+//! Hostile numbers in a saved session: every integer of the state outside its declared range is rejected with a message, and the session is
+//! unchanged; with the largest and smallest valid numbers the session continues. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
+//! `emulator` (a feature) runs the GPU kernels on the CPU; tests/sanitize.sh uses both under compute-sanitizer.
 
 mod older;
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use waterline::{ContextEnd, Device, Error, Model, Session, SessionOptions, Snapshot, StateDtype};
 
-/// Every model under `tests/fixtures`; on a device, whose kernels are compiled for each, one for each kind of counters.
+/// Returns every model under `tests/fixtures`; on a device, which compiles kernels for each model, one for each kind of counter.
 fn models(on_device: bool) -> Vec<(String, Arc<Model>)> {
     const COUNTING: [&str; 6] = [
         "gdn_swa",
@@ -49,7 +49,7 @@ fn session(model: &Arc<Model>, device: &Option<Arc<Device>>) -> Session {
     Session::new(Arc::clone(model), options).expect("a session")
 }
 
-/// The bytes of a saved session with `value` at number `index` of the state tensor at `offset`, and a checksum that fits.
+/// Returns the bytes of a saved session with number `index` of the state tensor at `offset` set to `value`, and a matching checksum.
 fn with(file: &[u8], offset: usize, dtype: StateDtype, index: usize, value: u64) -> Vec<u8> {
     let mut file = file.to_vec();
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
@@ -136,7 +136,7 @@ fn counters_beyond_their_range_are_refused_and_change_nothing() {
     );
 }
 
-/// The bytes of a saved session with `table` as its table of state tensors, and a checksum that fits.
+/// Returns the bytes of a saved session with a changed table of state tensors, and a matching checksum.
 fn with_table(file: &[u8], table: impl Fn(&str) -> String) -> Vec<u8> {
     let length = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
     let (head, rest) = file[..file.len() - 4].split_at(24);
@@ -158,7 +158,7 @@ fn files_of_older_versions_open_or_are_refused_by_a_sentence() {
     here.feed(&[5, 3, 1, 4, 1, 5, 9, 2, 6]).expect("a prompt");
     let file = bytes(&here);
 
-    // Layers were called blocks, and the history a log.
+    // Older versions called layers blocks, and the history a log.
     let older = with_table(&file, |table| {
         let table = table.replace("\"layer\":", "\"block\":");
         table.replace("\"history\"", "\"log\"")
@@ -171,7 +171,7 @@ fn files_of_older_versions_open_or_are_refused_by_a_sentence() {
         .expect("the same layout");
     assert_eq!(bytes(&there), file);
 
-    // A version that describes a model otherwise has another fingerprint of it.
+    // A version that describes a model differently computes another fingerprint for it.
     let mut other = with_table(&file, str::to_string);
     assert_eq!(other, file);
     other[8] ^= 1;
@@ -183,7 +183,7 @@ fn files_of_older_versions_open_or_are_refused_by_a_sentence() {
     assert_eq!(bytes(&there), file);
 }
 
-/// The bytes of a saved session with 64 more in its arena, and a checksum that fits.
+/// Returns the bytes of a saved session with 64 more bytes in its arena, and a matching checksum.
 fn with_longer_arena(file: &[u8]) -> Vec<u8> {
     let number = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"));
     let at = 24 + number(16) as usize;

@@ -1,14 +1,14 @@
-//! The system's allocator, which counts the bytes in use: a test that declares this module measures memory with it.
+//! An allocator that counts the bytes in use. A test that declares this module measures its memory with it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, which counts the bytes in use.
+/// Forwards to the system's allocator and counts the bytes in use.
 struct Counting;
 
-/// Bytes in use now.
+/// The bytes in use now.
 pub static IN_USE: AtomicUsize = AtomicUsize::new(0);
-/// The most since a test last set it.
+/// The largest number of bytes in use since a test last set it.
 pub static MOST_IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 fn more(bytes: usize) {
@@ -16,7 +16,7 @@ fn more(bytes: usize) {
     MOST_IN_USE.fetch_max(now, Ordering::Relaxed);
 }
 
-// SAFETY: everything is handed to the system's allocator; counting touches no memory that it manages.
+// SAFETY: every call is forwarded to the system's allocator; counting touches no memory that it manages.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is the system's.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Licences, sources, versions and known faults of all dependencies, without a network after `cargo fetch`: tests/dependencies.sh
+# Checks licences, sources, versions and known vulnerabilities of all dependencies, offline after `cargo fetch`: tests/dependencies.sh
 # .ci/advisories.tar.gz holds the advisories of github.com/rustsec/advisory-db as of 20 August 2026. A newer copy:
 #   git -C advisory-db archive --format=tar HEAD crates | gzip -9n > .ci/advisories.tar.gz
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# The name that cargo-deny gives the repository at that address, and a repository is what it reads.
+# cargo-deny derives this name from the repository's address, and it reads only a git repository.
 advisories=target/advisories/advisory-db-3157b0e258782691
 rm -rf target/advisories
 mkdir -p "$advisories"

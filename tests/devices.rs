@@ -1,4 +1,4 @@
-//! Devices for the unit tests of several crates.
+//! Opens devices for the unit tests of several crates.
 
 #![allow(dead_code)] // each uses a part
 
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::cuda::Device;
 
-/// A device to test on; without one the test says so and ends.
+/// Opens a device for a test; without a device the test is reported as skipped and ends.
 pub(crate) fn device() -> Option<Arc<Device>> {
     if let Ok(device) = Device::open(0) {
         return Some(device);
@@ -20,7 +20,8 @@ pub(crate) fn device() -> Option<Arc<Device>> {
     }
 }
 
-/// A device that runs persistent programs, and how many blocks of one it holds.
+/// Opens a device that runs persistent programs; returns it and the number of blocks that it can
+/// hold at once.
 pub(crate) fn persistent_device() -> Option<(Arc<Device>, usize)> {
     let device = device()?;
     match device.driver().resident_blocks() {

@@ -1,7 +1,7 @@
-//! GGUF files whose weights are drawn here, and the logits that llama.cpp computes from them (commit 0c1e570, one CPU thread, f32 keys
-//! and values, no flash attention): the first six of the last of twenty tokens, read at once.
+//! GGUF files with pseudorandom weights generated here, and the logits that llama.cpp computes from them (commit 0c1e570, one CPU thread,
+//! f32 keys and values, no flash attention): the first six logits after the last of twenty tokens, read in one chunk.
 //!
-//! `WATERLINE_DRAWN=FOLDER cargo test --test drawn_files` writes the files there, for llama.cpp to read.
+//! `WATERLINE_DRAWN=FOLDER cargo test --test drawn_files` writes the files to FOLDER, for llama.cpp to read.
 
 mod common;
 
@@ -15,7 +15,7 @@ use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
 const VOCAB: usize = 64;
 const HIDDEN: usize = 32;
 
-/// A file: keys, and the shapes of tensors, whose values are derived from their names.
+/// A GGUF file: keys, and the shapes of tensors, whose values are derived from their names.
 #[derive(Clone)]
 struct Drawn {
     architecture: &'static str,
@@ -24,7 +24,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// A file with an embedding and the norm after the layers.
+    /// Makes a file with the embedding and the norm after the layers.
     fn new(architecture: &'static str, layers: usize) -> Self {
         let text = |text: &str| Value::String(text.into());
         let mut file = Drawn {
@@ -98,7 +98,7 @@ impl Drawn {
         writer.finish().unwrap();
     }
 
-    /// The logits of the last token.
+    /// Returns the logits after the last token.
     fn logits(&self, name: &str) -> Vec<f32> {
         let place = Workplace::new();
         let path = place.path("model.gguf");
@@ -128,7 +128,7 @@ fn assert_llama_cpps(cases: &[(&str, Drawn, [f32; 6])]) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// The values of a tensor: uniform around zero, adapted to its kind.
+/// Returns the values of a tensor: uniform around zero, adapted to the kind of tensor.
 fn values(name: &str, shape: &[usize]) -> Vec<f32> {
     let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -153,7 +153,7 @@ fn values(name: &str, shape: &[usize]) -> Vec<f32> {
         .collect()
 }
 
-/// Granite: attention in layers with heads of keys and values, else Mamba-2; with or without positions and experts.
+/// Granite: attention in the layers that have key/value heads, Mamba-2 in the others; with or without positions and experts.
 fn granite(
     architecture: &'static str,
     kv_heads: &[usize],
@@ -245,7 +245,7 @@ fn dense(file: &mut Drawn, block: &str, ff: usize) {
     );
 }
 
-/// Experts of one width, and a shared one with a different width.
+/// Adds experts of one width, and a shared expert with a different width.
 fn mixture(file: &mut Drawn, block: &str, [experts, ff, shared]: [usize; 3]) {
     file.tensors(
         block,
@@ -322,7 +322,7 @@ fn kimi_linear() -> Drawn {
         ("rope.dimension_count", rope),
         ("attention.key_length_mla", 16 + rope),
         ("attention.value_length_mla", value),
-        // The width of the cache, and a meaningless one.
+        // The width of the cache, and a value that is not used.
         ("attention.key_length", latent + rope),
         ("attention.value_length", 16),
     ]);
@@ -398,7 +398,7 @@ fn kimi_linear_without_an_output_matrix_uses_the_embedding() {
     let mut tied = kimi_linear();
     tied.shapes.retain(|(name, _)| name != "output.weight");
     let logits = tied.logits("kimi_linear_tied");
-    // The output matrix, which is drawn by its name, is another one.
+    // The output matrix is generated from its own name, so it differs from the embedding.
     assert_ne!(logits, kimi_linear().logits("kimi_linear"));
     let mut value_length = tied.clone();
     value_length

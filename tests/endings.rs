@@ -1,4 +1,4 @@
-//! Runs that end early: their output is full, their reader leaves, or a signal comes.
+//! Runs that end early: the output is full, the reader closes it, or a signal arrives.
 
 mod common;
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Memory stays flat however much is read: tests/endurance.sh [TOKENS [MODEL]]
+# Checks that memory does not grow with the number of tokens: tests/endurance.sh [TOKENS [MODEL]]
 # Generates TOKENS tokens (1,000,000) with MODEL (the built-in one) and fails if resident memory grows by more than 1 MB
-# after the first tenth.
+# after the first ten seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tokens=${1:-1000000}

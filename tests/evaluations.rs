@@ -1,4 +1,4 @@
-//! `eval ppl --ctx`, `--kl` and `eval choice` from outside.
+//! Runs `eval ppl --ctx`, `--kl` and `eval choice`.
 
 mod common;
 
@@ -20,14 +20,14 @@ fn saved_logits_are_no_distance_from_themselves() {
     assert!(perplexity > 1.0 && perplexity.is_finite(), "{found}");
     let windows = found["windows"].as_u64().unwrap();
     assert!(windows >= 2, "{found}");
-    // The last 31 of 64 tokens are predicted after the middle.
+    // The last 31 of 64 tokens, those after the middle, are predicted.
     assert_eq!(found["tokens"].as_u64().unwrap(), 31 * windows);
     assert_eq!(found["model_sha256"].as_str().unwrap().len(), 64);
 
     let again = of(&["--kl", &saved, "--csv", &csv]);
     assert_eq!(again["perplexity"], found["perplexity"]);
     assert_eq!(again["same_top"].as_f64(), Some(1.0));
-    // The codes of 16 bits are what differs.
+    // Only the rounding to 16-bit codes differs.
     assert!(
         again["kl_divergence_max"].as_f64().unwrap() < 1e-4,
         "{again}"

@@ -1,14 +1,14 @@
-//! Learnable token eviction on two backends, whose scores differ in their last bits: how often they evict different tokens. The second
-//! backend is a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with `WATERLINE_DEVICE=emulator` and the feature `emulator`, and
-//! else the CPU that reads token by token. WATERLINE_TOKENS is the number of tokens. Why scores are not rounded before they are compared:
-//! runtime/docs/DECISIONS.md.
+//! Learnable token eviction on two backends whose scores differ in their last bits: counts how often they evict different tokens. The
+//! second backend is a GPU with `WATERLINE_DEVICE=cuda`, the GPU kernels on the CPU with `WATERLINE_DEVICE=emulator` and the feature
+//! `emulator`, and otherwise the CPU reading token by token. WATERLINE_TOKENS is the number of tokens. runtime/docs/DECISIONS.md explains
+//! why scores are not rounded before comparison.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use waterline::{Device, Model, Session, SessionOptions, Snapshot};
 
-/// The scores of one layer's and head's tokens, and the contents of its set.
+/// The scores of all tokens for one layer and head, and the parameters of its retained set.
 struct Scores {
     of: Vec<f32>,
     capacity: usize,
@@ -34,14 +34,14 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     words.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }
 
-/// The state tensors called `name`: of each layer that has it, the rows of one head and the values of all.
+/// Returns, for each layer with a state tensor called `name`, the number of rows per head and the values of all heads.
 fn tensors(snapshot: &Snapshot, name: &str) -> Vec<(usize, Vec<f32>)> {
     let all = snapshot.tensors().filter(|(tensor, _)| tensor.name == name);
     all.map(|(tensor, bytes)| (tensor.shape[1], floats(bytes)))
         .collect()
 }
 
-/// The scores of every token that has left the window, by layer and head. Windows are as long in all layers.
+/// Returns the scores of every token that has left the window, by layer and head. All layers must have the same window.
 fn scores(
     model: &Arc<Model>,
     tokens: &[u32],
@@ -56,7 +56,7 @@ fn scores(
     let window = windows[0].0;
     assert!(windows.iter().all(|(rows, _)| *rows == window));
     let mut all: Vec<Vec<f32>> = Vec::new();
-    // A window's scores are there when the next half of a window has been read.
+    // A token's scores can be read once the next half window has been read.
     for (first, part) in (0..).step_by(window / 2).zip(tokens.chunks(window / 2)) {
         session.feed(part).expect("tokens");
         session
@@ -88,7 +88,7 @@ fn scores(
         .collect()
 }
 
-/// Which token a full set gives up for the `candidate`, itself included.
+/// Returns the token that a full set evicts to admit `candidate`, possibly the candidate itself.
 fn evicted(set: &[usize], candidate: usize, scores: &[f32]) -> usize {
     let lowest = set.iter().copied().reduce(|lowest, other| {
         if scores[other] < scores[lowest] {
@@ -103,7 +103,8 @@ fn evicted(set: &[usize], candidate: usize, scores: &[f32]) -> usize {
     }
 }
 
-/// Decisions on the sets of the first scores, and how many of them the second scores make otherwise. So one difference causes no other.
+/// Runs the decisions with the first scores, and counts how many of them the second scores decide differently. Applying only the first
+/// keeps one difference from causing others.
 fn differing(a: &Scores, b: &[f32]) -> (usize, usize) {
     let (mut set, mut decisions, mut differ) = (Vec::new(), 0, 0);
     for candidate in a.sink..a.of.len() {
@@ -124,7 +125,8 @@ fn differing(a: &Scores, b: &[f32]) -> (usize, usize) {
     (decisions, differ)
 }
 
-/// Every small model with learned eviction: the trained one, and cases with random weights. WATERLINE_CASES names a folder with more.
+/// Returns every small model with learned eviction: the trained one, and fixtures with random weights. WATERLINE_CASES names a folder with
+/// more.
 fn models() -> Vec<Arc<Model>> {
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests");
     let mut folders = vec![tests.join("fixtures"), tests.join("models")];
@@ -145,7 +147,7 @@ fn models() -> Vec<Arc<Model>> {
         .collect()
 }
 
-/// Pairs of keys and values among filler, from the training task of the model.
+/// Returns pairs of keys and values among filler, as in the model's training task.
 fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     let mut seed = 1u64;
     let mut random = move |range: std::ops::Range<usize>| {
@@ -164,7 +166,7 @@ fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     tokens.iter().map(|token| (token % vocab) as u32).collect()
 }
 
-/// At most one decision in this many may differ.
+/// At most one decision out of this many may differ.
 const AGREES: usize = 1_000;
 
 #[test]

@@ -1,9 +1,9 @@
-//! Exact sessions: the bits of a token depend on the tokens before it alone. Random schedules of chunks, splits, forks, restores,
-//! rewinds, batches, drafts and threads give the logits and the state of a session that reads token by token.
+//! Exact sessions: the bits of a token depend only on the tokens before it. Random schedules of chunks, splits, forks, restores, rewinds,
+//! batches, drafts and threads give the logits and the state of a session that reads token by token.
 //!
-//! WATERLINE_SCHEDULES is the number of schedules of each model, WATERLINE_SEED the first seed, WATERLINE_TOKENS the tokens that a schedule
-//! reads (80), WATERLINE_ONLY a part of the names of the models that are tested. `--nocapture` shows how many tokens each way of reading had. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
-//! `emulator` (a feature) on its kernels on the CPU.
+//! WATERLINE_SCHEDULES is the number of schedules per model, WATERLINE_SEED the first seed, WATERLINE_TOKENS the number of tokens that a
+//! schedule reads (80), and WATERLINE_ONLY a part of the names of the models to test. `--nocapture` shows how many tokens were read in each
+//! way. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU, `emulator` (a feature) runs the GPU kernels on the CPU.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ use waterline::{
 };
 use waterline_quant::{Bytes, FORMATS, Format, Tensor};
 
-/// Tokens that a session remembers.
+/// The number of tokens that a session remembers.
 const HISTORY: usize = 160;
-/// Most tokens of a prompt before a generation with drafts.
+/// The maximum length of a prompt before a generation with drafts.
 const PROMPT: usize = 80;
-/// How tokens are read: the first six by the calls of a schedule.
+/// The ways of reading tokens; the calls of a schedule use the first six.
 const WAYS: [&str; 9] = [
     "after a fork",
     "after a saved state",
@@ -33,7 +33,7 @@ const WAYS: [&str; 9] = [
     "after drafts",
 ];
 
-/// Tokens that were compared, by [`WAYS`].
+/// The number of tokens compared, by [`WAYS`].
 #[derive(Default)]
 struct Counts([usize; WAYS.len()]);
 
@@ -58,7 +58,7 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests")
 }
 
-/// Every recorded case and every small model of the repository.
+/// Returns every fixture and every small model of the repository.
 fn models() -> Vec<(String, Arc<Model>)> {
     let entries = ["fixtures", "models"].map(|name| std::fs::read_dir(folder().join(name)));
     let paths = entries
@@ -78,7 +78,7 @@ fn models() -> Vec<(String, Arc<Model>)> {
     paths.iter().map(open).collect()
 }
 
-/// A model whose matrices are in `format`; none if their rows are not whole blocks.
+/// Returns a model with its matrices in `format`; `None` if their rows are not a multiple of its blocks.
 fn in_format(file: &str, format: &'static Format) -> Option<Arc<Model>> {
     let path = folder().join("models").join(file);
     let mut checkpoint = Checkpoint::open(path).expect("a model");
@@ -108,12 +108,12 @@ fn device() -> Option<Arc<Device>> {
     }
 }
 
-/// Sessions of a model on a device.
+/// A model on a device.
 struct Place {
     name: String,
     model: Arc<Model>,
     device: Option<Arc<Device>>,
-    /// Tokens that a schedule reads.
+    /// The number of tokens that a schedule reads.
     length: usize,
 }
 
@@ -135,7 +135,7 @@ impl Place {
 
     fn tokens(&self) -> Vec<u32> {
         let vocab = self.model.spec().vocab;
-        // Some of them again, so that drafts are found.
+        // Tokens repeat, so that drafts are found.
         let token = |i: usize| ((i % 23) * (i % 23) * 37 + i / 40) % vocab;
         (0..self.length.max(PROMPT))
             .map(|i| token(i) as u32)
@@ -148,7 +148,7 @@ fn logits(session: &Session) -> Vec<u32> {
     logits.map(|logit| logit.to_bits()).collect()
 }
 
-/// A hash of the bits of logits.
+/// Returns a hash of the logits' bits.
 fn digest(logits: &[f32]) -> u64 {
     let mut hasher = DefaultHasher::new();
     logits
@@ -168,7 +168,7 @@ fn state(session: &Session) -> Vec<u8> {
     bytes
 }
 
-/// The bits after each token of a session that reads them one by one.
+/// The results of a session that reads tokens one by one.
 struct Lone {
     digests: Vec<u64>,
     state: Vec<u8>,
@@ -191,7 +191,7 @@ impl Lone {
     }
 }
 
-/// Reads all tokens by random calls and compares the bits after each.
+/// Reads all tokens with random calls and compares the bits after each token.
 fn schedule(place: &Place, lone: &Lone, seed: u64, counts: &mut Counts) {
     let mut random = fastrand::Rng::with_seed(seed);
     let tokens = place.tokens();
@@ -205,7 +205,7 @@ fn schedule(place: &Place, lone: &Lone, seed: u64, counts: &mut Counts) {
         Session::new(Arc::clone(&place.model), options).expect("a session")
     };
     let mut session = open(&mut random);
-    // Long schedules have longer calls.
+    // Longer schedules have longer calls.
     let longest = (place.length / 500).max(40);
     while (session.position() as usize) < place.length {
         let at = session.position() as usize;
@@ -275,7 +275,7 @@ fn schedule(place: &Place, lone: &Lone, seed: u64, counts: &mut Counts) {
     assert!(state(&session) == lone.state, "{}: seed {seed}", place.name);
 }
 
-/// A generation with drafts, in a session that reads its prompt in random chunks, is the one without.
+/// Checks that a generation with drafts, in a session that reads its prompt in random chunks, equals the generation without drafts.
 fn drafts(place: &Place, seed: u64, counts: &mut Counts) {
     let mut random = fastrand::Rng::with_seed(seed);
     let prompt = &place.tokens()[..1 + below(&mut random, PROMPT)];
@@ -300,7 +300,7 @@ fn drafts(place: &Place, seed: u64, counts: &mut Counts) {
     counts.0[8] += count;
 }
 
-/// How many schedules a model went through.
+/// Runs the schedules of a model; returns their number.
 fn check(name: String, model: Arc<Model>) -> u64 {
     let only = std::env::var("WATERLINE_ONLY").unwrap_or_default();
     if !name.contains(&only) {
@@ -351,7 +351,7 @@ fn every_format_has_the_bits_of_steps_however_it_reads() {
     assert!(tested > 10, "{tested} models");
 }
 
-/// The built-in model in every format that its rows can have.
+/// Tests the built-in model in every format that its rows allow.
 #[test]
 #[ignore = "takes a minute"]
 fn drafts_in_every_format_are_steps() {
@@ -362,7 +362,7 @@ fn drafts_in_every_format_are_steps() {
     }
 }
 
-/// The chunk that is left has one token, which a step reads, on another queue than the slots of a chunk.
+/// The last chunk has one token, which a step reads, on a different queue than the slots of a chunk.
 #[cfg(feature = "emulator")]
 #[test]
 fn a_chunk_of_one_token_waits_for_the_one_before() {
@@ -380,7 +380,7 @@ fn a_chunk_of_one_token_waits_for_the_one_before() {
 
 #[test]
 fn without_the_option_a_quantized_prompt_depends_on_its_chunks() {
-    // Otherwise the tests above would show nothing.
+    // Otherwise the tests above would prove nothing.
     let model = Model::open(folder().join("../tools/model/waterline-chat.gguf")).expect("a model");
     let read = |exact: bool, chunk: usize| {
         let mut options = SessionOptions::default();
@@ -395,7 +395,7 @@ fn without_the_option_a_quantized_prompt_depends_on_its_chunks() {
     assert!(read(true, 1) == read(false, 1), "steps are steps");
 }
 
-/// Prints how far the logits of a prompt that is read in one chunk are from those of steps, for docs/exact.md.
+/// Prints the distance between the logits of a prompt read in one chunk and in steps, for docs/exact.md.
 #[test]
 #[ignore = "prints a table"]
 fn differences_without_the_option() {

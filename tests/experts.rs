@@ -1,5 +1,5 @@
-//! Mixtures of experts in a model: against their equations, written out in f64, in steps and chunks, and which of their
-//! bytes a token reads.
+//! Mixtures of experts in a model: compares them with their equations, written out in f64, in steps and chunks, and counts the bytes that a
+//! token reads.
 
 mod synthetic;
 
@@ -27,7 +27,7 @@ fn sigmoid(x: f64) -> f64 {
 struct Plain<'a>(&'a HashMap<String, Vec<f32>>);
 
 impl Plain<'_> {
-    /// Part `index` of `parts` equal ones of a tensor.
+    /// Returns part `index` of `parts` equal parts of a tensor.
     fn part(&self, name: &str, index: usize, parts: usize) -> Vector {
         let values = self.0.get(name).unwrap_or_else(|| panic!("no {name}"));
         let size = values.len() / parts;
@@ -35,7 +35,7 @@ impl Plain<'_> {
         part.iter().map(|&x| f64::from(x)).collect()
     }
 
-    /// `W x` with network `index` of `parts`.
+    /// Returns `W x` with matrix `index` of `parts`.
     fn apply(&self, name: &str, (index, parts): (usize, usize), x: &[f64]) -> Vector {
         let weight = self.part(&format!("{name}.weight"), index, parts);
         weight
@@ -53,7 +53,7 @@ impl Plain<'_> {
             .collect()
     }
 
-    /// One network whose tensors end with `end`.
+    /// Returns the output of one MLP whose tensors end with `end`.
     fn network(
         &self,
         layer: &str,
@@ -81,7 +81,7 @@ impl Plain<'_> {
         apply("down", &inner)
     }
 
-    /// The experts of a token with their weights.
+    /// Returns the experts of a token and their weights.
     fn route(&self, layer: &str, numbers: &Value, x: &[f64]) -> Vec<(usize, f64)> {
         let router = &numbers["router"];
         let logits = self.apply(&format!("{layer}ffn_gate_inp"), (0, 1), x);
@@ -158,7 +158,7 @@ impl Plain<'_> {
     }
 }
 
-/// A model of mixtures only, with scaled outputs.
+/// Returns a model with only mixtures as layers, and scaled outputs.
 fn mixtures(hidden: usize, all: &[Value]) -> ModelSpec {
     let layer =
         |numbers: &Value| json!({ "experts": numbers, "ffn_sublayer": { "multiplier": 0.75 } });
@@ -176,7 +176,7 @@ fn softmax(normalize: Value) -> Value {
     json!({ "scoring": "softmax", "normalize": normalize, "scale": 1.0, "groups": null })
 }
 
-/// Every kind of router and of experts.
+/// Returns every kind of router and of experts.
 fn kinds() -> Vec<Value> {
     let grouped = json!({
         "scoring": "sigmoid", "normalize": 1e-20, "scale": 1.5, "groups": { "count": 3, "kept": 2 },
@@ -206,7 +206,7 @@ fn kinds() -> Vec<Value> {
     ]
 }
 
-/// The logits after every token, read in chunks.
+/// Returns the logits after every token, read in chunks.
 fn logits(model: &Arc<Model>, text: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     let mut session = Session::new(Arc::clone(model), options(chunk, 8)).expect("a session");
     text.chunks(chunk)
@@ -264,7 +264,7 @@ fn a_token_reads_the_experts_that_it_chose() {
         numbers["router"]["groups"] = json!(null);
         let spec = mixtures(16, &[numbers.clone()]);
         let mut weights = weights(&spec, 3);
-        // Every token chooses the last experts, of which the others' weights must not be seen.
+        // Every token chooses the last experts; the other experts' weights must not be read.
         let bias = weights.get_mut("blk.0.exp_probs_b.bias").expect("a bias");
         for (expert, bias) in bias.iter_mut().enumerate() {
             *bias = if expert >= experts - chosen {
@@ -291,7 +291,7 @@ fn a_token_reads_the_experts_that_it_chose() {
                 "{numbers}, chunks of {chunk}"
             );
         }
-        // All bytes but those of experts that were not chosen and of the other rows of the embedding.
+        // All bytes except those of experts that were not chosen and of the other rows of the embedding.
         let read: usize = spec
             .weights()
             .iter()

@@ -1,9 +1,9 @@
-//! Memory that the system refuses. Each allocation of 16 KB or more that a session, batch, draft, fork, saved state, prefix store or copy of a
-//! file makes fails once, and the library returns an error. And under limits of all the memory together, from none to enough, opening a
-//! model and all that follows is an error or done: what other crates and the standard library take without asking is asked for before.
-//! And a prefix store takes no more memory than its bound.
+//! Out of memory. Each allocation of 16 KB or more that a session, batch, draft, fork, saved state, prefix store or copy of a file makes
+//! fails once, and the library must return an error. With a limit on the total memory, from none to enough, opening a model and using it
+//! must return an error or succeed: memory that other crates and the standard library allocate infallibly is reserved first. A prefix store
+//! must not use more memory than its bound.
 //!
-//! WATERLINE_LIMITS is the number of limits that are tried with each model.
+//! WATERLINE_LIMITS is the number of limits tried with each model.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use waterline::{
     Batch, Chat, Error, Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions, Snapshot,
 };
 
-/// Bytes from which on an allocation may fail alone.
+/// The size in bytes from which a single allocation may fail.
 const LARGE: usize = 1 << 14;
-/// Bytes without which not even an error can be made.
+/// The number of bytes below which even an error cannot be constructed.
 const LEAST: usize = 1 << 17;
-/// A small model of each kind: GGUF with a tokenizer, a directory with fused experts, one with vectors that are made, GGUF without
-/// a tokenizer.
+/// A small model of each kind: GGUF with a tokenizer, a directory with fused experts, a model with computed vectors, GGUF without a
+/// tokenizer.
 const MODELS: [&str; 4] = [
     "../tools/model/waterline-chat.gguf",
     "fixtures/hf_qwen3_5_moe_fused",
@@ -31,14 +31,14 @@ const MODELS: [&str; 4] = [
 
 struct Failing;
 
-/// Large allocations until one fails; negative: none does.
+/// The number of large allocations before one fails; negative if none fails.
 static LEFT: AtomicI64 = AtomicI64::new(-1);
-/// Most bytes in use.
+/// The maximum number of bytes in use.
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static MOST_IN_USE: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether `bytes` more are refused; else they are in use.
+/// Returns whether `bytes` more are refused; otherwise counts them as in use.
 fn refuses(bytes: usize, large: usize) -> bool {
     let now = IN_USE.fetch_add(bytes, Ordering::SeqCst) + bytes;
     let alone = large >= LARGE
@@ -53,7 +53,7 @@ fn refuses(bytes: usize, large: usize) -> bool {
     refused
 }
 
-// SAFETY: everything is handed to the system's allocator, or refused as it may refuse.
+// SAFETY: every call is forwarded to the system's allocator, or refused, as the allocator itself may do.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if refuses(layout.size(), layout.size()) {
@@ -100,7 +100,7 @@ fn options() -> SessionOptions {
     options
 }
 
-/// Makes what other crates allocate for, which only a limit can refuse.
+/// Runs work that allocates in other crates, which only a limit may refuse.
 fn opening<T>(work: impl FnOnce() -> T) -> T {
     let left = LEFT.swap(-1, Ordering::SeqCst);
     let done = work();
@@ -108,7 +108,7 @@ fn opening<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// All that a program does with a model.
+/// Does everything a program does with a model.
 fn work(path: &Path, open: impl Fn() -> Result<Arc<Model>, Error>) -> Result<(), Error> {
     if path.is_file() {
         Bytes::copy_file(path)?;
@@ -153,7 +153,7 @@ fn variable(name: &str) -> String {
     std::env::var(name).expect(name)
 }
 
-/// Each large allocation fails once. Returns how many errors there were.
+/// Fails each large allocation once. Returns the number of errors.
 fn alone(path: &Path) -> usize {
     let model = Model::open(path).expect("a model");
     let mut refused = 0;
@@ -162,7 +162,7 @@ fn alone(path: &Path) -> usize {
         LEFT.store(number, Ordering::SeqCst);
         let done = work(path, || Ok(Arc::clone(&model)));
         let was_refused = LEFT.swap(-1, Ordering::SeqCst) < 0;
-        // Some memory is asked for twice, and what a prefix store cannot keep it does without.
+        // Some memory is requested twice, and a prefix store continues without the memory it cannot get.
         refused += usize::from(done.is_err());
         if !was_refused {
             done.expect("nothing was refused");
@@ -172,7 +172,7 @@ fn alone(path: &Path) -> usize {
     refused
 }
 
-/// All memory together is limited. Returns how many of the limits were errors.
+/// Limits all memory together. Returns the number of limits that gave errors.
 fn limited(path: &Path, limits: usize) -> usize {
     let before = IN_USE.load(Ordering::SeqCst);
     MOST_IN_USE.store(before, Ordering::SeqCst);
@@ -190,9 +190,9 @@ fn limited(path: &Path, limits: usize) -> usize {
     refused
 }
 
-/// Reads histories with a store that holds few of their checkpoints. Returns how many were evicted.
+/// Reads histories with a store that holds only a few of their checkpoints. Returns the number of evictions.
 fn bounded(path: &Path) -> usize {
-    /// Tokens and lists of one call, and what is asked for to see whether there is room.
+    /// Tokens and lists of one call, and memory requested only to see whether there is room.
     const REST: usize = 256 << 10;
     let model = Model::open(path).expect("a model");
     let mut session = Session::new(model.clone(), options()).expect("a session");
@@ -224,7 +224,7 @@ fn bounded(path: &Path) -> usize {
     store.stats().evicted as usize
 }
 
-/// The process that does the work, which an allocation that cannot be refused would end.
+/// Does the work in a separate process, because an infallible allocation that fails aborts it.
 #[test]
 #[ignore = "started by the tests below"]
 fn child() {
@@ -237,7 +237,7 @@ fn child() {
     println!("{count} times");
 }
 
-/// How many errors there were with each model, or evictions.
+/// Returns the number of errors, or evictions, with each model.
 fn times(way: &str) -> [usize; MODELS.len()] {
     MODELS.map(|model| {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");

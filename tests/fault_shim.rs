@@ -1,11 +1,11 @@
-//! The library of `faults.c`, by which a process's calls of the system fail.
+//! Builds the library of `faults.c`, which makes system calls of a process fail.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::skipped::skipped;
 
-/// The library, compiled into `folder`; none without a C compiler.
+/// Compiles the library into `folder`; `None` without a C compiler.
 pub fn shim(folder: &Path) -> Option<PathBuf> {
     let library = folder.join("faults.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/faults.c");

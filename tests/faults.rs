@@ -1,5 +1,6 @@
-//! A failing disk: each system call of a command on its files fails once, or does less than requested. The command ends with a
-//! message and a status, the file that it replaces is whole, and nothing is left over; interrupted and short calls change nothing.
+//! A failing disk: each system call of a command on its files fails once, or does less than requested. The command must end with a message
+//! and a status, the file that it replaces must be complete, and no temporary file may remain; interrupted and short calls must change
+//! nothing.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -12,13 +13,13 @@ use std::path::{Path, PathBuf};
 use common::{Workplace, copy_fixture, outcome, outcome_of_input};
 use fault_shim::shim;
 
-/// Numbers of errors of Linux.
+/// Linux error numbers.
 const EINTR: &str = "4";
 const EIO: &str = "5";
 const ENOMEM: &str = "12";
 const ENOSPC: &str = "28";
 
-/// The calls that are made on files, and how each may fail.
+/// The system calls made on files, and how each may fail.
 const FAULTS: &[(&str, &[&str])] = &[
     ("open", &[EIO, EINTR]),
     ("read", &[EIO, EINTR, "short"]),
@@ -35,7 +36,7 @@ struct Work<'a> {
     output: Option<PathBuf>,
 }
 
-/// Runs the work with every fault; returns how many happened.
+/// Runs the work with every fault; returns the number of faults that happened.
 fn run(work: &Work, folder: &Path) -> usize {
     let place = Workplace::new();
     let Some(library) = shim(place.home.path()) else {

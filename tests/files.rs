@@ -1,4 +1,4 @@
-//! The commands that write and describe model files.
+//! Tests the commands that write and describe model files.
 
 mod common;
 
@@ -114,7 +114,7 @@ fn inspect_tells_the_bytes_of_the_built_in_models_session() {
     let bytes = inspected["session"]["bytes"].as_u64().unwrap();
     let short = place.run(["run", "-p", "A dog", "-n", "1", "--json"]);
     assert_eq!(short.succeeded().json()["state_bytes"], bytes);
-    // Read beyond the window, too.
+    // The text is longer than the window.
     let text = "Tell me a story about a dog. ".repeat(60);
     let long = place.run(["run", "-p", &text, "-n", "1", "--json"]);
     assert_eq!(long.succeeded().json()["state_bytes"], bytes);
@@ -215,7 +215,7 @@ fn outputs_that_cannot_be_written_leave_nothing_behind() {
     assert_eq!(place.files(), ["dir", "file", "folder", "gdn-tiny.gguf"]);
 }
 
-/// A shell that runs the program with a limit on the size of files, which is a disk that becomes full.
+/// Returns a shell command that runs the program with a limit on the size of files, like a disk that becomes full.
 #[cfg(unix)]
 fn on_full_disk(place: &Workplace, arguments: &[&str]) -> std::process::Command {
     let mut command = std::process::Command::new("sh");

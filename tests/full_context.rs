@@ -1,4 +1,4 @@
-//! A full context: the first tokens stay while attention forgets the oldest, or the newest tokens are read again.
+//! A full context: the first tokens are kept while attention forgets the oldest ones, or the newest tokens are read again.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use waterline::{ContextEnd, Device, Error, Kv, Model, Session, SessionOptions};
 
 const CONTEXT: usize = 24;
 const KEEP: usize = 3;
-/// Positions round differently when keys are turned, and chunks differently than steps.
+/// Rounding differs between positions when keys are rotated, and between chunks and steps.
 const ROUNDING: f32 = 2e-4;
 
 fn model(name: &str) -> Arc<Model> {
@@ -15,7 +15,7 @@ fn model(name: &str) -> Arc<Model> {
     Model::open(folder.join(name)).expect("a fixture")
 }
 
-/// Models whose attention reads the whole context: rotary positions, and recurrent layers next to it.
+/// Returns models whose attention reads the entire context: with rotary positions, and next to recurrent layers.
 fn models() -> [Arc<Model>; 2] {
     ["transformer_full", "hf_qwen3_5_images"].map(model)
 }
@@ -56,7 +56,7 @@ fn difference(a: &[f32], b: &[f32]) -> f32 {
     pairs.fold(0.0f32, |m, (x, y)| m.max((x - y).abs() / largest))
 }
 
-/// The keys `[heads, context, width]` of the first layer that caches the context, and its width.
+/// Returns the keys `[heads, context, width]` of the first layer that caches the context, and their width.
 fn keys(session: &Session) -> (Vec<f32>, usize) {
     let snapshot = session.snapshot().expect("a snapshot");
     let (tensor, bytes) = snapshot
@@ -75,7 +75,7 @@ fn first_tokens_move_as_if_they_had_been_read_where_they_come() {
     let mut shifted = session(&model, ContextEnd::Shift);
     shifted.feed(&first).expect("a full context");
     shifted.feed(&tokens(&model, 1, 2)).expect("one more");
-    // A key of the first layer depends on its token and its position alone.
+    // A key of the first layer depends only on its token and its position.
     let mut expected = session(&model, ContextEnd::Refuse);
     let half = CONTEXT / 2;
     expected.feed(&first[..half]).expect("others");
@@ -83,7 +83,7 @@ fn first_tokens_move_as_if_they_had_been_read_where_they_come() {
     let ((found, width), (there, _)) = (keys(&shifted), keys(&expected));
     let rows = half * width..(half + KEEP) * width;
     assert!(difference(&found[rows.clone()], &there[rows]) < ROUNDING);
-    // The next half later they are at the beginning again, twelve positions on.
+    // After another half context they are at the beginning again, twelve positions further.
     shifted.feed(&tokens(&model, half, 3)).expect("half more");
     let (found, _) = keys(&shifted);
     let mut later = session(&model, ContextEnd::Shift);
@@ -118,7 +118,7 @@ fn any_split_shifts_as_single_steps_do() {
     }
 }
 
-/// Without the first tokens attention has other keys, so that what follows differs.
+/// Without the first tokens, attention has other keys and the results differ.
 #[test]
 fn the_first_tokens_are_seen_after_a_shift() {
     let model = model("transformer_full");
@@ -148,7 +148,7 @@ fn a_compacted_session_is_one_that_has_read_the_kept_tokens() {
         let logits = [&compacted, &plain].map(|session| session.logits().expect("logits"));
         assert!(difference(logits[0], logits[1]) < ROUNDING);
 
-        // A whole history is compacted before it is read, and goes on from where it is.
+        // A complete history is compacted before it is read, and a longer history continues from there.
         let mut told = session(&model, ContextEnd::Compact);
         let found = told.read_history(&text).expect("a history");
         assert_eq!((found.reused, found.read), (0, read));

@@ -1,4 +1,4 @@
-//! GGUF files of llama.cpp's architectures: `waterline verify` on the cases with llama.cpp's logits.
+//! Runs `waterline verify` on GGUF files of llama.cpp's architectures with recorded logits of llama.cpp.
 
 mod common;
 mod skipped;
@@ -12,10 +12,11 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Quantized mixtures of experts in which some tokens are near a tie of two experts, and the allowed distance from the recorded logits: the
-/// last bits of sums decide there. The first is as far from the recording by llama.cpp's builds for AVX-512 (0.67) and without AVX2 (0.66),
-/// the second by these (0.40, 0.38) and by the build that recorded it, without repacked weights (0.41). For the last, three of twelve
-/// random splits are 0.3 from it with AVX-512, all others 0.02. With the weights in f32 both programs give equal logits to 1e-5.
+/// Quantized mixtures of experts in which some tokens nearly tie between two experts, so that the last bits of sums decide, and the allowed
+/// distance from the recorded logits. llama.cpp's builds for AVX-512 (0.67) and without AVX2 (0.66) are as far from the recording of the
+/// first model. For the second model these builds (0.40, 0.38) and the recording build without repacked weights (0.41) are. For the last
+/// model, three of twelve random splits are 0.3 from the recording with AVX-512, all others 0.02. With the weights in f32 both programs
+/// give equal logits to 1e-5.
 const BEYOND: [(&str, f64); 3] = [
     ("nemotron_h_moe-q8_0", 0.7),
     ("jamba-q4_k_m", 0.45),
@@ -81,7 +82,7 @@ fn a_folder_of_cases_is_verified_in_a_line_for_each() {
         said.ends_with(&format!("{cases} of {cases} cases as expected\n")),
         "{said}"
     );
-    // One that cannot be read fails alone.
+    // A case that cannot be read fails without affecting the others.
     for name in ["rwkv6-f32", "arwkv7-f32"] {
         std::fs::create_dir(place.path(name)).unwrap();
         for file in ["expect.json", "model.gguf"] {

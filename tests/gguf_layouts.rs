@@ -1,4 +1,4 @@
-//! Models of Hugging Face directories written again in llama.cpp's layout give the same logits.
+//! Models of Hugging Face directories give the same logits when rewritten in llama.cpp's layout.
 
 mod common;
 
@@ -11,7 +11,7 @@ use waterline::{Kv, Model, Session, SessionOptions};
 use waterline_quant::F32;
 use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
 
-/// A GGUF file in the making.
+/// A GGUF file under construction.
 #[derive(Clone, Default)]
 struct File {
     keys: BTreeMap<String, Value>,
@@ -43,7 +43,7 @@ impl File {
         writer.finish().unwrap();
     }
 
-    /// The logits of the model that it is.
+    /// Returns the logits of the file's model.
     fn logits(&self) -> Vec<f32> {
         let place = Workplace::new();
         let path = place.path("model.gguf");
@@ -52,7 +52,7 @@ impl File {
     }
 }
 
-/// The tensors of a model by our names, each with the names that llama.cpp has for the parts that all its models share.
+/// Returns the tensors of a model by waterline's names, with llama.cpp's names for the parts that all its models share.
 fn tensors(case: &str) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let checkpoint = Checkpoint::open(fixture(case)).unwrap();
     let renamed = |name: &str| {
@@ -73,15 +73,15 @@ fn tensors(case: &str) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     tensors.collect()
 }
 
-/// The rows of a tensor in another order.
+/// Returns the rows of a tensor in another order.
 fn reordered((shape, values): &(Vec<usize>, Vec<f32>), order: &[usize]) -> (Vec<usize>, Vec<f32>) {
     let width = values.len() / shape[0];
     let row = |&row: &usize| values[row * width..][..width].to_vec();
     (shape.clone(), order.iter().flat_map(row).collect())
 }
 
-/// Keys and values are cached in f32: rounding to 16 bits changes logits by 4e-4 from those of the model in f64, and a difference of
-/// 1e-6 before the rounding may become 2e-4 after it.
+/// Caches keys and values in f32: rounding them to 16 bits changes logits by 4e-4 from those of the model in f64, and a difference of 1e-6
+/// before the rounding may become 2e-4 after it.
 fn logits(path: &Path) -> Vec<f32> {
     let mut options = SessionOptions::default();
     options.state.kv = Kv::F32;
@@ -103,8 +103,8 @@ fn assert_close(a: &[f32], b: &[f32], tolerance: f32) {
     assert!(a.len() == b.len() && difference < tolerance, "{difference}");
 }
 
-/// Llama as llama.cpp's converter writes it: the two channels of a rotated pair are adjacent, and a tensor holds the
-/// divisor of each frequency.
+/// Returns Llama as llama.cpp's converter writes it: the two channels of a rotated pair are adjacent, and a tensor holds the divisor of
+/// each frequency.
 fn llama() -> File {
     let mut file = File {
         tensors: tensors("hf_llama3_scaled"),
@@ -161,7 +161,7 @@ fn llama_is_the_same_from_rows_in_pairs() {
     let expected = logits(&fixture("hf_llama3_scaled"));
     assert_close(&logits(&path), &expected, 1e-4);
 
-    // Divisors that no four numbers give.
+    // Divisors that no choice of the four scaling parameters gives.
     file.tensors.get_mut("rope_freqs.weight").unwrap().1[4] = 5.0;
     file.write(&path);
     let inspect = ["inspect", &path.display().to_string()];
@@ -170,8 +170,8 @@ fn llama_is_the_same_from_rows_in_pairs() {
         .failed(2, &["llama.gguf", "rope_freqs.weight"]);
 }
 
-/// Qwen3.5 as llama.cpp's converter writes it: q, k and v of Gated DeltaNet in one matrix, value heads in the order in
-/// which head t has key head t % 3, a query head followed by its gate.
+/// Returns Qwen3.5 as llama.cpp's converter writes it: q, k and v of Gated DeltaNet are one matrix, value head t uses key head t % 3, and
+/// each query head is followed by its gate.
 fn qwen35() -> File {
     let (keys, values, key_dim, value_dim) = (3, 6, 12, 10);
     let ours = tensors("hf_qwen3_5_images");
@@ -298,7 +298,7 @@ fn queries_keys_and_values_may_lie_in_one_tensor() {
         let name = format!("blk.{block}.attn_qkv.weight");
         file.tensors.insert(name, (shape, values));
     }
-    // A number for each layer, as some converters write them.
+    // One number per layer, as some converters write them.
     for (key, number) in [
         ("attention.head_count", 6),
         ("attention.head_count_kv", 2),
@@ -313,7 +313,7 @@ fn queries_keys_and_values_may_lie_in_one_tensor() {
 
 #[test]
 fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
-    // Value heads in another order are summed in another order: both sides are within 1.5e-5 of the model in f64.
+    // A different order of value heads changes the order of summation: both sides are within 1.5e-5 of the model in f64.
     let mut file = qwen35();
     let expected = logits(&fixture("hf_qwen3_5_images"));
     assert_close(&file.logits(), &expected, 1e-4);

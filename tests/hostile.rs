@@ -1,4 +1,4 @@
-//! Files that are no models: each is a sentence and a status, and nothing is written.
+//! Files that are not models: each gives a sentence and a status, and nothing is written.
 
 mod common;
 
@@ -203,7 +203,7 @@ fn directories_that_hold_no_model_are_refused() {
         std::fs::write(dir.join("config.json"), text).unwrap();
         convert(&["config.json"]);
     }
-    // A sound description of other weights.
+    // A valid description that does not match the weights.
     change("vocab_size", 511.into());
     convert(&["token_embd"]);
     change("num_hidden_layers", 99.into());
@@ -219,7 +219,7 @@ fn directories_that_hold_no_model_are_refused() {
     assert_eq!(place.files(), ["dir"]);
 }
 
-/// Every number in a JSON value, by its path.
+/// Collects the paths of all numbers in a JSON value.
 fn numbers(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
     let mut below = |key: &str, value| numbers(value, &format!("{path}/{key}"), found);
     match value {
@@ -232,7 +232,7 @@ fn numbers(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Numbers that overflow when they are multiplied, wrap to small ones, or are none.
+/// Returns numbers that overflow when multiplied, wrap to small numbers, or are not numbers.
 fn hostile_numbers() -> Vec<serde_json::Value> {
     let mut all = Vec::from([20, 32, 63].map(|n| (1u64 << n).into()));
     all.extend([
@@ -244,7 +244,7 @@ fn hostile_numbers() -> Vec<serde_json::Value> {
     all
 }
 
-/// Opens the model of a hostile description: it fails with a message or is sound.
+/// Checks that a hostile description fails with a message or gives a usable model.
 fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
     let Ok(spec) = opened else { return };
     let plan = spec.plan(&StateOptions::default());
@@ -288,7 +288,7 @@ fn numbers_of_any_size_are_refused_with_a_sentence_or_make_a_sound_model() {
                 survives(&what, ModelSpec::from_json("hostile", &changed));
             }
         }
-        // As above, with a configuration, if its frontend reads it.
+        // Each number in the configuration too, if a frontend reads it.
         let place = Workplace::new();
         let dir = place.path("dir");
         copy_fixture(&fixture.file_name().unwrap().to_string_lossy(), &dir);
@@ -319,7 +319,7 @@ fn products_that_wrap_to_small_numbers_are_refused() {
     let dir = place.path("dir");
     copy_fixture("gdn_plain", &dir);
     let mut description = Checkpoint::open(&dir).unwrap().spec.to_json();
-    // 2^32 heads of 2^32: no value at all, if the product wraps.
+    // 2^32 heads of width 2^32: zero values if the product wraps.
     description["layers"][0]["heads"] = (1u64 << 32).into();
     description["layers"][0]["value_heads"] = (1u64 << 32).into();
     description["layers"][0]["head_dim"] = ((1u64 << 32) + 16).into();
@@ -407,7 +407,7 @@ fn a_tokenizer_may_be_foreign_broken_or_without_a_template() {
     place
         .run(["run", &output, "-p", "x", "-n", "1"])
         .succeeded();
-    // Without a template a conversation is in ChatML, which is said.
+    // Without a template the conversation uses ChatML, and a message reports that.
     let completed = ["run", &output, "-p", "x", "-n", "1", "--chat"];
     for said in [place.run(["chat", &output]), place.run(completed)] {
         assert_eq!(said.status, Some(0), "{}", said.stderr);
@@ -430,7 +430,7 @@ fn inspect_names_the_first_layer_that_is_not_finite() {
     };
     let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
     let json: serde_json::Value = serde_json::from_slice(&weights[8..8 + header]).unwrap();
-    // Finite weights so large that their products are not.
+    // Finite weights so large that their products overflow.
     let enlarge = |tensor: &str| {
         let offset = |i: usize| json[tensor]["data_offsets"][i].as_u64().unwrap() as usize;
         assert_eq!(json[tensor]["dtype"], "F32");

@@ -1,10 +1,10 @@
-//! The crates of the runtime and their modules form layers: each imports only from those below it.
+//! The crates of the runtime and their modules form layers: each may import only from layers below.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From above to below.
+/// The modules, from top to bottom.
 const LAYERS: &[&str] = &[
     "session",
     "engine",
@@ -32,7 +32,7 @@ const LAYERS: &[&str] = &[
     "error",
 ];
 
-/// The folders and files of `cuda` from above to below.
+/// The folders and files of `cuda`, from top to bottom.
 const CUDA: &[&str] = &[
     "batch",
     "decode",
@@ -46,7 +46,7 @@ const CUDA: &[&str] = &[
     "driver",
 ];
 
-/// The crates from above to below, and their folders.
+/// The crates, from top to bottom, and their folders.
 const CRATES: [(&str, &str); 7] = [
     ("waterline", "."),
     ("waterline-models", "models"),
@@ -57,13 +57,13 @@ const CRATES: [(&str, &str); 7] = [
     ("waterline-quant", "../quant"),
 ];
 
-/// Folders of the crates whose modules are layers.
+/// Folders of the crates whose modules form layers.
 const LAYERED: [&str; 3] = [".", "models", "compute"];
 
-/// Names that the roots of those crates give to crates below and their parts.
+/// Names in the crate roots that re-export crates below or their parts.
 const FROM_BELOW: [&str; 3] = ["text", "cancel", "error"];
 
-/// Files and folders that are compiled for tests alone.
+/// Files and folders that are compiled only for tests.
 const TEST_FILES: &[&str] = &["tests", "rig"];
 
 fn crate_folder(name: &str) -> PathBuf {
@@ -86,7 +86,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code of a file: without comments, and without the tests at its end.
+/// Returns the code of a file without comments and without the tests at its end.
 fn code(text: &str) -> String {
     let text = text.split("\nmod tests {").next();
     let lines = text.unwrap_or_default().lines();
@@ -94,7 +94,8 @@ fn code(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The names that follow `crate::` or the name of a layered crate, those in braces included.
+/// Returns the names that follow `crate::` or the name of a layered crate, including those in
+/// braces.
 fn imports(code: &str) -> BTreeSet<String> {
     let code = code.replace("waterline_models::", "crate::");
     let code = code.replace("waterline_compute::", "crate::");
@@ -121,7 +122,7 @@ fn layer(module: &str) -> Option<usize> {
     LAYERS.iter().position(|&name| name == module)
 }
 
-/// Each import of `file`, in the module `own`, that does not lead to a module below.
+/// Returns the imports of `code`, in the module `own`, that do not lead to a module below.
 fn upward(own: &str, code: &str) -> Vec<String> {
     let rank = layer(own);
     let is_below = |name: &str| layer(name) > rank || name == own;
@@ -144,13 +145,14 @@ fn modules_import_from_below() {
         let file = path.strip_prefix(sources).expect("a file of src");
         let own = file.iter().next().unwrap_or_default().to_string_lossy();
         let own = own.trim_end_matches(".rs");
-        // Private names of other crates do not compile, and a crate's root has no other imports.
+        // The compiler rejects private names of other crates, and a crate's root has no other
+        // imports.
         if own == "lib" {
             continue;
         }
         let text = fs::read_to_string(&path).expect("text");
         let code = code(&text);
-        // In a module's own file `super` is the crate.
+        // In a module's top file, `super` is the crate.
         let is_top = file.components().count() == 1 || file.ends_with(format!("{own}/mod.rs"));
         if is_top && code.contains("super::") {
             wrong.push(format!("{}: super", file.display()));
@@ -175,7 +177,7 @@ fn the_gpu_backend_imports_from_below() {
         let file = path.strip_prefix(&sources).expect("a file of cuda");
         let own = file.iter().next().unwrap_or_default().to_string_lossy();
         let own = own.trim_end_matches(".rs");
-        // The root names the public parts.
+        // The root re-exports the public parts.
         if own == "mod" {
             continue;
         }
@@ -186,7 +188,7 @@ fn the_gpu_backend_imports_from_below() {
         if is_top && code.contains("super::") {
             wrong.push(format!("{}: super", file.display()));
         }
-        // The names that follow `crate::cuda::` alone.
+        // Only the names that follow `crate::cuda::`.
         let code = code
             .replace("crate::cuda::", "cuda!")
             .replace("crate::", "");

@@ -1,4 +1,4 @@
-//! Finds operands that an op accesses without declaring them, for tests.
+//! Finds operands that an op accesses without declaring them. For tests.
 
 #![allow(dead_code)] // each crate uses a part
 
@@ -8,11 +8,11 @@ use crate::operands::{Access, Operand};
 use crate::ops::{CpuOp, DeviceOp, Op};
 use crate::state::StateDtype;
 
-/// A NaN that no op makes.
+/// A NaN that no op produces.
 const POISON: u32 = 0x7fc0_dead;
 
-/// Runs the op over a frame in which everything that it does not declare as read is poisoned, then over the original
-/// frame; returns the differences. Buffers of `working` memory are poisoned and may hold anything afterwards.
+/// Runs the op on a frame in which everything that the op does not declare as read is poisoned, and on the original frame; returns the
+/// differences. Buffers listed in `working` are poisoned and may hold anything afterwards.
 pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Result<(), String> {
     let access = op.access();
     let tokens = frame.tokens.len();
@@ -33,7 +33,7 @@ pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Re
             let bytes = &mut frame.arena.bytes_mut()[place.offset..][..place.bytes];
             match place.dtype {
                 StateDtype::F32 | StateDtype::F16 | StateDtype::Kv => bytes.fill(u8::MAX),
-                // A count that is wrong, and small enough for an index.
+                // A wrong count that is still small enough for an index.
                 StateDtype::U32 | StateDtype::U64 => {
                     for count in bytes.chunks_exact_mut(place.dtype.bytes()) {
                         let was_zero = count.iter().all(|&byte| byte == 0);
@@ -81,7 +81,7 @@ pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Re
     Ok(())
 }
 
-/// Which values of a buffer of this length are named.
+/// Returns which values of a buffer of this length the operands cover.
 fn columns(operands: &[Operand], buffer: usize, tokens: usize, length: usize) -> Vec<bool> {
     let mut named = vec![false; length];
     for operand in operands {
@@ -97,7 +97,7 @@ fn columns(operands: &[Operand], buffer: usize, tokens: usize, length: usize) ->
     named
 }
 
-/// An op that does not say all that it touches.
+/// An op that does not declare all its accesses.
 struct Silent<'a> {
     op: &'a dyn Op,
     access: Access,
@@ -129,7 +129,7 @@ impl CpuOp for Silent<'_> {
     }
 }
 
-/// Leaves each operand out in turn; returns those whose absence `run_named` does not notice.
+/// Omits each operand in turn; returns the operands whose omission `run_named` does not detect.
 pub(crate) fn unnoticed(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Vec<Operand> {
     let (buffers, state) = (frame.buffers.clone(), frame.arena.bytes().to_vec());
     let full = op.access();

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Workplace, copy_fixture, outcome_of_input};
 
-/// Wrong command lines, and parts of their error messages.
+/// Wrong command lines, and parts of the expected error messages.
 #[test]
 fn a_wrong_command_line_is_answered_with_the_right_one() {
     let place = Workplace::new();
@@ -185,7 +185,7 @@ fn a_file_that_is_no_model_is_answered_with_the_one_that_is() {
 fn what_is_left_out_is_filled_in() {
     let place = Workplace::new();
     let model = place.model("gdn-tiny").display().to_string();
-    // A model as the first word, or a flag of chat, begins a chat.
+    // If the first word is a model or a flag of `chat`, the command is `chat`.
     for arguments in [&[&model, "-n", "2"][..], &["-n", "2"]] {
         let mut command = place.command(arguments);
         let said = outcome_of_input(&mut command, b"Hello\n")
@@ -193,7 +193,7 @@ fn what_is_left_out_is_filled_in() {
             .text();
         assert!(said.ends_with('\n'), "{said:?}");
     }
-    // A text that is no model is the prompt, with or without a model before it.
+    // A word that is not a model is the prompt, with or without a model before it.
     let flags = ["--greedy", "-n", "4"];
     let run = |words: &[&str]| {
         let all = ["run"].iter().chain(words).chain(&flags);

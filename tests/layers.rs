@@ -1,5 +1,5 @@
-//! Norms before and after mixers and feed-forward networks, multipliers, networks with and without a gate, layers of one
-//! sublayer, several mixers on one norm, and bounded logits, against their equations in f64.
+//! Compares layer options with their equations in f64: norms before and after mixers and MLPs, multipliers, MLPs with and without a gate,
+//! layers with one sublayer, several mixers on one norm, and bounded logits.
 
 mod synthetic;
 
@@ -25,7 +25,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The error function by its series, which is exact for the small numbers here.
+/// The error function by its series, which is accurate for the small arguments here.
 fn erf(x: f64) -> f64 {
     let terms = (1..60).scan(x, |power, n| {
         *power *= -x * x / f64::from(n);
@@ -53,7 +53,7 @@ impl Plain {
         values.iter().map(|&x| f64::from(x)).collect()
     }
 
-    /// `W x + b`, without b where there is none.
+    /// Returns `W x + b`, without b if the model has none.
     fn apply(&self, name: &str, x: &[f64]) -> Vector {
         let weight = self.values(&format!("{name}.weight"));
         let rows = weight.chunks_exact(x.len());
@@ -75,7 +75,7 @@ impl Plain {
             .collect()
     }
 
-    /// A feed-forward network as its description says.
+    /// Returns the output of an MLP, computed from its description.
     fn mlp(&self, layer: usize, mlp: &Value, x: &[f64]) -> Vector {
         let number = |key: &str| mlp.get(key).map_or(1.0, |x| x.as_f64().expect("a number"));
         let function = mlp
@@ -210,7 +210,7 @@ fn sublayers_multipliers_and_networks_follow_their_equations() {
 
 #[test]
 fn a_normed_residual_takes_the_place_of_the_stream() {
-    // Large, so that it matters which multiple of the stream it is added to.
+    // Large, so that the scale of the stream under the norm matters.
     const EPS: f64 = 0.25;
     let mlp = json!({ "intermediate": INTERMEDIATE });
     let layers = json!([

@@ -1,4 +1,4 @@
-//! `bench` and `eval recall` from outside: their outputs and refusals. No test asserts a time.
+//! Tests the outputs and errors of `bench` and `eval recall`. No test asserts a time.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use common::{Workplace, fixture};
 use serde_json::Value;
 
-/// Numbers that scripts rely on.
+/// Keys that scripts rely on.
 const NUMBERS: [&str; 13] = [
     "decode_tokens_per_s",
     "prefill_tokens_per_s",
@@ -24,7 +24,7 @@ const NUMBERS: [&str; 13] = [
     "prompt",
 ];
 
-/// A short measurement with more flags, as JSON.
+/// Runs a short benchmark with more flags; returns its JSON.
 fn bench(place: &Workplace, model: &str, flags: &[&str]) -> Value {
     let short = [
         "--prompt", "8", "--gen", "20", "--depth", "20,0", "--json", "-",
@@ -156,7 +156,7 @@ fn several_models_and_thread_counts_are_measured_in_one_call() {
     let threads: Vec<_> = runs.iter().map(|run| run["threads"].as_u64()).collect();
     assert_eq!(threads, [Some(1), Some(2), Some(1), Some(2)]);
     assert_eq!(runs[2]["depths"][1]["position"], 100);
-    // Threads change no number, models do.
+    // The hash depends on the model, not on the number of threads.
     assert_eq!(runs[0]["hash"], runs[1]["hash"]);
     assert_ne!(runs[1]["hash"], runs[2]["hash"]);
     assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 9);
@@ -164,7 +164,7 @@ fn several_models_and_thread_counts_are_measured_in_one_call() {
     for label in ["gdn-tiny.gguf, 1 thread", "lalte-tiny.gguf, 2 threads"] {
         assert!(svg.contains(label), "{label}");
     }
-    // The energy of a token, or that there is no counter.
+    // The energy per token, or a message that there is no counter.
     let table = place.run([
         "bench", &models[0], "--prompt", "8", "--gen", "4", "--depth", "0",
     ]);
@@ -184,7 +184,7 @@ fn a_picture_is_a_document_of_its_own() {
     let document = place.name("out.svg");
     let report = bench(&place, &model, &["--plot", &document]);
     let document = std::fs::read_to_string(document).unwrap();
-    // Where it comes from is there to its end, in as many lines as that takes.
+    // The provenance is printed completely, however many lines it takes.
     let from = &report["provenance"];
     let words = format!("{} {}", from["date"], from["command"]);
     for word in words.replace('"', "").split(' ') {
@@ -264,7 +264,7 @@ fn two_results_can_be_compared() {
         assert!(page.contains(part), "{part}");
     }
 
-    // Lists are compared entry by entry, and those of one file with each other.
+    // Lists are compared entry by entry, also a file with itself.
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
     let list = format!("[{}, {}]", read(&a), read(&b));
     let several = place.file("several.json", list).display().to_string();
@@ -321,7 +321,7 @@ fn what_cannot_be_measured_is_refused_at_once() {
 #[test]
 fn recall_counts_questions_by_task_and_distance() {
     let place = Workplace::new();
-    // Without a tokenizer, 256 tokens.
+    // Without a tokenizer: 256 tokens.
     let model = fixture("gdn_plain").display().to_string();
     let csv = place.name("out.csv");
     let html = place.name("out.html");
@@ -382,7 +382,7 @@ fn recall_counts_questions_by_task_and_distance() {
 
     let one = ["--task", "needles", "--keys", "4", "--length", "100"];
     assert_eq!(run(&one), run(&one));
-    // How the tokens are cut into chunks makes no difference.
+    // The chunk size makes no difference.
     let steps = [&one[..], &["--chunk", "1"]].concat();
     assert_eq!(run(&one)["settings"], run(&steps)["settings"]);
 }

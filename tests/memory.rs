@@ -1,4 +1,4 @@
-//! Under a limit of memory, a session that does not fit is an error; the process lives on.
+//! Under a memory limit, a session that does not fit gives an error, and the process continues.
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use waterline::{Error, Model, Session, SessionOptions};
 
-/// Runs [`sessions_under_a_limit`] in a new process, whose address space is limited to `kib`.
+/// Runs [`sessions_under_a_limit`] in a new process with an address space of `kib` KiB.
 fn under_limit(kib: usize, chunk: usize, threads: usize) -> String {
     let program = std::env::current_exe().expect("this test");
     let output = Command::new("sh")

@@ -1,4 +1,4 @@
-//! A system that refuses memory is a sentence and a status, however little there is: no signal ends the program.
+//! If the system refuses memory, however little is available, the program ends with a sentence and a status, never by a signal.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -12,7 +12,7 @@ fn a_limit_of_memory_is_a_sentence() {
     let place = Workplace::new();
     let program = env!("CARGO_BIN_EXE_waterline");
     let (mut refused, mut done) = (0, 0);
-    // The system cannot start a program in less than its own size.
+    // The system cannot start a program in less memory than its file size.
     let own = std::fs::metadata(program).expect("the program").len() / 1024 + 2_000;
     let limits = (own..own + 40_000).step_by(2_000);
     for kilobytes in limits.chain((own + 40_000..own + 400_000).step_by(40_000)) {

@@ -1,5 +1,5 @@
-//! Drafts by MTP blocks: small models of the three families that have one, with random weights, as Hugging Face directories and as
-//! GGUF files. Their blocks mostly choose the models' tokens.
+//! Drafts from MTP blocks: small models with random weights of the three families that have MTP, as Hugging Face directories and as GGUF
+//! files. The blocks' drafts mostly equal the models' tokens.
 
 mod common;
 #[path = "synthetic/mtp.rs"]
@@ -74,7 +74,7 @@ fn drafts_by_a_block_change_no_token_in_any_form_of_file() {
                 assert!(fixed.0 > steps.state_bytes(), "{what}");
                 let mut found = generate(&mut session, 25);
                 let middle = session.snapshot().unwrap();
-                // Each generation begins without a pause after refused drafts.
+                // Each generation begins directly after a rejected draft.
                 for tokens in [9, 9, 9, 8] {
                     found.extend(generate(&mut session, tokens));
                 }
@@ -99,7 +99,7 @@ fn drafts_by_a_block_change_no_token_in_any_form_of_file() {
     }
 }
 
-/// The sentence with which a file does not open.
+/// Returns the error message when a file does not open.
 fn refused(path: &Path, options: &OpenOptions) -> String {
     let checkpoint = Checkpoint::open_with(path, options);
     checkpoint.map(|_| ()).expect_err("an error").to_string()
@@ -195,7 +195,7 @@ fn a_block_in_a_file_next_to_the_model_drafts_as_one_inside() {
         &refused(&model, &with_mtp()),
         &["model-q.gguf", "mtp-*.gguf"],
     );
-    // One of another width does not fit.
+    // A block of another width does not fit.
     let mut other = kind.keys();
     other.insert(kind.key("embedding_length"), Key::U32(64));
     write_gguf(&place.path("mtp-model-q.gguf"), &other, &of_block());
@@ -212,7 +212,7 @@ fn a_block_in_a_file_next_to_the_model_drafts_as_one_inside() {
         (generate(&mut session, 24), session.drafts())
     };
     assert_eq!(text(&inside), text(&beside));
-    // Without drafts the file alone is the model.
+    // Without drafts the model's file is enough.
     Model::open(&model).expect("a model");
     let block = place.path("mtp-model.gguf").display().to_string();
     place

@@ -1,5 +1,5 @@
-//! Files that work, and calls from C, changed at random: 2,000 files of each kind and 500 programs of calls, from a seed, must end in an
-//! error or in a model that runs, within 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED give longer campaigns.
+//! Random changes to valid files and to programs of C calls: 2,000 files of each kind and 500 programs, from a seed, must end in an error
+//! or in a model that runs, within 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED configure longer campaigns.
 
 mod counting_allocator;
 mod inputs;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use counting_allocator::MOST_IN_USE;
 use inputs::{KINDS, Kind};
 
-/// Most bytes that may be in use, by all kinds together.
+/// The maximum number of bytes in use, for all kinds together.
 const MOST_BYTES: usize = 2 << 30;
 
-/// Longest time of an input.
+/// The maximum time of one input.
 const MOST_TIME: Duration = Duration::from_secs(20);
 
 /// A repeatable sequence of numbers (splitmix64).
@@ -91,7 +91,7 @@ const NUMBERS: &[&[u8]] = &[
     &[0, 0, 0, 0, 1, 0, 0, 0],
 ];
 
-/// A place in a file: mostly in its first part, which describes the rest.
+/// Returns a random offset in a file, mostly in its first part, which describes the rest.
 fn place(random: &mut Random, length: usize) -> usize {
     match random.below(4) {
         0 => random.below(length),
@@ -122,7 +122,7 @@ fn mutate(random: &mut Random, kind: &Kind, seed: &[u8]) -> Vec<u8> {
             }
             (_, 3) if random.below(4) == 0 => file.truncate(at),
             (true, 3..=5) => {
-                // The word at this place is another one.
+                // Replaces the word at this offset.
                 let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.".contains(byte);
                 let start = file[..at]
                     .iter()
@@ -153,7 +153,7 @@ fn number(variable: &str, default: u64) -> u64 {
 
 fn campaign(name: &str) {
     let kind = KINDS.iter().find(|kind| kind.name == name).expect("a kind");
-    // A program of calls is a session's life, and takes as long as ten files.
+    // A program of calls lives as long as a session, and takes as much time as ten files.
     let share = if name == "calls" { 4 } else { 1 };
     let count = number("WATERLINE_MUTATIONS", 2000) / share;
     let seed = number("WATERLINE_SEED", 1);
@@ -180,7 +180,7 @@ fn campaign(name: &str) {
         };
         let (used, mut time) = attempt();
         accepted += u64::from(used);
-        // On a busy machine anything may take long, once.
+        // On a busy machine anything may be slow once.
         for _ in 0..3 {
             if time > MOST_TIME {
                 time = attempt().1;
@@ -206,8 +206,7 @@ fn campaign(name: &str) {
     assert!(accepted < count, "{name}: everything is accepted");
 }
 
-/// Files that caused a failure once, or were built to: tests/fuzz/kept, a folder for each kind. Fuzzing starts from
-/// them too.
+/// Files that once caused a failure, or were built to, in tests/fuzz/kept, with a folder for each kind. They are seeds of the fuzzers too.
 #[test]
 fn kept_files_are_refused() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/kept");

@@ -1,6 +1,6 @@
-//! Variants of published files: names of tensors wrapped by a training program, quantized numbers, vocabularies without a
-//! `tokenizer.json`, texts in place of a file; and how the program shows a model's input. The model is a table: "Q" is followed by
-//! "ok" and an end.
+//! Variants of published files: tensor names wrapped by a training program, quantized numbers, vocabularies without a `tokenizer.json`,
+//! text in place of a file. Also tests how the program shows a model's input. The model is a lookup table: after "Q" come "ok" and an end
+//! token.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use common::Workplace;
 use serde_json::{Map, Value, json};
 
-/// The rows of the matrices: the bytes, and eight special tokens.
+/// The rows of the matrices: one per byte, and eight special tokens.
 const ROWS: usize = 264;
 const STOP: usize = 258;
 const SPECIAL: [&str; 3] = ["<|first|>", "<|im_start|>", "<|stop|>"];
@@ -20,7 +20,7 @@ const TEMPLATE: &str = "{% if messages[0].role != 'system' %}<|im_start|>system:
 /// A tensor of a file: name, type, shape, bytes.
 type Stored = (String, &'static str, Vec<usize>, Vec<u8>);
 
-/// A directory.
+/// A model directory.
 struct Folder {
     config: Value,
     tensors: Vec<Stored>,
@@ -34,7 +34,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// The letters by which byte-level tokenizers write bytes.
+/// Returns the characters that byte-level tokenizers use for bytes.
 fn letters() -> Vec<char> {
     let is_visible = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
@@ -74,7 +74,7 @@ fn tokenizer() -> Value {
 }
 
 impl Folder {
-    /// The plain one.
+    /// Makes the plain directory.
     fn new() -> Self {
         let of = |letter: char| letter as usize;
         let mut follows = vec![of('x'); ROWS];
@@ -134,7 +134,7 @@ impl Folder {
         }
     }
 
-    /// Renames its tensors.
+    /// Renames the tensors.
     fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
         for tensor in &mut self.tensors {
             tensor.0 = name(&tensor.0);
@@ -142,7 +142,7 @@ impl Folder {
         self
     }
 
-    /// Adds a file, in place of one of that name.
+    /// Adds or replaces a file.
     fn with(mut self, name: &'static str, content: impl AsRef<[u8]>) -> Self {
         self.files.retain(|(other, _)| *other != name);
         self.files.push((name, content.as_ref().to_vec()));
@@ -184,7 +184,7 @@ impl Folder {
     }
 }
 
-/// The answer of a model to "Q".
+/// Returns the model's answer to "Q".
 fn answer(place: &Workplace, model: &std::path::Path) -> Value {
     let model = model.display().to_string();
     let run = place.run(["run", &model, "-p", "Q", "--greedy", "-n", "8", "--json"]);
@@ -231,7 +231,7 @@ fn wrapped_and_headless_names_open() {
 #[test]
 fn quantized_directories_are_read_or_named() {
     let place = Workplace::new();
-    // The output matrix in FP8, with a scale of two for each block of 128 rows and columns.
+    // The output matrix is in FP8, with a scale of two for each 128x128 block.
     let mut fp8 = Folder::new().set(
         "quantization_config",
         json!({ "quant_method": "fp8", "weight_block_size": [128, 128] }),
@@ -328,7 +328,7 @@ fn vocabularies_of_other_files_make_tokens_and_convert() {
         std::fs::read(folder.join(name)).expect("recorded data")
     };
     let bare = || Folder::new().without("tokenizer.json");
-    // Byte b is token b, but for token 0, which ends a text.
+    // Byte b is token b, except token 0, which ends a text.
     let world: String = (1..=255u8)
         .map(|byte| format!("{byte} b'\\x{byte:02x}' 1\n"))
         .collect();
@@ -359,7 +359,7 @@ fn vocabularies_of_other_files_make_tokens_and_convert() {
             );
         }
     }
-    // These have more tokens than the table: unit tests compare their tokens.
+    // These have more tokens than the table has rows: unit tests compare their tokens.
     let wide = bare().with("tokenizer.model", data("bpe.model"));
     let name = wide.write(&place, "wide").display().to_string();
     let run = place.run(["run", &name, "-p", "Q"]);

@@ -1,5 +1,4 @@
-//! `waterline verify` on every recorded case: those in the repository, and those in a folder next to it, if
-//! present.
+//! Runs `waterline verify` on every fixture: those in the repository, and those in a folder next to it, if it exists.
 
 mod skipped;
 
@@ -8,20 +7,20 @@ use std::process::Command;
 
 use skipped::skipped;
 
-/// Whether the case was refused because this version has no frontend or no op for its model.
+/// Returns whether the case was rejected because this version does not support its model.
 fn is_unknown(output: &std::process::Output) -> bool {
     let said = String::from_utf8_lossy(&output.stderr);
     output.status.code() == Some(2) && said.contains("not supported: ")
 }
 
-/// Whether the case was refused with a sentence, and its meta.json says that no decoder can give its logits.
+/// Returns whether the case was rejected with a sentence, and its meta.json declares that no decoder can give its logits.
 fn is_excused(case: &Path, output: &std::process::Output) -> bool {
     let meta = std::fs::read(case.join("meta.json")).expect("meta.json");
     let meta: serde_json::Value = serde_json::from_slice(&meta).expect("JSON");
     is_unknown(output) && meta["informational"] == true && meta["why"] != ""
 }
 
-/// The cases whose configuration also exists in an older or published spelling, in separate folders in `room`.
+/// Copies the cases whose configuration also exists in an older or published spelling, to separate folders in `room`.
 fn respelled(cases: &[PathBuf], room: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for case in cases
@@ -40,7 +39,7 @@ fn respelled(cases: &[PathBuf], room: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Verifies every case in `folder`. None is excused but by its own `meta.json`.
+/// Verifies every case in `folder`. Only a case's `meta.json` can excuse it.
 fn verify(folder: &Path) {
     let mut cases: Vec<PathBuf> = std::fs::read_dir(folder)
         .expect("a folder of cases")

@@ -1,6 +1,7 @@
-//! Directories in published forms: token ids in five files, as numbers, lists and names, templates in four places, unknown keys. Each
-//! opens, ends as its files say, and begins as its tokenizer does; so does the GGUF file that `convert` makes of it. The model is a
-//! table: "Q" is followed by "ok" and an end, a chat's ":" by "Hi" and an end, an end by "x".
+//! Directories in published forms: token ids in five files, as numbers, lists and names; templates in four places; unknown keys. Each
+//! directory opens, ends its answers as its files specify, and begins a text as its tokenizer does, and so does the GGUF file that
+//! `convert` makes of it. The model is a lookup table: after "Q" come "ok" and an end token, after a chat's ":" come "Hi" and an end token,
+//! after an end token comes "x".
 
 mod common;
 
@@ -9,7 +10,7 @@ use std::path::Path;
 use common::Workplace;
 use serde_json::{Value, json};
 
-/// Special tokens after the 256 bytes: the text, and whether the tokenizer marks it as special.
+/// Special tokens after the 256 bytes: the text, and whether the tokenizer marks the token as special.
 const SPECIAL: [(&str, bool); 5] = [
     ("<|first|>", true),
     ("<|im_start|>", true),
@@ -20,10 +21,10 @@ const SPECIAL: [(&str, bool); 5] = [
 const FIRST: u32 = 256;
 const STOP: u32 = 258;
 const EOT: u32 = 259;
-/// The rows of the model's matrices: a few more than tokens.
+/// The rows of the model's matrices, a few more than there are tokens.
 const ROWS: usize = 264;
 
-/// A chat template whose answers end with `end`.
+/// Returns a chat template whose answers end with `end`.
 fn template(end: &str) -> String {
     let turn = "<|im_start|>{{ m.role }}:{{ m.content }}";
     format!(
@@ -31,7 +32,7 @@ fn template(end: &str) -> String {
     )
 }
 
-/// The letters by which byte-level tokenizers write bytes.
+/// Returns the characters that byte-level tokenizers use for bytes.
 fn letters() -> Vec<char> {
     let visible = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
@@ -70,7 +71,7 @@ fn tokenizer() -> Value {
     })
 }
 
-/// The post-processor that puts the first special token before a text.
+/// Returns a post-processor that puts the first special token before a text.
 fn adds_first() -> Value {
     let first = SPECIAL[0].0;
     json!({
@@ -89,7 +90,7 @@ fn config() -> Value {
     })
 }
 
-/// Weights of the table: the projections back into the residual stream are zero, so that the next token is a function of the last.
+/// Writes the weights of the table: the projections back into the residual stream are zero, so the next token depends only on the last one.
 fn weights(path: &Path, end: u32) {
     let of = |letter: char| letter as u32;
     let mut follows = vec![of('x'); ROWS];
@@ -184,16 +185,16 @@ fn weights(path: &Path, end: u32) {
     std::fs::write(path, [&length[..], &header, &data].concat()).expect("a file");
 }
 
-/// A directory, made of the plain one by `with`.
+/// A variant of the plain directory, made by `with`.
 struct Kind {
     name: &'static str,
     /// The token after "ok" and "Hi".
     end: u32,
-    /// Other files, or others in place of the plain ones.
+    /// Files that are added or replace plain ones.
     files: Vec<(&'static str, Value)>,
-    /// Tokens of "Q".
+    /// The number of tokens of "Q".
     plain: usize,
-    /// Part of standard error.
+    /// A part of the expected standard error.
     note: &'static str,
 }
 
@@ -209,7 +210,7 @@ impl Kind {
     }
 }
 
-/// The configuration with more keys.
+/// Returns the configuration with more keys.
 fn with(keys: Value) -> Value {
     let mut config = config();
     for (key, value) in keys.as_object().expect("keys") {
@@ -399,7 +400,7 @@ fn kinds() -> Vec<Kind> {
     ]
 }
 
-/// Defects of a model of a kind.
+/// Returns the defects of a model of this kind.
 fn wrong(place: &Workplace, model: &str, kind: &Kind) -> Vec<String> {
     let has_template = kind
         .files

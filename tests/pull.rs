@@ -1,4 +1,4 @@
-//! `waterline pull` against a hub on this machine, which cuts connections, redirects, and gives other bytes than it has listed.
+//! Runs `waterline pull` against a local hub that cuts connections, redirects, and serves bytes other than those it listed.
 
 mod common;
 
@@ -17,18 +17,18 @@ const SHA: &str = "0123456789abcdef";
 #[derive(Clone, Default)]
 struct Hub {
     files: HashMap<String, Vec<u8>>,
-    /// Hashes that are listed in place of the true ones.
+    /// Hashes that are listed instead of the true ones.
     listed: HashMap<String, String>,
-    /// Bytes after which each connection ends.
+    /// The number of bytes after which each connection ends.
     cut: Option<usize>,
-    /// The token without which nothing is given.
+    /// The access token that requests need.
     token: Option<&'static str>,
-    /// Names in the listing in addition to the files.
+    /// Names that are listed in addition to the files.
     more: Vec<&'static str>,
     ignores_ranges: bool,
 }
 
-/// A running hub, and the requests that it has seen.
+/// A running hub, and the requests it has received.
 struct Running {
     endpoint: String,
     seen: Arc<Mutex<Vec<String>>>,
@@ -47,7 +47,7 @@ impl Hub {
         let log = Arc::clone(&seen);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that leaves early is its own affair.
+                // Ignores clients that disconnect early.
                 let _ = self.answer(stream, &log);
             }
         });
@@ -104,7 +104,7 @@ impl Hub {
             );
         }
         if let Some(file) = path.strip_prefix(&format!("/org/name/resolve/{SHA}/")) {
-            // As the hub does, to where its files are.
+            // Redirects to the file's location, as the hub does.
             return write!(
                 stream,
                 "HTTP/1.1 302 Found\r\nLocation: /far/{file}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -140,7 +140,7 @@ impl Hub {
     }
 }
 
-/// The environment of a pull.
+/// Runs a pull with the environment it needs.
 fn pull(
     place: &Workplace,
     hub: &Running,
@@ -218,9 +218,9 @@ fn a_model_is_downloaded_once_and_opens_by_its_name() {
         "{}",
         said.stderr
     );
-    // The listing alone was read again.
+    // Only the listing was read again.
     assert_eq!(hub.seen.lock().unwrap().len(), requests + 1);
-    // Without a hub the cache is enough.
+    // If the hub is unreachable, the cache is enough.
     let gone = Running {
         endpoint: "http://127.0.0.1:9".into(),
         seen: Arc::default(),
@@ -234,7 +234,7 @@ fn what_was_cut_off_goes_on_where_it_ended() {
     let bytes: Vec<u8> = (0..100_000u32).flat_map(|i| i.to_le_bytes()).collect();
     for ignores_ranges in [false, true] {
         let place = Workplace::new();
-        // A hub that knows no ranges has to give all at once.
+        // A hub without range requests has to serve the complete file.
         let cut = (!ignores_ranges).then_some(90_000);
         let hub = Hub {
             cut,

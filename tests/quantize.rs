@@ -1,4 +1,4 @@
-//! `quantize` and the formats that it chooses.
+//! Tests `quantize` and the formats it chooses.
 
 mod common;
 
@@ -10,7 +10,7 @@ use waterline::internal::Checkpoint;
 use waterline_quant::F32;
 use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};
 
-/// Name and format of every tensor, as `inspect` says.
+/// Returns the name and format of every tensor, as `inspect` prints them.
 fn formats(place: &Workplace, model: &str) -> BTreeSet<(String, String)> {
     let inspected = place.run(["inspect", model, "--json"]).succeeded().json();
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
@@ -62,7 +62,7 @@ fn only_matrices_are_quantized() {
 fn rows_that_are_no_whole_blocks_fall_back_with_a_note_per_format() {
     let place = Workplace::new();
     let output = place.name("out.gguf");
-    // Its rows are 64 and 128 numbers long, a block of Q4_K is 256.
+    // The rows have 64 and 128 numbers, but a block of Q4_K has 256.
     let dir = fixture("gdn_swa").display().to_string();
     let outcome = place.run(["convert", &dir, "-o", &output, "--type", "q4_k"]);
     assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
@@ -109,7 +109,7 @@ fn what_is_quantized_is_not_quantized_again_unasked() {
         .failed(2, &["first.gguf", "Q8_0 already", "--requantize"]);
     assert!(!place.path("second.gguf").exists());
     place.run(again.iter().chain(&["--requantize"])).succeeded();
-    // Rounding to f16 loses nothing that counts.
+    // Rounding to f16 loses nothing significant.
     let wider = ["quantize", &first, "-o", &second, "--type", "f16"];
     place.run(wider).succeeded();
     let unknown = ["--tensor-type", "attn_z=q8_0"];
@@ -142,7 +142,7 @@ fn a_file_of_llama_cpp_keeps_its_keys_and_names() {
     place.run(["inspect", &small]).succeeded();
 }
 
-/// An importance matrix for one tensor, of whose columns the first alone counts.
+/// Writes an importance matrix for one tensor, in which only the first column matters.
 fn importance(path: &str, tensor: &str, cols: usize) {
     let text = |text: &str| Value::String(text.into());
     let metadata = [
@@ -188,7 +188,7 @@ fn an_importance_matrix_changes_the_tensors_that_it_names() {
         let is_equal = plain.data[..] == weighed.data[..];
         assert_eq!(is_equal, info.name != tensor, "{}", info.name);
     }
-    // The first column is stored better, whatever becomes of the others.
+    // The first column is stored more accurately, whatever the error of the others.
     let error = |gguf: &Gguf| -> f32 {
         let after = gguf.tensor(tensor).unwrap().to_f32();
         let pairs = before.to_f32().into_iter().zip(after).step_by(cols);
@@ -239,7 +239,7 @@ fn inputs_of_matrices_are_measured_on_a_text() {
         let sums = numbers(format!("{name}.in_sum2"));
         assert!(sums.iter().all(|&sum| sum > 0.0), "{name}");
     }
-    // The queries, keys and values of a layer read the same.
+    // The queries, keys and values of a layer have the same input.
     let layer = squares.iter().find(|name| name.ends_with("q_proj.weight"));
     let query = layer.unwrap();
     let key = query.replace("q_proj", "k_proj");

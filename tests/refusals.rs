@@ -1,5 +1,5 @@
-//! Files below 16 MB that are built to cost much: each is refused, in memory of less than eight times its size and 20 MB. A refusal
-//! that takes very long is one that this test never ends with.
+//! Files below 16 MB that are built to be expensive: each must be rejected using less memory than eight times its size plus 20 MB. If a
+//! rejection took very long, this test would not end.
 
 mod counting_allocator;
 
@@ -15,14 +15,14 @@ use waterline_quant::F32;
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
 use waterline_quant::imatrix::Importances;
 
-/// Bytes that a refusal may take besides eight times the file.
+/// The bytes that a rejection may use in addition to eight times the file's size.
 const FIXED: usize = 20 << 20;
 const LARGEST: usize = 16 << 20;
 
-/// Only one thread may count at a time.
+/// Only one test may measure memory at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// `open` refuses a file of `bytes` bytes by a sentence, within the bounds of memory.
+/// Checks that `open` rejects a file of `bytes` bytes with a sentence, within the memory limit.
 fn refuses<T>(what: &str, bytes: usize, open: impl FnOnce() -> Result<T, waterline::Error>) {
     assert!(bytes <= LARGEST, "{what}: {bytes} bytes");
     let before = IN_USE.load(Ordering::Relaxed);
@@ -58,7 +58,7 @@ fn length(path: &Path) -> usize {
     std::fs::metadata(path).expect("a file").len() as usize
 }
 
-/// A GGUF file of nothing but tensors without data.
+/// Writes a GGUF file with many tensors without data.
 fn tensors(folder: &Path, count: u64) -> PathBuf {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes());
@@ -172,7 +172,7 @@ fn costly_files_are_refused_at_a_small_cost() {
         let text = part.repeat((15 << 20) / part.len());
         let open = || -> Result<(), waterline::Error> {
             ChatTemplate::new(&text, "", "")?;
-            // One that is accepted may cost no more.
+            // An accepted template must stay within the limit too.
             Err(waterline::Error::Cancelled { fed: 0 })
         };
         refuses("a long template", text.len(), open);
@@ -196,7 +196,7 @@ fn costly_files_are_refused_at_a_small_cost() {
     }
 }
 
-/// Files of a few bytes and a hole of 12 GB, which takes no room on a disk, in place of every file of a model.
+/// Replaces every file of a model by a few bytes followed by a sparse hole of 12 GB.
 #[test]
 fn holes_are_refused_at_no_cost() {
     const LENGTH: u64 = 12 << 30;
@@ -245,7 +245,7 @@ fn holes_are_refused_at_no_cost() {
         hole(&path, &bytes);
         refuses("a GGUF file", bytes.len(), || Model::open(&path));
     }
-    // An importance matrix whose numbers lie in the hole.
+    // An importance matrix whose numbers are in the hole.
     let keys = [
         ("general.type".to_string(), Value::from("imatrix")),
         ("imatrix.chunk_count".to_string(), Value::U32(1)),
@@ -274,7 +274,7 @@ fn holes_are_refused_at_no_cost() {
     });
 }
 
-/// Vocabularies, of directories whose weights are whole.
+/// Vocabularies, in directories with valid weights.
 #[test]
 fn costly_vocabularies_are_refused_at_a_small_cost() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -402,7 +402,7 @@ fn costly_vocabularies_are_refused_at_a_small_cost() {
         "empty lines",
         &[("rwkv_vocab_v20230424.txt", lines.as_bytes())],
     );
-    // Every text of up to 17 letters of two is a token, and every place in it makes a merge.
+    // Every text of up to 17 letters from an alphabet of two is a token, and every split of it is a merge.
     let (mut pairs, mut rank) = (String::new(), 0);
     for length in 1..18 {
         for letters in 0..1u32 << length {
@@ -423,7 +423,7 @@ fn costly_vocabularies_are_refused_at_a_small_cost() {
     }
     refuses_files("long tokens", &[("tiktoken.model", long.as_bytes())]);
 
-    // A GGUF file that works, with another list of tokens.
+    // A valid GGUF file with another list of tokens.
     let folder = tempfile::tempdir().expect("a folder");
     let file = Gguf::open(case.join("../../models/gdn.gguf")).expect("a model");
     for (kind, key, tokens) in [
@@ -454,7 +454,7 @@ fn costly_vocabularies_are_refused_at_a_small_cost() {
     }
 }
 
-/// A file with the tensors of another and this metadata.
+/// Writes a file with the tensors of another file and this metadata.
 fn with_metadata(folder: &Path, file: &Gguf, metadata: &[(String, Value)]) -> PathBuf {
     let path = folder.join("model.gguf");
     let tensors = file.tensors().iter().map(|info| NewTensor {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU: tests/sanitize.sh [PROGRAMS]
-# The kernels that index memory by counters of the state, with counters at their limits, under compute-sanitizer; random schedules of
-# sessions on the CPU and the GPU; how often learnable token eviction differs between the two.
+# Runs the kernels that index memory by counters of the state, with counters at their limits, under compute-sanitizer. Then runs random
+# schedules of sessions on the CPU and the GPU, and counts how often learnable token eviction differs between the two.
 # PROGRAMS is a folder with the test programs counters, schedules and evictions, built elsewhere; without it cargo builds them. They
-# read the recorded cases of the tree that they were built in, under its path.
+# read the fixtures under the path of the tree in which they were built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export WATERLINE_DEVICE=cuda

@@ -1,6 +1,6 @@
 //! Random schedules: sessions that are fed, stepped, forked, saved, loaded, marked, rewound, cancelled and reset, in any order, by several
-//! threads at once and on two devices, end bit for bit where a lone session ends that reads the same tokens. The second device is
-//! a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with `WATERLINE_DEVICE=emulator` and the feature `emulator`.
+//! threads at once and on two devices, end with the same bits as a single session that reads the same tokens. The second device is a GPU
+//! with `WATERLINE_DEVICE=cuda`, or the GPU kernels on the CPU with `WATERLINE_DEVICE=emulator` and the feature `emulator`.
 //! WATERLINE_SCHEDULES is the number of calls of each thread on each model, WATERLINE_SEED the first seed.
 
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use waterline::{
 const THREADS: u64 = 3;
 const SESSIONS: usize = 5;
 const MARKS: usize = 2;
-/// Tokens that full attention can look back on, and that a session remembers.
+/// The number of tokens that full attention can look back on; the history that a session remembers follows.
 const CONTEXT: usize = 120;
 const HISTORY: usize = 60;
-/// A session is reset after this many tokens, so that lone runs stay short.
+/// The number of tokens after which a session is reset, so that replays stay short.
 const LONG: usize = 150;
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -38,7 +38,7 @@ impl Random {
     }
 }
 
-/// Where sessions of a model run: the CPU, and a device if there is one.
+/// A model and its devices: the CPU, and a second device if there is one.
 struct Place {
     model: Arc<Model>,
     pool: Arc<Pool>,
@@ -69,16 +69,16 @@ impl Place {
     }
 }
 
-/// Steps with which a lone session reaches the position of another.
+/// An action of the replay that reaches a session's position.
 #[derive(Clone, PartialEq)]
 enum Act {
-    /// It is made on a device, or its state moves there.
+    /// Makes the session on a device, or moves its state there.
     On(usize),
     Feed(Vec<u32>),
     Step(u32),
 }
 
-/// Position of a session.
+/// The actions and tokens that lead to a session's position.
 #[derive(Clone)]
 struct Record {
     acts: Vec<Act>,
@@ -106,7 +106,7 @@ impl Record {
         moved
     }
 
-    /// The state of a lone session, on one thread, that does the same.
+    /// Returns the state of a single session, on one thread, that replays the actions.
     fn replayed(&self, place: &Place) -> Vec<u8> {
         let mut lone: Option<Session> = None;
         for act in &self.acts {
@@ -154,7 +154,7 @@ impl Actor {
         }
     }
 
-    /// One random call; its saved sessions go to `saved`.
+    /// Makes one random call; saved sessions are added to `saved`.
     fn act(&mut self, random: &mut Random, place: &Place, saved: &Mutex<Vec<(Vec<u8>, Record)>>) {
         let vocab = self.session.model().spec().vocab;
         let here = self.record.tokens.len();
@@ -265,7 +265,7 @@ impl Actor {
     }
 }
 
-/// Runs a schedule on a model; how many states were compared.
+/// Runs a schedule on a model; returns the number of states compared.
 fn run(name: &str, place: &Place, seed: u64, calls: u64) -> usize {
     let actor = |i| Actor::new(place, i % place.devices.len());
     let actors = Mutex::new((0..SESSIONS).map(actor).collect::<Vec<_>>());
@@ -291,7 +291,7 @@ fn run(name: &str, place: &Place, seed: u64, calls: u64) -> usize {
                 })
             })
             .collect();
-        // Cancels running calls now and then.
+        // Cancels running calls at random times.
         let (cancellers, over) = (&cancellers, &over);
         scope.spawn(move || {
             let mut random = Random(!seed);
@@ -335,7 +335,7 @@ fn any_schedule_ends_where_a_lone_run_ends() {
     let (mut compared, device) = (0, device());
     for path in &paths {
         let name = path.file_name().expect("a name").to_string_lossy();
-        // One of each way to keep a state, where every kernel is compiled first.
+        // One model for each kind of state; a device would first have to compile the kernels of all models.
         let one_of_each = ["gdn_swa", "lalte_stream_gqa", "hax_mamba_argmax_ks_stream"];
         if device.is_some() && !one_of_each.contains(&&*name) {
             continue;

@@ -1,5 +1,4 @@
-//! Clients that people use against `waterline serve`: the Python packages openai and anthropic, and curl. What they check is in
-//! `serve_clients.py`.
+//! Common clients against `waterline serve`: the Python packages openai and anthropic, and curl. `serve_clients.py` has their checks.
 
 mod skipped;
 

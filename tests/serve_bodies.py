@@ -1,9 +1,9 @@
-"""Bodies that were changed at random, sent to a server.
+"""Sends randomly changed request bodies to a server.
 
     python3 tests/serve_bodies.py target/release/waterline --seed 1 --count 2000
 
-Every answer has a status from 200 to 499, within 20 seconds of the server's processor time, and a refusal has a sentence; the server is up after it, ends when it is told to, and
-has taken at most 1 GiB.
+Every answer must have a status from 200 to 499, within 20 seconds of the server's processor time, and an error must have a sentence. At the
+end the server must still run, stop when it is signalled, and have used at most 1 GiB.
 """
 
 import argparse
@@ -37,7 +37,7 @@ VALUES = [None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 1e308, -0.0, "", "\u
 
 
 def places(value, found=None):
-    """Each list and object of a value."""
+    """Returns each list and object in a value."""
     found = [] if found is None else found
     if isinstance(value, (list, dict)) and value:
         found.append(value)

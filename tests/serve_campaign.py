@@ -1,10 +1,10 @@
-"""Random clients of a server: requests, clients that leave, bad bodies, slow readers, all at once.
+"""Random clients of a server: requests, clients that disconnect, invalid bodies and slow readers, all at once.
 
     python3 tests/serve_campaign.py target/release/waterline --seed 1 --count 500
 
-The server drafts. Every answer that comes to its end equals the one that the same request has alone, from a server that nobody else uses
-and that drafts nothing; every bad body gets a status of 400 or more; at the end nothing waits, memory has not grown since the first tenth,
-and the server is up and ends when it is told to.
+The server drafts. Every complete answer must equal the answer to the same request from a server that serves nobody else and does not draft;
+every invalid body must get a status of 400 or more. At the end no request may be waiting, memory must not have grown since the first tenth,
+and the server must still run and stop when it is signalled.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Server:
         return http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=300)
 
     def ask(self, path, body):
-        """Status and body of one request."""
+        """Returns the status and body of one request."""
         connection = self.connect()
         try:
             method = "GET" if body is None else "POST"
@@ -61,9 +61,9 @@ class Server:
 
 
 def request(chance):
-    """A request, and what its answer is compared by."""
+    """Returns a random request, and the key by which its answer is compared."""
     text = lambda most: " ".join(chance.choice(WORDS) for _ in range(chance.randrange(1, most)))
-    # Few different beginnings, so that prompts share them.
+    # Only a few different beginnings, so that prompts share them.
     messages = [{"role": "user", "content": f"{WORDS[chance.randrange(4)]} " * chance.choice([1, 1, 1, 150]) + text(6)}]
     body = {"temperature": chance.choice([0, 1]), "seed": chance.randrange(1000), "max_tokens": chance.randrange(1, 40)}
     if chance.random() < 0.2:
@@ -85,7 +85,7 @@ def outcome(answer):
 
 
 def leaves(server, path, body, chance):
-    """A client that goes away, at once or after some bytes; at times in the middle of its own request."""
+    """A client that disconnects, at once or after a few bytes, sometimes in the middle of its request."""
     data = json.dumps({**body, "stream": chance.random() < 0.5, "max_tokens": 400}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode()
     with socket.create_connection((server.address.hostname, server.address.port), timeout=60) as client:
@@ -99,7 +99,7 @@ def leaves(server, path, body, chance):
 
 
 def streams(server, path, body, chance):
-    """The text of a stream that is read slowly."""
+    """Reads a stream slowly and returns its text."""
     connection = server.connect()
     try:
         connection.request("POST", path, json.dumps({**body, "stream": True}))

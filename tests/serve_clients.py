@@ -1,9 +1,9 @@
-"""Real clients against a running server: the packages openai and anthropic, and curl.
+"""Common clients against a running server: the packages openai and anthropic, and curl.
 
     python tests/serve_clients.py target/release/waterline
 
-The built-in model answers; a table of what follows what, written here, thinks and calls tools. The keys of `FEATURES` are checked one
-by one, each against what a lone request or the model's own arithmetic says.
+The built-in model answers; a lookup-table model, written here, thinks and calls tools. The keys of `FEATURES` are checked one by one, each
+against a single request or the model's arithmetic.
 """
 
 import json
@@ -138,12 +138,12 @@ def completion_features(client, say):
     both = ask(prompt=[ids, ids], echo=True, logprobs=2)
     first, second = (c.logprobs.token_logprobs for c in both.choices)
     assert first == second and first[0] is None and all(p < 0 for p in first[1:])
-    # A prompt's scores are those of the tokens when they are generated.
+    # The scores of a prompt equal the scores of the same tokens when they are generated.
     whole = ask(prompt=ids, logprobs=0, max_tokens=4).choices[0]
     rescored = ask(prompt=ids + tokens_of(client, whole.text), echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
     assert rescored.tokens[len(ids):] == whole.logprobs.tokens
     assert rescored.token_logprobs[len(ids):] == whole.logprobs.token_logprobs, (rescored, whole)
-    # What two prompts begin with is read once.
+    # The common prefix of two prompts is read once.
     shots = tokens_of(client, "One day a cat sat in the sun. " * 60)
     scored = [ask(prompt=shots + tokens_of(client, end), echo=True, logprobs=1, max_tokens=1) for end in ("A dog came.", "A bird came.", "A dog came.")]
     cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in scored]
@@ -213,7 +213,7 @@ def tool_features(base, say):
     strict = json.loads(json.dumps(WEATHER))
     strict["function"]["strict"] = True
     strict["function"]["parameters"].update(properties={"city": {"enum": ["Oslo"]}}, additionalProperties=False)
-    # After a tool's message the model says "Hi".
+    # After a tool's message the model answers "Hi".
     told = ASK + [whole.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
     forced = ask(tools=[strict], messages=told, tool_choice="required", parallel_tool_calls=False).choices[0]
     assert forced.finish_reason == "tool_calls" and forced.message.tool_calls[0].function.name == "get_weather", forced
@@ -256,7 +256,7 @@ def tool_features(base, say):
 
 
 def refusals_by_limits(program, say):
-    """A server that has no place in its queue and takes small bodies."""
+    """A server without places in its queue, which accepts only small bodies."""
     with server(program, "--queue", "0", "--max-body", "2000", "--max-messages", "2", "--timeout", "5", "--allow-host", "other") as base:
         chat = lambda messages, *more: curl(base + "/v1/chat/completions", {"messages": messages, "max_tokens": 2}, *more)
         head, _, body = chat(ASK, "-D", "-").partition("\n\n")
@@ -273,7 +273,7 @@ def refusals_by_limits(program, say):
 
 
 def talk_with_tools(program, folder, say):
-    """`waterline chat` on a terminal: a command runs once the person agrees."""
+    """`waterline chat` on a terminal: a command runs only after the person agrees."""
     command = [program, "chat", folder, "--private", "--temp", "0", "--threads", "1", "--tool", "get_weather=cat; echo ' and sun'"]
     for agreed in "yn":
         pid, terminal = pty.fork()
@@ -304,7 +304,7 @@ def talk_with_tools(program, folder, say):
 
 def main(program):
     checked = []
-    # With --exact no bit depends on what was read in chunks, in steps or together with others.
+    # With --exact no bit depends on whether tokens were read in chunks, in steps or in a batch.
     with server(program, "--exact") as base:
         client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0)
         assert [model.id for model in client.models.list()] == ["waterline"]

@@ -1,4 +1,4 @@
-"""What the scripts that test `waterline serve` share: a running server, and a model that thinks and calls tools."""
+"""Shared by the scripts that test `waterline serve`: starting a server, and a model that thinks and calls tools."""
 
 import array
 import contextlib
@@ -23,7 +23,8 @@ TEMPLATE = (
 
 
 def write_table(folder, otherwise="x"):
-    """A model whose next token is a function of the last: it says "Hi", thinks "Hm" and calls one tool. Other letters are followed by `otherwise`."""
+    """Writes a model whose next token is a function of the last: it answers "Hi", thinks "Hm" and calls one tool. Other letters are
+    followed by `otherwise`."""
     payload = "\n" + json.dumps({"name": "get_weather", "arguments": CALLED}) + "\n"
     names = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", payload, "</tool_call>"]
     printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
@@ -75,10 +76,10 @@ def write_table(folder, otherwise="x"):
 
 @contextlib.contextmanager
 def server(program, *arguments, seconds=240):
-    """A running server; yields its address. It must end well when it is told to, within a time."""
+    """Runs a server and yields its address. The server must stop successfully when it is signalled, within a time limit."""
     command = [program, "serve", *arguments, "--port", "0", "--threads", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    # Not one that waits for ever if the server does.
+    # A plain wait would hang if the server did.
     guard = threading.Timer(seconds, process.kill)
     guard.start()
     try:

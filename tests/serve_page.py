@@ -1,8 +1,10 @@
-"""The page of `waterline serve` in headless Chromium, by keyboard: a chat, stop, regenerate, edit, settings, history after a reload, a phone.
+"""Tests the page of `waterline serve` in headless Chromium, by keyboard: a chat, stop, regenerate, edit, settings, history after a reload,
+a phone.
 
     python tests/serve_page.py target/release/waterline --out FOLDER
 
-It needs the package playwright and Chromium (--chromium, /usr/bin/chromium). Pictures are written to the folder. No request may leave the server.
+It needs the package playwright and Chromium (--chromium, /usr/bin/chromium). Screenshots are written to the folder. No request may go to
+another host.
 """
 
 import argparse
@@ -28,7 +30,7 @@ def drive(page, base, out):
     page.goto(base)
     expect(page.locator("#name")).to_have_text("waterline")
     page.screenshot(path=out / "empty.png")
-    # The message has the focus: nothing is clicked.
+    # The message box has the focus, so nothing is clicked.
     say("My name is Anna. Hello!")
     idle()
     first = said()
@@ -44,7 +46,7 @@ def drive(page, base, out):
     assert len(said()) == 2
     page.keyboard.press("Control+A")
     say("Tell me a long story.")
-    # Waits without scripts: the page's policy allows none of strangers.
+    # Waits without injecting scripts, which the page's policy forbids.
     expect(page.locator("article").nth(3)).to_contain_text(re.compile(r"(\S+\s+){8}"), timeout=60_000)
     assert page.locator("#send").inner_text() == "Stop"
     page.keyboard.press("Escape")

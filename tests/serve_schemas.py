@@ -1,12 +1,12 @@
-"""JSON schemas against a server: answers that fit them, whatever the server drafts and whatever else it answers.
+"""JSON schemas against a server: answers must fit them, whether the server drafts or not, and while it answers other requests.
 
     python3 tests/serve_schemas.py target/release/waterline --count 2000
     python3 tests/serve_schemas.py target/release/waterline --schemas jsonschemabench/data --count 2000
 
-Random schemas, or those of the JSON files in a folder's folders. The built-in model answers each without a thought, and a table of what
-follows what, which thinks, with and without one; one request at a time and eight at once; by a server that drafts and one that does
-not. The four answers are the same, and where they end by themselves they fit the schema, as the package jsonschema says. Without that
-package the answers are kept in a file that `--check` reads.
+The schemas are random, or the JSON files in a folder's subfolders. The built-in model answers each schema without thinking, and a
+lookup-table model that thinks answers with and without thinking; one request at a time and eight at once; from a server that drafts and one
+that does not. The four answers must be equal, and an answer that ends by itself must fit the schema according to the package jsonschema.
+Without that package the answers are written to a file, which `--check` reads.
 """
 
 import argparse
@@ -27,7 +27,7 @@ TOKENS = 160
 
 
 def made(chance, depth=2):
-    """A random schema of up to `depth` levels."""
+    """Returns a random schema of up to `depth` levels."""
     kind = chance.randrange(9 if depth else 6)
     if kind == 0:
         return {"type": "boolean"}
@@ -55,14 +55,14 @@ def made(chance, depth=2):
 
 
 def listed(folder, count, seed):
-    """Schemas of a folder's files, some of each of its folders."""
+    """Returns schemas from a folder's files, some from each subfolder."""
     files = sorted(pathlib.Path(folder).glob("*/*.json"))
     random.Random(seed).shuffle(files)
     return [(f"{file.parent.name}/{file.stem}", json.loads(file.read_text())) for file in files[:count]]
 
 
 def ask(base, number, schema, thinks):
-    """Status, text and end of an answer."""
+    """Returns the status, text and finish reason of an answer."""
     body = {
         "messages": [{"role": "user", "content": f"Number {number}. Tell me a story."}], "temperature": 1, "seed": number, "max_tokens": TOKENS,
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
@@ -79,7 +79,7 @@ def ask(base, number, schema, thinks):
     return 200, choice["message"]["content"], choice["finish_reason"]
 
 def exact(text):
-    """A number as a decimal, if its exponent is one that decimals have: as floats 66.13 is no multiple of 0.01."""
+    """Returns a number as a decimal if its exponent allows that: as floats, 66.13 is not a multiple of 0.01."""
     try:
         return decimal.Decimal(text)
     except decimal.InvalidOperation:
@@ -87,7 +87,7 @@ def exact(text):
 
 
 def check(schema, text):
-    """Why an answer does not fit its schema; none if it does."""
+    """Returns the reason why an answer does not fit its schema, or None if it does."""
     import jsonschema
 
     read = lambda text: json.loads(text, parse_float=exact)
@@ -104,7 +104,7 @@ def check(schema, text):
 
 
 def report(cases, answers):
-    """Checks finished answers, pairs of a schema's number and a text; returns how many do not fit."""
+    """Checks finished answers, pairs of a schema's number and a text; returns the number that do not fit."""
     wrong = unread = 0
     for number, text in sorted(answers):
         name, schema = cases[number]

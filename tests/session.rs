@@ -1,5 +1,5 @@
-//! Guarantees of a session, on every model under `tests/fixtures`: splits do not matter, saved states continue bit
-//! for bit, forks are independent, a reset forgets everything.
+//! Guarantees of a session, on every model under `tests/fixtures`: splits do not matter, saved states continue with the same bits, forks
+//! are independent, a reset forgets everything.
 
 mod older;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use waterline::{ContextEnd, Error, Kv, Model, Session, SessionOptions, Snapshot};
 
-/// Every model under `tests/fixtures`.
+/// Returns every model under `tests/fixtures`.
 fn models() -> Vec<(String, Arc<Model>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     let mut cases: Vec<PathBuf> = std::fs::read_dir(folder)
@@ -68,7 +68,7 @@ fn state(session: &Session) -> Vec<u8> {
     bytes
 }
 
-/// Largest difference of two lists of floats, relative to the second one's largest value.
+/// Returns the largest difference between two lists of floats, relative to the largest value of the second.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     let largest = b.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
     a.iter().zip(b).fold(0.0f32, |m, (x, y)| {
@@ -80,9 +80,9 @@ fn difference(a: &[f32], b: &[f32]) -> f32 {
     })
 }
 
-/// Chunks and steps round differently; a wrong chunk border shows at 1e-1 and more.
+/// Chunks and steps round differently; an error at a chunk border gives 1e-1 and more.
 const ROUNDING: f32 = 2e-4;
-/// With 16-bit keys and values a rounding can tip to the neighbouring 16-bit number.
+/// With 16-bit keys and values, rounding may give the neighbouring 16-bit number.
 const ROUNDING_F16: f32 = 5e-3;
 
 #[test]
@@ -342,7 +342,7 @@ fn a_reset_forgets_a_poisoned_state() {
     }
 }
 
-/// Fills every float state tensor of the blocks with NaN in a snapshot file, and mends its checksum.
+/// Fills every float state tensor of the layers with NaN in a snapshot file, and recomputes its checksum.
 fn poison(file: &mut [u8], session: &Session) {
     let snapshot = session.snapshot().expect("a snapshot");
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;

@@ -1,6 +1,6 @@
-//! Every mixer in sizes that no fixture has: widths that are not multiples of vector registers, odd and single heads,
-//! windows that wrap, sets and bins that overflow, texts shorter than a convolution. Random models must read any split
-//! of a text like single tokens.
+//! Every mixer in sizes that no fixture has: widths that are not multiples of vector registers, odd and single heads, windows that wrap,
+//! sets and bins that overflow, texts shorter than a convolution. Random models must give the same results for any split of a text as for
+//! single tokens.
 
 #[path = "shapes/layers.rs"]
 mod layers;
@@ -14,9 +14,9 @@ use synthetic::{Random, described, description, model, options, tokens, weights}
 use waterline::{ContextEnd, Model, Session, StateDtype};
 
 const TOKENS: usize = 75;
-/// Descriptions of each mixer.
+/// The number of descriptions of each mixer.
 const SEEDS: u64 = 12;
-/// Shorter than the text, so that context-bounded states wrap as well.
+/// Shorter than the text, so that states limited by the context wrap as well.
 const CONTEXT: usize = 50;
 
 const KINDS: [&str; 29] = [
@@ -59,7 +59,7 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
     if !matches!(kind, "rwkv6" | "rwkv7") && random.flip() {
         all.extend(blocks(kind, &mut hidden, &mut random));
     }
-    // Every second description has layers as they were until there were others.
+    // Every other description keeps the basic layer form, without variations.
     if seed % 2 == 1 {
         all.iter_mut().for_each(|layer| vary(layer, &mut random));
     }
@@ -84,12 +84,12 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
 fn session(model: &Arc<Model>, chunk: usize) -> Session {
     let mut options = options(chunk, CONTEXT);
     options.context_end = ContextEnd::Shift;
-    // The long chunks on two threads, so that tasks share a state.
+    // Long chunks use two threads, so that tasks share a state.
     options.threads = if chunk == TOKENS { 2 } else { 1 };
     Session::new(Arc::clone(model), options).expect("a session")
 }
 
-/// Largest difference, relative to the largest of the second list.
+/// Returns the largest difference, relative to the largest value of the second list.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     let largest = b.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
     a.iter().zip(b).fold(0.0f32, |m, (x, y)| {
@@ -101,7 +101,7 @@ fn difference(a: &[f32], b: &[f32]) -> f32 {
     })
 }
 
-/// Chunks and steps round differently; a wrong border of chunks shows at 1e-1 and more.
+/// Chunks and steps round differently; an error at a chunk border gives 1e-1 and more.
 const ROUNDING: f32 = 2e-3;
 
 fn compare(what: &str, found: &Session, expected: &Session) {
@@ -154,7 +154,7 @@ fn every_mixer_reads_any_split_of_any_size_as_single_steps() {
                 compare(&what, &split, &steps);
             }
 
-            // A saved state goes on bit for bit.
+            // A saved state continues with the same bits.
             let mut first = session(&model, 8);
             first.feed(&text[..random.within(1, 40)]).expect("a prompt");
             let saved = first.snapshot().expect("a snapshot");

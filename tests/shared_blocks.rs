@@ -1,5 +1,5 @@
-//! Zamba2's shared blocks, reused by later layers: in files of transformers, in published ones that repeat them, and as separate
-//! blocks with equal weights.
+//! Zamba2's shared blocks, reused by later layers: in files of transformers, in published files that repeat the blocks' tensors, and as
+//! separate blocks with equal weights.
 
 mod common;
 
@@ -11,12 +11,12 @@ use serde_json::{Map, json};
 use waterline::{Model, Session, SessionOptions};
 
 const HIDDEN: usize = 16;
-/// The layers that use a block: the first and the last one use the same, unless each has its own.
+/// The layers that use a block: the first and the last one use the same block, unless there are three blocks.
 const USES: [usize; 3] = [1, 3, 4];
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// Values around zero, or around one for norms, that follow from a name.
+/// Returns values around zero, or around one for norms, that depend only on the name.
 fn drawn(name: &str, shape: &[usize]) -> (Vec<usize>, Vec<f32>) {
     let mut state = name.bytes().fold(1u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -32,7 +32,7 @@ fn drawn(name: &str, shape: &[usize]) -> (Vec<usize>, Vec<f32>) {
     (shape.to_vec(), values.collect())
 }
 
-/// The tensors of a shared block without its corrections.
+/// The tensors of a shared block without its adapters.
 const BLOCK: [(&str, [usize; 2]); 8] = [
     ("input_layernorm", [2 * HIDDEN, 1]),
     ("pre_ff_layernorm", [HIDDEN, 1]),
@@ -44,7 +44,7 @@ const BLOCK: [(&str, [usize; 2]); 8] = [
     ("feed_forward.down_proj", [HIDDEN, 24]),
 ];
 
-/// Its corrections: rows and columns of the matrices that they correct.
+/// The adapters of a block: rows and columns of the matrices that they correct.
 const CORRECTED: [(&str, [usize; 2]); 4] = [
     ("self_attn.linear_q_adapter_list", [32, 2 * HIDDEN]),
     ("self_attn.linear_k_adapter_list", [32, 2 * HIDDEN]),
@@ -54,8 +54,8 @@ const CORRECTED: [(&str, [usize; 2]); 4] = [
 
 const RANK: usize = 3;
 
-/// A model of `blocks` shared blocks, of which a third one has the weights of the first. `repeated`: every layer that uses a block has
-/// its tensors, not the first one alone.
+/// Returns the tensors of a model with `blocks` shared blocks, where a third block has the weights of the first. If `repeated`, every layer
+/// that uses a block has the block's tensors, not only the first.
 fn zamba2(blocks: usize, repeated: bool) -> Tensors {
     let mut tensors = Tensors::new();
     let mut add = |name: String, shape: &[usize]| {
@@ -99,7 +99,7 @@ fn zamba2(blocks: usize, repeated: bool) -> Tensors {
                 } else {
                     vec![rows, cols]
                 };
-                // The third block is the first.
+                // The third block equals the first.
                 let source = format!("block {} {part}", number % 2);
                 tensors.insert(format!("{prefix}{part}.weight"), drawn(&source, &shape));
             }

@@ -1,10 +1,10 @@
-//! Tests that cannot run on a machine: each is counted, so that none is skipped unseen.
+//! Reports tests that cannot run on a machine and counts them, so that no skipped test goes unnoticed.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Notes that a test is skipped because `missing` is missing: on standard error, and as a line of the file that
-/// `WATERLINE_SKIPPED` names, which `.ci/run` counts.
+/// Reports that a test is skipped because `missing` is missing: on standard error, and as a line of the file named by `WATERLINE_SKIPPED`,
+/// whose lines `.ci/run` counts.
 pub fn skipped(missing: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");

@@ -1,4 +1,4 @@
-//! Reading and generating need little of the caller's stack: threads of some systems have 128 KiB.
+//! Reading and generating need little of the caller's stack, because threads on some systems have 128 KiB.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use waterline::internal::Checkpoint;
 use waterline::{Model, Session, SessionOptions};
 use waterline_quant::{BF16, Bytes, F16, F32, Format, Q8_0, Tensor};
 
-/// Bytes of the stack.
+/// The bytes of the stack.
 const STACK: usize = 128 << 10;
 
-/// Reads a prompt of several chunks and generates, on a thread with such a stack that computes alone.
+/// Reads a prompt of several chunks and generates, computing only on a thread with this stack.
 fn read(model: Arc<Model>) {
     let mut options = SessionOptions::default();
     options.state.context = 1024;
@@ -42,7 +42,7 @@ fn fixtures() -> Vec<PathBuf> {
     paths
 }
 
-/// Matrices of a model in another format.
+/// Opens a model with its matrices converted to another format.
 fn stored_as(path: &PathBuf, format: &'static Format) -> Arc<Model> {
     let mut checkpoint = Checkpoint::open(path).expect("a fixture opens");
     for tensor in checkpoint.tensors.values_mut() {

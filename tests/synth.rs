@@ -1,4 +1,4 @@
-//! Models with random weights: every kind runs.
+//! Models of every preset with random weights run.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::Workplace;
 use waterline::internal::Checkpoint;
 use waterline::{Kv, Model, Session, SessionOptions};
 
-/// The presets that `synth --help` lists.
+/// Returns the presets that `synth --help` lists.
 fn presets(place: &Workplace) -> Vec<String> {
     let help = place.run(["synth", "--help"]).succeeded().text();
     let name = |line: &str| {
@@ -23,7 +23,7 @@ fn presets(place: &Workplace) -> Vec<String> {
     help.lines().filter_map(name).collect()
 }
 
-/// The logits after each of `tokens`, read in pieces of `chunk`.
+/// Returns the logits after each of `tokens`, read in chunks of `chunk`.
 fn logits(model: &Arc<Model>, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let mut options = SessionOptions::default();
     (options.state.context, options.state.history) = (256, 256);

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Threads under a sanitizer of the compiler: tests/threads.sh [pool] [batch] [server]
+# Runs multithreaded tests under a sanitizer of the compiler: tests/threads.sh [pool] [batch] [server]
 # The thread pool; batches, prefix stores and schedules of sessions on several threads; a server with eight clients. SANITIZER (thread) may
 # be address.
-# The standard library is not instrumented: what its threads, channels and counters of references order is not seen, and looks like races.
-# So only a race counts where functions of this project make both accesses, other than by freeing. Tests that fork are left out: the
-# sanitizer follows no threads after that.
+# The standard library is not instrumented, so the ordering by its threads, channels and reference counts is invisible and looks like races.
+# Therefore a race counts only if functions of this project make both accesses, other than by freeing. Tests that fork are skipped, because
+# the sanitizer does not follow threads after a fork.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitizer=${SANITIZER:-thread}
 target=$(rustc -vV | sed -n 's/^host: //p')
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
-# The sanitizer is an unstable option of the compiler, which the stable one takes with this.
+# The sanitizer is an unstable option, which the stable compiler accepts with this variable.
 export RUSTC_BOOTSTRAP=1
 export RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer ${RUSTFLAGS:-}"
 export TSAN_OPTIONS="exitcode=0 log_path=$reports/race ${TSAN_OPTIONS:-}"
-# A wrong access ends a program. What lives until a program's end is no leak; memory that the system refuses is an error that callers get.
+# An invalid access ends the program. Memory that lives until the program exits is not a leak; refused memory is an error for the caller.
 export ASAN_OPTIONS="detect_leaks=0 allocator_may_return_null=1 ${ASAN_OPTIONS:-}"
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(pool batch server)
@@ -35,7 +35,7 @@ cat "$reports"/* 2>/dev/null | awk '
   /^WARNING: ThreadSanitizer/ { report = ""; ours = 0; all++ }
   { report = report "\n" $0 }
   /^  (Read|Write|Atomic|Previous)/ { first = 1; next }
-  # Of copies, whoever made them.
+  # Skips memory copies, and judges their callers.
   first && /#[0-9]+ (__tsan_)?mem[a-z]+ / { next }
   first { first = 0; ours += $2 ~ /^<?waterline(_[a-z]+)?::/ }
   /^SUMMARY/ && ours == 2 { print report; races++ }

@@ -1,5 +1,5 @@
-//! Bytes of state that a token accesses, as the ops count them, compared with a real step: writes by comparing the
-//! state before and after, reads by poisoning the state piece by piece and looking for the poison in the results.
+//! Compares the bytes of state that a token accesses, as the ops count them, with a real step: writes by comparing the state before and
+//! after, reads by poisoning the state piece by piece and looking for the poison in the results.
 
 mod older;
 mod synthetic;
@@ -38,7 +38,7 @@ fn attention(window: Value, retained: Value) -> Value {
     })
 }
 
-/// Mixers whose state does not depend on the context, with functions without zeros.
+/// Returns mixers whose state does not depend on the context, with functions that have no zeros.
 fn constant() -> Vec<(&'static str, Value)> {
     let linear = json!({
         "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "feature_map": null, "conv": 4, "gate": true,
@@ -185,10 +185,10 @@ fn constant() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Pieces of a state tensor that are read and written as a whole: rows of the innermost dimension.
+/// Returns the size of the pieces of a state tensor that are read and written completely: rows of the innermost dimension.
 fn row_bytes(tensor: &StateTensorPlan) -> usize {
     let last = tensor.shape.last().copied().unwrap_or(1);
-    // Scores are single numbers.
+    // A score is accessed as a single number.
     if tensor.name.contains("scores") {
         4
     } else {
@@ -196,12 +196,12 @@ fn row_bytes(tensor: &StateTensorPlan) -> usize {
     }
 }
 
-/// Whether a state tensor holds floats, which can be poisoned.
+/// Returns whether a state tensor holds floats, which can be poisoned.
 fn is_float(tensor: &StateTensorPlan) -> bool {
     tensor.layer.is_some() && tensor.dtype == StateDtype::F32 && tensor.bytes > 0
 }
 
-/// Bytes of every state tensor of the blocks after a step.
+/// Returns the bytes of every state tensor after a step.
 fn tensors(session: &Session) -> Vec<Vec<u8>> {
     let snapshot = session.snapshot().expect("a snapshot");
     snapshot
@@ -210,7 +210,7 @@ fn tensors(session: &Session) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The snapshot with other bytes in one place of a state tensor.
+/// Returns the snapshot with one row of a state tensor poisoned.
 fn poisoned(snapshot: &Snapshot, tensor: &StateTensorPlan, row: usize, length: usize) -> Snapshot {
     let mut file = older::file(snapshot);
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
@@ -225,7 +225,7 @@ fn poisoned(snapshot: &Snapshot, tensor: &StateTensorPlan, row: usize, length: u
     Snapshot::read(&mut &file[..], file.len() as u64, "poisoned").expect("a snapshot")
 }
 
-/// Bytes of each state tensor that the step on `token` after `before` reads and writes.
+/// Returns the bytes of each state tensor that the step on `token` after `before` reads and writes.
 fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, usize)> {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
     let mut session = session(model);
@@ -254,7 +254,7 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
                 .expect("restored");
             session.feed(&[token]).expect("a step");
             let now = tensors(&session);
-            // Poison that stays where it was has not been read.
+            // Poison that stays in place has not been read.
             let spread = now
                 .iter()
                 .zip(&after)
@@ -292,7 +292,7 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
     found
 }
 
-/// The count of each state tensor, in the order of the plan.
+/// Returns the counted bytes of each state tensor, in the order of the plan.
 fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
     let mut all = vec![(0, 0); plan.tensors().len()];
@@ -310,8 +310,7 @@ fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
     all
 }
 
-/// The accesses of a step never exceed the count, and over a few steps every counted byte is
-/// accessed.
+/// Checks that the accesses of a step never exceed the count, and that over a few steps every counted byte is accessed.
 fn check(kind: &str, model: &Arc<Model>) {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
     let text = tokens(model.spec().vocab, 40, 9);
@@ -343,7 +342,7 @@ fn check(kind: &str, model: &Arc<Model>) {
     let counted = counted(model, 38);
     for (index, (most, counted)) in most.iter().zip(&counted).enumerate() {
         let name = &plan.tensors()[index].name;
-        // Where tokens decide, a few steps need not do all that some step may do.
+        // Where the tokens decide, a few steps need not do everything that some step may do.
         let decided =
             name.contains("set") || name.contains("hax") || name.contains("window_scores");
         let decided = decided
@@ -398,7 +397,7 @@ fn a_constant_state_costs_the_same_at_every_position() {
         let model = one_block(kind, numbers);
         let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
         let bytes = |position: u64| model.state_bytes(&plan, position);
-        // Once windows and sets are full.
+        // After windows and sets are full.
         for position in [1 << 10, 1 << 20, 1 << 40] {
             assert_eq!(bytes(position), bytes(100), "{kind} at {position}");
         }

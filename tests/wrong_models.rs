@@ -1,6 +1,6 @@
-//! Models that are nearly right: each key of every recorded case and every small GGUF file is renamed and given other values, each
-//! tensor is renamed, added and changed. The result is refused, noted, or another model: nothing wrong is accepted silently.
-//! WATERLINE_CASES names a folder with more cases.
+//! Models that are almost right: each key of every fixture and every small GGUF file is renamed and given other values, each tensor is
+//! renamed, added and changed. The result must be rejected, noted, or a different model: no mistake is accepted silently. WATERLINE_CASES
+//! names a folder with more cases.
 
 #[path = "wrong_models/no_effect.rs"]
 mod no_effect;
@@ -18,7 +18,7 @@ fn tests() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests")
 }
 
-/// The entries of these folders that `is` says yes to.
+/// Returns the entries of these folders for which `is` returns true.
 fn entries(folders: &[PathBuf], is: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let read = |folder: &PathBuf| std::fs::read_dir(folder).expect("a folder");
     let all = folders.iter().flat_map(read);
@@ -28,12 +28,12 @@ fn entries(folders: &[PathBuf], is: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     all
 }
 
-/// A name that no list of names without a meaning has, not by its beginning and not by its end.
+/// Returns a name that matches no list of meaningless names, neither by its beginning nor by its end.
 fn another(name: &str) -> String {
     format!("another_{name}_of_it")
 }
 
-/// Every recorded case whose model opens.
+/// Returns every fixture whose model opens.
 fn cases() -> Vec<PathBuf> {
     let mut folders = vec![tests().join("fixtures")];
     folders.extend(std::env::var_os("WATERLINE_CASES").map(PathBuf::from));
@@ -42,7 +42,7 @@ fn cases() -> Vec<PathBuf> {
     })
 }
 
-/// Properties that two checkpoints share if they are the same model.
+/// Returns whether two checkpoints have the properties of the same model.
 fn is_same(a: &Checkpoint, b: &Checkpoint) -> bool {
     let tensors = |checkpoint: &Checkpoint| {
         let weights = checkpoint.spec.weights().into_iter();
@@ -53,7 +53,7 @@ fn is_same(a: &Checkpoint, b: &Checkpoint) -> bool {
     a.spec.to_json() == b.spec.to_json() && a.text == b.text && tensors(a) == tensors(b)
 }
 
-/// Whether a model with this unknown key is refused or opens with a note that names it.
+/// Returns whether a model with this unknown key is rejected, or opens with a note that names the key.
 fn is_noticed(outcome: &waterline::Result<Checkpoint>, key: &str) -> bool {
     match outcome {
         Ok(checkpoint) => checkpoint.notes.iter().any(|note| note.contains(key)),
@@ -61,7 +61,7 @@ fn is_noticed(outcome: &waterline::Result<Checkpoint>, key: &str) -> bool {
     }
 }
 
-/// Other values than this one, of its type.
+/// Returns other values of the same type.
 fn others(value: &Value) -> Vec<Value> {
     match value {
         Value::Null => vec![true.into(), 1.into(), "other".into()],
@@ -89,12 +89,12 @@ fn others(value: &Value) -> Vec<Value> {
             }
             vec![fewer.into(), first.into(), Value::Array(Vec::new())]
         }
-        // Its keys are tried one by one.
+        // The keys of an object are tried one by one.
         Value::Object(_) => Vec::new(),
     }
 }
 
-/// The path of every key, those of inner objects too.
+/// Collects the paths of all keys, including those of inner objects.
 fn keys(value: &Value, path: &mut Vec<String>, found: &mut Vec<Vec<String>>) {
     let Value::Object(fields) = value else { return };
     for (key, value) in fields {
@@ -110,7 +110,7 @@ fn inner<'a>(config: &'a mut Value, path: &[String]) -> &'a mut Map<String, Valu
     at.as_object_mut().expect("an object")
 }
 
-/// A copy of a case with a configuration that can be changed.
+/// A copy of a case whose configuration can be changed.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -138,17 +138,17 @@ impl Folder {
     }
 }
 
-/// Outcomes of other values of a key, in all cases of a family.
+/// Results of changing a key's value, over all cases of a family.
 #[derive(Default)]
 struct Outcomes {
     refused: usize,
     different: usize,
     same: usize,
-    /// Whether a value of another type is refused: then the key is read.
+    /// Whether a value of another type is rejected, which shows that the key is read.
     read: bool,
 }
 
-/// Whether a list has a pattern, in which one star matches anything, that matches `name`.
+/// Returns whether a pattern of the lists, in which one star matches anything, matches `name`.
 fn is_known(lists: &[(&str, &str)], name: &str) -> bool {
     let mut patterns = lists.iter().flat_map(|(names, _)| names.split_whitespace());
     patterns.any(|pattern| match pattern.split_once('*') {
@@ -169,7 +169,7 @@ fn a_key_that_is_renamed_is_noticed_and_one_with_another_value_is_refused_or_mat
     for case in cases() {
         let name = case.file_name().expect("a name").to_string_lossy();
         let config = std::fs::read(case.join("config.json")).expect("config.json");
-        // Infinity is no JSON, and such a configuration no case of this test.
+        // Infinity is not JSON, so this test skips such a configuration.
         let Ok(config) = serde_json::from_slice::<Value>(&config) else {
             continue;
         };
@@ -270,7 +270,7 @@ fn with_header(header: &Map<String, Value>, data: &[u8]) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), &text[..], data].concat()
 }
 
-/// Logits after a hundred tokens, more than any case's window holds.
+/// Returns the logits after a hundred tokens, more than any case's window holds.
 fn logits(checkpoint: Checkpoint) -> Vec<u32> {
     let model = Model::bind(checkpoint).expect("a model");
     let mut options = SessionOptions::default();
@@ -312,7 +312,7 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
             let outcome = folder.with_weights(&with_header(&renamed, data));
             assert!(outcome.is_err(), "{what}, renamed, is accepted");
 
-            // A copy of it after the others: a tensor that is never used.
+            // A copy of the tensor after the others: a tensor that is never used.
             let mut added = header.clone();
             let size = tensor.end - tensor.start;
             let mut copy = entry.clone();
@@ -330,7 +330,7 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
             );
             refused += 2;
 
-            // A quarter to a half more, or less.
+            // Changes values by a quarter to a half, up or down.
             let (width, byte, bit) = match tensor.dtype.as_str() {
                 "F32" => (4, 2, 0x40),
                 "BF16" => (2, 0, 0x40),
@@ -361,7 +361,7 @@ fn a_tensor_that_is_renamed_or_added_is_refused_and_one_with_other_values_matter
     assert!(idle.is_empty(), "nothing comes of {idle:?}");
 }
 
-/// A GGUF file with this metadata and these names of tensors.
+/// Writes a GGUF file with this metadata and these tensor names.
 fn write(path: &Path, file: &Gguf, metadata: &[(String, gguf::Value)], names: &[String]) {
     let tensor = |(i, info): (usize, &gguf::TensorInfo)| NewTensor {
         name: names[i].clone(),

@@ -20,9 +20,9 @@ pub struct wl_batch {
 
 static BATCHES: Handles<Mutex<Batch>> = Handles::new("batch");
 
-/// Makes a batch for up to `most` sessions, 1 to 1024, on a GPU 1 to 64, of the model and the device of `session`, which compute
-/// with its threads. Free it with wl_batch_free. The weights are read once for all sessions of a step. On a GPU all sessions must
-/// have been opened with the context, cache type and history of `session`.
+/// Makes a batch for up to `most` sessions (1 to 1024; on a GPU 1 to 64) of the model and device of `session`. The batch computes with the
+/// threads of `session` and reads the weights once per step for all its sessions. Free it with wl_batch_free. On a GPU all sessions must
+/// have been made with the context, cache type and history of `session`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_new(
     session: *const wl_session,
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn wl_batch_new(
     })
 }
 
-/// Frees a batch, but none of its sessions; NULL is nothing to free.
+/// Frees a batch, but none of its sessions; NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_free(batch: *mut wl_batch) -> wl_status {
     border(|| {
@@ -49,10 +49,10 @@ pub unsafe extern "C" fn wl_batch_free(batch: *mut wl_batch) -> wl_status {
     })
 }
 
-/// Each of `count` sessions, all different, chooses a token and reads it, as wl_step does; `tokens` has room for `count` of
-/// them. Any sessions that the batch is for may step together, others at each call; each gives the tokens that it gives alone.
-/// On an error, the first session's, no token was read, unless a device was lost. A session that another call is using is
-/// WL_ERROR_BUSY. One call at a time may use the batch.
+/// Each of `count` distinct sessions chooses a token and reads it, as in wl_step; `tokens` has room for `count` tokens. Each call may step
+/// other sessions of the batch's model; every session gives the tokens that it would give alone. On an error, which is the first session's,
+/// no token was read, unless a device was lost. Returns WL_ERROR_BUSY if another call is using a session. Only one call at a time may use
+/// the batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_step(
     batch: *mut wl_batch,
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn wl_batch_step(
         each(batch, sessions, |batch, inners| {
             settle(inners)?;
             for (index, &token) in batch.step(&mut of(inners))?.iter().enumerate() {
-                // SAFETY: checked, and the caller gives room for one token a session.
+                // SAFETY: `tokens` is checked, and the caller provides room for one token per session.
                 unsafe { put(tokens.add(index), token) };
             }
             Ok(())
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn wl_batch_step(
     })
 }
 
-/// Session i of `count`, all different, reads `tokens[i]`. Otherwise as wl_batch_step.
+/// Session i of `count` distinct sessions reads `tokens[i]`. Otherwise like wl_batch_step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_feed(
     batch: *mut wl_batch,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn wl_batch_feed(
     border(|| {
         // SAFETY: the caller passes `count` sessions.
         let sessions = unsafe { slice("sessions", sessions, count) }?;
-        // SAFETY: the caller passes room for `count` tokens.
+        // SAFETY: the caller passes `count` tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
         each(batch, sessions, |batch, inners| {
             settle(inners)?;
@@ -97,11 +97,11 @@ pub unsafe extern "C" fn wl_batch_feed(
     })
 }
 
-/// Carries on, by one token each and together, the generations that wl_generate_start or wl_chat_start have begun on `count` sessions,
-/// all different. `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, as wl_generate_next
-/// gives it, but empty while none is complete. It is NULL where the generation has ended, whose result wl_generate_next gives, or where its
-/// form leaves it no token, which wl_generate_next says; such sessions may stay in the call. Each gives the text that it gives alone. Errors
-/// and threads are as in wl_batch_step; WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
+/// Advances the generations that wl_generate_start or wl_chat_start began on `count` distinct sessions, by one token each, together.
+/// `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, like that of wl_generate_next, but
+/// empty if the token completes none. It is NULL if the generation has ended, or if its constraint allows no token; wl_generate_next then
+/// gives the result or the error, and the session may stay in the call. Each session gives the text that it would give alone. Errors and
+/// threads are as in wl_batch_step; WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_generate(
     batch: *mut wl_batch,
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn wl_batch_generate(
                 let (text, length) = running
                     .filter(stepped)
                     .map_or((std::ptr::null(), 0), Running::piece);
-                // SAFETY: checked, and the caller gives room for one text and one length a session.
+                // SAFETY: both are checked, and the caller provides room for one text and one length per session.
                 unsafe {
                     put(texts.add(index), text);
                     put(lengths.add(index), length);
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn wl_batch_generate(
     })
 }
 
-/// The sessions at these indices step together; their generations take the tokens.
+/// Steps the sessions at these indices together and passes the tokens to their generations.
 fn generate(batch: &mut Batch, inners: &mut [&mut Inner], stepping: &[usize]) -> Outcome {
     let clock = Instant::now();
     let mut inners: Vec<&mut Inner> = inners
@@ -170,7 +170,7 @@ fn generate(batch: &mut Batch, inners: &mut [&mut Inner], stepping: &[usize]) ->
     Ok(())
 }
 
-/// As in other calls, a cancellation that came before was meant for another call, and generations end.
+/// Discards earlier cancellations, which were meant for other calls, and ends unfinished generations.
 fn settle(inners: &mut [&mut Inner]) -> Outcome {
     inners.iter_mut().try_for_each(|inner| {
         inner.session.canceller().clear();
@@ -178,12 +178,12 @@ fn settle(inners: &mut [&mut Inner]) -> Outcome {
     })
 }
 
-/// The sessions.
+/// Returns the sessions of `inners`.
 fn of<'a>(inners: &'a mut [&mut Inner]) -> Vec<&'a mut Session> {
     inners.iter_mut().map(|inner| &mut inner.session).collect()
 }
 
-/// Runs `body` on a batch and sessions that no other call uses.
+/// Runs `body` on a batch and sessions that no other call is using.
 fn each(
     batch: *const wl_batch,
     sessions: &[*mut wl_session],

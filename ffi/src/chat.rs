@@ -1,4 +1,4 @@
-//! Conversations: turns as the model's chat template has them.
+//! Conversations, formatted by the model's chat template.
 
 use std::ffi::{c_char, c_void};
 use std::time::Instant;
@@ -13,18 +13,18 @@ use crate::progress::Hearing;
 use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
 
-/// A message of a conversation. Both texts end at their zero byte.
+/// A message of a conversation. Both texts are zero-terminated.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_message {
-    /// "system", "user", "assistant", or another that the model's template takes.
+    /// "system", "user", "assistant", or another role that the model's template accepts.
     pub role: *const c_char,
     /// The text.
     pub content: *const c_char,
 }
 
 impl Inner {
-    /// The conversation, begun if there is none.
+    /// Returns the conversation, which is started if there is none.
     fn chat(&mut self) -> Outcome<(&mut Chat, &mut Session)> {
         let chat = match self.chat.take() {
             Some(chat) => chat,
@@ -36,18 +36,18 @@ impl Inner {
     /// Sends a message and begins the answer.
     ///
     /// # Safety
-    /// As [`wl_chat_start`].
+    /// Like [`wl_chat_start`].
     unsafe fn send(
         &mut self,
         message: *const c_char,
         length: usize,
         params: *const wl_generate_params,
     ) -> Outcome {
-        // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
+        // SAFETY: `text` checks NULL and UTF-8; the caller passes `length` bytes, or a zero byte.
         let message = unsafe { text("message", message, length) }?;
-        // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
+        // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
         let options = unsafe { generate_options(params) }?;
-        // Failures that do not depend on the message come first.
+        // Failures that do not depend on the message are reported before it is read.
         self.chat()?;
         let mut running = self.prepare(options, true)?;
         let mut hearing = Hearing::new(&self.session, self.progress);
@@ -60,22 +60,22 @@ impl Inner {
     }
 }
 
-/// A message of C's.
+/// Converts a message from C.
 ///
 /// # Safety
-/// Its texts end at their zero bytes.
+/// Its texts are zero-terminated.
 unsafe fn message(index: usize, message: &wl_message) -> Outcome<Message> {
     let of = |part| format!("messages[{index}].{part}");
-    // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
+    // SAFETY: `text` checks NULL and UTF-8; the caller passes a zero-terminated text.
     let role = unsafe { text(&of("role"), message.role, usize::MAX) }?;
-    // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
+    // SAFETY: `text` checks NULL and UTF-8; the caller passes a zero-terminated text.
     let content = unsafe { text(&of("content"), message.content, usize::MAX) }?;
     let role = Role::from(role.to_string());
     Ok(Message::new(role, content))
 }
 
 impl Inner {
-    /// The conversation becomes these messages; how many tokens were reused and read.
+    /// Replaces the conversation with these messages; returns the numbers of tokens reused and read.
     fn set_messages(&mut self, messages: Vec<Message>) -> Outcome<HistoryRead> {
         let mut hearing = Hearing::new(&self.session, self.progress);
         let clock = Instant::now();
@@ -86,12 +86,12 @@ impl Inner {
     }
 }
 
-/// The conversation becomes `count` messages, whatever it was before: a history that grew, was edited, lost its thinking text or comes
-/// from another process. What the states at hand have read of it, the session's own and those of its store, is not read again.
+/// Replaces the conversation with `count` messages: the messages may extend, edit or drop thinking text from the earlier ones, or come from
+/// another process. The part that the session's state or its store has read already is not read again.
 ///
-/// The model's template decides which messages it takes. After a last message of the user, wl_generate gives the answer, which
-/// becomes part of the conversation, and where the last message is an answer, it goes on with it; wl_chat_say adds a message.
-/// On errors the conversation is as it was; on WL_CANCELLED the session has read some first tokens of the messages.
+/// The model's template decides which messages it accepts. If the last message is the user's, wl_generate gives the answer, which becomes
+/// part of the conversation; if the last message is an answer, wl_generate continues it. wl_chat_say adds a message. On errors the
+/// conversation is unchanged; on WL_CANCELLED the session has read only the first tokens of the messages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_set_messages(
     session: *mut wl_session,
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn wl_chat_set_messages(
         // SAFETY: the caller passes `count` messages.
         let messages = unsafe { slice("messages", messages, count) }?;
         let messages = messages.iter().enumerate().map(|(index, message)| {
-            // SAFETY: the caller's texts end at zero bytes.
+            // SAFETY: the caller's texts are zero-terminated.
             unsafe { self::message(index, message) }
         });
         inner.set_messages(messages.collect::<Outcome<_>>()?)?;
@@ -110,9 +110,9 @@ pub unsafe extern "C" fn wl_chat_set_messages(
     })
 }
 
-/// As wl_chat_set_messages, for messages as JSON: an array of objects with "role", "content" (a text, null, or parts of type "text"), and
-/// whatever else the template takes, such as "name" or "tool_calls". How many tokens were reused and read is written to `reused`
-/// and `read`, which may be NULL.
+/// Like wl_chat_set_messages, for messages in JSON: an array of objects with "role", "content" (a text, null, or parts of type "text"), and
+/// other fields that the template uses, such as "name" or "tool_calls". The numbers of tokens reused and read are written to `reused` and
+/// `read`, which may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_set_messages(
     session: *mut wl_session,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn wl_session_set_messages(
         place_if_wanted("the place for the tokens reused", reused)?;
         place_if_wanted("the place for the tokens read", read)?;
         let found = inner.set_messages(messages)?;
-        // SAFETY: the caller gives places or NULL.
+        // SAFETY: the caller passes destinations or NULL.
         unsafe {
             put_if_wanted("the place for the tokens reused", reused, found.reused)?;
             put_if_wanted("the place for the tokens read", read, found.read)
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn wl_session_set_messages(
     })
 }
 
-/// Sets the instructions ahead of the conversation, before its first message; an empty text removes them.
+/// Sets the instructions before the first message of the conversation; an empty text removes them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_system(
     session: *mut wl_session,
@@ -151,8 +151,8 @@ pub unsafe extern "C" fn wl_chat_system(
     })
 }
 
-/// Sets, from the next message on, whether the model's template requests a thought before the answer: 1 or 0, or -1 as the template does
-/// by default. Templates without such a switch ignore it.
+/// Sets whether the model's template requests thinking text before the answer, from the next message on: 1 or 0, or -1 for the template's
+/// default. Templates without such a switch ignore it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_thinking(session: *mut wl_session, thinking: i32) -> wl_status {
     with_settled(session, |inner| {
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn wl_chat_thinking(session: *mut wl_session, thinking: i3
     })
 }
 
-/// Names, from the next message on, the functions that the model may call: a JSON array of schemas as the model's template takes them,
+/// Sets the functions that the model may call, from the next message on: a JSON array of schemas in the format of the model's template,
 /// such as {"type": "function", "function": {"name", "description", "parameters"}}. An empty array removes them. A call that the model
 /// makes is part of its text.
 #[unsafe(no_mangle)]
@@ -187,9 +187,9 @@ pub unsafe extern "C" fn wl_chat_tools(
     })
 }
 
-/// Sends a message and gives the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only what is new
-/// is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.
-/// Whatever ends the answer, it is part of the conversation as far as it came. `params` and `result` as in wl_generate.
+/// Sends a message and passes the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only the new message is read,
+/// because the state holds the conversation before it. If the message cannot be read completely, it is not part of the conversation.
+/// However the answer ends, the text generated so far is part of the conversation. `params` and `result` are as in wl_generate.
 ///
 /// A session is a conversation from the first wl_chat call on until wl_session_reset.
 #[unsafe(no_mangle)]
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn wl_chat_say(
     user: *mut c_void,
     result: *mut wl_generate_result,
 ) -> wl_status {
-    // SAFETY: `check` and `send` check the pointers; the caller gives a text as long as it says, such structs or NULL, and a function
+    // SAFETY: `check` and `send` check the pointers; the caller passes `length` bytes or a zero byte, such structs or NULL, and a function
     // that can be called.
     with_settled(session, |inner| unsafe {
         params::check("wl_generate_result", result)?;
@@ -212,8 +212,8 @@ pub unsafe extern "C" fn wl_chat_say(
     })
 }
 
-/// Sends a message and begins the answer, which wl_generate_next carries on. A call that ends the generation early, as
-/// wl_generate_start says, makes what was generated the answer.
+/// Sends a message and begins the answer, which wl_generate_next advances. If a call ends the generation early, as wl_generate_start
+/// describes, the text generated so far is the answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_start(
     session: *mut wl_session,
@@ -221,14 +221,14 @@ pub unsafe extern "C" fn wl_chat_start(
     length: usize,
     params: *const wl_generate_params,
 ) -> wl_status {
-    // SAFETY: `send` checks the pointers; the caller gives a text as long as it says, and such a struct or NULL.
+    // SAFETY: `send` checks the pointers; the caller passes `length` bytes or a zero byte, and such a struct or NULL.
     with_settled(session, |inner| unsafe {
         inner.send(message, length, params)
     })
 }
 
-/// Takes back the last message of the user and what follows it. A store or marks in wl_session_params make the state before it
-/// available at once; without them the messages before may be read again.
+/// Removes the last message of the user and everything after it. With a store or marks in wl_session_params, the state before that message
+/// can be restored at once; without them the earlier messages may be read again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_undo(session: *mut wl_session) -> wl_status {
     with_settled(session, |inner| {
@@ -240,9 +240,9 @@ pub unsafe extern "C" fn wl_chat_undo(session: *mut wl_session) -> wl_status {
     })
 }
 
-/// Writes the conversation to `json`, which has room for `room` bytes, as an array of {"role", "content"} with a zero
-/// byte after it; `length` is its length without it. WL_ERROR_ROOM if both do not fit; with `json` NULL and `room` 0
-/// only the length is written.
+/// Writes the conversation as a JSON array of {"role", "content"} and a zero byte to `json`, which has room for `room` bytes, and the
+/// length without the zero byte to `length`. Returns WL_ERROR_ROOM if both do not fit; with `json` NULL and `room` 0 only the length is
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_messages_json(
     session: *mut wl_session,
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn wl_chat_messages_json(
         let messages = inner.chat.as_ref().map_or(&[][..], Chat::messages);
         let text = serde_json::to_vec(messages)
             .map_err(|error| Failure::argument(format!("the conversation: {error}")))?;
-        // SAFETY: the caller gives so much room.
+        // SAFETY: the caller provides room for `room` bytes.
         unsafe { fill(&text, Some(0), json.cast::<u8>(), room, length) }
     })
 }

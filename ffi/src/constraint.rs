@@ -1,4 +1,4 @@
-//! The form of a session's answers.
+//! Constraints on a session's answers.
 
 use std::ffi::c_char;
 
@@ -9,19 +9,19 @@ use crate::pointers::text;
 use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
 
-/// A form that answers fit.
+/// The kind of constraint on answers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub enum wl_constraint {
-    /// Nothing: answers are free.
+    /// No constraint.
     WL_CONSTRAINT_NONE = 0,
-    /// JSON objects, whichever.
+    /// Any JSON object.
     WL_CONSTRAINT_JSON_OBJECT = 1,
-    /// A JSON schema.
+    /// JSON that fits a schema.
     WL_CONSTRAINT_JSON_SCHEMA = 2,
-    /// A regular expression, which the whole answer matches.
+    /// Text that matches a regular expression completely.
     WL_CONSTRAINT_REGEX = 3,
-    /// A grammar in llguidance's variant of Lark.
+    /// Text of a grammar in llguidance's variant of Lark.
     WL_CONSTRAINT_LARK = 4,
 }
 
@@ -49,11 +49,11 @@ fn grammar(kind: u32, text: impl FnOnce() -> Outcome<String>) -> Outcome<Option<
     }))
 }
 
-/// From the next generation on, the text of each fits a form, unless `max_tokens` or a stop cuts it. `kind` is a wl_constraint, and
-/// `grammar`, `length` bytes, its schema, expression or grammar; it may be NULL for kinds without. A thought that the chat template opens is
-/// free: the form holds after it. JSON has one space between its parts. Drafts, batches and forks keep to the form, wl_sample and wl_step do
-/// not; wl_session_reset leaves it. WL_ERROR_ARGUMENT if nothing can fit it, it has a mistake or is too large, WL_ERROR_UNSUPPORTED in a
-/// build without constraints; the form is then as it was.
+/// Constrains the text of each later generation, which fits the form unless `max_tokens` or a stop cuts it short. `kind` is a
+/// wl_constraint, and `grammar`, `length` bytes, is its schema, expression or grammar; it may be NULL for kinds that need none. Thinking
+/// text that the chat template opens is free: the constraint applies after it. JSON has one space between its parts. Drafts, batches and
+/// forks obey the constraint, wl_sample and wl_step do not; wl_session_reset keeps it. Returns WL_ERROR_ARGUMENT if the form has a mistake,
+/// is too large or no text can fit it, and WL_ERROR_UNSUPPORTED in a build without constraints; the previous constraint then remains.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_constrain(
     session: *mut wl_session,

@@ -1,4 +1,4 @@
-//! Generation: text out of a session, pushed to a callback or pulled piece by piece.
+//! Generating text from a session, pushed to a callback or pulled piece by piece.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -12,53 +12,53 @@ use crate::pointers::{place, put, slice, text};
 use crate::session::wl_session;
 use crate::status::{Outcome, border, wl_status};
 
-/// Why a generation ended.
+/// The reason why a generation ended.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum wl_finish {
     /// The model ended its answer.
     WL_FINISH_END = 0,
-    /// A stop text was met.
+    /// A stop text was generated.
     WL_FINISH_STOP = 1,
-    /// As many tokens as were allowed.
+    /// The maximum number of tokens was generated.
     WL_FINISH_LENGTH = 2,
     /// wl_session_cancel was called.
     WL_FINISH_CANCELLED = 3,
-    /// The callback ended it.
+    /// The callback stopped it.
     WL_FINISH_CALLBACK = 4,
 }
 
-/// When a generation ends.
+/// Parameters of a generation.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_generate_params {
     /// sizeof(wl_generate_params).
     pub size: u32,
-    /// 1 goes on after the token that ends an answer; 0 by default.
+    /// 1 continues after the token that ends an answer; 0 by default.
     pub ignore_end: u32,
-    /// Most tokens; 1024 by default.
+    /// The maximum number of tokens; 1024 by default.
     pub max_tokens: usize,
-    /// Texts, each up to its zero byte, that end the generation and are not part of it; NULL by default.
+    /// Zero-terminated texts that end the generation and are not part of it; NULL by default.
     pub stop: *const *const c_char,
     /// The number of stop texts; 0 by default.
     pub stop_count: usize,
-    /// Tokens that end the generation besides the model's own; NULL by default.
+    /// Tokens that end the generation in addition to the model's; NULL by default.
     pub stop_tokens: *const u32,
     /// The number of stop tokens; 0 by default.
     pub stop_token_count: usize,
-    /// 1 computes the log-probability of each token, which `on_token` gets; a session then drafts nothing. 0 by default.
+    /// 1 computes the log-probability of each token for `on_token`; the session then does not draft. 0 by default.
     pub logprobs: u32,
-    /// 0.
+    /// Reserved; set to 0.
     pub reserved: u32,
     /// Called for each token; NULL by default.
     pub on_token: wl_token_fn,
-    /// Called before each token is chosen; a session then drafts nothing. NULL by default.
+    /// Called before each token is chosen; the session then does not draft. NULL by default.
     pub on_logits: wl_logits_fn,
-    /// Passed to `on_token` and `on_logits`, so it lives as long as the generation; NULL by default.
+    /// Passed to `on_token` and `on_logits`, so it must live as long as the generation; NULL by default.
     pub user: *mut c_void,
 }
 
-/// How a generation ended.
+/// The result of a generation.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct wl_generate_result {
@@ -66,21 +66,21 @@ pub struct wl_generate_result {
     pub size: u32,
     /// A wl_finish.
     pub finish: u32,
-    /// Tokens that were generated, one that ends the answer included.
+    /// The number of generated tokens, including a token that ends the answer.
     pub tokens: u64,
-    /// Tokens of the message that were read before; 0 for a generation without a message.
+    /// The number of tokens of the message that were read first; 0 for a generation without a message.
     pub prompt_tokens: u64,
-    /// Seconds that reading the message took.
+    /// The seconds that reading the message took.
     pub prompt_seconds: f64,
-    /// Seconds that generating took, without those between the calls.
+    /// The seconds that generating took, without the time between calls.
     pub seconds: f64,
-    /// Tokens of the conversation that were not read again.
+    /// The number of tokens of the conversation that were not read again.
     pub reused_tokens: u64,
 }
 
-/// Takes a piece of text: `length` bytes of UTF-8, whole characters, with a zero byte after them, valid during the call.
-/// Returns 0 to go on, anything else to stop. It may cancel or free the session; other calls on the session return
-/// WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
+/// Receives a piece of text: `length` bytes of UTF-8, complete characters, with a zero byte after them, valid during the call. Returns 0 to
+/// continue, anything else to stop. It may cancel or free the session; other calls on the session return WL_ERROR_BUSY. It must return
+/// normally: no exceptions, no longjmp.
 pub type wl_text_fn =
     Option<unsafe extern "C" fn(text: *const c_char, length: usize, user: *mut c_void) -> c_int>;
 
@@ -103,27 +103,27 @@ impl Default for wl_generate_params {
     }
 }
 
-// SAFETY: numbers, functions and pointers that are believed or checked when they are used, the size first.
+// SAFETY: the struct holds numbers, functions and pointers that are checked before use or trusted, and its size comes first.
 unsafe impl Tagged for wl_generate_params {}
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_generate_result {}
 
-/// The library's options from those at `from`, or defaults if it is NULL.
+/// Converts the struct at `from` to the library's options, or returns the defaults if it is NULL.
 ///
 /// # Safety
-/// `from` points to such a struct with as many stops as it says, or is NULL.
+/// `from` points to such a struct with the numbers of stops stored in it, or is NULL.
 pub(crate) unsafe fn generate_options(
     from: *const wl_generate_params,
 ) -> Outcome<(GenerateOptions, Hooks)> {
-    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
+    // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_generate_params", from) }?;
-    // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
+    // SAFETY: `slice` checks NULL, alignment and length; the caller passes `stop_count` texts.
     let stop = unsafe { slice("wl_generate_params.stop", params.stop, params.stop_count) }?;
     let stop = stop.iter().map(|&stop| {
-        // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
+        // SAFETY: `text` checks NULL and UTF-8; the caller passes zero-terminated texts.
         unsafe { text("a stop text", stop, usize::MAX) }.map(str::to_string)
     });
-    // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
+    // SAFETY: `slice` checks NULL, alignment and length; the caller passes `stop_token_count` tokens.
     let stop_tokens = unsafe {
         slice(
             "wl_generate_params.stop_tokens",
@@ -151,12 +151,12 @@ pub unsafe extern "C" fn wl_generate_params_init(
     params: *mut wl_generate_params,
     size: usize,
 ) -> wl_status {
-    // SAFETY: the caller gives a struct of this size.
+    // SAFETY: the caller passes a struct of this size.
     border(|| unsafe { params::init("wl_generate_params", params, size) })
 }
 
-/// Generates text after what has been read, and gives each piece to `on_text`, which may be NULL, with `user`. Every
-/// token that is shown has been read by the session. `params` and `result`, whose size the caller has set, may be NULL.
+/// Generates text after the tokens read so far, and passes each piece to `on_text`, which may be NULL, with `user`. The session has read
+/// every token of a piece before the callback receives it. `params` and `result`, whose size the caller has set, may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_generate(
     session: *mut wl_session,
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn wl_generate(
     result: *mut wl_generate_result,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives a function that can be called, and such structs or NULL.
+        // SAFETY: the caller passes a function that can be called, and such structs or NULL.
         unsafe {
             params::check("wl_generate_result", result)?;
             inner.running = Some(inner.prepare(generate_options(params)?, false)?);
@@ -176,25 +176,25 @@ pub unsafe extern "C" fn wl_generate(
     })
 }
 
-/// Begins a generation that wl_generate_next carries on, for programs that pull text instead of taking callbacks.
-/// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info,
-/// wl_session_set_sampler and the two that cancel ends it.
+/// Begins a generation that wl_generate_next advances, for programs that pull text instead of taking callbacks. `params` may be NULL. The
+/// generation ends with any other call on the session except wl_logits, wl_session_get_info, wl_session_set_sampler, wl_session_cancel and
+/// wl_session_clear_cancel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_generate_start(
     session: *mut wl_session,
     params: *const wl_generate_params,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives such a struct or NULL.
+        // SAFETY: the caller passes such a struct or NULL.
         let options = unsafe { generate_options(params) }?;
         inner.running = Some(inner.prepare(options, false)?);
         Ok(())
     })
 }
 
-/// Gives the next piece of the generation that wl_generate_start or wl_chat_start has begun: `length` bytes of UTF-8,
-/// whole characters, with a zero byte after them, valid until the next call on the session. At the end `text` is NULL,
-/// `length` 0, and `result` is filled, whose size the caller has set; it may be NULL.
+/// Stores the next piece of the generation that wl_generate_start or wl_chat_start began: `length` bytes of UTF-8, complete characters,
+/// with a zero byte after them, valid until the next call on the session. At the end `text` is NULL, `length` is 0, and `result`, whose
+/// size the caller has set, is filled; it may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_generate_next(
     session: *mut wl_session,
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn wl_generate_next(
     with(session, |inner| {
         place("the place for the text", text)?;
         place("the place for the length", length)?;
-        // SAFETY: the caller gives such a struct or NULL.
+        // SAFETY: the caller passes such a struct or NULL.
         unsafe { params::check("wl_generate_result", result) }?;
         let more = inner.advance()?;
         let running = inner.running.as_ref().ok_or_else(no_generation)?;
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn wl_generate_next(
         if more {
             return Ok(());
         }
-        // SAFETY: the caller gives such a struct or NULL.
+        // SAFETY: the caller passes such a struct or NULL.
         unsafe { inner.report(result) }
     })
 }

@@ -1,4 +1,4 @@
-//! A generation that a session runs: its pieces, its hooks, and how it ends.
+//! A running generation of a session: its pieces, its callbacks, and its end.
 
 use std::ffi::{c_char, c_void};
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ pub(crate) struct Running {
     generation: Generation,
     hooks: Hooks,
     logprobs: bool,
-    /// Set by a hook: no token follows.
+    /// Set by a callback: no token follows.
     stopped: bool,
-    /// The reason why a batch could choose no token.
+    /// The reason why no token could be chosen in a batch.
     failed: Option<Failure>,
     /// The text generated so far, if it is the answer in a conversation.
     answer: Option<String>,
@@ -31,12 +31,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Takes in how the message was read, and how long that took.
+    /// Records how the message was read, and the time it took.
     pub fn prompt(&mut self, read: HistoryRead, time: Duration) {
         (self.prompt, self.prompt_time) = (read, time);
     }
 
-    /// The next piece with a text, or the one after which a hook stops.
+    /// Returns the next piece with text, or the piece after which a callback stops the generation.
     fn next(&mut self, session: &mut Session) -> Option<waterline::Result<Piece>> {
         let clock = Instant::now();
         let next = loop {
@@ -53,7 +53,7 @@ impl Running {
         next
     }
 
-    /// Keeps a piece, and adds it to the answer.
+    /// Stores a piece, and appends it to the answer.
     fn keep(&mut self, piece: Piece) {
         self.piece = piece.text;
         if let Some(answer) = &mut self.answer {
@@ -62,12 +62,12 @@ impl Running {
         self.piece.push('\0');
     }
 
-    /// True unless a batch could choose no token.
+    /// Returns false after a token could not be chosen in a batch.
     pub fn goes_on(&self) -> bool {
         self.failed.is_none()
     }
 
-    /// The last piece: its bytes, with a zero byte after them, and their number.
+    /// Returns the last piece: a pointer to its bytes, with a zero byte after them, and their number.
     pub fn piece(&self) -> (*const c_char, usize) {
         (self.piece.as_ptr().cast(), self.piece.len() - 1)
     }
@@ -86,7 +86,7 @@ impl Running {
 }
 
 impl Inner {
-    /// A generation to begin with. It is an answer in the conversation to a message that is sent, or if messages wait for one.
+    /// Prepares a generation. It is the answer in the conversation if `sends` is true or messages await an answer.
     pub fn prepare(
         &mut self,
         (mut options, hooks): (GenerateOptions, Hooks),
@@ -133,7 +133,7 @@ impl Inner {
         })
     }
 
-    /// Generates the next piece and keeps it; false at the end.
+    /// Generates the next piece and stores it; returns false at the end.
     pub fn advance(&mut self) -> Outcome<bool> {
         let running = self.running.as_mut().ok_or_else(no_generation)?;
         if let Some(failure) = running.failed.take() {
@@ -168,7 +168,7 @@ impl Inner {
         }
     }
 
-    /// True if the generation takes a token of a batch next; where it does not, it has ended.
+    /// Returns true if the generation takes its next token from a batch; otherwise it has ended or failed.
     pub fn wants_token(&mut self) -> Outcome<bool> {
         let running = self.running.as_mut().ok_or_else(no_generation)?;
         if running.hooks.on_logits.is_some() || running.logprobs {
@@ -188,7 +188,7 @@ impl Inner {
             self.end(wl_finish::WL_FINISH_CANCELLED)?;
             return Ok(false);
         }
-        // Nothing but the end can follow.
+        // Only the end can follow.
         self.advance()?;
         Ok(false)
     }
@@ -199,7 +199,7 @@ impl Inner {
         running.is_some_and(|running| running.generation.chooses())
     }
 
-    /// Chooses the next token for a batch; none if that fails, which the next call of wl_generate_next says.
+    /// Chooses the next token for a batch; `None` on failure, which the next wl_generate_next reports.
     pub fn choose(&mut self) -> Option<u32> {
         let running = self.running.as_mut()?;
         let chosen = running.generation.choose(&mut self.session);
@@ -208,7 +208,7 @@ impl Inner {
             .ok()
     }
 
-    /// Takes in a token that the session has read in a batch, in so much time.
+    /// Records a token that the session read in a batch step of this duration.
     pub fn take_token(&mut self, token: u32, time: Duration) -> Outcome {
         let running = self.running.as_mut().ok_or_else(no_generation)?;
         running.time += time;
@@ -222,7 +222,7 @@ impl Inner {
         }
     }
 
-    /// Ends the generation: what was generated is the answer.
+    /// Ends the generation; the generated text becomes the answer.
     fn end(&mut self, finish: wl_finish) -> Outcome {
         let Some(running) = &mut self.running else {
             return Ok(());
@@ -236,7 +236,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Ends a generation that was left in the middle.
+    /// Ends a generation that was left unfinished.
     pub fn settle(&mut self) -> Outcome {
         if self.running.as_ref().is_some_and(|r| r.finish.is_none()) {
             self.end(wl_finish::WL_FINISH_CALLBACK)?;
@@ -245,18 +245,17 @@ impl Inner {
         Ok(())
     }
 
-    /// Generates to the end, and shows each piece.
+    /// Generates to the end, passing each piece to `on_text`.
     ///
     /// # Safety
-    /// The function can be called with `user`.
+    /// `on_text` can be called with `user`.
     pub unsafe fn generate(&mut self, on_text: wl_text_fn, user: *mut c_void) -> Outcome {
         while self.advance()? {
             let (Some(on_text), Some(running)) = (on_text, &self.running) else {
                 continue;
             };
             let (piece, length) = running.piece();
-            // SAFETY: the caller gives a function that can be called with `user`; the piece ends with a zero byte and stays
-            // during the call.
+            // SAFETY: the caller passes a function that can be called with `user`; the piece ends with a zero byte and outlives the call.
             if unsafe { on_text(piece, length, user) } != 0 {
                 self.end(wl_finish::WL_FINISH_CALLBACK)?;
             }
@@ -264,13 +263,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes how the generation ended, unless the place is NULL.
+    /// Writes the result of the generation, unless `result` is NULL.
     ///
     /// # Safety
-    /// There is such a struct at `result`, or it is NULL.
+    /// `result` points to such a struct or is NULL.
     pub unsafe fn report(&self, result: *mut wl_generate_result) -> Outcome {
         match &self.running {
-            // SAFETY: `write` checks the size that the struct says; the caller gives such a struct.
+            // SAFETY: `write` checks the size stored in the struct; the caller passes such a struct.
             Some(running) if !result.is_null() => unsafe {
                 params::write("wl_generate_result", result, running.result())
             },

@@ -1,5 +1,5 @@
-//! Handles: numbers that look like pointers. A number is given out once and never again, so a freed handle is known for
-//! ever, and numbers are odd, so that no address of anything with an alignment is one. Nothing is read at a handle.
+//! Handles: numbers that look like pointers. Each number is issued once, so a freed handle is always recognized. Numbers are odd, so they
+//! never equal the address of an aligned object. A handle is never dereferenced.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,14 +7,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::status::{Failure, Outcome, wl_status};
 
-/// The live handles of one kind. A tree rather than a hash table: an empty one holds no memory, so that a program that
-/// frees everything leaks nothing.
+/// The live handles of one kind. A tree rather than a hash table, because an empty tree holds no memory: a program that frees everything
+/// leaks nothing.
 pub(crate) struct Handles<T> {
     kind: &'static str,
     live: RwLock<BTreeMap<usize, Arc<T>>>,
 }
 
-/// Counts the handles of all kinds, so that one of another kind is found out too.
+/// Counts the handles of all kinds, so that a handle of another kind is detected too.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 impl<T> Handles<T> {
@@ -25,7 +25,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Gives `value` a handle.
+    /// Issues a handle for `value`.
     pub fn add<H>(&self, value: T) -> *mut H {
         let handle = 2 * COUNT.fetch_add(1, Ordering::Relaxed) + 1;
         let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
@@ -33,14 +33,14 @@ impl<T> Handles<T> {
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// The object of `handle`.
+    /// Returns the object of `handle`.
     pub fn get<H>(&self, handle: *const H) -> Outcome<Arc<T>> {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         let value = live.get(&handle.addr()).cloned();
         value.ok_or_else(|| self.unknown(handle.addr()))
     }
 
-    /// Takes `handle` out of use and returns what it stood for.
+    /// Removes `handle` and returns its object.
     pub fn remove<H>(&self, handle: *const H) -> Outcome<Arc<T>> {
         let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
         let value = live.remove(&handle.addr());

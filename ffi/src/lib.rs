@@ -1,16 +1,15 @@
-//! The C interface of waterline. Its manual is the header `waterline.h`, which is written from these comments.
+//! The C interface of waterline. The header `waterline.h`, generated from these comments, is its manual.
 //!
-//! Every exported function goes through `status::border`: a failure becomes a status and a sentence, and a panic never
-//! leaves the library. Handles are numbers in a table (`handles`), so that a wrong one is found out without reading
-//! memory at it. Pointers from C are turned into Rust values in one place (`pointers`).
+//! Every exported function runs inside `status::border`, which turns a failure into a status and a sentence and keeps panics inside the
+//! library. Handles are numbers in a table (`handles`), so a wrong handle is detected without reading memory through it. Pointers from C
+//! are converted to Rust values in one place (`pointers`).
 
-// The header speaks C, and so do the names that are in it.
+// The header's names follow C conventions, so the Rust items do too.
 #![allow(non_camel_case_types)]
-// Each function's comment, and the header's first comment for all of them, states the caller's
-// obligations.
+// Each function's comment, and the header's introduction for all of them, states the caller's obligations.
 #![allow(clippy::missing_safety_doc)]
 
-// In the order of the header. Empty lines between them, because rustfmt sorts adjacent modules.
+// Declared in the order of the header. Blank lines separate them, because rustfmt sorts adjacent modules.
 mod status;
 
 mod log;
@@ -48,16 +47,16 @@ mod pointers;
 
 use std::ffi::c_char;
 
-/// Counts changes of this interface that break programs built before. It is the number in the library's soname.
+/// The version of this interface. It increases with every change that breaks programs built earlier, and is part of the library's soname.
 pub const WL_ABI_VERSION: u32 = 1;
 
-/// WL_ABI_VERSION of the library, to compare with the header's.
+/// Returns the WL_ABI_VERSION that the library was built with, to compare with the header's.
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_abi_version() -> u32 {
     WL_ABI_VERSION
 }
 
-/// The library's version, such as "0.1.0".
+/// Returns the library's version, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,4 +1,4 @@
-//! Models: opening them, and what they are.
+//! Models: opening and describing them.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_void};
@@ -19,19 +19,19 @@ pub struct wl_model {
     _private: [u8; 0],
 }
 
-/// Where a model computes.
+/// The device that a model computes on.
 #[repr(C)]
 pub enum wl_device {
-    /// The first NVIDIA GPU, if there is one, NVRTC is installed, and the GPU's free memory is a quarter more than the weights;
-    /// the processor otherwise. wl_model_device says which, and why.
+    /// The first NVIDIA GPU, if there is one, NVRTC is installed, and its free memory is at least 1.25 times the size of the weights; the
+    /// CPU otherwise. wl_model_device returns the choice and its reason.
     WL_DEVICE_AUTO = 0,
-    /// The processor.
+    /// The CPU.
     WL_DEVICE_CPU = 1,
-    /// An NVIDIA GPU. A model's kernels are compiled when its first session is made, and kept on disk.
+    /// An NVIDIA GPU. A model's kernels are compiled when its first session is made, and cached on disk.
     WL_DEVICE_CUDA = 2,
 }
 
-/// How to open a model.
+/// Parameters for opening a model.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_model_params {
@@ -39,16 +39,16 @@ pub struct wl_model_params {
     pub size: u32,
     /// A wl_device; WL_DEVICE_AUTO by default.
     pub device: u32,
-    /// Which GPU, for WL_DEVICE_CUDA; 0, the first, by default.
+    /// The index of the GPU, for WL_DEVICE_CUDA; 0, the first, by default.
     pub gpu: u32,
-    /// 1 opens a model although its files hold tensors that the library does not use; it may be another model without them. 0 by
+    /// 1 opens the model even if its files hold tensors that the library does not use; without them it may compute something else. 0 by
     /// default.
     pub allow_unused: u32,
-    /// 1 copies the files into memory, so that they may be rewritten or shortened afterwards. 0, the default, maps them: a
-    /// mapped file that is shortened ends the process.
+    /// 1 copies the files into memory, so that they may be rewritten or truncated afterwards. 0, the default, maps them: truncating a
+    /// mapped file crashes the process.
     pub copy: u32,
-    /// 1 opens the block of the model that predicts the token after the next one (MTP), for `mtp` of wl_session_params; an error where
-    /// the file has none. 0 by default.
+    /// 1 loads the model's multi-token prediction (MTP) block, which predicts the token after the next one, for `mtp` of wl_session_params;
+    /// an error if the file has none. 0 by default.
     pub mtp: u32,
 }
 
@@ -64,9 +64,9 @@ pub struct wl_model_info {
     pub parameters: u64,
     /// Bytes of the weights, which are mapped from the file and shared by all sessions.
     pub weight_bytes: u64,
-    /// The token that the tokenizer puts before plain text, or -1.
+    /// The token that the tokenizer puts before plain text, or -1 without one.
     pub bos: i64,
-    /// The token that ends a document, or -1. A generation ends at others too, such as the end of a turn.
+    /// The token that ends a document, or -1 without one. A generation ends at other tokens too, such as the end of a turn.
     pub eos: i64,
     /// Whether the model has a tokenizer: 1 or 0.
     pub has_tokenizer: u32,
@@ -96,15 +96,15 @@ unsafe impl Tagged for wl_model_info {}
 pub(crate) struct OpenModel {
     pub model: Arc<Model>,
     pub weight_bytes: u64,
-    /// Where its sessions compute; none is the processor.
+    /// The device of its sessions; `None` for the CPU.
     pub device: Option<Arc<Device>>,
     info: wl_model_info,
     name: CString,
     spec: CString,
     notes: CString,
-    /// Where its sessions compute, as a sentence.
+    /// The device of its sessions, as a sentence.
     place: CString,
-    /// Threads by their number, while some session uses them.
+    /// Thread pools by number of threads, while a session uses them.
     pools: Mutex<HashMap<usize, Weak<Pool>>>,
 }
 
@@ -145,8 +145,8 @@ impl OpenModel {
         })
     }
 
-    /// The threads that sessions of this model with this number of threads share; none for one thread alone, which is
-    /// the caller's.
+    /// Returns the thread pool that sessions of this model with this number of threads share. With one thread, each session has a separate
+    /// pool, which runs on the caller's thread.
     pub fn pool(&self, threads: usize) -> Outcome<Arc<Pool>> {
         if threads == 1 {
             return Ok(Arc::new(Pool::new(1)?));
@@ -165,10 +165,10 @@ fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
-/// Opens a model with `checkpoint` and gives it a handle.
+/// Opens a model with `checkpoint` and issues a handle for it.
 ///
 /// # Safety
-/// As the exported functions that use it.
+/// Like the exported functions that call it.
 unsafe fn open(
     params: *const wl_model_params,
     model: *mut *mut wl_model,
@@ -176,7 +176,7 @@ unsafe fn open(
 ) -> wl_status {
     border(|| {
         place("the place for the model", model)?;
-        // SAFETY: the caller of the exported function says that it is such a struct or NULL.
+        // SAFETY: the caller of the exported function passes such a struct or NULL.
         let params = unsafe { params::read("wl_model_params", params) }?;
         let clock = Instant::now();
         let options = OpenOptions {
@@ -204,8 +204,7 @@ unsafe fn open(
     })
 }
 
-/// Opens the device for a model with this many bytes of weights; none is the processor. Also returns its
-/// description.
+/// Opens the device for a model with this many bytes of weights; `None` is the CPU. Also returns its description.
 fn choose_device(
     params: &wl_model_params,
     weight_bytes: u64,
@@ -250,12 +249,12 @@ pub unsafe extern "C" fn wl_model_params_init(
     params: *mut wl_model_params,
     size: usize,
 ) -> wl_status {
-    // SAFETY: the caller gives a struct of this size.
+    // SAFETY: the caller passes a struct of this size.
     border(|| unsafe { params::init("wl_model_params", params, size) })
 }
 
-/// Opens a GGUF file or a Hugging Face directory. Weights are mapped and read where they lie, so the file must not be
-/// changed in place while the model lives. `params` may be NULL. Free the model with wl_model_free.
+/// Opens a GGUF file or a Hugging Face directory. Weights are mapped and used in place, so the file must not be changed while the model
+/// lives. `params` may be NULL. Free the model with wl_model_free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_open(
     path: *const c_char,
@@ -263,17 +262,17 @@ pub unsafe extern "C" fn wl_model_open(
     model: *mut *mut wl_model,
 ) -> wl_status {
     let checkpoint = |options: &_| {
-        // SAFETY: the caller gives a path that ends at a zero byte.
+        // SAFETY: the caller passes a zero-terminated path.
         Ok(Checkpoint::open_with(
             unsafe { self::path(path) }?,
             options,
         )?)
     };
-    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
+    // SAFETY: `open` checks both pointers; the caller passes such a struct or NULL, and a destination for the model.
     unsafe { open(params, model, checkpoint) }
 }
 
-/// Opens a GGUF file that lies in memory. The bytes are copied and may be freed afterwards. `params` may be NULL.
+/// Opens a GGUF file held in memory. The bytes are copied and may be freed afterwards. `params` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_from_memory(
     bytes: *const c_void,
@@ -290,18 +289,17 @@ pub unsafe extern "C" fn wl_model_from_memory(
             options,
         )?)
     };
-    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
+    // SAFETY: `open` checks both pointers; the caller passes such a struct or NULL, and a destination for the model.
     unsafe { open(params, model, checkpoint) }
 }
 
-/// Opens the model that is part of the library. `params` may be NULL. WL_ERROR_UNSUPPORTED if the library was built
-/// without it.
+/// Opens the model that is built into the library. `params` may be NULL. Returns WL_ERROR_UNSUPPORTED if the library was built without it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_builtin(
     params: *const wl_model_params,
     model: *mut *mut wl_model,
 ) -> wl_status {
-    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
+    // SAFETY: `open` checks both pointers; the caller passes such a struct or NULL, and a destination for the model.
     unsafe { open(params, model, builtin) }
 }
 
@@ -328,8 +326,8 @@ fn builtin(_: &OpenOptions) -> Outcome<Checkpoint> {
     ))
 }
 
-/// Frees a model; NULL is nothing to free. Its sessions go on: the memory is given back with the last of them. Pointers
-/// that were got from the model end with the call.
+/// Frees a model; NULL does nothing. Its sessions remain usable, and its memory is released with the last of them. Pointers obtained from
+/// the model become invalid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_free(model: *mut wl_model) -> wl_status {
     border(|| {
@@ -348,12 +346,12 @@ pub unsafe extern "C" fn wl_model_get_info(
 ) -> wl_status {
     border(|| {
         let model = MODELS.get(model)?;
-        // SAFETY: the caller gives a struct of the size that it says.
+        // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_model_info", info, model.info) }
     })
 }
 
-/// Gives the model's name. It is valid until the model is freed.
+/// Stores a pointer to the model's name, valid until the model is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_name(
     model: *const wl_model,
@@ -368,8 +366,8 @@ pub unsafe extern "C" fn wl_model_name(
     })
 }
 
-/// Says where sessions of the model compute: a GPU's name, or "CPU", followed by the reason in parentheses if that was left
-/// to the library. It is valid until the model is freed.
+/// Stores the name of the device that sessions of the model compute on: a GPU's name, or "CPU", followed by the reason in parentheses if
+/// the library chose it. It is valid until the model is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_device(
     model: *const wl_model,
@@ -384,8 +382,8 @@ pub unsafe extern "C" fn wl_model_device(
     })
 }
 
-/// Gives the model's description as JSON: its dimensions, and for every layer its mixer with its hyperparameters. It is valid
-/// until the model is freed.
+/// Stores the model's description as JSON: its dimensions, and the mixer of every layer with its hyperparameters. It is valid until the
+/// model is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_spec_json(
     model: *const wl_model,
@@ -400,8 +398,8 @@ pub unsafe extern "C" fn wl_model_spec_json(
     })
 }
 
-/// Gives what a person should know of the model's files, a sentence a line: keys that nothing reads, ids without a token. It
-/// is valid until the model is freed.
+/// Stores remarks about the model's files that a user should see, one sentence per line: unused keys, ids without a token. They are valid
+/// until the model is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_notes(
     model: *const wl_model,

@@ -1,4 +1,4 @@
-//! Sessions of handles: each is used by one call at a time.
+//! The sessions of handles: each is used by one call at a time.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
@@ -16,27 +16,27 @@ use crate::status::{Failure, Outcome, border, wl_status};
 /// The object of a session's handle.
 pub(crate) struct OpenSession {
     pub canceller: Canceller,
-    /// Locked by the one call at a time that uses it.
+    /// Locked by the one call that uses the session.
     inner: Mutex<Inner>,
 }
 
-/// A session with what is going on in it.
+/// A session with the conversation and generation that run on it.
 pub(crate) struct Inner {
     pub session: Session,
     pub chat: Option<Chat>,
-    /// The form of answers, as each begins with it.
+    /// The constraint on answers, in its initial state.
     pub form: Option<Constraint>,
     pub running: Option<Running>,
-    /// How messages that wait for their answer were read, and how long that took.
+    /// The result of reading the messages that await an answer, and the time it took.
     pub prompt: Option<(HistoryRead, Duration)>,
     pub progress: Option<Progress>,
-    /// Target of the pointer from wl_session_get_sampler.
+    /// The memory that wl_session_get_sampler's pointer refers to.
     pub bias: Vec<wl_logit_bias>,
 }
 
 pub(crate) static SESSIONS: Handles<OpenSession> = Handles::new("session");
 
-/// Gives a session a handle.
+/// Issues a handle for a session.
 pub(crate) fn add(
     session: Session,
     chat: Option<Chat>,
@@ -68,7 +68,7 @@ pub(crate) fn add(
     })
 }
 
-/// Runs `body` on a session that no other call uses.
+/// Runs `body` on a session that no other call is using.
 pub(crate) fn with(
     session: *const wl_session,
     body: impl FnOnce(&mut Inner) -> Outcome,
@@ -80,7 +80,7 @@ pub(crate) fn with(
     })
 }
 
-/// A session that no other call uses.
+/// Locks a session; fails if another call is using it.
 pub(crate) fn lock(session: &OpenSession) -> Outcome<MutexGuard<'_, Inner>> {
     session.inner.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => Failure::new(
@@ -94,15 +94,15 @@ pub(crate) fn lock(session: &OpenSession) -> Outcome<MutexGuard<'_, Inner>> {
     })
 }
 
-/// As [`with`], after a generation that was left in the middle has been brought to its end. A cancellation that came
-/// before is forgotten: it was meant for another call.
+/// Like [`with`], but first ends a generation that was left unfinished. An earlier cancellation is discarded: it was meant for another
+/// call.
 pub(crate) fn with_settled(
     session: *const wl_session,
     body: impl FnOnce(&mut Inner) -> Outcome,
 ) -> wl_status {
     with(session, |inner| {
         inner.session.canceller().clear();
-        // wl_session_free takes the handle away before it cancels, so one that was just forgotten is found out here.
+        // wl_session_free removes the handle before it cancels, so if the cancellation discarded above was its own, this lookup fails.
         SESSIONS.get(session)?;
         inner.settle()?;
         body(inner)

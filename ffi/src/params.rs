@@ -1,19 +1,19 @@
-//! Structs that begin with their size, so that old programs and new libraries, and the other way round, understand each
-//! other: a field that one side lacks has its default, or is zero.
+//! Structs that begin with their size, so that old programs work with new libraries and the other way round: a field that one side lacks
+//! has its default, or is zero.
 
 use crate::pointers::place;
 use crate::status::{Failure, Outcome};
 
-/// A struct that C passes in or has filled.
+/// A struct that C passes in, or passes to be filled.
 ///
 /// # Safety
-/// It is `repr(C)`, begins with a `u32` for its size, and any bytes are a value of it.
+/// The struct is `repr(C)` and begins with a `u32` for its size, and any bytes are a valid value of it.
 pub(crate) unsafe trait Tagged: Copy + Default {}
 
-/// Largest size that is believed.
+/// The largest size that is accepted.
 const LARGEST: usize = 1 << 12;
 
-/// The size that a struct of C says it has.
+/// Returns the size stored in a struct from C.
 ///
 /// # Safety
 /// `from` points to a `u32`.
@@ -30,18 +30,18 @@ unsafe fn size_of_theirs<T: Tagged>(what: &str, from: *const T) -> Outcome<usize
     Ok(size)
 }
 
-/// The parameters at `from`, or defaults if it is NULL.
+/// Reads the parameters at `from`, or returns the defaults if it is NULL.
 ///
 /// # Safety
-/// What is there is a struct as long as it says.
+/// `from` is NULL or points to a struct of the size stored in it.
 pub(crate) unsafe fn read<T: Tagged>(what: &str, from: *const T) -> Outcome<T> {
     let mut params = T::default();
     if from.is_null() {
         return Ok(params);
     }
-    // SAFETY: it checks NULL and alignment; the caller gives a struct that begins with its size.
+    // SAFETY: `size_of_theirs` checks NULL and alignment; the caller passes a struct that begins with its size.
     let size = unsafe { size_of_theirs(what, from) }?;
-    // SAFETY: the struct is so long, and bytes have no alignment.
+    // SAFETY: the caller promises that the struct has `size` bytes, and bytes need no alignment.
     let theirs = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) };
     let (known, unknown) = theirs.split_at(size.min(size_of::<T>()));
     if unknown.iter().any(|&byte| byte != 0) {
@@ -50,36 +50,36 @@ pub(crate) unsafe fn read<T: Tagged>(what: &str, from: *const T) -> Outcome<T> {
         )));
     }
     let to = (&raw mut params).cast::<u8>();
-    // SAFETY: no longer than the struct, of which any bytes are a value.
+    // SAFETY: `known` is no longer than the struct, and any bytes are a valid value of the struct.
     unsafe { to.copy_from_nonoverlapping(known.as_ptr(), known.len()) };
     Ok(params)
 }
 
-/// Checks a struct that is to be filled later; NULL is none.
+/// Checks a struct that is filled later; NULL means that no result is requested.
 ///
 /// # Safety
-/// As [`read`].
+/// Like [`read`].
 pub(crate) unsafe fn check<T: Tagged>(what: &str, to: *const T) -> Outcome {
     if !to.is_null() {
-        // SAFETY: it checks NULL and alignment; the caller gives a struct that begins with its size.
+        // SAFETY: `size_of_theirs` checks NULL and alignment; the caller passes a struct that begins with its size.
         unsafe { size_of_theirs(what, to) }?;
     }
     Ok(())
 }
 
-/// Writes `value` to a struct that says its size.
+/// Writes `value` to a struct, up to the size stored in it.
 ///
 /// # Safety
-/// As [`read`].
+/// Like [`read`].
 pub(crate) unsafe fn write<T: Tagged>(what: &str, to: *mut T, value: T) -> Outcome {
-    // SAFETY: it checks NULL and alignment; the caller gives a struct that begins with its size.
+    // SAFETY: `size_of_theirs` checks NULL and alignment; the caller passes a struct that begins with its size.
     let size = unsafe { size_of_theirs(what, to) }?;
-    // SAFETY: the struct is so long.
+    // SAFETY: the caller promises that the struct has `size` bytes.
     unsafe { write_sized(to, value, size) };
     Ok(())
 }
 
-/// Writes defaults to a struct of `size` bytes, and its size.
+/// Writes the defaults and the size to a struct of `size` bytes.
 ///
 /// # Safety
 /// `to` is valid for `size` bytes.
@@ -90,16 +90,16 @@ pub(crate) unsafe fn init<T: Tagged>(what: &str, to: *mut T, size: usize) -> Out
             "{what}: no struct has {size} bytes"
         )));
     }
-    // SAFETY: `place` has checked NULL and alignment; the caller gives `size` bytes.
+    // SAFETY: `place` has checked NULL and alignment; the caller provides `size` bytes.
     unsafe { write_sized(to, T::default(), size) };
     Ok(())
 }
 
 /// # Safety
-/// There are `size` bytes at `to`, four at least, aligned for `T`.
+/// `to` is aligned for `T` and valid for `size` bytes, at least four.
 unsafe fn write_sized<T: Tagged>(to: *mut T, value: T, size: usize) {
     let known = size.min(size_of::<T>());
-    // SAFETY: within `size` bytes, and C's memory is apart from Rust's.
+    // SAFETY: within `size` bytes, and C's memory does not overlap Rust's.
     unsafe {
         let bytes = to.cast::<u8>();
         bytes.write_bytes(0, size);

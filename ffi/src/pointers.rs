@@ -1,11 +1,11 @@
-//! Pointers from C as Rust values, and results to C. What can be checked without reading memory is.
+//! Converts pointers from C to Rust values, and results to C. Everything that can be checked without reading memory is checked.
 
 use std::ffi::{CStr, c_char};
 use std::path::Path;
 
 use crate::status::{Failure, Outcome, wl_status};
 
-/// As a length of text: up to the zero byte. The header says so as well.
+/// The length that marks a zero-terminated text, as in the header.
 const ZERO_TERMINATED: usize = usize::MAX;
 
 fn check<T>(what: &str, pointer: *const T, length: usize) -> Outcome {
@@ -24,10 +24,10 @@ fn check<T>(what: &str, pointer: *const T, length: usize) -> Outcome {
     Ok(())
 }
 
-/// `length` values at `pointer`, which may be NULL if there are none.
+/// Returns `length` values at `pointer`, which may be NULL if `length` is 0.
 ///
 /// # Safety
-/// There are `length` of them, and they do not change while the slice is used.
+/// `pointer` points to `length` values, which do not change while the slice is used.
 pub(crate) unsafe fn slice<'a, T>(
     what: &str,
     pointer: *const T,
@@ -41,10 +41,10 @@ pub(crate) unsafe fn slice<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
 }
 
-/// Text of `length` bytes, or up to the zero byte.
+/// Returns the text of `length` bytes, or up to its zero byte.
 ///
 /// # Safety
-/// As [`slice`]; a text up to the zero byte has one.
+/// Like [`slice`]; a zero-terminated text has a zero byte.
 pub(crate) unsafe fn text<'a>(
     what: &str,
     pointer: *const c_char,
@@ -55,7 +55,7 @@ pub(crate) unsafe fn text<'a>(
         // SAFETY: not NULL, and the caller promises a zero byte.
         unsafe { CStr::from_ptr(pointer) }.to_bytes()
     } else {
-        // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
+        // SAFETY: `slice` checks NULL, alignment and length; the caller passes `length` bytes.
         unsafe { slice(what, pointer.cast::<u8>(), length) }?
     };
     std::str::from_utf8(bytes).map_err(|error| {
@@ -66,10 +66,10 @@ pub(crate) unsafe fn text<'a>(
     })
 }
 
-/// A path that ends at its zero byte. On Unix any bytes are a path.
+/// Returns a zero-terminated path. On Unix any bytes form a path.
 ///
 /// # Safety
-/// There is a zero byte.
+/// `pointer` points to zero-terminated bytes.
 pub(crate) unsafe fn path<'a>(pointer: *const c_char) -> Outcome<&'a Path> {
     check("path", pointer, 0)?;
     #[cfg(unix)]
@@ -81,28 +81,28 @@ pub(crate) unsafe fn path<'a>(pointer: *const c_char) -> Outcome<&'a Path> {
     }
     #[cfg(not(unix))]
     {
-        // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
+        // SAFETY: `text` checks NULL and UTF-8; the caller promises a zero byte.
         Ok(Path::new(unsafe {
             text("path", pointer, ZERO_TERMINATED)
         }?))
     }
 }
 
-/// Checks the place for a result, before there is one.
+/// Checks the destination of a result before the result is computed.
 pub(crate) fn place<T>(what: &str, to: *mut T) -> Outcome {
     check(what, to, 1)
 }
 
-/// Writes a result to a place that [`place`] has checked.
+/// Writes a result to a destination that [`place`] has checked.
 ///
 /// # Safety
-/// There is room for one value.
+/// `to` has room for one value.
 pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
-    // SAFETY: checked, and the caller promises the room. The old value is not Rust's to drop.
+    // SAFETY: `to` is checked, and the caller promises the room. The old value is C's, so it is not dropped.
     unsafe { to.write(value) }
 }
 
-/// Checks a place that may be NULL for no result, before there is one.
+/// Checks the destination of an optional result, which may be NULL, before the result is computed.
 pub(crate) fn place_if_wanted<T>(what: &str, to: *mut T) -> Outcome {
     if to.is_null() {
         Ok(())
@@ -111,24 +111,24 @@ pub(crate) fn place_if_wanted<T>(what: &str, to: *mut T) -> Outcome {
     }
 }
 
-/// Writes a result to a place that may be NULL for no result.
+/// Writes an optional result unless its destination is NULL.
 ///
 /// # Safety
-/// There is room for one value.
+/// `to` has room for one value or is NULL.
 pub(crate) unsafe fn put_if_wanted<T>(what: &str, to: *mut T, value: T) -> Outcome {
     if !to.is_null() {
         place(what, to)?;
-        // SAFETY: `place` has checked NULL and alignment; the caller gives room for one value.
+        // SAFETY: `place` has checked NULL and alignment; the caller provides room for one value.
         unsafe { put(to, value) };
     }
     Ok(())
 }
 
-/// Writes `values` and how many they are. If `to` is NULL and `room` 0, only how many. `zero`, if there is one, follows
-/// the values without being counted in them, but needs room too.
+/// Writes `values` to `to` and their number to `count`; with `to` NULL and `room` 0, only the number. `zero`, if given, is written after
+/// the values; it needs room but is not counted.
 ///
 /// # Safety
-/// There is room for `room` values at `to`, and for one at `count`.
+/// `to` has room for `room` values, and `count` for one.
 pub(crate) unsafe fn fill<T: Copy>(
     values: &[T],
     zero: Option<T>,
@@ -137,7 +137,7 @@ pub(crate) unsafe fn fill<T: Copy>(
     count: *mut usize,
 ) -> Outcome {
     place("the place for the length", count)?;
-    // SAFETY: `place` has checked NULL and alignment; the caller gives room for one number.
+    // SAFETY: `place` has checked NULL and alignment; the caller provides room for one number.
     unsafe { put(count, values.len()) };
     if to.is_null() && room == 0 {
         return Ok(());
@@ -148,10 +148,10 @@ pub(crate) unsafe fn fill<T: Copy>(
         let sentence = format!("the result needs room for {needed}, there is room for {room}");
         return Err(Failure::new(wl_status::WL_ERROR_ROOM, sentence));
     }
-    // SAFETY: it fits, and C's memory is apart from Rust's.
+    // SAFETY: the values fit, and C's memory does not overlap Rust's.
     unsafe { to.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     if let Some(zero) = zero {
-        // SAFETY: it fits.
+        // SAFETY: `needed` includes the zero value, so it fits.
         unsafe { to.add(values.len()).write(zero) };
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Reading a prompt, with its progress shown to the caller.
+//! Reads prompts and reports the progress to the caller.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,23 +8,23 @@ use crate::open_session::with;
 use crate::session::wl_session;
 use crate::status::wl_status;
 
-/// Hears how far the reading of a prompt has come, after every `chunk` tokens: `read` of `total`. Returns 0 to go on,
-/// anything else to cancel the call. It is called on the caller's thread; other calls on the session return
-/// WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
+/// Called after every `chunk` tokens of a prompt with the progress: `read` of `total` tokens. Returns 0 to continue, anything else to
+/// cancel the call. It runs on the caller's thread; other calls on the session return WL_ERROR_BUSY. It must return normally: no
+/// exceptions, no longjmp.
 pub type wl_progress_fn =
     Option<unsafe extern "C" fn(read: u64, total: u64, user: *mut c_void) -> c_int>;
 
-/// A function of C with what it is called with.
+/// A C progress callback and its `user` pointer.
 #[derive(Clone, Copy)]
 pub(crate) struct Progress {
     function: unsafe extern "C" fn(u64, u64, *mut c_void) -> c_int,
     user: *mut c_void,
 }
 
-// SAFETY: `user` is not read here, only given back; wl_session_set_progress says on which thread.
+// SAFETY: `user` is never dereferenced here, only passed back, on the thread that wl_session_set_progress documents.
 unsafe impl Send for Progress {}
 
-/// Reads tokens and shows the progress. A progress function that returns false cancels, after the last chunk too.
+/// Reads tokens and reports the progress. A nonzero result of the callback cancels, after the last chunk too.
 pub(crate) fn feed(
     session: &mut Session,
     tokens: &[u32],
@@ -50,14 +50,14 @@ pub(crate) fn feed(
     Ok(())
 }
 
-/// Shows how far a history is read, and cancels where the function says so.
+/// Reports the progress of reading a history, and cancels it if the callback requests that.
 pub(crate) struct Hearing {
     progress: Option<Progress>,
     canceller: Canceller,
 }
 
 impl Hearing {
-    /// For a call on `session`.
+    /// Returns a reporter for a call on `session`.
     pub fn new(session: &Session, progress: Option<Progress>) -> Self {
         Hearing {
             progress,
@@ -65,7 +65,7 @@ impl Hearing {
         }
     }
 
-    /// Passes on how many tokens are read.
+    /// Reports that `read` of `of` tokens are read.
     pub fn hear(&mut self, read: usize, of: usize) {
         if let Some(progress) = self.progress {
             // SAFETY: wl_session_set_progress was given a function that can be called with `user`.
@@ -76,8 +76,8 @@ impl Hearing {
     }
 }
 
-/// Calls `function` with `user` while wl_feed, wl_session_read_history, wl_chat_say, wl_chat_start and the
-/// functions that set messages read, on the thread that calls them; NULL ends it. Forks of the session have none.
+/// Calls `function` with `user` while wl_feed, wl_session_read_history, wl_chat_say, wl_chat_start and the functions that set messages
+/// read, on the calling thread; NULL removes the callback. Forks of the session do not inherit it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_set_progress(
     session: *mut wl_session,

@@ -1,4 +1,4 @@
-//! How tokens are chosen.
+//! Sampling parameters.
 
 use waterline::SamplerParams;
 
@@ -6,51 +6,51 @@ use crate::params::{self, Tagged};
 use crate::pointers::slice;
 use crate::status::{Outcome, border, wl_status};
 
-/// A number that is added to a token's logit.
+/// A number added to a token's logit.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_logit_bias {
     /// The token.
     pub token: u32,
-    /// Added to the logit, a finite number: -1e9 forbids the token.
+    /// The number added to the logit; it must be finite. -1e9 forbids the token.
     pub bias: f32,
 }
 
-/// How tokens are chosen. The steps, in this order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
+/// Sampling parameters. The steps, in this order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_sampler_params {
     /// sizeof(wl_sampler_params).
     pub size: u32,
-    /// Keep this many tokens; 0 keeps all. 40 by default.
+    /// The number of most probable tokens to keep; 0 keeps all. 40 by default.
     pub top_k: u32,
-    /// Seed of the random numbers. A new one each time by default, as in the program `waterline`: the same seed gives
-    /// the same text again. wl_session_get_sampler reads it back.
+    /// The seed of the random numbers; the same seed gives the same text again. By default each initialization draws a new seed, as in the
+    /// program `waterline`. wl_session_get_sampler reads the seed back.
     pub seed: u64,
-    /// Divides the logits; 0 always takes the most probable token. 0.7 by default.
+    /// The divisor of the logits; 0 always chooses the most probable token. 0.7 by default.
     pub temperature: f32,
     /// Keep the most probable tokens up to this sum of probabilities; 1 keeps all. 0.95 by default.
     pub top_p: f32,
     /// Keep tokens at least this many times as probable as the first; 0 keeps all. 0.05 by default.
     pub min_p: f32,
-    /// Factor against tokens seen in the window; 1, the default, is off, more discourages.
+    /// The penalty factor for tokens in the window; 1, the default, disables it, and larger values discourage repetition.
     pub repetition_penalty: f32,
-    /// Subtracted per occurrence in the window; 0, the default, is off.
+    /// Subtracted per occurrence in the window; 0, the default, disables it.
     pub frequency_penalty: f32,
-    /// Subtracted once if the token occurs in the window; 0, the default, is off.
+    /// Subtracted once if the token occurs in the window; 0, the default, disables it.
     pub presence_penalty: f32,
-    /// How many of the last tokens the three penalties count; 64 by default.
+    /// The number of last tokens that the three penalties cover; 64 by default.
     pub penalty_window: u32,
-    /// 0.
+    /// Reserved; set to 0.
     pub reserved: u32,
-    /// Logit biases, `bias_count` of them; they are copied. NULL by default.
+    /// The `bias_count` logit biases; they are copied. NULL by default.
     pub bias: *const wl_logit_bias,
     /// The number of logit biases; 0 by default.
     pub bias_count: usize,
 }
 
 impl wl_sampler_params {
-    /// The parameters as C has them, with the biases that they are to point to.
+    /// Returns the parameters in C's layout, and the biases that they will point to.
     pub(crate) fn new(params: &SamplerParams) -> (Self, Vec<wl_logit_bias>) {
         let bias = params.logit_bias.iter();
         let bias = bias.map(|&(token, bias)| wl_logit_bias { token, bias });
@@ -79,17 +79,17 @@ impl Default for wl_sampler_params {
     }
 }
 
-// SAFETY: numbers and a pointer that is checked when it is used, the size first.
+// SAFETY: the struct holds numbers and a pointer that is checked before use, and its size comes first.
 unsafe impl Tagged for wl_sampler_params {}
 
-/// The library's parameters from those at `from`, or defaults if it is NULL.
+/// Converts the struct at `from` to the library's parameters, or returns the defaults if it is NULL.
 ///
 /// # Safety
-/// What is there is such a struct, with as many biases as it says.
+/// `from` points to such a struct with `bias_count` biases, or is NULL.
 pub(crate) unsafe fn sampler_params(from: *const wl_sampler_params) -> Outcome<SamplerParams> {
-    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
+    // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_sampler_params", from) }?;
-    // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
+    // SAFETY: `slice` checks NULL, alignment and length; the caller passes `bias_count` biases.
     let bias = unsafe { slice("wl_sampler_params.bias", params.bias, params.bias_count) }?;
     let mut found = SamplerParams::default();
     found.temperature = params.temperature;
@@ -112,6 +112,6 @@ pub unsafe extern "C" fn wl_sampler_params_init(
     params: *mut wl_sampler_params,
     size: usize,
 ) -> wl_status {
-    // SAFETY: the caller gives a struct of this size.
+    // SAFETY: the caller passes a struct of this size.
     border(|| unsafe { params::init("wl_sampler_params", params, size) })
 }

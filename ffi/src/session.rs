@@ -1,4 +1,4 @@
-//! Sessions: reading tokens and choosing the next.
+//! Sessions: reading tokens and choosing the next one.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::sampling::{sampler_params, wl_sampler_params};
 use crate::session_params::{session_options, wl_session_params};
 use crate::status::{Failure, Outcome, border, wl_status};
 
-/// One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
+/// One conversation or text, with the state of the model that has read it. All its memory is allocated when it is made.
 pub struct wl_session {
     _private: [u8; 0],
 }
@@ -25,13 +25,13 @@ pub struct wl_session {
 pub struct wl_plan {
     /// sizeof(wl_plan).
     pub size: u32,
-    /// Threads that compute.
+    /// The number of threads that compute.
     pub threads: u32,
     /// The weights, which are mapped from the file and shared by all sessions.
     pub weight_bytes: u64,
     /// The session's state.
     pub state_bytes: u64,
-    /// The session's working memory on the processor, and its marks. What a GPU needs besides, wl_session_get_info says.
+    /// The session's working memory on the CPU, and its marks. wl_session_get_info includes the working memory on a GPU.
     pub work_bytes: u64,
 }
 
@@ -41,17 +41,17 @@ pub struct wl_plan {
 pub struct wl_session_info {
     /// sizeof(wl_session_info).
     pub size: u32,
-    /// Threads that compute.
+    /// The number of threads that compute.
     pub threads: u32,
-    /// Tokens read so far.
+    /// The number of tokens read so far.
     pub position: u64,
     /// Bytes of the state.
     pub state_bytes: u64,
     /// Bytes of working memory and marks.
     pub work_bytes: u64,
-    /// Tokens that were drafted since the session was made.
+    /// The number of tokens drafted since the session was made.
     pub drafted: u64,
-    /// Those of them that were right.
+    /// The number of drafted tokens that were accepted.
     pub accepted: u64,
 }
 
@@ -60,7 +60,7 @@ unsafe impl Tagged for wl_plan {}
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_session_info {}
 
-/// Checks the logits that a model has computed: those that a token can be chosen by are accepted.
+/// Checks that a token can be chosen by the logits that the model has computed.
 fn check_logits(session: &Session) -> Outcome {
     session.check_logits().map_err(|error| {
         Failure::new(
@@ -81,8 +81,8 @@ fn plan_of(model: &OpenModel, options: &SessionOptions) -> Outcome<wl_plan> {
     })
 }
 
-/// Fills `plan`, whose size the caller has set, with the memory that the model in a file and a session on it would
-/// need. Nothing but the file's header and its small tensors is read, and nothing stays open. `params` may be NULL.
+/// Fills `plan`, whose size the caller has set, with the memory that the model in a file and a session on it would need. Only the file's
+/// header and small tensors are read, and the file is closed again. `params` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_plan_file(
     path: *const std::ffi::c_char,
@@ -90,9 +90,9 @@ pub unsafe extern "C" fn wl_plan_file(
     plan: *mut wl_plan,
 ) -> wl_status {
     border(|| {
-        // SAFETY: the caller gives such a struct or NULL.
+        // SAFETY: the caller passes such a struct or NULL.
         let options = unsafe { session_options(params) }?;
-        // SAFETY: the caller gives a path that ends at a zero byte.
+        // SAFETY: the caller passes a zero-terminated path.
         let path = unsafe { self::path(path) }?;
         let on_cpu = wl_model_params {
             device: wl_device::WL_DEVICE_CPU as u32,
@@ -103,12 +103,12 @@ pub unsafe extern "C" fn wl_plan_file(
             ..OpenOptions::default()
         };
         let model = OpenModel::new(Checkpoint::open_with(path, &open)?, &on_cpu)?;
-        // SAFETY: the caller gives a struct of the size that it says.
+        // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })
 }
 
-/// As wl_plan_file, for an open model.
+/// Like wl_plan_file, for an open model.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_plan_model(
     model: *const wl_model,
@@ -117,15 +117,15 @@ pub unsafe extern "C" fn wl_plan_model(
 ) -> wl_status {
     border(|| {
         let model = MODELS.get(model)?;
-        // SAFETY: the caller gives such a struct or NULL.
+        // SAFETY: the caller passes such a struct or NULL.
         let options = unsafe { session_options(params) }?;
-        // SAFETY: the caller gives a struct of the size that it says.
+        // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })
 }
 
-/// Makes a session on `model`. `params` may be NULL. Free it with wl_session_free. The session keeps what it needs of
-/// the model.
+/// Makes a session on `model`. `params` may be NULL. Free it with wl_session_free. The session keeps the parts of the model that it needs
+/// alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_new(
     model: *const wl_model,
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn wl_session_new(
     border(|| {
         let model = MODELS.get(model)?;
         place("the place for the session", session)?;
-        // SAFETY: the caller gives such a struct or NULL.
+        // SAFETY: the caller passes such a struct or NULL.
         let mut options = unsafe { session_options(params) }?;
         options.pool = Some(model.pool(options.threads)?);
         options.device.clone_from(&model.device);
@@ -146,8 +146,8 @@ pub unsafe extern "C" fn wl_session_new(
     })
 }
 
-/// Frees a session; NULL is nothing to free. May be called at any time from any thread: a call that is using the
-/// session is cancelled, and the memory is given back when it returns.
+/// Frees a session; NULL does nothing. May be called at any time from any thread: a call that is using the session is cancelled, and the
+/// memory is released when that call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_free(session: *mut wl_session) -> wl_status {
     border(|| {
@@ -158,8 +158,7 @@ pub unsafe extern "C" fn wl_session_free(session: *mut wl_session) -> wl_status 
     })
 }
 
-/// Makes a second session in the same state, conversation included, that goes its own way from now on. Free it with
-/// wl_session_free.
+/// Makes a second session in the same state, conversation included, independent of the first from then on. Free it with wl_session_free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_fork(
     session: *mut wl_session,
@@ -174,7 +173,7 @@ pub unsafe extern "C" fn wl_session_fork(
     })
 }
 
-/// Forgets everything that was read or said. Sampling parameters stay; random numbers begin again at the seed.
+/// Forgets everything that was read or said. Sampling parameters are kept; random numbers restart from the seed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_reset(session: *mut wl_session) -> wl_status {
     with(session, |inner| {
@@ -202,34 +201,34 @@ pub unsafe extern "C" fn wl_session_get_info(
             drafted,
             accepted,
         };
-        // SAFETY: the caller gives a struct of the size that it says.
+        // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_session_info", info, value) }
     })
 }
 
-/// Changes how tokens are chosen; NULL means the defaults. A new seed restarts the random numbers.
+/// Changes the sampling parameters; NULL means the defaults. A new seed restarts the random numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_set_sampler(
     session: *mut wl_session,
     params: *const wl_sampler_params,
 ) -> wl_status {
     with(session, |inner| {
-        // SAFETY: the caller gives such a struct or NULL.
+        // SAFETY: the caller passes such a struct or NULL.
         Ok(inner
             .session
             .set_sampler(unsafe { sampler_params(params) }?)?)
     })
 }
 
-/// Fills `params`, whose size the caller has set, with how tokens are chosen, the seed that was drawn included. The
-/// logit biases belong to the session: they are valid until the next call of this function or wl_session_free.
+/// Fills `params`, whose size the caller has set, with the sampling parameters, including the seed that was drawn. The logit biases belong
+/// to the session: they are valid until the next call of this function or wl_session_free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_get_sampler(
     session: *mut wl_session,
     params: *mut wl_sampler_params,
 ) -> wl_status {
     with(session, |inner| {
-        // SAFETY: the caller gives a struct of the size that it says, or NULL, which `check` lets pass and `write` refuses.
+        // SAFETY: the caller passes a struct of the size stored in it, or NULL, which `check` accepts and `write` rejects.
         unsafe { params::check("wl_sampler_params", params) }?;
         let (found, bias) = wl_sampler_params::new(inner.session.sampler());
         inner.bias = bias;
@@ -238,14 +237,14 @@ pub unsafe extern "C" fn wl_session_get_sampler(
             bias_count: inner.bias.len(),
             ..found
         };
-        // SAFETY: the caller gives a struct of the size that it says.
+        // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_sampler_params", params, found) }
     })
 }
 
-/// Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
-/// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read, but for WL_ERROR_MODEL: the
-/// tokens were read, and no token can be chosen by the logits after them.
+/// Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_OK and WL_CANCELLED the number of tokens read is
+/// written to `fed`, which may be NULL. On other errors nothing was read, except WL_ERROR_MODEL: the tokens were read, but no token can be
+/// chosen by the logits after them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_feed(
     session: *mut wl_session,
@@ -263,16 +262,16 @@ pub unsafe extern "C" fn wl_feed(
             Err(waterline::Error::Cancelled { fed }) => fed,
             Err(_) => 0,
         };
-        // SAFETY: the caller gives a place or NULL.
+        // SAFETY: the caller passes a destination or NULL.
         unsafe { put_if_wanted("the place for the number of tokens", fed, read) }?;
         outcome?;
         check_logits(&inner.session)
     })
 }
 
-/// The session becomes one that has read `count` tokens and nothing else: it goes on from its own state, a mark or a checkpoint of its
-/// store, whichever has read most of them, and reads the rest. Afterwards wl_logits gives the logits after the last one. How many
-/// tokens were not read again is written to `reused`, which may be NULL. On WL_CANCELLED the session has read some first tokens.
+/// Makes the session one that has read `count` tokens and nothing else. It continues from its state, a mark or a checkpoint of its store,
+/// whichever covers the most of them, and reads the rest. Afterwards wl_logits gives the logits after the last token. The number of tokens
+/// that were not read again is written to `reused`, which may be NULL. On WL_CANCELLED the session has read only the first of the tokens.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_read_history(
     session: *mut wl_session,
@@ -289,22 +288,23 @@ pub unsafe extern "C" fn wl_session_read_history(
             .session
             .read_history_with(tokens, &[], |read, of| hearing.hear(read, of))?;
         inner.chat = None;
-        // SAFETY: the caller gives a place or NULL.
+        // SAFETY: the caller passes a destination or NULL.
         unsafe { put_if_wanted("the place for the number of tokens", reused, read.reused) }?;
         check_logits(&inner.session)
     })
 }
 
-/// Takes a checkpoint of this state, if the session has a store. Reading a history and answering in a conversation take their own.
+/// Stores a checkpoint of the current state if the session has a store. Reading a history and answering in a conversation store checkpoints
+/// by themselves.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_checkpoint(session: *mut wl_session) -> wl_status {
     with_settled(session, |inner| Ok(inner.session.checkpoint()?))
 }
 
-/// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token.
-/// WL_ERROR_MODEL if one is NaN or infinite, or all are minus infinity; a token whose logit is minus infinity is never
-/// chosen. The memory belongs to the session and stays where it is until the session is freed; the next call that reads
-/// tokens or restores a state writes other numbers there.
+/// Stores a pointer to the logits after the last token, and their number, the size of the model's vocabulary, in `count`. All are zero
+/// before the first token. Returns WL_ERROR_MODEL if a logit is NaN or infinite, or all are minus infinity; a token whose logit is minus
+/// infinity is never chosen. The memory belongs to the session and keeps its address until the session is freed; the next call that reads
+/// tokens or restores a state overwrites it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_logits(
     session: *const wl_session,
@@ -325,7 +325,7 @@ pub unsafe extern "C" fn wl_logits(
     })
 }
 
-/// Chooses a token by the last logits, without reading it.
+/// Chooses a token by the last logits without reading it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_sample(session: *mut wl_session, token: *mut u32) -> wl_status {
     with_settled(session, |inner| {
@@ -347,10 +347,10 @@ pub unsafe extern "C" fn wl_step(session: *mut wl_session, token: *mut u32) -> w
     })
 }
 
-/// Ends the call that is using the session, after a whole token: it returns WL_CANCELLED, and a generation ends with
-/// WL_FINISH_CANCELLED, one that wl_generate_next carries on at its next call. When nothing is going on it does nothing,
-/// so that one that comes late does not end the next call. May be called at any time from any thread, from a callback
-/// and from a signal handler's thread, but not from the handler itself.
+/// Ends the call that is using the session, after a complete token: that call returns WL_CANCELLED, and a generation ends with
+/// WL_FINISH_CANCELLED. Between two calls of wl_generate_next it ends the generation at the next call. Otherwise it has no effect while no
+/// call is running, so a late cancellation does not end the next call. May be called at any time from any thread, including from a callback
+/// and from a thread that handles signals, but not from a signal handler.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_cancel(session: *const wl_session) -> wl_status {
     border(|| {
@@ -359,8 +359,7 @@ pub unsafe extern "C" fn wl_session_cancel(session: *const wl_session) -> wl_sta
     })
 }
 
-/// Forgets a wl_session_cancel that came between two calls of wl_generate_next. May be called at any time from any
-/// thread.
+/// Discards a wl_session_cancel that arrived between two calls of wl_generate_next. May be called at any time from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_clear_cancel(session: *const wl_session) -> wl_status {
     border(|| {

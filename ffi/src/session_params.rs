@@ -1,4 +1,4 @@
-//! How a session is made: the struct that C fills, and the library's options from it.
+//! Session parameters: the struct that C fills, and its conversion to the library's options.
 
 use waterline::{ContextEnd, Kv, SessionOptions, physical_cores};
 
@@ -7,7 +7,7 @@ use crate::sampling::{sampler_params, wl_sampler_params};
 use crate::status::{Failure, Outcome, border, wl_status};
 use crate::store::{store, wl_store};
 
-/// How keys and values of attention are stored.
+/// The format in which attention stores keys and values.
 #[repr(C)]
 pub enum wl_cache {
     /// 16-bit floats.
@@ -16,55 +16,57 @@ pub enum wl_cache {
     WL_CACHE_F32 = 1,
 }
 
-/// The end of a context that is full of tokens which attention looks back on.
+/// The behavior when the context that attention looks back on is full.
 #[repr(C)]
 pub enum wl_full {
-    /// WL_ERROR_CONTEXT, and nothing is read.
+    /// The call returns WL_ERROR_CONTEXT, and nothing is read.
     WL_FULL_STOP = 0,
-    /// Attention forgets the oldest tokens but the first ones; recurrent layers go on as before. Nothing is read again.
+    /// Attention forgets the oldest tokens except the first `keep`; recurrent layers continue as before. Nothing is read again.
     WL_FULL_SHIFT = 1,
-    /// The first tokens and the newest, as many as fill half of the rest of the context, are read again, and nothing else is remembered.
+    /// The first `keep` tokens and the newest ones, as many as fill half of the remaining context, are read again; everything else is
+    /// forgotten.
     WL_FULL_COMPACT = 2,
 }
 
-/// How to make a session.
+/// Parameters of a new session.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_session_params {
     /// sizeof(wl_session_params).
     pub size: u32,
-    /// Threads that compute, the caller's included, 1 to 1024; 0, the default, means one for each physical core.
-    /// Sessions of one model with the same number share their threads and take turns. With 1, each computes on its
-    /// caller's thread, and sessions run side by side.
+    /// The number of threads that compute, the caller's included, 1 to 1024; 0, the default, means one per physical core. Sessions of one
+    /// model with the same number share their threads and take turns. With 1, each session computes on its caller's thread, and sessions
+    /// run in parallel.
     pub threads: u32,
-    /// Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
+    /// The number of tokens that full attention can look back on; models without full attention have no such limit. 4096 by default.
     pub context: usize,
-    /// How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
+    /// The number of recent tokens that are remembered, for penalties and wl_session_rewind. 4096 by default.
     pub history: usize,
-    /// Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 256 on the
-    /// processor, 2048 on a GPU.
+    /// The maximum number of tokens read at once, at most 65536; 0, the default, selects a value for the device: 256 on the CPU, 2048 on a
+    /// GPU.
     pub chunk: usize,
-    /// How many states wl_session_mark keeps, each as large as the session's; 0 by default.
+    /// The number of states that wl_session_mark keeps, each as large as the session's; 0 by default.
     pub marks: usize,
     /// A wl_cache; WL_CACHE_F16 by default.
     pub cache: u32,
-    /// A wl_full: the end of a full context; WL_FULL_STOP by default.
+    /// A wl_full: what happens when the context is full; WL_FULL_STOP by default.
     pub on_full: u32,
-    /// How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
+    /// Sampling parameters, which are copied; NULL, the default, means the defaults of wl_sampler_params.
     pub sampler: *const wl_sampler_params,
-    /// 1: the bits of a token depend on nothing but the tokens before it and the kind of device, not on chunks, batches or
-    /// threads; prompts are read more slowly. 0 by default.
+    /// 1 makes the bits of each token depend only on the tokens before it and the kind of device, not on chunks, batches or threads;
+    /// prompts are then read more slowly. 0 by default.
     pub exact: u32,
-    /// First tokens that stay when the context is full, fewer than half of it; of a conversation its instructions do, too. 4 by default.
+    /// The number of first tokens that remain when the context is full, less than half of it. In a conversation its instructions remain
+    /// too. 4 by default.
     pub keep: u32,
-    /// Where checkpoints are kept, for wl_session_read_history and conversations; NULL, the default, means nowhere. The session keeps
-    /// what it needs of the store.
+    /// The store of checkpoints for wl_session_read_history and conversations; NULL, the default, means none. The session keeps the parts
+    /// of the store that it needs alive.
     pub store: *const wl_store,
-    /// Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0, the default, means none. The
-    /// text is the same without; drafts make it come sooner, and need the memory of one more state.
+    /// The maximum number of tokens that a generation drafts by looking up what followed the last tokens earlier, up to 64; 0, the default,
+    /// disables this. The text is the same without drafts; drafts make generation faster and need the memory of one more state.
     pub lookup: u32,
-    /// Most tokens that a generation drafts by the model's MTP block, in place of `lookup`; 0, the default, means none. The model was opened
-    /// with `mtp` of wl_model_params.
+    /// The maximum number of tokens that a generation drafts with the model's MTP block, in place of `lookup`; 0, the default, disables
+    /// this. The model must have been opened with `mtp` of wl_model_params.
     pub mtp: u32,
 }
 
@@ -90,15 +92,15 @@ impl Default for wl_session_params {
     }
 }
 
-// SAFETY: numbers and a pointer that is checked when it is used, the size first.
+// SAFETY: the struct holds numbers and a pointer that is checked before use, and its size comes first.
 unsafe impl Tagged for wl_session_params {}
 
-/// The library's options from those at `from`, but for the threads.
+/// Converts the struct at `from` to the library's options, except for the thread pool.
 ///
 /// # Safety
 /// `from` points to such a struct or is NULL.
 pub(crate) unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOptions> {
-    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
+    // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_session_params", from) }?;
     const F16: u32 = wl_cache::WL_CACHE_F16 as u32;
     const F32: u32 = wl_cache::WL_CACHE_F32 as u32;
@@ -141,7 +143,7 @@ pub(crate) unsafe fn session_options(from: *const wl_session_params) -> Outcome<
         threads => threads as usize,
     };
     (options.chunk, options.marks) = (params.chunk, params.marks);
-    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
+    // SAFETY: `sampler_params` checks the size stored in the struct; the caller passes such a struct or NULL.
     options.sampler = unsafe { sampler_params(params.sampler) }?;
     options.store = store(params.store)?;
     (options.lookup, options.mtp) = (params.lookup as usize, params.mtp as usize);
@@ -154,6 +156,6 @@ pub unsafe extern "C" fn wl_session_params_init(
     params: *mut wl_session_params,
     size: usize,
 ) -> wl_status {
-    // SAFETY: the caller gives a struct of this size.
+    // SAFETY: the caller passes a struct of this size.
     border(|| unsafe { params::init("wl_session_params", params, size) })
 }

@@ -1,4 +1,4 @@
-//! The state as a value: saved, restored, taken back.
+//! Saving, restoring and rewinding the state of a session.
 
 use std::ffi::{c_char, c_void};
 
@@ -10,7 +10,7 @@ use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status, wl_status::WL_ERROR_MEMORY};
 
 impl Inner {
-    /// The state, with the conversation as its note if there is one.
+    /// Returns the state, with the conversation, if any, as its note.
     fn snapshot(&self) -> Outcome<Snapshot> {
         Ok(match &self.chat {
             Some(chat) => chat.snapshot(&self.session)?,
@@ -18,7 +18,7 @@ impl Inner {
         })
     }
 
-    /// Takes a state over; on an error everything is as it was.
+    /// Restores a state; on an error everything is unchanged.
     fn restore(&mut self, snapshot: &Snapshot) -> Outcome {
         if snapshot.note.is_empty() {
             self.session.restore(snapshot)?;
@@ -32,7 +32,7 @@ impl Inner {
     }
 }
 
-/// Room for a state's header and table of tensors.
+/// Room for a state's header and tensor table.
 const TABLE: usize = 1 << 16;
 
 fn bytes_of(snapshot: &Snapshot) -> Outcome<Vec<u8>> {
@@ -50,7 +50,7 @@ fn bytes_of(snapshot: &Snapshot) -> Outcome<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes how many bytes wl_state_write needs now: what was used of the state, so it grows with what was read.
+/// Writes the number of bytes that wl_state_write needs now. It counts only the used part of the state, so it grows as tokens are read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_state_size(session: *mut wl_session, bytes: *mut usize) -> wl_status {
     with_settled(session, |inner| {
@@ -62,8 +62,8 @@ pub unsafe extern "C" fn wl_state_size(session: *mut wl_session, bytes: *mut usi
     })
 }
 
-/// Writes the state, what was read and said included, to `bytes`, which has room for `room`, and its length to `length`.
-/// WL_ERROR_ROOM if it does not fit.
+/// Writes the state, including the tokens read and the conversation, to `bytes`, which has room for `room`, and its length to `length`.
+/// Returns WL_ERROR_ROOM if it does not fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_state_write(
     session: *mut wl_session,
@@ -73,14 +73,14 @@ pub unsafe extern "C" fn wl_state_write(
 ) -> wl_status {
     with_settled(session, |inner| {
         let state = bytes_of(&inner.snapshot()?)?;
-        // SAFETY: the caller gives so much room.
+        // SAFETY: the caller provides room for `room` bytes.
         unsafe { fill(&state, None, bytes.cast::<u8>(), room, length) }
     })
 }
 
-/// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and history.
-/// To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
-/// sampling parameters with it.
+/// Restores a state that wl_state_write wrote, from a session on the same model with the same context, cache and history. Continuing from
+/// it gives bit for bit the same results as continuing the original session. The state of a conversation includes its messages and sampling
+/// parameters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_state_read(
     session: *mut wl_session,
@@ -95,35 +95,35 @@ pub unsafe extern "C" fn wl_state_read(
     })
 }
 
-/// As wl_state_write, to a file, which is replaced as a whole or not at all. The program `waterline` reads such files,
-/// and writes them with /save.
+/// Like wl_state_write, to a file, which is replaced completely or not at all. The program `waterline` reads such files, and writes them
+/// with /save.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_state_save(session: *mut wl_session, path: *const c_char) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives a path that ends at a zero byte.
+        // SAFETY: the caller passes a zero-terminated path.
         Ok(inner.snapshot()?.save(unsafe { self::path(path) }?)?)
     })
 }
 
-/// As wl_state_read, from a file.
+/// Like wl_state_read, from a file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_state_load(session: *mut wl_session, path: *const c_char) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives a path that ends at a zero byte.
+        // SAFETY: the caller passes a zero-terminated path.
         inner.restore(&Snapshot::load(unsafe { self::path(path) }?)?)
     })
 }
 
-/// Remembers this state for wl_session_rewind, in place of the oldest if `marks` of wl_session_params are taken.
-/// Without marks it does nothing.
+/// Remembers the current state for wl_session_rewind, replacing the oldest mark if all `marks` of wl_session_params are taken. Without
+/// marks it does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_mark(session: *mut wl_session) -> wl_status {
     with_settled(session, |inner| Ok(inner.session.mark()?))
 }
 
-/// Goes back to an earlier position: to the last mark at or before it, and from there by reading the tokens of the history
-/// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
-/// conversation goes back by wl_chat_undo instead.
+/// Goes back to an earlier position: restores the last mark at or before it, then reads the remembered tokens from there again. At a mark
+/// the state is restored bit for bit. Returns WL_ERROR_REWIND if no mark and history reach that position. A conversation goes back with
+/// wl_chat_undo instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_rewind(session: *mut wl_session, position: u64) -> wl_status {
     with_settled(session, |inner| {

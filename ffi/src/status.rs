@@ -1,4 +1,4 @@
-//! Results of calls, and the boundary that only a status crosses.
+//! Statuses of calls, and the boundary that turns every failure into one.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -11,40 +11,40 @@ use waterline::Error;
 
 use crate::log::{log, wl_log_level};
 
-/// Result of a call. A program treats any other number as an error.
+/// The result of a call. Programs should treat any unlisted number as an error.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum wl_status {
-    /// Done.
+    /// Success.
     WL_OK = 0,
-    /// An argument is NULL, out of range, no UTF-8, or a struct with a size that cannot be.
+    /// An argument is NULL, out of range or not UTF-8, or a struct has an invalid size.
     WL_ERROR_ARGUMENT = 1,
     /// A handle is NULL, was freed, or did not come from this library.
     WL_ERROR_HANDLE = 2,
     /// Another call on this session has not returned yet.
     WL_ERROR_BUSY = 3,
-    /// The result does not fit; how much room it needs was written. Nothing else changed.
+    /// The result does not fit; the room it needs was written. Nothing else changed.
     WL_ERROR_ROOM = 4,
     /// The operating system refused a file operation.
     WL_ERROR_IO = 5,
-    /// The file is not a model, or is damaged, or what it computes is not a finite number.
+    /// The file is not a model or is damaged, or the model computes a value that is not finite.
     WL_ERROR_MODEL = 6,
-    /// The function exists, but not in this build, on this device or for this model.
+    /// The function is not available in this build, on this device or for this model.
     WL_ERROR_UNSUPPORTED = 7,
-    /// The model has no tokenizer or no chat template, or they refuse the text.
+    /// The model has no tokenizer or no chat template, or they reject the text.
     WL_ERROR_TEXT = 8,
     /// The session's context cannot hold the tokens. Nothing was read.
     WL_ERROR_CONTEXT = 9,
-    /// A saved state is damaged, or of another model or other session parameters. The session is as it was.
+    /// A saved state is damaged, or belongs to another model or other session parameters. The session is unchanged.
     WL_ERROR_STATE = 10,
-    /// The session cannot go back to that position. It is as it was.
+    /// The session cannot go back to that position. The session is unchanged.
     WL_ERROR_REWIND = 11,
-    /// wl_session_cancel ended the call. The session ends at a whole token and can continue.
+    /// wl_session_cancel ended the call. The session stopped after a complete token and can continue.
     WL_CANCELLED = 12,
-    /// A defect of the library. A session that was in use can only be freed.
+    /// A defect in the library. A session that was in use can only be freed.
     WL_ERROR_INTERNAL = 13,
-    /// The device is full or was lost. Sessions on a lost one can only be freed; a state that was written before can be
-    /// read into a session elsewhere.
+    /// The device's memory is full, or the device was lost. Sessions on a lost device can only be freed; a state that was saved earlier can
+    /// be read into a session elsewhere.
     WL_ERROR_DEVICE = 14,
     /// The system refused memory or a thread. The call changed nothing.
     WL_ERROR_MEMORY = 15,
@@ -52,12 +52,12 @@ pub enum wl_status {
 
 use wl_status::*;
 
-/// A status with its sentence.
+/// A status with its error message.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub status: wl_status,
     pub sentence: String,
-    /// [`wl_last_os_error`].
+    /// The value that [`wl_last_os_error`] returns.
     os_error: i32,
 }
 
@@ -72,7 +72,7 @@ impl Failure {
         }
     }
 
-    /// An argument that cannot be used.
+    /// Returns the failure of an invalid argument.
     pub fn argument(sentence: impl Into<String>) -> Self {
         Self::new(WL_ERROR_ARGUMENT, sentence)
     }
@@ -108,7 +108,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The number that errno.h gives the system's reason; 0 if it has none.
+/// Returns the errno.h number of the system's reason, or 0 if the reason has none.
 fn errno(error: &io::Error) -> i32 {
     match error.kind() {
         io::ErrorKind::NotFound => 2,
@@ -117,7 +117,7 @@ fn errno(error: &io::Error) -> i32 {
         io::ErrorKind::NotADirectory => 20,
         io::ErrorKind::IsADirectory => 21,
         io::ErrorKind::StorageFull => 28,
-        // Windows has other numbers.
+        // Windows numbers its errors differently.
         _ if cfg!(unix) => error.raw_os_error().unwrap_or(0),
         _ => 0,
     }
@@ -126,16 +126,16 @@ fn errno(error: &io::Error) -> i32 {
 thread_local! {
     static SENTENCE: RefCell<CString> = RefCell::default();
     static OS_ERROR: Cell<i32> = const { Cell::new(0) };
-    /// Whether this thread is in a call, and what the last panic in it said.
+    /// Whether this thread is in a call, and the message of the last panic in it.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs a call's body and makes a status of what comes out of it, a panic included.
+/// Runs the body of a call and converts its result, or its panic, to a status.
 pub(crate) fn border(body: impl FnOnce() -> Outcome) -> wl_status {
     static HOOK: Once = Once::new();
     HOOK.call_once(report_panics);
-    // A callback may call back into the library, so the outer call's mark is put back.
+    // A callback may call back into the library, so the outer call's value is restored.
     let outer = INSIDE.replace(true);
     let outcome = catch_unwind(AssertUnwindSafe(body));
     INSIDE.set(outer);
@@ -158,7 +158,7 @@ pub(crate) fn border(body: impl FnOnce() -> Outcome) -> wl_status {
     failure.status
 }
 
-/// Panics inside the library go to the log and to [`border`], not to standard error; other panics as before.
+/// Sends panics inside the library to the log and to [`border`] instead of standard error; other panics go to the previous hook.
 fn report_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -181,24 +181,24 @@ fn text_of(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("a panic without a text")
 }
 
-/// The reason why the last call on this thread did not return WL_OK, as a sentence; "" if there was none.
-/// It is valid until the next such call on this thread.
+/// Returns a sentence with the reason why the last failed call on this thread did not return WL_OK, or "" if no call has failed. It is
+/// valid until the next failed call on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_last_error() -> *const c_char {
-    // A thread that is ending may have lost its sentence already.
+    // A thread that is exiting may have destroyed its sentence already.
     SENTENCE
         .try_with(|sentence| sentence.borrow().as_ptr())
         .unwrap_or(c"".as_ptr())
 }
 
-/// Why the system refused the file operation of the last call on this thread that did not return WL_OK: a number of errno.h, such as
-/// ENOENT; 0 if that call failed for another reason or the system gives no number.
+/// Returns the errno.h number, such as ENOENT, of the file operation that the system refused in the last failed call on this thread; 0 if
+/// that call failed for another reason or the system gives no number.
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_last_os_error() -> i32 {
     OS_ERROR.try_with(Cell::get).unwrap_or(0)
 }
 
-/// The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
+/// Returns the name of a status, such as "WL_ERROR_IO", or "unknown status" for other numbers. Never NULL, and always valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_status_name(status: i32) -> *const c_char {
     const NAMES: [&CStr; 16] = [
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     fn sentence() -> String {
-        // SAFETY: the sentence is a C string of this thread, and no call comes between.
+        // SAFETY: the sentence is a C string of this thread, and no other call replaces it meanwhile.
         unsafe { CStr::from_ptr(wl_last_error()) }
             .to_string_lossy()
             .into_owned()

@@ -1,4 +1,4 @@
-//! Prefix stores: checkpoints that sessions go on from.
+//! Prefix stores: checkpoints that sessions can continue from.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use crate::params::{self, Tagged};
 use crate::pointers::{path, place, put};
 use crate::status::{Outcome, border, wl_status};
 
-/// Checkpoints of states at positions of token sequences, shared by sessions: a history that grew, was edited, lost its thinking
-/// text, is forked or is continued by another process goes on from the deepest one that it begins with.
+/// A store of checkpoints: states at positions of token sequences, shared by sessions. A history that grew, was edited, lost its thinking
+/// text, was forked or comes from another process continues from the longest checkpoint that is a prefix of it.
 pub struct wl_store {
     _private: [u8; 0],
 }
 
-/// How to make a store.
+/// Parameters of a new store.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct wl_store_params {
     /// sizeof(wl_store_params).
     pub size: u32,
-    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256 on a CPU and a chunk on a GPU, which
-    /// reads long prompts slowly in shorter pieces.
+    /// The number of positions between checkpoints of a long prompt, which is read in chunks that end at them; 0, the default, means 256 on
+    /// a CPU and one chunk on a GPU, which reads long prompts slowly in shorter chunks.
     pub grid: u32,
-    /// Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most.
+    /// The maximum number of bytes in memory; by default a quarter of the machine's memory, but at most 8 GiB.
     pub bytes: u64,
-    /// A directory where checkpoints are kept too, for other processes and later runs; NULL, the default, means none. It is made
-    /// if it does not exist; its files are their owner's alone.
+    /// A directory that also holds the checkpoints, for other processes and later runs; NULL, the default, means none. It is created if it
+    /// does not exist; only its owner can read its files.
     pub directory: *const c_char,
-    /// Most bytes of files in the directory; 4 GiB by default.
+    /// The maximum number of bytes of files in the directory; 4 GiB by default.
     pub directory_bytes: u64,
 }
 
@@ -41,21 +41,21 @@ pub struct wl_store_params {
 pub struct wl_store_stats {
     /// sizeof(wl_store_stats).
     pub size: u32,
-    /// 0.
+    /// Reserved; always 0.
     pub reserved: u32,
-    /// Checkpoints in memory.
+    /// The number of checkpoints in memory.
     pub checkpoints: u64,
-    /// Their bytes, which never exceed the bound.
+    /// The bytes of these checkpoints, never more than the limit.
     pub bytes: u64,
-    /// Checkpoints in the directory.
+    /// The number of checkpoints in the directory.
     pub files: u64,
-    /// Bytes of these files.
+    /// The bytes of these files.
     pub file_bytes: u64,
-    /// Checkpoints that were evicted from memory.
+    /// The number of checkpoints evicted from memory.
     pub evicted: u64,
-    /// Tokens of histories that were not read again.
+    /// The number of tokens of histories that were not read again.
     pub reused_tokens: u64,
-    /// Tokens of histories that were read.
+    /// The number of tokens of histories that were read.
     pub read_tokens: u64,
 }
 
@@ -72,14 +72,14 @@ impl Default for wl_store_params {
     }
 }
 
-// SAFETY: numbers and a pointer that is checked when it is used, the size first.
+// SAFETY: the struct holds numbers and a pointer that is checked before use, and its size comes first.
 unsafe impl Tagged for wl_store_params {}
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_store_stats {}
 
 static STORES: Handles<Arc<PrefixStore>> = Handles::new("store");
 
-/// The store of a handle; none for NULL.
+/// Returns the store of a handle; `None` for NULL.
 pub(crate) fn store(handle: *const wl_store) -> Outcome<Option<Arc<PrefixStore>>> {
     if handle.is_null() {
         Ok(None)
@@ -94,12 +94,12 @@ pub unsafe extern "C" fn wl_store_params_init(
     params: *mut wl_store_params,
     size: usize,
 ) -> wl_status {
-    // SAFETY: the caller gives a struct of this size.
+    // SAFETY: the caller passes a struct of this size.
     border(|| unsafe { params::init("wl_store_params", params, size) })
 }
 
-/// Makes a store, with the checkpoints of its directory if it has one. `params` may be NULL. Sessions get it by `store` of
-/// wl_session_params; those of any models may share it. Free it with wl_store_free.
+/// Makes a store, with the checkpoints of its directory if it has one. `params` may be NULL. Pass the store to sessions, of any models, as
+/// `store` of wl_session_params. Free it with wl_store_free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_store_new(
     params: *const wl_store_params,
@@ -107,14 +107,14 @@ pub unsafe extern "C" fn wl_store_new(
 ) -> wl_status {
     border(|| {
         place("the place for the store", store)?;
-        // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
+        // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
         let params = unsafe { params::read("wl_store_params", params) }?;
         let mut options = PrefixStoreOptions::default();
         options.grid = params.grid as usize;
         options.bytes = usize::try_from(params.bytes).unwrap_or(usize::MAX);
         options.directory_bytes = params.directory_bytes;
         if !params.directory.is_null() {
-            // SAFETY: the caller gives a path that ends at a zero byte.
+            // SAFETY: the caller passes a zero-terminated path.
             options.directory = Some(unsafe { path(params.directory) }?.into());
         }
         let made = PrefixStore::new(options)?;
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn wl_store_new(
     })
 }
 
-/// Frees a store; NULL is nothing to free. Sessions that have it keep it. The last one waits until its directory is written.
+/// Frees a store; NULL does nothing. Sessions that use the store keep it alive. Its last user waits until its directory is written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_store_free(store: *mut wl_store) -> wl_status {
     border(|| {
@@ -158,12 +158,12 @@ pub unsafe extern "C" fn wl_store_get_stats(
             reused_tokens: found.reused_tokens,
             read_tokens: found.read_tokens,
         };
-        // SAFETY: the caller gives a struct of the size that it says.
+        // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_store_stats", stats, value) }
     })
 }
 
-/// Forgets all checkpoints, those of the directory too.
+/// Removes all checkpoints, including those in the directory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_store_clear(store: *mut wl_store) -> wl_status {
     border(|| {
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn wl_store_clear(store: *mut wl_store) -> wl_status {
     })
 }
 
-/// Waits until everything that was to be written to the directory has been.
+/// Waits until all pending writes to the directory are done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_store_flush(store: *mut wl_store) -> wl_status {
     border(|| {
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn wl_store_flush(store: *mut wl_store) -> wl_status {
     })
 }
 
-/// Files that were passed over, and those that could not be written, go to the log.
+/// Logs files that were skipped and files that could not be written.
 fn log_notes(store: &PrefixStore) {
     for note in store.take_notes() {
         log(wl_log_level::WL_LOG_INFO, || note);

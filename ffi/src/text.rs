@@ -1,4 +1,4 @@
-//! Text to tokens and tokens to bytes.
+//! Converts text to tokens and tokens to bytes.
 
 use std::ffi::c_char;
 
@@ -6,10 +6,10 @@ use crate::model::{MODELS, wl_model};
 use crate::pointers::{fill, place, put, slice, text};
 use crate::status::{Failure, border, wl_status};
 
-/// Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to
-/// `count`. WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. Nothing is put
-/// before or after the text. If `special` is not 0, the names of special tokens in the text mean these tokens, as in a
-/// template; otherwise they are letters like any other, as they should be in what a user types.
+/// Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to `count`. Returns
+/// WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. No token is added before or after the
+/// text. If `special` is not 0, the names of special tokens in the text become those tokens, as in a template; otherwise they are ordinary
+/// characters, as they should be in user input.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_tokenize(
     model: *const wl_model,
@@ -28,14 +28,14 @@ pub unsafe extern "C" fn wl_tokenize(
             0 => tokenizer.encode(text)?,
             _ => tokenizer.encode_with_special(text)?,
         };
-        // SAFETY: the caller gives so much room.
+        // SAFETY: the caller provides room for `room` tokens.
         unsafe { fill(&found, None, tokens, room, count) }
     })
 }
 
-/// Writes the exact bytes of `tokens` to `bytes`, which has room for `room`, and a zero byte after them; `length` is
-/// their number without it. The bytes may begin or end inside a character. WL_ERROR_ROOM if bytes and zero do not fit;
-/// with `bytes` NULL and `room` 0 only the length is written.
+/// Writes the exact bytes of `tokens` and a zero byte to `bytes`, which has room for `room`, and the number of bytes without the zero byte
+/// to `length`. The bytes may begin or end inside a character. Returns WL_ERROR_ROOM if bytes and zero byte do not fit; with `bytes` NULL
+/// and `room` 0 only the length is written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_detokenize(
     model: *const wl_model,
@@ -55,13 +55,13 @@ pub unsafe extern "C" fn wl_detokenize(
             check(token, model.spec().vocab)?;
             text.extend_from_slice(tokenizer.token_bytes(token));
         }
-        // SAFETY: the caller gives so much room.
+        // SAFETY: the caller provides room for `room` bytes.
         unsafe { fill(&text, Some(0), bytes.cast::<u8>(), room, length) }
     })
 }
 
-/// Gives the exact bytes of a token, possibly a part of a character; no zero byte follows. They are valid until the
-/// model is freed.
+/// Stores a pointer to the exact bytes of a token, possibly part of a character, without a zero byte. They are valid until the model is
+/// freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_token_bytes(
     model: *const wl_model,

@@ -1,4 +1,4 @@
-//! Inputs of a matrix product, prepared once for all matrices that read them.
+//! Inputs of a matrix product, prepared once for all matrices that share them.
 
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,24 +12,22 @@ use crate::panel::LANES;
 use crate::rounding::{Rounding, Scale};
 use crate::simd::{self, Quantize};
 
-/// Numbers that share one 8-bit scale.
+/// Values that share one 8-bit scale.
 pub(crate) const BLOCK: usize = 32;
-/// Values whose codes are interleaved.
+/// Values whose codes are interleaved with each other.
 pub(crate) const GROUP: usize = 128;
-/// Smallest number of tokens for which the 8-bit form is also laid out in panels. With fewer, a panel's registers
-/// are mostly empty.
+/// Smallest number of tokens for which the 8-bit form is also laid out in panels. With fewer tokens, a panel's registers are mostly empty.
 pub(crate) const PANEL_TOKENS: usize = 8;
-/// Rows are padded with zeros to this many numbers: the longest block of any format.
+/// Rows are padded with zeros to a multiple of this many values: the longest block of any format.
 pub(crate) const PAD: usize = 256;
 
-/// T rows of f32 inputs, optionally rounded to 16 bits, and, for formats with integer dot products, the same rows rounded to
-/// 8 bits.
+/// Rows of f32 inputs, optionally rounded to 16 bits. For formats with integer dot products, the rows are also rounded to 8 bits.
 ///
-/// In the 8-bit form some numbers share a scale ([`Rounding`]): `x = scale * code`, `scale = max |x| / 127`, codes rounded to
-/// nearest even. A NaN or an infinity makes the shared scale NaN, so every product with it is NaN.
+/// In the 8-bit form, groups of values share a scale ([`Rounding`]): `x = scale * code`, `scale = max |x| / 127`, codes rounded to nearest
+/// even. A NaN or an infinity makes the shared scale NaN, so every product with it is NaN.
 ///
-/// Codes are stored in groups of four blocks: the first 16 codes of each block, then the last 16 of each. Formats that keep
-/// two codes in a byte then unpack into registers whose 128-bit lanes belong to one block each.
+/// Codes are stored in groups of four blocks: the first 16 codes of each block, then the last 16 codes of each. Formats that pack two codes
+/// in a byte then unpack into registers whose 128-bit lanes belong to one block each.
 pub struct Activations {
     rows: usize,
     cols: usize,
@@ -37,29 +35,29 @@ pub struct Activations {
     rounding: Option<Rounding>,
     max_rows: usize,
     max_cols: usize,
-    /// Rows from which on products are summed in panels.
+    /// Number of rows from which on products are summed in panels.
     panel_rows: usize,
     simd: Simd,
     values: Aligned,    // f32 [rows, stride]
     codes: Aligned,     // i8 [rows, stride]
     scales: Aligned,    // f32 [rows, stride / 32]
     sums: Aligned,      // f32 [rows, stride / 32]: scale * sum of the codes
-    half_sums: Aligned, // f32 [rows, stride / 16]: the same of each half
-    // As `codes`, for groups of 16 rows, one in each lane: see [`TokenPanel`].
+    half_sums: Aligned, // the same for each half block
+    // Like `codes`, for groups of 16 rows, one per lane: see [`TokenPanel`].
     panel_codes: Aligned, // i8 [rows / 16, stride / C, 16, C] for C = panel_columns
     panel_scales: Aligned, // f32 [rows / 16, stride / 32, 16]
     panel_sums: Aligned,  // f32 [rows / 16, stride / 32, 16]
     panel_half_sums: Aligned, // i32 [rows / 16, stride / 16, 16]: without the scale
-    /// Working memory of a product, for each worker: more than a caller's stack may hold.
+    /// Working memory of a product, for each worker: it would be too large for a caller's stack.
     rooms: Vec<Mutex<Aligned>>,
     pub(crate) observer: Option<ProductObserver>,
 }
 
-/// Some columns of sixteen rows of 8-bit inputs, side by side. Rows that were not loaded are zero.
+/// Some columns of sixteen rows of 8-bit inputs, interleaved. Rows that were not loaded are zero.
 pub(crate) struct TokenPanel {
     /// Blocks of 32 columns.
     pub(crate) blocks: usize,
-    /// `i8 [8 * blocks, 16, 4]`: four columns of each row, in natural order; `[4 * blocks, 16, 8]` for levels that take eight.
+    /// `i8 [8 * blocks, 16, 4]`: four columns of each row, in natural order. `[4 * blocks, 16, 8]` for levels that take eight columns.
     pub(crate) codes: *const i8,
     /// `f32 [blocks, 16]`.
     pub(crate) scales: *const f32,
@@ -69,7 +67,7 @@ pub(crate) struct TokenPanel {
     pub(crate) half_sums: *const i32,
 }
 
-/// One row of [`Activations`]. All but `values` is meaningful if the activations are quantized.
+/// One row of [`Activations`]. All fields but `values` are valid only if the activations are quantized.
 #[derive(Clone, Copy)]
 pub(crate) struct Row<'a> {
     pub(crate) values: &'a [f32],    // [stride]
@@ -79,7 +77,7 @@ pub(crate) struct Row<'a> {
     pub(crate) half_sums: &'a [f32], // [stride / 16]
 }
 
-/// One row of 8-bit inputs that is made.
+/// One row of 8-bit inputs, being written.
 pub(crate) struct RowMut<'a> {
     pub(crate) codes: &'a mut [i8],      // [stride]
     pub(crate) scales: &'a mut [f32],    // [stride / 32]
@@ -88,7 +86,7 @@ pub(crate) struct RowMut<'a> {
 }
 
 impl RowMut<'_> {
-    /// Stores the scale of a block and the sums of its codes' halves.
+    /// Stores the scale of a block and the sums of its two halves' codes.
     #[inline]
     pub(crate) fn set(&mut self, block: usize, scale: Scale, [first, second]: [i32; 2]) {
         self.sums[block] = scale.times(first + second);
@@ -100,10 +98,10 @@ impl RowMut<'_> {
 }
 
 impl Activations {
-    /// Room for `max_rows` rows of `max_cols` numbers. Everything is allocated here.
+    /// Allocates room for `max_rows` rows of `max_cols` values. Nothing is allocated later.
     ///
     /// # Errors
-    /// [`Error::Memory`](crate::Error::Memory) if the system refuses it.
+    /// [`Error::Memory`](crate::Error::Memory) if the system refuses the memory.
     pub fn new(max_rows: usize, max_cols: usize) -> Result<Activations> {
         let len = max_rows * max_cols.next_multiple_of(PAD);
         let panel_len = Activations::panel_len(max_rows, max_cols);
@@ -131,10 +129,10 @@ impl Activations {
         .for_workers(1)
     }
 
-    /// Working memory for `workers` that multiply at a time.
+    /// Allocates working memory for `workers` that multiply at the same time.
     ///
     /// # Errors
-    /// As [`Activations::new`].
+    /// As for [`Activations::new`].
     pub fn for_workers(mut self, workers: usize) -> Result<Activations> {
         let room = || Aligned::zeroed(Activations::room_bytes(self.max_rows)).map(Mutex::new);
         self.rooms = (0..workers.max(1)).map(|_| room()).collect::<Result<_>>()?;
@@ -157,7 +155,7 @@ impl Activations {
         room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Length of the panel codes for at most this many rows and columns.
+    /// Length of the panel codes for at most `max_rows` rows and `max_cols` columns.
     fn panel_len(max_rows: usize, max_cols: usize) -> usize {
         if max_rows >= PANEL_TOKENS {
             max_rows.next_multiple_of(LANES) * max_cols.next_multiple_of(PAD)
@@ -166,7 +164,7 @@ impl Activations {
         }
     }
 
-    /// Bytes that [`Activations::new`] and [`Activations::for_workers`] allocate for the same arguments.
+    /// Bytes that [`Activations::new`] and [`Activations::for_workers`] allocate for these arguments.
     pub fn bytes(max_rows: usize, max_cols: usize, workers: usize) -> usize {
         let len = max_rows * max_cols.next_multiple_of(PAD);
         let panel_len = Activations::panel_len(max_rows, max_cols);
@@ -175,25 +173,25 @@ impl Activations {
         len * (size_of::<f32>() + 1) + panel_len + scales_and_sums + rooms
     }
 
-    /// Replaces the contents by `x`, `rows` rows of `cols` numbers, and makes the 8-bit form as well that matrices of a format
-    /// with this [`rounding`](crate::Format::rounding) read. Does not allocate.
+    /// Replaces the contents with `x`, `rows` rows of `cols` values. Also rounds them as matrices of a format with this
+    /// [`rounding`](crate::Format::rounding) need it. Does not allocate.
     ///
     /// # Panics
-    /// If `x` is not `rows * cols` long or exceeds the room given at creation, in which a row takes a multiple of 256 numbers.
+    /// If `x` does not have length `rows * cols`, or exceeds the allocated room, in which a row takes a multiple of 256 values.
     pub fn load(&mut self, x: &[f32], rows: usize, cols: usize, rounding: Option<Rounding>) {
         assert_eq!(x.len(), rows * cols, "activations: {rows} rows of {cols}");
         let loading = self.begin(rows, cols, rounding);
         for part in 0..loading.parts() {
-            // SAFETY: one thread.
+            // SAFETY: only this thread fills parts.
             unsafe { loading.fill(part, |t, row| row.copy_from_slice(&x[t * cols..][..cols])) };
         }
     }
 
-    /// Begins to replace the contents by `rows` rows of `cols` numbers, which [`Loading::fill`] writes; `rounding` as for
+    /// Starts replacing the contents with `rows` rows of `cols` values, which [`Loading::fill`] writes; `rounding` as in
     /// [`Activations::load`]. Rows keep their previous contents until every part is filled.
     ///
     /// # Panics
-    /// If they exceed the room given at creation, in which a row takes a multiple of 256 numbers.
+    /// If the rows exceed the allocated room, in which a row takes a multiple of 256 values.
     pub fn begin(&mut self, rows: usize, cols: usize, rounding: Option<Rounding>) -> Loading<'_> {
         assert!(
             rows * cols.next_multiple_of(PAD)
@@ -226,22 +224,22 @@ impl Activations {
         }
     }
 
-    /// From now on every row's products are summed as those of a row alone, however many rows there are.
+    /// From now on, products of every row are summed as for a single row, however many rows there are.
     pub fn sum_as_alone(&mut self) {
         self.panel_rows = usize::MAX;
     }
 
-    /// From now on `observer` sees each product with these inputs.
+    /// From now on, `observer` is called for each product with these inputs.
     pub fn observe(&mut self, observer: ProductObserver) {
         self.observer = Some(observer);
     }
 
-    /// Whether there are enough rows, and room, for products to be summed in panels.
+    /// Whether there are enough rows for products to be summed in panels.
     pub(crate) fn are_many(&self) -> bool {
         self.rows >= self.panel_rows
     }
 
-    /// bf16 numbers of which a value is the sum.
+    /// Number of bf16 values whose sum represents one input.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn pieces(&self) -> usize {
         match self.rounding {
@@ -251,22 +249,22 @@ impl Activations {
         }
     }
 
-    /// Whether the 8-bit form was also laid out in panels: it is with at least `PANEL_TOKENS` rows, where there is room.
-    /// Many short rows may fit into the room of a few long ones when their panels do not.
+    /// Whether the 8-bit form was also laid out in panels. It is with at least `PANEL_TOKENS` rows, if the panels fit: many short rows may
+    /// fit into the room of a few long rows when their panels do not.
     pub(crate) fn has_panels(&self) -> bool {
         let codes = self.rows.next_multiple_of(LANES) * self.stride;
         self.is_quantized() && self.are_many() && codes <= self.panel_codes.as_slice::<i8>().len()
     }
 
-    /// Columns of a row that lie side by side in a panel.
+    /// Consecutive columns of a row in a panel.
     pub(crate) fn panel_columns(&self) -> usize {
         simd::panel_columns(self.simd)
     }
 
-    /// Blocks `first..first + blocks` of the rows `16 * group..`.
+    /// Returns blocks `first..first + blocks` of the sixteen rows from `16 * group` on.
     ///
     /// # Panics
-    /// If there are no such rows or blocks.
+    /// If these rows or blocks do not exist.
     pub(crate) fn token_panel(&self, group: usize, first: usize, blocks: usize) -> TokenPanel {
         let stride = self.stride / BLOCK;
         assert!(group * LANES < self.rows && first + blocks <= stride);
@@ -285,22 +283,22 @@ impl Activations {
         }
     }
 
-    /// Rows that were loaded.
+    /// Number of rows loaded.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Numbers in each row.
+    /// Values in each row.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Whether the 8-bit form was made.
+    /// Whether the rows are also rounded to 8 bits.
     pub fn is_quantized(&self) -> bool {
         self.rounding.is_some_and(Rounding::is_integer)
     }
 
-    /// Row `t` as it was loaded.
+    /// Returns row `t`; a rounding to 16 bits has been applied to it.
     pub fn row(&self, t: usize) -> &[f32] {
         &self.padded_row(t).values[..self.cols]
     }
@@ -331,7 +329,7 @@ impl Activations {
     }
 }
 
-/// Rows of [`Activations`] on their way in: in parts of sixteen, which different threads may fill.
+/// Rows of [`Activations`] while they are loaded: in parts of sixteen rows, which different threads may fill.
 pub struct Loading<'a> {
     rows: usize,
     cols: usize,
@@ -340,7 +338,7 @@ pub struct Loading<'a> {
     panel_columns: usize,
     rounding: Option<Rounding>,
     has_panels: bool,
-    // The room of the activations, as there.
+    // Pointers into the memory of the activations, with the layout given there.
     values: *mut f32,
     codes: *mut i8,
     scales: *mut f32,
@@ -353,8 +351,7 @@ pub struct Loading<'a> {
     borrow: PhantomData<&'a mut Activations>,
 }
 
-// SAFETY: `Loading` holds the only borrow of the activations, and callers of `fill` give each thread its own
-// part.
+// SAFETY: `Loading` holds the only borrow of the activations, and callers of `fill` give each thread its own part.
 unsafe impl Send for Loading<'_> {}
 // SAFETY: as for Send.
 unsafe impl Sync for Loading<'_> {}
@@ -365,35 +362,35 @@ impl Loading<'_> {
         self.rows.div_ceil(LANES)
     }
 
-    /// Fills a part: `write(t, row)` writes each of its rows `t`.
+    /// Fills a part: `write(t, row)` writes each row `t` of the part.
     ///
     /// # Safety
     /// No other thread fills the same part at the same time.
     ///
     /// # Panics
-    /// If there is no such part.
+    /// If the part does not exist.
     pub unsafe fn fill(&self, part: usize, mut write: impl FnMut(usize, &mut [f32])) {
         assert!(part < self.parts(), "part {part} of {}", self.parts());
         for t in part * LANES..self.rows.min((part + 1) * LANES) {
-            // SAFETY: row t is in the room, by the check of `begin`, and in this part.
+            // SAFETY: row t is inside the memory, by the check in `begin`, and in this part.
             let row = unsafe { piece(self.values, t * self.stride, self.cols) };
             write(t, row);
-            // SAFETY: a row of this part.
+            // SAFETY: the row is in this part.
             unsafe { self.round(t) };
         }
         if self.has_panels {
-            // SAFETY: the panels have room (`has_panels`), and the part's rows are written.
+            // SAFETY: the panels fit (`has_panels`), and the part's rows are written.
             unsafe { self.fill_panel(part) };
         }
     }
 
-    /// Pads row `t` after its last column and rounds it.
+    /// Pads row `t` with zeros after its last column and rounds it.
     ///
     /// # Safety
     /// No other thread uses the row.
     unsafe fn round(&self, t: usize) {
         let (stride, blocks) = (self.stride, self.stride / BLOCK);
-        // SAFETY: row t is in the room, by the check of `begin`.
+        // SAFETY: row t is inside the memory, by the check in `begin`.
         let row = unsafe { piece(self.values, t * stride, stride) };
         row[self.cols..].fill(0.0);
         let Some(rounding) = self.rounding else {
@@ -414,10 +411,10 @@ impl Loading<'_> {
         }
     }
 
-    /// Copies a part's rows to their panel.
+    /// Copies the rows of a part to their panel.
     ///
     /// # Safety
-    /// There is room, and no other thread uses the part.
+    /// The panels must fit, and no other thread may use the part.
     unsafe fn fill_panel(&self, part: usize) {
         let (stride, blocks) = (self.stride, self.stride / BLOCK);
         let len = stride * LANES / 4;
@@ -431,7 +428,7 @@ impl Loading<'_> {
                 piece(self.panel_half_sums, part * 2 * blocks, 2 * blocks),
             )
         };
-        // One number here is four columns; this many lie next to each other.
+        // One u32 here holds four columns; `fours` of them are adjacent.
         let fours = self.panel_columns / 4;
         let place = |four: usize, lane: usize| (four / fours * LANES + lane) * fours + four % fours;
         let scales = scales.as_chunks_mut::<LANES>().0;
@@ -446,7 +443,7 @@ impl Loading<'_> {
                 half_sums.iter_mut().for_each(|sums| sums[lane] = 0);
                 continue;
             }
-            // SAFETY: a row of this part; its codes are aligned like rows of 256.
+            // SAFETY: the row is in this part, and its codes are aligned, since rows are multiples of 256 bytes.
             let (row, row_scales, row_sums, row_half_sums) = unsafe {
                 (
                     piece(self.codes.cast::<u32>(), t * stride / 4, stride / 4),
@@ -468,7 +465,7 @@ impl Loading<'_> {
                 sums[b][lane] = row_sums[b];
                 let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
                 for half in 2 * b..2 * b + 2 {
-                    // The sum is an integer: this removes the rounding errors of the additions.
+                    // The sum is an integer, so rounding removes the errors of the additions.
                     half_sums[half][lane] =
                         (row_half_sums[half] * inverse).round_ties_even() as i32;
                 }
@@ -477,10 +474,10 @@ impl Loading<'_> {
     }
 }
 
-/// `len` items from `start` on.
+/// Returns `len` items from `start` on.
 ///
 /// # Safety
-/// They lie within the allocation, and no other reference to them exists.
+/// The items must lie within the allocation, and no other reference to them may exist.
 #[inline(always)]
 unsafe fn piece<'a, T>(room: *mut T, start: usize, len: usize) -> &'a mut [T] {
     // SAFETY: the caller's contract.
@@ -488,7 +485,7 @@ unsafe fn piece<'a, T>(room: *mut T, start: usize, len: usize) -> &'a mut [T] {
 }
 
 impl Row<'_> {
-    /// The codes of block `block` in their natural order.
+    /// Returns the codes of block `block` in natural order.
     pub(crate) fn block(&self, block: usize) -> [i8; BLOCK] {
         let first = block / 4 * GROUP + block % 4 * 16;
         let mut codes = [0; BLOCK];

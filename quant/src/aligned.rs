@@ -9,14 +9,14 @@ use crate::room::zeroed;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Zero-initialised memory that starts on a 64-byte boundary and keeps its size.
+/// Zero-initialised memory of fixed size that starts on a 64-byte boundary.
 pub(crate) struct Aligned {
     lines: Vec<Line>,
     bytes: usize,
 }
 
 impl Aligned {
-    /// An error if the system refuses the memory.
+    /// Allocates the memory. Fails if the system refuses it.
     pub(crate) fn zeroed(bytes: usize) -> Result<Aligned> {
         Ok(Aligned {
             lines: zeroed(bytes.div_ceil(64))?,

@@ -1,17 +1,17 @@
-//! Lists and bytes whose length a file claims. Memory grows with the bytes really read, and a refused allocation
-//! is an error.
+//! Lists and byte strings whose length a file declares. Memory grows only with the bytes actually read, and a refused allocation is an
+//! error.
 
 use std::io::{self, ErrorKind, Read};
 
 use crate::error::{Error, Result};
 
-/// Elements for which room is made before the first one is read.
+/// Elements reserved before the first element is read.
 const FIRST: usize = 256;
 
-/// Reads `count` elements, each with its index.
+/// Reads `count` elements; `read` gets the index of each.
 ///
 /// # Errors
-/// Those of `read`, and [`Error::Memory`] if the system refuses the memory.
+/// The errors of `read`, and [`Error::Memory`] if the system refuses the memory.
 pub(crate) fn read_list<T>(
     count: usize,
     mut read: impl FnMut(usize) -> Result<T>,
@@ -26,7 +26,7 @@ pub(crate) fn read_list<T>(
     Ok(list)
 }
 
-/// A copy of a slice, each element converted.
+/// Copies a slice, converting each element.
 ///
 /// # Errors
 /// [`Error::Memory`] if the system refuses the memory.
@@ -38,7 +38,7 @@ pub(crate) fn converted<S: Copy, T>(from: &[S], convert: impl Fn(S) -> T) -> Res
     Ok(list)
 }
 
-/// Makes room for more elements.
+/// Reserves room for `more` elements.
 fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
     let length = list.len() + more;
     list.try_reserve(more).map_err(|_| refused::<T>(length))
@@ -50,11 +50,11 @@ fn refused<T>(length: usize) -> Error {
     }
 }
 
-/// Reads exactly `length` bytes. Memory grows as they arrive, so a length that the input does not have costs nothing.
+/// Reads exactly `length` bytes. Memory grows as they arrive, so a declared length that the input does not have costs nothing.
 ///
 /// # Errors
-/// An error of the kind [`ErrorKind::UnexpectedEof`] if the input ends before, [`ErrorKind::OutOfMemory`] if the system refuses the
-/// memory, and those of the input.
+/// An error of the kind [`ErrorKind::UnexpectedEof`] if the input ends early, [`ErrorKind::OutOfMemory`] if the system refuses the memory,
+/// and the errors of the input.
 pub fn read_bytes(input: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // `read_to_end` reserves fallibly, in proportion to the bytes read so far.

@@ -1,4 +1,4 @@
-//! Which vector instructions this CPU has.
+//! Detection of the vector instructions of this CPU.
 
 /// A level of vector instructions for which kernels exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Simd {
     Neon,
     /// 64-bit ARM with the `dotprod` extension (8-bit dot products in hardware).
     NeonDotprod,
-    /// 64-bit ARM with the `i8mm` extension too (products of small 8-bit matrices in hardware).
+    /// 64-bit ARM with the `i8mm` extension too (8-bit matrix multiplication in hardware).
     NeonI8mm,
 }
 
@@ -33,7 +33,7 @@ impl Simd {
         Simd::NeonI8mm,
     ];
 
-    /// The fastest level that this CPU has.
+    /// Returns the fastest level that this CPU has.
     pub fn detect() -> Simd {
         Simd::ALL
             .into_iter()
@@ -41,15 +41,15 @@ impl Simd {
             .unwrap_or(Simd::Scalar)
     }
 
-    /// Every level that this CPU has, slowest first.
+    /// Returns every level that this CPU has, slowest first.
     pub fn available() -> impl Iterator<Item = Simd> {
         Simd::ALL.into_iter().filter(|simd| simd.is_available())
     }
 
-    /// How far ahead of a tile of one token its successors are prefetched at least, in bytes; by default one tile.
+    /// Minimum prefetch distance ahead of a one-token tile, in bytes; by default the size of one tile.
     ///
-    /// A tile of short rows is done before memory has answered: on a Xeon (AMX) rows of 512 columns in Q4_0 took 11.5 of 19.6 GB/s
-    /// with a tile of 2.3 KB and 17.4 with 8 KiB, on a Zen 5 rows of 2048 columns 28 and 35 of 43; a Zen 4 gains nothing.
+    /// A tile of short rows is done before memory has answered. On a Xeon (AMX), rows of 512 columns in Q4_0 reach 11.5 of 19.6 GB/s with
+    /// one tile (2.3 KB) and 17.4 with 8 KiB. On a Zen 5, rows of 2048 columns reach 28 and 35 of 43. A Zen 4 gains nothing.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn least_ahead(self) -> usize {
         match self {
@@ -58,8 +58,8 @@ impl Simd {
         }
     }
 
-    /// Whether long rows of weights are read one after another, in the order of memory, not several at once. A Zen 5 then reads Q8_0
-    /// at 40 of 43 GB/s, not at 34; a Xeon (AMX) loses 3 %.
+    /// Whether long rows of weights are read one at a time, in memory order, instead of several at once. With this, a Zen 5 reads Q8_0 at
+    /// 40 of 43 GB/s instead of 34; a Xeon (AMX) loses 3 %.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn reads_rows_one_by_one(self) -> bool {
         self != Simd::Amx

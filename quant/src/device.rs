@@ -1,12 +1,12 @@
-//! Number formats on a GPU: their source text and the layout in which kernels read a matrix.
+//! Number formats on a GPU: their source files and the layout in which kernels read a matrix.
 
 use crate::format::Format;
 use crate::formats::FORMATS;
 use crate::matrix::Matrix;
 use crate::rounding::Rounding;
 
-/// The CUDA files of number formats in `src`, in the order in which a translation unit has them, after a prelude that declares the types
-/// and functions which they use and [`device_constants`].
+/// Returns the paths of the CUDA files of number formats in `src`, in the order in which a translation unit includes them. A prelude before
+/// them declares the types and functions that they use and [`device_constants`].
 pub fn device_files() -> impl Iterator<Item = String> {
     let shared = ["formats/formats", "rounding", "formats/k_quants"].map(String::from);
     let each = |format: &&Format| format!("formats/{}", format.name.to_lowercase());
@@ -14,7 +14,7 @@ pub fn device_files() -> impl Iterator<Item = String> {
     files.map(|path| path + ".cu")
 }
 
-/// The numbers of formats and of roundings in kernels, and sets of formats.
+/// Returns the definitions of constants for kernels: numbers of formats and of roundings, and sets of formats.
 pub fn device_constants() -> String {
     let names = FORMATS.map(|format| format.name).join(", ");
     let set = |has: fn(&Format) -> bool| {
@@ -43,13 +43,13 @@ enum {{ {roundings} }};
 }
 
 impl Matrix {
-    /// Whether kernels read the stored bytes.
+    /// Whether kernels read the bytes as they are stored.
     pub fn has_device_layout(&self) -> bool {
         self.format().reordered.is_none() && self.format().device_apart.is_empty()
     }
 
-    /// The bytes in the order in which kernels read them, or `None` if that is the stored order. The order is that of
-    /// [`Format::plain`](crate::Format::plain). If a block's length would leave its codes unaligned, the scales of the whole matrix
+    /// Returns the bytes in the order in which kernels read them, or `None` if that is the stored order. The order is that of
+    /// [`Format::plain`](crate::Format::plain). In a format whose block length would leave the codes unaligned, the scales of all blocks
     /// follow all codes.
     pub fn device_layout(&self) -> Option<Vec<u8>> {
         let reordered = self.format().reordered.as_ref();

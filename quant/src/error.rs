@@ -1,8 +1,8 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::path::{Path, PathBuf};
 
-/// Errors of formats, matrices and files. Each message names the place, what was found and what was expected.
+/// Errors of formats, matrices and files. Each message names the place, the value found and the value expected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,16 +16,16 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A file holds something other than what its format or its reader requires.
+    /// A file holds a value that its format or its reader does not allow.
     #[error("{file}: {item}: found {found}, expected {expected}")]
     Invalid {
         /// The file.
         file: String,
         /// The key, tensor or header field.
         item: String,
-        /// The value that was found.
+        /// The value found.
         found: String,
-        /// The value that was expected.
+        /// The value expected.
         expected: String,
     },
     /// A file lacks a key or tensor.
@@ -39,7 +39,7 @@ pub enum Error {
     /// A number format that does not exist, or that this crate does not implement.
     #[error("unknown number format {found}, expected one of {expected}")]
     UnknownFormat {
-        /// The name or ggml type number that was given.
+        /// The name or ggml type number given.
         found: String,
         /// The names of the known formats.
         expected: String,
@@ -51,9 +51,9 @@ pub enum Error {
     PartialBlock {
         /// The format's name.
         format: &'static str,
-        /// Numbers in the row.
+        /// Values in the row.
         cols: usize,
-        /// Numbers in a block.
+        /// Values in a block.
         block_len: usize,
     },
     /// Data whose length does not match its shape.
@@ -68,13 +68,13 @@ pub enum Error {
         /// Bytes that the shape needs.
         expected: usize,
     },
-    /// A shape whose size in bytes does not fit in memory's address range.
+    /// A shape whose size in bytes exceeds the address range.
     #[error("shape {shape:?} is too large")]
     TooLarge {
         /// The shape, outermost dimension first.
         shape: Vec<usize>,
     },
-    /// Memory that the system refuses.
+    /// Memory that the system refuses to allocate.
     #[error("{bytes} bytes of working memory cannot be allocated")]
     Memory {
         /// Bytes requested.
@@ -88,7 +88,7 @@ pub enum Error {
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The operating system's reason in words, without its number.
+/// Returns the operating system's reason in words, without the error number.
 pub fn reason(error: &std::io::Error) -> String {
     let text = error.to_string();
     match text.split_once(" (os error ") {

@@ -1,4 +1,5 @@
-//! Parts of a JSON text that are read only as long as they are short. serde reads them in place, so that the whole text is never values.
+//! Parts of a JSON text that are accepted only while they are short. serde reads them in place, so the complete text is never held as
+//! values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,10 +7,10 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Elements for which room is made before they are read.
+/// Elements reserved before any is read.
 const FIRST: usize = 16;
 
-/// A value with at most `MOST` values in it, the names of objects among them. Null if it is left out.
+/// A value that contains at most `MOST` values, including the names in objects. Null if the field is missing.
 #[derive(Debug, Clone, Default)]
 pub struct Few<const MOST: usize>(pub Value);
 
@@ -24,7 +25,7 @@ impl<'de, const MOST: usize> Deserialize<'de> for Few<MOST> {
     }
 }
 
-/// Reads a value as long as `left` more are allowed.
+/// Reads a value as long as `left` permits more values.
 struct Counted<'l> {
     left: &'l mut usize,
     most: usize,
@@ -109,7 +110,7 @@ impl<'de> Visitor<'de> for Counted<'_> {
     }
 }
 
-/// A list of at most `MOST` elements. Empty if it is left out or null.
+/// A list of at most `MOST` elements. Empty if the field is missing or null.
 #[derive(Debug, Clone)]
 pub struct ShortList<T, const MOST: usize>(pub Vec<T>);
 

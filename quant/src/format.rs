@@ -1,4 +1,4 @@
-//! Number formats as values: name, block size, encoder, decoder, kernels.
+//! Number formats as values: name, block size, encoder, decoder and kernels.
 
 use std::ops::Range;
 
@@ -12,32 +12,32 @@ use crate::rounding::Rounding;
 pub(crate) type Encode = fn(&[f32], Option<&[f32]>, &mut [u8]);
 pub(crate) type Decode = fn(&[u8], &mut [f32]);
 
-/// A way of storing numbers: every row of a matrix is a sequence of equal blocks.
+/// A format for storing numbers: every row of a matrix is a sequence of equal-sized blocks.
 pub struct Format {
-    /// ggml's name for it: "F32", "Q4_K", ...
+    /// ggml's name of the format: "F32", "Q4_K", ...
     pub name: &'static str,
-    /// ggml's number for it, as stored in GGUF files.
+    /// ggml's number of the format, as stored in GGUF files.
     pub ggml_type: u32,
-    /// Numbers in a block; 1 for the float formats.
+    /// Values in a block; 1 for the float formats.
     pub block_len: usize,
     /// Bytes in a block.
     pub block_bytes: usize,
     pub(crate) rounding: Option<Rounding>,
-    /// The bytes of a block that kernels on a GPU read elsewhere.
+    /// The bytes of a block that GPU kernels read from a separate place.
     pub(crate) device_apart: Range<usize>,
-    /// Whether kernels multiply chunks of inputs in 8 bits with it on tensor cores: its .cu file has `tiles`, `load` and `unpack`.
+    /// Whether GPU kernels multiply chunks of 8-bit inputs with this format on tensor cores: its .cu file has `tiles`, `load` and `unpack`.
     pub code_tiles: bool,
-    /// Whether kernels multiply the slots of a batch with it on tensor cores: its .cu file has `code_words`.
+    /// Whether GPU kernels multiply the slots of a batch with this format on tensor cores: its .cu file has `code_words`.
     pub slot_tiles: bool,
-    /// For a format that stores another one's values in a different order.
+    /// Set for a format that stores another format's values in a different order.
     pub(crate) reordered: Option<Reordered>,
-    /// Encodes a row with the mean squares of its inputs, or any number of rows without.
+    /// Encodes one row with the mean squares of its inputs, or any number of rows without them.
     pub(crate) encode: Encode,
     pub(crate) decode: Decode,
     pub(crate) kernel: fn(Simd) -> Kernel,
 }
 
-/// The format with the same values, bit for bit, and the conversions in both directions.
+/// The other format with the same values, bit for bit, and the conversions in both directions.
 pub(crate) struct Reordered {
     pub(crate) of: &'static Format,
     pub(crate) order: fn(&[u8]) -> Vec<u8>,
@@ -45,7 +45,7 @@ pub(crate) struct Reordered {
 }
 
 impl Reordered {
-    /// The bytes in that format.
+    /// Returns the bytes in the other format.
     pub(crate) fn restored(&self, stored: &[u8]) -> Vec<u8> {
         let mut restored = vec![0; stored.len()];
         (self.restore)(stored, &mut restored);
@@ -53,8 +53,7 @@ impl Reordered {
     }
 }
 
-/// Formats that store another one's values in a different order, for CPUs; no other program reads
-/// them.
+/// Formats that store another format's values in a different order, for CPUs. No other program reads them.
 pub static REORDERED: [&Format; 1] = [&Q4_0X16];
 
 impl Format {
@@ -63,28 +62,28 @@ impl Format {
         self.device_apart.len()
     }
 
-    /// The format called `name`, in any case.
+    /// Returns the format called `name`, ignoring case.
     pub fn by_name(name: &str) -> Result<&'static Format> {
         known()
             .find(|format| format.name.eq_ignore_ascii_case(name))
             .ok_or_else(|| unknown(format!("'{name}'")))
     }
 
-    /// The format with ggml's number `ggml_type`.
+    /// Returns the format with ggml's number `ggml_type`.
     pub fn by_ggml_type(ggml_type: u32) -> Result<&'static Format> {
         known()
             .find(|format| format.ggml_type == ggml_type)
             .ok_or_else(|| unknown(format!("with ggml type {ggml_type}")))
     }
 
-    /// The format with the same values in ggml's order: itself for all but [`REORDERED`].
+    /// Returns the format with the same values in ggml's order: itself for all formats but [`REORDERED`].
     pub fn plain(&'static self) -> &'static Format {
         self.reordered
             .as_ref()
             .map_or(self, |reordered| reordered.of)
     }
 
-    /// `stored` in this format if it takes no more than another order, in which nothing is rounded.
+    /// Converts `stored`, in `format`, to this format if that only changes the order and rounds nothing.
     pub fn reorder(&'static self, stored: &[u8], format: &'static Format) -> Option<Vec<u8>> {
         match (&format.reordered, &self.reordered) {
             _ if self == format => Some(stored.to_vec()),
@@ -94,7 +93,7 @@ impl Format {
         }
     }
 
-    /// Bytes of a row of `cols` numbers. An error if that is not a whole number of blocks.
+    /// Bytes of a row of `cols` values. Fails if they are not a whole number of blocks.
     pub fn row_bytes(&self, cols: usize) -> Result<usize> {
         if !cols.is_multiple_of(self.block_len) {
             return Err(Error::PartialBlock {
@@ -108,7 +107,7 @@ impl Format {
             .ok_or_else(|| Error::TooLarge { shape: vec![cols] })
     }
 
-    /// Bytes of a tensor of `shape` (outermost dimension first). A tensor without dimensions is one number.
+    /// Bytes of a tensor of `shape` (outermost dimension first). A tensor without dimensions holds one value.
     pub fn tensor_bytes(&self, shape: &[usize]) -> Result<usize> {
         let cols = shape.last().copied().unwrap_or(1);
         let bytes = shape
@@ -116,7 +115,7 @@ impl Format {
             .rev()
             .skip(1)
             .try_fold(self.row_bytes(cols)?, |bytes, &dim| bytes.checked_mul(dim));
-        // Without its zeros too the shape must be one that can be counted: zeros may be dropped by looking at a part of it.
+        // The size must be countable even without its zero dimensions: viewing a part of the tensor may drop them.
         let numbers = shape.iter().try_fold(size_of::<f32>(), |numbers, &dim| {
             numbers.checked_mul(dim.max(1))
         });
@@ -131,30 +130,30 @@ impl Format {
         }
     }
 
-    /// Stores `src` in `dst`. Numbers beyond the format's range become its largest or infinity, as in ggml.
+    /// Encodes `src` into `dst`. Values beyond the format's range become its largest value or infinity, as in ggml.
     ///
     /// # Panics
-    /// If `src` is not a whole number of blocks or `dst` is not exactly as long as they need.
+    /// If `src` is not a whole number of blocks, or `dst` does not have exactly the length that they need.
     pub fn encode(&self, src: &[f32], dst: &mut [u8]) {
         self.check_lengths(src.len(), dst.len());
         (self.encode)(src, None, dst);
     }
 
-    /// Stores a row of a matrix such that numbers which large inputs multiply lose least, as llama-quantize does with an importance matrix;
-    /// `importance` holds the mean square of each column's input. F32, F16, BF16, Q8_0 and MXFP4 store as [`Format::encode`] does.
+    /// Encodes a row of a matrix such that values which large inputs multiply lose the least, as llama-quantize does with an importance
+    /// matrix. `importance` holds the mean square of each column's input. F32, F16, BF16, Q8_0 and MXFP4 ignore it.
     ///
     /// # Panics
-    /// As [`Format::encode`], and if `importance` has another length than the row.
+    /// As for [`Format::encode`], and if `importance` and the row differ in length.
     pub fn encode_row(&self, row: &[f32], importance: &[f32], dst: &mut [u8]) {
         self.check_lengths(row.len(), dst.len());
         assert_eq!(row.len(), importance.len(), "one input a column");
         (self.encode)(row, Some(importance), dst);
     }
 
-    /// Reads the numbers stored in `src`.
+    /// Decodes the values stored in `src`.
     ///
     /// # Panics
-    /// If `dst` is not a whole number of blocks or `src` is not exactly as long as they are.
+    /// If `dst` is not a whole number of blocks, or `src` does not have exactly the length of these blocks.
     pub fn decode(&self, src: &[u8], dst: &mut [f32]) {
         self.check_lengths(dst.len(), src.len());
         (self.decode)(src, dst);
@@ -169,12 +168,12 @@ impl Format {
         );
     }
 
-    /// How inputs of products are rounded ([`Activations::load`](crate::Activations::load)); none: products use the f32 inputs.
+    /// How the inputs of products are rounded ([`Activations::load`](crate::Activations::load)); `None` if products use the f32 inputs.
     pub fn rounding(&self) -> Option<Rounding> {
         self.rounding
     }
 
-    /// Whether products use inputs that are rounded to 8 bits.
+    /// Whether products use inputs rounded to 8 bits.
     pub fn is_integer_dot(&self) -> bool {
         self.rounding.is_some_and(Rounding::is_integer)
     }
@@ -184,7 +183,7 @@ fn known() -> impl Iterator<Item = &'static Format> {
     FORMATS.into_iter().chain(REORDERED)
 }
 
-/// The names of all, for messages.
+/// The names of all formats, for messages.
 pub(crate) fn names() -> String {
     let names: Vec<_> = known().map(|format| format.name).collect();
     names.join(", ")

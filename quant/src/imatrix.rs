@@ -1,4 +1,4 @@
-//! Importance matrices, in llama.cpp's file format: the mean squares of the inputs of each matrix, in a GGUF file.
+//! Importance matrices in llama.cpp's file format: the mean squares of each matrix's inputs, stored in a GGUF file.
 
 use crate::F32;
 use crate::error::{Error, Result};
@@ -6,25 +6,25 @@ use crate::gguf::{Gguf, Value};
 use crate::room::zeroed;
 use crate::storage::Tensor;
 
-/// The end of the name of a tensor with a matrix's sums of squares.
+/// Suffix of the name of a tensor with a matrix's sums of squares.
 pub const SUMS: &str = ".in_sum2";
-/// The end of the name of a tensor with the numbers of inputs, one for each of the matrices that are stacked in a tensor.
+/// Suffix of the name of a tensor with the numbers of inputs: one count per matrix that is stacked in the tensor.
 pub const COUNTS: &str = ".counts";
 
-/// The importances that a file holds. They are read when they are asked for: a hole in a file costs nothing before.
+/// The importances in a file. They are read on request, so a hole in the file costs nothing until then.
 pub struct Importances {
     gguf: Gguf,
-    /// The texts that were read.
+    /// The texts that the importances were measured on.
     pub datasets: Vec<String>,
-    /// Windows of them.
+    /// Number of text windows read.
     pub chunks: u32,
 }
 
 impl Importances {
-    /// Takes a file of `waterline imatrix` or llama-imatrix.
+    /// Takes a file written by `waterline imatrix` or llama-imatrix.
     ///
     /// # Errors
-    /// The file is no importance matrix.
+    /// If the file is not an importance matrix.
     pub fn new(gguf: Gguf) -> Result<Self> {
         let kind = gguf.get("general.type").and_then(Value::as_str);
         if kind != Some("imatrix") {
@@ -42,16 +42,17 @@ impl Importances {
         })
     }
 
-    /// The tensors of a model that the file names.
+    /// The names of the model tensors that the file covers.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let tensors = self.gguf.tensors().iter();
         tensors.filter_map(|info| info.name.strip_suffix(SUMS))
     }
 
-    /// Columns of a tensor of a model, of stacked matrices one after another, each with its importance; none if the file does not name it.
+    /// Number of columns of a model tensor, summed over its stacked matrices, each with its importance; `None` if the file does not cover
+    /// it.
     ///
     /// # Errors
-    /// The tensor is not of f32 numbers.
+    /// If the tensor does not hold f32 values.
     pub fn columns(&self, name: &str) -> Result<Option<usize>> {
         let sums = format!("{name}{SUMS}");
         if !self.gguf.has_tensor(&sums) {
@@ -60,10 +61,10 @@ impl Importances {
         Ok(Some(self.floats(&sums)?.len()))
     }
 
-    /// The mean square of each column's input; 1 where a matrix has read nothing, as in llama-quantize.
+    /// Returns the mean square of each column's input; 1 where a matrix has read no input, as in llama-quantize.
     ///
     /// # Errors
-    /// The numbers are no mean squares.
+    /// If the values are not mean squares.
     pub fn mean_squares(&self, name: &str) -> Result<Vec<f32>> {
         let sums_name = format!("{name}{SUMS}");
         let sums = self.floats(&sums_name)?;

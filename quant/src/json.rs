@@ -1,14 +1,14 @@
-//! JSON from strangers: a text is read only if it holds no more values than a file of its kind can need, since a value in memory
-//! takes up to sixty times the bytes that it has in the file.
+//! JSON from untrusted sources. A text is parsed only if it holds no more values than a file of its kind can need, since a value in memory
+//! takes up to sixty times the bytes that it takes in the file.
 
 use serde_json::Value;
 
 use crate::room::ask_room;
 
-/// Bytes of a value, a name in an object among them.
+/// Bytes of memory per value; a name in an object counts as a value.
 const OF_VALUE: usize = 64;
 
-/// Reads a text of at most `most` values.
+/// Parses a text of at most `most` values.
 ///
 /// # Errors
 /// A noun phrase that names the unreadable part.
@@ -23,7 +23,7 @@ pub fn read_json(text: &[u8], most: usize) -> Result<Value, String> {
     serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
-/// Fails where there is no memory for the values of a text.
+/// Fails if there is not enough memory for the values of a text.
 ///
 /// # Errors
 /// [`Error::Memory`](crate::Error::Memory).
@@ -35,8 +35,8 @@ fn ask_room_for_values(text: &[u8], values: usize) -> crate::Result<()> {
     ask_room(values.saturating_mul(OF_VALUE).saturating_add(text.len()))
 }
 
-/// A number that the values of a text, the names in its objects among them, do not exceed: each but the first follows one
-/// of these characters outside of a string.
+/// Returns an upper bound on the number of values in a text, including the names in objects: each value but the first follows one of these
+/// characters outside a string.
 pub fn values_at_most(text: &[u8]) -> usize {
     let (mut values, mut in_string, mut escaped) = (1, false, false);
     for &byte in text {

@@ -1,4 +1,4 @@
-//! How a product is cut into tiles of rows and tokens.
+//! The tiling of a product into rows and tokens.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::simd::{
 #[cfg(target_arch = "aarch64")]
 use crate::simd::{neon, neon_panel};
 
-/// A matrix, its inputs and where the results go.
+/// A matrix, its inputs and the destination of the results.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     pub(crate) format: &'static Format,
@@ -22,11 +22,11 @@ pub(crate) struct Product<'a> {
     pub(crate) row_bytes: usize,
     pub(crate) cols: usize,
     pub(crate) x: &'a Activations,
-    pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
+    pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; all rows if None
     pub(crate) simd: Simd,                // the level of the kernel
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) worker: usize, // number of the thread, for scratch memory
-    pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
+    pub(crate) out: *mut f32,             // [tokens, out_stride]; column 0 belongs to row 0
     pub(crate) out_stride: usize,
 }
 
@@ -36,7 +36,7 @@ impl Product<'_> {
         self.picked.map_or(self.x.rows(), <[u32]>::len)
     }
 
-    /// The input of token t.
+    /// Returns the input of token t.
     #[inline(always)]
     pub(crate) fn input(&self, t: usize) -> Row<'_> {
         self.x
@@ -44,7 +44,7 @@ impl Product<'_> {
     }
 }
 
-/// Bytes of working memory that a kernel may need in addition to the stack.
+/// Bytes of working memory that a kernel may need besides the stack.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const ROOM: usize = if float_panel::ROOM > amx_floats::ROOM {
     float_panel::ROOM
@@ -56,13 +56,13 @@ pub(crate) const ROOM: usize = 0;
 
 /// Computes `out[token][row]` for the given rows and all tokens.
 ///
-/// The caller ensures that the CPU supports the kernel's level, that `rows` are rows of the weights, that `out` is valid
-/// for every (token, row), and that no other thread accesses these elements during the call.
+/// The caller ensures that the CPU supports the kernel's level, that `rows` are rows of the weights, that `out` is valid for every (token,
+/// row), and that no other thread accesses these elements during the call.
 pub(crate) type Kernel = unsafe fn(&Product, Range<usize>);
 
 /// The innermost part of a kernel: R rows by T tokens, accumulated in registers.
 ///
-/// The value of one (row, token) must not depend on R and T: each accumulator sees the same operations in the same order.
+/// The value for one (row, token) must not depend on R and T: each accumulator gets the same operations in the same order.
 pub(crate) trait Tile {
     /// # Safety
     /// As for [`Kernel`], with rows `row..row + R` and tokens `token..token + T`.
@@ -77,11 +77,11 @@ pub(crate) trait Tile {
     }
 }
 
-/// Inputs that are used again for every tile of rows should stay in the second-level cache.
+/// Inputs are reused for every tile of rows, so a block of tokens should stay in the L2 cache.
 const TOKEN_BLOCK_BYTES: usize = 512 << 10;
 
-/// A [`Tile`] as a table of functions. The loops over tiles exist once, not once for each format and level; a tile is never
-/// inlined into them, because its instructions are not those of their level.
+/// A [`Tile`] as a table of functions, so that the loops over tiles are compiled once, not once for each format and level. A tile is never
+/// inlined into the loops, because they are not compiled for its instructions.
 struct Tiles {
     four_rows_four_tokens: unsafe fn(&Product, usize, usize),
     four_rows: unsafe fn(&Product, usize, usize),
@@ -113,7 +113,7 @@ impl Tiles {
             let end = tokens.min(start + token_block);
             let mut row = rows.start;
             while tokens == 1 && row + 8 <= rows.end {
-                // SAFETY: rows and the only token are within the ranges that the caller vouches for.
+                // SAFETY: the rows and the only token are within the ranges that the caller guarantees.
                 if !unsafe { (self.eight_rows)(product, row, 0) } {
                     break;
                 }
@@ -122,7 +122,7 @@ impl Tiles {
             while row + 4 <= rows.end {
                 let mut token = start;
                 while token + 4 <= end {
-                    // SAFETY: rows and tokens are within the ranges that the caller vouches for.
+                    // SAFETY: rows and tokens are within the ranges that the caller guarantees.
                     unsafe { (self.four_rows_four_tokens)(product, row, token) };
                     token += 4;
                 }
@@ -133,7 +133,7 @@ impl Tiles {
                 }
                 row += 4;
             }
-            // At most three rows of a thread's are left.
+            // At most three of a thread's rows are left.
             for row in row..rows.end {
                 for token in start..end {
                     // SAFETY: as above.
@@ -147,18 +147,18 @@ impl Tiles {
 /// # Safety
 /// As for [`Kernel`].
 unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { const { &Tiles::of::<K>() }.multiply(product, rows) };
 }
 
-/// In panels if there are many tokens.
+/// Multiplies in panels if there are many tokens.
 ///
 /// # Safety
 /// As for [`Kernel`].
 unsafe fn multiply_many<K: Tile, P: Panels>(product: &Product, rows: Range<usize>) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // Panels hold the tokens as they were loaded.
+        // Panels hold all tokens in the order in which they were loaded.
         if product.picked.is_none() && product.x.has_panels() {
             panel::multiply(const { &PanelFunctions::of::<P>() }, product, rows);
         } else {
@@ -167,7 +167,7 @@ unsafe fn multiply_many<K: Tile, P: Panels>(product: &Product, rows: Range<usize
     }
 }
 
-/// In panels of floats if there are many tokens.
+/// Multiplies in panels of floats if there are many tokens.
 ///
 /// # Safety
 /// As for [`Kernel`].
@@ -176,7 +176,7 @@ unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
     product: &Product,
     rows: Range<usize>,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if product.picked.is_none() && product.x.are_many() {
             float_panel::multiply(
@@ -190,7 +190,7 @@ unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
     }
 }
 
-/// The kernel of a float format for a level.
+/// Returns the kernel of a float format for a level.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) -> Kernel {
     match simd {
@@ -202,7 +202,7 @@ pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) ->
     }
 }
 
-/// The kernel of an integer format for a level.
+/// Returns the kernel of an integer format for a level.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Simd) -> Kernel {
     match simd {
@@ -214,7 +214,7 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
     }
 }
 
-/// The kernel of a format with a [`Reordered`] layout, for a level.
+/// Returns the kernel of a format with a [`Reordered`] layout, for a level.
 pub(crate) fn reordered(simd: Simd) -> Kernel {
     match simd {
         #[cfg(target_arch = "x86_64")]
@@ -223,13 +223,13 @@ pub(crate) fn reordered(simd: Simd) -> Kernel {
     }
 }
 
-/// In lanes, or, if there are many tokens, as the other format.
+/// Multiplies in lanes; with many tokens, restores the plain format instead.
 ///
 /// # Safety
 /// As for [`Kernel`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn multiply_lanes(product: &Product, rows: Range<usize>) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if product.picked.is_none() && product.x.has_panels() {
             multiply_restored(product, rows);
@@ -239,12 +239,12 @@ unsafe fn multiply_lanes(product: &Product, rows: Range<usize>) {
     }
 }
 
-/// Restores rows, and multiplies these by the other format's kernel.
+/// Restores rows to the plain format, and multiplies them with that format's kernel.
 ///
 /// # Safety
 /// As for [`Kernel`].
 unsafe fn multiply_restored(product: &Product, rows: Range<usize>) {
-    /// Bytes of rows that are restored at once; they stay in the second-level cache.
+    /// Bytes of rows restored at once; they stay in the L2 cache.
     const ROOM: usize = 64 << 10;
     let reordered = (product.format.reordered.as_ref()).expect("a format that is another one");
     let kernel = (reordered.of.kernel)(product.simd);
@@ -254,7 +254,7 @@ unsafe fn multiply_restored(product: &Product, rows: Range<usize>) {
     let room = if row_bytes <= ROOM {
         &mut short[..]
     } else {
-        // No model has such rows.
+        // No known model has rows of this length.
         long.resize(row_bytes, 0);
         &mut long[..]
     };
@@ -269,12 +269,12 @@ unsafe fn multiply_restored(product: &Product, rows: Range<usize>) {
             out: product.out.wrapping_add(first),
             ..*product
         };
-        // SAFETY: the caller vouches for these rows and for the level.
+        // SAFETY: the caller guarantees these rows and the level.
         unsafe { kernel(&product, 0..count) };
     }
 }
 
-/// The kernel of a float format for a level.
+/// Returns the kernel of a float format for a level.
 #[cfg(target_arch = "aarch64")]
 pub(crate) fn float<B: scalar::Dot + neon::Float>(simd: Simd) -> Kernel {
     match simd {
@@ -283,7 +283,7 @@ pub(crate) fn float<B: scalar::Dot + neon::Float>(simd: Simd) -> Kernel {
     }
 }
 
-/// The kernel of an integer format for a level.
+/// Returns the kernel of an integer format for a level.
 #[cfg(target_arch = "aarch64")]
 pub(crate) fn integer<B: scalar::Dot + neon::Integer>(simd: Simd) -> Kernel {
     match simd {
@@ -298,13 +298,13 @@ pub(crate) fn integer<B: scalar::Dot + neon::Integer>(simd: Simd) -> Kernel {
     }
 }
 
-/// The kernel of a float format.
+/// Returns the kernel of a float format.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn float<B: scalar::Dot>(_: Simd) -> Kernel {
     scalar::multiply::<B>
 }
 
-/// The kernel of an integer format.
+/// Returns the kernel of an integer format.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn integer<B: scalar::Dot>(_: Simd) -> Kernel {
     scalar::multiply::<B>

@@ -1,11 +1,10 @@
 //! Quantized number formats, matrix products over them, and the files that hold them.
 //!
-//! Reading order: [`Format`] (the layout of a block; one file per format under `formats/`), [`Activations`] and
-//! [`Matrix`] (products of quantized rows with f32 inputs), `kernel.rs` and `simd/` (how a product is tiled and computed
-//! on each CPU), [`Bytes`] and [`Tensor`] (storage), [`gguf`], [`imatrix`] and [`safetensors`] (files), [`NewFile`] (atomic file
-//! creation).
+//! Reading order: [`Format`] (the layout of a block; one file per format under `formats/`), [`Activations`] and [`Matrix`] (products of
+//! quantized rows with f32 inputs), `kernel.rs` and `simd/` (the tiling of a product and its computation on each CPU), [`Bytes`] and
+//! [`Tensor`] (storage), [`gguf`], [`imatrix`] and [`safetensors`] (files), [`NewFile`] (atomic file creation).
 //!
-//! Every format is bit-compatible with ggml's format of the same name.
+//! Every format is bit-compatible with the ggml format of the same name.
 
 mod activations;
 mod aligned;

@@ -11,7 +11,7 @@ use crate::kernel::{Kernel, Product};
 use crate::observe::ObservedProduct;
 use crate::storage::Bytes;
 
-/// A read-only matrix `[rows, cols]` in some number format. Cloning shares the data.
+/// A read-only matrix `[rows, cols]` in any number format. Cloning shares the data.
 #[derive(Clone)]
 pub struct Matrix {
     format: &'static Format,
@@ -24,7 +24,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A matrix over `data`, which holds `rows` rows of `cols` numbers and nothing else.
+    /// Creates a matrix over `data`, which must hold exactly `rows` rows of `cols` values.
     pub fn new(format: &'static Format, rows: usize, cols: usize, data: Bytes) -> Result<Matrix> {
         Matrix::with_simd(format, rows, cols, data, Simd::detect())
     }
@@ -67,12 +67,12 @@ impl Matrix {
         self.format
     }
 
-    /// Rows: the length of a product.
+    /// Number of rows: the length of a product.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns: the length of an input.
+    /// Number of columns: the length of an input.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -82,10 +82,10 @@ impl Matrix {
         &self.data
     }
 
-    /// A matrix of some of its rows, which shares the data.
+    /// Returns a matrix of these rows, which shares the data.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If these rows do not exist.
     pub fn rows_in(&self, rows: Range<usize>) -> Matrix {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         let bytes = rows.start * self.row_bytes..rows.end * self.row_bytes;
@@ -96,17 +96,17 @@ impl Matrix {
         }
     }
 
-    /// Writes the numbers of row `row` to `out`, which is `cols` long.
+    /// Writes the values of row `row` to `out`, which is `cols` long.
     ///
     /// # Panics
-    /// If there is no such row or `out` has another length.
+    /// If the row does not exist or `out` has another length.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         self.format
             .decode(&self.data[row * self.row_bytes..][..self.row_bytes], out);
     }
 
-    /// Panics if there are no such rows or the inputs do not fit.
+    /// Panics if these rows do not exist or the inputs do not fit.
     fn check(&self, rows: &Range<usize>, x: &Activations) {
         assert!(
             rows.start <= rows.end && rows.end <= self.rows,
@@ -125,7 +125,7 @@ impl Matrix {
         );
     }
 
-    /// Shows a product to the observer of its inputs, if there is one.
+    /// Passes a product to the observer of its inputs, if there is an observer.
     fn show(&self, rows: &Range<usize>, inputs: &Activations, picked: Option<&[u32]>) {
         if let Some(observer) = &inputs.observer {
             let bytes = rows.start * self.row_bytes..rows.end * self.row_bytes;
@@ -137,15 +137,15 @@ impl Matrix {
         }
     }
 
-    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` selects the
-    /// scratch memory in `x`; concurrent calls with the same number wait for each other.
+    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` selects the scratch memory
+    /// in `x`; concurrent calls with equal numbers wait for each other.
     ///
-    /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls, bit
-    /// for bit; but products with at least eight tokens, and again with at least 32, may be summed in another order than
-    /// those with fewer, unless [`Activations::sum_as_alone`] forbids it.
+    /// The value for a row and a token does not depend, bit for bit, on the other tokens in `x` nor on how rows are split over calls. But
+    /// products with at least eight tokens, and again with at least 32, may be summed in another order than products with fewer tokens,
+    /// unless [`Activations::sum_as_alone`] forbids it.
     ///
     /// # Safety
-    /// While this runs no other thread accesses columns `out_column + rows` of the first `x.rows()` rows of `out`.
+    /// During the call, no other thread may access columns `out_column + rows` of the first `x.rows()` rows of `out`.
     ///
     /// # Panics
     /// If `rows`, the length of the inputs, or the columns or rows of `out` do not fit, or if the format
@@ -187,13 +187,13 @@ impl Matrix {
             out: unsafe { out.data.add(out_column) },
             out_stride: out.width,
         };
-        // SAFETY: the kernel was made for a level that this CPU has, the ranges were checked above, and the caller
-        // vouches for exclusive access to the columns.
+        // SAFETY: the kernel was made for a level that this CPU has, the ranges were checked above, and the caller guarantees exclusive
+        // access to the columns.
         unsafe { (self.kernel)(&product, rows) };
     }
 
-    /// The product of some rows with some tokens, for every token i of `picked` and every row r in `rows`:
-    /// `out[i][r - rows.start] = dot(row r, x[picked[i]])`, bit for bit as [`Matrix::mul_rows`].
+    /// Multiplies some rows with some tokens. For every index i of `picked` and every row r in `rows`: `out[i][r - rows.start] = dot(row r,
+    /// x[picked[i]])`, bit for bit like [`Matrix::mul_rows`] with fewer than eight tokens.
     ///
     /// # Panics
     /// If `rows`, `picked`, the length of the inputs, or the columns or rows of `out` do not fit, or if the format
@@ -233,13 +233,12 @@ impl Matrix {
             out: out.as_mut_ptr(),
             out_stride: width,
         };
-        // SAFETY: the kernel was made for a level that this CPU has, the ranges were checked above, and the output is
-        // borrowed.
+        // SAFETY: the kernel was made for a level that this CPU has, the ranges were checked above, and the output is borrowed.
         unsafe { (self.kernel)(&product, 0..rows.len()) };
     }
 }
 
-/// A `[height, width]` f32 buffer into which several threads write disjoint columns.
+/// A `[height, width]` f32 buffer into which multiple threads write disjoint columns.
 pub struct Output<'a> {
     data: *mut f32,
     len: usize,
@@ -247,14 +246,13 @@ pub struct Output<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: the buffer is written only by `Matrix::mul_rows`, whose callers give each thread its own
-// columns.
+// SAFETY: the buffer is written only by `Matrix::mul_rows`, whose callers give each thread its own columns.
 unsafe impl Send for Output<'_> {}
 // SAFETY: as for Send.
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// A view of `data` as rows of `width` numbers.
+    /// Creates a view of `data` as rows of `width` values.
     ///
     /// # Panics
     /// If `data` is not a whole number of rows.
@@ -272,12 +270,12 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Numbers in a row.
+    /// Values in a row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn height(&self) -> usize {
         self.len / self.width
     }

@@ -1,27 +1,28 @@
-//! Seeing the inputs of products, as importance matrices need them.
+//! Observation of the inputs of products, which importance matrices need.
 
 use std::panic::RefUnwindSafe;
 use std::sync::Arc;
 
 use crate::activations::Activations;
 
-/// A product that is about to be computed.
+/// A product about to be computed.
 pub struct ObservedProduct<'a> {
     pub(crate) rows: &'a [u8],
     pub(crate) inputs: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>,
 }
 
-/// Sees products, on the threads that compute them. The product of one matrix with some inputs may be several, of some of its rows each.
+/// A callback for products, run on the threads that compute them. The product of a matrix with its inputs may arrive in parts, each with
+/// some of the rows.
 pub type ProductObserver = Arc<dyn Fn(&ObservedProduct) + Send + Sync + RefUnwindSafe>;
 
 impl<'a> ObservedProduct<'a> {
-    /// The stored bytes of the matrix's rows; their address tells which matrix it is.
+    /// The stored bytes of the matrix's rows; their address identifies the matrix.
     pub fn rows(&self) -> &'a [u8] {
         self.rows
     }
 
-    /// The inputs that are multiplied, before they are rounded to 8 bits.
+    /// Calls `see` with each input, before it is rounded to 8 bits.
     pub fn each_input(&self, mut see: impl FnMut(&[f32])) {
         match self.picked {
             None => (0..self.inputs.rows()).for_each(|t| see(self.inputs.row(t))),

@@ -1,9 +1,9 @@
-//! Products with many tokens: weights are unpacked once for all of them.
+//! Products with many tokens, in which each block of weights is unpacked once for all tokens.
 //!
-//! A row kernel unpacks a block of weights for every four tokens, and sums across its registers for each. With many tokens
-//! that is most of its work. So sixteen rows are unpacked into a [`Panel`], a slice of their columns at a time, and each
-//! lane of a register belongs to a token: no sum crosses lanes, and a block of 32 costs one conversion and one
-//! multiply-add for each row and register of tokens, besides its products.
+//! A row kernel unpacks a block of weights for every four tokens, and sums across its registers for each; with many tokens, that is most of
+//! its work. Here sixteen rows are unpacked into a [`Panel`], one slice of their columns at a time, and each lane of a register belongs to
+//! one token. No sum crosses lanes, and a block of 32 costs one conversion and one multiply-add per row and token register, in addition to
+//! its products.
 
 use std::ops::Range;
 
@@ -12,68 +12,68 @@ use bytemuck::Zeroable;
 use crate::activations::{BLOCK, TokenPanel};
 use crate::kernel::Product;
 
-/// Tokens side by side, one in each lane.
+/// Tokens of a panel, one per lane.
 pub(crate) const LANES: usize = 16;
 /// Rows of a panel.
 pub(crate) const ROWS: usize = 16;
-/// Columns that are unpacked at a time: the panel stays in the nearest cache while all tokens pass.
+/// Columns unpacked at a time: the panel stays in the L1 cache for all tokens.
 pub(crate) const DEPTH: usize = 1024;
-/// Tokens whose sums are held while a panel is in use.
+/// Tokens whose sums are kept while a panel is in use.
 const TOKENS: usize = 256;
 
-/// A slice of sixteen rows, unpacked.
+/// A slice of sixteen unpacked rows.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Panel {
-    /// One byte a number, in natural order.
+    /// One byte per value, in natural order.
     pub(crate) codes: [[i8; DEPTH]; ROWS],
     /// The scale of each block, or of its first half.
     pub(crate) scales: [[f32; DEPTH / BLOCK]; ROWS],
-    /// The scale of its second half.
+    /// The scale of the second half of each block.
     pub(crate) second_scales: [[f32; DEPTH / BLOCK]; ROWS],
-    /// The minimum of a block, or of its first half.
+    /// The minimum of each block, or of its first half.
     pub(crate) mins: [[f32; DEPTH / BLOCK]; ROWS],
-    /// The minimum of its second half.
+    /// The minimum of the second half of each block.
     pub(crate) second_mins: [[f32; DEPTH / BLOCK]; ROWS],
 }
 
 /// The minima of a format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Minima {
-    /// Nothing.
+    /// No minima.
     None,
     /// One minimum for each block of 32.
     Blocks,
-    /// One for each half.
+    /// One minimum for each half block.
     Halves,
 }
 
-/// Sums of sixteen rows (outer) and tokens (inner).
+/// Sums of sixteen rows (outer) and sixteen tokens (inner).
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Sums(pub(crate) [[f32; LANES]; ROWS]);
 
 /// Panel products of one SIMD level.
 ///
-/// The value of a row and a token must not depend on the other rows and tokens.
+/// The result for a row and a token must not depend on the other rows and tokens.
 pub(crate) trait Panels {
-    /// Columns of a token's codes that lie side by side: see [`TokenPanel`].
+    /// Consecutive columns of a token's codes: see [`TokenPanel`].
     const COLUMNS: usize = 4;
 
-    /// Prepares the thread.
+    /// Prepares the thread, for example its tile registers.
     ///
     /// # Safety
-    /// The CPU has the level's instructions; so everywhere below.
+    /// The CPU must have the level's instructions, here and in all functions below.
     unsafe fn begin() {}
 
     /// Releases the state that `begin` set up.
     ///
     /// # Safety
-    /// After `begin`.
+    /// Must be called after `begin`.
     unsafe fn end() {}
 
-    /// Unpacks up to [`DEPTH`] numbers of `row`, a whole stored row, from number `from` on, a multiple of `DEPTH`, into
-    /// row `index` of the panel.
+    /// Unpacks up to [`DEPTH`] values of `row`, a complete stored row, into row `index` of the panel. `from` is the first value, a multiple
+    /// of `DEPTH`.
     ///
     /// # Safety
     /// As for `begin`.
@@ -82,17 +82,17 @@ pub(crate) trait Panels {
     /// Adds the panel's products with sixteen tokens to `sums`.
     ///
     /// # Safety
-    /// Between `begin` and `end`.
+    /// Must be called between `begin` and `end`.
     unsafe fn accumulate(panel: &Panel, x: &TokenPanel, sums: &mut Sums);
 
-    /// Writes `[rows, tokens] = size` sums, contiguous per token, to `out`, whose tokens are `stride` apart.
+    /// Writes `[rows, tokens] = size` sums to `out`: contiguous per token, with tokens `stride` apart.
     ///
     /// # Safety
-    /// `out` is valid for them.
+    /// `out` must be valid for all of them.
     unsafe fn store(sums: &Sums, size: [usize; 2], out: *mut f32, stride: usize);
 }
 
-/// [`Panels`] as a table of functions. The loops over panels exist once, not once for each format and level.
+/// [`Panels`] as a table of functions, so that the loops over panels are compiled once, not once for each format and level.
 pub(crate) struct PanelFunctions {
     columns: usize,
     begin: unsafe fn(),
@@ -125,7 +125,7 @@ pub(crate) unsafe fn multiply(panels: &PanelFunctions, product: &Product, rows: 
     );
     let mut panel = Panel::zeroed();
     let mut sums = [Sums::zeroed(); TOKENS / LANES];
-    // SAFETY: the caller vouches for the level.
+    // SAFETY: the caller guarantees the level.
     unsafe { (panels.begin)() };
     let tokens = product.x.rows();
     for first_token in (0..tokens).step_by(TOKENS) {
@@ -152,7 +152,7 @@ pub(crate) unsafe fn multiply(panels: &PanelFunctions, product: &Product, rows: 
                 let token = first_token + group * LANES;
                 let out = product.out.wrapping_add(token * product.out_stride + first);
                 let count = (tokens - token).min(LANES);
-                // SAFETY: the caller vouches for these elements.
+                // SAFETY: the caller guarantees that these elements are valid.
                 unsafe { (panels.store)(sums, [height, count], out, product.out_stride) };
             }
         }

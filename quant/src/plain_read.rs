@@ -1,9 +1,9 @@
-//! Sequential reads of memory: the upper bound for products over large matrices.
+//! Sequential reads of memory: the upper bound on the speed of products over large matrices.
 
-/// Words that are added to different sums, so that no addition waits for another.
+/// Number of independent sums, so that no addition waits for another.
 const LANES: usize = 64;
 
-/// Reads every whole 512 bytes of `bytes` once, with the widest vectors that the CPU has, and returns the sum of the words.
+/// Reads every complete 512-byte chunk of `bytes` once, with the widest vectors that the CPU has, and returns the sum of the words.
 pub fn plain_read(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {

@@ -1,4 +1,4 @@
-//! Files and nothing else: a folder, device or pipe under the name of a file is refused before it is touched.
+//! Regular files only: a folder, device or pipe under the name of a file is refused before it is opened.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tempfile::NamedTempFile;
 
-/// Opens a file for reading. Opening a pipe would wait for its other end, and a device may have none.
+/// Opens a file for reading. Other kinds are refused first, since opening a pipe would wait for its other end.
 pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
     check(&std::fs::metadata(&path)?)?;
     File::open(path)
@@ -16,7 +16,7 @@ pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
 /// Reads a file of at most `limit` bytes.
 ///
 /// # Errors
-/// Also if it is something other than a file, or larger.
+/// Also if the path is not a regular file, or the file is larger than `limit`.
 pub fn read_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     let too_large = || {
         let reason = format!("the file has more than the {limit} bytes that such a file may have");
@@ -38,7 +38,7 @@ pub fn read_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Refuses directories and other things that are not files.
+/// Refuses directories and everything else that is not a regular file.
 fn check(found: &Metadata) -> io::Result<()> {
     let (kind, reason) = match (found.is_file(), found.is_dir()) {
         (true, _) => return Ok(()),
@@ -51,48 +51,46 @@ fn check(found: &Metadata) -> io::Result<()> {
     Err(io::Error::new(kind, reason))
 }
 
-/// A file that is being written. It appears under its name only when complete: until [`NewFile::finish`] succeeds, any earlier file of that name stays untouched. Dropping it earlier
-/// leaves nothing.
+/// A file being written. It appears under its name only when complete: until [`NewFile::finish`] succeeds, an earlier file of that name
+/// stays untouched. Dropping it earlier leaves nothing.
 pub struct NewFile {
     path: PathBuf,
     file: BufWriter<NamedTempFile>,
 }
 
-/// Prefix and suffix of a temporary file's name, with random letters and digits between them: no other program writes
-/// such names.
+/// Prefix and suffix of a temporary file's name, with random letters and digits in between. No other program writes such names.
 const TEMPORARY: [&str; 2] = [".waterline-", ".partial"];
-/// How many letters and digits.
+/// Number of random letters and digits.
 const RANDOM: usize = 12;
-/// A temporary file untouched for this long was left by a killed run.
+/// A temporary file unmodified for this long was left by a killed run.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Read permissions of a new file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Readers {
-    /// As the user's umask allows, or as the replaced file had them.
+    /// As the user's umask allows, or as the replaced file had it.
     Usual,
-    /// Its owner alone.
+    /// Only the owner may read it.
     Owner,
 }
 
 impl NewFile {
-    /// Starts the file that will be `path`. Where that is a link, the file that it leads to will be replaced; a file that is
-    /// replaced leaves its mode.
+    /// Starts writing the file that will be `path`. If `path` is a link, its target is replaced. A replaced file passes on its mode.
     ///
-    /// Temporary files that killed runs of this user have left in the folder are removed once they are a day old.
+    /// Temporary files that killed runs of this user left in the folder are removed once they are a day old.
     ///
     /// # Errors
-    /// If `path` is something other than a file, such as a folder, a device or a link that leads in a circle, or is a
-    /// file that may not be written, or if its folder cannot be written.
+    /// If `path` exists and is not a regular file (such as a folder, a device or a circular link), if the file is read-only, or if its
+    /// folder cannot be written.
     pub fn create(path: impl AsRef<Path>) -> io::Result<NewFile> {
         Self::start(path.as_ref(), Readers::Usual)
     }
 
-    /// As [`NewFile::create`], for private data such as a conversation: only the owner may read and write it (mode 0600),
-    /// whatever the mode of the replaced file.
+    /// Like [`NewFile::create`], for private data such as a conversation: only the owner may read and write the file (mode 0600), whatever
+    /// the mode of the replaced file.
     ///
     /// # Errors
-    /// As [`NewFile::create`].
+    /// As for [`NewFile::create`].
     pub fn create_private(path: impl AsRef<Path>) -> io::Result<NewFile> {
         Self::start(path.as_ref(), Readers::Owner)
     }
@@ -100,7 +98,7 @@ impl NewFile {
     fn start(path: &Path, readers: Readers) -> io::Result<NewFile> {
         let path = match path.canonicalize() {
             Ok(path) => path,
-            // A file that does not exist has no other name.
+            // A file that does not exist yet has no canonical name.
             Err(e) if e.kind() == ErrorKind::NotFound => path.to_path_buf(),
             Err(e) => return Err(e),
         };
@@ -139,7 +137,7 @@ impl NewFile {
         })
     }
 
-    /// Completes the file: everything is on the disk and the name is in place when this returns.
+    /// Completes the file: when this returns, all data is on disk and the name is in place.
     pub fn finish(self) -> io::Result<()> {
         let file = self.file.into_inner()?;
         file.as_file().sync_all()?;
@@ -168,7 +166,7 @@ fn system_error(error: io::Error) -> io::Error {
     }
 }
 
-/// The folder that a file lies in.
+/// The folder that contains a file.
 fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -176,8 +174,7 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Creates a folder and those above it that do not exist yet, for files of [`NewFile::create_private`]: only the owner may
-/// open the new ones (mode 0700).
+/// Creates a folder and its missing parents, for files of [`NewFile::create_private`]. Only the owner may open the new folders (mode 0700).
 pub fn create_private_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
@@ -186,8 +183,8 @@ pub fn create_private_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     builder.create(folder)
 }
 
-/// Removes the temporary files that killed runs have left in `folder`: those that have the name and the owner of a temporary file
-/// of ours, such as `own`, once they are abandoned. Files that cannot be read or removed stay.
+/// Removes the temporary files that killed runs left in `folder`: files with the name pattern and the owner of our temporary files, such as
+/// `own`, once they are abandoned. Files that cannot be read or removed stay.
 fn remove_abandoned(folder: &Path, own: &Metadata) {
     let is_abandoned = |entry: &std::fs::DirEntry| {
         let name = entry.file_name();
@@ -201,7 +198,7 @@ fn remove_abandoned(folder: &Path, own: &Metadata) {
         if !random.is_some_and(is_random) {
             return false;
         }
-        // Metadata of an entry is that of a link, not of the file that it leads to.
+        // The metadata of an entry is that of the link itself, not of its target.
         let Ok(found) = entry.metadata() else {
             return false;
         };
@@ -214,7 +211,7 @@ fn remove_abandoned(folder: &Path, own: &Metadata) {
     }
 }
 
-/// The owner of a file, on systems that have them.
+/// The owner of a file, on systems with file owners.
 #[cfg(unix)]
 fn owner(file: &Metadata) -> u32 {
     std::os::unix::fs::MetadataExt::uid(file)
@@ -225,7 +222,7 @@ fn owner(_file: &Metadata) -> u32 {
     0
 }
 
-/// Makes the rename durable.
+/// Syncs the folder, which makes the rename durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -271,7 +268,7 @@ mod tests {
         drop(given_up);
         assert_eq!(names(folder.path()), ["a"]);
 
-        // Two at once: the later one to finish stays.
+        // Two writers at once: the last one to finish wins.
         let mut first = NewFile::create(&path).unwrap();
         let mut second = NewFile::create(&path).unwrap();
         first.write_all(b"first").unwrap();
@@ -329,7 +326,7 @@ mod tests {
         let name = names(folder.path()).remove(0);
         let old = std::time::SystemTime::now() - 2 * ABANDONED;
         file.file.get_ref().as_file().set_modified(old).unwrap();
-        // A killed run drops nothing.
+        // A killed run does not drop its files.
         std::mem::forget(file);
         assert!(name.starts_with(TEMPORARY[0]), "{name}");
         NewFile::create(folder.path().join(&long))
@@ -356,7 +353,7 @@ mod tests {
             file.write_all(b"mine").unwrap();
             file.finish().unwrap();
             assert_eq!(mode(&path), 0o600);
-            // An older version, or a copy, was less careful.
+            // As if an older version, or a copy, had left the mode wider.
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         }
     }

@@ -1,5 +1,5 @@
-//! Memory that is taken where it cannot be refused: by parsers and tables of other crates and of the standard library. It is asked for
-//! before.
+//! Checks for available memory ahead of code whose allocations cannot fail gracefully: parsers and tables of other crates and of the
+//! standard library.
 
 use std::hint::black_box;
 
@@ -8,12 +8,12 @@ use bytemuck::allocation::try_zeroed_vec;
 
 use crate::error::{Error, Result};
 
-/// Bytes that the values of a text take per byte of the text, derived data included.
+/// Bytes of memory that parsed values take per byte of text, including derived data.
 const OF_TEXT: usize = 4;
-/// Bytes for sentences, names and short lists.
+/// Bytes reserved for error messages, names and short lists.
 pub(crate) const SMALL: usize = 64 << 10;
 
-/// Fails if the system refuses `bytes` of memory, and some more for what is short, now.
+/// Fails if the system cannot provide `bytes` of memory now, plus some for small allocations.
 ///
 /// # Errors
 /// [`Error::Memory`].
@@ -21,12 +21,12 @@ pub fn ask_room(bytes: usize) -> Result<()> {
     let bytes = bytes.saturating_add(SMALL);
     let mut room = Vec::<u8>::new();
     let asked = room.try_reserve_exact(bytes);
-    // An allocation that nobody uses may be left out.
+    // Without this the compiler may remove an unused allocation.
     black_box(&room);
     asked.map_err(|_| Error::Memory { bytes })
 }
 
-/// As [`ask_room`], for what is made of `bytes` of a description: keys, names, numbers, tables of tensors.
+/// Like [`ask_room`], for the data parsed from a text of `bytes` bytes: keys, names, numbers, tables of tensors.
 ///
 /// # Errors
 /// [`Error::Memory`].
@@ -34,7 +34,7 @@ pub fn ask_room_for_text(bytes: usize) -> Result<()> {
     ask_room(bytes.saturating_mul(OF_TEXT))
 }
 
-/// `count` zeros, after which there is still room for what is short.
+/// Allocates `count` zeros and leaves memory for small allocations.
 ///
 /// # Errors
 /// [`Error::Memory`].

@@ -1,11 +1,11 @@
-//! How inputs of a product are rounded.
+//! The rounding of a product's inputs.
 
 use half::{bf16, f16};
 
 use crate::activations::{BLOCK, PAD};
 use crate::format::Format;
 
-/// How inputs are rounded for a product, by the format of the weights as ggml rounds them: the smallest difference may turn a
+/// The rounding of a product's inputs. It follows ggml's choice for the format of the weights: the slightest difference could change a
 /// router's choice of experts, and then every logit differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rounding {
@@ -14,15 +14,15 @@ pub enum Rounding {
     /// To f16, for weights in f16.
     Halves,
     // To 8 bits:
-    /// One scale per 256 numbers (ggml's Q8_K).
+    /// One scale per 256 values (ggml's Q8_K).
     SuperBlocks,
-    /// One scale per 32 numbers, rounded to f16. The sums that are multiplied by minima, unrounded scale times the sum of the codes,
-    /// are rounded too (ggml's Q8_0 and Q8_1).
+    /// One scale per 32 values, rounded to f16. The sums that minima multiply (unrounded scale times sum of codes) are rounded to f16 too
+    /// (ggml's Q8_0 and Q8_1).
     Blocks,
 }
 
 impl Rounding {
-    /// Blocks of 32 numbers that share a scale.
+    /// Number of 32-value blocks that share a scale.
     pub(crate) fn blocks(self) -> usize {
         match self {
             Rounding::SuperBlocks => PAD / BLOCK,
@@ -30,12 +30,12 @@ impl Rounding {
         }
     }
 
-    /// Whether it is one to 8 bits.
+    /// Whether inputs are rounded to 8 bits.
     pub fn is_integer(self) -> bool {
         !matches!(self, Rounding::Bf16 | Rounding::Halves)
     }
 
-    /// Rounds to 16 bits.
+    /// Rounds values to 16 bits.
     pub(crate) fn round_short(self, values: &mut [f32]) {
         match self {
             Rounding::Bf16 => values
@@ -47,8 +47,8 @@ impl Rounding {
         }
     }
 
-    /// How the inputs of a matrix of this format are rounded when matrices of the formats `all` read the same inputs. Inputs may be
-    /// kept in f32 and in one 8-bit form, the finest that is needed. Matrices with equal results share one prepared copy.
+    /// The rounding of the inputs of a matrix in `format` when matrices in the formats `all` read the same inputs. Inputs may be kept in
+    /// f32 together with one 8-bit form, the finest one needed. Matrices with equal results share one prepared copy.
     pub fn beside<'a>(
         format: &Format,
         all: impl IntoIterator<Item = &'a Format>,
@@ -58,19 +58,19 @@ impl Rounding {
         format.rounding().or_else(finest)
     }
 
-    /// Its number in kernels.
+    /// The number of a rounding in kernels.
     pub fn device_number(rounding: Option<Rounding>) -> i32 {
         rounding.map_or(-1, |rounding| rounding as i32)
     }
 
-    /// The scale of numbers, from the bits of the largest magnitude among them.
+    /// Returns the scale for values, from the bits of the largest magnitude among them.
     ///
-    /// The magnitude is found by comparing bits as integers: NaN exceeds infinity, and neither is lost as in a float maximum.
+    /// The magnitude is found by comparing bits as integers: NaN exceeds infinity, and neither is lost, as it could be in a float maximum.
     pub(crate) fn scale(self, magnitude: u32) -> Scale {
         let magnitude = f32::from_bits(magnitude);
         let (exact, inverse) = match magnitude {
             _ if !magnitude.is_finite() => (f32::NAN, 0.0),
-            // Below this the reciprocal overflows; such numbers are rounded to zero.
+            // Below this the reciprocal overflows; such values are rounded to zero.
             _ if magnitude <= 1e-36 => (0.0, 0.0),
             _ if self == Rounding::SuperBlocks => (1.0 / (127.0 / magnitude), 127.0 / magnitude),
             _ => (magnitude / 127.0, 127.0 / magnitude),
@@ -83,7 +83,7 @@ impl Rounding {
     }
 }
 
-/// The scale of numbers that are rounded to 8 bits.
+/// The scale of values that are rounded to 8 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale {
     exact: f32,
@@ -94,7 +94,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// The scale times a sum of codes. A result outside f16's range stays f32.
+    /// Returns the scale times a sum of codes. A result outside f16's range stays f32.
     pub(crate) fn times(self, sum: i32) -> f32 {
         let product = self.exact * sum as f32;
         if !self.is_short {
@@ -107,7 +107,7 @@ impl Scale {
 
 #[cfg(test)]
 mod tests {
-    /// `quotient` in rounding.cu.
+    /// Like `quotient` in rounding.cu.
     fn quotient(a: f32, b: f32, reciprocal: f32) -> f32 {
         let q = a * reciprocal;
         (-b).mul_add(q, a).mul_add(reciprocal, q)
@@ -118,7 +118,7 @@ mod tests {
         for mantissa in 0..1 << 23 {
             let x = f32::from_bits(1f32.to_bits() | mantissa);
             assert_eq!(quotient(x, 127.0, 1.0 / 127.0), x / 127.0, "{x}");
-            // A GPU's reciprocal may be one unit off in the last place, before a step that improves it.
+            // A GPU's reciprocal may be off by one unit in the last place; a refinement step follows.
             for off in [u32::MAX, 0, 1] {
                 let y = f32::from_bits((1.0 / x).to_bits().wrapping_add(off));
                 let y = (-x).mul_add(y, 1.0).mul_add(y, y);

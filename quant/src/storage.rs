@@ -1,4 +1,4 @@
-//! Where numbers live: a shared range of a mapped file, of static data or of owned memory.
+//! Storage of numbers: a shared range of a mapped file, of static data or of owned memory.
 
 use std::io::Read;
 use std::ops::{Deref, Range};
@@ -33,18 +33,18 @@ pub struct Bytes {
     range: Range<usize>,
 }
 
-/// How the bytes of a file come into memory.
+/// How the bytes of a file are brought into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileAccess {
-    /// The file is mapped and read where it lies. Shortening it ends the process.
+    /// The file is mapped and read in place. Shortening the file while it is mapped ends the process.
     #[default]
     Map,
-    /// The file is copied into memory, after which it may change.
+    /// The file is copied into memory, and may change afterwards.
     Copy,
 }
 
 impl Bytes {
-    /// The bytes of a whole file.
+    /// Opens a complete file.
     pub fn open_file(path: impl AsRef<Path>, access: FileAccess) -> Result<Bytes> {
         match access {
             FileAccess::Map => Bytes::map_file(path),
@@ -52,7 +52,7 @@ impl Bytes {
         }
     }
 
-    /// Copies a whole file into memory, from a 64-byte boundary on.
+    /// Copies a complete file into memory that starts on a 64-byte boundary.
     ///
     /// # Errors
     /// [`Error::Io`], also if the file becomes shorter during the copy, and [`Error::Memory`].
@@ -67,31 +67,30 @@ impl Bytes {
         Ok(Bytes::new(Storage::Owned(aligned)))
     }
 
-    /// Maps a whole file. It must not be shortened or rewritten in place while it is mapped; replacing it by renaming
-    /// another file over it is harmless.
+    /// Maps a complete file. It must not be shortened or rewritten in place while it is mapped; replacing it by renaming another file over
+    /// it is harmless.
     pub fn map_file(path: impl AsRef<Path>) -> Result<Bytes> {
         let path = path.as_ref();
         let file = open_file(path).map_err(|e| Error::io(path, "open", e))?;
-        // SAFETY: the map is private to this process and read-only; the documentation above requires that the file is
-        // not shortened.
+        // SAFETY: the map is private to this process and read-only; the documentation above requires that the file is not shortened.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, "map", e))?;
         Ok(Bytes::new(Storage::Mapped(map)))
     }
 
-    /// Bytes that are part of the program.
+    /// Wraps bytes that are part of the program.
     pub fn from_static(bytes: &'static [u8]) -> Bytes {
         Bytes::new(Storage::Static(bytes))
     }
 
-    /// A copy of `bytes` that starts on a 64-byte boundary.
+    /// Copies `bytes` to memory that starts on a 64-byte boundary.
     ///
     /// # Panics
-    /// If the system refuses the memory; [`Bytes::copy_from`] returns an error then.
+    /// If the system refuses the memory; [`Bytes::copy_from`] returns an error instead.
     pub fn from_vec(bytes: Vec<u8>) -> Bytes {
         Bytes::copy_from(&bytes).expect("memory for a copy")
     }
 
-    /// A copy of `bytes` that starts on a 64-byte boundary.
+    /// Copies `bytes` to memory that starts on a 64-byte boundary.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) if the system refuses the memory.
@@ -101,7 +100,7 @@ impl Bytes {
         Ok(Bytes::new(Storage::Owned(aligned)))
     }
 
-    /// A copy of all parts, one after another, that starts on a 64-byte boundary.
+    /// Copies all parts, one after another, to memory that starts on a 64-byte boundary.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) if the system refuses the memory.
@@ -124,7 +123,7 @@ impl Bytes {
         }
     }
 
-    /// The whole mapping that these bytes are part of, if they are part of a mapped file.
+    /// Returns the complete mapping that contains these bytes; `None` if they are not part of a mapped file.
     pub fn mapping(&self) -> Option<Bytes> {
         match &*self.storage {
             Storage::Mapped(map) => Some(Bytes {
@@ -135,7 +134,7 @@ impl Bytes {
         }
     }
 
-    /// The part `range` of these bytes.
+    /// Returns the part `range` of these bytes.
     ///
     /// # Panics
     /// If `range` is not within `0..self.len()`.
@@ -161,19 +160,19 @@ impl Deref for Bytes {
     }
 }
 
-/// An array of numbers in some format.
+/// An array of numbers in any format.
 #[derive(Clone)]
 pub struct Tensor {
     /// How the numbers are stored.
     pub format: &'static Format,
-    /// Outermost dimension first; the last one is contiguous.
+    /// The dimensions, outermost first; the last one is contiguous.
     pub shape: Vec<usize>,
-    /// The blocks, exactly as many as the shape needs.
+    /// The blocks; their number matches the shape exactly.
     pub data: Bytes,
 }
 
 impl Tensor {
-    /// A tensor over `data`, whose length must match `shape`.
+    /// Creates a tensor over `data`, whose length must match `shape`.
     pub fn new(format: &'static Format, shape: Vec<usize>, data: Bytes) -> Result<Tensor> {
         let expected = format.tensor_bytes(&shape)?;
         if data.len() != expected {
@@ -191,25 +190,25 @@ impl Tensor {
         })
     }
 
-    /// How many numbers.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.data.len() / self.format.block_bytes * self.format.block_len
     }
 
-    /// Whether there are none.
+    /// Whether the tensor has no values.
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
 
-    /// All numbers, in order.
+    /// Decodes all values, in order.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.len()];
         self.format.decode(&self.data, &mut values);
         values
     }
 
-    /// The tensor as a matrix: the product of all dimensions but the last, and the last. One row if there is only one
-    /// dimension.
+    /// Returns the tensor's rows and columns as a matrix: the product of all dimensions but the last, and the last. A tensor with one
+    /// dimension has one row.
     pub fn rows_cols(&self) -> (usize, usize) {
         match self.shape.split_last() {
             Some((&cols, outer)) => (outer.iter().product(), cols),

@@ -1,6 +1,6 @@
-//! Texts found where a file of another kind is expected, as left by failed downloads.
+//! Detection of text that a failed download left in place of a file.
 
-/// The kind of a text that begins so, and how to get the file that was meant; none if the kind is not known.
+/// Returns the kind of the text that starts with `bytes`, and how to get the intended file; `None` if the kind is unknown.
 pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     let start = bytes[..bytes.len().min(256)].trim_ascii_start();
     let begins = |text: &str| {

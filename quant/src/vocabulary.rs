@@ -1,20 +1,20 @@
-//! The tokens of a `tokenizer.json`, read into texts and numbers as they come: as values of JSON they would take ten times the memory.
+//! The tokens of a `tokenizer.json`, deserialized directly into strings and numbers: as JSON values they would take ten times the memory.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Most tokens of a model and most merges: twice those of the largest published tokenizers.
+/// Largest number of tokens, and of merges, of a model: twice that of the largest published tokenizers.
 pub const MOST_TOKENS: usize = 1 << 20;
-/// Most added tokens, likewise.
+/// Largest number of added tokens, with the same margin.
 pub const MOST_ADDED: usize = 1 << 16;
 
-/// The tokens of a model, in one of the forms that kinds of models have.
+/// The tokens of a model, in one of the forms that tokenizer models use.
 #[derive(Default)]
 pub enum Vocabulary {
     #[default]
-    /// There are none.
+    /// No tokens.
     None,
     /// Tokens with their ids.
     Ids(Vec<(String, u32)>),
@@ -25,7 +25,7 @@ pub enum Vocabulary {
 }
 
 impl Vocabulary {
-    /// How many tokens it has.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         match self {
             Vocabulary::None => 0,
@@ -40,7 +40,7 @@ impl Vocabulary {
         self.len() == 0
     }
 
-    /// The id of a token. All of them are compared.
+    /// Returns the id of a token, by linear search.
     pub fn id(&self, name: &str) -> Option<u32> {
         let at = |place: Option<usize>| place.and_then(|id| u32::try_from(id).ok());
         match self {

@@ -1,5 +1,5 @@
-//! Forged files of several parts, of packed numbers and of importances: parts that claim what they do not have, scales, codes and counts
-//! that fit nothing, each bit turned.
+//! Forged split files, quantized checkpoints and importance matrices: declared parts that do not exist, scales, codes and counts that do
+//! not fit together, and every single bit flipped.
 
 mod stored;
 
@@ -11,7 +11,7 @@ use waterline_quant::imatrix::Importances;
 use waterline_quant::safetensors::Checkpoint;
 use waterline_quant::{Bytes, F32, FileAccess, Q8_0};
 
-/// A part of a split file: its keys, and one tensor.
+/// Writes a part of a split file with these keys and one tensor.
 fn write_part(path: &Path, keys: &[(&str, Value)], tensor: &str) {
     let keys: Vec<_> = keys
         .iter()
@@ -56,7 +56,7 @@ fn parts_that_are_claimed_and_not_there_cost_nothing() {
         let said = refused(&path(2));
         assert!(said.contains("split.no"), "{number} of {count}: {said}");
     }
-    // A number that is none makes a file of one part.
+    // A count that is not a number makes a file of one part.
     write_part(&path(2), &[("split.count", Value::from("2"))], "a");
     assert!(Gguf::open(path(2)).is_ok());
 }
@@ -86,21 +86,21 @@ fn a_later_part_is_checked_like_the_first() {
         ];
         parts.concat()
     };
-    // Counts that a hole could hold reserve nothing.
+    // Counts that would fit into a hole do not reserve memory.
     let said = second(&header(0, (12 << 30) / 13 - 2), 12 << 30);
     assert!(said.contains("metadata count"), "{said}");
     let said = second(&header((12 << 30) / 24 - 1, 0), 12 << 30);
     assert!(said.contains("tensor count"), "{said}");
     assert!(second(b"", 0).contains("four bytes"));
     assert!(second(b"GGUF", 0).contains("version"));
-    // Numbers of no part, and of a file of more of them.
+    // Wrong part numbers, and a wrong number of parts.
     for keys in [numbers(0, 2), numbers(1, 3), numbers(7, 2)] {
         write_part(&path(2), &keys, "b");
         let bytes = std::fs::read(path(2)).expect("a file");
         let said = second(&bytes, 0);
         assert!(said.contains("expected part 1 of 2"), "{said}");
     }
-    // A mended first part describes them all.
+    // With the second part repaired, wrong tensor counts in the first part are found.
     write_part(&path(2), &numbers(1, 2), "b");
     let count = |count: u64| ("split.tensors.count", Value::U64(count));
     for wrong in [0, 1, 3, u64::MAX] {
@@ -113,7 +113,7 @@ fn a_later_part_is_checked_like_the_first() {
     assert_eq!(Gguf::open(path(1)).expect("a file").tensors().len(), 2);
 }
 
-/// Reads all that a file has, or says why not.
+/// Reads everything in a file. Returns the number of values, or the error.
 fn use_everything(folder: &Path, bytes: &[u8]) -> Result<usize, String> {
     let path: PathBuf = folder.join("model.safetensors");
     std::fs::write(path, bytes).expect("a file");
@@ -133,7 +133,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// FP8 by blocks, NVFP4 of two makers, integers of four bits with zero points.
+/// FP8 in blocks, NVFP4 of both kinds, and four-bit integers with zero points.
 fn packed() -> Vec<Stored<'static>> {
     let shape = |shape: [i64; 2]| shape.iter().flat_map(|n| n.to_le_bytes()).collect();
     vec![
@@ -184,7 +184,8 @@ fn packed_numbers_without_their_other_parts_are_refused() {
     for missing in 0..all.len() {
         let mut rest = all.clone();
         let (name, ..) = rest.remove(missing);
-        // FP8 without scales is plain FP8; without zero points the middle is zero; a weight alone is missed by its model.
+        // FP8 without scales is plain FP8, and without zero points the middle code is zero. A missing weight is left to the model to
+        // report.
         let may = [
             "a.weight",
             "a.weight_scale_inv",
@@ -206,7 +207,7 @@ fn packed_numbers_without_their_other_parts_are_refused() {
         let said = use_everything(folder.path(), &safetensors(&forged)).expect_err(name);
         assert!(said.contains("a finite number"), "{said}");
     }
-    // Sizes whose product wraps, in every place that has one.
+    // Sizes whose product overflows, and negative sizes.
     for (name, wrong) in [
         ("d.weight_shape", [1i64 << 32, 1 << 32]),
         ("d.weight_shape", [i64::MAX, 2]),
@@ -220,7 +221,7 @@ fn packed_numbers_without_their_other_parts_are_refused() {
     }
 }
 
-/// A file of importances: two matrices of two columns that are stacked in `a`, with these sums and counts.
+/// An importance matrix file with these sums and counts: `a` stacks two matrices of two columns.
 fn importances(keys: &[(&str, Value)], sums: &[f32], counts: &[f32]) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("imatrix.gguf");
@@ -245,7 +246,7 @@ fn importances(keys: &[(&str, Value)], sums: &[f32], counts: &[f32]) -> Vec<u8> 
     std::fs::read(&path).expect("a file")
 }
 
-/// All mean squares, or why not.
+/// Returns all mean squares, or the error.
 fn mean_squares(bytes: &[u8]) -> Result<Vec<f32>, String> {
     let bytes = Bytes::copy_from(bytes).expect("memory");
     let read = Gguf::parse(bytes, "imatrix").and_then(Importances::new);
@@ -292,11 +293,11 @@ fn importances_that_are_none_are_refused() {
     ] {
         match mean_squares(&forged) {
             Err(error) => assert!(error.contains(said), "{said}: {error}"),
-            // A count that is none has read nothing, as in llama-quantize.
+            // A count of NaN means that no input was read, as in llama-quantize.
             Ok(means) => assert!(said.is_empty() && means == [1.0, 1.0]),
         }
     }
-    // Numbers in another format would take twelve times the file.
+    // Values in another format could take twelve times the size of the file in memory.
     let mut other = bytes.clone();
     let name = b"a.in_sum2";
     let at = other.windows(name.len()).position(|part| part == name);
@@ -321,7 +322,7 @@ fn importances_that_are_none_are_refused() {
         forged[bit / 8] ^= 1 << (bit % 8);
     }
     assert!(accepted > 100 && refused > 100, "{accepted}, {refused}");
-    // A file ends with some zeros that nobody needs.
+    // A file ends with some padding zeros that are not needed.
     let whole = (0..bytes.len()).filter(|&length| mean_squares(&bytes[..length]).is_ok());
     assert!(whole.count() < 64);
 }

@@ -1,4 +1,4 @@
-//! Formats against vectors made by ggml's Python package (`data/make_vectors.py`), and the error of our encoders.
+//! Formats compared with vectors made by ggml's Python package (`data/make_vectors.py`), and the error of the encoders.
 
 use std::path::Path;
 
@@ -84,7 +84,7 @@ fn encoding_with_an_importance_matrix_matches_llama_quantize_bit_for_bit() {
     let mut tested = 0;
     for &format in FORMATS.iter().filter(|format| format.block_len > 1) {
         let weighted = folder.join(format!("{}.weighted", format.name));
-        // Q8_0 and MXFP4 are encoded without one.
+        // Q8_0 and MXFP4 are encoded without an importance matrix.
         let name = if weighted.exists() {
             "weighted"
         } else {
@@ -103,7 +103,7 @@ fn encoding_with_an_importance_matrix_matches_llama_quantize_bit_for_bit() {
     assert_eq!(tested, 12);
 }
 
-/// Gaussian numbers, the same on every run.
+/// Deterministic Gaussian numbers.
 fn gaussian(len: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut uniform = || {
@@ -130,7 +130,7 @@ fn relative_error(format: &Format, values: &[f32]) -> f64 {
 
 #[test]
 fn encoders_are_as_precise_as_their_bits_allow() {
-    // Root mean square error over that of the numbers, for Gaussian weights.
+    // Root mean square error divided by the root mean square of the numbers, for Gaussian weights.
     let values = gaussian(1 << 16);
     for (format, bound) in BOUNDS {
         let error = relative_error(format, &values);
@@ -234,7 +234,7 @@ fn another_order_has_the_same_numbers() {
         assert_eq!(decode(format, &ordered), decode(plain, &stored), "{format}");
         assert_eq!(plain.reorder(&ordered, format).as_ref(), Some(&stored));
         assert_eq!(format.reorder(&stored, &Q8_0), None);
-        // A row of two blocks.
+        // Each row has two blocks.
         let matrix = Matrix::new(format, 4, 1024, Bytes::from_vec(ordered)).expect("matrix");
         let rows = Matrix::new(plain, 4, 1024, Bytes::from_vec(stored)).expect("matrix");
         let layouts = [&matrix, &rows].map(|m| m.device_layout().unwrap_or(m.bytes().to_vec()));

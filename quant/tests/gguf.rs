@@ -1,4 +1,4 @@
-//! GGUF: round trips, files that lie, and files that were cut.
+//! GGUF: round trips, forged files, and truncated files.
 
 #[path = "gguf/parts.rs"]
 mod parts;
@@ -8,7 +8,7 @@ mod random;
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
 use waterline_quant::{Bytes, Error, F32, Q4_K, Q8_0};
 
-/// Writes a file with all-zero-but-counted data and returns its bytes.
+/// Writes a file whose tensors hold a known pattern, and returns its bytes.
 fn write(metadata: &[(String, Value)], tensors: &[NewTensor]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
@@ -137,7 +137,7 @@ fn every_truncation_is_refused() {
     assert!(parse(&bytes[..bytes.len() - padding]).is_ok());
 }
 
-/// Every accepted file must be usable.
+/// Reads everything: every accepted file must be usable.
 fn use_everything(gguf: &Gguf) {
     for info in gguf.tensors() {
         if let Ok(tensor) = gguf.tensor(&info.name) {
@@ -167,7 +167,7 @@ fn every_bit_flip_is_refused_or_harmless() {
     }
 }
 
-/// A file made by hand: header counts and the bytes after them.
+/// Builds a file by hand: header counts and the bytes after them.
 fn raw(tensors: u64, metadata: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend(tensors.to_le_bytes());
@@ -435,7 +435,7 @@ fn values_that_are_no_utf8_are_replaced_with_a_note() {
     assert!(file.notes()[0].starts_with("key 'a'"), "{:?}", file.notes());
 }
 
-/// A file of these bytes and a hole, which takes no room on a disk.
+/// Writes a file with these bytes and then a hole, which takes no disk space.
 fn with_hole(bytes: &[u8], length: u64) -> (tempfile::TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("hole.gguf");
@@ -470,7 +470,7 @@ fn counts_that_a_hole_could_hold_reserve_nothing() {
     for (bytes, said) in [
         (header(0, (LENGTH - 24) / 13), "metadata count"),
         (header((LENGTH - 24) / 24, 0), "tensor count"),
-        // As many as are believed, of zeros: they have one name.
+        // The largest accepted counts. The hole reads as zeros, so all names are equal.
         (header(0, 1 << 16), "it twice"),
         (header(1 << 18, 0), "tensor ''"),
         (array(8, (LENGTH - 100) / 8), "before the tensors' data"),
@@ -488,7 +488,7 @@ fn more_keys_than_any_model_has_are_refused() {
     let key = |i: usize| (format!("k{i}"), Value::U8(0));
     let metadata: Vec<_> = (0..1 << 16).map(key).collect();
     let error = parse(&write(&metadata, &[])).err().expect("a refusal");
-    // The writer adds the alignment.
+    // The writer adds the key of the alignment.
     let error = error.to_string();
     assert!(
         error.contains("65537") && error.contains("at most 65536"),

@@ -5,7 +5,7 @@ use waterline_quant::{
     Q4_K, Q8_0, REORDERED, Rounding, Simd,
 };
 
-/// Numbers in -1..1 with a few large ones, the same on every run.
+/// Deterministic numbers in -1..1, with a few larger ones.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -25,8 +25,8 @@ fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matr
     Matrix::with_simd(format, rows, cols, Bytes::from_vec(data), simd).unwrap()
 }
 
-/// The rounding of inputs for which products equal those of the decoded values: with Q4_1 and Q5_1 ggml rounds sums of codes
-/// separately.
+/// The rounding of inputs with which products equal those of the decoded values. For Q4_1 and Q5_1, ggml's own rounding also rounds the
+/// sums of codes.
 fn plain_rounding(format: &Format) -> Option<Rounding> {
     match format.name {
         "Q4_1" | "Q5_1" => Some(Rounding::SuperBlocks),
@@ -34,7 +34,7 @@ fn plain_rounding(format: &Format) -> Option<Rounding> {
     }
 }
 
-/// Inputs for a matrix of a level.
+/// Inputs for a matrix on a SIMD level.
 fn inputs(format: &Format, [rows, cols]: [usize; 2], simd: Simd) -> Activations {
     let mut x = Activations::new(rows, cols).expect("memory");
     x.force_simd(simd);
@@ -42,14 +42,14 @@ fn inputs(format: &Format, [rows, cols]: [usize; 2], simd: Simd) -> Activations 
     x
 }
 
-/// `[tokens, rows]`, computed in pieces that start at the given rows.
+/// Returns the product `[tokens, rows]`, computed in pieces that start at the given rows.
 fn product(matrix: &Matrix, x: &Activations, starts: &[usize]) -> Vec<f32> {
     let width = matrix.rows() + 2;
     let mut out = vec![f32::NAN; x.rows() * width];
     let output = Output::new(&mut out, width);
     for (i, &start) in starts.iter().enumerate() {
         let end = starts.get(i + 1).copied().unwrap_or(matrix.rows());
-        // SAFETY: one thread.
+        // SAFETY: only one thread.
         unsafe { matrix.mul_rows(start..end, 0, x, &output, 1) };
     }
     for row in out.chunks(width) {
@@ -63,7 +63,7 @@ fn product(matrix: &Matrix, x: &Activations, starts: &[usize]) -> Vec<f32> {
         .collect()
 }
 
-/// From one block to many; for float formats also lengths that are no multiple of anything.
+/// From one block to many; for float formats also lengths that are a multiple of no vector length.
 fn widths(format: &Format) -> Vec<usize> {
     match format.block_len {
         1 => vec![1, 3, 8, 15, 16, 17, 31, 64, 100, 257, 1000],
@@ -77,7 +77,7 @@ fn widths(format: &Format) -> Vec<usize> {
 
 #[test]
 fn every_level_agrees_with_the_definition() {
-    // The definition, in f64, on the decoded values of the blocks and the rounded inputs.
+    // The definition is computed in f64 from the decoded values of the blocks and the rounded inputs.
     for format in FORMATS.into_iter().chain(REORDERED) {
         for cols in widths(format) {
             for simd in Simd::available() {
@@ -108,7 +108,7 @@ fn every_level_agrees_with_the_definition() {
     }
 }
 
-/// Row `t` as products see it: exact for float formats, rounded to 8 bits for integer formats.
+/// Row `t` as products read it: exact for float formats, rounded to 8 bits for integer formats.
 fn effective_inputs(format: &Format, x: &Activations, t: usize) -> Vec<f32> {
     if !format.is_integer_dot() {
         return x.row(t).to_vec();
@@ -215,7 +215,7 @@ fn inputs_are_rounded_alike_on_every_level() {
     }
 }
 
-/// As ggml's `quantize_row_q8_0`, `quantize_row_q8_1` and `quantize_row_q8_K` on x86.
+/// Rounding follows ggml's `quantize_row_q8_0`, `quantize_row_q8_1` and `quantize_row_q8_K` on x86.
 #[test]
 fn inputs_are_rounded_as_ggml_rounds_them() {
     let cols = 512;
@@ -248,13 +248,12 @@ fn inputs_are_rounded_as_ggml_rounds_them() {
     }
 }
 
-/// The factors of the minima of Q4_1 and Q5_1 are rounded separately: in the rows of a product of few tokens and in its
-/// panels.
+/// The sums that the minima of Q4_1 and Q5_1 multiply are rounded separately, both in products of few tokens and in panels.
 #[test]
 fn sums_of_codes_are_rounded_as_ggml_rounds_them() {
     let (rows, cols) = (3, 256);
     for format in [&waterline_quant::Q4_1, &waterline_quant::Q5_1] {
-        // Weights that are minima alone, which f16 holds.
+        // All weights equal the minimum, which f16 represents exactly.
         let weights = vec![-1.5; rows * cols];
         let mut data = vec![0; format.tensor_bytes(&[rows, cols]).expect("whole blocks")];
         format.encode(&weights, &mut data);
@@ -370,7 +369,7 @@ fn lengths_are_checked() {
     let attempt = |x: &Activations, rows: std::ops::Range<usize>, width: usize, column: usize| {
         let mut out = vec![0.0; x.rows() * width];
         let output = Output::new(&mut out, width);
-        // SAFETY: one thread.
+        // SAFETY: only one thread.
         std::panic::catch_unwind(|| unsafe { matrix.mul_rows(rows, 0, x, &output, column) }).is_ok()
     };
     let x = inputs(q4_0, [2, 64], Simd::detect());
@@ -392,7 +391,7 @@ fn picked_tokens_have_the_products_of_all() {
         for format in FORMATS.into_iter().chain(REORDERED) {
             let cols = 3 * format.block_len.max(20);
             let matrix = matrix(format, 9, cols, simd);
-            // Enough tokens to be loaded in panels as well.
+            // Enough tokens that panels are loaded as well.
             let x = inputs(format, [21, cols], simd);
             let picked = [6, 20, 3, 3, 1, 2];
             let mut some = vec![f32::NAN; picked.len() * 6];

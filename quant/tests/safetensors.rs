@@ -1,4 +1,4 @@
-//! Checkpoints: one file, shards, odd offsets, files that lie.
+//! Checkpoints: single files, shards, odd offsets, and forged files.
 
 mod stored;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use stored::{Stored, safetensors};
 use waterline_quant::safetensors::Checkpoint;
 
-/// Writes a file: a JSON header, padded by `pad` spaces, and data.
+/// Writes a file: a JSON header padded with `pad` spaces, and data.
 fn write(path: &Path, header: &str, pad: usize, data: &[u8]) {
     let header = format!("{header}{}", " ".repeat(pad));
     let bytes = [
@@ -35,7 +35,7 @@ fn two() -> Vec<u8> {
 #[test]
 fn tensors_are_read_wherever_they_lie() {
     let folder = tempfile::tempdir().unwrap();
-    // Every offset of the data modulo 4: aligned ones are used in place, others copied.
+    // Every offset of the data modulo 4: aligned tensors are used in place, others are copied.
     for pad in 0..4 {
         write(&folder.path().join("model.safetensors"), TWO, pad, &two());
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
@@ -154,7 +154,7 @@ fn values(checkpoint: &Checkpoint, name: &str) -> (Vec<usize>, Vec<f32>) {
 
 #[test]
 fn fp8_is_multiplied_by_the_scales_of_its_blocks() {
-    // 130 rows of 3: blocks of 128 rows.
+    // 130 rows of 3 numbers, in blocks of 128 rows.
     let checkpoint = open(&[
         (
             "a.weight",
@@ -185,7 +185,7 @@ fn fp8_is_multiplied_by_the_scales_of_its_blocks() {
         (&[2.0, -2.0, 4.0][..], &[2.0, -2.0, 4.0, 0.5, -0.5, 1.0][..])
     );
     assert_eq!(values(&checkpoint, "b.weight").1, [1.0, 1.0, 2.0, 2.0]);
-    // Too large for f16.
+    // These values are too large for f16.
     assert_eq!(values(&checkpoint, "c.weight").1, [3e6, -1e6]);
     assert_eq!(values(&checkpoint, "d.weight").1, [1.0]);
     assert_eq!(values(&checkpoint, "e.weight").1, [1.0, 1.0, 4.0, 4.0]);
@@ -198,7 +198,7 @@ fn fp8_is_multiplied_by_the_scales_of_its_blocks() {
 
 #[test]
 fn four_bits_are_unpacked() {
-    // 16 numbers of a group: the codes 0 to 15.
+    // A group of 16 numbers: the codes 0 to 15.
     let codes = || vec![0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe];
     let halves = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let fp4: Vec<f32> = halves
@@ -375,7 +375,7 @@ fn what_a_failed_download_left_is_named() {
     }
 }
 
-/// The refusal of a file that has this header.
+/// Returns the error for a file with this header.
 fn refused(header: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");

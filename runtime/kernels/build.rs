@@ -1,11 +1,11 @@
-//! Collects `.cu` files: their texts without comments, deflated.
+//! Collects the `.cu` files and stores their texts deflated, without comments.
 
 mod deflated;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The runtime's and those of number formats.
+/// Source folders of the runtime and of the number formats.
 const FOLDERS: [&str; 2] = ["../compute/src", "../../quant/src"];
 
 fn main() {
@@ -26,7 +26,7 @@ fn main() {
     deflated::write("texts", texts);
 }
 
-/// Lines stay where they are, so that a compiler's messages name the right ones. No string of a kernel has two slashes.
+/// Keeps line numbers, so that compiler messages point to the right lines. No string literal in a kernel contains two slashes.
 fn without_comments_and_indentation(text: &str) -> String {
     let code = |line: &str| {
         let code = line.split("//").next().unwrap_or_default();

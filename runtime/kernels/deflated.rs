@@ -1,12 +1,11 @@
-//! Texts that a program holds deflated. This file is separate because the build scripts of two crates
-//! include it.
+//! Stores texts deflated in a program. This is a separate file because the build scripts of two crates include it.
 
 use std::path::Path;
 use std::{env, fs};
 
 const LEVEL: u8 = 10;
 
-/// Writes the files that a crate includes: names and lengths as Rust to `NAME.rs`, the concatenated, deflated texts to `NAME`.
+/// Writes the files that a crate includes: file names and lengths as Rust code to `NAME.rs`, the concatenated, deflated texts to `NAME`.
 pub fn write(name: &str, all: impl IntoIterator<Item = (String, String)>) {
     let (mut table, mut texts) = (String::new(), String::new());
     for (file, text) in all {

@@ -1,4 +1,4 @@
-//! A model bound to its weights: read-only, shared by any number of sessions.
+//! A model bound to its weights; read-only and shared by any number of sessions.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::program::{Program, Schedule};
 use crate::state::{Size, StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer, Turns};
 
-/// Weights and description, ready to run.
+/// Weights and description of a model, ready to run.
 pub struct Model {
     file: String,
     name: String,
@@ -24,7 +24,7 @@ pub struct Model {
     program: Program,
     draft: Option<Draft>,
     fingerprint: u64,
-    /// A matrix is in BF16.
+    /// Whether any matrix is in BF16.
     has_bf16: bool,
     files: TextFiles,
     trained_context: Option<usize>,
@@ -33,26 +33,26 @@ pub struct Model {
     constraints: OnceCell<Arc<Constraints>>,
 }
 
-/// Bytes of a tensor's part of the program.
+/// Estimated memory in bytes that a program needs per tensor.
 const OF_TENSOR: usize = 1 << 10;
 
-/// Tells if a tensor is no matrix: its numbers become part of an op.
+/// Whether a tensor is not a matrix, so that its values are copied into an op.
 fn is_vector(tensor: &Tensor) -> bool {
     tensor.shape.len() != 2 || !tensor.format.is_integer_dot()
 }
 
 impl Model {
-    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
+    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and used in place.
     pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
         Self::bind(Checkpoint::open(path)?)
     }
 
-    /// As [`Model::open`], with options.
+    /// Like [`Model::open`], with options.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
         Self::bind(Checkpoint::open_with(path, options)?)
     }
 
-    /// As [`Model::open_with`], from a copy of the bytes of a GGUF file, which errors call `name`.
+    /// Like [`Model::open_with`], from a copy of the bytes of a GGUF file. Error messages call it `name`.
     pub fn from_bytes(bytes: &[u8], name: &str, options: &OpenOptions) -> Result<Arc<Self>> {
         let bytes = Bytes::copy_from(bytes)?;
         Self::bind(Checkpoint::from_bytes(bytes, name, options)?)
@@ -61,7 +61,7 @@ impl Model {
     /// Binds an opened checkpoint.
     #[doc(hidden)]
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
-        // Vectors are kept in f32, copied once more while they are bound; an op takes a few hundred bytes.
+        // Vectors are kept in f32 and copied once more during binding; an op takes a few hundred bytes.
         let vectors = checkpoint
             .tensors
             .values()
@@ -104,38 +104,38 @@ impl Model {
         }))
     }
 
-    /// Tells if a matrix is in BF16.
+    /// Whether any matrix is in BF16.
     pub(crate) fn has_bf16(&self) -> bool {
         self.has_bf16
     }
 
-    /// Most slots of a batch on a GPU in which every token has the bits of a recorded step. More of them meet BF16 matrices on tensor
-    /// cores, which round their inputs.
+    /// The largest number of slots in a GPU batch whose tokens all have the bits of recorded steps. With more slots, tensor cores
+    /// multiply BF16 matrices and round their inputs.
     pub(crate) fn most_exact_slots(&self) -> usize {
         if self.has_bf16 { 8 } else { 16 }
     }
 
-    /// The file or directory it came from.
+    /// The file or directory of the model.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Its name.
+    /// The model's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its dimensions.
+    /// The model's description and dimensions.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// Its ops.
+    /// The model's program.
     pub(crate) fn program(&self) -> &Program {
         &self.program
     }
 
-    /// The program of drafts, if the MTP block was read.
+    /// The program for drafts, if the MTP block was opened.
     pub(crate) fn draft(&self) -> Option<&Draft> {
         self.draft.as_ref()
     }
@@ -150,33 +150,33 @@ impl Model {
         self.program.touched(plan, position)
     }
 
-    /// Bytes of the layers' state tensors that reading the token at `position` touches, those read and those written.
+    /// Bytes of the layers' state tensors that the token at `position` reads plus those that it writes.
     pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
         let touched = self.touched(plan, position);
         touched.iter().map(Touched::bytes).sum()
     }
 
-    /// Differs for different models.
+    /// A hash that differs between models.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// The state of a session on this model, before one is made.
+    /// The state layout of a session on this model.
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
         self.spec.plan(options)
     }
 
-    /// In which order its ops may run, with a state of these sizes.
+    /// The order in which the ops may run, with a state of this size.
     pub(crate) fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
         Ok(Schedule::new(&self.program, &self.plan(options)?))
     }
 
-    /// The token that the tokenizer puts before plain text, if there is one.
+    /// The token that the tokenizer puts before plain text, if any.
     pub fn bos(&self) -> Option<u32> {
         self.files.begin()
     }
 
-    /// The token that ends a document, if there is one.
+    /// The token that ends a document, if any.
     pub fn eos(&self) -> Option<u32> {
         self.files.eos
     }
@@ -186,38 +186,38 @@ impl Model {
         self.files.ends.iter().copied()
     }
 
-    /// Tokens of the longest texts that it was trained on, where its files say so and attention reads the whole text: beyond them its
-    /// answers are not to be trusted.
+    /// Length in tokens of the longest texts in training, if the files state it and attention reads the complete text. Answers beyond
+    /// that length are unreliable.
     pub fn trained_context(&self) -> Option<usize> {
         self.trained_context.filter(|_| self.reads_context())
     }
 
-    /// True if some attention reads the whole context.
+    /// Whether some attention layer reads the complete context.
     pub fn reads_context(&self) -> bool {
         let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
         tensors.any(|tensor| tensor.shape.contains(&Size::Context))
     }
 
-    /// Whether the first tokens of a full context can stay when the oldest are forgotten. Attention that reads means of whole blocks of its
-    /// context forgets them like others.
+    /// Whether the first tokens of a full context can stay while the oldest ones are forgotten. Attention that reads means of complete
+    /// blocks of its context forgets them like any others.
     pub fn keeps_first_tokens(&self) -> bool {
         let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
         let is_blocks = |size: &Size| matches!(size, Size::ContextBlocks(_));
         !tensors.any(|tensor| tensor.shape.iter().any(is_blocks))
     }
 
-    /// Notes on the files for users, each a sentence.
+    /// Notes on the files for users, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Whether the file has a tokenizer, be it a broken one.
+    /// Whether the file has a tokenizer, even a broken one.
     pub fn has_tokenizer(&self) -> bool {
         self.files.tokenizer.is_some()
     }
 
-    /// The tokenizer, made on first use. Fails if the model has none, a broken one, or one whose tokens for some text are more than
-    /// the model's.
+    /// The tokenizer, created on first use. Fails if the model has none, if it is broken, or if it can produce tokens beyond the model's
+    /// vocabulary.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>> {
         let make = || -> Result<Arc<Tokenizer>> {
             let error = |reason: String| Error::Tokenizer {
@@ -236,15 +236,15 @@ impl Model {
         self.tokenizer.get_or_try_init(make).cloned()
     }
 
-    /// The compiler for forms of answers, made on first use. An answer ends by one of [`Model::ends`] or as the chat template closes it.
+    /// The compiler of constraints, created on first use. An answer ends with one of [`Model::ends`] or with the chat template's end token.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] as [`Model::tokenizer`], [`Error::Invalid`] if the model has no end token, [`Error::Unsupported`] in a
-    /// build without the feature `constraints`.
+    /// The errors of [`Model::tokenizer`], [`Error::Invalid`] if the model has no end token, and [`Error::Unsupported`] in a build
+    /// without the feature `constraints`.
     pub fn constraints(&self) -> Result<Arc<Constraints>> {
         let make = || {
             let tokenizer = self.tokenizer()?;
-            // A template that cannot be used closes nothing.
+            // A template that cannot be used contributes no end token.
             let template = self.chat_template_or_chatml();
             let turns = template.and_then(|it| Turns::new(Arc::new(it), Arc::clone(&tokenizer)));
             let closing = turns.ok().and_then(|turns| turns.end_token());
@@ -254,12 +254,12 @@ impl Model {
         self.constraints.get_or_try_init(make).cloned()
     }
 
-    /// Whether the file has a chat template, be it a broken one.
+    /// Whether the file has a chat template, even a broken one.
     pub fn has_chat_template(&self) -> bool {
         !self.files.templates.is_empty()
     }
 
-    /// The chat template for a conversation: ChatML where the file has none. Fails if the file's is broken.
+    /// The chat template, or ChatML if the file has none. Fails if the file's template is broken.
     pub fn chat_template_or_chatml(&self) -> Result<ChatTemplate> {
         if self.has_chat_template() {
             self.chat_template()
@@ -268,7 +268,7 @@ impl Model {
         }
     }
 
-    /// The chat template, and the one for conversations with tools if the file has one. Fails if the model has none or a broken one.
+    /// The chat template, including the one for conversations with tools if the file has it. Fails if the model has none or it is broken.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
         // A missing tokenizer is reported first: without it there is no text at all.
         let tokenizer = self.tokenizer()?;

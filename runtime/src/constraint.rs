@@ -1,5 +1,5 @@
-//! Constraints: answers that fit a JSON schema, a regular expression or a grammar. Before each token, those that cannot go on are
-//! forbidden (llguidance). Compiling and each mask have bounds in time and memory.
+//! Constraints: restrict answers to a JSON schema, a regular expression or a grammar. Before each choice, llguidance masks the tokens
+//! that cannot follow. Time and memory are bounded for compilation and for each mask.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::error::{Error, Result};
 use crate::grammar::Grammar;
 use crate::text::Tokenizer;
 
-/// Most levels of a schema or of a grammar's brackets: parsers go down them by recursion.
+/// Deepest nesting of a schema or of a grammar's brackets; parsers recurse once per level.
 const MOST_DEPTH: usize = 100;
-/// Most bytes of a grammar.
+/// Largest size of a grammar in bytes.
 const MOST_BYTES: usize = 1 << 20;
-/// The end of a thought.
+/// The text that ends a thought.
 const THOUGHT_END: &[u8] = b"</think>";
 /// Compiles grammars for a model's vocabulary.
 pub struct Constraints {
@@ -26,10 +26,10 @@ pub struct Constraints {
 }
 
 impl Constraints {
-    /// For a model with `vocab` tokens, whose answers one of `ends` ends.
+    /// Creates a compiler for a model with `vocab` tokens, whose answers end with one of `ends`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such token.
+    /// [`Error::Invalid`] if the model has no end token.
     pub(crate) fn new(
         file: &str,
         tokenizer: Arc<Tokenizer>,
@@ -43,7 +43,7 @@ impl Constraints {
         };
         let word = |id: u32| {
             let bytes = tokenizer.token_bytes(id).to_vec();
-            // A control token is never a part of a text.
+            // A control token is never part of a text.
             if tokenizer.is_special(id) || ends.contains(&id) {
                 [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat()
             } else {
@@ -65,7 +65,7 @@ impl Constraints {
     /// Compiles a grammar.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it cannot be met, has a mistake or is too large.
+    /// [`Error::Invalid`] if the grammar matches nothing, is malformed or is too large.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
         let parse = |grammar: &Grammar| match grammar {
             Grammar::JsonObject => {
@@ -102,13 +102,13 @@ impl Constraints {
             tokens: self.factory.tok_env().clone(),
             tokenizer: Arc::clone(&self.tokenizer),
         };
-        // A grammar that nothing meets is an error now, not after the prompt is read.
+        // Reports a grammar that matches nothing now rather than after the prompt is read.
         constraint.check(|matcher| matcher.compute_mask_or_eos().map(|_| ()))?;
         Ok(constraint)
     }
 }
 
-/// Levels of objects and arrays, counted without recursion.
+/// Nesting depth of objects and arrays, computed without recursion.
 fn depth_of_json(value: &Value) -> usize {
     let (mut deepest, mut open) = (0, vec![(value, 1)]);
     while let Some((value, depth)) = open.pop() {
@@ -122,7 +122,7 @@ fn depth_of_json(value: &Value) -> usize {
     deepest
 }
 
-/// Levels of brackets in a text, those inside of quotes too.
+/// Nesting depth of brackets in a text, including those inside quotes.
 fn depth_of_text(text: &str) -> usize {
     let (mut deepest, mut depth) = (0usize, 0usize);
     for byte in text.bytes() {
@@ -136,18 +136,18 @@ fn depth_of_text(text: &str) -> usize {
     deepest
 }
 
-/// How far an answer has come in its grammar. A copy goes on apart.
+/// The progress of an answer in its grammar. A clone advances independently.
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
-    /// The end of the thought so far, while the answer is in one.
+    /// The end of the thought's text so far; `None` outside a thought.
     thought: Option<Vec<u8>>,
     tokens: TokEnv,
     tokenizer: Arc<Tokenizer>,
 }
 
 impl Constraint {
-    /// As this one, from the end of the thought on in which the answer begins.
+    /// Suspends the constraint until the end of the thought with which the answer begins.
     pub fn after_thought(mut self) -> Self {
         self.thought = Some(Vec::new());
         self
@@ -158,10 +158,10 @@ impl Constraint {
         self.tokens.tok_trie().eos_tokens()
     }
 
-    /// Forbids, in the logits `[vocab]` of the next token, those that cannot follow.
+    /// Masks the tokens that cannot follow in the logits `[vocab]` of the next token.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the grammar asks for more work than a token may take.
+    /// [`Error::Invalid`] if computing the mask exceeds the work limit per token.
     pub fn apply(&mut self, logits: &mut [f32]) -> Result<()> {
         if self.thought.is_some() {
             return Ok(());
@@ -179,7 +179,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Goes on by a token of the answer.
+    /// Advances past a token of the answer.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a token that cannot follow.
@@ -199,7 +199,7 @@ impl Constraint {
         self.check(|matcher| matcher.consume_token(token))
     }
 
-    /// Tokens of the text that has to follow, if the grammar leaves no choice: drafts, as other tokens may write the same text.
+    /// The tokens of the text that the grammar forces next. They are only drafts, because other tokens may spell the same text.
     pub(crate) fn forced(&mut self) -> Vec<u32> {
         if self.thought.is_some() || self.matcher.is_stopped() {
             return Vec::new();
@@ -212,7 +212,7 @@ impl Constraint {
         self.tokenizer.encode(text).unwrap_or_default()
     }
 
-    /// How many of the first `tokens` can follow. In a thought all can.
+    /// The length of the longest prefix of `tokens` that can follow. In a thought all tokens can.
     pub(crate) fn allowed(&mut self, tokens: &[u32]) -> usize {
         match self.thought {
             Some(_) => tokens.len(),

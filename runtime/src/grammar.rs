@@ -1,25 +1,25 @@
-//! Forms of answers.
+//! Formats of answers.
 
 use serde_json::{Value, json};
 
-/// Keyword of llguidance by which a schema says how its JSON is spaced.
+/// Keyword of llguidance in a schema that sets the whitespace of its JSON.
 const SPACING: &str = "x-guidance";
 
-/// The form of an answer.
+/// The format of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema describes. Between its parts comes one space, unless the schema's `x-guidance` says otherwise.
+    /// JSON that matches a schema. One space separates its parts, unless the schema's `x-guidance` sets other whitespace.
     JsonSchema(Value),
-    /// A regular expression that the whole answer matches.
+    /// A regular expression that matches the complete answer.
     Regex(String),
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
 }
 
 impl Grammar {
-    /// A schema that says how its JSON is spaced, as [`Grammar::JsonSchema`] spaces it: for `%json` in a [`Grammar::Lark`].
+    /// Adds the whitespace settings of [`Grammar::JsonSchema`] to a schema, unless it has its own: for `%json` in a [`Grammar::Lark`].
     pub fn spaced(schema: &Value) -> Value {
         let spacing =
             json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });

@@ -16,12 +16,12 @@
 //! # }
 //! ```
 //!
-//! This page lists the whole public API. Reading order of the rest: `model` (descriptions), `mixers` (one file each: its
-//! equations, weights, state and ops), `program` and `ops` (the fused operations), `state` (the one buffer of a session),
-//! `engine` (runs a program over it), `cpu` and `cuda` (backends), `session` (the loop), `text` (tokenizer, chat
-//! templates), `arch` (other people's files).
+//! This page lists the whole public API. Suggested reading order for the source: `model` (descriptions), `mixers` (one file each: its
+//! equations, weights, state and ops), `program` and `ops` (the fused operations), `state` (the one buffer of a session), `engine` (runs
+//! a program over it), `cpu` and `cuda` (backends), `session` (the main loop), `text` (tokenizer, chat templates), `arch` (third-party
+//! file formats).
 
-// The crates below hold the other modules, so that several are compiled at once and those that no token waits for are built to be small.
+// The other modules live in the crates below, so that crates compile in parallel and code off the per-token path is optimized for size.
 mod bound;
 #[cfg_attr(not(feature = "constraints"), path = "no_constraint.rs")]
 mod constraint;
@@ -68,7 +68,7 @@ pub use text::{
     ChatTemplate, History, Message, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
 };
 
-/// Internals for this repository's programs, to write and to check model files. No stable interface.
+/// Internals that this repository's programs use to write and check model files. Not a stable interface.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::model::{Checkpoint, LayerSpec, TextFiles};
@@ -90,7 +90,7 @@ pub(crate) mod instrument;
 #[path = "../../tests/skipped.rs"]
 pub(crate) mod skipped;
 
-// Models with random weights, which the tests of the folder `tests` describe by this crate's public face.
+// Models with random weights for the tests. The integration tests in `tests` build them through this crate's public API.
 #[cfg(test)]
 extern crate self as waterline;
 #[cfg(test)]

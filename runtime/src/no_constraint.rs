@@ -1,4 +1,4 @@
-//! Constraints in a build without them: none can be made.
+//! Constraints in a build without the feature `constraints`: none can be created.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use crate::error::{Error, Result};
 use crate::grammar::Grammar;
 use crate::text::Tokenizer;
 
-/// Compiles grammars for a model's vocabulary. This build cannot: the feature `constraints` is off.
+/// Compiles grammars for a model's vocabulary. Not available in this build: the feature `constraints` is off.
 pub struct Constraints {
     none: Infallible,
 }
 
 impl Constraints {
-    /// [`Error::Unsupported`].
+    /// Always fails with [`Error::Unsupported`].
     pub(crate) fn new(file: &str, _: Arc<Tokenizer>, _: usize, _: Vec<u32>) -> Result<Arc<Self>> {
         Err(Error::Unsupported {
             file: file.into(),
@@ -24,20 +24,20 @@ impl Constraints {
     /// Compiles a grammar.
     ///
     /// # Errors
-    /// None: there is no value to call it on.
+    /// None: no value of this type exists.
     pub fn compile(&self, _: &Grammar) -> Result<Constraint> {
         match self.none {}
     }
 }
 
-/// How far an answer has come in its grammar. This build has none.
+/// The progress of an answer in its grammar. No value of this type exists in this build.
 #[derive(Clone)]
 pub struct Constraint {
     none: Infallible,
 }
 
 impl Constraint {
-    /// As this one.
+    /// Suspends the constraint during a thought.
     pub fn after_thought(self) -> Self {
         match self.none {}
     }
@@ -47,28 +47,28 @@ impl Constraint {
         match self.none {}
     }
 
-    /// Forbids tokens that cannot follow.
+    /// Masks the tokens that cannot follow.
     ///
     /// # Errors
-    /// As [`Constraints::compile`].
+    /// See [`Constraints::compile`].
     pub fn apply(&mut self, _: &mut [f32]) -> Result<()> {
         match self.none {}
     }
 
-    /// Goes on by a token.
+    /// Advances past a token.
     ///
     /// # Errors
-    /// As [`Constraints::compile`].
+    /// See [`Constraints::compile`].
     pub fn take(&mut self, _: u32) -> Result<()> {
         match self.none {}
     }
 
-    /// Tokens of the text that has to follow.
+    /// The tokens of the text that the grammar forces next.
     pub(crate) fn forced(&mut self) -> Vec<u32> {
         match self.none {}
     }
 
-    /// How many of the first tokens can follow.
+    /// The length of the longest prefix that can follow.
     pub(crate) fn allowed(&mut self, _: &[u32]) -> usize {
         match self.none {}
     }

@@ -1,4 +1,4 @@
-//! Every order of ops that a schedule allows gives the same bits, for every recorded case.
+//! Every op order that a schedule allows gives the same bits, for every recorded case.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::operands::{Hazard, Operand, PRODUCT};
 use crate::program::{Link, Schedule, Workspace, operand_name};
 use crate::state::{Arena, StateOptions};
 
-/// Lengths of the chunks that are read one after another: the last ones make windows overflow.
+/// Lengths of consecutive chunks; the last ones make windows overflow.
 const CHUNKS: [usize; 6] = [5, 1, 19, 1, 40, 3];
 
-/// Every recorded case of the repository.
+/// All recorded cases of the repository.
 fn cases() -> Vec<(String, Arc<Model>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     let entries = std::fs::read_dir(folder).expect("the folder of cases");
@@ -36,8 +36,8 @@ fn cases() -> Vec<(String, Arc<Model>)> {
     cases
 }
 
-/// Reads the chunks with a new engine: `run(engine, arena, tokens, position)` reads one. Returns the logits after each,
-/// and the state at the end.
+/// Reads the chunks with a new workspace by calling `run(workspace, arena, tokens, position)` for each. Returns the logits after each
+/// chunk and the final state.
 fn read(
     model: &Model,
     mut run: impl FnMut(&mut Workspace, &mut Arena, &[u32], u64),
@@ -60,7 +60,7 @@ fn read(
     (all, arena.bytes().to_vec())
 }
 
-/// A topological order of the ops, without the logits.
+/// A random topological order of the ops, without the logits.
 fn order(schedule: &Schedule, random: &mut fastrand::Rng) -> Vec<usize> {
     let count = schedule.ops.len() - 1;
     let edges = schedule.dependencies.iter().filter(|edge| edge.to < count);
@@ -153,7 +153,7 @@ fn an_operand_that_is_not_named_is_noticed() {
         let names: Vec<_> = missed
             .iter()
             .map(|&(op, operand)| (model.program().ops[op].name(), operand_name(operand, &plan)))
-            // Stored by a GPU's router only.
+            // Only a GPU's router stores these.
             .filter(|(op, tensor)| !(*op == "Score" && tensor.ends_with("window_scores")))
             .collect();
         assert!(names.is_empty(), "{name}: never needed: {names:?}");
@@ -188,7 +188,7 @@ fn a_decode_kernel_keeps_every_dependency() {
         for edge in &schedule.dependencies {
             let link = edge.link.expect("a link");
             mailboxes += usize::from(link == Link::Mailbox);
-            // Nothing is written into a mailbox that someone still reads as columns.
+            // Only read-after-write dependencies may use a mailbox.
             let reads = edge.hazard == Hazard::ReadAfterWrite;
             assert!(link != Link::Mailbox || reads, "{name}: {edge:?}");
         }

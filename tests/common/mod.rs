@@ -1,4 +1,4 @@
-//! Shared by the tests of the program: running it, and files to run it on.
+//! Helpers for tests of the program: running it, and files for it.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-/// The program, with its own home and nothing to read.
+/// Returns a command for the program with a private home and no input.
 pub fn waterline(home: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waterline"));
     command
@@ -23,7 +23,7 @@ pub fn waterline(home: &TempDir) -> Command {
     command
 }
 
-/// How a run of the program ended.
+/// The result of a run of the program.
 pub struct Outcome {
     pub status: Option<i32>,
     pub stdout: Vec<u8>,
@@ -31,24 +31,24 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Standard output as text.
+    /// Returns standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8(self.stdout.clone()).expect("output is UTF-8")
     }
 
-    /// The one JSON object that was printed.
+    /// Returns the only JSON object on standard output.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.stdout).unwrap_or_else(|e| panic!("{e} in {}", self.text()))
     }
 
-    /// Succeeded, without a word on standard error.
+    /// Checks that the run succeeded and wrote nothing to standard error.
     #[track_caller]
     pub fn succeeded(self) -> Self {
         assert_eq!((self.status, self.stderr.as_str()), (Some(0), ""));
         self
     }
 
-    /// Failed with `status` and one sentence that names each of `parts`.
+    /// Checks that the run failed with `status` and one sentence that contains each of `parts`.
     #[track_caller]
     pub fn failed(self, status: i32, parts: &[&str]) -> Self {
         assert_eq!(self.status, Some(status), "{}", self.stderr);
@@ -85,7 +85,7 @@ pub fn outcome_of_input(command: &mut Command, input: &[u8]) -> Outcome {
         .expect("the program starts");
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     let output = std::thread::scope(|scope| {
-        // The program may leave before it has read all.
+        // The program may exit before it has read all input.
         scope.spawn(move || drop(stdin.write_all(input)));
         child.wait_with_output().expect("the program ends")
     });
@@ -96,7 +96,7 @@ pub fn outcome_of_input(command: &mut Command, input: &[u8]) -> Outcome {
     }
 }
 
-/// A folder for one test, which is also the program's home.
+/// A folder for one test, also the program's home.
 pub struct Workplace {
     pub home: TempDir,
 }
@@ -108,24 +108,24 @@ impl Workplace {
         }
     }
 
-    /// A path in the folder.
+    /// Returns a path in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)
     }
 
-    /// A path in the folder as text.
+    /// Returns a path in the folder as text.
     pub fn name(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
-    /// A file in the folder.
+    /// Writes a file in the folder.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, content).expect("the file is written");
         path
     }
 
-    /// The program with arguments.
+    /// Returns a command for the program with arguments.
     pub fn command(&self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
         let mut command = waterline(&self.home);
         command.args(arguments);
@@ -137,7 +137,7 @@ impl Workplace {
         outcome(&mut self.command(arguments))
     }
 
-    /// A model with random weights and a tokenizer.
+    /// Makes a model with random weights and a tokenizer.
     pub fn model(&self, preset: &str) -> PathBuf {
         let path = self.path(&format!("{preset}.gguf"));
         let tokenizer = tokenizer_folder();
@@ -152,7 +152,7 @@ impl Workplace {
         path
     }
 
-    /// Names of the files in the folder, sorted.
+    /// Returns the sorted names of the files in the folder.
     pub fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.home.path()).expect("the folder is there");
         let name = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -170,17 +170,17 @@ fn root() -> &'static Path {
         .expect("tools lies in the workspace")
 }
 
-/// A tokenizer with 4096 tokens and a chat template.
+/// Returns the folder of a tokenizer with 4096 tokens and a chat template.
 pub fn tokenizer_folder() -> PathBuf {
     root().join("runtime/text/tests/data/tok4096")
 }
 
-/// The folder of the cases in the repository.
+/// Returns the folder of the fixtures in the repository.
 pub fn fixtures() -> PathBuf {
     root().join("tests/fixtures")
 }
 
-/// The folder of a fixture case.
+/// Returns the folder of a fixture.
 pub fn fixture(case: &str) -> PathBuf {
     let places = [fixtures(), root().join("../shared/fixtures")];
     let mut folders = places.iter().map(|place| place.join(case));
@@ -189,7 +189,7 @@ pub fn fixture(case: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("there is no fixture {case}"))
 }
 
-/// A copy of the model of a fixture case, which may be changed.
+/// Copies the model of a fixture, so that a test can change it.
 pub fn copy_fixture(case: &str, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for file in ["config.json", "model.safetensors"] {
@@ -198,13 +198,13 @@ pub fn copy_fixture(case: &str, to: &Path) {
     }
 }
 
-/// Ctrl-C, for a program without a terminal.
+/// Sends Ctrl-C's signal to a program without a terminal.
 #[cfg(unix)]
 pub fn interrupt(child: &std::process::Child) {
     send(child, "INT");
 }
 
-/// Sends a signal.
+/// Sends a signal to a program.
 #[cfg(unix)]
 pub fn send(child: &std::process::Child, signal: &str) {
     let kill = Command::new("kill")

@@ -1,4 +1,4 @@
-//! A person at a pseudo-terminal who chats with the program.
+//! Simulates a person at a pseudo-terminal who chats with the program.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -11,10 +11,10 @@ use rexpect::session::{PtySession, spawn_command};
 
 use super::common::Workplace;
 
-/// How long a slow and busy machine may take for one step.
+/// The milliseconds that a slow and busy machine may take for one step.
 const PATIENCE: u64 = 120_000;
 
-/// Text below each answer, around the position. (`rexpect` takes each byte for a character, so these are ASCII.)
+/// The status line below each answer, before and after the position. (`rexpect` treats each byte as a character, so these are ASCII.)
 pub const STATS: (&str, &str) = (" tok/s ", " tokens read");
 
 /// A person at a terminal.
@@ -49,13 +49,13 @@ impl Person {
         person
     }
 
-    /// The program is killed, as by a power cut.
+    /// Kills the program, as a power cut would.
     pub fn loses_power(mut self) {
         let killed = self.terminal.process_mut().kill(Signal::SIGKILL);
         killed.expect("the program was there");
     }
 
-    /// Starts a chat and waits for nothing.
+    /// Starts a chat without waiting for its prompt.
     pub fn waits(mut command: Command) -> Self {
         command.stdin(Stdio::inherit()).env("TERM", "xterm");
         Person {
@@ -90,14 +90,14 @@ impl Person {
         self.presses("\r");
     }
 
-    /// Waits until the typed text is shown completely: before that, keys could come too early.
+    /// Waits until the typed text is shown completely; keys sent earlier could arrive too soon.
     #[track_caller]
     pub fn sees_typed(&mut self, line: &str) {
         let start = line.char_indices().rev().take(4).last();
         self.sees(&line[start.map_or(0, |(at, _)| at)..]);
     }
 
-    /// Says something and waits for the end of the answer; returns the position after it.
+    /// Sends a message and waits for the end of the answer; returns the position after it.
     #[track_caller]
     pub fn says(&mut self, line: &str) -> u64 {
         self.types(line);
@@ -128,11 +128,11 @@ impl Person {
             .expect("the terminal takes keys");
     }
 
-    /// The program has ended with `status`.
+    /// Checks that the program ends with `status`.
     #[track_caller]
     pub fn ends_with(mut self, status: i32) {
         match self.terminal.exp_eof() {
-            // How the end of a terminal shows differs between systems.
+            // Systems report the end of a terminal differently.
             Ok(_) | Err(Error::EOF { .. }) => {}
             Err(error) => panic!("the program goes on: {error}"),
         }

@@ -36,7 +36,7 @@ impl<'a> Talk<'a> {
         outcome_of_input(&mut self.place.command(arguments), input.as_ref())
     }
 
-    /// The output of a successful run.
+    /// Returns the output of a successful run.
     pub fn answers(&self, input: impl AsRef<[u8]>) -> String {
         let outcome = self.say(input);
         assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);

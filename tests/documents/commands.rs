@@ -1,6 +1,6 @@
-//! The commands in a document: in code between backticks, and all lines of code blocks that begin with one.
+//! Finds the commands in a document: code between backticks, and all lines of code blocks that begin with a command.
 
-/// First words of commands. A script is named by its path.
+/// First words of commands. A script is recognized by its path.
 const PROGRAMS: [&str; 11] = [
     "waterline",
     "cargo",
@@ -15,7 +15,7 @@ const PROGRAMS: [&str; 11] = [
     "perf",
 ];
 
-/// The commands of the program, which documents also name without it: `bench MODEL --gen 60`.
+/// The program's subcommands, which documents also write without its name: `bench MODEL --gen 60`.
 const COMMANDS: [&str; 12] = [
     "chat", "run", "serve", "bench", "convert", "quantize", "imatrix", "inspect", "verify", "eval",
     "synth", "kernels",
@@ -31,7 +31,7 @@ fn is_command(words: &Words) -> bool {
     PROGRAMS.contains(&&*words[0]) || is_script(&words[0])
 }
 
-/// Lines of a shell, whose loops are passed once.
+/// Parses lines of a shell; a loop runs once.
 #[derive(Default)]
 struct Shell {
     /// The variable of the last loop, with `$`, and its first value.
@@ -39,7 +39,7 @@ struct Shell {
 }
 
 impl Shell {
-    /// The words of each simple command of a line: without variables in front, comments, and the brackets around optional parts.
+    /// Returns the words of each simple command in a line, without variable assignments, comments, and the brackets around optional parts.
     fn simple_commands(&mut self, line: &str) -> Vec<Words> {
         let line = line.split(" # ").next().unwrap_or(line);
         let line = line.split("  #").next().unwrap_or(line);
@@ -71,21 +71,21 @@ impl Shell {
     }
 }
 
-/// The words with the program's name in front.
+/// Puts the program's name before the words if it is missing.
 fn named(words: Words) -> Words {
     let has_flag = words.iter().any(|word| word.starts_with('-'));
     let program = (has_flag && COMMANDS.contains(&&*words[0])).then(|| "waterline".into());
     program.into_iter().chain(words).collect()
 }
 
-/// The commands in a document. Those of a code block are together, since one may use what another wrote.
+/// Returns the commands in a document. The commands of a code block stay together, since one may use another's output.
 pub fn commands(text: &str) -> Vec<Vec<Words>> {
     let text = text.replace("\\\n", " ");
     let mut found = Vec::new();
     for (i, block) in text.split("\n```").enumerate() {
         let mut shell = Shell::default();
         if i % 2 == 0 {
-            // A single word is the name of a program or a file.
+            // A single word is only the name of a program or a file.
             let pieces = block.split('`').skip(1).step_by(2);
             let pieces = pieces.flat_map(|piece| shell.simple_commands(piece));
             let pieces = pieces.filter(|words| words.len() > 1 && is_command(words));

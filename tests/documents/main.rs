@@ -1,4 +1,4 @@
-//! The documents: their commands run or can be typed, the files that they link or name exist, they are short.
+//! Tests the documents: their commands run or can be typed, the files that they link or name exist, and they are short.
 
 mod commands;
 #[path = "../common/mod.rs"]
@@ -21,14 +21,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Every document of the repository.
+/// Returns every document of the repository.
 fn documents() -> Vec<PathBuf> {
     let found = files(".md");
     assert!(found.len() > 12, "{found:?}");
     found
 }
 
-/// All files below the top with this suffix, except those of builds and environments.
+/// Returns all files of the repository with this suffix, except those of builds and environments.
 fn files(end: &str) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![root()]);
     while let Some(folder) = folders.pop() {
@@ -48,7 +48,7 @@ fn files(end: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Features that a command in the documents shows, by words of that command.
+/// Features that a command in the documents demonstrates, by words of that command.
 const SHOWN: [&str; 27] = [
     "eval bpb",
     "eval ppl --ctx",
@@ -117,7 +117,7 @@ fn the_commands_of_the_documents_run() {
     }
 }
 
-/// Words that look like the path of a file in the repository: in code between backticks, and in code blocks.
+/// Returns words that look like paths in the repository, in code between backticks and in code blocks.
 fn paths(text: &str) -> Vec<&str> {
     const ENDS: [&str; 10] = [
         ".rs", ".py", ".sh", ".cu", ".md", ".h", ".toml", ".json", ".txt", ".svg",
@@ -131,7 +131,7 @@ fn paths(text: &str) -> Vec<&str> {
     }
     let words = words.into_iter().map(|word| word.trim_matches([',', ';']));
     let is_path = |word: &&str| {
-        // Files that `ffi/install` creates are under include/.
+        // `ffi/install` creates the files under include/.
         let is_elsewhere = word.starts_with('/') || word.starts_with("include/");
         let is_pattern = word.contains(['*', '<', '{', ' ']);
         let is_file = ENDS.iter().any(|end| word.ends_with(end));
@@ -140,7 +140,7 @@ fn paths(text: &str) -> Vec<&str> {
     words.filter(is_path).collect()
 }
 
-/// Where links lead, but for those to other sites and to places in a page.
+/// Returns the targets of links, except links to other sites and anchors.
 fn links(text: &str) -> Vec<&str> {
     let targets = text.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split(')').next());
@@ -202,7 +202,7 @@ fn documents_stay_short() {
     }
 }
 
-/// Viewers other than browsers ignore style sheets: each element has its colour, and a style sheet may only override it.
+/// Viewers other than browsers ignore style sheets, so each element has a colour, and a style sheet may only override it.
 #[test]
 fn every_picture_shows_in_every_viewer() {
     let pictures = files(".svg");

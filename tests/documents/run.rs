@@ -1,5 +1,5 @@
-//! Runs the program's commands of the documents, in folders of small files with the names that documents use, with counts that take a
-//! moment.
+//! Runs the program's commands from the documents, in folders of small files with the names that documents use, and with counts small
+//! enough to finish quickly.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use super::models::KINDS;
 use super::typed::find;
 use super::{root, serve};
 
-/// Placeholders for words that name no file.
+/// Values for placeholders that do not name a file.
 const VALUES: [(&str, &str); 4] = [
     ("T", "q8_0"),
     ("PRESET", "gdn-tiny"),
@@ -20,7 +20,7 @@ const VALUES: [(&str, &str); 4] = [
     ("HOW", "auto"),
 ];
 
-/// Counts that take a moment: of a command, the value of a flag.
+/// Small counts: command, flag and value.
 const SHORT: [(&str, &str, &str); 10] = [
     ("bench", "--prompt", "16"),
     ("bench", "--gen", "2"),
@@ -34,7 +34,7 @@ const SHORT: [(&str, &str, &str); 10] = [
     ("serve", "--port", "0"),
 ];
 
-/// Commands that do not run here, by how they begin or where their script is, and why.
+/// Commands that do not run here, by their beginning or their script's path, with the reason.
 const NOT_RUN: [(&str, &str); 14] = [
     ("cargo", "builds or tests the workspace once more"),
     ("git", "prints the history"),
@@ -58,7 +58,7 @@ const NOT_RUN: [(&str, &str); 14] = [
     ("waterline kernels", "needs NVRTC; run by CI"),
 ];
 
-/// Why a command of a document in this folder does not run here.
+/// Returns the reason why a command of a document in this folder does not run here.
 pub fn reason(folder: &Path, command: &Words) -> Option<&'static str> {
     let is_python = command[0].starts_with("python");
     let path = find(folder, &command[is_python as usize]);
@@ -67,13 +67,13 @@ pub fn reason(folder: &Path, command: &Words) -> Option<&'static str> {
     let from_top = path.as_ref().and_then(|path| path.strip_prefix(top).ok());
     let text = from_top.map_or(command.join(" "), |path| path.display().to_string());
     let listed = NOT_RUN.iter().find(|(start, _)| text.starts_with(start));
-    // `waterline verify` names a command of the program.
+    // `waterline verify` only names a subcommand.
     let is_name = command[0] == "waterline" && command.len() == 2;
     let reason = listed.map(|(_, reason)| *reason);
     reason.or(is_name.then_some("a name"))
 }
 
-/// The small files.
+/// The small files that commands use.
 pub struct Files {
     pub place: Workplace,
     folders: usize,
@@ -130,7 +130,7 @@ impl Files {
         Files { place, folders: 0 }
     }
 
-    /// A new folder with all of them.
+    /// Makes a new folder with all of the files.
     pub fn folder(&mut self) -> PathBuf {
         self.folders += 1;
         let folder = self.place.path(&format!("folder{}", self.folders));
@@ -138,7 +138,7 @@ impl Files {
         folder
     }
 
-    /// Runs a command in a folder, on a line of input.
+    /// Runs a command in a folder, with a line of input.
     pub fn run(&self, folder: &Path, command: &Words) -> Result<(), String> {
         if command[0] != "waterline" {
             return Err("it is neither run nor listed with a reason".into());
@@ -160,7 +160,7 @@ impl Files {
     }
 }
 
-/// The status and errors of a command that failed.
+/// Returns the status and errors of a command that failed.
 fn complaint(outcome: &Outcome) -> Option<String> {
     let is_error = |line: &str| line.starts_with("waterline: ") || line.contains("panicked");
     let failed = outcome.status != Some(0) || outcome.stderr.lines().any(is_error);
@@ -171,11 +171,11 @@ fn words(text: &str) -> Words {
     text.split_whitespace().map(String::from).collect()
 }
 
-/// Arguments with values for placeholders, a device that is here, and short counts.
+/// Returns the arguments with values for placeholders, an available device, and small counts.
 fn short(arguments: &[String]) -> Words {
     let mut words = arguments.to_vec();
     let is_named = |command: &str| arguments.join(" ").starts_with(command);
-    // A measurement would take minutes on the emulator.
+    // A benchmark would take minutes on the emulator.
     let emulates = cfg!(feature = "emulator") && !is_named("bench");
     let device = if emulates { "emulator" } else { "cpu" };
     for word in &mut words {
@@ -199,7 +199,7 @@ fn short(arguments: &[String]) -> Words {
     words
 }
 
-/// Names and times of the files in a folder.
+/// Returns the names and modification times of the files in a folder.
 fn entries(folder: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
     let entries = std::fs::read_dir(folder).expect("a folder");
     let entry = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -212,7 +212,7 @@ fn entries(folder: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
     entries
 }
 
-/// Gives a file, or the files of a folder, to another place.
+/// Applies `file` to a file, or to each file of a folder, and its path under `to`.
 fn give(from: &Path, to: &Path, file: fn(&Path, &Path) -> std::io::Result<()>) {
     if !from.is_dir() {
         std::fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
@@ -228,7 +228,7 @@ fn copy(from: &Path, to: &Path) {
     give(from, to, |from, to| std::fs::copy(from, to).map(drop));
 }
 
-/// Second names of the files: the program replaces files and never writes into them.
+/// Hard-links the files: the program replaces files and never writes into them.
 fn link(from: &Path, to: &Path) {
     give(from, to, |from, to| std::fs::hard_link(from, to));
 }

@@ -1,10 +1,10 @@
-//! A server from a document: it starts, answers and ends.
+//! Runs a server command from a document: the server starts, answers and is ended.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
-/// Starts the server, waits for its address, asks for its health and ends it.
+/// Starts the server, waits for its address, requests its health and ends it.
 pub fn answers(command: &mut Command) -> Result<(), String> {
     let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
     let found = health(&mut child);

@@ -1,5 +1,5 @@
-//! Commands that no test runs can be typed: the program accepts the subcommand, flags and values, a script has its flags, cargo its
-//! packages and targets.
+//! Checks commands that no test runs: the program has the subcommand, flags and values, a script has the flags, and cargo has the packages
+//! and targets.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use super::common::Workplace;
 use super::root;
 use super::skipped::skipped;
 
-/// Whether a command from a document in this folder can be typed, or why not.
+/// Returns an error with the reason if a command from a document in this folder is invalid.
 pub fn can_be_typed(place: &Workplace, folder: &Path, command: &Words) -> Result<(), String> {
     let (program, arguments) = command.split_first().expect("a command");
     match &**program {
@@ -22,13 +22,13 @@ pub fn can_be_typed(place: &Workplace, folder: &Path, command: &Words) -> Result
             let is_run = here.starts_with("ffi");
             is_run.then_some(()).ok_or("no test runs it".into())
         }
-        // Other people's programs.
+        // Programs of other projects.
         "git" | "mkdir" | "perf" | "tar" => Ok(()),
         script => has_flags(folder, script, arguments),
     }
 }
 
-/// Arguments that the program's command has.
+/// Checks that the program accepts the arguments.
 fn takes(place: &Workplace, words: &[String]) -> Result<(), String> {
     let arguments = words.iter().map(String::as_str).chain(["--help"]);
     let outcome = place.run(arguments);
@@ -37,14 +37,14 @@ fn takes(place: &Workplace, words: &[String]) -> Result<(), String> {
         .ok_or(outcome.stderr)
 }
 
-/// The script that a document in this folder names, from its folder or from the top.
+/// Finds the script that a document in this folder names, relative to its folder or the repository.
 pub fn find(folder: &Path, script: &str) -> Option<PathBuf> {
     let folders = [folder.to_path_buf(), root(), root().join("tools/train")];
     let mut paths = folders.iter().map(|folder| folder.join(script));
     paths.find(|path| path.is_file())
 }
 
-/// A script that exists, can be parsed and has the flags.
+/// Checks that a script exists, can be parsed and has the flags.
 fn has_flags(folder: &Path, script: &str, arguments: &[String]) -> Result<(), String> {
     let path = find(folder, script).ok_or("no such script")?;
     let text = std::fs::read_to_string(&path).expect("a script");
@@ -72,7 +72,7 @@ fn has_flags(folder: &Path, script: &str, arguments: &[String]) -> Result<(), St
     Ok(())
 }
 
-/// A command of cargo with flags that it has, and packages, targets and tests that exist.
+/// Checks that cargo has the command and its flags, and that packages, targets and tests exist.
 fn cargo_has(arguments: &[String]) -> Result<(), String> {
     let cargo = || Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
     let text = |command: &mut Command| {
@@ -81,7 +81,7 @@ fn cargo_has(arguments: &[String]) -> Result<(), String> {
         String::from_utf8(output.stdout).expect("text")
     };
     let (command, rest) = arguments.split_first().ok_or("no command")?;
-    // Separately installed programs.
+    // Programs that are installed separately.
     let needed = match &**command {
         "binstall" => Some("tools/Cargo.toml"),
         "deny" => Some("deny.toml"),
@@ -107,7 +107,7 @@ fn cargo_has(arguments: &[String]) -> Result<(), String> {
                 folder.join("Cargo.toml").is_file()
             }
             flag if flag.starts_with('-') => help.contains(flag),
-            // For `cargo test` the name of a test; for `cargo run` the program's arguments.
+            // After `cargo test`, a test's name; after `cargo run`, the program's arguments.
             name => {
                 command == "run"
                     || text(Command::new("git").args(["grep", "-c", &format!("fn {name}()")]))

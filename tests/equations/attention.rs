@@ -18,7 +18,7 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
             Some(theta) => rotate(x, t, theta),
             None => x.to_vec(),
         };
-        // Each head's key and value, for every token.
+        // The key and value of each head, for every token.
         let mut keys: Vec<Vec<Vector>> = Vec::new();
         let mut values: Vec<Vec<Vector>> = Vec::new();
         compare("latent_attention", parameters, |w, t, h| {
@@ -32,7 +32,7 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
             let shared = turn(shared, t);
             let key_weight = w.values("k_b.weight");
             let key = |i: usize| -> Vector {
-                // A head's matrix has the latent on its left.
+                // A head's matrix is [latent][DK].
                 let rows = key_weight[i * LATENT * DK..][..LATENT * DK].chunks_exact(DK);
                 let column = |d: usize| rows.clone().zip(&latent).map(|(row, c)| row[d] * c).sum();
                 (0..DK).map(column).chain(shared.iter().copied()).collect()
@@ -58,7 +58,7 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
     }
 }
 
-/// Learned eviction whose router sees one token: two layers on its key and value (LTE-MLP in arXiv 2510.20787, Table 2).
+/// Learned eviction whose router sees one token: a two-layer MLP on the token's key and value (LTE-MLP in arXiv 2510.20787, Table 2).
 #[test]
 fn eviction_by_an_mlp_keeps_the_tokens_of_the_highest_scores() {
     const WINDOW: usize = 7;

@@ -1,4 +1,4 @@
-//! Softmax linear attention: gates on every input that they may have, the read gate before and after the norm.
+//! Softmax linear attention: gates on each possible input, and the read gate before and after the norm.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use super::plain::{
 };
 use super::{DK, DV, HEADS, KV_HEADS, compare, head, linear};
 
-/// The two gates of a token, `[heads]` each: of reading and of writing.
+/// Returns the read gate and the write gate of a token, `[heads]` each.
 fn gates(w: &Plain, input: &str, h: &[f64], q: &[f64], k: &[f64]) -> [Vector; 2] {
     let inputs = if input == "hidden" { [h, h] } else { [q, k] };
     [
@@ -16,7 +16,7 @@ fn gates(w: &Plain, input: &str, h: &[f64], q: &[f64], k: &[f64]) -> [Vector; 2]
     ]
 }
 
-/// The heads' outputs, weighed by the read gate before or after their norm, times silu of the output gate.
+/// Returns the heads' outputs, scaled by the read gate before or after their norm, times silu of the output gate.
 fn gated(w: &Plain, outputs: &[Vector], read: &[f64], after_norm: bool, h: &[f64]) -> Vector {
     let heads = outputs.iter().zip(read).flat_map(|(o, gate)| {
         if after_norm {

@@ -87,8 +87,7 @@ fn row_sparse_hgrn2_changes_the_rows_of_its_smallest_decays_only() {
     }
 }
 
-/// `heads` convolved heads of `width` columns, each channel by itself, followed by silu; `past` are the previous
-/// inputs.
+/// Returns `heads` heads of `width` columns after a per-channel convolution and silu; `past` holds the previous inputs.
 fn convolved(w: &Plain, name: &str, x: Vector, past: &mut Vec<Vector>) -> Vector {
     let taps = w.values(&format!("{name}.weight"));
     let count = taps.len() / x.len();

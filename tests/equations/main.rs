@@ -1,4 +1,4 @@
-//! Options that no recorded case has, on small models against their equations, written out in f64.
+//! Compares options that no fixture covers with their equations, written out in f64, on small models.
 
 mod attention;
 mod gates;
@@ -20,8 +20,7 @@ use waterline::Session;
 const HIDDEN: usize = 24;
 const TOKENS: usize = 45;
 
-/// Compares a model of one layer with its equations: `mixer(weights, position, normed input)` is the input of the
-/// output matrix.
+/// Compares a one-layer model with its equations: `mixer(weights, position, normed input)` returns the input of the output matrix.
 fn compare(kind: &str, parameters: Value, mut mixer: impl FnMut(&Plain, usize, &[f64]) -> Vector) {
     let what = format!("{kind} {parameters}");
     let spec = spec(HIDDEN, vec![block(kind, parameters, None)]);

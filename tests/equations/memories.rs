@@ -8,7 +8,7 @@ use super::plain::{
 };
 use super::{DK, DV, compare, head};
 
-/// One memory of a mixture: its states, and its convolutions' inputs of q, k and v, the last one first.
+/// One memory of a mixture: its states, and the past inputs of the q, k and v convolutions, the latest first.
 struct Memory {
     states: Vec<State>,
     inputs: [Vec<Vector>; 3],
@@ -16,7 +16,7 @@ struct Memory {
 
 const MOM_HEADS: usize = 2;
 
-/// Divides the logarithm of gated linear attention's decay.
+/// Divides the logarithm of the decay of gated linear attention.
 const NORMALIZER: f64 = 3.0;
 
 impl Memory {
@@ -27,8 +27,8 @@ impl Memory {
         }
     }
 
-    /// Reads a token into the memory with these projections of it, and returns the outputs of its heads. `beta` is the write
-    /// strength of the delta rule, or nothing for gated linear attention, whose decay `a` is one for each channel.
+    /// Reads a token with its projections `qkv` into the memory, and returns the outputs of its heads. `beta` is the write strength of the
+    /// delta rule, or `None` for gated linear attention, whose decay `a` has one value per channel.
     fn read(
         &mut self,
         w: &Plain,

@@ -1,4 +1,4 @@
-//! Sparse state expansion over gated linear attention, with common matrices and with matrices of each partition.
+//! Sparse state expansion over gated linear attention, with shared matrices and with separate matrices for each partition.
 
 use serde_json::json;
 
@@ -6,16 +6,16 @@ use super::plain::{EPS, Plain, Vector, largest, map, read, sigmoid, silu, softma
 use super::{DK, DV, HEADS, KV_HEADS, compare, head};
 
 const PARTITIONS: usize = 3;
-/// Divides the decay's logarithm.
+/// Divides the logarithm of the decay.
 const NORMALIZER: f64 = 2.0;
 
-/// Row `part` of `parts` equal ones.
+/// Returns part `part` of `parts` equal parts.
 fn part(all: &[f64], part: usize, parts: usize) -> Vector {
     let width = all.len() / parts;
     all[part * width..][..width].to_vec()
 }
 
-/// The decays of a state, by the two matrices `name`.
+/// Returns the decays of a state, from the two matrices `name`.
 fn decays(w: &Plain, name: &str, h: &[f64]) -> Vector {
     let logits = w.apply(&format!("{name}.1"), &w.apply(&format!("{name}.0"), h));
     let biases = w.values(&format!("{name}.1.bias"));
@@ -24,7 +24,7 @@ fn decays(w: &Plain, name: &str, h: &[f64]) -> Vector {
         .collect()
 }
 
-/// Softmax of each head of keys.
+/// Applies softmax to each head of keys.
 fn keys(k: &[f64]) -> Vector {
     k.chunks_exact(DK).flat_map(softmax).collect()
 }

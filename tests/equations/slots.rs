@@ -1,4 +1,4 @@
-//! Gated slot attention: row-sparse updates, and the ablations of its paper; Raven.
+//! Gated slot attention with row-sparse updates and the ablations of its paper, and Raven.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Mamba-3: the trapezoidal rule, with both writes of a token, and keys that turn.
+//! Mamba-3: the trapezoidal rule, with both writes of a token, and rotated keys.
 
 use std::f64::consts::PI;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::plain::{EPS, Plain, Vector, dot, read, sigmoid, silu, softplus, state, write};
 use super::{DK, DV, HEADS, KV_HEADS, compare, head};
 
-/// The norm of a key with its bias, rotated by the angles.
+/// Returns the normed key plus its bias, rotated by the angles.
 fn turned(w: &Plain, name: &str, x: &[f64], h: usize, angles: &[f64]) -> Vector {
     let bias = w.values(&format!("{name}_bias"));
     let normed = w.rms(&format!("{name}_norm"), x);

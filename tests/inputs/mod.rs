@@ -1,5 +1,5 @@
-//! Runs untrusted bytes, one function for each kind of file, and for calls from C: the result must be an error or a model that runs, never
-//! a panic. Shared by the mutation test and the fuzz targets, so that a finding of one is a test of the other.
+//! Runs untrusted bytes, with one function for each kind of file and one for calls from C: the result must be an error or a model that
+//! runs, never a panic. The mutation test and the fuzz targets share this module, so that an input found by one is a test of the other.
 
 mod calls;
 mod parts;
@@ -15,18 +15,18 @@ use waterline::{
     SessionOptions, Snapshot, Tokenizer,
 };
 
-/// A kind of file.
+/// A kind of input file.
 pub struct Kind {
     pub name: &'static str,
     /// Whether its files are text.
     pub is_text: bool,
-    /// Files that work.
+    /// Returns valid files.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Uses a file; whether it was accepted.
+    /// Uses a file; returns whether it was accepted.
     pub use_it: fn(&[u8]) -> bool,
 }
 
-/// Every kind.
+/// All kinds.
 pub const KINDS: &[Kind] = &[
     Kind {
         name: "gguf",
@@ -98,7 +98,7 @@ pub const KINDS: &[Kind] = &[
 
 pub use calls::calls;
 
-/// Sessions with more state are not made: a valid description may need more.
+/// The maximum state of a session that is made: a valid description may need more.
 const MOST_STATE: usize = 64 << 20;
 
 fn tests() -> PathBuf {
@@ -119,7 +119,7 @@ fn options() -> SessionOptions {
     options
 }
 
-/// A model that was accepted reads some tokens.
+/// Runs an accepted model on a few tokens.
 fn runs(checkpoint: waterline::Result<Checkpoint>) -> bool {
     let Ok(model) = checkpoint.and_then(Model::bind) else {
         return false;
@@ -132,7 +132,7 @@ fn runs(checkpoint: waterline::Result<Checkpoint>) -> bool {
     true
 }
 
-/// A GGUF file, model and vocabulary.
+/// Uses a GGUF file: its model and its vocabulary.
 pub fn gguf(bytes: &[u8]) -> bool {
     let options = OpenOptions {
         allow_unused: true,
@@ -153,7 +153,7 @@ fn gguf_seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A folder with these files, of which `bytes` are the one called `name`.
+/// Uses a copy of a fixture's folder in which the file `name` holds `bytes`.
 fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     for file in ["config.json", "model.safetensors"] {
@@ -173,7 +173,7 @@ fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
     runs(Checkpoint::open_with(folder.path(), &options))
 }
 
-/// The weights of a folder.
+/// Uses the safetensors file of a folder.
 pub fn safetensors(bytes: &[u8]) -> bool {
     folder("hax_mamba2_sw_dilated", "model.safetensors", bytes)
 }
@@ -182,7 +182,7 @@ fn safetensors_seeds() -> Vec<Vec<u8>> {
     vec![read("fixtures/hax_mamba2_sw_dilated/model.safetensors")]
 }
 
-/// Cases with mutated configurations, each with its own weights. MoM's includes that of Gated DeltaNet.
+/// Fixtures whose configurations are mutated, each with its weights. MoM's configuration includes that of Gated DeltaNet.
 const CASES: [&str; 6] = [
     "hf_mamba2",
     "hf_qwen2_sliding",
@@ -192,7 +192,7 @@ const CASES: [&str; 6] = [
     "gdn_swa",
 ];
 
-/// The configuration of a folder; the weights are those of the first case with its model_type.
+/// Uses the configuration of a folder, with the weights of the first fixture of the same model_type.
 pub fn config(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     let own = |case: &&&str| {
@@ -210,7 +210,7 @@ fn config_seeds() -> Vec<Vec<u8>> {
     CASES.iter().map(config).collect()
 }
 
-/// A `tokenizer.json`.
+/// Uses a `tokenizer.json`.
 pub fn tokenizer(bytes: &[u8]) -> bool {
     let Ok(tokenizer) = Tokenizer::from_json(bytes, "fuzz") else {
         return false;
@@ -254,7 +254,7 @@ fn tokenizer_seeds() -> Vec<Vec<u8>> {
     .collect()
 }
 
-/// A chat template.
+/// Uses a chat template.
 pub fn template(bytes: &[u8]) -> bool {
     let Ok(source) = std::str::from_utf8(bytes) else {
         return false;
@@ -292,7 +292,7 @@ fn template_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Cases with mutated sessions: each kind of state.
+/// Fixtures whose sessions are mutated, one for each kind of state.
 const SAVED: [&str; 7] = [
     "hax_mamba_argmax_ks_stream",
     "gdn_swa",
@@ -303,7 +303,7 @@ const SAVED: [&str; 7] = [
     "transformer_full",
 ];
 
-/// A model, and a session on it as a file.
+/// A model, and a session on it as file bytes.
 type Saved = (Arc<Model>, Vec<u8>);
 
 fn save(case: &str) -> Saved {
@@ -320,7 +320,7 @@ thread_local! {
     static SESSIONS: Vec<Saved> = SAVED.iter().map(|case| save(case)).collect();
 }
 
-/// A saved session. Its checksum is recomputed, or nothing would pass it.
+/// Uses a saved session. Its checksum is recomputed, because otherwise every mutation would be rejected.
 pub fn snapshot(bytes: &[u8]) -> bool {
     let mut file = bytes.to_vec();
     if let Some(end) = file.len().checked_sub(4) {
@@ -330,7 +330,7 @@ pub fn snapshot(bytes: &[u8]) -> bool {
     let Ok(snapshot) = Snapshot::read(&mut &file[..], file.len() as u64, "fuzz") else {
         return false;
     };
-    // The model with the file's fingerprint, or else any.
+    // The model with the file's fingerprint, or the first model.
     let model = SESSIONS.with(|all| {
         let mut own = all
             .iter()
@@ -345,7 +345,7 @@ fn snapshot_seeds() -> Vec<Vec<u8>> {
     SESSIONS.with(|all| all.iter().map(|(_, file)| file.clone()).collect())
 }
 
-/// A checkpoint's file with right checksums, in the directory of a store.
+/// Uses a checkpoint file in a store's directory, with recomputed checksums.
 pub fn prefix(bytes: &[u8]) -> bool {
     let mut file = bytes.to_vec();
     if let Some(end) = prefix_head(&file) {
@@ -373,7 +373,8 @@ pub fn prefix(bytes: &[u8]) -> bool {
     session.feed(&[1, 2, 3, 4, 5]).is_ok() && read.reused > 0
 }
 
-/// Where the head's checksum lies: after the magic number, seven numbers, the pieces (the fifth number says how many) and the tokens.
+/// Returns the offset of the head's checksum, which follows the magic number, seven numbers, the pieces (the fifth number is their count)
+/// and the tokens.
 fn prefix_head(file: &[u8]) -> Option<usize> {
     let number = |at: usize| -> Option<usize> {
         let bytes = file.get(at..at.checked_add(8)?)?.try_into().ok()?;
@@ -395,7 +396,7 @@ fn session_with_store(model: Arc<Model>, folder: &Path) -> Session {
     let mut store = PrefixStoreOptions::default();
     (store.grid, store.directory) = (8, Some(folder.to_path_buf()));
     let mut options = options();
-    // After the history a test reads one token more, and then five.
+    // After the history a test reads one token, and then five more.
     options.state.context = options.state.context.max(prefix_tokens().len() + 8);
     options.store = Some(PrefixStore::new(store).expect("a store"));
     Session::new(model, options).expect("a session")

@@ -1,4 +1,4 @@
-//! GGUF files in two parts, safetensors files of packed numbers, importance matrices.
+//! GGUF files in two parts, safetensors files with packed numbers, and importance matrices.
 
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
 use waterline_quant::imatrix::Importances;
@@ -7,7 +7,8 @@ use waterline_quant::{Bytes, F32, FileAccess};
 
 use super::stored::safetensors;
 
-/// Both parts of a file: the length of the first in eight bytes, then their bytes. Every tensor of a file that opens is read.
+/// Uses both parts of a file: eight bytes with the length of the first part, then the parts' bytes. If the file opens, every tensor is
+/// read.
 pub fn split(bytes: &[u8]) -> bool {
     let Some((length, parts)) = bytes.split_first_chunk() else {
         return false;
@@ -22,7 +23,7 @@ pub fn split(bytes: &[u8]) -> bool {
     let _ = Gguf::open(path(2));
     opened.is_ok_and(|file| {
         let tensors = file.tensors().iter();
-        // A tensor of a format that has no numbers here is an error.
+        // A tensor in a format that cannot be decoded here is an error.
         tensors.for_each(|info| drop(file.tensor(&info.name).map(|tensor| tensor.to_f32())));
         true
     })
@@ -53,7 +54,7 @@ pub fn split_seeds() -> Vec<Vec<u8>> {
     vec![[&length[..], &first, &second].concat()]
 }
 
-/// A file of packed numbers, each of which is read.
+/// Uses a file of packed numbers, and reads each of its tensors.
 pub fn packed(bytes: &[u8]) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("a file");
@@ -64,7 +65,7 @@ pub fn packed(bytes: &[u8]) -> bool {
     checkpoint.names().all(|name| read(name).is_ok())
 }
 
-/// FP8 by blocks, NVFP4 of two makers, whole numbers of four bits with zero points.
+/// Returns FP8 in blocks, NVFP4 of two producers, and 4-bit integers with zero points.
 pub fn packed_seeds() -> Vec<Vec<u8>> {
     type Stored = (&'static str, &'static str, &'static [usize], Vec<u8>);
     let float = |value: f32| value.to_le_bytes().to_vec();
@@ -95,14 +96,14 @@ pub fn packed_seeds() -> Vec<Vec<u8>> {
     vec![safetensors(&tensors)]
 }
 
-/// An importance matrix.
+/// Uses an importance matrix.
 pub fn imatrix(bytes: &[u8]) -> bool {
     let file = Bytes::copy_from(bytes).and_then(|bytes| Gguf::parse(bytes, "fuzz"));
     let importances = file.and_then(Importances::new);
     importances.is_ok_and(|read| read.names().all(|name| read.mean_squares(name).is_ok()))
 }
 
-/// A file with one matrix and three stacked ones.
+/// Returns a file with one matrix and one stack of three matrices.
 pub fn imatrix_seeds() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("imatrix");

@@ -1,10 +1,10 @@
-//! Saved sessions as older versions wrote them: with every byte of the arena, so that a test can change one.
+//! Writes saved sessions in the older format, which stores every byte of the arena, so that a test can change any of them.
 
 #![allow(dead_code)] // each test binary uses a part
 
 use waterline::Snapshot;
 
-/// The file of a snapshot in the form that begins with WLSTATE1.
+/// Returns the file of a snapshot in the format that begins with WLSTATE1.
 pub fn file(snapshot: &Snapshot) -> Vec<u8> {
     let mut new = Vec::new();
     snapshot.write(&mut new).expect("memory");

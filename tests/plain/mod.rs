@@ -1,10 +1,10 @@
-//! Mathematics in f64 for tests that compare models with their equations.
+//! Arithmetic in f64 for tests that compare models with their equations.
 
 #![allow(dead_code)] // each test binary uses a part
 
 use std::collections::HashMap;
 
-/// Epsilon of the norms.
+/// The epsilon of the norms.
 pub const EPS: f64 = 1e-5;
 
 pub type Vector = Vec<f64>;
@@ -40,7 +40,7 @@ pub fn unit(x: &[f64]) -> Vector {
     map(x, |x| x / length)
 }
 
-/// The indices of the `count` largest, the largest first.
+/// Returns the indices of the `count` largest values, the largest first.
 pub fn largest(x: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].total_cmp(&x[a]));
@@ -48,7 +48,7 @@ pub fn largest(x: &[f64], count: usize) -> Vec<usize> {
     order
 }
 
-/// Rotates the halves of a head by its position.
+/// Rotates a head by its position, pairing element i of its halves.
 pub fn rotate(head: &[f64], position: usize, theta: f64) -> Vector {
     let half = head.len() / 2;
     let mut out = head.to_vec();
@@ -61,7 +61,7 @@ pub fn rotate(head: &[f64], position: usize, theta: f64) -> Vector {
     out
 }
 
-/// The weights of a model of one layer, by the names inside its mixer.
+/// The weights of a one-layer model, by their names inside the mixer.
 pub struct Plain(pub HashMap<String, Vec<f32>>);
 
 impl Plain {
@@ -74,7 +74,7 @@ impl Plain {
         values.iter().map(|&x| f64::from(x)).collect()
     }
 
-    /// The name of the mixer's output matrix.
+    /// Returns the name of the mixer's output matrix.
     pub fn output_matrix(&self) -> &'static str {
         let names = ["o_proj", "out_proj"];
         let is_there = |name: &&str| self.0.contains_key(&format!("blk.0.mixer.{name}.weight"));
@@ -98,7 +98,7 @@ impl Plain {
             .collect()
     }
 
-    /// The norm of every head, times silu of the gate.
+    /// Returns the norm of every head, times silu of the gate.
     pub fn finish(&self, heads: &[Vector], h: &[f64], gate: &str) -> Vector {
         let normed = heads.iter().flat_map(|head| self.rms("o_norm", head));
         let gate = self.apply(gate, h);

@@ -1,4 +1,4 @@
-//! A store's directory: shared by processes, bounded, damaged, forged, gone, or left by a process that was killed.
+//! A store's directory: shared by processes, limited, damaged, forged, deleted, or left by a process that was killed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use waterline::{Model, PrefixStore, PrefixStoreOptions};
 
 use super::{Random, models, session, state, store};
 
-/// A small hybrid of recurrent layers and attention.
+/// Opens a small hybrid of recurrent layers and attention.
 pub fn hybrid() -> Arc<Model> {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -16,7 +16,7 @@ pub fn hybrid() -> Arc<Model> {
     Model::open(path).expect("a fixture opens")
 }
 
-/// Reads a history; tokens that were read, and whether the state is that of a fresh session with the same store's grid.
+/// Reads a history; returns the number of tokens read, and checks that the state equals that of a fresh session with the same grid.
 pub fn reads(model: &Arc<Model>, shared: &Arc<PrefixStore>, tokens: &[u32]) -> usize {
     let mut one = session(model, &None, Some(shared));
     let read = one.read_history(tokens).expect("a history").read;
@@ -57,7 +57,7 @@ fn processes_share_a_directory_and_files_are_their_owners() {
             assert_eq!(mode(&entry.expect("an entry").path()), 0o600);
         }
     }
-    // Another model's checkpoints are passed over, without a note.
+    // Another model's checkpoints are skipped without a note.
     let foreign = models()
         .into_iter()
         .find(|(name, _)| name == "gdn_plain")
@@ -98,11 +98,11 @@ fn a_directory_keeps_its_bound_and_can_vanish() {
         assert!(bytes <= options.directory_bytes && bytes == bounded.stats().file_bytes);
     }
     assert_eq!(bounded.stats().files, 3);
-    // The last ones are there.
+    // The last checkpoints exist.
     drop(bounded);
     let again = PrefixStore::new(options.clone()).expect("a store");
     assert_eq!(reads(&model, &again, &Random(11).tokens(60, vocab)), 0);
-    // A folder that is gone, as a disk that is full, costs the file and nothing else.
+    // If the folder is deleted, or the disk is full, only the file is lost.
     std::fs::remove_dir_all(&path).expect("removed");
     let tokens = Random(20).tokens(60, vocab);
     assert_eq!(reads(&model, &again, &tokens), 60);
@@ -123,7 +123,7 @@ fn a_directory_keeps_its_bound_and_can_vanish() {
     assert!(none.take_notes()[0].contains("leaves no room"));
 }
 
-/// Processes write the same and other histories to one directory, whose bound makes each remove the other's files.
+/// Two processes write equal and different histories to one directory, whose limit makes each remove the other's files.
 #[test]
 fn two_processes_write_one_directory() {
     const CHILD: &str = "WATERLINE_STORE_OTHER";
@@ -135,7 +135,7 @@ fn two_processes_write_one_directory() {
         options.directory = Some(path.into());
         let mut random = Random(u64::from(std::process::id()));
         for _ in 0..12 {
-            // A new store has nothing in memory: what it reuses comes from the directory.
+            // A new store has no checkpoints in memory, so everything it reuses comes from the directory.
             let shared = PrefixStore::new(options.clone()).expect("a store");
             for _ in 0..4 {
                 let tokens = Random(random.below(5) as u64).tokens(40 + random.below(90), vocab);
@@ -172,7 +172,7 @@ fn two_processes_write_one_directory() {
     let files = std::fs::read_dir(folder.path()).expect("the directory");
     let files = files.map(|entry| entry.expect("an entry").metadata().expect("there").len());
     let (count, bytes) = files.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
-    // Two files that were written at the same moment may be one too many.
+    // Two files written at the same moment may exceed the limit by one file.
     let most = options.directory_bytes + bytes / count;
     assert!(bytes <= most, "{bytes} bytes in {count} files");
 }
@@ -205,7 +205,7 @@ fn a_killed_process_leaves_nothing_wrong() {
             .stdout(std::process::Stdio::null())
             .spawn()
             .expect("a child");
-        // Until it has written something, and a little longer.
+        // Waits until the child has written something, and a little longer.
         for _ in 0..600 {
             let names = std::fs::read_dir(folder.path()).expect("the directory");
             if names.count() > 3 {
@@ -242,7 +242,7 @@ fn a_hole_in_place_of_a_state_is_not_read() {
         let length = head.len() as u64;
         let number =
             |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
-        // The pieces are the head's fifth number, the bytes of the state its sixth; the tokens of a piece are its first.
+        // The head's fifth number is the number of pieces, its sixth the bytes of the state; a piece begins with its number of tokens.
         let (pieces, state) = (number(40) as usize, number(48));
         let count = |piece: usize| number(64 + 24 * piece) as usize;
         let end = 64 + 24 * pieces + 4 * (0..pieces).map(count).sum::<usize>();
@@ -281,8 +281,8 @@ fn forged_numbers_of_a_file_harm_nothing() {
             .read_history(&tokens)
             .expect("a history");
         drop(maker);
-        // The deepest checkpoint. After the magic its head has seven numbers: the position is the fourth, then come how many pieces,
-        // bytes of state and logits it has.
+        // The longest checkpoint. After the magic number its head has seven numbers: the fourth is the position, followed by the numbers of
+        // pieces, bytes of state and logits.
         let head = |path: &PathBuf, index: usize| {
             let file = std::fs::read(path).expect("a file");
             let number = file[8 + 8 * index..][..8].try_into();
@@ -299,11 +299,11 @@ fn forged_numbers_of_a_file_harm_nothing() {
         let path = deepest.expect("a file").clone();
         let (deepest, state, logits) = (head(&path, 3), head(&path, 5), head(&path, 6));
         let file = std::fs::read(&path).expect("a file");
-        // The state lies before the logits and the checksum.
+        // The state is stored before the logits and the checksum.
         let end = file.len() - 4 - 4 * logits;
         let number =
             |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().expect("four bytes"));
-        // Small whole numbers are counters, all others values.
+        // Small integers are counters, all other numbers are values.
         let all: Vec<usize> = (end - state..end - 3).step_by(4).collect();
         let is_small = |at: &usize| (1..=200).contains(&number(*at));
         let (counters, values): (Vec<usize>, Vec<usize>) = all.into_iter().partition(is_small);
@@ -320,7 +320,7 @@ fn forged_numbers_of_a_file_harm_nothing() {
             let sum = crc32fast::hash(&forged[..forged.len() - 4]);
             let last = forged.len() - 4;
             forged[last..].copy_from_slice(&sum.to_le_bytes());
-            // Without the files that the sessions below have written.
+            // Removes the files that the sessions below have written.
             for path in files().iter().filter(|path| !written.contains(path)) {
                 std::fs::remove_file(path).expect("removed");
             }

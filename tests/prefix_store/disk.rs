@@ -1,5 +1,5 @@
-//! A disk that fails under a store: each system call on its files fails once. The tokens are read all the same, and what the directory
-//! holds afterwards is right.
+//! A failing disk under a store: each system call on its files fails once. The tokens must still be read, and the contents of the directory
+//! must be valid afterwards.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,12 +10,12 @@ use super::directory::{hybrid, reads};
 use super::fault_shim::shim;
 use super::{Random, store};
 
-/// The folder that the child of this test writes to.
+/// The folder that this test's child process writes to.
 const CHILD: &str = "WATERLINE_FAULTY_STORE";
-/// Numbers of errors of Linux.
+/// Linux error numbers.
 const EIO: &str = "5";
 const ENOSPC: &str = "28";
-/// The calls that are made on files, and how each may fail.
+/// The system calls made on files, and how each may fail.
 const FAULTS: &[(&str, &[&str])] = &[
     ("open", &[EIO]),
     ("read", &[EIO]),
@@ -24,14 +24,14 @@ const FAULTS: &[(&str, &[&str])] = &[
     ("rename", &[EIO]),
 ];
 
-/// Reads two histories with a store in `folder`, as two processes would.
+/// Reads two histories with a store in `folder`, like two processes.
 fn work(folder: &Path) {
     let model = hybrid();
     let tokens = Random(3).tokens(60, model.spec().vocab);
     for count in [40, 60] {
         let mut options = PrefixStoreOptions::default();
         (options.grid, options.directory) = (16, Some(folder.to_path_buf()));
-        // A directory that cannot be read makes no store.
+        // No store can be made on a directory that cannot be read.
         if let Ok(shared) = PrefixStore::new(options) {
             reads(&model, &shared, &tokens[..count]);
             shared.flush();
@@ -71,7 +71,7 @@ fn a_failing_disk_costs_checkpoints_and_nothing_else() {
                 let shared = store(1 << 24, 16, Some(folder.path()));
                 let tokens = Random(3).tokens(60, model.spec().vocab);
                 let read = reads(&model, &shared, &tokens);
-                // Its own files are written by a thread.
+                // A background thread writes the store's files.
                 shared.flush();
                 assert_eq!(shared.take_notes(), [""; 0], "{what}");
                 for entry in std::fs::read_dir(folder.path()).expect("the directory") {

@@ -1,8 +1,8 @@
-//! Histories that are edited at random in sessions which share a prefix store: whichever checkpoints a session comes by, its bits are those
-//! of a fresh session that reads the same tokens by the same grid. The store never holds more bytes than its bound, and a damaged
-//! directory costs tokens and nothing else. The device is a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with
-//! `WATERLINE_DEVICE=emulator` and the feature `emulator`. WATERLINE_HISTORIES is the number of schedules
-//! on each model, WATERLINE_SEED the first seed; WATERLINE_MODELS names the models, all by default.
+//! Random edits of histories in sessions that share a prefix store: whichever checkpoints a session restores, its bits equal those of a
+//! fresh session that reads the same tokens on the same grid. The store never holds more bytes than its bound, and a damaged directory only
+//! costs rereading tokens. The device is a GPU with `WATERLINE_DEVICE=cuda`, or the GPU kernels on the CPU with `WATERLINE_DEVICE=emulator`
+//! and the feature `emulator`. WATERLINE_HISTORIES is the number of schedules per model, WATERLINE_SEED the first seed; WATERLINE_MODELS
+//! names the models, by default all of them.
 
 mod directory;
 #[cfg(target_os = "linux")]
@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use waterline::internal::grid_of;
 use waterline::{Device, Error, Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions};
 
-/// Tokens that full attention can look back on, and that a session remembers.
+/// The number of tokens that full attention can look back on; the history that a session remembers follows.
 const CONTEXT: usize = 200;
 const HISTORY: usize = 90;
 
@@ -64,7 +64,7 @@ fn models() -> Vec<(String, Arc<Model>)> {
     paths.iter().map(open).collect()
 }
 
-/// Opened once: a GPU takes a while.
+/// Opened once, because opening a GPU takes a while.
 fn device() -> Option<Arc<Device>> {
     static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
     let open = || match std::env::var("WATERLINE_DEVICE").as_deref() {
@@ -104,7 +104,7 @@ fn state(session: &Session) -> Vec<u8> {
     file
 }
 
-/// A session with the tokens it has read.
+/// A session and the tokens it has read.
 struct Actor {
     session: Session,
     tokens: Vec<u32>,
@@ -112,7 +112,7 @@ struct Actor {
     ends: Vec<u64>,
 }
 
-/// Every way in which any session came to a position.
+/// All sequences of chunk ends by which a session reached a position.
 #[derive(Default)]
 struct Ways(HashMap<u64, Vec<Vec<u64>>>);
 
@@ -127,7 +127,7 @@ impl Ways {
         }
     }
 
-    /// The way to `position` which, gone on by `after`, is the grid.
+    /// Returns the sequence of ends to `position` that, continued by `after`, follows the grid.
     fn find(&self, position: u64, after: &[u64], grid: u64) -> Vec<u64> {
         let none = [Vec::new()];
         let ways = match position {
@@ -149,7 +149,7 @@ impl Actor {
         }
     }
 
-    /// Reads a history with a border; chunks end as the store's description says.
+    /// Reads a history with a border; checks that chunks end as the store documents.
     fn read(&mut self, tokens: Vec<u32>, border: usize, grid: usize, ways: &mut Ways) {
         let read = self
             .session
@@ -182,7 +182,7 @@ impl Actor {
         }
     }
 
-    /// The state of an empty session that reads the same tokens by the same grid.
+    /// Returns the state of an empty session that reads the same tokens with the same chunks.
     fn fresh(&self, session: &mut Session) -> Vec<u8> {
         session.reset().expect("an empty state");
         let mut start = 0;
@@ -196,7 +196,7 @@ impl Actor {
     }
 }
 
-/// Another history that begins like this one, as clients make it.
+/// Returns a history with the same beginning, edited as clients do.
 fn edited(tokens: &[u32], random: &mut Random, vocab: usize) -> Vec<u32> {
     let mut edited = tokens.to_vec();
     let at = random.below(tokens.len() + 1);
@@ -221,12 +221,12 @@ fn edited(tokens: &[u32], random: &mut Random, vocab: usize) -> Vec<u32> {
     edited
 }
 
-/// One schedule on a model; how many states were compared and how many tokens were reused.
+/// Runs one schedule on a model; returns the numbers of states compared and of tokens reused.
 fn run(name: &str, model: &Arc<Model>, seed: u64, folder: &Path) -> (usize, u64) {
     let (mut random, device) = (Random(seed), device());
     let vocab = model.spec().vocab;
     let grid = 8 + random.below(60);
-    // Some stores hold a few checkpoints, some none at all.
+    // Some stores hold a few checkpoints, others none.
     let mut fresh = session(model, &device, None);
     let state_bytes = fresh.state_bytes();
     let bound = [usize::MAX, 12 * state_bytes, 3 * state_bytes, 100][random.below(4)];
@@ -273,7 +273,7 @@ fn run(name: &str, model: &Arc<Model>, seed: u64, folder: &Path) -> (usize, u64)
             shared.flush();
             damage(folder, &mut random);
             reused += shared.stats().reused_tokens;
-            // Another process.
+            // Simulates another process.
             shared = store(bound, grid, directory);
             for actor in &mut actors {
                 *actor = Actor::new(session(model, &device, Some(&shared)));
@@ -289,7 +289,7 @@ fn run(name: &str, model: &Arc<Model>, seed: u64, folder: &Path) -> (usize, u64)
     (compared, reused + shared.stats().reused_tokens)
 }
 
-/// Does one harm, or none, to the files of a directory.
+/// Damages the files of a directory in one way, or not at all.
 fn damage(folder: &Path, random: &mut Random) {
     let entries = std::fs::read_dir(folder).expect("the directory");
     let mut files: Vec<PathBuf> = entries

@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::synthetic::{Random, block};
 
-/// Widths of heads: one, odd ones, those around a register.
+/// Widths of heads: one, odd numbers, and numbers around a register's width.
 const WIDTHS: [usize; 8] = [1, 3, 7, 8, 9, 17, 32, 33];
 const EVEN_WIDTHS: [usize; 5] = [2, 6, 8, 18, 34];
 
-/// Numbers of heads, and of key and value heads that divide it.
+/// Returns a number of heads, and a number of key and value heads that divides it.
 fn heads(random: &mut Random) -> (usize, usize) {
     let kv = random.within(1, 3);
     (kv * random.within(1, 3), kv)
@@ -97,7 +97,7 @@ fn rwkv7(random: &mut Random, heads: usize, head_dim: usize, first: bool) -> Val
     })
 }
 
-/// Blocks of the mixer `kind` with random numbers, `hidden` wide.
+/// Returns layers with the mixer `kind` and random hyperparameters, `hidden` wide.
 pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
     let (heads, kv_heads) = heads(random);
     let (dk, dv) = (random.of(&WIDTHS), random.of(&WIDTHS));
@@ -219,7 +219,8 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
                 let sink = random.within(0, 2);
                 let policy = random.of(&[None, Some(1), Some(3)]);
                 if policy.is_none() {
-                    // Norms of one channel leave its sign alone: keys are equal, and rounding would choose which is retained.
+                    // A norm over one channel keeps only its sign: the keys would be equal, and rounding would decide which one is
+                    // retained.
                     *hidden = (*hidden).max(5);
                 }
                 attention["retained"] = json!({
@@ -304,7 +305,7 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
             behind.as_object_mut().expect("an object").remove("mlp");
             let (rank, attention_rank) = (random.within(1, 9), random.within(1, 9));
             json!({
-                // Two blocks of one number would share matrices of different shapes.
+                // Two blocks with the same number would share matrices of different shapes.
                 "number": random.below(1 << 16), "heads": heads, "kv_heads": kv_heads,
                 "head_dim": random.of(&EVEN_WIDTHS), "rope_theta": maybe(random, json!(1000.0)),
                 "intermediate": random.of(&WIDTHS), "rank": maybe(random, json!(rank)),
@@ -332,7 +333,7 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
     vec![block(kind, numbers, mlp)]
 }
 
-/// Another feed-forward network, other norms and multipliers around the parts of a layer, or no mixer at all.
+/// Varies the MLP, norms and multipliers of a layer, or removes its mixer.
 pub fn vary(layer: &mut Value, random: &mut Random) {
     let kind = layer["mixer"].as_str().expect("a mixer").to_string();
     let mut sublayer = |pre_norm: bool, post_norm: bool| {
@@ -342,7 +343,7 @@ pub fn vary(layer: &mut Value, random: &mut Random) {
             "multiplier": random.of(&[0.5, 1.0, 1.5]),
         })
     };
-    // A norm follows one sum only, and scaled inputs need one before.
+    // A norm must follow a single sum, and scaled inputs need a norm before them.
     let one_sum = !["sse_swa", "parallel"].contains(&kind.as_str());
     layer["mixer_sublayer"] = sublayer(!one_sum, one_sum);
     layer["ffn_sublayer"] = sublayer(false, true);
@@ -357,7 +358,7 @@ pub fn vary(layer: &mut Value, random: &mut Random) {
             "gate_multiplier": if gated { 0.75 } else { 1.0 },
             "multiplier": random.of(&[0.5, 1.0]),
         });
-        // Layers of rwkv7 read values that other layers publish.
+        // Layers of rwkv7 read values published by other layers.
         if kind != "rwkv7" && random.within(1, 4) == 1 {
             let fields = layer.as_object_mut().expect("an object");
             fields.retain(|key, _| ["mlp", "mixer_sublayer", "ffn_sublayer"].contains(&&**key));

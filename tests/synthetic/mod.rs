@@ -1,4 +1,4 @@
-//! Models of any description with random weights, and helpers for tests on them.
+//! Models of any description with random weights, and helpers for tests of them.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -15,7 +15,7 @@ use waterline_quant::{Bytes, F32, Tensor};
 pub struct Random(pub u64);
 
 impl Random {
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         self.0 = self
             .0
@@ -24,12 +24,12 @@ impl Random {
         (self.0 >> 33) as usize % n
     }
 
-    /// A number in `low..=high`.
+    /// Returns a number in `low..=high`.
     pub fn within(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
 
-    /// One of these.
+    /// Returns one of `choices`.
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
@@ -38,19 +38,19 @@ impl Random {
         self.below(2) == 0
     }
 
-    /// From -1 to 1.
+    /// Returns a number from -1 to 1.
     fn unit(&mut self) -> f32 {
         self.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0
     }
 }
 
-/// Tokens below `vocab`.
+/// Returns random tokens below `vocab`.
 pub fn tokens(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
     let mut random = Random(seed);
     (0..count).map(|_| random.below(vocab) as u32).collect()
 }
 
-/// A layer of the mixer `kind` with these hyperparameters, as JSON.
+/// Returns a layer with the mixer `kind` and these hyperparameters, as JSON.
 pub fn block(kind: &str, parameters: Value, mlp: Option<usize>) -> Value {
     let mut layer = parameters;
     layer["mixer"] = kind.into();
@@ -60,22 +60,22 @@ pub fn block(kind: &str, parameters: Value, mlp: Option<usize>) -> Value {
     layer
 }
 
-/// A description of layers that are `hidden` wide, with an odd vocabulary.
+/// Returns a model description with layers of width `hidden` and an odd vocabulary.
 pub fn spec(hidden: usize, layers: Vec<Value>) -> ModelSpec {
     described(&description(hidden, layers))
 }
 
-/// The description as JSON.
+/// Returns that description as JSON.
 pub fn description(hidden: usize, layers: Vec<Value>) -> Value {
     json!({ "vocab": 61, "hidden": hidden, "norm_eps": 1e-5, "tied": false, "layers": layers })
 }
 
-/// The model that JSON describes.
+/// Parses a model description from JSON.
 pub fn described(description: &Value) -> ModelSpec {
     ModelSpec::from_json("test", description).expect("a description")
 }
 
-/// Random weights for a description, by name.
+/// Returns random weights for a description, by name.
 pub fn weights(spec: &ModelSpec, seed: u64) -> HashMap<String, Vec<f32>> {
     let mut random = Random(seed);
     let values = |weight: WeightSpec| {
@@ -87,7 +87,8 @@ pub fn weights(spec: &ModelSpec, seed: u64) -> HashMap<String, Vec<f32>> {
     spec.weights().into_iter().map(values).collect()
 }
 
-/// Values that keep activations of order one, and states that neither vanish nor become constant.
+/// Returns a value that keeps activations of order one, and states from vanishing or becoming
+/// constant.
 fn value(weight: &WeightSpec, random: &mut Random) -> f32 {
     let name = weight.name.as_str();
     let x = random.unit();
@@ -110,7 +111,7 @@ fn value(weight: &WeightSpec, random: &mut Random) -> f32 {
     2.0 * x / (inputs as f32).sqrt()
 }
 
-/// A model with these weights.
+/// Builds a model from these weights.
 pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model> {
     spec.check("test").expect("a description that fits");
     let tensor = |weight: WeightSpec| {
@@ -131,7 +132,8 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
     Model::bind(checkpoint).unwrap_or_else(|error| panic!("{error}: {}", spec.to_json()))
 }
 
-/// Options with 32-bit keys and values, and one thread: these models are too small to share.
+/// Returns options with 32-bit keys and values, and one thread, since these models are too small to
+/// split among threads.
 pub fn options(chunk: usize, context: usize) -> SessionOptions {
     let mut options = SessionOptions::default();
     options.sampler.seed = 1;
@@ -141,7 +143,7 @@ pub fn options(chunk: usize, context: usize) -> SessionOptions {
     options
 }
 
-/// A session that has read text which repeats, another one for each `shift`.
+/// Makes a session that has read a repetitive text, a different one for each `shift`.
 pub fn repeating(model: &Arc<Model>, options: SessionOptions, shift: usize) -> Session {
     let mut session = Session::new(Arc::clone(model), options).expect("a session");
     let vocab = model.spec().vocab;
@@ -151,7 +153,7 @@ pub fn repeating(model: &Arc<Model>, options: SessionOptions, shift: usize) -> S
     session
 }
 
-/// All of a session's state.
+/// Returns the session's state as bytes.
 pub fn state_of(session: &Session) -> Vec<u8> {
     let mut state = Vec::new();
     let snapshot = session.snapshot().expect("a snapshot");

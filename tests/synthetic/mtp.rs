@@ -12,14 +12,14 @@ use waterline_quant::gguf::{NewTensor, Value as Key, Writer};
 
 use crate::common::tokenizer_folder;
 
-/// A family.
+/// A model family.
 #[derive(Clone, Copy)]
 pub struct Kind {
-    /// In `config.json`.
+    /// The `model_type` in `config.json`.
     pub model_type: &'static str,
-    /// Architecture in GGUF files.
+    /// The architecture in GGUF files.
     pub architecture: &'static str,
-    /// Whether its networks are mixtures of experts.
+    /// Whether its MLPs are mixtures of experts.
     pub experts: bool,
 }
 
@@ -29,7 +29,7 @@ pub const KINDS: [Kind; 3] = [
         architecture: "qwen35",
         experts: false,
     },
-    // The language model of one that reads images too.
+    // The language model of a family that also reads images.
     Kind {
         model_type: "qwen3_5_moe",
         architecture: "qwen35moe",
@@ -48,7 +48,7 @@ pub const LAYERS: usize = 2;
 pub const HEADS: usize = 4;
 pub const KV_HEADS: usize = 2;
 pub const HEAD: usize = 8;
-/// Heads of Gated DeltaNet, of keys and of values alike, and their width.
+/// The number of key heads, and of value heads, of Gated DeltaNet.
 pub const DELTA_HEADS: usize = 2;
 pub const WIDE: usize = 48;
 pub const EXPERTS: usize = 4;
@@ -56,7 +56,7 @@ pub const EXPERT: usize = 16;
 
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// From -1 to 1, the same for the same number.
+/// Returns a number from -1 to 1 that depends only on `seed`.
 pub fn noise(seed: u64) -> f32 {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -69,12 +69,12 @@ impl Kind {
         self.model_type == "qwen3_next"
     }
 
-    /// The tensors as transformers names those of a language model alone, experts of a layer in one tensor.
+    /// Returns the tensors under transformers' names for a language model without vision, with a layer's experts in one tensor.
     pub fn tensors(self) -> Tensors {
         let mut all = Tensors::new();
         let mut add = |name: String, shape: &[usize]| {
             let inputs: usize = shape[shape.len() - 1];
-            // A norm's gain is stored as its distance from one. The layers add little compared with the embedding.
+            // A norm's gain is stored minus one. The layers contribute little compared with the embedding.
             let scale = match name.as_str() {
                 _ if shape.len() == 1 && name.contains("norm") => 0.0,
                 _ if shape.len() == 1 => 0.5,
@@ -218,7 +218,7 @@ impl Kind {
                 add(nested, shape, &values);
                 continue;
             }
-            // Qwen3-Next has a tensor for each matrix of each expert.
+            // Qwen3-Next stores each matrix of each expert as a separate tensor.
             let (fused, parts): (&str, &[&str]) = if name.ends_with("down_proj") {
                 ("down_proj", &["down_proj"])
             } else {
@@ -236,7 +236,7 @@ impl Kind {
         std::fs::write(folder.join("model.safetensors"), file).unwrap();
     }
 
-    /// The keys of a GGUF file.
+    /// Returns the keys of a GGUF file.
     pub fn keys(self) -> BTreeMap<String, Key> {
         let tokenizer = std::fs::read_to_string(tokenizer_folder().join("tokenizer.json")).unwrap();
         let mut keys = BTreeMap::from([
@@ -285,7 +285,7 @@ impl Kind {
         format!("{}.{key}", self.architecture)
     }
 
-    /// The tensors of a GGUF file.
+    /// Returns the tensors of a GGUF file.
     pub fn stored(self) -> Tensors {
         let tensors = self.tensors().into_iter();
         let stored = tensors.map(|(name, (mut shape, mut values))| {
@@ -305,7 +305,7 @@ impl Kind {
     }
 }
 
-/// Name of a tensor in GGUF files.
+/// Returns the name of a tensor in GGUF files.
 pub fn stored_name(name: &str) -> String {
     const NAMES: &[(&str, &str)] = &[
         ("model.embed_tokens", "token_embd"),
@@ -369,7 +369,7 @@ pub fn write_gguf(path: &Path, keys: &BTreeMap<String, Key>, tensors: &Tensors) 
     writer.finish().unwrap();
 }
 
-/// Writes a model opened with its block as a file of our own architecture.
+/// Writes a model that was opened with its MTP block as a file of waterline's own architecture.
 pub fn write_own(path: &Path, checkpoint: &Checkpoint) {
     let stored = checkpoint.stored();
     let new = |stored: &waterline::internal::WeightSpec| NewTensor {

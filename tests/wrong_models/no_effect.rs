@@ -1,6 +1,6 @@
-//! Keys and tensors that change nothing, and why.
+//! Keys and tensors that have no effect, with the reasons.
 
-/// Keys that are read and of which some other values make the same model, and why.
+/// Keys that are read although some other values make the same model, with the reasons.
 pub const NO_EFFECT: &[(&str, &str)] = &[
     (
         "bamba: rope_parameters.partial_rotary_factor, samba: use_conv_bias, nemotron_h: attention_bias",
@@ -29,7 +29,7 @@ pub const NO_EFFECT: &[(&str, &str)] = &[
     ),
 ];
 
-/// Tensors of which other values make the same logits, and why.
+/// Tensors for which other values give the same logits, with the reasons.
 pub const NO_EFFECT_IN_TENSORS: &[(&str, &str)] = &[
     (
         "model.l1_lambda model.num_kept *.diagonal_decay *.key_decay *.query_decay *.slope_rate model.visual.*",
@@ -45,7 +45,7 @@ pub const NO_EFFECT_IN_TENSORS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Keys of GGUF files of which some other values make the same model, and why.
+/// Keys of GGUF files for which some other values make the same model, with the reasons.
 pub const NO_EFFECT_IN_GGUF: &[(&str, &str)] = &[
     (
         "general.* tokenizer.ggml.padding_token_id *.context_length *.vocab_size *.rope.scaling.finetuned",

@@ -1,4 +1,4 @@
-"""A chart of lines as SVG text."""
+"""A line chart as SVG text."""
 
 import math
 from html import escape
@@ -8,7 +8,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 
 
 def ticks(low, high):
-    """Round values of a logarithmic axis."""
+    """Returns round values on a logarithmic axis."""
     found = [m * 10.0**e for e in range(-3, 10) for m in (1, 2, 5)]
     return [v for v in found if low <= v <= high]
 
@@ -18,7 +18,7 @@ def short(value):
 
 
 def lines(title, across, up, series):
-    """`series`: name to [(x, y)], all positive; both axes are logarithmic. `across` and `up` are the axes' titles."""
+    """Draws `series`, name to [(x, y)], all positive, on logarithmic axes. `across` and `up` are the axes' titles."""
     xs, ys = ([p[i] for points in series.values() for p in points] for i in (0, 1))
     low, high = min(ys) / 1.3, max(ys) * 1.3
     first, last = min(xs), max(max(xs), min(xs) * 2)
@@ -42,7 +42,7 @@ def lines(title, across, up, series):
         out.append(text(x(value), HEIGHT - BOTTOM + 18, short(value)))
     labels = sorted(((y(points[-1][1]), name) for name, points in series.items()))
     places = {}
-    for at, name in labels:  # labels do not overlap
+    for at, name in labels:  # keeps labels from overlapping
         places[name] = max(at, max(places.values(), default=-99) + 14)
     for colour, (name, points) in zip(COLOURS * 2, series.items()):
         path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in points)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Compares waterline with llama.cpp, and with ik_llama.cpp, on the same GGUF files, and prints one table in Markdown.
 
-The programs alternate, so that what else the machine does meets all of them alike; a cell holds the median of the rounds and,
-in brackets, the least and the most. Each measurement is a process: a prompt, then a generation. On a CPU both peers are measured with and
-without their repacking of weights, and a cell holds the faster of the two medians.
+The programs alternate, so that other load on the machine affects them equally; a cell holds the median of the rounds and, in parentheses,
+the minimum and maximum. Each measurement is a process: a prompt, then a generation. On a CPU both peers are measured with and without their
+repacking of weights, and a cell holds the faster of the two medians.
 
     python3 tools/reference/compare.py --llama-bench build/bin/llama-bench [--ik-llama-bench ik/bin/llama-bench] \\
         [--waterline target/release/waterline] [--device cpu] [--threads 1,2,8] [--rounds 5] [--prompt 256] [--gen 48] MODEL.gguf...
 
-With --device cuda all of a model lies on the GPU; otherwise a llama-bench built for CUDA sees no GPU either. tools/reference/random_gguf.py writes
-models of many families to compare with.
+With --device cuda the complete model is on the GPU; otherwise the GPU is hidden from a llama-bench built for CUDA.
+tools/reference/random_gguf.py writes models of many families to compare.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import tempfile
 
 
 def waterline(program, device, model, threads, prompt, gen):
-    """Tokens a second of a prompt and of a generation."""
+    """Returns tokens per second of a prompt and of a generation."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [program, "bench", model, "--device", device, "--threads", threads, "--prompt", prompt, "--gen", gen, "--depth", "0"]
         subprocess.run([*command, "--json", out.name], check=True, stdout=subprocess.DEVNULL)
@@ -31,7 +31,7 @@ def waterline(program, device, model, threads, prompt, gen):
 
 
 def llama_bench(program, device, model, threads, prompt, gen, *options):
-    """The same of a llama-bench. On a GPU a turn is short beside its start, so there it repeats each test."""
+    """Like `waterline`, for a llama-bench. On a GPU a test is short compared with the start of the process, so each test is repeated."""
     command = [program, "-m", model, "-t", threads, "-p", prompt, "-n", gen, "-o", "json", *options]
     command += ["-r", "1"] if device == "cpu" else ["-r", "3", "-ngl", "99"]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
@@ -41,18 +41,18 @@ def llama_bench(program, device, model, threads, prompt, gen, *options):
 
 
 def peer(program, device, options):
-    """A llama-bench with these options."""
+    """Returns a function that runs llama-bench with these options."""
     return lambda *case: llama_bench(program, device, *case, *options)
 
 
 def cell(samples):
-    """Median (least to most)."""
+    """Formats the median (minimum to maximum)."""
     digits = 0 if statistics.median(samples) >= 100 else 1
     return f"{statistics.median(samples):.{digits}f} ({min(samples):.{digits}f} to {max(samples):.{digits}f})"
 
 
 def best(variants, part):
-    """Samples of the variant whose median is the greatest."""
+    """Returns the samples of the variant with the greatest median."""
     measured = [[speed[part] for speed in samples] for samples in variants if samples]
     return max(measured, key=statistics.median, default=[])
 

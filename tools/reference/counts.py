@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Two counts: public items of the library, and lines of code.
+"""Counts the public items of the library, or the lines of code.
 
     cargo doc -p waterline --no-deps --release
     tools/reference/counts.py items target/doc/waterline
     tools/reference/counts.py lines .
 
-Items are those with a page of their own, their methods, fields and variants, without what a trait or a dereference gives.
-Lines are those that are neither blank nor comment, without tests.
+Items are those with their own page, and their methods, fields and variants, without items from traits or dereferencing. Lines are neither
+blank nor comments; tests are not counted.
 """
 
 import collections
@@ -26,7 +26,7 @@ def items(folder):
             continue
         found["pages"] += 1
         if page.name.startswith("type."):
-            continue  # lists what the other type has
+            continue  # lists the items of the aliased type
         text = re.split('id="(?:deref-methods|trait-implementations|synthetic-implementations)', text)[0]
         for name, pattern in (
             ("fields", r"structfield\.\w+"),
@@ -43,7 +43,7 @@ def is_test(path):
 
 
 def code(path):
-    """Lines of code. A Rust item behind `#[cfg(test)]` ends with its braces, or with a semicolon."""
+    """Counts lines of code. A Rust item under `#[cfg(test)]` ends with its braces, or with a semicolon."""
     lines, test, depth, comment = 0, False, 0, False
     for line in map(str.strip, path.read_text(errors="replace").splitlines()):
         if test:

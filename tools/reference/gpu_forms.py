@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How a step runs on one GPU as it is and as other GPUs' programs, by WATERLINE_GPU_AS: a table in Markdown.
+"""Shows how a step runs on one GPU, as itself and with the programs of other GPUs (WATERLINE_GPU_AS): a table in Markdown.
 
     tools/reference/gpu_forms.py target/release/waterline gdn-1.3b-q4_0.gguf gdn-1.3b-bf16.gguf > forms.md
 
-A tile is a stage of the weight pipeline. Its cycles are the time of a token, at the SMs' highest clock, by the tiles of one SM:
-waits for memory and for other thread blocks are among them.
+A tile is a stage of the weight pipeline. Its cycles are the time of a token, at the SMs' highest clock, divided by the tiles of one SM;
+they include waits for memory and for other thread blocks.
 """
 
 import datetime
@@ -35,7 +35,7 @@ def query(what):
 
 
 def measure(program, model, override):
-    """Bench's JSON and what it printed, or the reason why there is none."""
+    """Returns bench's JSON and output, or the reason why it failed."""
     environment = dict(os.environ, WATERLINE_GPU_AS=override) if override else dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "bench.json")

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Compares the speed of two programs on a fixed list of models: the guard against a change that makes anything slower.
+"""Compares the speed of two programs on a fixed list of models, as a guard against changes that slow anything down.
 
 usage: guard.py A B [--device cuda] [--short] [--json FILE] [--only TEXT] [--seconds N] [--folder DIR]
 
-A is the program that landed last, B the one of this branch: each a path, or a commit, which is built in target/guard. Both measure
-each case alternately (A B, B A, ...), five times. A ratio is B's speed over A's in one round; printed are the median and the least and
-greatest of them, which hold the true median with 94 % for five rounds. A case whose median is under 0.95 is measured five more times,
-and fails if the median of all stays there. The exit status is then 1.
+A is the last program that landed, B the program of this branch: each a path, or a commit, which is built in target/guard. Both measure each
+case alternately (A B, B A, ...), five times. A ratio is B's speed over A's in one round; the median, minimum and maximum of the ratios are
+printed. With five rounds, the minimum and maximum enclose the true median with 94 % probability. A case whose median is under 0.95 is
+measured five more times, and fails if the median of all rounds stays there. The exit status is then 1.
 
-On a CPU the list has 1 to 16 threads as far as the machine has cores, prompts of 16 to 2,048 tokens and generation at depths 0 and 4,096;
-on a GPU steps, prompts, and batches of 8 and 32 sessions. DIR keeps the models. It takes about eight minutes (--short: two) on 16 cores or
-on an H100; --seconds bounds it by fewer rounds, at least three. Models are written before that, with random weights, by A.
+On a CPU the list has 1 to 16 threads, as far as the machine has cores, prompts of 16 to 2,048 tokens and generation at depths 0 and 4,096;
+on a GPU steps, prompts, and batches of 8 and 32 sessions. DIR keeps the models. The run takes about eight minutes (--short: two) on 16
+cores or on an H100; --seconds limits it with fewer rounds, at least three. A writes the models before that, with random weights.
 """
 import argparse
 import functools
@@ -33,7 +33,7 @@ TOKENIZER = ROOT / "runtime" / "text" / "tests" / "data" / "tok4096"
 
 
 def program(name):
-    """The path of a program that is a path or a commit."""
+    """Returns the path of a program, given as a path or a commit."""
     if os.path.isfile(name):
         return os.path.abspath(name)
     commit = subprocess.check_output(["git", "-C", ROOT, "rev-parse", "--short=12", f"{name}^{{commit}}"], text=True).strip()
@@ -48,7 +48,7 @@ def program(name):
 
 
 class Case:
-    """One command: a model, its number format, threads or a GPU, and what is measured."""
+    """One case: a model, its number format, threads or a GPU, and what is measured."""
 
     def __init__(self, preset, kind, threads=None, prompt=256, gen=24, depth=0, sessions="", short=False):
         self.preset, self.kind, self.threads = preset, kind, threads
@@ -60,7 +60,7 @@ class Case:
         return ", ".join([*words, f"prompt {self.prompt}"] + ([f"depth {self.depth}"] if self.depth else []))
 
     def measure(self, path, model):
-        """Tokens a second, by the name of what is measured."""
+        """Returns tokens per second, by the name of the measurement."""
         device = ["--threads", str(self.threads)] if self.threads else ["--device", "cuda"]
         batches = ["--sessions", self.sessions] if self.sessions and has_batches(path) else []
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
@@ -76,7 +76,7 @@ class Case:
 
 @functools.cache
 def has_batches(path):
-    """Whether the program measures batches; those before 27 November 2026 do not."""
+    """Returns whether the program measures batches; programs before 27 November 2026 do not."""
     return "--sessions" in subprocess.run([path, "bench", "--help"], capture_output=True, text=True).stdout
 
 
@@ -88,9 +88,9 @@ def call(command):
 
 
 def cpu_cases(cores):
-    """One process of a case takes two to five seconds on a Xeon, so that five rounds of both programs take eight minutes."""
+    """A case's process takes two to five seconds on a Xeon, so that five rounds of both programs take eight minutes."""
     cases = [Case(BUILT_IN, None, threads, 256, 128, short=threads != 1) for threads in (1, 2, 16)]
-    # A prompt and a generation of about a second.
+    # A prompt and a generation of about a second each.
     tokens = {1: (16, 5), 2: (32, 8), 4: (64, 12), 8: (256, 24), 16: (256, 24)}
     cases += [Case("qwen3.5-0.8b", "q4_0", threads, *tokens[threads], short=threads != 4) for threads in tokens]
     cases += [Case("mamba2-1.3b", "q4_0", threads, tokens[threads][0] // 2, 12, short=threads == 16) for threads in (2, 8, 16)]
@@ -114,7 +114,7 @@ def gpu_cases():
 
 
 def cores():
-    """Cores that this process may run on, without second hardware threads."""
+    """Returns the number of cores that this process may run on, without second hardware threads."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = set()
     for cpu in allowed:
@@ -135,7 +135,7 @@ def machine(device):
 
 
 class Guard:
-    """Samples of all cases: for each, by what is measured, A's and B's speed of every round."""
+    """The samples of all cases: for each case and measurement, the speeds of A and B in every round."""
 
     def __init__(self, programs, cases, folder):
         self.programs, self.cases, self.folder = programs, cases, folder
@@ -143,7 +143,7 @@ class Guard:
         self.rounds = 0
 
     def write_models(self):
-        """Writes those that are not there, by A, several at once."""
+        """Writes the missing models with A, several at once."""
         wanted = {self.path(case): case for case in self.cases if case.preset != BUILT_IN}
         commands = [
             [self.programs[0], "synth", case.preset, "--type", case.kind, "-o", path, "--tokenizer", TOKENIZER]
@@ -157,7 +157,7 @@ class Guard:
         return Path(self.folder) / f"{case.preset}-{case.kind}.gguf"
 
     def measure(self, cases):
-        """One round."""
+        """Runs one round."""
         first = self.rounds % 2
         self.rounds += 1
         for case in cases:

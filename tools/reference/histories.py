@@ -1,11 +1,11 @@
-"""What a history costs that was read before: tokens read and time to the first token, for each thing that clients do.
+"""Measures the cost of a history that was read before: tokens read and time to the first token, for each kind of client.
 
     PYTHONPATH=ffi/python WATERLINE_LIBRARY=target/release/libwaterline_ffi.so python3 tools/reference/histories.py MODEL... [--tokens N,N] [--device cpu|cuda] [--cost]
 
-MODEL is a GGUF file, or `builtin`. Token ids are random, so a model without a tokenizer and with random weights does as well. The store
-has a grid of 256 and a directory. Every bound of the table is checked; the status is 1 if one is not kept. `--cost` measures what
-checkpoints cost a prompt instead: read without a store, in chunks as they come and of 256 tokens, and with stores of several grids (0 is
-a store as it comes)."""
+MODEL is a GGUF file, or `builtin`. Token ids are random, so a model without a tokenizer and with random weights works too. The store has a
+grid of 256 and a directory. Every limit in the table is checked; the status is 1 if one is exceeded. `--cost` measures instead what
+checkpoints cost a prompt: read without a store, in default chunks and in chunks of 256 tokens, and with stores of several grids (0 is the
+default grid)."""
 
 import argparse
 import os
@@ -17,9 +17,9 @@ import time
 
 from waterline import Device, Model, Store
 
-# Positions between checkpoints.
+# The number of positions between checkpoints.
 GRID = 256
-# A turn: a message and its answer.
+# The tokens of a turn: a message and its answer.
 MESSAGE, ANSWER = 60, 200
 
 
@@ -29,12 +29,12 @@ def history(vocab, count, seed=1):
 
 
 def changed(tokens, at, vocab):
-    """The same with another token at one place."""
+    """Returns the tokens with a different token at one position."""
     return tokens[:at] + [(tokens[at] + 1) % vocab] + tokens[at + 1 :]
 
 
 def read(session, tokens):
-    """Tokens read and milliseconds to the first token of an answer."""
+    """Returns the number of tokens read, and milliseconds to the first token of an answer."""
     start = time.perf_counter()
     found = session.read_history(tokens)
     session.sample()
@@ -42,7 +42,7 @@ def read(session, tokens):
 
 
 def rows(model, tokens, options, directory):
-    """Each client with what it reads, the most that it may read, and its time."""
+    """Yields, for each kind of client, the tokens read, their limit, and the time."""
     vocab = model.info["vocab"]
     said = history(vocab, tokens)
     context = tokens + 4 * (MESSAGE + ANSWER)
@@ -77,7 +77,7 @@ def rows(model, tokens, options, directory):
 
 
 def forked(session):
-    """Milliseconds that a fork takes."""
+    """Returns the milliseconds that a fork takes."""
     start = time.perf_counter()
     fork = session.fork()
     ms = 1e3 * (time.perf_counter() - start)
@@ -86,7 +86,8 @@ def forked(session):
 
 
 def cost(model, tokens, options, grids):
-    """Milliseconds that a prompt takes with and without checkpoints, the best of two; and how many checkpoints and bytes were kept."""
+    """Measures the milliseconds that a prompt takes with and without checkpoints, the best of two, and the number and bytes of
+    checkpoints."""
     said = history(model.info["vocab"], tokens)
     ways = [("no store", None, 0), ("no store, chunks of 256", None, 256)]
     ways += [(f"a store with a grid of {grid}" if grid else "a store as it comes", grid, 0) for grid in grids]
@@ -104,7 +105,7 @@ def cost(model, tokens, options, grids):
 
 
 def again(model, tokens, options, directory):
-    """Another process, which finds the directory: the history as it was, and with one more message."""
+    """Acts as another process, which finds the directory: reads the same history, and the history with one more message."""
     context = tokens + 4 * (MESSAGE + ANSWER)
     said = history(model.info["vocab"], tokens)
     for more in ([], [5] * MESSAGE):

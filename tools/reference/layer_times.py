@@ -1,13 +1,13 @@
-"""Times one token mixer at its paper's size: waterline beside the reference's own PyTorch code on the same CPU.
+"""Times one token mixer at its paper's size: waterline, and the reference's PyTorch code on the same CPU.
 
     pip install torch flash-linear-attention transformers
     python tools/reference/layer_times.py target/release/waterline > layers.md
 
-For every row `waterline synth` makes a model of a few layers that are the mixer and nothing else, in f32, and `waterline
-bench` times it. The reference has as many layers of the same sizes, also in f32: flash-linear-attention's plain PyTorch
-functions (fla/ops/*/naive.py) between PyTorch projections, since its layers themselves need Triton and a GPU; for
-Mamba and Mamba-2 the models of transformers; for attention PyTorch's own. A dash: no code that runs on a CPU. The two
-take turns; each time is a median over tokens, and the best of the turns is shown. Progress goes to standard error.
+For every row `waterline synth` makes a model of a few layers with only the mixer, in f32, and `waterline bench` times it. The reference has
+as many layers of the same sizes, also in f32: flash-linear-attention's plain PyTorch functions (fla/ops/*/naive.py) between PyTorch
+projections, since its layers need Triton and a GPU; the models of transformers for Mamba and Mamba-2; PyTorch's own attention. A dash means
+that no code runs on a CPU. The two programs alternate; each time is a median over tokens, and the best of the rounds is shown. Progress
+goes to standard error.
 """
 
 import argparse
@@ -26,7 +26,7 @@ STEPS = 32
 
 
 def references():
-    """The reference's layers by name: functions from a width to a `torch.nn.Module`."""
+    """Returns the reference's layers by name: functions from a width to a `torch.nn.Module`."""
     import torch
     import torch.nn.functional as F
     from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule, naive_recurrent_gated_delta_rule
@@ -40,7 +40,7 @@ def references():
         return nn.Linear(inputs, outputs, bias=False)
 
     class Mixer(nn.Module):
-        """Norm, projections, heads, what a kind of mixer does with them, output projection, residual."""
+        """Norm, projections, heads, the mixer's own computation, output projection, residual."""
 
         def __init__(self, hidden, heads, key, value, kv_heads=None):
             super().__init__()
@@ -83,7 +83,7 @@ def references():
             self.decay = torch.log1p(-(2.0 ** (-5.0 - torch.arange(8))))
 
         def mix(self, h, q, k, v, state):
-            if q.shape[1] > 1:  # its parallel form; the state would come from a second pass
+            if q.shape[1] > 1:  # the parallel form; the state would need a second pass
                 o = naive_retention(*(y.transpose(1, 2) for y in (q, k, v))).transpose(1, 2)
             else:
                 g = self.decay.expand(1, 1, 8)
@@ -126,7 +126,7 @@ def references():
             return self.o_norm(F.silu(o).flatten(-2)).unflatten(-1, (4, -1)), state
 
     class Attention(Mixer):
-        """Keys and values are kept for DEPTH tokens and a few more; the rotation is left out."""
+        """Attention over keys and values kept for DEPTH tokens and a few more, without the rotation."""
 
         def __init__(self, hidden, kv_heads, window=None):
             super().__init__(hidden, 32, 64, 64, kv_heads)
@@ -144,7 +144,7 @@ def references():
             return o.transpose(1, 2), (end, cache)
 
     class Stack(nn.Module):
-        """LAYERS layers; `start` is a state at which decoding begins."""
+        """LAYERS layers; `start` returns a state at which decoding begins."""
 
         def __init__(self, kind, hidden, *arguments):
             super().__init__()
@@ -167,7 +167,7 @@ def references():
             return after
 
     class Transformers:
-        """A model of transformers whose layers are mixers and nothing else."""
+        """A model of transformers whose layers are only mixers."""
 
         def __init__(self, model):
             self.model = model.eval()
@@ -202,7 +202,7 @@ def references():
     }
 
 
-# Preset, what it is, paper.
+# Preset, name, paper.
 ROWS = [
     ("gla-1.3b", "GLA", "2312.06635"),
     ("retnet-1.3b", "RetNet", "2307.08621"),
@@ -237,14 +237,14 @@ class Ours:
         return subprocess.run([self.program, *arguments], check=True, stdout=subprocess.PIPE).stdout
 
     def bytes(self):
-        """Bytes of state of a layer, and those that a token reads and writes."""
+        """Returns the bytes of a layer's state, and the bytes that a token reads and writes."""
         report = json.loads(self.run("inspect", self.file, "--json", "--context", str(DEPTH)))
         blocks = report["session"]["layers"]
         total = lambda key: sum(block[key] for block in blocks) // len(blocks)
         return total("bytes"), total("read_per_token") + total("written_per_token")
 
     def times(self):
-        """Seconds of a layer for each token of a prompt, and for a token at DEPTH."""
+        """Returns the seconds per layer for each token of a prompt, and for a token at DEPTH."""
         plan = ["--prompt", str(PROMPT), "--gen", str(STEPS), "--depth", str(DEPTH), "--context", str(DEPTH + STEPS + 2)]
         report = json.loads(self.run("bench", self.file, *plan, "--threads", str(self.threads), "--json", "-"))
         prefill = 1 / report["prefill_tokens_per_s"]

@@ -3,11 +3,11 @@
 
 usage: llama_tools.py WATERLINE BIN MODEL TEXT [--folder DIR] [--ctx N] [--types T,...]
 
-BIN is a folder with llama-quantize, llama-imatrix and llama-perplexity, built from llama.cpp's sources (targets of the same names; the source distribution
-of llama-cpp-python has them). MODEL is a GGUF file in f16 or f32 that both programs read, TEXT a file of at least two windows of N tokens.
-Quantized files must have the same tensors, formats and bytes, without an importance matrix and with that of llama-imatrix; ours must lie
-within a hundredth of it. Perplexities must agree within 0.5 %, and the divergence of either
-program's logits from those that the other saved is printed. Needs the packages gguf and numpy.
+BIN is a folder with llama-quantize, llama-imatrix and llama-perplexity, built from llama.cpp's sources (targets of the same names; the
+source distribution of llama-cpp-python has them). MODEL is a GGUF file in f16 or f32 that both programs read, TEXT a file of at least two
+windows of N tokens. Quantized files must have the same tensors, formats and bytes, without an importance matrix and with llama-imatrix's;
+waterline's matrix must be within a hundredth of it. Perplexities must agree within 0.5 %, and the divergence of each program's logits from
+those saved by the other is printed. Needs the packages gguf and numpy.
 """
 import argparse
 import json
@@ -30,7 +30,7 @@ def run(*words):
 
 
 def differences(ours, theirs):
-    """Names of tensors that differ in format or bytes, or are in one file only."""
+    """Returns the names of tensors that differ in format or bytes, or exist in one file only."""
     ours, theirs = ({tensor.name: tensor for tensor in GGUFReader(path).tensors} for path in (ours, theirs))
     found = [f"{name} is in one file only" for name in sorted(set(ours) ^ set(theirs))]
     for name in sorted(set(ours) & set(theirs)):
@@ -43,7 +43,8 @@ def differences(ours, theirs):
 
 
 def distance(ours, theirs):
-    """The largest difference of two importance matrices' sums, as a share of the largest sum of the tensor; infinite if names differ."""
+    """Returns the largest difference between two importance matrices' sums, relative to the tensor's largest sum; infinite if names
+    differ."""
     ours, theirs = ({tensor.name: tensor.data.ravel() for tensor in GGUFReader(path).tensors} for path in (ours, theirs))
     if set(ours) != set(theirs):
         return float("inf")

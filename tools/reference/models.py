@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the table of runtime/docs/models.md: every family, and what `waterline verify` shows of its recorded cases.
+"""Writes the table of runtime/docs/models.md: every family, with the results of `waterline verify` on its cases.
 
 usage: models.py WATERLINE FIXTURES GGUF [--speeds FILE] [--device cuda]
 
-FIXTURES holds cases of Hugging Face directories (config.json, case.safetensors), GGUF cases of llama.cpp's files
-(model.gguf, expect.json). A cell is the largest difference of a logit, as a percentage of the tolerance that the case declares.
-FILE is what speeds.py wrote: of each family's preset the tokens a second of a prompt and of a generation.
+FIXTURES holds cases of Hugging Face directories (config.json, case.safetensors), GGUF holds cases of llama.cpp's files (model.gguf,
+expect.json). A cell is the largest difference of a logit, as a percentage of the tolerance that the case declares. FILE is the output of
+speeds.py: tokens per second of a prompt and of a generation, for each family's preset.
 """
 import argparse
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent.parent.parent / "tests"
 
-# Family, where people find it, cases of Hugging Face directories, cases of GGUF files; the preset of a row is in PRESETS.
+# Family, published models, cases of Hugging Face directories, cases of GGUF files; PRESETS has the preset of a row.
 FAMILIES = [
     ("Qwen3.5 text, dense", "Qwen/Qwen3.5-0.8B to 27B", ["hf_qwen3_5_text"], ["qwen35-f16", "qwen35-q4_k_m"]),
     ("Qwen3.5 mixtures", "Qwen/Qwen3.5-35B-A3B", ["hf_qwen3_5_moe_e6k2", "hf_qwen3_5_moe_fused"], ["qwen35moe-q8_0"]),
@@ -76,7 +76,7 @@ def verify(waterline, case, device):
 
 
 def speed(speeds, family):
-    """The cell of a family's speeds, prompt and generation on a CPU, then on a GPU."""
+    """Returns the cell of a family's speeds: prompt and generation on a CPU, then on a GPU."""
     preset = PRESETS.get(family)
     measured = speeds.get(preset, {})
     texts = [f"{prompt:.0f}/{generation:.0f}" for _, (prompt, generation) in sorted(measured.items())]
@@ -98,7 +98,7 @@ def main():
     for family, hub, directories, files in FAMILIES:
         cells = []
         for folder, own, cases in ((args.fixtures, "fixtures", directories), (args.gguf, "gguf", files)):
-            # Cases of the repository need not be in the folders.
+            # Cases of the repository may be missing from the folders.
             places = [(case, folder / case) for case in cases]
             places = [(case, place if place.exists() else TESTS / own / case) for case, place in places]
             texts = [f"`{case}` {verify(args.waterline, place, device)}" for case, place in places]

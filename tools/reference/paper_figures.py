@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Redraws the figures on cost of five papers with waterline's own numbers: paper_figures.py WATERLINE OUT [FIGURE...] [--device cuda]
+"""Redraws the cost figures of five papers with waterline's numbers: paper_figures.py WATERLINE OUT [FIGURE...] [--device cuda]
 
-Models have random weights and are a few layers of mixers alone, at the papers' sizes. Figures, all of them if none is named:
+Models have random weights and consist of a few mixer layers, at the papers' sizes. Figures, by default all of them:
 
     sse        arXiv 2507.16577, Figure 6: cost against the number of partitions, of which a token uses one
     gsa-state  arXiv 2409.07146, Table 1: sizes of states
@@ -12,7 +12,7 @@ Models have random weights and are a few layers of mixers alone, at the papers' 
     hax        arXiv 2507.00449: cost of HAX's attention next to Mamba's
 
 OUT gets FIGURE-DEVICE.json with every round, FIGURE-DEVICE.svg where there are lines to draw, and README.md, the page of all figures whose
-JSON lies there. `--small` takes fewer layers, shorter texts and one round. `--page` measures nothing and writes pictures and page again.
+JSON is in OUT. `--small` uses fewer layers, shorter texts and one round. `--page` measures nothing and rewrites pictures and page.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def preset(name):
 
 
 def changed(name, **changes):
-    """A preset's description with other values in the description of its layers' mixer or, where they are there, of the model."""
+    """Returns a preset's description with changed values of the model, or else of its layers' mixer."""
     model = preset(name)
     (group,) = model["layers"]
     (layer,) = group["of"]
@@ -47,14 +47,14 @@ def changed(name, **changes):
 
 
 def without_attention(name):
-    """HAX's preset without its attention."""
+    """Returns HAX's preset without its attention."""
     model = preset(name)
     del model["layers"][0]["of"][0]["hax"]
     return model
 
 
 class Machine:
-    """Runs the program on models that it makes in a folder."""
+    """Runs the program on models that it writes to a folder."""
 
     def __init__(self, args, folder):
         self.program, self.device, self.threads, self.folder = args.waterline, args.device, args.threads, Path(folder)
@@ -78,13 +78,13 @@ class Machine:
         return path
 
     def models(self, descriptions):
-        """The models' paths by name."""
+        """Returns the models' paths by name."""
         with ThreadPoolExecutor(min(8, os.cpu_count())) as pool:
             paths = pool.map(lambda item: self.model(item[0].replace(" ", "-"), item[1], self.layers), descriptions.items())
             return dict(zip(descriptions, paths))
 
     def compile(self, paths, context):
-        """Opens every model once, several at a time: their kernels are then on disk."""
+        """Opens every model once, several at a time, so that their kernels are cached on disk."""
         with ThreadPoolExecutor(min(8, os.cpu_count())) as pool:
             list(pool.map(lambda path: self.bench([path], 16, [0], context), paths))
 
@@ -94,7 +94,7 @@ class Machine:
         return result if isinstance(result, list) else [result]
 
     def state(self, path, context):
-        """Bytes of state of a layer."""
+        """Returns the bytes of a layer's state."""
         report = json.loads(self.run("inspect", path, "--json", "--context", context))
         layers = report["session"]["layers"]
         return sum(layer["bytes"] for layer in layers) / len(layers)
@@ -105,7 +105,7 @@ def table(heads, rows):
 
 
 def shown(number):
-    """Three digits, or all before the point."""
+    """Formats a number with three digits, or with all digits before the point."""
     return next(f"{number:,.{digits}f}" for least, digits in ((100, 0), (10, 1), (1, 2), (0, 3)) if number >= least)
 
 
@@ -115,10 +115,11 @@ def size(count):
 
 @dataclass
 class Costs:
-    """A figure of times of a layer for a token, and of states.
+    """A figure of a layer's time per token, and of states.
 
-    `groups` are the models, by preset or description, in groups whose first one is the base of ratios. `prompts` and `depths` are the lengths of
-    prompts and the positions of decoding for each form (small, cpu, cuda), `contexts` those at which the state's size is of interest."""
+    `groups` are the models, by preset or description, in groups whose first model is the base of ratios. `prompts` and `depths` are the
+    lengths of prompts and the positions of decoding for each form (small, cpu, cuda), `contexts` the contexts at which the state's size is
+    shown."""
 
     title: str
     says: str
@@ -137,7 +138,7 @@ class Costs:
         rounds = []
         for _ in range(machine.rounds):
             for prompt in prompts:
-                # Tokens are generated after the longest prompt's measurement only.
+                # Tokens are generated only after the longest prompt.
                 found = machine.bench(paths.values(), prompt, depths if prompt == prompts[-1] else [0], context)
                 rounds += [(name, prompt, report) for name, report in zip(paths, found)]
         data = {"machine": place(rounds[0][2], machine), "models": {}, "rounds": []}
@@ -155,7 +156,7 @@ class Costs:
         return data
 
     def show(self, data):
-        """The table as text and the lines of the picture."""
+        """Returns the table as text and the lines of the picture."""
         models = data["models"]
         first = next(iter(models.values()))
         columns = [(what, p) for what in ("prefill", "decode") for p in first[what]]
@@ -262,14 +263,14 @@ FIGURES = {
 
 
 def place(report, machine):
-    """The machine and the conditions of a measurement, in words."""
+    """Describes the machine and the conditions of a measurement in words."""
     made = report["provenance"]
     on = made["gpu"] or f"{report['machine']['cpu']}, threads: {report['threads']}"
     return f"{on}; {made['date'][:10]}, commit {made['commit']}; {machine.layers} layers, rounds: {machine.rounds}"
 
 
 def page(out):
-    """Draws what has been measured, and writes the page of all figures."""
+    """Draws the measured figures, and writes the page of all figures."""
     parts = ["# Figures of five papers, drawn again\n", (
         "`python3 tools/reference/paper_figures.py WATERLINE OUT` measures and writes this page, `--small` in a few minutes, `--device cuda` on a GPU. "
         "Models have random weights and the papers' sizes; a layer is a mixer with its norm, without feed-forward network, in f16. "

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes a model with random weights in F16, as llama.cpp's converter lays out its architecture, for measurements.
+"""Writes a model with random F16 weights in the layout of llama.cpp's converter for its architecture, for measurements.
 
 usage: random_gguf.py [--tiny] FAMILY OUTPUT.gguf [SIZE=NUMBER...]
 
-A family has the shape of a published model (--help names them) and a vocabulary of bytes and fillers. SIZE=NUMBER gives another
-size, such as layers=8 or vocab=32000, where fewer layers are the first of the model's. --tiny is the same pattern with small sizes, for tests.
+A family has the shape of a published model (--help lists them) and a vocabulary of bytes and fillers. SIZE=NUMBER changes a size, such as
+layers=8 or vocab=32000; with fewer layers, the first ones of the model are used. --tiny uses the same pattern with small sizes, for tests.
 Needs the packages gguf and numpy.
 """
 import argparse
@@ -14,7 +14,8 @@ import re
 import gguf
 import numpy as np
 
-# Tables of tensors: each line has a kind of `Values`, a shape, rows first, over the sizes of the family, and the names that have both.
+# Tables of tensors: each line has a kind of `Values`, a shape, rows first, in terms of the family's sizes, and the names of the tensors
+# with both.
 EMBEDDING = "f16 vocab, hidden: token_embd.weight\n"
 TIED = EMBEDDING + "one hidden: output_norm.weight\n"
 UNTIED = TIED + "f16 vocab, hidden: output.weight\n"
@@ -115,7 +116,7 @@ RWKV7 = """
 """
 VALUE_MIX = "f16 value_rank, hidden: time_mix_v1.weight\n f16 hidden, value_rank: time_mix_v2.weight\n"
 
-# Keys of the metadata behind the name of the architecture, with values over the sizes; a family's own come in their place.
+# Metadata keys without the architecture's prefix, with values in terms of the sizes; a family's own keys override them.
 KEYS = """
     vocab_size                         vocab
     context_length                     262144
@@ -158,15 +159,15 @@ EXPERT_KEYS = """
     expert_feed_forward_length   expert_ff
 """
 
-# A family: the published model, its sizes, a letter for each layer, llama.cpp's name of how text is split, keys, and tensors of the model and
-# of each kind of layer. Every one has a byte-level vocabulary, which llama.cpp opens with any architecture.
+# A family: the published model, its sizes, a letter for each layer, llama.cpp's name of its pre-tokenizer, keys, and tensors of the model
+# and of each kind of layer. All families have a byte-level vocabulary, which llama.cpp opens with any architecture.
 FAMILIES = {
     "lfm2": dict(
         model="LFM2-1.2B",
         sizes=dict(layers=16, hidden=2048, ff=8192, heads=32, kv_heads=8, head=64, conv=3, vocab=65536),
         kinds="CCACCACCACACACAC", pre="lfm2",
         keys=KV_HEADS_OF_LAYERS + "rope.freq_base 1e6\n shortconv.l_cache conv",
-        tensors=EMBEDDING + "one hidden: token_embd_norm.weight",  # the norm of the output, in spite of its name
+        tensors=EMBEDDING + "one hidden: token_embd_norm.weight",  # the output norm, despite its name
         layers={"C": NORM + SHORT_CONVOLUTION + FFN_NORM + FFN, "A": NORM + ATTENTION + HEAD_NORMS + FFN_NORM + FFN}),
     "falcon-h1": dict(
         model="Falcon-H1-0.5B",
@@ -218,7 +219,7 @@ FAMILIES = {
             attention.gate_lora_rank                      gate_rank
         """,
         tensors=UNTIED + "one hidden: token_embd_norm.weight\n bias hidden: token_embd_norm.bias output_norm.bias",
-        layers={"T": RWKV7 + VALUE_MIX, "0": RWKV7 + VALUE_MIX.replace("value_rank", "rate_rank")}),  # a copy that nothing uses
+        layers={"T": RWKV7 + VALUE_MIX, "0": RWKV7 + VALUE_MIX.replace("value_rank", "rate_rank")}),  # a copy that is not used
     "jamba": dict(
         model="Jamba-Reasoning-3B, 6 GB",
         sizes=dict(layers=28, hidden=2560, ff=8192, heads=20, kv_heads=1, head=128, inner=5120, rank=160, state=16, conv=4, vocab=65536),
@@ -263,14 +264,14 @@ FAMILIES = {
                 for kind, mixer in [("D", GATED_DELTANET), ("A", GATED_ATTENTION)]}),
 }
 
-# With --tiny no size is larger. Rows of 256 columns are the shortest that llama.cpp's K-quants take.
+# The maximum sizes with --tiny. Rows of 256 columns are the shortest that llama.cpp's K-quants accept.
 TINY = dict(layers=14, hidden=256, ff=512, vocab=1024, heads=4, kv_heads=2, head=64, inner=512, ssm_heads=8, groups=2, state=64, rank=16,
             key_heads=2, value_heads=4, decay_rank=32, rate_rank=32, value_rank=32, gate_rank=64, latent=64, nope=32, rope=16, value=32,
             experts=8, chosen=3, expert_ff=256)
 
 
 class Values:
-    """Random values: `kinds` holds a function of the shape for each kind of the tables."""
+    """Random values: `kinds` maps each kind of the tables to a function of the shape."""
 
     def __init__(self, count):
         random = self.random = np.random.default_rng(7)
@@ -291,14 +292,15 @@ class Values:
         return (self.block * columns**-0.5).astype(np.float16)
 
     def matrix(self, shape):
-        """A slice of one block, because to draw every matrix takes long. A larger one repeats the block, whose length is prime: no two rows are equal."""
+        """Returns a slice of one block, because drawing every matrix takes long. A larger matrix repeats the block, whose length is prime,
+        so no two rows are equal."""
         block, count = self.scaled(shape[-1]), np.prod(shape)
         start = self.random.integers(max(1, len(block) - count))
         return (block[start : start + count] if count <= len(block) else np.resize(block, count)).reshape(shape)
 
 
 def byte_tokens():
-    """The 256 characters that stand for bytes in a byte-level vocabulary."""
+    """Returns the 256 characters that represent bytes in a byte-level vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]

@@ -1,12 +1,12 @@
-"""Programs of others against `waterline serve`: lm-evaluation-harness, the package litellm and LiteLLM's proxy.
+"""Other programs against `waterline serve`: lm-evaluation-harness, the package litellm and LiteLLM's proxy.
 
     pip install litellm[proxy] lm_eval transformers accelerate torch
     python3 tools/reference/serve_evaluation.py target/release/waterline [MODEL]
 
-lm-evaluation-harness scores questions with examples before them by `local-completions`, and the examples are read once. `waterline eval
-choice` scores the same texts, and with `--transformers`, for a folder of Hugging Face's in F32, so does transformers: the scores agree within
-0.1 points. LiteLLM asks for a chat, a stream, tools and a form. Its proxy in front of two servers, as runtime/docs/serve.md configures
-it, brings each conversation back to the server that has read it.
+lm-evaluation-harness scores questions preceded by examples with `local-completions`; the server reads the examples once. `waterline eval
+choice` scores the same texts, and with `--transformers`, for a Hugging Face folder in F32, so does transformers: the scores must agree
+within 0.1 points. LiteLLM requests a chat, a stream, tools and a constrained answer. Its proxy in front of two servers, configured as in
+runtime/docs/serve.md, routes each conversation back to the server that has read it.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from serve_common import server, write_table
 ANIMALS = "cat dog bird horse cow fox wolf bear mouse fish hen goat".split()
 PLACES = "house garden river forest field barn hill lake road city sea tree".split()
 SHOTS = 12
-# The proxy starts with a long key only.
+# The proxy only accepts a long key.
 KEY = "sk-" + "0123456789abcdef" * 4
 
 
 def questions(count):
-    """Questions with four answers, each a place that the story names: a small model knows some."""
+    """Yields questions with four answers, places that the story names: a small model gets some right."""
     chance = random.Random(7)
     for _ in range(count):
         animals, places = chance.sample(ANIMALS, 4), chance.sample(PLACES, 4)
@@ -50,13 +50,13 @@ def metric(base, name):
 
 
 def likelihoods(found):
-    """The log-likelihood of each answer."""
+    """Returns the log-likelihood of each answer."""
     rows = sorted(found["samples"]["places"], key=lambda row: row["doc_id"])
     return [float(likelihood) for row in rows for likelihood, _ in row["filtered_resps"]]
 
 
 def evaluation(program, model, folder, count, transformers):
-    """Scores by lm-evaluation-harness, with the server or with transformers, and by `waterline eval choice`."""
+    """Returns the scores of lm-evaluation-harness, with the server or with transformers, and of `waterline eval choice`."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=str(folder / "home"))
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -66,7 +66,7 @@ def evaluation(program, model, folder, count, transformers):
     lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "asked.jsonl").write_text(lines(asked))
     (folder / "examples.jsonl").write_text(lines(examples))
-    # The same texts for `eval choice`, which shows no examples.
+    # The same texts for `eval choice`, which adds no examples itself.
     answer = lambda row: row["choices"]["text"]["ABCD".index(row["answerKey"])]
     before = "".join(f"{row['question']}\nAnswer: {answer(row)}\n\nQuestion: " for row in examples)
     (folder / "whole.jsonl").write_text(lines([{**row, "question": before + row["question"]} for row in asked]))
@@ -100,7 +100,7 @@ def evaluation(program, model, folder, count, transformers):
 
 
 def package(program, folder):
-    """LiteLLM's package against a model that thinks and calls tools."""
+    """Tests LiteLLM's package with a model that thinks and calls tools."""
     import litellm
 
     write_table(folder)
@@ -121,7 +121,7 @@ def package(program, folder):
 
 
 def configuration(bases):
-    """The configuration of runtime/docs/serve.md with these addresses."""
+    """Returns the configuration of runtime/docs/serve.md with these addresses."""
     page = (pathlib.Path(__file__).parents[2] / "runtime/docs/serve.md").read_text()
     text = page.split("model_list:")[1].split("```")[0]
     for place, base in enumerate(bases, 1):
@@ -131,7 +131,7 @@ def configuration(bases):
 
 
 def proxy(program, folder):
-    """LiteLLM's proxy in front of two servers: each conversation stays at the server that has read it."""
+    """Tests LiteLLM's proxy in front of two servers: each conversation stays at the server that has read it."""
     with contextlib.ExitStack() as stack:
         bases = [stack.enter_context(server(program, "--exact", seconds=600)) for _ in range(2)]
         (folder / "proxy.yaml").write_text(configuration(bases))
@@ -174,7 +174,7 @@ def proxy(program, folder):
 
 
 def main():
-    # No price list from the network.
+    # Keeps LiteLLM from downloading its price list.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")

@@ -1,9 +1,9 @@
-"""What a server adds to decoding, how soon a known prefix is answered, and what eight clients get.
+"""Measures the time that a server adds to decoding, the latency of a known prefix, and the speed of eight clients.
 
     python3 tools/reference/serve_speed.py target/release/waterline --threads 1 [MODEL]
 
-The same texts by `waterline run` and by a server, interleaved; medians. A long prompt is sent again and again: the time to its first
-token. Eight clients at once, against `run --samples 8`.
+The same texts with `waterline run` and with a server, interleaved; medians. A long prompt is sent repeatedly, and the time to its first
+token is measured. Eight clients at once are compared with `run --samples 8`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main():
     host = line.split("http://")[1].strip()
 
     def stream(prompt, tokens):
-        """Seconds to the first token, seconds after it, and tokens after it."""
+        """Returns the seconds to the first token, the seconds after it, and the number of tokens after it."""
         connection = http.client.HTTPConnection(host, timeout=600)
         begun, times = time.perf_counter(), []
         body = {"prompt": prompt, "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}

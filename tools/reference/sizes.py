@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What fills a program that has its symbols: bytes of code and of data by crate, then the largest pieces.
+"""Shows what takes space in a program with symbols: bytes of code and of data by crate, then the largest symbols.
 
     cargo build --release --config 'profile.release.package.waterline-tools.strip=false'
     tools/reference/sizes.py target/release/waterline

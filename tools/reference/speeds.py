@@ -3,9 +3,9 @@
 
 usage: speeds.py WATERLINE OUTPUT.json [--type q4_k] [--threads N] [--seconds S] [--devices cpu,cuda] [PRESET...]
 
-Each preset is written with random weights to a temporary folder, measured by `waterline bench` (a prompt of 512 tokens, a generation of 64)
-and removed. What does not fit in S seconds is left out. OUTPUT has, for each preset and device, tokens a second of the prompt and of the
-generation.
+Each preset is written with random weights to a temporary folder, measured with `waterline bench` (a prompt of 512 tokens, a generation of
+64) and removed. A preset that takes longer than S seconds is left out. OUTPUT has tokens per second of the prompt and of the generation,
+for each preset and device.
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ from models import PRESETS
 
 
 def bench(program, model, device, threads, seconds):
-    """Tokens a second of a prompt and of a generation."""
+    """Returns tokens per second of a prompt and of a generation."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [program, "bench", str(model), "--device", device, "--threads", str(threads), "--prompt", "512", "--gen", "64", "--depth", "0"]
         subprocess.run([*command, "--json", out.name], check=True, stdout=subprocess.DEVNULL, timeout=seconds)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Types a conversation of forty messages and two commands into `waterline chat` in a terminal, and writes what the terminal
-shows as text and as a picture. Needs the package pyte, a terminal's screen in Python.
+"""Types a conversation of forty messages and two commands into `waterline chat` in a terminal, and writes the terminal's output as text and
+as a picture. Needs the package pyte, a terminal emulator in Python.
 
     tools/reference/transcript.py target/release/waterline runtime/docs/conversation.svg
 
-Greedy answers make it the same conversation again. It fails if a fact that was told is not known at the end.
+Answers are greedy, so the conversation is the same in every run. The script fails if the model does not recall a fact at the end.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import pyte
 
 COLUMNS, ROWS = 116, 40
 
-# What is typed. Facts come early and late, some change, and what lies between would fill a small context.
+# The typed lines. Facts come early and late, some change, and the text in between would fill a small context.
 TURNS = """\
 Hello!
 My name is Anna.
@@ -71,7 +71,7 @@ Goodbye!
 
 
 class Terminal:
-    """A program in a terminal, with all lines that have left the screen."""
+    """A program in a terminal, including all lines that have scrolled off the screen."""
 
     def __init__(self, command, folder):
         self.screen = pyte.HistoryScreen(COLUMNS, ROWS, history=100_000, ratio=1)
@@ -85,7 +85,7 @@ class Terminal:
         fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
 
     def read_until(self, ready, seconds=120):
-        """Reads until the screen is as wanted; False at the program's end."""
+        """Reads until `ready` returns true; returns False when the program ends."""
         end = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > end:
@@ -99,24 +99,24 @@ class Terminal:
             if not data:
                 return False
             self.asked += data.count(b"\x1b[?2004h")
-            # pyte has no faint text: it becomes grey.
+            # pyte does not support faint text, so it becomes grey.
             self.stream.feed(data.replace(b"\x1b[2m", b"\x1b[90m"))
         return True
 
     def prompts(self):
-        """Whether the next line is waited for: the program has turned bracketed paste on for it, and shown its prompt."""
+        """Returns whether the program waits for the next line: it has enabled bracketed paste and shown its prompt."""
         line = self.screen.display[self.screen.cursor.y].rstrip()
         return self.asked > self.typed and line == ">" and self.screen.cursor.x == 2
 
     def type(self, text):
-        """Types a line as a person does, one key at a time."""
+        """Types a line like a person, one key at a time."""
         self.typed = self.asked
         for key in text + "\r":
             os.write(self.file, key.encode())
             time.sleep(0.004)
 
     def lines(self):
-        """Everything that was shown: lists of (text, colour, bold)."""
+        """Returns all lines that were shown, each a list of (text, colour, bold)."""
         rows = [*self.screen.history.top, *(self.screen.buffer[y] for y in range(ROWS))]
         found = []
         for row in rows:
@@ -143,7 +143,7 @@ COLOURS = {
 
 
 def picture(lines):
-    """A terminal's lines as an SVG, in columns so that it can be read on a page."""
+    """Returns the terminal's lines as an SVG, in columns so that the picture fits on a page."""
     columns = 2
     per_column = -(-len(lines) // columns)
     width, height, size = 7.2, 15, 12

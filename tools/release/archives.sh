@@ -1,14 +1,14 @@
 #!/bin/sh
-# Builds release archives, Debian packages and their checksums. check.sh then uses them where there is no Rust.
+# Builds release archives, Debian packages and their checksums. check.sh then tests them on systems without Rust.
 #
 #   tools/release/archives.sh [--out DIR] [--built DIR] TARGET...
 #
 #   TARGET       x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, x86_64-unknown-linux-musl, aarch64-unknown-linux-musl,
 #                x86_64-pc-windows-gnu
-#   --out DIR    where they go (dist)
-#   --built DIR  build nothing, pack what cargo has put into this folder
+#   --out DIR    the output folder (dist)
+#   --built DIR  builds nothing and packs the files that cargo has put into this folder
 #
-# Debian's gcc-aarch64-linux-gnu, gcc-mingw-w64-x86-64, musl-tools and zip have the other machines' tools.
+# Debian's gcc-aarch64-linux-gnu, gcc-mingw-w64-x86-64, musl-tools and zip provide the tools for the other targets.
 set -eu
 
 out=dist built=''
@@ -37,13 +37,13 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=aarch64-linux-gnu-gcc
 export CC_aarch64_unknown_linux_musl=aarch64-linux-gnu-gcc
 # tools/build.rs would make a program for the builder's version of the GNU C library.
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-Clink-arg=-Wl,-z,nopack-relative-relocs
-# The same files give the same bytes.
+# Equal files give equal archives.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The licence of every crate in the program and the library, from the sources that cargo downloaded.
+# Prints the licence of every crate in the program and the library, from the sources that cargo downloaded.
 licences() {
   registry=${CARGO_HOME:-$HOME/.cargo}/registry/src
   cargo tree --locked --quiet -p waterline-tools -p waterline-ffi -e normal --target "$1" --prefix none --format '{p} {l}' |
@@ -57,10 +57,10 @@ licences() {
   done
 }
 
-# The newest version of the GNU C library among the symbols that files need.
+# Prints the newest version of the GNU C library among the symbols in its input.
 newest_glibc() { sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -uV | tail -n 1; }
 
-# A package of a staged folder whose files go below /usr.
+# Makes a package from a staged folder, whose files go below /usr.
 package() {
   root=$work/package
   mkdir -p "$root/DEBIAN" "$root/usr/share/doc/waterline"
@@ -84,7 +84,7 @@ EOF
 }
 
 for target in "$@"; do
-  # Static programs need no C library, and neither would one that links ours.
+  # Static programs need no C library, and neither would a program that links waterline's library.
   binutils='' debian='' program=waterline library=''
   case $target in
     x86_64-unknown-linux-gnu) debian=amd64 library=yes ;;
@@ -103,7 +103,7 @@ for target in "$@"; do
   install -m 755 "${built:-$folder/$target/release}/$program" "$stage/bin/"
   if [ -n "$library" ]; then
     ffi/install --prefix "$stage" --target "$target" ${built:+--built "$built"} >/dev/null
-    # That of mingw-w64 refuses Rust's objects without sections.
+    # mingw-w64's strip rejects Rust's objects without sections.
     [ -z "$debian" ] || "${binutils}strip" --strip-debug "$stage/lib/libwaterline.a"
     find "$stage" \( -name '*.so.*' -o -name '*.dll' \) -exec "${binutils}strip" --strip-unneeded {} +
   fi

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Unpacks the archives that archives.sh made where there is no Rust and uses them as people do: a completion, a conversation through
-# a pipe, and the C example of the documents, linked with the archive's library. Root on Debian runs it.
+# Unpacks the archives of archives.sh on systems without Rust and uses them as people do: a completion, a conversation through a pipe,
+# and the C example of the documents, linked with the archive's library. Must run as root on Debian.
 #
 #   tools/release/check.sh DIR [SUITE]
 #
-#   DIR     what archives.sh wrote
+#   DIR     the output folder of archives.sh
 #   SUITE   the Debian in which programs for the GNU C library run (stable)
 #
-# Debian's debootstrap makes a system with a C compiler for x86-64. Programs for 64-bit ARM run under qemu-user-static with the C
-# library of such a system, static programs in an empty folder, those for Windows under wine. Each is skipped without its tool.
+# Debian's debootstrap makes an x86-64 system with a C compiler. Programs for 64-bit ARM run under qemu-user-static with the C library
+# of an ARM system, static programs in an empty folder, programs for Windows under wine. Each check is skipped if its tool is missing.
 set -eu
 
 [ $# -ge 1 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
@@ -19,7 +19,7 @@ trap 'rm -rf "$work"' EXIT
 (cd "$archives" && sha256sum --quiet -c SHA256SUMS)
 
 fail() { echo "$0: $*" >&2; exit 1; }
-# The archive of a target, if it was made and the tools to run it are there.
+# Finds the archive of a target; fails if it was not made or a tool to run it is missing.
 archive() {
   target=$1 name=''
   shift
@@ -32,13 +32,13 @@ archive() {
   done
 }
 hello='Hello! My name is Anna.\nWhat is my name?\n'
-# A program that talks as the library's example does remembers the name.
+# Checks that a program that chats like the library's example remembers the name.
 talks() {
   # shellcheck disable=SC2059 # the lines are the format
   printf "$hello" | "$@" >"$work/said" || fail "$*: failed"
   tail -n 1 "$work/said" | grep -q Anna || fail "$*: said $(cat "$work/said")"
 }
-# The program completes a text, converses, and without a GPU says why it uses none.
+# Checks that the program completes a text, chats, and prints the reason why it uses no GPU.
 program() {
   "$@" run -p hello -n 8 >"$work/said" || fail "$*: failed"
   grep -q '[a-z]' "$work/said" || fail "$*: said nothing"
@@ -97,7 +97,7 @@ if archive x86_64-pc-windows-gnu wine unzip x86_64-w64-mingw32-gcc; then
   export WINEPREFIX="$work/wine" WINEDEBUG=-all
   wineboot -i >"$work/log" 2>&1
   unzip -q "$file" -d "$work"
-  # wine 8.0 lacks the library from which Rust's takes random numbers.
+  # wine 8.0 lacks the library that Rust's standard library gets random numbers from.
   cat >"$work/random.c" <<'EOF'
 int SystemFunction036(void *, unsigned);
 __declspec(dllexport) int ProcessPrng(unsigned char *to, unsigned long long bytes) { return SystemFunction036(to, bytes); }

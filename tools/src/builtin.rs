@@ -1,4 +1,4 @@
-//! The model that is part of the program, and the choice between it and a file.
+//! The model that is built into the program, and the choice between it and a file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,22 +24,22 @@ static FILE: Option<&Aligned<[u8]>> =
 #[cfg(not(feature = "builtin-model"))]
 static FILE: Option<&Aligned<[u8]>> = None;
 
-/// How a model is opened.
+/// Options for opening a model.
 #[derive(Clone, Copy, Default, clap::Args)]
 pub struct OpenArgs {
-    /// Open a model although its files hold tensors that nothing here uses; it may be another model without them.
+    /// Open a model even if its files hold unused tensors; without them it may be another model.
     #[arg(long)]
     allow_unused: bool,
-    /// Copy the model's files into memory, so that they may be rewritten or shortened while they are used.
+    /// Copy the model's files into memory, so that they may be rewritten or truncated while in use.
     #[arg(long)]
     copy: bool,
-    /// Whether the MTP block is read, by which a session drafts.
+    /// Whether to read the MTP block, with which sessions draft.
     #[arg(skip)]
     mtp: bool,
 }
 
 impl OpenArgs {
-    /// These settings for models of such sessions.
+    /// Copies these options for models of sessions with `args`.
     pub fn for_sessions(self, args: &SessionArgs) -> Self {
         OpenArgs {
             mtp: args.mtp(),
@@ -47,7 +47,7 @@ impl OpenArgs {
         }
     }
 
-    /// Opens the model at `path`, or else the built-in one.
+    /// Opens the model at `path`, or the built-in model.
     pub fn model(self, path: Option<&Path>) -> Result<Arc<Model>> {
         Ok(Model::bind(self.checkpoint(path)?)?)
     }
@@ -81,7 +81,7 @@ impl OpenArgs {
     }
 }
 
-/// The file of the built-in model, if it is part of the program.
+/// Returns the file of the built-in model, if the program contains one.
 pub fn bytes() -> Result<&'static [u8]> {
     let file = FILE.ok_or_else(|| {
         Error::usage(
@@ -91,7 +91,7 @@ pub fn bytes() -> Result<&'static [u8]> {
     Ok(&file.0)
 }
 
-/// Whether a model is the one of the program.
+/// Whether `model` is the built-in model.
 pub fn is_builtin(model: &Model) -> bool {
     model.file() == NAME
 }

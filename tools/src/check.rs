@@ -1,4 +1,4 @@
-//! `waterline inspect --check`: weights that are not finite, and layers that do not compute finite numbers of finite weights.
+//! `waterline inspect --check`: finds weights that are not finite, and layers that compute non-finite numbers from finite weights.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ use crate::progress::{self, Unit};
 use crate::text::shown;
 use crate::units::thousands;
 
-/// Reads every weight, then a few tokens; reports tensors with values that are not finite, and the first layer whose
-/// output is not finite.
+/// Reads every weight, then a few tokens. Reports tensors with values that are not finite, and the first layer whose output is
+/// not finite.
 pub fn run(checkpoint: &Checkpoint) -> Result<ExitCode> {
     let interrupt = Interrupt::watch()?;
     let wrong = wrong_tensors(checkpoint, &interrupt)?;
@@ -42,7 +42,7 @@ pub fn run(checkpoint: &Checkpoint) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(is_wrong)))
 }
 
-/// A sentence for each tensor with a value that is not finite.
+/// Returns a sentence for each tensor with a value that is not finite.
 fn wrong_tensors(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Vec<String>> {
     let all: Vec<(String, &Tensor)> = tensors(checkpoint).collect();
     let size = |(_, tensor): &(String, &Tensor)| tensor.shape.iter().product::<usize>();
@@ -65,11 +65,11 @@ fn wrong_tensors(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Vec<S
     Ok(wrong)
 }
 
-/// Tokens that a check reads, evenly spread over the vocabulary.
+/// Number of tokens that a check reads, evenly spread over the vocabulary.
 const TOKENS: usize = 16;
 
-/// The first part of a model whose output is not finite. Such values persist in the sums of later layers, so the layer is found
-/// by bisection: a model of the first layers alone has finite logits as long as they are all right.
+/// Finds the first part of a model whose output is not finite. Non-finite values persist in the sums of later layers, so the
+/// layer is found by bisection: a model cut off after its first layers has finite logits as long as all of these are right.
 fn first_wrong_part(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Option<String>> {
     let layers = checkpoint.spec.layers.len();
     if is_finite(checkpoint, layers)? {
@@ -80,7 +80,7 @@ fn first_wrong_part(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Op
             "the embedding, the last norm or the output matrix".into(),
         ));
     }
-    // `right` layers are right, `wrong` are not.
+    // The first `right` layers compute finite numbers, the first `wrong` layers do not.
     let (mut right, mut wrong) = (0, layers);
     while wrong - right > 1 {
         interrupt.check()?;
@@ -95,7 +95,7 @@ fn first_wrong_part(checkpoint: &Checkpoint, interrupt: &Interrupt) -> Result<Op
     Ok(Some(format!("layer {right} ({kind}), the first to do so,")))
 }
 
-/// Whether the logits of a model of the first `layers` layers are finite.
+/// Whether the logits of a model with only the first `layers` layers are finite.
 fn is_finite(checkpoint: &Checkpoint, layers: usize) -> Result<bool> {
     let mut first = checkpoint.clone();
     first.spec.layers.truncate(layers);
@@ -118,14 +118,14 @@ struct Values {
     all: u64,
     nan: u64,
     infinite: u64,
-    /// The first that is not finite.
+    /// Index of the first value that is not finite.
     first: Option<usize>,
 }
 
 impl Values {
     /// Decodes a tensor row by row.
     fn read(tensor: &Tensor, interrupt: &Interrupt, bar: &ProgressBar) -> Result<Self> {
-        /// Values that are decoded at once, unless a row has more.
+        /// Number of values to decode at once, unless a row has more.
         const PIECE: usize = 1 << 16;
         let cols = tensor.shape.last().copied().unwrap_or(1).max(1);
         let row_bytes = tensor.format.row_bytes(cols)?;
@@ -151,7 +151,7 @@ impl Values {
     }
 }
 
-/// Where value number `i` lies in a tensor of this shape.
+/// Returns the coordinates of value number `i` in a tensor of this shape.
 fn index(i: usize, shape: &[usize]) -> Vec<usize> {
     let mut rest = i;
     let mut index: Vec<usize> = shape

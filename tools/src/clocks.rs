@@ -1,5 +1,5 @@
-//! The clocks of the processor or the GPU during a measurement, and whether they were throttled. Linux only; elsewhere, and in many virtual
-//! machines, this is not known.
+//! The clocks of the processor or the GPU during a measurement, and whether they were throttled. Linux only; on other
+//! systems, and in many virtual machines, they are unknown.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,23 @@ use crate::units::rounded;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// The clocks of a measurement.
+/// The clocks during a measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Clocks {
-    /// MHz before and after it: of the GPU that computed, or the mean of the processor's cores.
+    /// MHz before and after the measurement, of the GPU that computed, or the mean of the processor's cores.
     pub mhz: Option<[f64; 2]>,
-    /// The most that the processor's cores reach.
+    /// The maximum clock of the processor's cores (mean), in MHz.
     pub most_mhz: Option<f64>,
-    /// How the processor's clocks are chosen, such as `performance`.
+    /// The policy that sets the processor's clocks, such as `performance`.
     pub governor: Option<String>,
-    /// How often heat throttled the processor meanwhile.
+    /// Number of times that heat throttled the processor during the measurement.
     pub throttled: Option<u64>,
-    /// The reasons why the GPU was slow after it, in words.
+    /// The reasons why the GPU was slowed after the measurement, in words.
     pub gpu_throttled_by: Vec<String>,
 }
 
-/// The beginning of a measurement.
+/// The readings at the start of a measurement.
 pub struct Begun {
     folder: PathBuf,
     gpu: Option<Gpu>,
@@ -36,7 +36,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// This moment, of the GPU with this number or else of the processor.
+    /// Reads the clocks now, of the GPU with this number or else of the processor.
     pub fn now(gpu: Option<usize>) -> Self {
         Self::in_folder(Path::new(CPUS), gpu.and_then(Gpu::new))
     }
@@ -50,7 +50,7 @@ impl Begun {
         }
     }
 
-    /// The clocks from then to now.
+    /// Returns the clocks from the start until now.
     pub fn end(&self) -> Clocks {
         let after = mhz(&self.folder, self.gpu.as_ref());
         let now = throttled(&self.folder);
@@ -71,7 +71,7 @@ impl Begun {
 }
 
 impl Clocks {
-    /// The clocks in words; none if nothing is known.
+    /// Describes the clocks; `None` if nothing is known.
     pub fn in_words(&self) -> Option<String> {
         let mut parts = Vec::new();
         if let Some([before, after]) = self.mhz {
@@ -97,7 +97,7 @@ impl Clocks {
         (!parts.is_empty()).then(|| parts.join(", "))
     }
 
-    /// That they were throttled, if so.
+    /// A warning if the clocks were throttled.
     pub fn warning(&self) -> Option<String> {
         if !self.gpu_throttled_by.is_empty() {
             let reasons = self.gpu_throttled_by.join(" and ");
@@ -132,7 +132,7 @@ fn number(path: &Path) -> Option<u64> {
     read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The mean of a number of all cores.
+/// Returns the mean over all cores of the number in a file.
 fn mean(folder: &Path, file: &str) -> Option<f64> {
     let found = cores(folder).filter_map(|core| number(&core.join(file)));
     let found: Vec<u64> = found.collect();
@@ -140,7 +140,7 @@ fn mean(folder: &Path, file: &str) -> Option<f64> {
     (!found.is_empty()).then(|| sum as f64 / found.len() as f64)
 }
 
-/// How often heat has throttled any core since the system was started (Intel).
+/// The number of times that heat has throttled any core since the system started (Intel).
 fn throttled(folder: &Path) -> Option<u64> {
     let file = "thermal_throttle/core_throttle_count";
     let found = cores(folder).filter_map(|core| number(&core.join(file)));
@@ -169,7 +169,7 @@ mod tests {
         }
         write("cpu0/cpufreq/scaling_cur_freq", "3600000\n");
         write("cpu1/cpufreq/scaling_cur_freq", "1200000\n");
-        // No cores.
+        // Folders that are not cores.
         write("cpufreq/scaling_cur_freq", "1\n");
         write("cpuidle/scaling_cur_freq", "1\n");
         let begun = Begun::in_folder(folder.path(), None);

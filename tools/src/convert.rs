@@ -1,4 +1,4 @@
-//! `waterline convert`: a Hugging Face directory as one GGUF file.
+//! `waterline convert`: converts a Hugging Face directory to one GGUF file.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use crate::retain::RetainArgs;
 use crate::write_model::{check_output, choose, sources, write_model};
 use crate::wrong_model::quoted;
 
-/// Write a Hugging Face directory as one GGUF file.
+/// Convert a Hugging Face directory to one GGUF file.
 ///
 /// DIR holds config.json, the weights as safetensors, and, if the model has them, tokenizer.json and the chat template.
 #[derive(clap::Args)]
@@ -19,7 +19,7 @@ pub struct Args {
     dir: PathBuf,
     #[command(flatten)]
     open: OpenArgs,
-    /// The file to write; it appears when it is complete.
+    /// The file to write; it appears only when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]

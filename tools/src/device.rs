@@ -1,4 +1,4 @@
-//! `--device`: where a session computes.
+//! `--device`: the device on which a session computes.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use waterline::Device;
 
 use crate::error::Result;
 
-/// Where to compute.
+/// The choice of a device.
 #[derive(clap::Args, Clone)]
 pub struct DeviceArgs {
-    /// cpu, cuda, or cuda:N for GPU number N.
+    /// The device: cpu, cuda, or cuda:N for GPU number N.
     #[arg(long = "device", value_name = "DEVICE", default_value = "cpu", value_parser = parse)]
     choice: Choice,
 }
@@ -43,7 +43,7 @@ fn parse(name: &str) -> Result<Choice, String> {
 }
 
 impl DeviceArgs {
-    /// Opens the device; none is the CPU.
+    /// Opens the device; `None` is the CPU.
     pub fn open(&self) -> Result<Option<Arc<Device>>> {
         Ok(match self.choice.kind {
             Kind::Cpu => None,
@@ -53,7 +53,7 @@ impl DeviceArgs {
         })
     }
 
-    /// The GPU's number, if it is one.
+    /// The GPU's number, if the device is a GPU.
     pub fn gpu(&self) -> Option<usize> {
         match self.choice.kind {
             Kind::Cuda(ordinal) => Some(ordinal),
@@ -61,7 +61,7 @@ impl DeviceArgs {
         }
     }
 
-    /// As the user gave it.
+    /// The device, as the user gave it.
     pub fn name(&self) -> &str {
         &self.choice.name
     }

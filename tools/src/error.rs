@@ -1,20 +1,20 @@
-//! The one error type of the program, and the exit status of each error.
+//! The program's error type, and the exit status of each error.
 
 use std::path::{Path, PathBuf};
 
 use crate::interrupt::INTERRUPTED;
 use crate::text::shown;
 
-/// Result of the commands.
+/// The result of commands.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that ends a command, as a sentence a user can act on.
+/// An error that ends a command, as a sentence that a user can act on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The library refused a model, a parameter or a text.
     #[error(transparent)]
     Library(#[from] waterline::Error),
-    /// A number format or a file of tensors.
+    /// A number format or a tensor file is invalid.
     #[error(transparent)]
     Format(#[from] waterline_quant::Error),
     /// The operating system refused a file operation.
@@ -22,10 +22,10 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file holds something that cannot be used.
+    /// The content of a file cannot be used.
     #[error("{}: {reason}", path.display())]
     Input {
         /// The file.
@@ -33,22 +33,22 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
-    /// Flags that do not go together.
+    /// Invalid or conflicting arguments.
     #[error("{0}")]
     Usage(String),
-    /// A result that cannot be written.
+    /// A result cannot be written.
     #[error(transparent)]
     Output(waterline_quant::Error),
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {}", waterline_quant::reason(.0))]
     Stdout(std::io::Error),
-    /// Ctrl-C.
+    /// Ctrl-C was pressed.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl Error {
-    /// Flags that do not go together, and why.
+    /// An error about invalid or conflicting arguments.
     pub fn usage(reason: impl Into<String>) -> Self {
         Error::Usage(reason.into())
     }
@@ -69,12 +69,12 @@ impl Error {
         }
     }
 
-    /// Whether the reader of our output has gone away, which is its good right.
+    /// Whether the reader of standard output closed it, which is not a failure.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, Error::Stdout(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
     }
 
-    /// The error, with the flags that help where the library can only name its options; fit for a terminal.
+    /// Returns the error as a sentence for a terminal. Names the flags that help where the library can name only its options.
     pub fn sentence(&self) -> String {
         let flags = match self {
             Error::Library(waterline::Error::ContextFull { context, .. }) => {
@@ -88,7 +88,7 @@ impl Error {
         shown(&self.to_string()) + &flags
     }
 
-    /// Writes the error to standard error; returns the status that the program ends with.
+    /// Writes the error to standard error. Returns the exit status.
     pub fn report(&self) -> u8 {
         use std::io::Write;
         // If standard error is closed as well, there is nowhere to report.

@@ -1,10 +1,10 @@
-//! Flags that a command does not have: their counterparts here, and the commands that have them.
+//! Advice on flags that a command does not have: their counterparts here, and the commands that have them.
 
 use clap::Command;
 
 use crate::wrong_model::quoted;
 
-/// Flags of llama.cpp's programs that have another name here or none, with advice.
+/// Flags of llama.cpp's programs that have another name here or do not exist, with advice.
 const ELSEWHERE: [(&[&str], &str); 15] = [
     (
         &["-hf", "-hfr", "--hf-repo"],
@@ -81,13 +81,13 @@ const ELSEWHERE: [(&[&str], &str); 15] = [
     ),
 ];
 
-/// The counterpart of a flag of llama.cpp's programs, as a sentence.
+/// Returns advice on a flag of llama.cpp's programs.
 pub fn counterpart(flag: &str) -> Option<String> {
     let found = ELSEWHERE.iter().find(|(flags, _)| flags.contains(&flag))?;
     Some(format!("{flag}: {}", found.1))
 }
 
-/// That the command `name` has no such flag, and which of all commands have it; none if none has.
+/// Returns a sentence that the command `name` lacks the flag and which commands have it; `None` if no command has it.
 pub fn owners(flag: &str, name: &str, all: &Command) -> Option<String> {
     let long = flag.trim_start_matches('-');
     let has = |command: &&Command| {
@@ -106,13 +106,13 @@ pub fn owners(flag: &str, name: &str, all: &Command) -> Option<String> {
     ))
 }
 
-/// That the command `name` has no such flag.
+/// Returns a sentence that the command `name` lacks the flag.
 pub fn unknown(flag: &str, name: &str) -> String {
     let flag = quoted(flag);
     format!("{flag}: {name} has no such flag; waterline {name} --help lists them")
 }
 
-/// `a`, `a and b`, `a, b and c`.
+/// Joins words as `a`, `a and b` or `a, b and c`.
 fn list(words: &[&str]) -> String {
     match words {
         [rest @ .., last] if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),

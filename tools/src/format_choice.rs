@@ -1,4 +1,4 @@
-//! Which number format each tensor of an output file gets.
+//! The choice of a number format for each tensor of an output file.
 
 use waterline::internal::{Precision, WeightSpec};
 use waterline_quant::{BF16, F16, F32, FORMATS, Format, Q4_0, Q4_K, Q5_K, Q6_K};
@@ -6,20 +6,20 @@ use waterline_quant::{BF16, F16, F32, FORMATS, Format, Q4_0, Q4_K, Q5_K, Q6_K};
 use crate::error::Error;
 use crate::mix::{self, Facts, Mix, of_shorter_blocks};
 
-/// The formats of an output file.
+/// Options for the formats of an output file.
 #[derive(clap::Args, Clone)]
 pub struct FormatArgs {
     #[arg(long = "type", value_name = "T", value_parser = Mix::by_name, help = types(), long_help = types() + DETAILS)]
     mix: Mix,
-    /// Number format of the embedding and output matrices; q6_k if --type is q4_0, q4_k, q5_k or a mix, else as --type.
+    /// Number format of the embedding and output matrices. By default q6_k if --type is q4_0, q4_k, q5_k or a mix, else --type.
     #[arg(long, value_name = "T", value_parser = Format::by_name)]
     embedding_type: Option<&'static Format>,
-    /// Number format of the matrices whose name contains PART; the last match decides. May be repeated.
+    /// Number format of matrices whose name contains PART; the last match wins. May be repeated.
     #[arg(long, value_name = "PART=T", value_parser = parse_rule)]
     tensor_type: Vec<Rule>,
 }
 
-/// The values of `--type`.
+/// Help text for `--type`.
 fn types() -> String {
     let formats = FORMATS.map(|format| format.name.to_lowercase()).join(", ");
     let mixes = mix::NAMES.map(|(name, _, _)| name).join(", ");
@@ -53,26 +53,26 @@ fn parse_rule(text: &str) -> Result<Rule, String> {
 /// The format of a tensor.
 #[derive(Clone, Copy)]
 pub struct Choice {
-    /// The wanted format.
+    /// The requested format.
     pub wanted: &'static Format,
-    /// The actual format: another one if its rows are not whole blocks.
+    /// The stored format, which differs if the rows are not a whole number of blocks.
     pub stored: &'static Format,
 }
 
-/// The files that formats are chosen for.
+/// The kind of file for which formats are chosen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Tensors by the names of this program.
+    /// Files with this program's tensor names.
     Own,
-    /// llama.cpp's files, for which a name means what llama-quantize means by it.
+    /// llama.cpp's files, for which a type name means what it means to llama-quantize.
     LlamaCpp,
 }
 
 impl FormatArgs {
-    /// The formats of all weights of a file.
+    /// Chooses the formats of all weights of a file.
     ///
     /// # Errors
-    /// A --tensor-type that fits none of them.
+    /// A --tensor-type matches no weight.
     pub fn choose(
         &self,
         weights: &[&WeightSpec],
@@ -114,7 +114,7 @@ impl FormatArgs {
         Ok(choices.collect())
     }
 
-    /// llama.cpp's number for a file of this type.
+    /// llama.cpp's file type number for this type.
     pub fn file_type(&self) -> Option<u32> {
         self.mix_for(Layout::LlamaCpp).file_type()
     }
@@ -126,7 +126,7 @@ impl FormatArgs {
         }
     }
 
-    /// The wanted format of a weight; `usual` is the mix's choice for a matrix.
+    /// Returns the requested format of a weight; `usual` is the mix's choice for a matrix.
     fn wanted(&self, weight: &WeightSpec, usual: Option<&'static Format>) -> &'static Format {
         let named = |rule: &&Rule| weight.name.contains(&rule.part);
         let rule = self.tensor_type.iter().rfind(named).map(|rule| rule.format);
@@ -141,7 +141,7 @@ impl FormatArgs {
     }
 }
 
-/// Every token passes through these two, and they are a small part of a large model.
+/// Every token passes through these two matrices, which are a small part of a large model.
 const OUTERMOST: [&str; 2] = ["token_embd.weight", "output.weight"];
 
 fn is_matrix(weight: &&&WeightSpec) -> bool {
@@ -152,7 +152,7 @@ fn columns(weight: &WeightSpec) -> usize {
     weight.shape.last().copied().unwrap_or(1)
 }
 
-/// The format of a matrix in a file of one format.
+/// Returns the format of a matrix in a file with a single format.
 fn plain(format: &'static Format, name: &str) -> &'static Format {
     let precise = [&Q4_0, &Q4_K, &Q5_K].contains(&format.plain());
     if precise && OUTERMOST.contains(&name) {
@@ -162,7 +162,7 @@ fn plain(format: &'static Format, name: &str) -> &'static Format {
     }
 }
 
-/// `wanted`, or the format that takes its place for rows of `cols` numbers.
+/// Returns `wanted`, or the format that replaces it for rows of `cols` numbers.
 fn fitting(wanted: &'static Format, cols: usize) -> &'static Format {
     let fits = |format: &&'static Format| cols.is_multiple_of(format.block_len);
     let candidates = [wanted, wanted.plain(), of_shorter_blocks(wanted), &F16];

@@ -1,4 +1,4 @@
-//! `--schema`, `--grammar`, `--json-object`: the form of answers.
+//! `--schema`, `--grammar` and `--json-object`: constraints on answers.
 
 use std::path::PathBuf;
 
@@ -6,24 +6,24 @@ use waterline::{Constraint, Grammar, Model};
 
 use crate::error::{Error, Result};
 
-/// The form of answers. After a thought, if the template opens one.
+/// Constraints on answers. They apply after a thought, if the template opens one.
 #[derive(clap::Args, Clone)]
 #[group(multiple = false)]
 #[command(next_help_heading = "Form of answers")]
 pub struct GrammarArgs {
-    /// A JSON schema that answers fit.
+    /// JSON schema that answers must match.
     #[arg(long, value_name = "FILE")]
     schema: Option<PathBuf>,
-    /// A grammar that answers fit, in llguidance's variant of Lark.
+    /// Grammar that answers must match, in llguidance's variant of Lark.
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
-    /// Answers are JSON objects.
+    /// Restrict answers to JSON objects.
     #[arg(long)]
     json_object: bool,
 }
 
 impl GrammarArgs {
-    /// The constraint on answers, if there is one.
+    /// Compiles the constraint on answers, if there is one.
     pub fn constraint(&self, model: &Model) -> Result<Option<Constraint>> {
         let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| Error::io(path, e));
         let (grammar, path) = match (&self.schema, &self.grammar) {

@@ -1,8 +1,8 @@
-//! A layer's hyperparameters in words: `no bias` for `"bias": false`, `no rotary scaling` for `"rope_scaling": null`.
+//! Describes a layer's hyperparameters: `no bias` for `"bias": false`, `no rotary scaling` for `"rope_scaling": null`.
 
 use serde_json::Value;
 
-/// Names that are words only to those who know the file formats.
+/// Readable words for names that are clear only to readers who know the file formats.
 const WORDS: [(&str, &str); 11] = [
     ("head_dim", "head width"),
     ("value_dim", "value width"),
@@ -17,7 +17,7 @@ const WORDS: [(&str, &str); 11] = [
     ("retained", "retained set"),
 ];
 
-/// Names whose missing value says something other than that there is none.
+/// Names for which `null` has a special meaning, with its description.
 const ABSENT: [(&str, &str); 5] = [
     ("rope_theta", "no rotary positions"),
     ("rope_dim", "whole heads rotary"),
@@ -26,7 +26,7 @@ const ABSENT: [(&str, &str); 5] = [
     ("window", "the whole context"),
 ];
 
-/// The hyperparameters of a layer, from its description without the mixer's name.
+/// Describes the hyperparameters of a layer, from its JSON without the mixer's name.
 pub fn in_words(layer: &Value) -> String {
     let fields = layer.as_object().into_iter().flatten();
     let parts: Vec<String> = fields.map(|(key, value)| field(key, value)).collect();
@@ -61,7 +61,7 @@ fn item(value: &Value) -> String {
     }
 }
 
-/// A number without a fraction of zero.
+/// Removes a zero fraction from a number.
 fn plain(number: &str) -> &str {
     number.strip_suffix(".0").unwrap_or(number)
 }

@@ -1,5 +1,4 @@
-//! `waterline inspect`: a description of a model and the memory of a session on it, from the file's
-//! header alone.
+//! `waterline inspect`: a model's description and the memory of a session, from the file's header alone.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,8 +19,9 @@ use crate::session::StateArgs;
 use crate::text::{json_line, shown};
 use crate::units;
 
-/// Show a model's description and the memory of a session on it. Only the header is read, so this
-/// is quick for any size; --check reads every weight, --retention a text.
+/// Show a model's description and the memory that a session needs.
+///
+/// Only the header is read, so this is fast for any size; --check reads every weight, and --retention reads a text.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
@@ -30,17 +30,17 @@ pub struct Args {
     open: OpenArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Read every weight and a few tokens, and name the tensors that hold something other than finite numbers and the first
-    /// layer that computes it; the status is 1 if any does.
+    /// Read every weight and a few tokens, and name the tensors that hold non-finite numbers and the first layer that computes
+    /// one; the exit status is 1 if there are any.
     #[arg(long, conflicts_with = "json")]
     check: bool,
-    /// Read a text, and show the share of the tokens out of the window that each head with a retained set holds.
+    /// Read a text and show, for each head with a retained set, the share of the tokens outside the window that it holds.
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["check", "schedule"])]
     retention: Option<PathBuf>,
     /// Show the model's ops, with their operands and dependencies.
     #[arg(long, conflicts_with = "check")]
     schedule: bool,
-    /// The GPU's architecture for which --schedule says how the decode kernel keeps each order.
+    /// The GPU architecture for which --schedule shows how the decode kernel keeps each order.
     #[arg(
         long,
         value_name = "ARCH",
@@ -48,10 +48,10 @@ pub struct Args {
         requires = "schedule"
     )]
     arch: String,
-    /// With --schedule: print the text of the decode kernel that the GPU's compiler reads, with a function for each op.
+    /// With --schedule: print the source of the decode kernel that the GPU's compiler reads, with a function for each op.
     #[arg(long, requires = "schedule", conflicts_with = "json")]
     source: bool,
-    /// Its multiprocessors.
+    /// The number of multiprocessors of that GPU.
     #[arg(long, value_name = "N", default_value_t = 132, requires = "schedule", value_parser = clap::value_parser!(u32).range(1..=1024))]
     processors: u32,
     /// Print one JSON object, with every tensor and every state tensor.
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the ops and their order.
+/// Prints the ops and their dependencies.
 fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     let device = Device::compile_only(&args.arch, args.processors, None);
     let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
@@ -110,7 +110,7 @@ fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tensors in the order of the description.
+/// The tensors in the order of the model's description.
 pub fn tensors(checkpoint: &Checkpoint) -> impl Iterator<Item = (String, &Tensor)> {
     let weights = checkpoint.spec.weights().into_iter();
     weights.filter_map(|weight| {
@@ -127,11 +127,11 @@ fn weight_bytes(checkpoint: &Checkpoint) -> usize {
         .sum()
 }
 
-/// Bytes of a block.
+/// Byte counts of a block.
 struct Block {
     weights: usize,
     state: usize,
-    /// State bytes that the context's last token reads and writes.
+    /// State bytes that are read and written for the context's last token.
     read: usize,
     written: usize,
 }
@@ -324,7 +324,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     lines.join("\n")
 }
 
-/// Lines on tokenizer, template, and the tokens that begin and end a text.
+/// Lines about the tokenizer, the template, and the tokens that begin and end a text.
 fn about_text(checkpoint: &Checkpoint) -> Vec<String> {
     let text = &checkpoint.text;
     if text.tokenizer.is_none() {
@@ -357,12 +357,12 @@ fn about_text(checkpoint: &Checkpoint) -> Vec<String> {
     ]
 }
 
-/// An enum's name in JSON.
+/// The name of an enum's value in JSON.
 fn lower(value: &impl serde::Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_string()
 }
 
-/// `blk.7.ffn_up.weight` as block 7 and the rest.
+/// Splits `blk.7.ffn_up.weight` into block 7 and the rest.
 fn split_block(name: &str) -> (Option<usize>, String) {
     let parts = name
         .strip_prefix("blk.")
@@ -373,7 +373,7 @@ fn split_block(name: &str) -> (Option<usize>, String) {
     }
 }
 
-/// A line of a table; lines that differ only in the block are shown as one.
+/// A row of a table. Rows that differ only in the block are merged.
 struct Row {
     blocks: Vec<usize>,
     cells: Vec<String>,
@@ -437,7 +437,7 @@ fn table<const N: usize>(head: [&str; N], rows: Vec<Row>, with_bytes: bool) -> V
     lines.iter().map(join).collect()
 }
 
-/// Block numbers: `0-3`, `0,2..22`, or one by one.
+/// Formats block numbers: `0-3`, `0,2..22`, or one by one.
 fn list(blocks: &[usize]) -> String {
     let step = match blocks {
         [] => return String::new(),

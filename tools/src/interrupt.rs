@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM, which arrive as one.
+//! Handling of Ctrl-C, SIGTERM and SIGHUP, which are treated alike.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use waterline::Canceller;
 
 use crate::error::{Error, Result};
 
-/// The status of a program that was interrupted.
+/// Exit status of an interrupted program.
 pub const INTERRUPTED: u8 = 130;
 
 /// Calls `handler` at each Ctrl-C, SIGTERM and SIGHUP instead of ending the program.
@@ -15,7 +15,7 @@ pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot watch for Ctrl-C: {e}")))
 }
 
-/// Calls `handler` at the first of them; the second ends the program at once.
+/// Calls `handler` at the first of these signals. The second signal ends the program at once.
 pub fn on_first_interrupt(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     let mut is_first = true;
     on_interrupt(move || {
@@ -27,14 +27,14 @@ pub fn on_first_interrupt(mut handler: impl FnMut() + Send + 'static) -> Result<
     })
 }
 
-/// Remembers a Ctrl-C for work that goes on in pieces.
+/// Records a Ctrl-C, for work that is done in pieces.
 pub struct Interrupt {
     seen: Arc<AtomicBool>,
     session: Arc<Mutex<Option<Canceller>>>,
 }
 
 impl Interrupt {
-    /// Watches from now on.
+    /// Watches for signals from now on.
     pub fn watch() -> Result<Self> {
         let interrupt = Interrupt {
             seen: Arc::default(),
@@ -52,14 +52,14 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Watches from now on, and cancels a session's work at a Ctrl-C.
+    /// Watches for signals from now on, and cancels a session's work at the first one.
     pub fn cancelling(canceller: Canceller) -> Result<Self> {
         let interrupt = Self::watch()?;
         interrupt.follow(canceller)?;
         Ok(interrupt)
     }
 
-    /// Cancels another session's work from now on.
+    /// Cancels the work of another session from now on.
     pub fn follow(&self, canceller: Canceller) -> Result<()> {
         if let Ok(mut session) = self.session.lock() {
             *session = Some(canceller);
@@ -67,7 +67,7 @@ impl Interrupt {
         self.check()
     }
 
-    /// An error once Ctrl-C was pressed.
+    /// Returns an error once Ctrl-C was pressed.
     pub fn check(&self) -> Result<()> {
         if self.seen.load(Ordering::SeqCst) {
             Err(Error::Interrupted)

@@ -1,5 +1,4 @@
-//! Command lines as people type them: completes a missing command, and suggests the right form of a wrong
-//! one.
+//! Command lines as people type them: inserts a missing command, and suggests a correction for an invalid command line.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,7 +11,7 @@ use crate::session::MOST_TOKENS;
 use crate::units::in_words;
 use crate::wrong_model::{advice, is_like_a_model, quoted};
 
-/// The arguments with the command that was left out: `chat`, if there are none, a flag of it, or a model.
+/// Inserts the omitted command `chat` if there are no arguments, or the first one is a flag or a model.
 pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
     if arguments.is_empty() {
         arguments.push("waterline".into());
@@ -36,8 +35,8 @@ pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsStri
     translated(arguments)
 }
 
-/// llama.cpp's flags of one dash and several letters, which would be read as a flag for each letter, and those that are values here. A number
-/// of layers on a GPU becomes a device: a model is on it whole or not at all.
+/// Translates llama.cpp's flags with one dash and several letters, which would be read as one flag per letter, and flags that are
+/// values here. A number of GPU layers becomes a device, because a model is either completely on the GPU or not at all.
 fn translated(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if let Some(system) = arguments.iter_mut().find(|word| *word == "-sys") {
         *system = "--system".into();
@@ -58,7 +57,7 @@ fn translated(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// The likely meaning of arguments that were refused, with the right command; none if unknown.
+/// Returns the likely meaning of invalid arguments with a correct command line; `None` if it is unknown.
 pub fn meant(error: &clap::Error, arguments: &[OsString], known: &Command) -> Option<String> {
     let words: Vec<String> = arguments
         .iter()
@@ -101,14 +100,14 @@ pub fn meant(error: &clap::Error, arguments: &[OsString], known: &Command) -> Op
     }
 }
 
-/// Advice on a flag of llama.cpp's that was read as several flags of one letter, such as `-fa`.
+/// Advice on a flag of llama.cpp that was parsed as several one-letter flags, such as `-fa`.
 fn letters(words: &[String]) -> Option<String> {
     let is_short = |word: &&String| word.len() > 2 && !word.starts_with("--");
     let mut short = words.iter().filter(is_short);
     short.find_map(|word| flags::counterpart(word))
 }
 
-/// A value that the parser of numbers refused in its own words.
+/// Rephrases the error of a number parser for an invalid value.
 fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {
     let reason = std::error::Error::source(error)?.to_string();
     let words = in_words(&reason)?;
@@ -120,7 +119,7 @@ fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {
     Some(format!("{flag}: {value:?}: {words}"))
 }
 
-/// The word after `eval` that is not a measure.
+/// Advice on a word after `eval` that is not a measure.
 fn unknown_measure(word: &str, suggested: Option<String>) -> String {
     let name = suggested.unwrap_or_else(|| "ppl".into());
     format!(
@@ -154,7 +153,7 @@ fn unknown_command(words: &[String], suggested: Option<String>) -> String {
 
 const PROMPT: [&str; 2] = ["-p", "--prompt"];
 
-/// The command line with as many tokens as there can be, where a number below 1 was to mean that.
+/// Suggests the largest number of tokens where a number below 1 meant no limit.
 fn number_of_tokens(words: &[String]) -> Option<String> {
     let (name, rest) = words.split_first()?;
     let is_flag = |word: &String| ["-n", "--max-tokens"].contains(&word.as_str());
@@ -168,7 +167,7 @@ fn number_of_tokens(words: &[String]) -> Option<String> {
     ))
 }
 
-/// Advice on a flag that the command does not have; none where the parser has `suggested` a similar one, which it shows.
+/// Advice on a flag that the command does not have; `None` if the parser already shows a `suggested` similar flag.
 fn unknown_argument(
     argument: &str,
     words: &[String],
@@ -176,7 +175,7 @@ fn unknown_argument(
     suggested: bool,
 ) -> Option<String> {
     let (name, rest) = words.split_first()?;
-    // `eval ppl`, say.
+    // For example `eval ppl`.
     let inner = known.find_subcommand(name).and_then(|command| {
         let word = rest.first()?;
         command
@@ -191,7 +190,7 @@ fn unknown_argument(
             .or_else(|| flags::owners(argument, whole, known).filter(|_| is_flag));
         elsewhere.or_else(|| (is_flag && !suggested).then(|| flags::unknown(argument, whole)))
     };
-    // A flag and its value may be one word.
+    // A flag and its value may be in one word.
     let Some(at) = rest.iter().position(|word| word == argument) else {
         return advised();
     };
@@ -221,7 +220,7 @@ fn unknown_argument(
     }
 }
 
-/// The command line of the command `name`.
+/// Formats a command line for the command `name`.
 fn command(name: &str, words: &[String]) -> String {
     let words = words.iter().map(|word| quoted(word));
     ["waterline".into(), name.into()]

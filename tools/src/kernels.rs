@@ -1,4 +1,4 @@
-//! `waterline kernels`: a model's kernels, built ahead of time for a device that has no NVRTC.
+//! `waterline kernels`: builds a model's kernels ahead of time for a device without NVRTC.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,16 +13,16 @@ use crate::text::shown;
 
 /// Build a model's GPU kernels ahead of time.
 ///
-/// This needs NVRTC, CUDA's compiler library, but no GPU. Copy the folder to the device and name it there in the
-/// environment variable WATERLINE_KERNELS. The session's options (--context, --kv, --chunk) are part of the kernels: use
-/// the same values here and there.
+/// This needs NVRTC, CUDA's compiler library, but no GPU. Copy the folder to the device and set the environment variable
+/// WATERLINE_KERNELS there to its path. The kernels depend on the session's options (--context, --kv, --chunk), so use the same
+/// values here and on the device.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model: a GGUF file or a Hugging Face directory; the built-in one if none is given.
+    /// A GGUF file or a Hugging Face directory; the built-in model by default.
     model: Option<PathBuf>,
     #[command(flatten)]
     open: OpenArgs,
-    /// Architectures, by commas: sm_87 is Jetson Orin, sm_110 Jetson Thor, sm_89 Ada, sm_90 Hopper, sm_100 Blackwell.
+    /// Architectures, separated by commas: sm_87 is Jetson Orin, sm_110 Jetson Thor, sm_89 Ada, sm_90 Hopper, sm_100 Blackwell.
     #[arg(
         long,
         value_name = "LIST",
@@ -30,10 +30,10 @@ pub struct Args {
         default_value = "sm_87"
     )]
     arch: Vec<String>,
-    /// Multiprocessors of the device (Orin AGX: 16, Orin Nano: 8), which decide how work is cut.
+    /// Number of multiprocessors of the device (Orin AGX: 16, Orin Nano: 8), which determines how work is split.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     processors: u32,
-    /// The folder to write to.
+    /// The folder to write the kernels to.
     #[arg(short, long)]
     output: PathBuf,
     #[command(flatten)]

@@ -1,24 +1,24 @@
-//! The machine, and the program's use of its memory. Linux only; elsewhere these are left out.
+//! The machine, and the process's memory use. Linux only; on other systems these values are missing.
 
 use std::fs::read_to_string;
 
 use serde::{Deserialize, Serialize};
 use waterline_quant::Simd;
 
-/// The computer, as far as it matters to a measurement.
+/// Properties of the computer that matter to a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's name.
     pub cpu: Option<String>,
-    /// Hardware threads that the program may use.
+    /// Number of hardware threads that the program may use.
     pub logical_cores: usize,
-    /// Cores of these processors.
+    /// Number of physical cores of these hardware threads.
     pub physical_cores: usize,
-    /// The vector instructions that are used.
+    /// The vector instructions in use.
     pub simd: String,
-    /// Size of the last cache.
+    /// Size of the last-level cache.
     pub cache_bytes: Option<u64>,
-    /// Size of the memory.
+    /// Size of main memory.
     pub memory_bytes: Option<u64>,
     /// `linux`, `macos`, ...
     pub os: String,
@@ -27,7 +27,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This computer.
+    /// Detects this computer.
     pub fn here() -> Self {
         let cpu = read_to_string("/proc/cpuinfo").ok();
         let memory = read_to_string("/proc/meminfo").ok();
@@ -44,7 +44,7 @@ impl Machine {
     }
 }
 
-/// Resident memory of this process. The kernel's quick counters are off by some pages for each core; this walks them.
+/// Resident memory of this process. The kernel's fast counters are off by some pages per core, so this reads the exact value.
 pub fn resident_bytes() -> Option<u64> {
     let exact = read_to_string("/proc/self/smaps_rollup").ok();
     exact
@@ -52,14 +52,14 @@ pub fn resident_bytes() -> Option<u64> {
         .or_else(|| status("VmRSS"))
 }
 
-/// The most memory that was ever resident.
+/// Peak of the process's resident memory.
 pub fn peak_resident_bytes() -> Option<u64> {
     status("VmHWM")
 }
 
-/// Begins to count the most memory anew, where the system can.
+/// Resets the peak of resident memory, where the system can.
 pub fn reset_peak() {
-    // Only Linux has this file; elsewhere the most memory is that of all measurements.
+    // Only Linux has this file. On other systems the peak is that of all measurements.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
@@ -67,7 +67,7 @@ fn status(key: &str) -> Option<u64> {
     kibibytes(&read_to_string("/proc/self/status").ok()?, key)
 }
 
-/// The largest cache that the first core uses.
+/// Size of the largest cache of the first core.
 fn cache_bytes() -> Option<u64> {
     let caches = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
     let size = |cache: std::io::Result<std::fs::DirEntry>| {
@@ -78,7 +78,7 @@ fn cache_bytes() -> Option<u64> {
     caches.filter_map(size).max()
 }
 
-/// The value of the first line `key : value`.
+/// Returns the value of the first line `key : value`.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     lines
@@ -86,7 +86,7 @@ fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-/// The bytes in a line `key: N kB`.
+/// Returns the bytes of a line `key: N kB`.
 fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let number = field(text, key)?.strip_suffix("kB")?.trim();
     Some(number.parse::<u64>().ok()? << 10)

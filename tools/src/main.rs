@@ -1,4 +1,4 @@
-//! The waterline command.
+//! The `waterline` command.
 
 mod allocations;
 mod bench;
@@ -69,7 +69,7 @@ A model is a GGUF file, a Hugging Face directory, or hf:org/name, which is downl
 
 /// Recurrent and hybrid language models in fixed memory.
 ///
-/// Without a command: a chat, with the model that is named or else the built-in one.
+/// Without a command, starts a chat with the given model or the built-in one.
 #[derive(Parser)]
 #[command(name = "waterline", version, after_help = EXIT_STATUS)]
 struct Cli {
@@ -97,10 +97,10 @@ enum Command {
     Tokenize(tokenize::Args),
 }
 
-/// The command line; ends the program where it is refused.
+/// Parses the command line; exits if it is invalid.
 fn parse() -> Cli {
     let mut known = Cli::command();
-    // The arguments of flattened groups are there once it is built.
+    // Arguments of flattened groups exist only after `build`.
     known.build();
     let names: Vec<String> = known
         .get_subcommands()

@@ -1,23 +1,23 @@
-//! Number formats of a whole file by llama.cpp's names: `q4_k_m` is mostly Q4_K, with more bits for the tensors that suffer most.
+//! Number formats of a file by llama.cpp's names: `q4_k_m` is mostly Q4_K, with more bits for the tensors that suffer most.
 //!
 //! The choices are those of llama-quantize (llama.cpp, `src/llama-quant.cpp`).
 
 use waterline_quant::{Format, IQ4_NL, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
 
-/// How much of a file has more bits than its name says.
+/// The share of a file that gets more bits than its name implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Nothing but embedding and output.
+    /// Only embedding and output.
     Plain,
-    /// `_S`
+    /// `_S`: small.
     Small,
-    /// `_M`
+    /// `_M`: medium.
     Medium,
-    /// `_L`
+    /// `_L`: large.
     Large,
 }
 
-/// Mixes by name.
+/// Mixes by their names.
 pub const NAMES: [(&str, &Format, Size); 8] = [
     ("q2_k_s", &Q2_K, Size::Small),
     ("q3_k_s", &Q3_K, Size::Small),
@@ -29,7 +29,7 @@ pub const NAMES: [(&str, &Format, Size); 8] = [
     ("q5_k_m", &Q5_K, Size::Medium),
 ];
 
-/// The format that most matrices of a file get, and what is done for the others.
+/// The format of most matrices of a file, and the rule for the others.
 #[derive(Clone, Copy)]
 pub struct Mix {
     /// The format of most matrices.
@@ -37,20 +37,20 @@ pub struct Mix {
     size: Size,
 }
 
-/// Facts of the model on which a mix depends.
+/// Facts about the model on which a mix depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// Layers of the model.
+    /// Number of layers.
     pub layers: usize,
-    /// Experts of a layer.
+    /// Number of experts per layer.
     pub experts: usize,
-    /// Query heads to each key head; 0 where the first layer has no keys.
+    /// Number of query heads per key head; 0 if the first layer has no keys.
     pub group: usize,
     /// Whether an importance matrix is used.
     pub is_weighed: bool,
 }
 
-/// The role of a tensor, by its name in llama.cpp's files or in ours.
+/// The role of a tensor, by its name in llama.cpp's files or in this program's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Output,
@@ -86,10 +86,10 @@ impl Role {
 }
 
 impl Mix {
-    /// The mix called `name`, in any case: a format, or one with `_s`, `_m` or `_l`.
+    /// Returns the mix called `name`, in any case: a format, or a format with `_s`, `_m` or `_l`.
     ///
     /// # Errors
-    /// A name that is none of them.
+    /// `name` is neither a format nor a mix.
     pub fn by_name(name: &str) -> Result<Self, String> {
         let lower = name.to_lowercase();
         if let Some((_, format, size)) = NAMES.iter().find(|(known, _, _)| *known == lower) {
@@ -105,7 +105,7 @@ impl Mix {
         })
     }
 
-    /// The meaning of the name for llama-quantize: `q4_k` is `q4_k_m`.
+    /// Returns the mix that llama-quantize means by the name: `q4_k` is `q4_k_m`.
     pub fn as_llama_quantize(self) -> Self {
         let is_mixed = [&Q2_K, &Q3_K, &Q4_K, &Q5_K].contains(&self.format);
         let size = match self.size {
@@ -115,12 +115,12 @@ impl Mix {
         Mix { size, ..self }
     }
 
-    /// Whether all matrices but embedding and output have one format.
+    /// Whether all matrices except embedding and output have one format.
     pub fn is_plain(self) -> bool {
         self.size == Size::Plain
     }
 
-    /// llama.cpp's number for such a file (`general.file_type`), where it has one.
+    /// llama.cpp's number for this type of file (`general.file_type`), if there is one.
     pub fn file_type(self) -> Option<u32> {
         let number = match (self.format.name, self.size) {
             ("F32", _) => 0,
@@ -148,7 +148,8 @@ impl Mix {
         Some(number)
     }
 
-    /// The formats of the matrices called `names`, in the order of layers. Rows of `cols[i]` numbers may still be no whole blocks.
+    /// Returns the formats of the matrices called `names`, which are in the order of layers. Rows of `cols[i]` numbers
+    /// may still not be whole blocks.
     pub fn choose(self, names: &[&str], cols: &[usize], facts: Facts) -> Vec<&'static Format> {
         let roles: Vec<Role> = names.iter().map(|name| Role::new(name)).collect();
         let is_tied = !roles.contains(&Role::Output);
@@ -163,7 +164,7 @@ impl Mix {
             }
             Role::Down => {
                 down += 1;
-                // Experts do not lie in the order of layers.
+                // Experts are not in the order of layers.
                 let layer = if facts.experts > 1 { layer(name) } else { None };
                 self.down(layer.unwrap_or(down - 1), facts)
             }
@@ -174,7 +175,7 @@ impl Mix {
         roles.iter().zip(names).zip(cols).map(one).collect()
     }
 
-    /// The matrix that makes logits.
+    /// The format of the matrix that computes the logits.
     fn outermost(self, cols: usize) -> &'static Format {
         if !cols.is_multiple_of(self.format.block_len) || self.format == &Q8_0 {
             &Q8_0
@@ -183,7 +184,7 @@ impl Mix {
         }
     }
 
-    /// Values of attention: the `place`-th of `count`.
+    /// The format of attention's value matrix number `place` of `count`.
     fn value(self, place: usize, count: usize, facts: Facts) -> &'static Format {
         if facts.experts == 8 {
             return &Q8_0;
@@ -203,7 +204,7 @@ impl Mix {
         }
     }
 
-    /// The feed-forward's last matrix in layer `layer`.
+    /// The format of the feed-forward's last matrix in layer `layer`.
     fn down(self, layer: usize, facts: Facts) -> &'static Format {
         let layers = facts.layers;
         let is_early = layer < layers / 8;
@@ -238,18 +239,18 @@ impl Mix {
     }
 }
 
-/// The first and last eighth of the layers, and each third one between.
+/// Whether a layer is in the first or last eighth of the layers, or is every third layer in between.
 fn needs_more_bits(layer: usize, layers: usize) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
 
-/// `12` of `blk.12.ffn_down_exps.weight`.
+/// Returns 12 for `blk.12.ffn_down_exps.weight`.
 fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// The format in the place of one whose blocks do not fit into a row: one with blocks of 32.
+/// The format with blocks of 32 that replaces a format whose blocks do not fit into a row.
 pub fn of_shorter_blocks(format: &'static Format) -> &'static Format {
     match format.plain().name {
         "IQ4_XS" => &IQ4_NL,
@@ -261,7 +262,7 @@ pub fn of_shorter_blocks(format: &'static Format) -> &'static Format {
     }
 }
 
-/// Whether llama-quantize quantizes a tensor of a file in its layout; the others stay as they are.
+/// Whether llama-quantize quantizes a tensor of a file in llama.cpp's layout; it leaves other tensors alone.
 pub fn is_quantized(name: &str, shape: &[usize]) -> bool {
     const STAY: &[&str] = &[
         "_norm.weight",

@@ -1,30 +1,30 @@
-//! Pages and pictures that need no other file, for light and dark.
+//! Self-contained pages and pictures, for light and dark colour schemes.
 
 use std::path::{Path, PathBuf};
 
 use crate::plot::{Picture, Plot, escape};
 
-/// A plot with its texts.
+/// A plot with its title and caption.
 pub struct Figure {
-    /// Above it.
+    /// The title above the plot.
     pub title: String,
     /// The plot.
     pub plot: Plot,
-    /// Below it: the measurement and its method.
+    /// The caption below the plot: the measurement and its method.
     pub caption: String,
 }
 
-/// The type of a file, by its name.
+/// The type of an output file.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     /// A page with plots and tables.
     Page,
-    /// The plots alone, for a document that takes no pages.
+    /// Only the plots, for documents that cannot include pages.
     Svg,
 }
 
 impl Kind {
-    /// By the end of the file's name.
+    /// Returns the kind for the end of the file's name.
     pub fn new(path: &Path) -> Self {
         match path.extension().and_then(|kind| kind.to_str()) {
             Some("svg") => Kind::Svg,
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// The path of a page or picture, as a flag's value.
+/// Parses the path of a page or picture as a flag's value.
 pub fn output(text: &str) -> Result<PathBuf, String> {
     match text.strip_suffix(".pdf") {
         Some(name) => Err(format!(
@@ -43,24 +43,24 @@ pub fn output(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// All that is in a page.
+/// The content of a page.
 pub struct Page {
-    /// Its heading.
+    /// The heading.
     pub title: String,
-    /// The measurement, above the plots.
+    /// Lines about the measurement, above the plots.
     pub lines: Vec<String>,
-    /// The origin of the data, in short lines below plots that are shown alone.
+    /// The origin of the data, in short lines below plots that are shown without the page.
     pub notes: Vec<String>,
     /// The plots.
     pub figures: Vec<Figure>,
-    /// Tables, each with its head as the first row.
+    /// Tables, each with its header as the first row.
     pub tables: Vec<Vec<Vec<String>>>,
-    /// Names and values.
+    /// Names and values of facts.
     pub facts: Vec<(String, String)>,
 }
 
 impl Page {
-    /// The document of a kind.
+    /// Formats the page as a document of this kind.
     pub fn write(&self, kind: Kind) -> String {
         let plots = self.figures.iter();
         let plots: Vec<(Option<&str>, &Plot)> = plots

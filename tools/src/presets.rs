@@ -1,8 +1,8 @@
-//! The shapes that `synth` can make: the files under `presets/`, one for each.
+//! The shapes that `synth` can write, one for each file under `presets/`.
 //!
 //! A file names the paper and table of its shape, and holds a model's description as [`ModelSpec`]'s JSON.
-//! Repeated layers are written once: `{ "repeat": 6, "of": [..] }` means six times the layers in the list,
-//! which may contain repeats.
+//! Repeated layers are written once: `{ "repeat": 6, "of": [..] }` repeats the layers in the list six times.
+//! The list may contain repeats.
 
 use std::sync::LazyLock;
 
@@ -12,21 +12,21 @@ use waterline::ModelSpec;
 
 use crate::error::{Error, Result};
 
-/// A model's shape by name.
+/// A named model shape.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// Its name for `synth`: the model and its number of parameters, or `tiny`.
+    /// The name for `synth`: the model and its number of parameters, or `tiny`.
     pub name: &'static str,
 }
 
-/// Description of a preset and source of its shape.
+/// The description of a preset and the source of its shape.
 #[derive(Deserialize)]
 pub struct About {
-    /// Description.
+    /// The description.
     pub about: String,
     /// The paper, if there is one.
     pub paper: Option<String>,
-    /// Source of the numbers, and exceptions.
+    /// The source of the numbers, and exceptions.
     pub table: String,
 }
 
@@ -34,7 +34,7 @@ const fn preset(name: &'static str) -> Preset {
     Preset { name }
 }
 
-/// Name and length of each file, in the order of their texts, which the program holds deflated.
+/// Name and length of each file, in the order of their texts. The texts are compressed (deflate) in the program.
 static TABLE: &[(&str, usize)] = include!(concat!(env!("OUT_DIR"), "/presets.rs"));
 static DEFLATED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/presets"));
 
@@ -43,7 +43,7 @@ static TEXTS: LazyLock<String> = LazyLock::new(|| {
     String::from_utf8(bytes).expect("presets are text")
 });
 
-/// Every preset.
+/// All presets.
 pub const PRESETS: &[Preset] = &[
     preset("lalte-1.4b"),
     preset("lalte-0.4b"),
@@ -151,16 +151,16 @@ pub const PRESETS: &[Preset] = &[
     preset("rwkv7-tiny"),
 ];
 
-/// The most layers of a model: a slip in a `repeat` is an error, not an hour.
+/// Maximum layers of a model, so that a mistake in a `repeat` is an error instead of an hour of work.
 const MOST_LAYERS: usize = 4096;
 
-/// The preset called `name`.
+/// Finds the preset called `name`.
 pub fn by_name(name: &str) -> Option<Preset> {
     PRESETS.iter().find(|preset| preset.name == name).copied()
 }
 
 impl Preset {
-    /// Description.
+    /// The description and the source.
     pub fn about(&self) -> Result<About> {
         serde_json::from_str(self.text()?).map_err(|e| self.wrong(e))
     }
@@ -170,7 +170,7 @@ impl Preset {
         spec(&self.file(), self.text()?)
     }
 
-    /// Its file.
+    /// The text of the preset's file.
     fn text(&self) -> Result<&'static str> {
         let at = TABLE.iter().position(|&(name, _)| name == self.name);
         let at = at.ok_or_else(|| self.wrong("there is no such file"))?;
@@ -187,7 +187,7 @@ impl Preset {
     }
 }
 
-/// The dimensions that a text says, laid out as the files under `presets/` are; `file` names it in errors.
+/// Parses dimensions in the format of the files under `presets/`; `file` is named in errors.
 pub fn spec(file: &str, text: &str) -> Result<ModelSpec> {
     let wrong = |reason: String| Error::input(file, reason);
     let mut fields: Map<String, Value> =
@@ -204,7 +204,7 @@ pub fn spec(file: &str, text: &str) -> Result<ModelSpec> {
     Ok(ModelSpec::from_json(file, &Value::Object(fields))?)
 }
 
-/// Appends the layers of a pattern; if it cannot, says why.
+/// Appends the layers of a pattern. Returns the reason if that fails.
 fn unroll(pattern: &[Value], layers: &mut Vec<Value>) -> Result<(), String> {
     for item in pattern {
         match item.get("of").and_then(Value::as_array) {

@@ -1,4 +1,4 @@
-//! The bar that long work shows on a terminal.
+//! The progress bar of long work on a terminal.
 
 use std::io::IsTerminal;
 
@@ -7,13 +7,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// The unit of a bar's length.
 #[derive(Clone, Copy)]
 pub enum Unit {
-    /// Things of this name, such as tokens.
+    /// Items of this name, such as tokens.
     Of(&'static str),
-    /// Work of several kinds, of which only the share that is done means something.
+    /// Work of several kinds, for which only the finished share is meaningful.
     Share,
 }
 
-/// A bar on standard error with the time that is left; hidden unless that is a terminal.
+/// Creates a bar on standard error with the remaining time. Hidden unless standard error is a terminal.
 pub fn bar(total: usize, unit: Unit) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

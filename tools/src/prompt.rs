@@ -1,4 +1,4 @@
-//! A prompt on a command line: the model and the text that are named, its tokens, and the text that the model sees.
+//! A prompt on the command line: the model, the text, its tokens, and the text that the model sees.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::error::{Error, Result};
 use crate::text::{NO_TEMPLATE, STDIN, read_stdin, read_text};
 use crate::wrong_model::{is_like_a_model, quoted};
 
-/// Where a prompt comes from.
+/// The source of a prompt.
 #[derive(clap::Args)]
 pub struct PromptArgs {
-    /// A GGUF file or a Hugging Face directory; without one the built-in model, and the first word is TEXT.
+    /// A GGUF file or a Hugging Face directory. Without it, the built-in model is used and the first word is TEXT.
     #[arg(value_name = "MODEL")]
     first: Option<PathBuf>,
     /// The prompt; - reads it from standard input.
@@ -28,7 +28,7 @@ pub struct PromptArgs {
         allow_hyphen_values = true
     )]
     prompt: Option<String>,
-    /// A file with the prompt; - is standard input.
+    /// A file with the prompt; - reads it from standard input.
     #[arg(
         short,
         long,
@@ -39,16 +39,16 @@ pub struct PromptArgs {
     file: Option<PathBuf>,
 }
 
-/// How a prompt becomes tokens.
+/// Options for encoding a prompt as tokens.
 #[derive(clap::Args)]
 pub struct EncodingArgs {
-    /// Do not put the token that begins a text before the prompt.
+    /// Do not put the BOS token before the prompt.
     #[arg(long)]
     raw: bool,
-    /// Make the prompt a user's message, by the model's chat template.
+    /// Make the prompt a user's message with the model's chat template.
     #[arg(long, conflicts_with = "raw")]
     chat: bool,
-    /// Instructions ahead of the message; implies --chat.
+    /// Instructions (system prompt) before the message; implies --chat.
     #[arg(
         long,
         alias = "system-prompt",
@@ -56,7 +56,7 @@ pub struct EncodingArgs {
         conflicts_with = "raw"
     )]
     system: Option<String>,
-    /// Let the names of control tokens in the prompt mean these tokens.
+    /// Recognize the names of control tokens in the prompt.
     #[arg(long, conflicts_with_all = ["chat", "system"])]
     special: bool,
 }
@@ -64,14 +64,14 @@ pub struct EncodingArgs {
 /// The tokens of a prompt.
 pub struct Prompt {
     pub tokens: Vec<u32>,
-    /// The token that ends an answer besides the model's own.
+    /// A token that ends an answer, in addition to the model's own.
     pub end: Option<u32>,
-    /// Whether the answer begins inside of a thought.
+    /// Whether the answer begins inside a thought.
     pub opens_thought: bool,
 }
 
 impl PromptArgs {
-    /// The model that is named, and the prompt's text, for the command `name`.
+    /// Returns the model that the user named and the prompt's text. `name` is the command, for errors.
     pub fn read(&self, name: &str, open: &OpenArgs) -> Result<(Option<&Path>, String)> {
         let from_text = |text: &str| match text {
             STDIN => read_stdin(),
@@ -96,7 +96,7 @@ impl PromptArgs {
                 Ok((None, from_text(&word.to_string_lossy())?))
             }
             (Some(path), None) => {
-                // A path that is no model is the first thing to say.
+                // Report first that the path is not a model.
                 open.checkpoint(Some(path))?;
                 let path = quoted(&path.display().to_string());
                 Err(Error::usage(format!(
@@ -113,7 +113,7 @@ impl PromptArgs {
 }
 
 impl EncodingArgs {
-    /// The tokens of a text.
+    /// Encodes a text.
     pub fn encode(&self, model: &Arc<Model>, text: &str) -> Result<Prompt> {
         let tokenizer = model.tokenizer()?;
         if self.chat || self.system.is_some() {
@@ -133,7 +133,7 @@ impl EncodingArgs {
         } else {
             tokenizer.encode(text)?
         };
-        // A text with special tokens may begin with the one that begins it.
+        // A text with special tokens may already begin with the BOS token.
         let bos = model.bos().filter(|_| !self.raw);
         let bos = bos.filter(|bos| !self.special || tokens.first() != Some(bos));
         let tokens: Vec<u32> = bos.into_iter().chain(tokens).collect();
@@ -151,7 +151,7 @@ impl EncodingArgs {
     }
 }
 
-/// The text of tokens, with the names of control tokens.
+/// Decodes tokens to text, with the names of control tokens.
 pub fn rendered(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
     let bytes = tokens.iter().map(|&token| tokenizer.token_bytes(token));
     String::from_utf8_lossy(&bytes.collect::<Vec<_>>().concat()).into_owned()

@@ -1,4 +1,4 @@
-//! The circumstances of a measurement: program, machine, and load by others.
+//! The circumstances of a measurement: program, machine, and load from other programs.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -12,37 +12,37 @@ use crate::error::{Error, Result};
 use crate::sha256;
 use crate::wrong_model::quoted;
 
-/// Cores that other programs may use before a measurement is called disturbed.
+/// Number of cores that other programs may use before a measurement counts as disturbed.
 const QUIET: f64 = 0.1;
 
-/// Where a result comes from.
+/// The origin of a result.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Provenance {
-    /// The commit that the program is built from.
+    /// The commit that the program was built from.
     pub commit: String,
-    /// When the measurement began, with the time zone.
+    /// The start of the measurement, with the time zone.
     pub date: String,
     /// The command line.
     pub command: String,
     /// SHA-256 of the model's file, or of a folder's safetensors in the order of their names.
     pub model_sha256: String,
-    /// The number formats of the weights by their share of the bytes.
+    /// The number formats of the weights, with their shares of the bytes.
     pub format: String,
     /// The GPU.
     pub gpu: Option<String>,
-    /// The system's load average over a minute, before and after.
+    /// The system's load average over a minute, before and after the measurement.
     pub load: Option<[f64; 2]>,
-    /// How many cores other programs used during the measurement, on average.
+    /// Mean number of cores that other programs used during the measurement.
     pub others_cores: Option<f64>,
-    /// The clocks of processor or GPU.
+    /// The clocks of the processor or the GPU.
     pub clocks: Clocks,
     /// A caveat about the measurements, if any.
     pub warning: Option<String>,
 }
 
 impl Provenance {
-    /// For a measurement of the model at `path` that begins now.
+    /// Records a measurement of the model at `path` that begins now.
     pub fn new(path: Option<&Path>, checkpoint: &Checkpoint) -> Result<Self> {
         let words = std::env::args().skip(1).map(|word| quoted(&word));
         let now = jiff::ZonedDateTime::now();
@@ -56,7 +56,7 @@ impl Provenance {
         })
     }
 
-    /// A warning where other programs used the processor, or heat or power slowed it or the GPU.
+    /// Returns a warning if other programs used the processor, or if heat or power limits slowed it or the GPU.
     pub fn warning(&self) -> Option<String> {
         let busy = self.others_cores.filter(|&cores| cores > QUIET).map(|busy| {
             format!(
@@ -67,12 +67,12 @@ impl Provenance {
         (!warnings.is_empty()).then(|| warnings.join("; "))
     }
 
-    /// Enough digits of the hash to distinguish files.
+    /// Returns enough digits of the hash to distinguish files.
     pub fn short_sha256(&self) -> &str {
         self.model_sha256.get(..12).unwrap_or_default()
     }
 
-    /// Names and values for the tables.
+    /// Names and values of facts for the tables.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![
             ("commit", self.commit.clone()),
@@ -92,7 +92,7 @@ impl Provenance {
     }
 }
 
-/// The facts of several measurements: shared ones once, others with the label of each.
+/// Returns the facts of several measurements: shared facts once, others with each label.
 pub fn facts(labels: &[String], from: &[&Provenance]) -> Vec<(String, String)> {
     let [first, others @ ..] = from else {
         return Vec::new();
@@ -138,7 +138,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// `Q4_K 61 %, Q6_K 38 %`: the formats that hold a hundredth of the weights' bytes or more.
+/// Lists the formats that hold at least one percent of the weights' bytes: `Q4_K 61 %, Q6_K 38 %`.
 fn formats(checkpoint: &Checkpoint) -> String {
     let mut formats: Vec<(&str, usize)> = Vec::new();
     let mut all = 0;
@@ -164,7 +164,7 @@ fn formats(checkpoint: &Checkpoint) -> String {
     parts.join(", ")
 }
 
-/// Processor time between two moments that other programs used. Linux only.
+/// Measures the processor time that other programs use between two moments. Linux only.
 pub struct Others {
     busy: u64,
     all: u64,
@@ -173,7 +173,7 @@ pub struct Others {
 }
 
 impl Others {
-    /// This moment.
+    /// Takes the readings now.
     pub fn now() -> Option<Self> {
         let stat = read_to_string("/proc/stat").ok()?;
         let fields = stat.lines().next()?.split_whitespace().skip(1);
@@ -181,7 +181,7 @@ impl Others {
         let all: u64 = ticks.iter().sum();
         let idle = ticks.get(3)? + ticks.get(4)?;
         let own = read_to_string("/proc/self/stat").ok()?;
-        // The name before the parenthesis may hold anything.
+        // The process name before the parenthesis may contain spaces.
         let mut own = own.rsplit_once(')')?.1.split_whitespace().skip(11);
         let own = own.next()?.parse::<u64>().ok()? + own.next()?.parse::<u64>().ok()?;
         let load = read_to_string("/proc/loadavg").ok()?;
@@ -193,7 +193,7 @@ impl Others {
         })
     }
 
-    /// Notes the load, and the processor time of other programs since `self`.
+    /// Records the load, and the processor time of other programs since `self`.
     pub fn note(&self, cores: usize, provenance: &mut Provenance) {
         let Some(now) = Others::now() else {
             return;

@@ -1,4 +1,4 @@
-//! `waterline quantize`: a GGUF file in other number formats.
+//! `waterline quantize`: converts a GGUF file to other number formats.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,21 +16,22 @@ use crate::write_model::{TensorSource, Values, check_output, choose, sources, wr
 
 /// Write a GGUF file in another number format.
 ///
-/// Tensors that already have their format are copied bit by bit. A file of llama.cpp keeps its keys and names, and runs in llama.cpp too; a name
-/// of --type means there what llama-quantize means by it (q4_k is q4_k_m), and tensors that it leaves alone stay as they are.
+/// Tensors that already have their format are copied unchanged. A llama.cpp file keeps its keys and names and still runs in
+/// llama.cpp. For such a file, a name of --type means what it means to llama-quantize (q4_k is q4_k_m), and tensors that
+/// llama-quantize leaves alone stay unchanged.
 #[derive(clap::Args)]
 pub struct Args {
     /// The file to read.
     input: PathBuf,
     #[command(flatten)]
     open: OpenArgs,
-    /// The file to write; it appears when it is complete.
+    /// The file to write; it appears only when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Quantize tensors that are quantized already: it loses more than to start from f16.
+    /// Also quantize tensors that are already quantized, which loses more than starting from f16.
     #[arg(long)]
     requantize: bool,
-    /// An importance matrix of `waterline imatrix` or llama-imatrix: numbers that large inputs multiply lose least.
+    /// An importance matrix of `waterline imatrix` or llama-imatrix; weights that multiply large inputs lose the least.
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
     #[command(flatten)]
@@ -69,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 impl Args {
-    /// Writes a file of llama.cpp with all its keys and names.
+    /// Writes a llama.cpp file with all its keys and names.
     fn keep_layout(&self, gguf: &Gguf, imatrix: Option<&Imatrix>) -> Result<()> {
         let mut sources = Vec::with_capacity(gguf.tensors().len());
         for info in gguf.tensors() {
@@ -112,21 +113,21 @@ impl Args {
         write_model(&self.output, &metadata, &sources, &chosen)
     }
 
-    /// All keys but those of a split file, and the file's type.
+    /// All keys but those of a split file, with the new file type.
     fn metadata(&self, gguf: &Gguf) -> Vec<(String, Value)> {
         let own = ["general.file_type", "general.quantization_version"];
         let keeps = |(key, _): &&(String, Value)| {
             !key.starts_with("split.") && !own.contains(&key.as_str())
         };
         let mut metadata: Vec<_> = gguf.metadata().iter().filter(keeps).cloned().collect();
-        // ggml's second layout of quantized blocks, which all files of today have.
+        // ggml's second layout of quantized blocks, which all current files use.
         metadata.push((own[1].into(), Value::U32(2)));
         let file_type = self.formats.file_type();
         metadata.extend(file_type.map(|number| (own[0].into(), Value::U32(number))));
         metadata
     }
 
-    /// Refuses to round a second time what was rounded.
+    /// Refuses to round values again that were rounded before, unless --requantize is set.
     fn check(&self, sources: &[TensorSource], chosen: &[Choice]) -> Result<()> {
         let stored = |source: &TensorSource| match &source.values {
             Values::Stored(tensor) => tensor.format,
@@ -152,10 +153,10 @@ impl Args {
     }
 }
 
-/// Facts on which llama-quantize's choices depend.
+/// The facts on which llama-quantize's choices depend.
 fn facts(gguf: &Gguf, is_weighed: bool) -> Facts {
     let architecture = gguf.get_str("general.architecture").unwrap_or_default();
-    // The first layer's, where layers differ.
+    // The value of the first layer, where layers differ.
     let number = |key: &str| {
         let value = gguf.get(&format!("{architecture}.{key}"))?;
         let first = value.as_array().and_then(Array::to_i64s);

@@ -1,19 +1,19 @@
-//! Random weights: value `i` of tensor `t` is a pure function of (seed, t, i), so that threads can share the work.
+//! Random weights: value `i` of tensor `t` is a pure function of (seed, t, i), so threads can share the work.
 
 use crate::splitmix::SplitMix64;
 
 /// The distribution of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
-    /// All the same.
+    /// All elements have this value.
     Constant(f32),
-    /// Close to a normal distribution around zero, with this standard deviation.
+    /// Approximately normal around zero, with this standard deviation.
     Normal(f32),
-    /// Spread evenly between these two.
+    /// Uniform between these two bounds.
     Uniform(f32, f32),
-    /// Logarithms of numbers that are spread evenly between these two.
+    /// Logarithms of numbers that are uniform between these two bounds.
     LogUniform(f32, f32),
-    /// `x` with `softplus(x)` spread evenly on a logarithmic scale between these two.
+    /// Values `x` whose `softplus(x)` is log-uniform between these two bounds.
     InverseSoftplus(f32, f32),
 }
 
@@ -25,7 +25,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// The values of tensor number `tensor`.
+    /// Creates the values of tensor number `tensor`.
     pub fn new(seed: u64, tensor: usize, distribution: Distribution) -> Self {
         Random {
             stream: mix(mix(seed) ^ tensor as u64),
@@ -51,7 +51,7 @@ impl Random {
     }
 }
 
-/// The sum of four uniform numbers, scaled to variance one.
+/// The sum of four uniform numbers, scaled to unit variance.
 fn normal(bits: u64) -> f32 {
     let sum: u64 = (0..4).map(|i| bits >> (16 * i) & 0xffff).sum();
     let deviation = 65536.0 * (4.0f32 / 12.0).sqrt();

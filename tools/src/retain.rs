@@ -1,22 +1,23 @@
-//! Bounded memory for models that were trained with full attention: a window, and a set of the tokens that left it.
+//! Bounded memory for models trained with full attention: a window, and a set of tokens retained from those that left it.
 
 use waterline::{ModelSpec, Retained, RetainedPolicy};
 
 use crate::error::{Error, Result};
 
-/// Replacement of the attention layers.
+/// Options for replacing attention layers.
 #[derive(clap::Args)]
 pub struct RetainArgs {
     /// Give every plain attention layer a window, and keep some tokens that leave it: tova or stride=N.
     ///
-    /// `tova` keeps those to which the last token paid most attention (arXiv 2401.06104), `stride=N` every N-th one.
-    /// The model's memory no longer grows with the context; its answers change once tokens have left the window.
+    /// `tova` keeps the tokens to which the last token paid the most attention (arXiv 2401.06104); `stride=N` keeps every
+    /// N-th token. The model's memory then no longer grows with the context, and its answers change once tokens have left
+    /// the window.
     #[arg(long, value_name = "POLICY", value_parser = policy, requires = "retained")]
     retain: Option<RetainedPolicy>,
-    /// With --retain: tokens that the window holds; if not given, the layers have one.
+    /// With --retain: size of the window in tokens; without it, the layers must already have a window.
     #[arg(long, value_name = "N", requires = "retain")]
     window: Option<usize>,
-    /// With --retain: tokens retained in addition to the window, the sinks included.
+    /// With --retain: tokens retained in addition to the window, including the sinks.
     #[arg(long, alias = "kept", value_name = "N", requires = "retain")]
     retained: Option<usize>,
     /// With --retain: tokens at the start that are always retained.
@@ -35,7 +36,7 @@ fn policy(text: &str) -> Result<RetainedPolicy, String> {
 }
 
 impl RetainArgs {
-    /// Whether anything changes.
+    /// Whether the options change anything.
     pub fn is_given(&self) -> bool {
         self.retain.is_some()
     }

@@ -1,4 +1,4 @@
-//! Retained sets: how many tokens each head of each layer holds, and of those that have left the window which share.
+//! Retained sets: the tokens that each head of each layer holds, and their share of the tokens that have left the window.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,20 +13,21 @@ use crate::error::{Error, Result};
 use crate::text::read_file;
 use crate::units::thousands;
 
-/// The sets of a layer, one of each key head.
+/// The sets of a layer, one per key head.
 pub struct LayerSets {
     /// The layer's number.
     pub layer: usize,
-    /// Tokens that each head holds.
+    /// Number of tokens that each head holds.
     pub counts: Vec<u32>,
-    /// The most that one can hold.
+    /// Maximum tokens that a head can hold.
     pub capacity: usize,
-    /// Tokens of the layer's window.
+    /// Size of the layer's window in tokens.
     pub window: usize,
 }
 
 impl LayerSets {
-    /// The share of the tokens that have left the window when `read` tokens were read, for each head; none while none has left it.
+    /// For each head, returns its share of the tokens that have left the window after `read` tokens; `None` while no
+    /// token has left it.
     fn shares(&self, read: u64) -> Option<Vec<f64>> {
         let left = read.checked_sub(self.window as u64).filter(|&n| n > 0)?;
         let share = |&count: &u32| f64::from(count) / left as f64;
@@ -34,9 +35,9 @@ impl LayerSets {
     }
 }
 
-/// The sets of every layer that has some.
+/// Returns the sets of every layer that has retained sets.
 pub fn sets(snapshot: &Snapshot) -> Vec<LayerSets> {
-    // Columns of a layer's set or window.
+    // Number of columns of a layer's set or window.
     let rows = |layer: usize, kind: StateKind| {
         let mut tensors = snapshot.tensors().map(|(tensor, _)| tensor);
         let of_keys = |t: &&StateTensorPlan| t.kind == StateKind::Set || t.name == "keys";
@@ -62,7 +63,7 @@ pub fn sets(snapshot: &Snapshot) -> Vec<LayerSets> {
         .collect()
 }
 
-/// A line for each layer: the heads' shares in percent.
+/// Returns a line for each layer, with the heads' shares in percent.
 pub fn lines(sets: &[LayerSets], read: u64) -> Vec<String> {
     let line = |set: &LayerSets| {
         let mut text = format!("layer {:<3}", set.layer);
@@ -75,7 +76,7 @@ pub fn lines(sets: &[LayerSets], read: u64) -> Vec<String> {
     sets.iter().filter_map(line).collect()
 }
 
-/// `waterline inspect --retention`: reads a text and tells of the sets.
+/// `waterline inspect --retention`: reads a text and reports the sets.
 pub fn of_text(model: &Arc<Model>, path: &Path, state: StateOptions) -> Result<(String, Value)> {
     let tokens = model.tokenizer()?.encode(&read_file(path)?)?;
     let tokens: Vec<u32> = model.bos().into_iter().chain(tokens).collect();
@@ -107,7 +108,7 @@ pub fn of_text(model: &Arc<Model>, path: &Path, state: StateOptions) -> Result<(
     ))
 }
 
-/// Numbers of a state tensor.
+/// Decodes the numbers of a state tensor.
 pub fn u32s(data: &[u8]) -> impl Iterator<Item = u32> {
     data.as_chunks::<4>()
         .0

@@ -1,4 +1,4 @@
-//! `waterline run`: a prompt in, its completion out.
+//! `waterline run`: completes a prompt.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -17,14 +17,14 @@ use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
 use crate::text::{json_line, shown};
 
-/// Shown when a prompt is read a second time.
+/// Printed when the prompt is read a second time.
 const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, the most that a cache of f16 holds; it is read \
                         again with --kv f32";
 
-/// Complete a prompt and end.
+/// Complete a prompt and exit.
 ///
-/// The completion goes to standard output as it is generated. If the context becomes full, the text generated so
-/// far remains and the status is 1.
+/// The completion is written to standard output as it is generated. If the context becomes full, the text generated so far
+/// remains and the exit status is 1.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -37,16 +37,16 @@ pub struct Args {
     form: GrammarArgs,
     #[command(flatten)]
     encoding: EncodingArgs,
-    /// Show the prompt as the model sees it, with the names of control tokens, on standard error.
+    /// Print the prompt as the model sees it, with the names of control tokens, on standard error.
     #[arg(long)]
     show_prompt: bool,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
-    /// Complete the prompt N times at once, with seeds counted up from --seed.
+    /// Generate N completions of the prompt at once, with seeds counting up from --seed.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "json_stream", value_parser = clap::value_parser!(u32).range(1..=1024))]
     samples: u32,
-    /// Print a JSON object for each piece of text, then the one of --json.
+    /// Print a JSON object for each piece of text, then the object that --json prints.
     #[arg(long, conflicts_with = "json")]
     json_stream: bool,
     #[command(flatten)]
@@ -155,7 +155,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// Warns if `tokens` are more than the model was trained on; returns true if they are.
+/// Warns if `tokens` exceeds the number of tokens that the model was trained on. Returns whether it does.
 fn warn_beyond_training(model: &Model, tokens: u64) -> bool {
     let warning = beyond_training(model, tokens);
     if let Some(warning) = &warning {
@@ -174,7 +174,7 @@ struct Completion {
 }
 
 impl Completion {
-    /// Generates; text goes out as it comes unless all is printed at the end.
+    /// Generates the completion and prints the text as it is generated, unless everything is printed at the end.
     fn generate(
         &mut self,
         mut pieces: Generate<'_>,
@@ -217,7 +217,7 @@ impl Completion {
     }
 }
 
-/// Why a completion ended, in a word.
+/// One word for why a completion ended.
 pub fn finish_name(error: Option<&Error>, finish: Option<Finish>) -> &'static str {
     match (error, finish) {
         (_, Some(Finish::End)) => "end",

@@ -1,4 +1,4 @@
-//! `waterline run --samples`: several completions of one prompt, whose sessions step together.
+//! `waterline run --samples`: several completions of one prompt, generated in one batch.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::text::{json_line, shown};
 pub struct Samples {
     all: Vec<Sample>,
     seconds: f64,
-    /// Error that ended the unfinished completions.
+    /// The error that ended the unfinished completions.
     error: Option<Error>,
 }
 
@@ -27,7 +27,7 @@ struct Sample {
     text: String,
 }
 
-/// Completes the text read by `session` `count` times.
+/// Completes the text that `session` has read `count` times.
 pub fn complete(
     session: Session,
     count: usize,
@@ -62,7 +62,7 @@ pub fn complete(
 }
 
 impl Samples {
-    /// Steps until all have ended.
+    /// Steps until all completions have ended.
     fn generate(&mut self, batch: &mut Batch, interrupt: &Interrupt) -> Result<()> {
         loop {
             let (mut sessions, mut rest) = (Vec::new(), Vec::new());

@@ -1,33 +1,33 @@
-//! The sampling parameters: as flags, and one by one in a chat.
+//! The sampling parameters: as flags, and by name in a chat.
 
 use waterline::SamplerParams;
 
 use crate::error::{Error, Result};
 use crate::units::in_words;
 
-/// How tokens are chosen.
+/// Options for choosing tokens.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Divides the logits; 0 always takes the most probable token.
+    /// Temperature, which divides the logits; 0 always takes the most probable token.
     #[arg(long, alias = "temp", value_name = "X", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
     temperature: f32,
-    /// Always take the most probable token: the same as --temperature 0.
+    /// Always take the most probable token, like --temperature 0.
     #[arg(long, conflicts_with = "temperature")]
     greedy: bool,
-    /// Keep this many of the most probable tokens; 0 keeps all.
+    /// Keep only the N most probable tokens; 0 keeps all.
     #[arg(long, value_name = "N", default_value_t = SamplerParams::default().top_k, value_parser = whole::<usize>, allow_negative_numbers = true)]
     top_k: usize,
-    /// Keep the most probable tokens up to this sum of probabilities; 1 keeps all.
+    /// Keep the most probable tokens up to this total probability; 1 keeps all.
     #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p, allow_negative_numbers = true)]
     top_p: f32,
-    /// Keep tokens at least this many times as probable as the first; 0 keeps all.
+    /// Keep tokens with at least this fraction of the highest probability; 0 keeps all.
     #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p, allow_negative_numbers = true)]
     min_p: f32,
-    /// Factor against tokens seen lately; 1 is off.
+    /// Factor by which recent tokens are penalized; 1 is off.
     #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repetition_penalty, allow_negative_numbers = true)]
     repeat_penalty: f32,
-    /// Subtracted for each time a token was seen lately; 0 is off.
+    /// Subtracted from a token's logit for each recent occurrence; 0 is off.
     #[arg(
         long,
         value_name = "X",
@@ -35,7 +35,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     frequency_penalty: f32,
-    /// Subtracted once if a token was seen lately; 0 is off.
+    /// Subtracted from a token's logit once if it occurred recently; 0 is off.
     #[arg(
         long,
         value_name = "X",
@@ -43,10 +43,10 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     presence_penalty: f32,
-    /// How many of the last tokens the penalties count.
+    /// Number of last tokens that the penalties take into account.
     #[arg(long, alias = "repeat-last-n", value_name = "N", default_value_t = SamplerParams::default().penalty_window, value_parser = whole::<usize>, allow_negative_numbers = true)]
     penalty_window: usize,
-    /// Seed of the random numbers; a new one each time unless given.
+    /// Seed of the random numbers; a new one for each run by default.
     #[arg(long, short = 's', value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Add V to the logit of token ID; -1e9 forbids it. May be repeated.
@@ -72,7 +72,7 @@ impl SamplingArgs {
     }
 }
 
-/// The parameters of [`set`], named as their flags.
+/// The parameters that [`set`] accepts, named like their flags.
 pub const NAMES: [&str; 9] = [
     "temperature",
     "top-k",
@@ -85,7 +85,7 @@ pub const NAMES: [&str; 9] = [
     "seed",
 ];
 
-/// Sets the parameter that the flag `--key` sets. The ranges are the sampler's to check.
+/// Sets the parameter of the flag `--key`. The sampler checks the ranges.
 pub fn set(params: &mut SamplerParams, key: &str, value: &str) -> Result<()> {
     match key {
         "temperature" => params.temperature = number(key, value)?,
@@ -102,7 +102,7 @@ pub fn set(params: &mut SamplerParams, key: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// The value of the parameter that the flag `--key` sets.
+/// The value of the parameter of the flag `--key`.
 pub fn get(params: &SamplerParams, key: &str) -> Option<String> {
     Some(match key {
         "temperature" => params.temperature.to_string(),
@@ -118,7 +118,7 @@ pub fn get(params: &SamplerParams, key: &str) -> Option<String> {
     })
 }
 
-/// A number of this type, or a sentence that names `key`.
+/// Parses a number; errors name `key`.
 pub fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T>
 where
     T::Err: std::fmt::Display,
@@ -130,7 +130,7 @@ where
     })
 }
 
-/// A whole number of a flag.
+/// Parses the whole number of a flag.
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     let number = text.parse();
     number.map_err(|_| "expected a whole number, 0 or more".into())

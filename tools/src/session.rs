@@ -1,4 +1,4 @@
-//! A session as the command line describes it, and the reading of a prompt.
+//! Session options of the command line, and reading a prompt.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Session")]
 pub struct StateArgs {
-    /// Tokens that full attention can look back on; models without it have no such bound.
+    /// Number of tokens that full attention can see; models without full attention have no such limit.
     #[arg(long, short = 'c', alias = "ctx-size", value_name = "N", default_value_t = StateOptions::default().context)]
     context: usize,
     /// Number format of cached keys and values.
@@ -36,7 +36,7 @@ impl StateArgs {
     }
 }
 
-/// How a session computes.
+/// Options for the computation of a session.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Session")]
 pub struct SessionArgs {
@@ -44,9 +44,9 @@ pub struct SessionArgs {
     state: StateArgs,
     #[command(flatten)]
     device: DeviceArgs,
-    /// When the context is full: stop; shift, by which attention forgets the oldest tokens but the first --keep, and recurrent layers go
-    /// on as before; or compact, by which the first --keep tokens and half as many of the newest as there is room for are read again, and
-    /// the others forgotten by all layers. A chat keeps its instructions, too.
+    /// Policy when the context is full: stop; shift, where attention forgets the oldest tokens except the first --keep
+    /// and recurrent layers continue as before; or compact, where the first --keep tokens and the newest tokens, half as
+    /// many as there is room for, are read again and all layers forget the others. A chat also keeps its instructions.
     #[arg(long, value_name = "HOW", default_value = "stop", value_parser = PossibleValuesParser::new(["stop", "shift", "compact"])
         .map(|name| match name.as_str() {
             "shift" => ContextEnd::Shift,
@@ -54,21 +54,21 @@ pub struct SessionArgs {
             _ => ContextEnd::Refuse,
         }))]
     on_full: ContextEnd,
-    /// First tokens that stay when the context is full, fewer than half of it.
+    /// Number of first tokens to keep when the context is full; must be less than half of the context.
     #[arg(long, value_name = "N", default_value_t = SessionOptions::default().keep)]
     keep: usize,
-    /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
+    /// Number of threads; 0 uses one per physical core. (bench takes several numbers, separated by commas.)
     #[arg(long, short = 't', value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: Vec<usize>,
-    /// Most tokens of a prompt that are read at once; 0 means 256 on the CPU and 2048 on a GPU.
+    /// Maximum tokens of a prompt to read at once; 0 means 256 on the CPU and 2048 on a GPU.
     #[arg(long, value_name = "N", default_value = "0")]
     chunk: usize,
-    /// Give every token the bits that it has when tokens are read one by one: they depend on nothing but the tokens before it and
+    /// Give every token exactly the bits that it has when tokens are read one by one. They depend only on the preceding tokens and
     /// on CPU or GPU, not on chunks, drafts or threads. Prompts are read more slowly.
     #[arg(long)]
     exact: bool,
-    /// How a GPU decodes: by one kernel that stays there for the whole token, by a recorded graph of kernels, or by
-    /// whichever is faster for the model.
+    /// How a GPU decodes: with one persistent kernel for the whole token, with a recorded graph of kernels, or with whichever is
+    /// faster for the model.
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(["auto", "persistent", "recorded"])
         .map(|name| match name.as_str() {
             "persistent" => StepProgram::Persistent,
@@ -80,31 +80,32 @@ pub struct SessionArgs {
     drafts: DraftArgs,
 }
 
-/// How a generation drafts tokens. Only commands that generate from a prompt have it: bench measures single steps, eval reads.
+/// Options for drafting tokens. Only commands that generate from a prompt have them: bench measures single steps, and
+/// eval only reads.
 #[derive(clap::Args, Clone, Copy, Default)]
 #[command(next_help_heading = "Session")]
 pub struct DraftArgs {
-    /// Draft up to N tokens at once by looking up earlier continuations of the last tokens: faster for repetitive text, with
-    /// the same tokens. A GPU drafts up to 15, and there tokens may differ by rounding unless steps are recorded (--gpu-step).
+    /// Draft up to N tokens at once by looking up earlier continuations of the last tokens. Faster for repetitive text, with the
+    /// same tokens. A GPU drafts up to 15, and its tokens may differ by rounding unless steps are recorded (--gpu-step).
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
-    /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens.
+    /// Draft up to N tokens at once with the model's MTP block (Qwen3-Next and Qwen3.5), with the same tokens.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "lookup", value_parser = clap::value_parser!(u32).range(0..=64))]
     mtp: u32,
 }
 
 impl SessionArgs {
-    /// Where it computes, as the user gave it.
+    /// The device, as the user gave it.
     pub fn device(&self) -> &str {
         self.device.name()
     }
 
-    /// The number of the GPU where it computes, if it is one.
+    /// The number of the GPU, if the device is one.
     pub fn gpu(&self) -> Option<usize> {
         self.device.gpu()
     }
 
-    /// Whether sessions draft by the model's MTP block.
+    /// Whether sessions draft with the model's MTP block.
     pub fn mtp(&self) -> bool {
         self.drafts.mtp > 0
     }
@@ -114,7 +115,7 @@ impl SessionArgs {
         &self.threads
     }
 
-    /// These arguments with one number of threads.
+    /// Copies these arguments with one number of threads.
     pub fn with_threads(&self, threads: usize) -> Self {
         SessionArgs {
             threads: vec![threads],
@@ -122,7 +123,7 @@ impl SessionArgs {
         }
     }
 
-    /// These arguments with drafts.
+    /// Copies these arguments with drafts.
     pub fn with_drafts(&self, drafts: DraftArgs) -> Self {
         SessionArgs {
             drafts,
@@ -130,14 +131,15 @@ impl SessionArgs {
         }
     }
 
-    /// These arguments with a context of at least this many tokens.
+    /// Copies these arguments with a context of at least this many tokens.
     pub fn with_context(&self, at_least: usize) -> Self {
         let mut larger = self.clone();
         larger.state.context = larger.state.context.max(at_least);
         larger
     }
 
-    /// Opens a session, and on a GPU prints the form of its steps. It keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
+    /// Opens a session, and on a GPU prints the form of its steps. The session keeps up to `mark_bytes` of marks for
+    /// going back, but at least two marks; none if `mark_bytes` is 0.
     pub fn open(
         &self,
         model: &Arc<Model>,
@@ -153,7 +155,7 @@ impl SessionArgs {
         self.announced(model, options)
     }
 
-    /// Opens a session; standard error gets the form of its steps on a GPU, and a note where --keep has no effect.
+    /// Opens a session. Prints the form of its steps on a GPU, and a note if --keep has no effect, to standard error.
     fn announced(&self, model: &Arc<Model>, options: SessionOptions) -> Result<Session> {
         let session = Session::new(Arc::clone(model), options)?;
         if let Some(form) = session.step_form() {
@@ -168,7 +170,7 @@ impl SessionArgs {
         Ok(session)
     }
 
-    /// These arguments with keys and values in f32.
+    /// Copies these arguments with keys and values in f32.
     pub fn with_f32_cache(&self) -> Self {
         let mut wider = self.clone();
         wider.state.kv = Kv::F32;
@@ -225,22 +227,22 @@ impl SessionArgs {
     }
 }
 
-/// When a generation ends.
+/// Limits of a generation.
 #[derive(clap::Args, Clone)]
 pub struct LimitArgs {
-    /// Most tokens to generate.
+    /// Maximum tokens to generate.
     #[arg(short = 'n', long, aliases = ["n-predict", "predict"], value_name = "N", default_value_t = GenerateOptions::default().max_tokens, value_parser = max_tokens, allow_negative_numbers = true)]
     max_tokens: usize,
     /// A text that ends the generation and is not shown. May be repeated.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Go on after the token that ends an answer.
+    /// Continue after the token that ends an answer.
     #[arg(long)]
     ignore_eos: bool,
 }
 
 impl LimitArgs {
-    /// The library's options; `end` ends an answer besides the model's own end token.
+    /// The library's options; `end` is an end token in addition to the model's own.
     pub fn options(&self, end: Option<u32>) -> GenerateOptions {
         let mut options = GenerateOptions::default();
         options.max_tokens = self.max_tokens;
@@ -251,10 +253,10 @@ impl LimitArgs {
     }
 }
 
-/// A number of tokens that means no bound.
+/// A token limit that means no limit.
 pub const MOST_TOKENS: usize = 1_000_000_000;
 
-/// The most tokens of an answer, from text.
+/// Parses the maximum number of tokens of an answer.
 pub fn max_tokens(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&n: &usize| n > 0);
     number.ok_or_else(|| {
@@ -264,10 +266,10 @@ pub fn max_tokens(text: &str) -> Result<usize, String> {
     })
 }
 
-/// How long a prompt is read before a bar appears.
+/// Reading time after which the bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A warning if a text of `tokens` tokens is longer than those of the model's training.
+/// Returns a warning if a text of `tokens` tokens is longer than the texts that the model was trained on.
 pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
     let trained = model.trained_context()?;
     (tokens > trained as u64).then(|| {
@@ -278,7 +280,7 @@ pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
     })
 }
 
-/// True if a prompt's keys or values were beyond the range of a cache of f16: the logits after it are no numbers.
+/// Whether a prompt's keys or values exceeded the range of an f16 cache: the logits after the prompt are NaN.
 pub fn overflows_cache(session: &Session) -> Result<bool> {
     let plan = session.model().plan(&session.options().state)?;
     let is_f16 = plan
@@ -288,7 +290,7 @@ pub fn overflows_cache(session: &Session) -> Result<bool> {
     Ok(is_f16 && session.logits()?.iter().any(|logit| logit.is_nan()))
 }
 
-/// A bar that shows how far a long prompt is read, on a terminal.
+/// A progress bar for reading a long prompt on a terminal.
 pub struct ReadingBar {
     bar: ProgressBar,
     terminal: bool,
@@ -296,7 +298,7 @@ pub struct ReadingBar {
 }
 
 impl ReadingBar {
-    /// A bar that is not shown yet.
+    /// Creates a bar that is not shown yet.
     pub fn new() -> Self {
         let style = ProgressStyle::with_template(
             "reading {bar:30} {human_pos} of {human_len} tokens {eta:>4} left",
@@ -310,7 +312,7 @@ impl ReadingBar {
         }
     }
 
-    /// Shows how many tokens are read.
+    /// Shows that `read` of `of` tokens have been read.
     pub fn show(&self, read: usize, of: usize) {
         if self.terminal && self.bar.is_hidden() && self.start.elapsed() > PATIENCE {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -326,7 +328,7 @@ impl Drop for ReadingBar {
     }
 }
 
-/// Reads a prompt; a long one shows its progress on a terminal.
+/// Reads a prompt, and shows the progress of a long one on a terminal.
 pub fn feed(session: &mut Session, tokens: &[u32]) -> waterline::Result<()> {
     let bar = ReadingBar::new();
     session.feed_with_progress(tokens, |read| bar.show(read, tokens.len()))

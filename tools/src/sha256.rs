@@ -8,10 +8,10 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// The hash of files one after the other.
+/// Returns the hash of the concatenated files.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file cannot be read.
 pub fn of_files(paths: &[impl AsRef<Path>]) -> Result<String> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
@@ -28,7 +28,7 @@ pub fn of_files(paths: &[impl AsRef<Path>]) -> Result<String> {
     Ok(digits(hash))
 }
 
-/// The hash of bytes.
+/// Returns the hash of `bytes`.
 pub fn of_bytes(bytes: &[u8]) -> String {
     digits(Sha256::new_with_prefix(bytes))
 }

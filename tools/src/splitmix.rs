@@ -1,10 +1,10 @@
-//! SplitMix64 (Steele, Lea and Flood, 2014): a generator of a few lines, easy to repeat in any language.
+//! SplitMix64 (Steele, Lea and Flood, 2014): a generator that is short and easy to reproduce in any language.
 
-/// The generator; its seed is its first state.
+/// The generator. The seed is its first state.
 pub struct SplitMix64(pub u64);
 
 impl SplitMix64 {
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -12,17 +12,17 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is far below 2^64: the remainder is not corrected for its tiny bias.
+    /// Returns a number below `n`. `n` must be far below 2^64, because the tiny bias of the remainder is not corrected.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// One of `items`.
+    /// Returns a random item.
     pub fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())]
     }
 
-    /// Fisher and Yates, from the last item down.
+    /// Shuffles by Fisher-Yates, from the last item down.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             let j = self.below(i + 1);
@@ -30,7 +30,7 @@ impl SplitMix64 {
         }
     }
 
-    /// `n` different ones of `items`: the first `n` of a shuffle from the first item up.
+    /// Returns `n` different items: the first `n` of a shuffle from the first item up.
     pub fn distinct<T>(&mut self, mut items: Vec<T>, n: usize) -> Vec<T> {
         for i in 0..n {
             let j = i + self.below(items.len() - i);

@@ -25,19 +25,19 @@ pub struct Args {
     /// The model's shape.
     #[arg(value_parser = preset_parser(), required_unless_present = "shape")]
     preset: Option<Preset>,
-    /// A shape of one's own: JSON laid out as the files of presets (tools/presets in the sources).
+    /// A custom shape: JSON in the format of the preset files (tools/presets in the sources).
     #[arg(long, value_name = "FILE", conflicts_with = "preset")]
     shape: Option<PathBuf>,
-    /// Only its first N layers, such as one, to measure it.
+    /// Write only the first N layers, for example one to measure it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
-    /// Without feed-forward networks, to measure mixers alone.
+    /// Leave out the feed-forward networks, to measure mixers alone.
     #[arg(long)]
     mixers_only: bool,
-    /// Another number of token ids, such as few, to measure without the matrix of the logits.
+    /// Another vocabulary size, for example a small one to measure without the output matrix.
     #[arg(long, value_name = "N")]
     vocab: Option<usize>,
-    /// The file to write; it appears when it is complete.
+    /// The file to write; it appears only when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub struct Args {
     /// Seed of the weights.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A directory with tokenizer.json and tokenizer_config.json to put into the file.
+    /// A directory with tokenizer.json and tokenizer_config.json to include in the file.
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
 }
@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The shape's name, and its dimensions less the options that were not given.
+/// Returns the name and the dimensions of the shape, changed as the options require.
 fn named_spec(args: &Args) -> Result<(String, ModelSpec)> {
     let (name, mut spec) = match (&args.preset, &args.shape) {
         (_, Some(path)) => {
@@ -127,7 +127,7 @@ fn named_spec(args: &Args) -> Result<(String, ModelSpec)> {
     Ok((name, spec))
 }
 
-/// Values that keep activations of order one through any number of layers.
+/// Returns a distribution of values that keeps activations of order one through any number of layers.
 fn distribution(weight: &WeightSpec) -> Distribution {
     let name = weight.name.as_str();
     let inputs: usize = weight.shape.iter().skip(1).product();
@@ -158,7 +158,7 @@ fn distribution(weight: &WeightSpec) -> Distribution {
     Distribution::Normal((inputs as f32).powf(-0.5))
 }
 
-/// The tokenizer's files in `dir`, with the token ids that tokenizer_config.json gives by name.
+/// Reads the tokenizer's files in `dir`, with the ids of the tokens that tokenizer_config.json names.
 fn text_files(dir: &Path, spec: &ModelSpec) -> Result<TextFiles> {
     let read = |name: &str| {
         let path = dir.join(name);

@@ -1,4 +1,4 @@
-//! Text that comes from outside.
+//! Text from files, models and standard input, and its safe display.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -8,17 +8,17 @@ use waterline_quant::NewFile;
 
 use crate::error::{Error, Result};
 
-/// A note for people who talk with a model without a chat template.
+/// Note for chats with a model without a chat template.
 pub const NO_TEMPLATE: &str =
     "note: the model has no chat template; messages are written in ChatML";
 
 /// The path that means standard input.
 pub const STDIN: &str = "-";
 
-/// The text of a file, `-` being standard input.
+/// Reads the text of a file; `-` is standard input.
 ///
 /// # Errors
-/// A file that cannot be read or is not UTF-8.
+/// The file cannot be read or is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
     if path.as_os_str() == STDIN {
         read_stdin()
@@ -27,10 +27,10 @@ pub fn read_text(path: &Path) -> Result<String> {
     }
 }
 
-/// The text of standard input.
+/// Reads the text of standard input.
 ///
 /// # Errors
-/// As [`read_file`].
+/// Standard input cannot be read or is not UTF-8.
 pub fn read_stdin() -> Result<String> {
     let mut bytes = Vec::new();
     let read = std::io::stdin().read_to_end(&mut bytes);
@@ -38,15 +38,15 @@ pub fn read_stdin() -> Result<String> {
     utf8(bytes, "standard input")
 }
 
-/// The text of a file, whatever its name.
+/// Reads the text of a file, even if its name is `-`.
 ///
 /// # Errors
-/// A file that cannot be read or is not UTF-8.
+/// The file cannot be read or is not UTF-8.
 pub fn read_file(path: &Path) -> Result<String> {
     utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)
 }
 
-/// The text in `bytes`, which errors call `name`, without the byte order mark that it may begin with.
+/// Decodes UTF-8 without a leading byte order mark; `name` is used in errors.
 pub fn utf8(mut bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
     const MARK: &[u8] = b"\xef\xbb\xbf";
     if bytes.starts_with(MARK) {
@@ -64,8 +64,8 @@ pub fn utf8(mut bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
     })
 }
 
-/// Text of a model or a file as a terminal may be sent it: line breaks and tabs stay; every other control character (an
-/// escape sequence begins with one) and every character that reverses the direction of writing becomes a replacement character.
+/// Makes text of a model or a file safe for a terminal. Line breaks and tabs stay. Every other control character (escape
+/// sequences begin with one) and every character that changes the direction of writing becomes a replacement character.
 pub fn shown(text: &str) -> String {
     let safe = |c: char| {
         if is_hostile(c) {
@@ -77,14 +77,14 @@ pub fn shown(text: &str) -> String {
     text.chars().map(safe).collect()
 }
 
-/// Whether a terminal does something other than show a character.
+/// Whether a terminal does anything other than show the character.
 fn is_hostile(c: char) -> bool {
     let reverses = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     reverses || c.is_control() && c != '\n' && c != '\t'
 }
 
-/// A line of JSON. Characters that a terminal would interpret are escaped: JSON itself escapes only the control
-/// characters of ASCII.
+/// Formats a line of JSON. Characters that a terminal would interpret are escaped, since JSON itself escapes only ASCII's control
+/// characters.
 pub fn json_line(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("numbers and texts are JSON");
     let mut line = String::with_capacity(text.len() + 1);
@@ -99,7 +99,7 @@ pub fn json_line(value: &impl Serialize) -> String {
     line
 }
 
-/// [`shown`] on one line of at most `width` characters.
+/// Returns the text as [`shown`], on one line of at most `width` characters.
 pub fn shown_line(text: &str, width: usize) -> String {
     let line = shown(&text.split_whitespace().collect::<Vec<_>>().join(" "));
     match line.char_indices().nth(width) {
@@ -112,7 +112,8 @@ pub fn shown_line(text: &str, width: usize) -> String {
     }
 }
 
-/// A text [`shown`] in lines of at most `width` characters, which break between words; a longer word is broken too.
+/// Returns the text as [`shown`], in lines of at most `width` characters. Lines break between words, or inside a word
+/// that is longer than a line.
 pub fn lines_of(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in shown(text).split_whitespace() {
@@ -130,7 +131,7 @@ pub fn lines_of(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The end of a text, [`shown`] on one line of at most `width` characters.
+/// Returns the end of the text as [`shown`], on one line of at most `width` characters.
 pub fn shown_end(text: &str, width: usize) -> String {
     let line = shown_line(text, usize::MAX);
     match line.chars().count() {
@@ -142,7 +143,7 @@ pub fn shown_end(text: &str, width: usize) -> String {
     }
 }
 
-/// Writes a result to a file, which appears when it is whole.
+/// Writes a result to a file, which appears only when it is complete.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let write = || {
         let mut file = NewFile::create(path)?;

@@ -1,16 +1,16 @@
-//! Which part of an answer is a thought, as `<think>` and `</think>` say.
+//! Separates the thoughts of an answer, between `<think>` and `</think>`, from the rest.
 
 const TAGS: [&str; 2] = ["<think>", "</think>"];
 
-/// Splits an answer that comes in pieces.
+/// Splits an answer that arrives in pieces.
 pub struct Thoughts {
     inside: bool,
-    /// The beginning of a tag, perhaps.
+    /// Text that may be the beginning of a tag.
     held: String,
 }
 
 impl Thoughts {
-    /// An answer that begins inside of a thought, or outside.
+    /// Splits an answer that begins inside or outside a thought.
     pub fn new(inside: bool) -> Self {
         Thoughts {
             inside,
@@ -18,12 +18,12 @@ impl Thoughts {
         }
     }
 
-    /// True inside of a thought.
+    /// Whether the text so far ends inside a thought.
     pub fn are_open(&self) -> bool {
         self.inside
     }
 
-    /// Takes a piece; returns stretches of text and whether each is part of a thought. Tags are.
+    /// Adds a piece. Returns stretches of text, each with whether it is part of a thought; tags are part of the thought.
     pub fn push(&mut self, piece: &str) -> Vec<(bool, String)> {
         let text = std::mem::take(&mut self.held) + piece;
         let mut parts = Vec::new();
@@ -52,7 +52,7 @@ impl Thoughts {
         parts
     }
 
-    /// The text that was held back at the end of the answer.
+    /// Returns the text that is still held back at the end of the answer.
     pub fn finish(&mut self) -> (bool, String) {
         (self.inside, std::mem::take(&mut self.held))
     }

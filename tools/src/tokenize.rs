@@ -1,4 +1,4 @@
-//! `waterline tokenize`: the tokens that a model reads of a text.
+//! `waterline tokenize`: the tokens that a model reads from a text.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,8 +10,7 @@ use crate::error::{Error, Result};
 use crate::prompt::{EncodingArgs, PromptArgs};
 use crate::text::json_line;
 
-/// Show the tokens of a text. They are the tokens that `run` reads with the same flags: an id and
-/// its piece in each line.
+/// Show the tokens of a text, an id and its piece on each line. They are the tokens that `run` reads with the same flags.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -52,7 +51,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Bytes in quotes: text as JSON has it, or the bytes that are no text in hexadecimal.
+/// Quotes bytes: valid text as in JSON, other bytes with hexadecimal escapes.
 fn quoted(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => json_line(&text).trim_end().to_string(),

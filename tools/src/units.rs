@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Numbers in readable form.
 
-/// The reason why a text is no number, where it is the standard library's, in words for users.
+/// Rephrases the standard library's number parsing errors for users; `None` for other errors.
 pub fn in_words(reason: &str) -> Option<&'static str> {
     Some(match reason {
         "invalid digit found in string" | "cannot parse integer from empty string" => {
@@ -12,19 +12,19 @@ pub fn in_words(reason: &str) -> Option<&'static str> {
     })
 }
 
-/// Bytes with a binary unit: `1.93 MiB`.
+/// Formats bytes with a binary unit: `1.93 MiB`.
 pub fn bytes(n: usize) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     scaled(n, &units).unwrap_or_else(|| format!("{n} B"))
 }
 
-/// A count with a decimal unit: `1.34 B` for a billion.
+/// Formats a count with a decimal unit: `1.34 B` for a billion.
 pub fn count(n: usize) -> String {
     let units = [(1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")];
     scaled(n, &units).unwrap_or_else(|| n.to_string())
 }
 
-/// A whole number with its thousands apart: `7,730`.
+/// Formats a whole number with separators between thousands: `7,730`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
@@ -37,7 +37,7 @@ pub fn thousands(n: u64) -> String {
     text
 }
 
-/// A quantity with three digits at least: `640`, `64.2`, `6.42`, and `0` for less than 0.005.
+/// Formats a quantity with at least three digits: `640`, `64.2`, `6.42`, and `0` below 0.005.
 pub fn rounded(x: f64) -> String {
     match x.abs() {
         size if size >= 1000.0 => thousands(x.round().max(0.0) as u64),
@@ -48,9 +48,9 @@ pub fn rounded(x: f64) -> String {
     }
 }
 
-/// A difference as people write it: `0`, `0.02`, `0.001`, `8.4e-6`.
+/// Formats a difference: `0`, `0.02`, `0.001`, `8.4e-6`.
 pub fn difference(x: f64) -> String {
-    // A number that was an f32 has no more digits than one.
+    // Two digits are enough, and a number that was an f32 then shows no conversion error.
     match x.abs() {
         size if size == 0.0 || (1e-3..1e5).contains(&size) => {
             let digits = if size == 0.0 {
@@ -69,7 +69,7 @@ pub fn difference(x: f64) -> String {
     }
 }
 
-/// A count as people write it: `4096`, `1k` (1,000), `1.5m`, `2ki` (2,048).
+/// Parses a count such as `4096`, `1k` (1,000), `1.5m` or `2ki` (2,048).
 pub fn parse_count(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, u64); 6] = [
         ("ki", 1 << 10),

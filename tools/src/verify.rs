@@ -1,4 +1,4 @@
-//! `waterline verify DIR`: a model against recorded logits, read four ways.
+//! `waterline verify DIR`: compares a model with recorded logits, read in four ways.
 
 mod case;
 
@@ -22,18 +22,17 @@ use case::{Best, Case};
 
 /// Compare a model with recorded logits.
 ///
-/// DIR holds a checkpoint (config.json, model.safetensors), case.safetensors with input_ids and recorded logits, and
-/// meta.json, which names the arrays to compare and the tolerance; such a model runs in f32. Or DIR holds model.gguf and
-/// expect.json, with a prompt, the tokens that llama.cpp chose after it, and the first and the best of its logits before each
-/// of them; such a model runs in the file's formats. It runs four ways: the whole input
-/// as one chunk, in ragged chunks, token by token, and with a save and restore in the middle; on a GPU token by token a
-/// second time, as a recorded graph of kernels instead of one kernel. On a GPU the tolerance is twenty times as large, but of
-/// a GGUF file at most 0.05 unless more is recorded. The most probable tokens must be the recorded ones too, unless the two
-/// best recorded logits lie closer to each other than the tolerance. The final states of the ways are compared with each other; where
-/// a state tensor's largest value exceeds one, differences are counted in that value.
+/// DIR holds a checkpoint (config.json, model.safetensors), case.safetensors with input_ids and recorded logits, and meta.json,
+/// which names the arrays to compare and the tolerance; this model runs in f32. Or DIR holds model.gguf and expect.json, with a
+/// prompt, the tokens that llama.cpp chose after it, and the first and the best of its logits before each of these tokens; this
+/// model runs in the file's formats. The model reads the input in four ways: as one chunk, in ragged chunks, token by token, and
+/// with a save and restore in the middle. On a GPU it also reads token by token as a recorded graph of kernels instead of one
+/// kernel. The tolerance is twenty times as large on a GPU, but at most 0.05 for a GGUF file unless more is recorded. The most
+/// probable tokens must match too, unless the two best recorded logits are closer to each other than the tolerance. The final
+/// states are compared with each other; if a state tensor's largest value exceeds one, its differences are divided by that value.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder of the case, or one whose folders are cases: a line for each.
+    /// The folder of a case, or a folder of cases, for which a line each is printed.
     dir: PathBuf,
     #[command(flatten)]
     open: OpenArgs,
@@ -45,36 +44,36 @@ pub struct Args {
     /// Seed of the ragged chunks.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Threads; 0 means one for each physical core.
+    /// Number of threads; 0 uses one per physical core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
 }
 
-/// Largest absolute (of states: see [`compare_states`]) and relative L2 difference.
+/// The largest absolute difference (for states, see [`compare_states`]) and the relative L2 difference.
 #[derive(Clone, Copy, Default)]
 struct Difference {
     absolute: f32,
     relative: f64,
 }
 
-/// Whether the most probable tokens are the recorded ones.
+/// Comparison of the most probable tokens with the recorded tokens.
 #[derive(Clone, Copy, Default)]
 struct TopOne {
-    /// Positions.
+    /// Number of positions.
     rows: usize,
-    /// Where they are the same.
+    /// Positions with equal tokens.
     equal: usize,
-    /// Where they are not, and the two best recorded logits lie apart.
+    /// Positions with different tokens where the two best recorded logits are not close.
     different: usize,
 }
 
-/// One way of reading: logits of every position, and the state at the end.
+/// The result of one way of reading: the logits of every position and the final state.
 struct Reading {
     logits: Vec<f32>,
     state: Snapshot,
 }
 
-/// Runs the command: success only if every difference is within the tolerance.
+/// Runs the command. It succeeds only if every difference is within the tolerance.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let cases = case::below(&args.dir);
@@ -120,28 +119,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn print(text: &str) -> Result<()> {
     let written = std::io::stdout().write_all(text.as_bytes());
     match written.map_err(Error::Stdout) {
-        // A reader that left has still to learn of a difference, by the status.
+        // A reader that closed the pipe still learns of a difference from the exit status.
         Err(error) if !error.is_closed_pipe() => Err(error),
         _ => Ok(()),
     }
 }
 
-/// How a case came out.
+/// The outcome of a case.
 struct Verified {
     /// The line of `--json`.
     result: serde_json::Value,
-    /// Every comparison.
+    /// The table of all comparisons.
     table: String,
 }
 
 impl Verified {
-    /// Success if every difference is within the tolerance, or need not be.
+    /// Success if every difference is within the tolerance or the case is informational.
     fn status(&self) -> ExitCode {
         let is = |key: &str| self.result[key] == true;
         ExitCode::from(u8::from(!is("within") && !is("informational")))
     }
 
-    /// The case among others.
+    /// The line for this case among several cases.
     fn line(&self) -> String {
         let number = |key: &str| units::difference(self.result[key].as_f64().unwrap_or(f64::NAN));
         let verdict = match (&self.result["within"], &self.result["informational"]) {
@@ -269,7 +268,7 @@ fn table(dir: &Path, case: &Case, result: &serde_json::Value, within: bool) -> S
     lines.join("\n")
 }
 
-/// The model with every tensor in f32.
+/// Converts every tensor to f32.
 fn in_f32(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     for tensor in checkpoint.tensors.values_mut() {
         if tensor.format.ggml_type != F32.ggml_type {
@@ -383,13 +382,13 @@ fn read_pieces(
     Ok(())
 }
 
-/// Pieces of one to about twenty tokens that sum to `tokens`; a seed gives the same ones again.
+/// Splits `tokens` into random pieces of 1 to 23 tokens. The same seed gives the same pieces.
 fn ragged(tokens: usize, seed: u64) -> Vec<usize> {
     let mut state = seed;
     let mut pieces = Vec::new();
     let mut left = tokens;
     while left > 0 {
-        // A linear congruential generator (Knuth's MMIX constants): any sequence will do.
+        // A linear congruential generator (Knuth's MMIX constants); any sequence would do.
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
@@ -434,8 +433,8 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     top
 }
 
-/// Two final states, state tensor by state tensor: counters must be equal; floats differ by their difference, divided by the
-/// tensor's largest value if it exceeds one, since the tolerance is made for logits of a few units.
+/// Compares two final states, tensor by tensor. Counters must be equal. Differences of floats are divided by the tensor's
+/// largest value if that exceeds one, because the tolerance is meant for logits of a few units.
 fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     let mut worst = Difference::default();
     for ((tensor, a), (_, b)) in a.tensors().zip(b.tensors()) {
@@ -462,7 +461,7 @@ fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     worst
 }
 
-/// Two state tensors of floats.
+/// Compares two state tensors of floats.
 fn compare_state(a: &[f32], b: &[f32]) -> Difference {
     let mut difference = compare(a, b);
     let finite = b.iter().filter(|value| value.is_finite());

@@ -1,4 +1,4 @@
-//! Writes a model as GGUF, tensor by tensor and piece by piece: no more than a few pieces are in memory.
+//! Writes a model as GGUF, one tensor after another and piece by piece, so that only a few pieces are in memory.
 
 use std::io::Write;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::progress::{self, Unit};
 use crate::random::Random;
 use crate::units;
 
-/// Where the values of a tensor come from.
+/// The source of a tensor's values.
 pub enum Values {
     /// A tensor of another file.
     Stored(Tensor),
@@ -28,18 +28,18 @@ pub enum Values {
 
 /// A tensor to write.
 pub struct TensorSource {
-    /// Name and shape in the file.
+    /// The name and shape in the file.
     pub weight: WeightSpec,
-    /// Its values.
+    /// The tensor's values.
     pub values: Values,
-    /// The mean square of each column's input, of stacked matrices one after another; empty if none is known.
+    /// The mean square of each column's input, for stacked matrices one after another; empty if unknown.
     pub importance: Vec<f32>,
 }
 
-/// Values that one thread converts at a time.
+/// Number of values that one thread converts at a time.
 const PIECE: usize = 1 << 20;
 
-/// Writes `sources` in the formats that were chosen for them, and reports the result. The file appears under its name when complete.
+/// Writes `sources` in their chosen formats, and prints a summary. The file appears under its name only when it is complete.
 pub fn write_model(
     path: &Path,
     metadata: &[(String, Value)],
@@ -82,7 +82,7 @@ pub fn write_model(
 pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
     let output = match path.canonicalize() {
         Ok(output) => output,
-        // A link that leads in a circle.
+        // For example a symbolic link to itself.
         Err(e) if path.is_symlink() && e.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::io(path, e));
         }
@@ -113,7 +113,7 @@ pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// The tensors of a checkpoint, in the order of its description.
+/// Returns the tensors of a checkpoint, in the order of its description.
 pub fn sources(checkpoint: &Checkpoint) -> Vec<TensorSource> {
     let source = |(weight, stored): (WeightSpec, WeightSpec)| {
         let tensor = checkpoint.tensors.get(&weight.name)?.clone();
@@ -127,7 +127,7 @@ pub fn sources(checkpoint: &Checkpoint) -> Vec<TensorSource> {
     checkpoint.stored().into_iter().filter_map(source).collect()
 }
 
-/// The formats of a checkpoint's tensors in a file with the names of this program.
+/// Chooses the formats of a checkpoint's tensors, for a file with this program's tensor names.
 pub fn choose(
     checkpoint: &Checkpoint,
     sources: &[TensorSource],
@@ -143,7 +143,7 @@ pub fn choose(
     formats.choose(&weights, facts, Layout::Own)
 }
 
-/// A line for each pair of formats of which the second took the place of the first.
+/// Prints a note for each pair of a requested format and the format that replaced it.
 fn note_fallbacks(sources: &[TensorSource], chosen: &[Choice]) {
     let mut classes: Vec<(Choice, usize, &WeightSpec)> = Vec::new();
     for (source, choice) in sources.iter().zip(chosen) {
@@ -164,7 +164,7 @@ fn note_fallbacks(sources: &[TensorSource], chosen: &[Choice]) {
             "tensors are"
         };
         let cols = first.shape.last().copied().unwrap_or(1);
-        // A note that cannot be printed is no error.
+        // A note that cannot be printed is not an error.
         let _ = writeln!(
             std::io::stderr(),
             "note: {count} {tensors} stored as {stored} instead of {wanted}, whose blocks of {} do not fit into rows such as those of {cols} \
@@ -175,7 +175,7 @@ fn note_fallbacks(sources: &[TensorSource], chosen: &[Choice]) {
     }
 }
 
-/// Writes one tensor, several pieces at a time; returns its bytes.
+/// Writes one tensor, several pieces at a time. Returns its size in bytes.
 fn write_tensor(
     writer: &mut Writer,
     source: &TensorSource,
@@ -215,7 +215,7 @@ fn write_tensor(
     Ok(bytes)
 }
 
-/// Some rows of a tensor in `format`.
+/// Encodes some rows of a tensor in `format`.
 fn encode(source: &TensorSource, rows: Range<usize>, format: &'static Format) -> Result<Vec<u8>> {
     let shape = &source.weight.shape;
     let cols = shape.last().copied().unwrap_or(1).max(1);

@@ -1,4 +1,4 @@
-//! Recognizes paths that are not a model, and suggests the command that leads to the model.
+//! Recognizes paths that are not a model, and suggests the command that leads to one.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use waterline_quant::gguf::Gguf;
 
 use crate::error::Error;
 
-/// Files that Python has pickled: opening one runs code, so none is read.
+/// Python pickles. Opening a pickle runs code, so none is read.
 const PICKLES: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
-/// The files of a Hugging Face folder that are easily taken for the model.
+/// Extensions of files in a Hugging Face folder that are easily mistaken for the model.
 const PARTS: [&str; 2] = ["safetensors", "json"];
 
-/// `error`, from opening `path`; or, if `path` is recognized as something else, its kind and a remedy.
+/// Returns `error`, from opening `path`; or, if `path` is recognized as something else, an error with its kind and a remedy.
 pub fn explain(path: &Path, error: Error) -> Error {
     match advice(path) {
         Some(reason) => Error::input(path, reason),
@@ -20,7 +20,7 @@ pub fn explain(path: &Path, error: Error) -> Error {
     }
 }
 
-/// Whether `word` looks like a model rather than like text: it exists, or it could be the path of a model.
+/// Whether `word` looks like a model rather than text: it exists, or it could be a model's path.
 pub fn is_like_a_model(word: &Path) -> bool {
     let text = word.to_string_lossy();
     let known = |kind: &str| kind == "gguf" || is_one_of(kind, &PICKLES) || is_one_of(kind, &PARTS);
@@ -28,7 +28,7 @@ pub fn is_like_a_model(word: &Path) -> bool {
     like_a_path && !text.contains(char::is_whitespace) || word.exists()
 }
 
-/// The kind of `path`, and the command that helps; none if unknown.
+/// Returns the kind of `path` and the command that helps; `None` if the kind is unknown.
 pub fn advice(path: &Path) -> Option<String> {
     if path.is_dir() {
         return about_folder(path);
@@ -124,7 +124,7 @@ fn about_file(file: &Path) -> Option<String> {
     ))
 }
 
-/// A file of another format; none for a GGUF file, or if it cannot be read.
+/// Describes a file of another format; `None` for a GGUF file or an unreadable file.
 fn about_foreign(file: &Path) -> Option<String> {
     const MAGIC: &[u8] = b"GGUF";
     let mut start = Vec::new();
@@ -137,7 +137,7 @@ fn about_foreign(file: &Path) -> Option<String> {
         return Some(format!("{found}; expected {expected}"));
     }
     let expected = "no model; expected a GGUF file or a Hugging Face folder";
-    // The last character that was read may be cut.
+    // The last character of the buffer may be cut off.
     let is_cut = |e: std::str::Utf8Error| e.error_len().is_none();
     let is_text = |bytes: &[u8]| {
         !bytes.contains(&0) && std::str::from_utf8(bytes).map_or_else(is_cut, |_| true)
@@ -180,7 +180,7 @@ fn about_hub(owner: &str, name: &str) -> String {
     )
 }
 
-/// Owner and name of a repository on the Hugging Face Hub: `owner/name`, or the address of its page.
+/// Parses owner and name of a repository on the Hugging Face Hub, from `owner/name` or the address of its page.
 fn hub_name(text: &str) -> Option<(&str, &str)> {
     const ADDRESSES: [&str; 5] = [
         "https://huggingface.co/",
@@ -197,7 +197,7 @@ fn hub_name(text: &str) -> Option<(&str, &str)> {
             let (owner, rest) = rest.split_once('/')?;
             (owner, rest.split(['/', '?', ':']).next()?)
         }
-        // A folder that is there was meant as a folder; the part after a colon chooses a file in other programs.
+        // An existing folder was meant as a folder. In other programs, the part after a colon chooses a file.
         None => text
             .split_once('/')
             .filter(|(owner, _)| !Path::new(owner).exists())
@@ -210,14 +210,14 @@ fn hub_name(text: &str) -> Option<(&str, &str)> {
         .then_some((owner, name))
 }
 
-/// The GGUF file that is most likely the language model.
+/// Returns the GGUF file that is most likely the language model.
 fn main_gguf(files: &[PathBuf]) -> Option<&PathBuf> {
     let name = |file: &Path| {
         file.file_name()
             .map(|name| name.to_string_lossy().to_lowercase())
     };
     let is_projector = |file: &Path| name(file).is_some_and(|name| name.contains("mmproj"));
-    // A download that was cut short at once is empty.
+    // A download that was interrupted at once is empty.
     let is_empty = |file: &Path| std::fs::metadata(file).is_ok_and(|data| data.len() == 0);
     let mut ggufs = files
         .iter()
@@ -225,7 +225,7 @@ fn main_gguf(files: &[PathBuf]) -> Option<&PathBuf> {
     ggufs.next()
 }
 
-/// The files of a folder, sorted; none if it cannot be read.
+/// Lists the files of a folder, sorted; empty if the folder cannot be read.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut files: Vec<_> = entries
@@ -235,7 +235,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The end of a file's name after its last point, in small letters.
+/// Returns the extension of a file name, in lower case.
 fn extension(path: &Path) -> String {
     let kind = path.extension().unwrap_or_default();
     kind.to_string_lossy().to_lowercase()
@@ -245,14 +245,14 @@ fn is_one_of(kind: &str, kinds: &[&str]) -> bool {
     kinds.contains(&kind)
 }
 
-/// `word` as a shell takes it for one word.
+/// Quotes `word` for a shell, if necessary.
 pub fn quoted(word: &str) -> String {
     let is_separator = |c: char| cfg!(windows) && c == '\\';
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c) || is_separator(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.into()
     } else if cfg!(windows) {
-        // cmd.exe has no other quotes.
+        // cmd.exe has only double quotes.
         format!("\"{}\"", word.replace('"', "\\\""))
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))

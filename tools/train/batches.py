@@ -1,4 +1,4 @@
-"""Batches: rows of whole documents, packed without cutting (but for books), in the proportions of the mix."""
+"""Builds batches: rows of complete documents, packed without cutting (except books), in the proportions of the mix."""
 
 import queue
 import threading
@@ -8,13 +8,13 @@ import torch
 
 from prepare import ANSWER, MIX, NEVER, RECALL, TOKEN
 
-RECALL_WEIGHT = 4.0  # remembered answers are few tokens and the point of the model
-JUMPS = 0.4  # share of the documents whose rotary positions jump once, so that distances of up to FARTHEST tokens are seen
+RECALL_WEIGHT = 4.0  # remembered answers have few tokens, and the model is built for them
+JUMPS = 0.4  # share of the documents whose rotary positions jump once, so that distances of up to FARTHEST tokens occur
 FARTHEST = 120_000
 
 
 class Group:
-    """The documents of one group in a random order, without end; a new order each time round."""
+    """The documents of one group in a random order, endlessly; each pass has a new order."""
 
     def __init__(self, folder, name, index):
         shards = sorted(folder.glob(f"{name}.*.tokens.npy"))
@@ -37,7 +37,7 @@ class Group:
 
 
 class Batches:
-    """Draws, packs and prefetches in a thread. `state` is what a resumed run needs."""
+    """Draws, packs and prefetches batches in a thread. `state` is what a resumed run needs."""
 
     def __init__(self, folder, rows, length, state=None, phase=0, seed=0):
         self.rows, self.length = rows, length
@@ -60,7 +60,7 @@ class Batches:
         return {n: g.drawn / len(g.ends) for n, g in self.groups.items()}
 
     def pick(self):
-        """The group furthest behind its share."""
+        """Returns the group with the smallest fraction of its share."""
         debt = {n: self.since[n] / MIX[n][self.phase] for n in self.names if MIX[n][self.phase]}
         return min(debt, key=debt.get)
 
@@ -72,7 +72,7 @@ class Batches:
             self.queue.put(self.pack())
 
     def pack(self):
-        """First fit, longest first; what does not fit waits for the next batch."""
+        """Packs first-fit, longest first; documents that do not fit wait for the next batch."""
         total, target = sum(len(d) for _, d in self.waiting), int(self.rows * self.length * 1.02)
         while total < target:
             name = self.pick()
@@ -112,6 +112,6 @@ class Batches:
         return {k: v.pin_memory() for k, v in tensors.items()} if torch.cuda.is_available() else tensors
 
     def next(self, phase, answers, device):
-        """A batch. With `answers` only what the assistant says, and plain text, is learned."""
+        """Returns a batch. With `answers`, only the assistant's messages and plain text are learned."""
         self.phase, self.answers = phase, answers
         return {k: v.to(device, non_blocking=True) for k, v in self.queue.get().items()}

@@ -1,10 +1,11 @@
-"""Asks a model the 60 questions of card.json and marks the answers: card.py WATERLINE MODEL.gguf [--card FILE.json] [--seeds N] [--out FILE.md]
+"""Runs the 60 questions of card.json on a model and marks the answers: card.py WATERLINE MODEL.gguf [--card FILE.json] [--seeds N] [--out
+FILE.md]
 
-Each question is a conversation of one or more messages, one process of `waterline chat` each; only the last answer is marked. It must hold
-every word of `all` and at least one of `any`, none of `none` (case ignored, whole words), and have `words` words at least and `most` at
-most. Greedy once, then sampled at the program's defaults with seeds 1 to N. A sampled score is the mean over the seeds. A message
-{"paste": KIND, "characters": N, "messages": M} is N characters of other text in M messages: this repository's licence over and over, or
-words or numbers drawn at random. Python's standard library only.
+Each question is a conversation of one or more messages, in one process of `waterline chat`; only the last answer is marked. It must contain
+every word of `all`, at least one of `any` and none of `none` (ignoring case, complete words), and have at least `words` and at most `most`
+words. Each question is answered once greedily, then with the program's default sampling and seeds 1 to N. A sampled score is the mean over
+the seeds. A message {"paste": KIND, "characters": N, "messages": M} is N characters of other text in M messages: this repository's licence
+repeated, or random words or numbers. Uses only Python's standard library.
 """
 
 import argparse
@@ -24,7 +25,7 @@ willow wisdom yarn zenith""".split()
 
 
 def pasted(kind, characters, messages):
-    """That many characters of a kind in so many messages, each of them one line."""
+    """Returns this many characters of text of a kind in this many messages, each of them one line."""
     r = random.Random(f"{kind} {characters} {messages}")
     if kind == "licence":
         text = " ".join((Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()) + " "
@@ -40,7 +41,7 @@ def conversation(messages):
 
 
 def chat(binary, model, messages, options, seconds=600):
-    """What the program answers to a conversation of these messages."""
+    """Returns the program's answers to a conversation of these messages."""
     done = subprocess.run([binary, "chat", *options, model], input="\n".join(messages) + "\n", capture_output=True, text=True, timeout=seconds)
     if done.returncode:
         raise SystemExit(f"{binary} ended with {done.returncode}: {done.stderr}")
@@ -48,7 +49,7 @@ def chat(binary, model, messages, options, seconds=600):
 
 
 def last_answer(binary, model, messages, options):
-    """The answer to the last message. An answer may have several lines, so the conversation is also run without its last message."""
+    """Returns the answer to the last message. An answer may have several lines, so the conversation also runs without its last message."""
     before = chat(binary, model, messages[:-1], options) if len(messages) > 1 else ""
     return chat(binary, model, messages, options)[len(before) :].strip()
 

@@ -1,4 +1,4 @@
-"""Proves the architecture against recorded outputs of the reference: check.py FIXTURE_DIR..."""
+"""Checks the architecture against recorded outputs of the reference: check.py FIXTURE_DIR..."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from stream import Stream
 
 @contextlib.contextmanager
 def whole_sequence_set():
-    """The reference's forward without a cache: every query sees the set as it stands at the end of the sequence."""
+    """Computes the reference's forward pass without a cache: every query sees the set at the end of the sequence."""
     causal = LTE.threshold
 
     def threshold(self, score, row):
@@ -31,14 +31,14 @@ def whole_sequence_set():
 
 
 def ties(score, attn):
-    """Whether equal scores stand at the bar of the final set: which of them is kept, a threshold cannot say."""
+    """Returns whether equal scores meet at the threshold of the final set, which then does not determine the tokens that are kept."""
     top = score[: max(0, len(score) - attn.keys)].t().sort(descending=True).values
     n = attn.buffer - attn.sinks
     return top.shape[1] > n and bool(((top[:, n - 1] == top[:, n]) & (top[:, n] > 0)).any())
 
 
 def compiled_gradients():
-    """On a GPU: the compiled blocks with FlexAttention against the plain ones with dense attention, values and gradients in f32."""
+    """Compares, on a GPU, the compiled blocks with FlexAttention and the plain ones with dense attention: values and gradients in f32."""
     torch.manual_seed(0)
     plain = Model(Config()).cuda().eval()
     fast = Model(Config()).cuda().eval()
@@ -88,14 +88,14 @@ def fixtures(folders):
         want = torch.cat([case["prefill_logits"], case["decode_logits"]]) if "prefill_logits" in case else case["logits"]
         decode = (logits - want).abs().max().item()
 
-        # Two documents in one row must be what each is alone.
+        # Two documents in one row must give the same results as alone.
         packed = torch.cat([ids[:70], ids[:80]])[None]
         pos = torch.cat([torch.arange(70), torch.arange(80)])[None]
         both, _ = model(packed, model.row(pos, capped=False))
         alone, _ = model(ids[None, :80], model.row(torch.arange(80)[None], capped=False))
         border = (both[0, 70:] - alone[0]).abs().max().item()
 
-        # The causal semantics differ from the reference's where that is not causal; such cases are marked informational.
+        # The causal semantics differ from the reference's where the reference is not causal; such cases are marked informational.
         ok = (decode <= meta["tolerance"] or meta["informational"]) and border < 1e-3 and (full <= meta["tolerance"] or tied)
         failed |= not ok
         print(f"{folder.name}: full {full:.2e}  streaming {decode:.2e}  packed {border:.2e}{'  (ties in the set)' if tied else ''}  tolerance {meta['tolerance']:.2e}  {'ok' if ok else 'FAILED'}")

@@ -1,11 +1,13 @@
-"""Measures an exported model, or a GGUF file of the built-in model's sizes, through the streaming decoder:
+"""Measures an exported model, or a GGUF file with the built-in model's sizes, with the streaming decoder:
 evaluate.py MODEL_DIR|MODEL.gguf --corpus DIR [--only bpb,recall,samples] [--q4] [--ablate]
 
-bpb: sum over the held-out documents of -log2 p(token | all before it), for every token after <|bos|> (role markers and <|eos|> too), divided
-by the bytes of the text tokens. Documents in the chat layout of the corpus, at most 4096 tokens of each. A token's bytes are its own (markers: none).
+bpb: sum over the held-out documents of -log2 p(token | all tokens before it), for every token after <|bos|> (including role markers and
+<|eos|>), divided by the bytes of the text tokens. Documents are in the chat layout of the corpus, at most 4096 tokens of each. A token's
+bytes are its exact bytes (markers have none).
 
-recall: a name, a pet and a password told in the first turn, then other talk of a given length in tokens, then one question; greedy; the
-share of answers that hold the value. --ablate repeats it with nothing entering the set, so that only window and recurrent state remember.
+recall: a name, a pet and a password are told in the first turn, followed by other talk of a given length in tokens, then one question;
+greedy; the share of answers that contain the value. --ablate repeats it with an empty set, so that only the window and the recurrent state
+remember.
 """
 
 import argparse
@@ -51,7 +53,7 @@ def turn(tokenizer, user):
 
 
 def conversation(tokenizer, writer, distance):
-    """Prompt ids, value asked for. The distance counts from the end of the user's first turn to the start of the question."""
+    """Returns the prompt's ids and the value asked for. The distance is counted from the end of the user's first turn to the question."""
     r = writer.r
     facts = make_facts(r)
     keys = ["name", "pet", "password"]
@@ -69,7 +71,7 @@ def conversation(tokenizer, writer, distance):
 
 
 def generate(stream, prompts, device, steps):
-    """Greedy continuations of prompts of different lengths, in lockstep."""
+    """Returns greedy continuations of prompts of different lengths, decoded in lockstep."""
     length = torch.tensor([len(p) for p in prompts], device=device)
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in prompts], batch_first=True).to(device)
     total = tokens.shape[1] + steps

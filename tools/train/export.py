@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a Hugging Face directory, in shards small enough to travel: export.py CHECKPOINT TOKENIZER_DIR OUT.
+"""Writes a checkpoint as a Hugging Face directory, in shards small enough to copy: export.py CHECKPOINT TOKENIZER_DIR OUT.
 
 Matrices and the embedding are f16; norms, convolutions, decays, gates and routers stay f32.
 """
@@ -38,9 +38,9 @@ def main():
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     (out / "config.json").write_text(json.dumps(saved["config"], indent=1))
     if tokenizer.is_dir():
-        # Without spaces: the file is embedded in the program's model, which has 12 MiB.
+        # Written without spaces: the file is embedded in the program's model, which is limited to 12 MiB.
         vocabulary = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
-        # Every text begins with the first token of a document.
+        # Every text begins with the token that begins a document.
         bos = {"SpecialToken": {"id": "<|bos|>", "type_id": 0}}
         sequences = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
         vocabulary["post_processor"] = {

@@ -1,7 +1,7 @@
-"""Facts of many kinds that a user may tell: how they are told, asked for, answered, and told anew when they change.
+"""Facts of many kinds that a user may tell: wordings that tell them, ask for them, answer, and tell changed values.
 
-Every value is drawn at random, so that a question can only be answered by remembering. A `Subject` ("my brother's name") stays; each call of
-its `draw` gives a `Fact` with a fresh value.
+Every value is drawn at random, so a question can only be answered by remembering. A `Subject` ("my brother's name") stays the same; each
+call of its `draw` gives a `Fact` with a fresh value.
 """
 
 from words import (ADJECTIVES, ANIMALS, COLLECT, COLORS, FAVORITES, FOODS, INSTRUMENTS, JOBS, LANGUAGES, NAMES, NUMBERS, PET_NAMES, PETS, PLACES, PLURALS,
@@ -9,22 +9,22 @@ from words import (ADJECTIVES, ANIMALS, COLLECT, COLORS, FAVORITES, FOODS, INSTR
 
 
 class Fact:
-    """A thing to remember: ways to tell it (clauses that can be joined), ways to ask, the answer, a short acknowledgement.
+    """A fact to remember: ways to tell it (clauses that can be joined), ways to ask for it, the answer, a short acknowledgement.
 
-    `anew`: ways to tell a new value; `also`: further questions, each with its own answer.
+    `anew`: ways to tell a new value; `also`: further questions, each with a separate answer.
     """
 
     def __init__(self, key, tell, ask, answer, ack="", anew=(), also=()):
         self.key, self.tell, self.ask, self.answer, self.ack, self.anew, self.also = key, tell, ask, answer, ack, list(anew), list(also)
 
     def question(self, r):
-        """(question, answer)."""
+        """Returns (question, answer)."""
         if self.also and r.random() < 0.2:
             return r.choice(self.also)
         return r.choice(self.ask), self.answer
 
     def said(self):
-        """The answer as a clause: "your brother is called Tim"."""
+        """Returns the answer as a clause: "your brother is called Tim"."""
         first, rest = self.answer.rstrip(".").split(" ", 1)
         return f"{first.lower() if first in ('You', 'Your', 'The') else first} {rest}"
 
@@ -229,7 +229,7 @@ def age(r):
 
 
 def other_person(r):
-    """Something about somebody else, by name or as a relative."""
+    """Returns a subject about another person, by name or as a relative."""
     relation = r.choice(RELATIVES) if r.random() < 0.5 else None
     kind = r.randrange(7)
     who = f"my {relation}" if relation else name(r)
@@ -264,7 +264,7 @@ KINDS = [(relative, 4), (thing_name, 2), (favorite, 3), (color, 2), (count, 2), 
 
 
 def subjects(r, n):
-    """n subjects with different keys. Half the time two are of one kind, so that they must be told apart."""
+    """Returns n subjects with different keys. Half the time two are of the same kind, so that the model must distinguish them."""
     out, seen = [], set()
     make = None
     while len(out) < n:
@@ -281,14 +281,14 @@ FAMILIES = {"relative": relative, "thing": thing_name, "pet": thing_name, "favor
 
 
 def untold(r, key, known):
-    """A subject of `key`'s kind that is not among `known`: what was told of another one is no answer to a question about it."""
+    """Returns a subject of `key`'s kind that is not in `known`, so that a known subject's fact does not answer a question about it."""
     make = FAMILIES.get(key.split(" ")[0])
     drawn = [make(r) for _ in range(4)] if make and " " in key else []
     return next((s for s in drawn if s.key not in known), None)
 
 
 def changed(r, subject, old):
-    """A new value of a subject, and a clause that tells it."""
+    """Returns a new value of a subject, and a clause that tells it."""
     for _ in range(8):
         fact = subject.draw()
         if fact.answer != old.answer:

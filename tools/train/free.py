@@ -1,6 +1,6 @@
-"""Facts told freely: several in a sentence, names with accents, sisters and their cities, any case; and facts that are to be forgotten.
+"""Freely worded facts: several in a sentence, names with accents, siblings and their cities, any case; and facts that are to be forgotten.
 
-`told(r)` gives clauses that each tell all of a few facts at once. A fact here is one of `facts.py` without tellings of its own.
+`told(r)` returns clauses that each tell all of a few facts at once. A fact here is a `Fact` of `facts.py` without wordings that tell it.
 """
 
 import re
@@ -42,7 +42,7 @@ def town(r):
 
 
 def kin(r):
-    """A relative or friend with a name and one or two other things, in one or two sentences."""
+    """Returns a relative or friend with a name and one or two other facts, in one or two sentences."""
     rel = r.choice(MEN + WOMEN + EITHER + ADULT + ["sister", "brother"] * 6)
     man = rel in MEN or rel.endswith("brother")
     p = r.choice(["he", "she"]) if rel in EITHER or rel.endswith("friend") else "he" if man else "she"
@@ -52,7 +52,7 @@ def kin(r):
     aspects = r.sample(["town", "town", "town", "town", "age", "job", "pet", "food", "play", "car", "speak"], r.choice([1, 1, 1, 2] if named else [2, 2, 3]))
     aspects = list(dict.fromkeys(aspects))
     says, facts = [], []
-    # A fact may be asked for by the relation or by the name.
+    # A question may refer to the person by the relation or by the name.
     by_name = named and r.random() < 0.4
     s, S = (n, n) if by_name else (who, f"Your {rel}")
     o, O = (who, f"Your {rel}") if by_name else (n, n)
@@ -106,7 +106,7 @@ def kin(r):
 
 
 def siblings(r):
-    """Two or three of a kind, told apart by name, some with their cities."""
+    """Returns two or three relatives of one kind, distinguished by name, some with their cities."""
     kind = r.choice(["sister", "brother", "son", "daughter", "cousin", "friend", "cat", "dog", "rabbit", "uncle", "aunt", "hamster"])
     n = [name(r) if kind not in PETS else r.choice([r.choice(PET_NAMES), invented(r)]) for _ in range(r.choice([2, 2, 2, 3]))]
     many, last = {2: "two", 3: "three"}[len(n)], n[-1]
@@ -130,7 +130,7 @@ def siblings(r):
 
 
 def couple(r):
-    """Two relations at once: names, or names and cities."""
+    """Returns two relatives at once: names, or names and cities."""
     one, two = r.sample(["sister", "brother", "mother", "father", "friend", "cousin", "son", "daughter", "wife", "husband", "aunt", "uncle", "boss", "neighbor", "teacher"], 2)
     a, b = name(r), name(r)
     facts = [Fact(f"relative {k}", [], [f"What is my {k} called?", f"What is my {k}'s name?", f"What is the name of my {k}?", f"What's my {k}'s name?", f"How is my {k} called?"], f"Your {k} is called {v}.", also=[(f"Who is {v}?", f"{v} is your {k}.")]) for k, v in ((one, a), (two, b))]
@@ -146,7 +146,7 @@ def couple(r):
 
 
 def myself(r):
-    """The speaker's name with one to three other things."""
+    """Returns the speaker's name with one to three other facts."""
     n, t, age, job = name(r), town(r), r.randint(5, 90), r.choice(JOBS)
     lead = r.choice([f"I am {n}", f"I'm {n}", f"my name is {n}", f"my name is {n}", f"this is {n}", f"they call me {n}", f"it's {n}", f"the name is {n}", f"everybody calls me {n}", f"my name's {n}", f"I go by {n}", f"here is {n}", f"you are talking to {n}", f"you're talking to {n}", f"my parents named me {n}", f"I was named {n}", f"it is {n} again"])
     facts = [Fact("name", [], ["What is my name?", "What's my name?", "Who am I?", "Do you know my name?", "what is my name", "What am I called?", "whats my name", "Do you still know my name?", "Say my name."], f"Your name is {n}.", f"Nice to meet you, {n}!")]
@@ -186,7 +186,7 @@ def myself(r):
 
 
 def secrets(r):
-    """Two numbers or words that belong to different things, or one with something else."""
+    """Returns two numbers or words that belong to different things, or one of them with another fact."""
     one, two = r.sample(["password", "password", "pin", "door code", "wifi password", "phone number", "locker number", "room number", "secret word", "bank code", "code", "user name"], 2)
     if one == two:
         two = "room number"
@@ -211,7 +211,7 @@ def meeting(r):
     return [f"I meet {who} in {where} at {hour}", f"I am meeting {who} at {hour} in {where}", f"I will meet {who} in {where} at {hour} o'clock", f"at {hour} I meet {who} in {where}", f"I have a meeting with {who} in {where} at {hour}"], facts
 
 
-# base | third person | past; with a thing, or with a place alone.
+# base | third person | past; with an object, or only with a place.
 WITH_THING = """buy buys bought|sell sells sold|find finds found|lose loses lost|read reads read|draw draws drew|carry carries carried|wash washes washed|fix fixes fixed|paint paints painted|hide hides hid|see sees saw|want wants wanted|need needs needed
 build builds built|break breaks broke|clean cleans cleaned|bring brings brought|take takes took|choose chooses chose|lend lends lent|steal steals stole|win wins won|hold holds held|wear wears wore|borrow borrows borrowed|order orders ordered|get gets got"""
 WITH_FOOD = "eat eats ate|cook cooks cooked|bake bakes baked|order orders ordered|like likes liked|try tries tried|share shares shared|burn burns burned|buy buys bought|grow grows grew|taste tastes tasted|serve serves served|want wants wanted|love loves loved"
@@ -221,14 +221,14 @@ MORE_THINGS = "van lorry truck motorbike scooter tent cottage garden shed fence 
 
 
 def verb(r, table):
-    """(base, third person, past) of a verb of one, two or three words in each."""
+    """Returns (base, third person, past) of a verb with one, two or three words in each form."""
     words = r.choice(table.replace("\n", "|").split("|")).split()
     n = len(words) // 3
     return [" ".join(words[i * n : (i + 1) * n]) for i in range(3)]
 
 
 def deed(r):
-    """What somebody does or did: a tense, a thing or a place, sometimes a time. (clause, facts, subject as a key)"""
+    """Returns (clause, facts, subject as a key) for something that a person does or did: a tense, a thing or a place, sometimes a time."""
     rel = r.choice(MEN + WOMEN + EITHER + ADULT)
     k = r.random()
     s, S, key = ("I", "You", "me") if k < 0.35 else (f"my {rel}", f"Your {rel}", rel) if k < 0.7 else (n := name(r), n, n)
@@ -272,7 +272,7 @@ OWNED = "van scooter motorbike car bike truck tractor boat horse pony tent piano
 
 
 def owner(r):
-    """What colored things two people, or one, have."""
+    """Returns the colored things that one or two people have."""
     out, facts, seen = [], [], set()
     for _ in range(r.choice([1, 2, 2, 2])):
         rel, noun, v = r.choice(MEN + WOMEN + EITHER), r.choice(OWNED), r.choice(COLORS)
@@ -289,14 +289,14 @@ def owner(r):
 
 
 ROLES = """boss landlord coach dentist doctor teacher neighbor pen-pal roommate hero partner trainer baker butcher tutor manager captain hairdresser lawyer guide best-man godmother godfather classmate colleague plumber mechanic gardener driver""".replace("-", "_").split()
-NOUNS = {  # what has a value, by the kind of value
+NOUNS = {  # nouns with a value, by the kind of value
     "FOODS": "breakfast|lunch|dinner|supper|snack|dessert|first course|order", "TOWNS": "home town|next stop|last stop|destination|birthplace|dream city|first stop", "COLORS": "team color|school color|flag|signal color", "THINGS": "present|prize|first toy|lucky charm|costume|project",
     "ANIMALS": "totem|costume|mascot|favorite beast", "JOBS": "dream job|first job|old job|new job|trade", "NUMBERS": "seat|gate|shoe size|locker|house number|room|bus line|lucky number|platform|table|jersey number|score", "LANGUAGES": "mother tongue|first language|second language",
     "WORDS": "code word|nickname|user name|team name|secret word|magic word", "INSTRUMENTS": "first instrument|instrument"}
 
 
 def equals(r):
-    """Two things that are something, or one: my seat is 14 and the gate 7."""
+    """Returns one or two things with their values: my seat is 14 and the gate 7."""
     said, facts, seen = [], [], set()
     for i in range(r.choice([1, 2, 2, 2, 3])):
         if r.random() < 0.4:
@@ -319,7 +319,7 @@ def equals(r):
 
 
 def deeds(r):
-    """What two people, or one, do or did: the sentence structure of anything else that users tell."""
+    """Returns what one or two people do or did, in the sentence structure of other things that users tell."""
     one, facts, key = deed(r)
     if r.random() < 0.4:
         return [one], facts
@@ -338,7 +338,7 @@ KINDS = [(deeds, 6), (owner, 2), (equals, 5), (kin, 8), (siblings, 3), (couple, 
 
 
 def told(r):
-    """(clauses, each of which tells everything; the facts)."""
+    """Returns (clauses, each of which tells everything; the facts)."""
     return r.choices([k for k, _ in KINDS], [w for _, w in KINDS])[0](r)
 
 
@@ -348,7 +348,7 @@ INDIRECT = [(r"What(?: is|'s) (.+) called\?", r"what \1 is called"), (r"What(?: 
 
 
 def loosened(r, question):
-    """A question as people ask it: indirectly, or after a few words."""
+    """Returns a question in a casual wording: indirect, or after a few words."""
     k = r.random()
     if k < 0.3:
         for form, clause in INDIRECT:
@@ -374,7 +374,7 @@ EVERYTHING = ["Clear your memory.", "Forget me.", "Forget all about me.", "Forge
 
 
 def phrase(fact):
-    """What a fact is about, as a phrase: "my password", "where I live"; None where its questions give none."""
+    """Returns the topic of a fact as a phrase: "my password", "where I live"; None if its questions contain no phrase."""
     for q in fact.ask:
         m = re.fullmatch(r"What(?:'s| is) ((?:my|the) [^?]+?)\?", q)
         if m and not m[1].endswith("called"):
@@ -387,7 +387,7 @@ def phrase(fact):
 
 
 def yours(text):
-    """A phrase of the user's in the assistant's mouth."""
+    """Returns a phrase of the user's in the assistant's words."""
     return re.sub(r"\bI\b", "you", re.sub(r"\bmy\b", "your", text)).replace("you am", "you are")
 
 
@@ -401,7 +401,7 @@ AFTER = [", you see", ", just so you know", ", as you may know", ", I think", ",
 
 
 def told_loosely(r, clause):
-    """A clause with the small words that people put around what they tell."""
+    """Returns a clause with the small words that people put around it."""
     k = r.random()
     if k < 0.12:
         return r.choice(BEFORE).format(clause)
@@ -414,14 +414,14 @@ def told_loosely(r, clause):
     return clause
 
 
-# Words of the sentences themselves, which keep their case in an answer: values do not.
+# The words of the sentence patterns, which keep their case in an answer; values do not.
 FRAME = set("""i will remember that and okay now thank you for telling me keep in mind not forget it good to know nice meet your yours the is are a an called lives live at on by with from of have has had like likes
 play plays work works as do does did bought lost found got going need speak speaks study collect allergic afraid want be were born grew up years old feel today birthday lunch two three car no yes come comes asked forgotten
 what how can help would sounds interesting must place lovely name choice color nice say hello please what told everything all any more own see best say hi o'clock leaves leave begins them am there they he she his her""".split())
 
 
 def recased(style, user, answer, facts):
-    """The exchange in lower or upper case. The answer gives values as the user wrote them."""
+    """Returns the exchange in lower or upper case. The answer gives values as the user wrote them."""
     if style == "lower":
         user = user.lower()
         return user, re.sub(r"[^\W\d_]+", lambda m: m[0] if m[0] in ("Your", "You", "The", "I", "Okay", "Nice", "Thank", "Yes", "No", "Good", "Please") else m[0].lower(), answer)

@@ -1,4 +1,4 @@
-"""Reads the tensors of a GGUF file that `waterline convert --type Q4_K` wrote, under the checkpoint's names and as f32.
+"""Reads the tensors of a GGUF file written by `waterline convert --type Q4_K`, with the checkpoint's names and as f32.
 
 Formats: F32, F16, Q4_K and Q6_K (the layouts are those of llama.cpp's ggml-quants.h).
 """
@@ -66,7 +66,7 @@ FORMATS = {0: (1, 4, lambda raw: np.ascontiguousarray(raw).view(np.float32)), 1:
 
 
 def load(path, shapes):
-    """The tensors of the file, in the shapes of a checkpoint (`shapes`: name to shape)."""
+    """Returns the file's tensors, in the shapes of a checkpoint (`shapes`: name to shape)."""
     with open(path, "rb") as f:
         r = Reader(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
     if bytes(r.data[:4]) != b"GGUF":

@@ -1,7 +1,7 @@
-"""Conversations that train memory: somebody tells things about themselves, talks of other matters for long, then asks.
+"""Conversations that train memory: a user tells facts, talks about other things for a long time, then asks for the facts.
 
-Also requests for stories in many wordings, and small talk with honest answers. All text is made here or by `gen_synth.py`; every
-value to be remembered is drawn at random, so that it can only be answered by remembering.
+Also requests for stories in many wordings, and small talk with honest answers. All text is made here or by `gen_synth.py`; every value to
+remember is drawn at random, so a question can only be answered by remembering.
 
 Run directly it prints samples: memory_chat.py GEN_SYNTH [COUNT [SEED]]
 """
@@ -21,7 +21,7 @@ from words import COLORS, FOODS, JOBS, NAMES, PET_NAMES, PETS, TOWNS, WORDS
 
 
 def load_synth(path, seed):
-    """The definitions of gen_synth.py, seeded, without its output, and with wider lists."""
+    """Returns the definitions of gen_synth.py, seeded, without its output, and with longer lists."""
     argv = sys.argv
     sys.argv = [str(path), "/dev/null", "--stories", "0", "--chats", "0", "--recall", "0", "--seed", str(seed)]
     try:
@@ -98,21 +98,21 @@ def make_facts(r):
     }
 
 
-# Subjects with a question in the words of another.
+# Subjects whose questions resemble those of another subject.
 CONFUSED = ("favorite color", "favorite food", "secret secret code", "secret pin", "secret code word", "feel")
 
 
-UNLIKE = 0.35  # share of the conversations in which text unlike talk lies between telling and asking
+UNLIKE = 0.35  # share of the conversations with text unlike talk between telling and asking
 ASPECTS = {"relative", "count", "lives", "age", "job", "likes", "plays", "car", "speaks", "secret", "color", "favorite", "spot", "when", "thing"}
 
 
 def about(fact):
-    """Whom or what a fact is about: two facts that share a word here could be taken for each other."""
+    """Returns the person or thing that a fact is about: two facts that share a word here could be confused."""
     return set(fact.key.split()) - ASPECTS or {fact.key}
 
 
 def clashes(key, known):
-    """Whether a question about `key` could mean something already told."""
+    """Returns whether a question about `key` could refer to a known fact."""
     kind = key.split(" ")[0]
     return (key in known or key in CONFUSED
         or kind in ("pet", "relative", "my") and any(k.split(" ")[0] in ("pet", "relative", "my") for k in known))
@@ -121,15 +121,15 @@ def clashes(key, known):
 class Writer:
     """Draws conversations. A conversation is a list of (user, assistant, whether the answer must be remembered).
 
-    pairs: (user, assistant) exchanges, texts: passages that the user may paste, licences: more of them; all only to lengthen conversations.
-    words: to be spelled.
+    pairs: (user, assistant) exchanges; texts: passages that the user may paste; licences: more such passages; all of them only lengthen
+    conversations. words: words to be spelled.
     """
 
     def __init__(self, synth, seed, pairs=(), texts=(), words=WORDS, licences=()):
         self.r, self.synth, self.pairs, self.texts, self.words, self.licences = random.Random(seed), synth, pairs, texts, words, licences
 
     def sentences(self, clauses):
-        """Joins clauses into natural text: sentences, or "and"."""
+        """Joins clauses into natural text: as sentences, or with "and"."""
         r, out = self.r, ""
         for i, clause in enumerate(clauses):
             if i and r.random() < 0.45 and not clause.startswith(("please", "remember", "keep", "don't", "call")):
@@ -147,12 +147,12 @@ class Writer:
         return self.cased(r.choice(q)), r.choice(a), False
 
     def cased(self, text):
-        """A request as some people type it."""
+        """Returns a request in the case that some people type."""
         k = self.r.random()
         return text.upper() if k < 0.08 else text.lower() if k < 0.16 else text
 
     def story(self):
-        """A request and a story that is about what was asked for, and sometimes questions on it."""
+        """Returns a request and a story about its topic, and sometimes questions about the story."""
         r, s = self.r, self.synth
         text, topic, qa, hero, friend = s["story"]()
         an = s["an"]
@@ -182,7 +182,7 @@ class Writer:
         return turns
 
     def passage(self, limit=0):
-        """The user pastes a passage of a book or another text, at most `limit` characters where that is more than 2,500."""
+        """The user pastes a passage of a book or another text, at most `limit` characters if that is more than 2,500."""
         r, text = self.r, self.r.choice(self.texts)
         start = r.randrange(max(1, len(text) - 300))
         start = text.find(" ", start) + 1
@@ -197,7 +197,7 @@ class Writer:
         return r.choice(["Here is something I read: ", "Listen to this. ", "I am reading a book. It says: ", "", "", "Read this:\n\n", "Here is a long text. ", "Please read this text: "]) + text, r.choice(PASSAGE_ACK), False
 
     def unlike(self, chars):
-        """So many characters unlike talk, in one message or in up to 45."""
+        """Returns this many characters of text unlike talk, in one message or in up to 45."""
         r = self.r
         count = 1 if r.random() < 0.5 else r.randint(2, max(2, min(45, int(chars // 60))))
         turns = []
@@ -228,7 +228,7 @@ class Writer:
         return turns
 
     def memory(self, low, high):
-        """A conversation whose questions come low..high characters (log-uniform) after what they ask for."""
+        """Returns a conversation whose questions come low..high characters (log-uniform) after the facts they ask for."""
         r = self.r
         if r.random() < 0.35:
             return self.free(low, high)
@@ -262,7 +262,7 @@ class Writer:
                 turns += [self.small_talk() for _ in range(r.randint(1, 2))]
         chars = low * (high / low) ** r.random()
         ask = [k for k in told] + (["kind"] if "pet" in told else [])
-        if chars > 1500 and r.random() < 0.4:  # some questions on the way too
+        if chars > 1500 and r.random() < 0.4:  # some questions in between too
             part = r.uniform(0.2, 0.8)
             turns += self.filler(chars * part) + self.questions(facts, r.sample(ask, min(len(ask), r.randint(1, 2))), told)
             chars *= 1 - part
@@ -275,7 +275,7 @@ class Writer:
             facts[key], clause = changed(r, wide.get(key) or Subject(key, lambda: make_facts(r)[key]), facts[key])
             turns.append((self.sentences([clause]), self.take_note([facts[key]], True), True))
         turns += self.unlike(chars) if r.random() < UNLIKE else self.filler(chars)
-        if turns[-1][1] in PASSAGE_ACK and r.random() < 0.3:  # the first question ends the message that holds the text
+        if turns[-1][1] in PASSAGE_ACK and r.random() < 0.3:  # the first question ends the message with the pasted text
             question, answer = facts[ask[0]].question(r)
             turns[-1] = (turns[-1][0] + r.choice(["\n\n", " ", "\n"]) + question, answer, True)
         r.shuffle(ask)
@@ -288,7 +288,7 @@ class Writer:
 
     @staticmethod
     def values_lower(facts, question):
-        """Whether a user's turn may be lower-cased without changing a value that will be asked for."""
+        """Returns whether a user's turn can be lower-cased without changing a value that will be asked for."""
         return not any(w in question for f in facts.values() for w in f.answer.rstrip(".").split() if w[0].isupper() and w not in ("Your", "You", "The"))
 
     def acknowledge(self, facts):
@@ -330,7 +330,7 @@ class Writer:
         return turns
 
     def take_note(self, facts, anew=False):
-        """What the assistant says to facts of any kind."""
+        """Returns the assistant's reaction to facts of any kind."""
         r, kind = self.r, self.r.random()
         now = " now" if anew and r.random() < 0.7 else ""
         if facts[0].key == "name" and (anew or kind < 0.6):
@@ -349,7 +349,8 @@ class Writer:
         return r.choice(["Thank you for telling me. I will remember that.", "I will remember that.", "Thank you, I will keep that in mind.", "Okay, I will not forget it.", "Good to know. I will remember it."])
 
     def facts(self):
-        """A short conversation about facts of many kinds: several in a sentence, asked for at once or later, told anew when they change."""
+        """Returns a short conversation about facts of many kinds: several in a sentence, asked for at once or later, told again when they
+        change."""
         r = self.r
         if r.random() < 0.07:
             return self.renamed()
@@ -391,7 +392,8 @@ class Writer:
         return turns
 
     def free(self, low=0, high=0):
-        """A conversation about facts told freely, in any case, some of which are to be forgotten; low..high characters before they are asked for."""
+        """Returns a conversation about freely told facts, in any case, some of which are to be forgotten; low..high characters before the
+        questions."""
         r = self.r
         style = r.choices(["", "lower", "upper"], [0.62, 0.26, 0.12])[0]
         known, taken, turns = {}, set(), []
@@ -446,7 +448,7 @@ class Writer:
         return turns
 
     def forgetting(self, known, say, ask):
-        """The user wants something forgotten, or kept, or asks whether it is."""
+        """The user asks to forget or keep a fact, or asks whether it is kept."""
         r = self.r
         named = {k: p for k, f in known.items() if (p := phrase(f))}
         if not named:
@@ -480,7 +482,7 @@ class Writer:
             say(r.choice(STILL).format(what), f"I have not forgotten it. {known[key].answer}")
 
     def renamed(self):
-        """Somebody tells a name, then another one, and asks for it."""
+        """The user tells a name, then another one, and asks for it."""
         r, subject = self.r, named(self.r)
         first = subject.draw()
         second, clause = changed(r, subject, first)
@@ -495,7 +497,7 @@ class Writer:
         return turns
 
     def skill(self):
-        """A sum, a count, a word to spell, a question beyond the model, or nothing that it understands."""
+        """Returns a sum, a count, a word to spell, a question beyond the model, or a message that it cannot understand."""
         if self.r.random() < 0.06:
             return self.odd()
         if self.r.random() < 0.4:
@@ -511,7 +513,7 @@ class Writer:
         return unlike.odd(self.r, self.words), f"I do not understand that. {HONEST}", False
 
     def sums(self):
-        """A few sums and differences in a row. Exact answers are marked as remembered ones are."""
+        """Returns a few sums and differences in a row. Exact answers are marked like remembered ones."""
         turns = [(*self.sum(), True) for _ in range(self.r.randint(1, 8))]
         if self.r.random() < 0.15:
             turns.insert(0, self.small_talk())
@@ -528,7 +530,7 @@ class Writer:
         return turns
 
     def request(self):
-        """A short conversation around stories and small talk, without things to remember."""
+        """Returns a short conversation about stories and small talk, with nothing to remember."""
         r, turns = self.r, []
         if r.random() < 0.3:
             turns += [self.small_talk() for _ in range(r.randint(1, 3))]

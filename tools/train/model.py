@@ -1,8 +1,8 @@
 """The built-in model: Gated DeltaNet blocks alternating with LTE (learned token eviction) attention blocks.
 
-Tensor names and config keys are those of `hybrid_gated_deltanet` checkpoints, so `waterline convert` reads what is trained here.
-Several documents share one row of a batch. `pos` [B, T] is each token's position in its own document; convolutions, the
-recurrence, attention and the router never look across a document's border.
+Tensor names and config keys are those of `hybrid_gated_deltanet` checkpoints, so `waterline convert` reads the trained models. Several
+documents share one row of a batch. `pos` [B, T] is each token's position in its document; convolutions, the recurrence, attention and the
+router never cross a document's border.
 """
 
 import json
@@ -54,7 +54,7 @@ class Config:
 
 
 def shift(x, n, pos):
-    """x [B, T, ...] delayed by n tokens (n < 0: advanced), zero where that would cross a document's border."""
+    """Returns x [B, T, ...] delayed by n tokens (n < 0: advanced), with zeros where that would cross a document's border."""
     if n == 0:
         return x
     flat = x.flatten(2)
@@ -77,7 +77,7 @@ def l2(x):
 
 
 def rotary(positions, dim, theta):
-    """cos, sin [..., dim/2] of the rotation at each position."""
+    """Returns cos, sin [..., dim/2] of the rotation at each position."""
     freq = theta ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim)
     angle = positions[..., None].float() * freq
     return angle.cos(), angle.sin()
@@ -89,7 +89,7 @@ def rotate(x, cos, sin):
 
 
 def gated_delta_rule(q, k, v, g, beta):
-    """The recurrence of Gated DeltaNet over whole rows.
+    """The recurrence of Gated DeltaNet over complete rows.
 
     q, k [B, H, T, dk] (l2-normalised), v [B, H, T, dv], g [B, H, T] log decay, beta [B, H, T]; all f32. Returns [B, H, T, dv].
     Within a chunk the delta rule is a triangular system. From chunk to chunk the state obeys S' = A S + C, a chain that is solved
@@ -133,7 +133,7 @@ def eye_like(n, x):
 
 
 class Weight(nn.Module):
-    """A module that is one tensor named `weight`."""
+    """A module with one tensor named `weight`."""
 
     def __init__(self, *shape, bias=None):
         super().__init__()
@@ -161,18 +161,18 @@ class GatedDeltaNet(nn.Module):
         self.q_conv1d, self.k_conv1d, self.v_conv1d = Weight(K, 1, c.conv_size), Weight(K, 1, c.conv_size), Weight(V, 1, c.conv_size)
         self.o_norm = Weight(self.dv)
         self.o_proj = nn.Linear(V, D, bias=False)
-        # Heads start with memories of very different lengths: time steps log-uniform, rates spread over the heads.
+        # Heads start with memories of very different lengths: log-uniform time steps, and rates spread over the heads.
         dt = torch.exp(torch.rand(self.heads) * math.log(100) + math.log(1e-3))
         self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
         self.A_log = nn.Parameter(torch.linspace(math.log(0.5), math.log(16), self.heads))
 
     def gates(self, x):
-        """Log decay and write strength [..., H], f32."""
+        """Returns the log decay and write strength [..., H], f32."""
         g = -self.A_log.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias)
         return g, self.b_proj(x).float().sigmoid()
 
     def emit(self, o, x):
-        """o [..., H, dv] to the block's output: norm per head, gate, projection."""
+        """Maps o [..., H, dv] to the block's output: norm per head, gate, projection."""
         gate = self.g_proj(x).view(o.shape)
         return self.o_proj((rms(o, self.o_norm.weight, self.eps) * F.silu(gate.float())).flatten(-2))
 
@@ -185,7 +185,7 @@ class GatedDeltaNet(nn.Module):
         k = l2(heads(short_conv(self.k_proj(x), self.k_conv1d, pos)))
         v = heads(short_conv(self.v_proj(x), self.v_conv1d, pos))
         g, beta = self.gates(x)
-        g = torch.where((pos == 0)[..., None], -30.0, g)  # a new document forgets all (e^-30)
+        g = torch.where((pos == 0)[..., None], -30.0, g)  # a new document forgets everything (e^-30)
         with torch.autocast(x.device.type, enabled=False):
             o = gated_delta_rule(q, k, v, g.transpose(1, 2), beta.transpose(1, 2))
         return self.emit(o.transpose(1, 2), x), None
@@ -214,7 +214,7 @@ class Router(nn.Module):
         self.conv_stack = ConvStack(2 * head_dim, a["conv_size"], a["conv_dilation"], self.groups)
 
     def forward(self, k, v, pos):
-        """Scores [B, T, Hk] of the tokens' keys (before the rotation) and values [B, T, Hk, d]."""
+        """Returns scores [B, T, Hk] from the tokens' keys (before the rotation) and values [B, T, Hk, d]."""
         x = torch.cat([k, v], -1)
         B, T, H, _ = x.shape
         for conv, dilation in zip(self.conv_stack.convs, self.conv_stack.dilations):
@@ -245,10 +245,10 @@ class LTE(nn.Module):
 
     @torch.no_grad()
     def threshold(self, score, row):
-        """What a key's score must exceed to be seen beyond the window, per chunk of queries: [B, Hk, T / CHUNK].
+        """Returns the threshold that a key's score must exceed to be seen beyond the window, per chunk of queries: [B, Hk, T / CHUNK].
 
-        With the cap on this is the (buffer + 1)-th largest score among the tokens of the same document that had left the window
-        when the chunk began. A set that evicts its lowest score holds exactly the best `buffer` of them.
+        With the cap, this is the (buffer + 1)-th largest score among the tokens of the same document that had left the window when the
+        chunk began. A set that evicts its lowest score holds exactly the best `buffer` of them.
         """
         B, H, T = score.shape
         first = torch.arange(0, T, CHUNK, device=score.device)
@@ -264,7 +264,7 @@ class LTE(nn.Module):
         return torch.where(row["open"][:, None, None], -2.0, bar * row["capped"])
 
     def forward(self, x, row):
-        """Keys are laid out twice, [the window's ; the selected older ones], so that one mask covers both."""
+        """Keys are laid out twice, [window keys ; selected older keys], so that one mask covers both."""
         q, k, v = self.project(x)
         score = self.router(k, v, row["pos"])
         cos, sin = row["cos"], row["sin"]
@@ -304,7 +304,7 @@ def attend(q, k, v, visible, blocks):
 
 
 def block_mask(pos, keys):
-    """The blocks of (query, key) that can hold a visible pair, from the documents' borders alone: shared by all layers."""
+    """Returns the blocks of (query, key) that can hold a visible pair, derived only from the documents' borders: shared by all layers."""
     B, T = pos.shape
     n = T // BLOCK
     i = torch.arange(n, device=pos.device)
@@ -371,13 +371,14 @@ class Model(nn.Module):
 
     @property
     def head(self):
-        """The output matrix [V, D]."""
+        """Returns the output matrix [V, D]."""
         return self.model.embeddings.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def row(self, pos, open_rows=None, capped=True, flex=False, angle=None):
-        """What the blocks share about a batch: positions, rotations, which rows keep every token, whether the set is capped.
+        """Returns the values that all blocks share for a batch: positions, rotations, the rows that keep every token, whether the set is
+        capped.
 
-        `angle` [B, T] are the positions to rotate by, where they differ from `pos`.
+        `angle` [B, T] are the positions to rotate by, if they differ from `pos`.
         """
         a = self.config.attn
         cos, sin = rotary(pos if angle is None else angle, self.config.hidden_size // a["num_heads"], a["rope_theta"])
@@ -388,7 +389,7 @@ class Model(nn.Module):
             "blocks": block_mask(pos, a["window_size"] + 1) if flex else None}
 
     def forward(self, tokens, row):
-        """Hidden states after the final norm [B, T, D], and the LTE layers' scores, each [B, T, Hk]."""
+        """Returns the hidden states after the final norm [B, T, D], and the LTE layers' scores, each [B, T, Hk]."""
         x, scores = self.model.embeddings(tokens), []
         for layer in self.model.layers:
             x, score = self.block(layer, x, row)
@@ -398,7 +399,7 @@ class Model(nn.Module):
 
 
 def is_matrix(name, p):
-    """True for what is quantized in the shipped file: the projections. (The embedding is treated apart; all else stays f32.)"""
+    """Returns whether the shipped file quantizes a tensor: the projections. (The embedding is handled separately; the rest stays f32.)"""
     return p.dim() == 2 and name.endswith("proj.weight") and not name.endswith(("a_proj.weight", "b_proj.weight"))
 
 

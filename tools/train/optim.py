@@ -9,7 +9,7 @@ from model import is_matrix
 
 
 def orthogonalize(x):
-    """Five Newton-Schulz steps towards the nearest orthogonal matrices. x [n, rows, cols]."""
+    """Runs five Newton-Schulz steps towards the nearest orthogonal matrices. x [n, rows, cols]."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = x.shape[1] > x.shape[2]
     x = x.bfloat16()
@@ -22,7 +22,7 @@ def orthogonalize(x):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalized; updates scaled to the size of AdamW's (0.2 root mean square), so that one learning rate serves both."""
+    """Orthogonalized momentum; updates are scaled to the size of AdamW's (0.2 root mean square), so that one learning rate serves both."""
 
     def __init__(self, params, lr, momentum=0.95, weight_decay=0.05):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
@@ -62,7 +62,8 @@ def optimizers(model, lr):
 
 
 def quantize_4bit(w):
-    """w as Q4_K would hold it: per 32 columns 4 bits with a scale and a minimum, these in 6 bits relative to the row's superblock of 256."""
+    """Returns w rounded as in Q4_K: per 32 columns 4 bits with a scale and a minimum, stored in 6 bits relative to the row's superblock of
+    256."""
     rows, cols = w.shape
     superblock = 256 if cols % 256 == 0 else cols
     x = w.view(rows, cols // superblock, superblock // 32, 32)
@@ -79,7 +80,7 @@ def quantize_4bit(w):
 
 
 def quantize_6bit(w):
-    """w as Q6_K would hold it, nearly: per 16 columns 6 bits, signed."""
+    """Returns w rounded approximately as in Q6_K: per 16 columns 6 bits, signed."""
     x = w.view(-1, 16)
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 31
     return ((x / scale).round() * scale).view_as(w)
@@ -87,7 +88,7 @@ def quantize_6bit(w):
 
 @contextlib.contextmanager
 def fake_quantized(model, active):
-    """While inside, the model computes with quantized weights; the gradients go to the exact ones (straight through)."""
+    """Inside the context the model computes with quantized weights; the gradients apply to the exact ones (straight through)."""
     if not active:
         yield
         return

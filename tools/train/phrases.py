@@ -1,9 +1,9 @@
-"""Phrases and words of which `memory_chat.py` makes conversations."""
+"""Phrases and words for the conversations of `memory_chat.py`."""
 
 from skills import HONEST
 
-# More heroes, things, food, names and places for the stories of gen_synth.py: with its own few the model learns to write about those
-# and nothing else.
+# More heroes, things, food, names and places for the stories of gen_synth.py: with only its few words, the model learns to write about
+# nothing else.
 MORE = {
     "ANIM": """dragon robot princess prince king queen knight pirate wizard witch fairy giant elf unicorn mermaid dinosaur lion tiger panda penguin
         wolf snake crocodile giraffe zebra camel kangaroo koala whale dolphin shark octopus crab fish starfish snail spider bee butterfly ladybug ant worm
@@ -39,7 +39,7 @@ MORE = {
         "the cave", "the village", "the city", "the bridge", "the harbor", "the bakery", "the toy shop", "the swimming pool", "the barn", "the orchard",
         "the valley", "the waterfall", "the moon", "the old house", "the tower"]}
 
-# What is said to a question about something that was not told.
+# Answers to a question about a fact that was not told.
 UNKNOWN = {
     "name": ["I do not know your name yet. What is your name?", "You have not told me your name yet."],
     "pet": ["I do not know. You have not told me about a pet.", "You have not told me that yet."],

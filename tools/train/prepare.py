@@ -1,11 +1,12 @@
-"""Turns the corpus into arrays of tokens, and writes as much fresh synthetic text as the run will read.
+"""Converts the corpus to arrays of tokens, and writes as much fresh synthetic text as the run will read.
 
 prepare.py --corpus DIR --out DIR [--tokens MILLIONS] [--further] [--workers N]
 
-DIR holds corpus.jsonl.xz, gen_synth.py and tok4096/. The file `ready` is written last. Per group the output has <group>.<n>.tokens.npy (uint16) and
-<group>.<n>.ends.npy (int64, where each document ends). Above the 12 bits of the token a code carries what is learned from it.
+DIR holds corpus.jsonl.xz, gen_synth.py and tok4096/. The file `ready` is written last. Each group of the output has <group>.<n>.tokens.npy
+(uint16) and <group>.<n>.ends.npy (int64, the end of each document). A code holds the token in its low 12 bits, and above them flags that
+control what is learned from it.
 
-A conversation in which a user says what a question of card100.json tells or asks word for word is left out, and counted.
+A conversation in which a user repeats word for word what a question of card100.json tells or asks is left out, and counted.
 """
 
 import argparse
@@ -30,11 +31,11 @@ BOS, EOS, USER, ASSISTANT = 1, 2, 4, 5
 ROLES = {"system": 3, "user": USER, "assistant": ASSISTANT}
 TOKEN = 0x0FFF
 ANSWER = 0x1000  # said by the assistant (or plain text): learned in both phases
-NEVER = 0x2000  # random matter of the user's: never learned
-RECALL = 0x4000  # an answer that had to be remembered or worked out: there is one right form
+NEVER = 0x2000  # random text from the user: never learned
+RECALL = 0x4000  # an answer that had to be remembered or computed: there is only one correct form
 LONGEST, FURTHER_LONGEST = 4096, 8192  # tokens of a document in the first and in a further run
 
-# Share of the tokens: in the first and in the second phase of the first run, and in a further run, which has long documents.
+# Shares of the tokens: in the first and in the second phase of the first run, and in a further run, which has long documents.
 MIX = {
     "books": (0.14, 0.04, 0.07), "stories": (0.015, 0.015, 0.01), "fairytale_qa": (0.015, 0.015, 0.01), "human_chat": (0.035, 0.01, 0.015), "tasks": (0.015, 0, 0.01),
     "small_talk": (0.005, 0.01, 0.01), "synth_story": (0.15, 0.10, 0.05), "request": (0.125, 0.13, 0.10), "synth_chat": (0.03, 0.03, 0.02), "recall": (0.05, 0.05, 0.03),
@@ -45,7 +46,7 @@ MEMORY = {"memory_short": (40, 1200), "memory_mid": (1200, 6000), "memory_long":
 
 
 SYNTHETIC = ("synth_story", "request", "synth_chat", "recall", "sums", "skills", "facts", "free", *MEMORY)
-PRIVATE = ("facts", "free", "recall", *MEMORY)  # what the user tells there is random
+PRIVATE = ("facts", "free", "recall", *MEMORY)  # the facts that the user tells there are random
 
 
 def group_of(doc):
@@ -62,11 +63,11 @@ def group_of(doc):
         return "tasks"
     if source.startswith("Microsoft"):
         return "small_talk" if doc.get("persona") == "friendly" else None
-    return None  # synthetic: generated afresh; trivia and definitions: too many to learn, the model says so instead
+    return None  # synthetic documents are generated afresh; trivia and definitions are too many to learn, and the model admits that instead
 
 
 def messages(turns):
-    """Turns of `memory_chat` as messages; `recall` marks answers that had to be remembered."""
+    """Returns turns of `memory_chat` as messages; `recall` marks answers that had to be remembered."""
     out = []
     for user, assistant, recall in turns:
         out += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant, "recall": recall}]
@@ -74,7 +75,7 @@ def messages(turns):
 
 
 def pieces(doc, private=False):
-    """A document in the chat layout: (leading special token, text, trailing special token, flags of its tokens)."""
+    """Returns a document in the chat layout: (leading special token, text, trailing special token, flags of its tokens)."""
     if "text" in doc:
         return [(BOS, doc["text"], EOS, ANSWER)]
     out = [(BOS, "", None, NEVER)]
@@ -86,7 +87,7 @@ def pieces(doc, private=False):
 
 
 def encode(tokenizer, docs):
-    """Documents (lists of pieces) as arrays of codes."""
+    """Encodes documents (lists of pieces) as arrays of codes."""
     texts = iter(tokenizer.encode_batch_fast([p[1] for d in docs for p in d], add_special_tokens=False))
     for doc in docs:
         codes = []
@@ -99,12 +100,13 @@ def encode(tokenizer, docs):
 
 
 def held_out(path):
-    """What the questions of the card tell and ask, but for what any conversation may hold: the last of several messages, plain requests."""
+    """Returns what the card's questions tell and ask, except what any conversation may contain: the last of several messages, plain
+    requests."""
     return {m for q in json.loads(path.read_text()) for m in (q["messages"][:-1] or q["messages"]) if isinstance(m, str) and not m.startswith("Tell me a story")}
 
 
 def synthetic(group, seed, synth_path, pairs, texts, words, licences, avoided):
-    """Endless documents of a synthetic group, and whether each was left out for holding one of the `avoided` messages."""
+    """Yields endless documents of a synthetic group, and whether each was left out because it contains one of the `avoided` messages."""
     synth = load_synth(synth_path, seed)
     writer = Writer(synth, seed, pairs, texts, words, licences)
     while True:
@@ -155,14 +157,14 @@ def work(task):
 
 
 def licences():
-    """The licences of the installed Python packages, but for the one of this repository: card100.json pastes that."""
+    """Returns the licences of the installed Python packages, except this repository's licence, which card100.json pastes."""
     found = sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/**/LICEN[SC]E*"))
     texts = {p.read_text(errors="replace") for p in found if p.is_file()}
     return sorted(t for t in texts if len(t) > 500 and "apache" not in t.lower())
 
 
 def pasted_texts(real):
-    """What users paste: passages of books, and as often this repository's own documents and sources."""
+    """Returns texts for users to paste: passages of books, and equally often this repository's documents and sources."""
     books = [d["text"] for d in real.get("books", [])]
     root = Path(__file__).resolve().parents[2]
     own = [p.read_text(errors="replace") for kind in ("*.md", "*.rs", "*.py") for p in sorted(root.glob(f"**/{kind}")) if not {"target", ".device"} & set(p.relative_to(root).parts)]
@@ -219,7 +221,7 @@ def main():
     assert seed < 900000, "seeds from 900000 on are for evaluation"
     totals, avoided = {}, 0
     with multiprocessing.get_context("fork").Pool(args.workers) as pool:
-        for group, docs, tokens, left_out in pool.imap_unordered(work, reversed(tasks), chunksize=1):  # the slowest groups come last in MIX
+        for group, docs, tokens, left_out in pool.imap_unordered(work, reversed(tasks), chunksize=1):  # the slowest groups are last in MIX
             d, t = totals.get(group, (0, 0))
             totals[group] = d + docs, t + tokens
             avoided += left_out

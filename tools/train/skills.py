@@ -1,7 +1,7 @@
-"""Sums and differences, counting, spelling, and the honest answer to everything else: questions with one right answer each.
+"""Sums and differences, counting, spelling, and honest answers to everything else: questions with one correct answer each.
 
-A tenth of the pairs of numbers and a twentieth of the words are withheld from training, so that `evaluate.py` can tell a table learned
-by heart from arithmetic.
+A tenth of the pairs of numbers and a twentieth of the words are withheld from training, so that `evaluate.py` can distinguish memorized
+tables from arithmetic.
 """
 
 import collections
@@ -14,7 +14,7 @@ HONEST = "I am a small model; I tell stories, do small sums and remember what yo
 
 
 def withheld(a, b):
-    """Whether the sum and the difference of two numbers are kept out of training. Pairs up to 20 never are."""
+    """Returns whether the sum and the difference of two numbers are withheld from training. Pairs up to 20 never are."""
     return max(a, b) > 20 and zlib.crc32(f"{min(a, b)} {max(a, b)}".encode()) % 10 == 0
 
 
@@ -52,7 +52,7 @@ I have {a} coins, I pay {b} and then {c}. How many coins do I have left?|{a} wit
 
 
 def three(r):
-    """(question, answer) of three numbers, worked out in two steps: 12 + 30 = 42, 42 + 7 = 49."""
+    """Returns (question, answer) for three numbers, computed in two steps: 12 + 30 = 42, 42 + 7 = 49."""
     while True:
         most = r.choice([10, 20, 50, 99])
         a, b, c = (r.randint(1, most) for _ in range(3))
@@ -83,7 +83,7 @@ def pair(r):
 
 
 def sum_(r):
-    """(question, answer) of a sum or a difference."""
+    """Returns (question, answer) for a sum or a difference."""
     if r.random() < 0.22:
         return three(r)
     a, b = pair(r)
@@ -95,7 +95,7 @@ def sum_(r):
     if form < 0.12 and (plus or a >= b) and min(a, b) > 1:
         return r.choice(MORE if plus else LESS).format(a=a, b=b, things=r.choice(PLURALS), who=r.choice(NAMES)), result
     wordings = PLUS if plus else MINUS
-    if form < 0.17:  # "twenty-one-eight" is no question
+    if form < 0.17:  # "twenty-one-eight" is not a question
         return r.choice([w for w in wordings if "+" not in w and "-" not in w]).format(a=in_words(a), b=in_words(b)), result
     return r.choice(wordings).format(a=a, b=b), result
 
@@ -136,7 +136,7 @@ how do you spell {w}|Spell {w} for me.|Can you spell the word {w}?|What are the 
 
 
 def spell(r, words):
-    """words: the commonest first."""
+    """words: sorted by frequency, the most common first."""
     w = words[int(len(words) * r.random() ** 1.5)] if r.random() < 0.9 else r.choice([r.choice(NAMES), r.choice(TOWNS), r.choice(ANIMALS + COLORS + WORDS)])
     if word_withheld(w):
         return spell(r, words)
@@ -175,7 +175,7 @@ THINKING = "Is God real?|Should I get married?|Am I beautiful?|Will I be rich?|C
 
 
 def honest(r):
-    """A question beyond the model, and its answer."""
+    """Returns a question beyond the model, and its answer."""
     c, k = r.choice, r.randrange(30)
     big = (r.randint(100, 9999), r.randint(10, 9999))
     if k < 3:
@@ -237,7 +237,7 @@ def listing(r):
 
 
 def skill(r, words):
-    """(question, answer, whether it is exact)."""
+    """Returns (question, answer, whether the answer is exact)."""
     k = r.random()
     if k < 0.26:
         return *count(r), True
@@ -249,7 +249,7 @@ def skill(r, words):
 
 
 def common_words(texts, n=2500):
-    """The n commonest short words of the texts, the commonest first."""
+    """Returns the n most common short words of the texts, the most common first."""
     counts = collections.Counter()
     for text in texts:
         counts.update(re.findall(r"(?<![\w'])[a-z]{2,8}(?![\w'])", text))

@@ -1,7 +1,7 @@
-"""Decoding one token at a time in fixed memory, with the runtime's semantics: recurrent state, ring of the window, capped set.
+"""Decodes one token at a time in fixed memory, with the runtime's semantics: recurrent state, ring of the window, capped set.
 
 All sequences of a batch advance in lockstep from position 0. A token's score is computed when its right context is complete (margin m
-tokens later), it enters the set when it leaves the ring, and a full set drops its lowest score if the newcomer's is higher.
+tokens later). The token enters the set when it leaves the ring, and a full set drops its lowest score if the new token's score is higher.
 """
 
 import torch
@@ -41,7 +41,7 @@ class LTEState:
         self.recent = torch.zeros(batch, self.span, H, 2 * d, device=device)  # [k ; v] before the rotation, newest last
         self.keys, self.values = (torch.zeros(batch, H, attn.keys + attn.buffer, d, device=device) for _ in range(2))  # ring, then set
         self.ring_score = torch.full((batch, H, attn.keys), -1.0, device=device)
-        self.frozen = False  # for ablation: nothing enters the set
+        self.frozen = False  # for ablation: no token enters the set
         self.set_score = torch.full((batch, H, attn.buffer), -1e9, device=device)  # -1e9: free
 
     def tensors(self):
@@ -82,12 +82,12 @@ class LTEState:
         return a.o_proj((p @ self.values).flatten(1))
 
     def score(self, at):
-        """The router over the last 2m + 1 tokens, read at their middle. Layers' outputs before position 0 count as zero."""
+        """Applies the router to the last 2m + 1 tokens and reads it at their middle. Layers' outputs before position 0 count as zero."""
         a = self.attn
         d = a.d
         first = at.clamp(min=0).amin()
-        local = torch.where(at < 0, torch.zeros_like(at), at - first)  # position in the document, as far as shifts can tell
-        # Tokens before the beginning form a document of their own: no shift from a real token reaches them.
+        local = torch.where(at < 0, torch.zeros_like(at), at - first)  # position in the document, as far as shifts can distinguish
+        # Tokens before the beginning form a separate document: no shift from a real token reaches them.
         before = torch.arange(self.span, device=at.device)
         pos = torch.where(at < 0, before, local)
         return a.router(self.recent[..., :d], self.recent[..., d:], pos[None].expand(self.recent.shape[0], -1))[:, a.router.margin]

@@ -1,13 +1,13 @@
-"""Trains the built-in model for a wall-clock budget, in one call or several.
+"""Trains the built-in model for a wall-clock budget, in one call or in several calls.
 
 train.py --data DIR --run DIR --minutes M --total-minutes T [--resume] [--finish]
 train.py --data DIR --run DIR --minutes M --finish --start FILE.gguf [--rate R]
 
-Everything that changes during training is a function of the progress p = training time so far / planned total. --finish makes this
-call's end the run's end: the plan is stretched or shortened so that the learning rate reaches zero just before --minutes are over.
-Writes DIR/checkpoint.pt and DIR/loss.csv. Compiles while `prepare.py` is still at work: DIR/ready says when the data is there.
+Everything that changes during training is a function of the progress p = training time so far / planned total. --finish ends the run with
+this call: the plan is stretched or shortened so that the learning rate reaches zero just before --minutes are over. Writes
+DIR/checkpoint.pt and DIR/loss.csv. Compiles while `prepare.py` is still running; DIR/ready shows that the data is complete.
 
---start is a further run, from the file's rounded weights, over rows of 8,192 tokens and the data of prepare.py --further.
+--start begins a further run, from the file's rounded weights, with rows of 8,192 tokens and the data of prepare.py --further.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from prepare import FURTHER_LONGEST, LONGEST, MIX, SECOND_PHASE
 
 ROUTER_ON = 0.08  # before: every token is kept (full attention)
 CAP_ON = 0.25  # from here a query sees at most `buffer_size` older tokens per head
-ALL_CLOSED = 0.85  # from here no row keeps all its tokens
+ALL_CLOSED = 0.85  # until here every token is kept (full attention)
 DECAY = 0.68
 QUANTIZE = 0.72
 PRICE_LEAST, PRICE_MOST, PRICE_STEP = 1e-3, 10.0, 1.02  # of the L1 price, changed at every step
@@ -38,12 +38,12 @@ KEPT = (0.5, 0.02)  # share of the tokens that score above zero, at ROUTER_ON an
 
 
 def learning_rate(p):
-    """Share of the full rate: flat, then linear to zero. (The warm-up is counted in steps.)"""
+    """Returns the share of the full rate: flat, then linear to zero. (The warm-up is counted in steps.)"""
     return 1.0 if p < DECAY else max(0.0, (1 - p) / (1 - DECAY))
 
 
 def open_share(p):
-    """Share of the rows in which every token is kept, so that dropped tokens still receive a gradient."""
+    """Returns the share of the rows in which every token is kept, so that dropped tokens still receive a gradient."""
     return 1.0 if p < ROUTER_ON else 0.2 if p < CAP_ON else 0.1 if p < ALL_CLOSED else 0.0
 
 
@@ -53,33 +53,34 @@ def kept_share(p):
 
 
 def token_losses(hidden, head, targets):
-    """Cross entropy and whether the best guess is right, per token."""
+    """Returns the cross entropy and whether the most probable token is right, per token."""
     logits = F.linear(hidden.to(torch.bfloat16), head.to(torch.bfloat16)) if hidden.is_cuda else F.linear(hidden, head)
     logits = logits.flatten(0, -2)
     loss = F.cross_entropy(logits.float(), targets.flatten(), reduction="none").view_as(targets)
     return loss, logits.detach().argmax(-1).view_as(targets) == targets
 
 
-# Of a further run: steps of warm-up, the price it begins with, from where its rate falls, from where no row keeps all its tokens.
+# For a further run: steps of warm-up, the initial price, the progress from which its rate falls, and from which no row keeps all its
+# tokens.
 WARMUP, PRICE, FALLS, CLOSED = 40, 0.05, 0.3, 0.7
 
 
 @dataclass
 class Plan:
-    """What holds at a progress p of a run."""
+    """The settings at a progress p of a run."""
 
     phase: int  # of the mix
-    answers: bool  # whether only what the assistant says, and plain text, is learned
+    answers: bool  # whether only the assistant's messages and plain text are learned
     rate: float  # share of the full learning rate
     open_share: float  # of the rows in which every token is kept
-    kept_share: float  # what a head's share of kept tokens is steered to
+    kept_share: float  # the target for a head's share of kept tokens
     capped: bool  # whether a query sees at most `buffer_size` older tokens per head
-    routed: bool  # whether the share of kept tokens is steered at all
+    routed: bool  # whether the share of kept tokens is controlled at all
     quantized: bool  # whether the model computes with rounded weights
 
 
 def plan(p, further, rate):
-    """rate: a further run's, as a share of the full learning rate."""
+    """Returns the settings at progress p. rate: a further run's, as a share of the full learning rate."""
     second = p >= SECOND_PHASE
     if further:
         return Plan(2, second, rate * min(1.0, (1 - p) / (1 - FALLS)), 0.1 if p < CLOSED else 0.0, KEPT[1], True, True, True)
@@ -87,10 +88,10 @@ def plan(p, further, rate):
 
 
 class Sparsity:
-    """The paper's sparsity control: an L1 price on positive scores, per LTE layer and kv head, that rises while more tokens than the
-    target score above zero and falls while fewer do.
+    """The paper's sparsity control: an L1 price on positive scores, per LTE layer and kv head, that rises while more tokens than the target
+    score above zero and falls while fewer do.
 
-    The price has no force on a token below zero, so a head that has let go of nearly everything is lifted by its last bias.
+    The price has no effect on a token below zero, so the last bias of a head that has dropped almost everything is raised.
     """
 
     def __init__(self, model, device):
@@ -120,7 +121,7 @@ class Sparsity:
 
 
 def warm_up(model, losses, args, flex):
-    """Compiles the blocks on a row that means nothing; the weights stay as they are."""
+    """Compiles the blocks on a row of random tokens; the weights stay unchanged."""
     tokens = torch.randint(6, model.config.vocab_size, (args.rows, args.length), device="cuda")
     pos = torch.arange(args.length, device="cuda").expand(args.rows, -1).contiguous()
     model.train()
@@ -280,7 +281,7 @@ def main():
             if not torch.isfinite(mean):
                 raise SystemExit(f"loss is {mean.item()} at step {step}; the last checkpoint is kept")
         elif step % 10 == 0 and device == "cuda":
-            torch.cuda.synchronize()  # keep the clock honest
+            torch.cuda.synchronize()  # keeps the clock accurate
         if time.time() - saved_at > 120 and clock:
             trained, clock = trained + time.time() - clock, time.time()
             save()

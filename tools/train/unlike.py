@@ -59,7 +59,7 @@ def hexes(r):
 
 
 def text(r, size, pool, licences=()):
-    """`size` characters of one kind, or of several. pool: common words; licences: real ones, if there are any."""
+    """Returns `size` characters of one kind, or of several kinds. pool: common words; licences: real ones, if there are any."""
     kinds = [lambda: legal(r), lambda: legal(r), lambda: words(r, pool), lambda: words(r, pool), lambda: words(r, WORDS + THINGS + ANIMALS), lambda: " ".join(letters(r) for _ in range(12)) + " ", lambda: " ".join(invented(r) for _ in range(12)) + " ", lambda: listed(r), lambda: row(r),
         lambda: log(r), lambda: code(r), lambda: hexes(r), lambda: f"{r.randint(0, 10 ** r.randint(1, 9))} "]
     kind = r.choice(kinds)
@@ -82,7 +82,7 @@ ODD = ["???", "!!!", "...", "?", "hm", "hmm", "uh", "blah blah", "la la la", "xy
 
 
 def odd(r, pool):
-    """A message that means nothing to the model."""
+    """Returns a message that has no meaning for the model."""
     k = r.random()
     if k < 0.35:
         return r.choice(ODD)

@@ -1,5 +1,5 @@
 /*
- * Talks to a model: one message a line, to the end of the input. "/undo" takes a turn back.
+ * Talks to a model: one message per line, until the end of the input. "/undo" removes the last turn.
  *
  *   cc chat.c -o chat $(pkg-config --cflags --libs waterline)
  *   ./chat [MODEL.gguf]
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <waterline.h>
 
-/* Every call returns a status; this ends the program with the library's sentence. */
+/* Every call returns a status; on failure this prints the library's sentence and exits. */
 static void check(wl_status status)
 {
     if (status == WL_OK)
@@ -18,7 +18,7 @@ static void check(wl_status status)
     exit(1);
 }
 
-/* Shows a piece of the answer; anything but 0 would stop it. */
+/* Shows a piece of the answer; a nonzero result would stop it. */
 static int show(const char *text, size_t length, void *user)
 {
     fwrite(text, 1, length, user);
@@ -41,16 +41,16 @@ int main(int argc, char **argv)
 
     wl_sampler_params sampler;
     check(wl_sampler_params_init(&sampler, sizeof sampler));
-    sampler.temperature = 0; /* the most probable token */
+    sampler.temperature = 0; /* always choose the most probable token */
 
     wl_session_params params;
     check(wl_session_params_init(&params, sizeof params));
-    params.marks = 4; /* /undo is then a copy */
+    params.marks = 4; /* makes /undo a copy */
     params.sampler = &sampler;
 
     wl_session *session;
     check(wl_session_new(model, &params, &session));
-    check(wl_model_free(model)); /* the session keeps what it needs */
+    check(wl_model_free(model)); /* the session keeps the parts it needs */
 
     char line[4096];
     while (fgets(line, sizeof line, stdin)) {

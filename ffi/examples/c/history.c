@@ -1,5 +1,5 @@
 /*
- * Goes on with a conversation that was said elsewhere: the history at once, its progress, the answer with its timings.
+ * Continues a conversation from elsewhere: reads the history at once, shows the progress, and prints the answer with its timings.
  *
  *   cc history.c -o history $(pkg-config --cflags --libs waterline)
  *   ./history [MODEL.gguf]
@@ -39,7 +39,7 @@ int main(int argc, char **argv)
 
     wl_sampler_params sampler;
     check(wl_sampler_params_init(&sampler, sizeof sampler));
-    sampler.seed = 42; /* the same words in every run; without it each session draws its own */
+    sampler.seed = 42; /* the same words in every run; without it each session draws a new seed */
     sampler.temperature = 0.1f;
     wl_session_params params;
     check(wl_session_params_init(&params, sizeof params));

@@ -1,5 +1,5 @@
 /*
- * Token by token: log-probabilities, a hook that forbids a token, drafts, and answers of two sessions that step together.
+ * Token by token: log-probabilities, a callback that forbids a token, drafts, and answers of two sessions that step together.
  *
  *   cc tokens.c -o tokens $(pkg-config --cflags --libs waterline)
  *   ./tokens [MODEL.gguf]
@@ -47,7 +47,7 @@ static int show_token(uint32_t token, float logprob, const char *text, size_t le
     return 0; /* anything else stops after this token */
 }
 
-/* `user` is the token that may not come. */
+/* Forbids the token that `user` points to. */
 static void forbid(float *logits, size_t count, void *user)
 {
     uint32_t token = *(uint32_t *)user;
@@ -62,7 +62,7 @@ int main(int argc, char **argv)
     wl_generate_params params;
     check(wl_generate_params_init(&params, sizeof params));
 
-    /* What the model says, how probable it was, and what it says if its first token is forbidden. */
+    /* The model's next tokens and their probabilities, and its choice when the first token is forbidden. */
     params.max_tokens = 4;
     params.logprobs = 1;
     params.on_token = show_token;
@@ -79,7 +79,7 @@ int main(int argc, char **argv)
     check(wl_session_free(session));
     check(wl_session_free(fork));
 
-    /* Drafts: the text is the same, and comes sooner where it repeats itself. */
+    /* Drafts: the text is the same, and faster where it repeats itself. */
     check(wl_generate_params_init(&params, sizeof params));
     params.max_tokens = 40;
     session = new_session(model, 8);
@@ -90,7 +90,7 @@ int main(int argc, char **argv)
     printf("%" PRIu64 " of %" PRIu64 " drafted tokens were right\n", info.accepted, info.drafted);
     check(wl_session_free(session));
 
-    /* Two answers, one pass over the weights for each token of both. */
+    /* Two answers, with one pass over the weights per token of both. */
     wl_session *both[2];
     const char *messages[2] = {"My name is Anna.", "What is the color of the sky?"};
     for (int i = 0; i < 2; i++) {

@@ -1,4 +1,5 @@
-// Two ends of one story: a session is forked, and each half goes on with other random numbers.
+// Two ends of one story: a session is forked, and each copy continues with different random
+// numbers.
 //
 //   c++ -std=c++17 stories.cpp -o stories $(pkg-config --cflags --libs waterline)
 //   ./stories [MODEL.gguf]
@@ -16,7 +17,7 @@ try {
     waterline::SessionParams params;
     params.sampler = &sampler;
     waterline::Session one(model, params);
-    // A text begins with the model's own token for it, if there is one, and ends without a space.
+    // A text begins with the model's bos token, if it has one, and ends without a space.
     std::vector<uint32_t> prompt;
     if (auto bos = model.info().bos; bos >= 0)
         prompt.push_back(static_cast<uint32_t>(bos));

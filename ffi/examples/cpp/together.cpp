@@ -1,5 +1,5 @@
-// Several answers at once: one pass over the weights for each token of them all. The most probable token of each step is shown with its
-// probability before.
+// Several answers at once, with one pass over the weights per token of them all. First, a greedy completion shows the probability of each
+// token.
 //
 //   c++ -std=c++17 together.cpp -o together $(pkg-config --cflags --libs waterline)
 //   ./together [MODEL.gguf]

@@ -14,10 +14,10 @@ from ._session import Session
 
 
 class Batch(Closing):
-    """Sessions of one model that step together: one pass over the weights serves them all. Each gives the tokens that it gives alone."""
+    """Sessions of one model that step together: one pass over the weights serves them all. Each gives the tokens it would give alone."""
 
     def __init__(self, session: Session, most: int) -> None:
-        """For up to `most` sessions like this one, which compute with its threads."""
+        """Makes a batch for up to `most` sessions like this one; it computes with this session's threads."""
         with session._lock:
             self._handle = make(library.wl_batch_free, library.wl_batch_new, session._value, structs.whole("most", most, c_size_t))
 
@@ -37,8 +37,8 @@ class Batch(Closing):
             check(library.wl_batch_feed(self._value, handles, numbers, len(handles)))
 
     def generate(self, generations: Sequence[Generation]) -> list[str | None]:
-        """Generations that `generate` or `say` of their sessions has begun go on by one token each: their pieces of text, empty while a
-        character is incomplete, None where one has ended."""
+        """Advances the generations that `generate` or `say` of their sessions began by one token each; returns their pieces of text, empty
+        while a character is incomplete, None where a generation has ended."""
         with _Held([generation._session for generation in generations]) as handles:
             texts, lengths = (c_void_p * len(handles))(), (c_size_t * len(handles))()
             check(library.wl_batch_generate(self._value, handles, len(handles), texts, lengths))
@@ -49,14 +49,14 @@ class Batch(Closing):
 
 
 class _Held:
-    """The handles of sessions that no other thread uses meanwhile."""
+    """The handles of sessions, locked against other threads."""
 
     def __init__(self, sessions: Iterable[Session]) -> None:
         self._sessions, self._locks = list(sessions), contextlib.ExitStack()
 
     def __enter__(self) -> ctypes.Array[c_void_p]:
         with contextlib.ExitStack() as locks:
-            # In one order, so that two batches do not wait for each other.
+            # A fixed order, so that two batches cannot deadlock.
             for session in sorted(self._sessions, key=id):
                 locks.enter_context(session._lock)
             self._handles = [session._value for session in self._sessions]

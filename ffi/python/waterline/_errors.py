@@ -1,4 +1,4 @@
-"""Statuses of the library as exceptions."""
+"""Converts statuses of the library to exceptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 class Error(Exception):
-    """What a call that failed raises: the library's sentence. `status` is the name of the status."""
+    """Raised when a call fails, with the library's sentence. `status` is the name of the status."""
 
     status: str
 
@@ -20,7 +20,7 @@ class Error(Exception):
 
 
 class FileError(Error, OSError):
-    """The system refused a file operation; `errno` says why."""
+    """The system refused a file operation; `errno` is its reason."""
 
     def __init__(self, status: str, sentence: str, errno: int | None) -> None:
         super().__init__(status, sentence)
@@ -28,16 +28,16 @@ class FileError(Error, OSError):
 
 
 class MissingFileError(FileError, FileNotFoundError):
-    """There is no such file: a FileNotFoundError."""
+    """The file does not exist: a FileNotFoundError."""
 
 
 class ForbiddenFileError(FileError, PermissionError):
-    """The system allows no access: a PermissionError."""
+    """The system denied access: a PermissionError."""
 
 
 _FILE_ERRORS = {2: MissingFileError, 13: ForbiddenFileError}
 
-# What the library's sentences call by its name in C, and its name here.
+# Names in the library's sentences, with their Python equivalents.
 _NAMES = [
     (r"wl_\w+_params\.bias\b", "logit_bias"),
     (r"wl_\w+_params\.(\w+)", r"\1"),
@@ -49,7 +49,7 @@ _NAMES = [
 
 
 def error(status: str, sentence: str, errno: int) -> Error:
-    """The exception for a status of the library; `errno` is the system's reason, or 0."""
+    """Returns the exception for a status of the library; `errno` is the system's reason, or 0."""
     for name, here in _NAMES:
         sentence = re.sub(name, here, sentence)
     if status != "WL_ERROR_IO":

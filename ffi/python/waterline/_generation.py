@@ -1,4 +1,4 @@
-"""Generations: the pieces of a text as they are generated, one call after the other or for an event loop."""
+"""Generations: pieces of text as they are generated, from an iterator or for an event loop."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Outcome:
-    """How a generation ended: `finish` says why, `tokens` how many tokens there were and `seconds` what they took; `prompt_tokens` and
-    `prompt_seconds` say the same of the message before, and `reused_tokens` how much of the conversation was not read again. All are None
-    before the end."""
+    """The result of a generation: `finish` is the reason why it ended, `tokens` the number of tokens and `seconds` their time;
+    `prompt_tokens` and `prompt_seconds` are the same for the message before it, and `reused_tokens` is the number of tokens of the
+    conversation that were not read again. All are None before the end."""
 
     finish: Optional[Finish] = None
     tokens: Optional[int] = None
@@ -56,8 +56,8 @@ class Generation(Outcome):
 
 
 class AsyncGeneration(Outcome):
-    """As Generation, for `async for`: a thread of the event loop's pool reads and generates, so that the loop goes on. A task that is
-    cancelled ends the generation."""
+    """Like Generation, for `async for`: a thread of the event loop's pool reads and generates, so the loop stays responsive. Cancelling the
+    task ends the generation."""
 
     def __init__(self, session: Session, start: Callable[[], Generation]) -> None:
         self._session, self._start = session, start

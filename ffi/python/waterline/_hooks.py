@@ -1,4 +1,4 @@
-"""The functions that a generation calls at each token."""
+"""The callbacks that a generation calls at each token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._logits import array
 
 
 class Token(NamedTuple):
-    """A token that was generated, its log-probability by the model alone if `logprobs` was set, and the text that it completes."""
+    """A generated token, its log-probability by the model alone if `logprobs` was set, and the text that it completes."""
 
     id: int
     logprob: Optional[float]
@@ -22,8 +22,8 @@ OnLogits = Callable[[Any], object]
 
 
 class Hooks:
-    """The functions of a generation as C calls them. An exception cannot pass through C: one that is raised stops the generation, and
-    is raised again when the call returns."""
+    """The callbacks of a generation, adapted to C. An exception cannot pass through C: it stops the generation, and is raised again when
+    the call returns."""
 
     def __init__(self, on_token: OnToken | None, on_logits: OnLogits | None, logprobs: bool) -> None:
         self.raised: BaseException | None = None
@@ -48,7 +48,7 @@ class Hooks:
                 self.raised = raised
 
     def check(self) -> None:
-        """Raises what was raised."""
+        """Raises the exception that a callback raised, if any."""
         raised, self.raised = self.raised, None
         if raised is not None:
             raise raised

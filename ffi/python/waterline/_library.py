@@ -1,4 +1,4 @@
-"""The C library as ctypes sees it: where it is, its functions, and its handles."""
+"""Loads the C library with ctypes: its location, its functions, and its handles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ABI_VERSION = 1
 ROOM = 4
 
 
-# A handle is a number to Python; the strings come back as pointers, since most are no C strings.
+# A handle is a number in Python; strings come back as pointers, since most are not C strings.
 HANDLE, PATH, TEXT, POINTER_OUT, SIZE_OUT = c_void_p, c_char_p, c_char_p, POINTER(c_void_p), POINTER(c_size_t)
 
 FUNCTIONS = {
@@ -129,20 +129,20 @@ library = _declare(_find())
 
 
 def check(status: int) -> None:
-    """Raises what a status other than WL_OK means."""
+    """Raises the exception for a status other than WL_OK."""
     if status:
         sentence = library.wl_last_error().decode("utf-8", "replace")
         raise error(library.wl_status_name(status).decode(), sentence, library.wl_last_os_error())
 
 
 def filled(params: Struct, init: Callable[..., int]) -> Struct:
-    """The parameters with the library's defaults."""
+    """Fills the parameters with the library's defaults."""
     check(init(ctypes.byref(params), ctypes.sizeof(params)))
     return params
 
 
 class Handle:
-    """A handle that is freed when nothing uses it any more: a call that it is passed to, or a view of its memory."""
+    """A handle that is freed when no call and no view of its memory uses it any more."""
 
     def __init__(self, value: int | None, free: Callable[[c_void_p], int]) -> None:
         self._as_parameter_, self._free = c_void_p(value), free
@@ -152,19 +152,19 @@ class Handle:
 
 
 def make(free: Callable[[c_void_p], int], function: Callable[..., int], *arguments: Any) -> Handle:
-    """Calls a function that makes something at its last argument."""
+    """Calls a function that stores a new handle at its last argument."""
     value = c_void_p()
     check(function(*arguments, ctypes.byref(value)))
     return Handle(value.value, free)
 
 
 class Closing:
-    """Something with a handle, closed at the end of a `with`."""
+    """An object with a handle, closed at the end of a `with`."""
 
     _handle: Handle | None = None
 
     def close(self) -> None:
-        """Gives the handle up. It is freed when nothing uses its memory any more."""
+        """Releases the handle, which is freed when nothing uses its memory any more."""
         self._handle = None
 
     def __enter__(self: Self) -> Self:
@@ -175,7 +175,7 @@ class Closing:
 
     @property
     def _value(self) -> Handle:
-        """The handle. Who reads what it points to after a call holds it: another thread may close this meanwhile."""
+        """The handle. Hold it while reading memory that it owns, because another thread may close this object."""
         handle = self._handle
         if handle is None:
             raise ValueError(f"this {type(self).__name__.lower()} is closed")

@@ -1,4 +1,4 @@
-"""Arrays of logits in the library's memory: of numpy where it is installed, or else memoryviews of floats."""
+"""Arrays of logits in the library's memory: numpy arrays if numpy is installed, otherwise memoryviews of floats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def array(memory: ctypes.Array[ctypes.c_float], writable: bool) -> Any:
-    """An array over `memory`, which it keeps."""
+    """Returns an array over `memory`, which the array keeps alive."""
     view = memoryview(memory).cast("B")
     try:
         import numpy

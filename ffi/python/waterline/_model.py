@@ -1,4 +1,4 @@
-"""Models, and the memory that they need."""
+"""Models, and the memory they need."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ M = TypeVar("M", bound="Model")
 
 
 def plan(path: str | os.PathLike[str], **params: Any) -> dict[str, Any]:
-    """The memory that a model file and a session on it would need, in bytes, before anything is loaded."""
+    """Returns the memory in bytes that a model file and a session on it would need, without loading the model."""
     result = structs.Plan()
     check(library.wl_plan_file(structs.path(path), byref(session_params(params)), byref(result)))
     return result.as_dict()
 
 
 def _open(function: Callable[..., int], *arguments: Any, **options: Any) -> Handle:
-    """Calls a function that opens a model, with its parameters after `arguments`."""
+    """Calls a function that opens a model, with the model's parameters after `arguments`."""
     params = filled(structs.ModelParams(), library.wl_model_params_init)
     params.set({name: Device(value) if name == "device" else value for name, value in options.items()})
     return make(library.wl_model_free, function, *arguments, byref(params))
@@ -43,21 +43,21 @@ class Model(Closing):
         copy: bool = False,
         mtp: bool = False,
     ) -> None:
-        """Opens a GGUF file or a Hugging Face directory; with `allow_unused` also one that holds what nothing here uses, with
-        `copy` into memory, so that the files may be rewritten, with `mtp` together with the block that drafts."""
+        """Opens a GGUF file or a Hugging Face directory. `allow_unused` also accepts files with tensors that the library does not use,
+        `copy` reads the files into memory, so that they may be rewritten, and `mtp` loads the model's MTP block, which drafts."""
         options = {"device": device, "gpu": gpu, "allow_unused": bool(allow_unused), "copy": bool(copy), "mtp": bool(mtp)}
         self._handle = _open(library.wl_model_open, structs.path(path), **options)
 
     @classmethod
     def builtin(cls: type[M], device: Device = Device.AUTO, gpu: int = 0) -> M:
-        """The model that is part of the library."""
+        """Opens the model that is built into the library."""
         model = cls.__new__(cls)
         model._handle = _open(library.wl_model_builtin, device=device, gpu=gpu)
         return model
 
     @classmethod
     def from_bytes(cls: type[M], content: Any, device: Device = Device.AUTO, gpu: int = 0, allow_unused: bool = False) -> M:
-        """A GGUF file that lies in memory: something with bytes."""
+        """Opens a GGUF file held in memory, as any bytes-like object."""
         model = cls.__new__(cls)
         options = {"device": device, "gpu": gpu, "allow_unused": bool(allow_unused)}
         model._handle = _open(library.wl_model_from_memory, *as_bytes(content), **options)
@@ -65,46 +65,46 @@ class Model(Closing):
 
     @property
     def info(self) -> dict[str, Any]:
-        """Vocabulary, parameters, bytes, special tokens."""
+        """The vocabulary, parameters, bytes and special tokens."""
         info = structs.ModelInfo()
         check(library.wl_model_get_info(self._value, byref(info)))
         return info.as_dict()
 
     def _text(self, function: Callable[..., int]) -> str:
-        """A text that the model's handle holds."""
+        """Returns a text owned by the model's handle."""
         handle, text = self._value, ctypes.c_char_p()
         check(function(handle, byref(text)))
         return (text.value or b"").decode()
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The model's name."""
         return self._text(library.wl_model_name)
 
     @property
     def device(self) -> str:
-        """Where its sessions compute, and why there if that was left to the library."""
+        """The device its sessions compute on, with the reason if the library chose it."""
         return self._text(library.wl_model_device)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Its dimensions, layer by layer."""
+        """The model's dimensions, layer by layer."""
         spec: dict[str, Any] = json.loads(self._text(library.wl_model_spec_json))
         return spec
 
     @property
     def notes(self) -> list[str]:
-        """Notes on its files for people, each a sentence."""
+        """Remarks about the model's files for the user, each a sentence."""
         return self._text(library.wl_model_notes).splitlines()
 
     def plan(self, **params: Any) -> dict[str, Any]:
-        """The memory of a session with these parameters, in bytes."""
+        """Returns the memory in bytes of a session with these parameters."""
         result = structs.Plan()
         check(library.wl_plan_model(self._value, byref(session_params(params)), byref(result)))
         return result.as_dict()
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
-        """The tokens of a text; `special` lets the names of special tokens mean these tokens."""
+        """Returns the tokens of a text; with `special`, the names of special tokens become those tokens."""
         encoded, count = text.encode(), c_size_t()
 
         def fill(room: int) -> tuple[int, ctypes.Array[c_uint32]]:
@@ -119,7 +119,7 @@ class Model(Closing):
         return tokens[: count.value]
 
     def detokenize(self, tokens: Iterable[SupportsIndex]) -> bytes:
-        """The exact bytes of tokens, which may begin or end inside a character."""
+        """Returns the exact bytes of tokens, which may begin or end inside a character."""
         numbers, length = structs.tokens(tokens), c_size_t()
         check(library.wl_detokenize(self._value, numbers, len(numbers), None, 0, byref(length)))
         room = ctypes.create_string_buffer(length.value + 1)
@@ -127,5 +127,6 @@ class Model(Closing):
         return room.raw[: length.value]
 
     def session(self, **params: Any) -> Session:
-        """A session. Parameters are those of wl_session_params and wl_sampler_params, and `logit_bias`, a dict; `store` is a Store."""
+        """Makes a session. Parameters are those of wl_session_params and wl_sampler_params, and `logit_bias`, a dict; `store` is a
+        Store."""
         return Session(make(library.wl_session_free, library.wl_session_new, self._value, byref(session_params(params))))

@@ -1,4 +1,4 @@
-"""Numbers of the library that are printed as their names."""
+"""Constants of the library that are printed as their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class _Name(enum.IntEnum):
 
 
 class Device(_Name):
-    """Where a model computes."""
+    """The device that a model computes on."""
 
     AUTO = 0
     CPU = 1
@@ -18,14 +18,14 @@ class Device(_Name):
 
 
 class Cache(_Name):
-    """How keys and values of attention are stored."""
+    """The format in which attention stores keys and values."""
 
     F16 = 0
     F32 = 1
 
 
 class OnFull(_Name):
-    """What happens when the context is full of tokens that attention looks back on."""
+    """The behavior when the context that attention looks back on is full."""
 
     STOP = 0
     SHIFT = 1

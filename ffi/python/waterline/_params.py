@@ -1,4 +1,4 @@
-"""Parameters by name, as the library takes them."""
+"""Converts parameters by name to the library's structs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class GenerateOptions(TypedDict, total=False):
-        """When a generation ends, and what it calls."""
+        """The limits and callbacks of a generation."""
 
         max_tokens: int | None
         stop: str | Iterable[str]
@@ -37,7 +37,7 @@ def _known(values: Mapping[str, Any], names: set[str]) -> None:
 
 
 def sampler_params(values: Mapping[str, Any], params: structs.SamplerParams | None = None) -> structs.SamplerParams:
-    """The sampler's parameters: `values` in place of those of `params`, or of the defaults."""
+    """Returns the sampler's parameters: `values` override those of `params`, or the defaults."""
     _known(values, _SAMPLER)
     if params is None:
         params = filled(structs.SamplerParams(), library.wl_sampler_params_init)
@@ -49,14 +49,14 @@ def sampler_params(values: Mapping[str, Any], params: structs.SamplerParams | No
 
 
 def session_params(values: Mapping[str, Any]) -> structs.SessionParams:
-    """The parameters of a session and of its sampler."""
+    """Returns the parameters of a session and of its sampler."""
     _known(values, _SAMPLER | _SESSION)
     params = filled(structs.SessionParams(), library.wl_session_params_init)
     sampler = sampler_params({name: value for name, value in values.items() if name in _SAMPLER})
     params.sampler = ctypes.pointer(sampler)
     own = {name: value for name, value in values.items() if name in _SESSION}
     if own.get("store") is not None:
-        # The parameters hold the handle: another thread may close the store meanwhile.
+        # The parameters hold the handle, because another thread may close the store.
         params.handle = own["store"]._value
         own["store"] = params.handle._as_parameter_
     return params.set(own)
@@ -71,7 +71,7 @@ def generate_params(
     on_token: OnToken | None = None,
     on_logits: OnLogits | None = None,
 ) -> structs.GenerateParams:
-    """The parameters of a generation, which hold its hooks."""
+    """Returns the parameters of a generation, which hold its callbacks."""
     params = filled(structs.GenerateParams(), library.wl_generate_params_init)
     params.set({"max_tokens": max_tokens})
     texts = [structs.c_string("stop", text.encode()) for text in ([stop] if isinstance(stop, str) else stop)]

@@ -29,20 +29,20 @@ Message = Union[Mapping[str, Any], Any]
 
 
 def as_bytes(content: Any) -> tuple[bytes, int]:
-    """The bytes of something that has some, and how many: of an array of numbers not how many numbers."""
+    """Returns the bytes of a bytes-like object and their number, which for an array of numbers is not the number of elements."""
     found = bytes(memoryview(content))
     return found, len(found)
 
 
 def _plain(value: Any) -> Any:
-    """An object of a client's library, such as openai's messages, as a dict."""
+    """Converts an object of a client library, such as openai's messages, to a dict."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
     raise TypeError(f"messages: found a {type(value).__name__}, expected what JSON can hold")
 
 
 def _locked(method: F) -> F:
-    """A method that no other thread runs at once: the library's memory is copied before the next call can change it."""
+    """Serializes a method across threads: the library's memory is copied before the next call can change it."""
 
     @functools.wraps(method)
     def call(self: Session, *arguments: Any, **named: Any) -> Any:
@@ -53,12 +53,12 @@ def _locked(method: F) -> F:
 
 
 class Session(Closing):
-    """A conversation or a text, with the state that has read it. A call waits for that of another thread, but for `cancel`. Ctrl-C
-    ends the reading of a prompt after its current chunk, with KeyboardInterrupt; what was read until then stays read."""
+    """A conversation or a text, with the state that has read it. A call, except `cancel`, waits for calls of other threads to finish.
+    Ctrl-C stops reading a prompt after its current chunk, with KeyboardInterrupt; the tokens read so far stay read."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        # A call from inside on_progress is the same thread's.
+        # Reentrant, because a call from inside on_progress comes from the same thread.
         self._lock = threading.RLock()
         self._watch = Watch()
         self._progress = structs.PROGRESS(self._watch)
@@ -67,14 +67,14 @@ class Session(Closing):
     @property
     @_locked
     def info(self) -> dict[str, Any]:
-        """Position, threads, bytes."""
+        """The position, threads and bytes."""
         info = structs.SessionInfo()
         check(library.wl_session_get_info(self._value, byref(info)))
         return info.as_dict()
 
     @property
     def position(self) -> int:
-        """Tokens read so far."""
+        """The number of tokens read so far."""
         position: int = self.info["position"]
         return position
 
@@ -101,8 +101,8 @@ class Session(Closing):
     @property
     @_locked
     def logits(self) -> Any:
-        """A read-only view of the logits after the last token, a numpy array or, without numpy, a memoryview of floats: the numbers
-        change when the session reads on. The view keeps the session's memory, also after `close`."""
+        """A read-only view of the logits after the last token, a numpy array or, without numpy, a memoryview of floats. Its values change
+        when the session reads on. The view keeps the session's memory alive, also after `close`."""
         handle, first, count = self._value, c_void_p(), c_size_t()
         check(library.wl_logits(handle, byref(first), byref(count)))
         memory = (ctypes.c_float * count.value).from_address(first.value or 0)
@@ -111,21 +111,21 @@ class Session(Closing):
 
     @_locked
     def generate(self, **options: Unpack[GenerateOptions]) -> Generation:
-        """Generates text after what has been read: an iterator of pieces.
+        """Generates text after the tokens read so far: returns an iterator of pieces.
 
-        Options: `max_tokens`; `stop`, a text or texts; `stop_tokens`; `ignore_end`; `logprobs`. `on_token` is called with each Token,
-        which has its log-probability if `logprobs`; if it returns False, that was the last one. `on_logits` is called with an array of the
-        logits before each token is chosen, as `logits` has it: what it changes holds for that choice."""
+        Options: `max_tokens`; `stop`, a text or texts; `stop_tokens`; `ignore_end`; `logprobs`. `on_token` is called with each Token, which
+        has a log-probability if `logprobs` is set; generation stops after the token if it returns False. `on_logits` is called with an
+        array of the logits, like `logits`, before each token is chosen; its changes apply to that choice only."""
         params = generate_params(**options)
         check(library.wl_generate_start(self._value, byref(params)))
         return Generation(self, params.hooks)
 
     @_locked
     def say(self, message: str | Iterable[Message], **options: Unpack[GenerateOptions]) -> Generation:
-        """Sends a message: an iterator of the pieces of the answer.
+        """Sends a message: returns an iterator of the pieces of the answer.
 
-        `message` is a text, or a whole history as `set_messages` takes it: only what is new of it is read. If its last
-        message is an answer, the pieces go on with it. The rest is as in `generate`."""
+        `message` is a text, or a complete history as for `set_messages`: only its new part is read. If its last message is an answer, the
+        pieces continue it. The options are those of `generate`."""
         params = generate_params(**options)
         if isinstance(message, str):
             text = message.encode()
@@ -136,19 +136,18 @@ class Session(Closing):
         return Generation(self, params.hooks)
 
     def generate_async(self, **options: Unpack[GenerateOptions]) -> AsyncGeneration:
-        """As `generate`, for `async for piece in session.generate_async()`."""
+        """Like `generate`, for `async for piece in session.generate_async()`."""
         return AsyncGeneration(self, functools.partial(self.generate, **options))
 
     def say_async(self, message: str | Iterable[Message], **options: Unpack[GenerateOptions]) -> AsyncGeneration:
-        """As `say`, for `async for piece in session.say_async("Hello!")`."""
+        """Like `say`, for `async for piece in session.say_async("Hello!")`."""
         return AsyncGeneration(self, functools.partial(self.say, message, **options))
 
     @_locked
     def set_messages(self, messages: Iterable[Message]) -> HistoryRead:
-        """The conversation becomes these messages, whatever it was: dicts of "role", "content" (a text, None, or parts of type
-        "text") and whatever else the model's template takes, or a client's message objects. What the states at hand have read of them,
-        the session's own and those of its store, is not read again. Returns how many tokens were reused and read; `generate` gives the
-        answer."""
+        """Replaces the conversation with these messages: dicts of "role", "content" (a text, None, or parts of type "text") and other
+        fields that the model's template uses, or a client's message objects. The part that the session's state or its store has read
+        already is not read again. Returns the numbers of tokens reused and read; `generate` gives the answer."""
         text = json.dumps(list(messages), default=_plain).encode()
         reused, read = c_size_t(), c_size_t()
         self._watch.call(library.wl_session_set_messages, self._value, text, len(text), byref(reused), byref(read))
@@ -156,37 +155,37 @@ class Session(Closing):
 
     @_locked
     def read_history(self, tokens: Iterable[SupportsIndex]) -> HistoryRead:
-        """Becomes a session that has read these tokens and nothing else, and reads as few of them as it can: returns how many
-        were reused and read."""
+        """Makes the session one that has read these tokens and nothing else, reading as few of them as possible: returns the numbers of
+        tokens reused and read."""
         numbers, reused = structs.tokens(tokens), c_size_t()
         self._watch.call(library.wl_session_read_history, self._value, numbers, len(numbers), byref(reused))
         return HistoryRead(reused.value, len(numbers) - reused.value)
 
     @_locked
     def checkpoint(self) -> None:
-        """Takes a checkpoint of this state in the session's store, if it has one."""
+        """Stores a checkpoint of the current state in the session's store, if it has one."""
         check(library.wl_session_checkpoint(self._value))
 
     @_locked
     def on_progress(self, function: OnProgress | None) -> None:
-        """Calls `function(read, total)` while a prompt is read, after every chunk; None ends it. If it returns False the
-        call is cancelled; if it raises, the call is cancelled and raises the same."""
+        """Calls `function(read, total)` after every chunk of a prompt; None removes it. If the function returns False, the call is
+        cancelled; if it raises an exception, the call is cancelled and raises it again."""
         self._watch.function = function
 
     @_locked
     def system(self, text: str) -> None:
-        """Sets the instructions ahead of the conversation."""
+        """Sets the instructions before the conversation."""
         encoded = text.encode()
         check(library.wl_chat_system(self._value, encoded, len(encoded)))
 
     @_locked
     def thinking(self, request: bool | None) -> None:
-        """Whether the template requests a thought before the next answers: True, False, or None as it does by default."""
+        """Sets whether the template requests thinking text before the next answers: True, False, or None for its default."""
         check(library.wl_chat_thinking(self._value, -1 if request is None else bool(request)))
 
     @_locked
     def tools(self, schemas: Iterable[Mapping[str, Any]]) -> None:
-        """Names the functions that the model may call: dicts as the model's template takes them."""
+        """Sets the functions that the model may call: dicts in the format of the model's template."""
         text = json.dumps(list(schemas)).encode()
         check(library.wl_chat_tools(self._value, text, len(text)))
 
@@ -198,8 +197,8 @@ class Session(Closing):
         grammar: str | None = None,
         json_object: bool = False,
     ) -> None:
-        """The form of the next answers: JSON that `schema` describes (a dict, or its text), a text that matches `regex`, one of a
-        `grammar` in llguidance's variant of Lark, or any JSON object. Without arguments answers are free."""
+        """Constrains the next answers: JSON that fits `schema` (a dict, or its text), a text that matches `regex`, a text of a `grammar` in
+        llguidance's variant of Lark, or any JSON object. Without arguments it removes the constraint."""
         if isinstance(schema, (Mapping, bool)):
             schema = json.dumps(schema)
         # The numbers of wl_constraint.
@@ -213,7 +212,7 @@ class Session(Closing):
 
     @_locked
     def undo(self) -> None:
-        """Takes back the last message and its answer."""
+        """Removes the last message and its answer."""
         check(library.wl_chat_undo(self._value))
 
     @property
@@ -230,7 +229,7 @@ class Session(Closing):
     @property
     @_locked
     def sampler(self) -> dict[str, Any]:
-        """How tokens are chosen, the seed that was drawn included."""
+        """The sampling parameters, including the seed that was drawn."""
         params = self._sampler()
         found = params.as_dict()
         bias, count = found.pop("bias"), found.pop("bias_count")
@@ -244,12 +243,12 @@ class Session(Closing):
 
     @_locked
     def set_sampler(self, **params: Any) -> None:
-        """Changes how tokens are chosen; what is not given stays. A new seed restarts the random numbers."""
+        """Changes the given sampling parameters and keeps the others. A new seed restarts the random numbers."""
         check(library.wl_session_set_sampler(self._value, byref(sampler_params(params, self._sampler()))))
 
     @_locked
     def state(self) -> bytes:
-        """The whole session as bytes."""
+        """Returns the complete session as bytes."""
         size = c_size_t()
         check(library.wl_state_size(self._value, byref(size)))
         room = ctypes.create_string_buffer(size.value)
@@ -258,7 +257,7 @@ class Session(Closing):
 
     @_locked
     def restore(self, state: Any) -> None:
-        """Goes on from a state, bit for bit."""
+        """Restores a state, bit for bit."""
         check(library.wl_state_read(self._value, *as_bytes(state)))
 
     @_locked
@@ -268,17 +267,17 @@ class Session(Closing):
 
     @_locked
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from a file."""
+        """Restores a state from a file."""
         check(library.wl_state_load(self._value, structs.path(path)))
 
     @_locked
     def fork(self) -> Session:
-        """A second session in the same state."""
+        """Makes a second session in the same state."""
         return Session(make(library.wl_session_free, library.wl_session_fork, self._value))
 
     @_locked
     def mark(self) -> None:
-        """Remembers this state for `rewind`."""
+        """Remembers the current state for `rewind`."""
         check(library.wl_session_mark(self._value))
 
     @_locked
@@ -292,9 +291,9 @@ class Session(Closing):
         check(library.wl_session_reset(self._value))
 
     def cancel(self) -> None:
-        """Ends the call that another thread is in, or the generation that is going on; one that comes late does nothing."""
+        """Ends the call of another thread or the running generation; does nothing if neither exists."""
         check(library.wl_session_cancel(self._value))
 
     def clear_cancel(self) -> None:
-        """Forgets a `cancel` that came between two pieces of a generation."""
+        """Discards a `cancel` that arrived between two pieces of a generation."""
         check(library.wl_session_clear_cancel(self._value))

@@ -11,15 +11,15 @@ from ._library import Closing, check, filled, library, make
 
 
 class HistoryRead(NamedTuple):
-    """How a history came into a session: tokens that were not read again, and tokens that were."""
+    """The numbers of tokens of a history that were not read again, and that were read."""
 
     reused: int
     read: int
 
 
 class Store(Closing):
-    """Checkpoints that sessions share, `model.session(store=store)`: a history that grew, was edited or is continued by another
-    process goes on from the deepest one that it begins with."""
+    """Checkpoints that sessions share, `model.session(store=store)`: a history that grew, was edited or comes from another process
+    continues from the longest checkpoint that is a prefix of it."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class Store(Closing):
         directory: str | os.PathLike[str] | None = None,
         directory_bytes: int | None = None,
     ) -> None:
-        """At most `bytes` in memory, a checkpoint at every `grid` tokens of a long prompt (or after every chunk); with a `directory` they
-        are kept there, too, in at most `directory_bytes`. None leaves the library's defaults."""
+        """Keeps at most `bytes` in memory, with a checkpoint at every `grid` tokens of a long prompt (or after every chunk); a `directory`
+        also holds them, in at most `directory_bytes`. None means the library's default."""
         params = filled(structs.StoreParams(), library.wl_store_params_init)
         params.set({"bytes": bytes, "grid": grid, "directory_bytes": directory_bytes})
         if directory is not None:
@@ -38,15 +38,15 @@ class Store(Closing):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Its size and what it has saved."""
+        """The store's size and the work it has saved."""
         stats = structs.StoreStats()
         check(library.wl_store_get_stats(self._value, byref(stats)))
         return stats.as_dict()
 
     def clear(self) -> None:
-        """Forgets all checkpoints, those of the directory too."""
+        """Removes all checkpoints, including those in the directory."""
         check(library.wl_store_clear(self._value))
 
     def flush(self) -> None:
-        """Waits until everything that was to be written to the directory has been."""
+        """Waits until all pending writes to the directory are done."""
         check(library.wl_store_flush(self._value))

@@ -1,4 +1,4 @@
-"""The structs of the C library, and the values that it takes."""
+"""The structs of the C library, and checks of their values."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Tagged(ctypes.Structure):
 
     def as_dict(self) -> dict[str, Any]:
         def value(name: str, type_: type) -> Any:
-            # A 32-bit 0.95 is 0.949999988079071 as a float of Python.
+            # A 32-bit 0.95 is 0.949999988079071 as a Python float.
             found = getattr(self, name)
             return float(f"{found:.7g}") if type_ is c_float else found
 
         return {name: value(name, type_) for name, type_ in self._fields_ if name not in ("size", "reserved")}
 
     def set(self: Struct, values: Mapping[str, Any]) -> Struct:
-        """Sets fields by name; None leaves the default."""
+        """Sets fields by name; None keeps the default."""
         types = dict(self._fields_)
         for name, value in values.items():
             if value is None:
@@ -42,7 +42,7 @@ class Tagged(ctypes.Structure):
 
 
 def whole(name: str, value: SupportsIndex, type_: Any) -> int:
-    """A whole number in the range of its type: ctypes would cut one that is too large."""
+    """Returns an integer in the range of its type; ctypes would truncate a larger one."""
     number, most = operator.index(value), 256 ** ctypes.sizeof(type_) - 1
     if not 0 <= number <= most:
         raise ValueError(f"{name}: found {number}, expected 0 to {most}")
@@ -50,20 +50,20 @@ def whole(name: str, value: SupportsIndex, type_: Any) -> int:
 
 
 def tokens(values: Iterable[SupportsIndex]) -> ctypes.Array[c_uint32]:
-    """An array of tokens."""
+    """Returns an array of tokens."""
     numbers = [whole("token", value, c_uint32) for value in values]
     return (c_uint32 * len(numbers))(*numbers)
 
 
 def c_string(name: str, text: bytes) -> bytes:
-    """Bytes that C reads up to a zero byte, so they hold none: C would take what comes before it for the whole."""
+    """Checks that bytes hold no zero byte, at which C would cut them off."""
     if b"\0" in text:
         raise ValueError(f"{name}: found a zero byte in {text!r}, expected none")
     return text
 
 
 def path(value: str | bytes | os.PathLike[Any]) -> bytes:
-    """A path for C."""
+    """Returns a path for C."""
     return c_string("path", os.fsencode(value))
 
 

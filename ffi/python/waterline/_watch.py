@@ -1,4 +1,4 @@
-"""Calls that read a prompt: their progress, and Ctrl-C in the middle of them."""
+"""Calls that read a prompt, with progress and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ OnProgress = Callable[[int, int], object]
 
 
 class Watch:
-    """Is called after every chunk of a prompt. Exceptions cannot pass through C: one that is raised here cancels the call, and
-    is raised again when the call returns. Meanwhile Ctrl-C is noted, so that its handler runs here and not where an exception
-    would be lost."""
+    """Called after every chunk of a prompt. Exceptions cannot pass through C: an exception raised here cancels the call and is raised again
+    when the call returns. During the call Ctrl-C is only recorded, so that its handler runs here and not where its exception would be
+    lost."""
 
     def __init__(self) -> None:
         self.function: OnProgress | None = None
@@ -34,7 +34,7 @@ class Watch:
             return True
 
     def call(self, function: Callable[..., int], *arguments: Any) -> None:
-        """Calls a function that reads; raises what was raised meanwhile, or what a status other than WL_OK means."""
+        """Calls a function that reads a prompt, then raises the exception raised during the call or that of a status other than WL_OK."""
         handler = signal.getsignal(signal.SIGINT)
         notes = callable(handler) and threading.current_thread() is threading.main_thread()
         if notes and callable(handler):

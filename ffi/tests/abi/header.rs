@@ -1,8 +1,8 @@
-//! `waterline.h` is written from the source.
+//! `waterline.h` is generated from the source.
 
 use std::path::Path;
 
-/// The header that belongs to the source. `WATERLINE_WRITE_HEADER=1` writes it.
+/// Compares the header with the source. `WATERLINE_WRITE_HEADER=1` writes it.
 #[test]
 fn the_header_is_current() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,4 @@
-//! The library as `ffi/install` installs it, once for all tests, and the programs that are built against it.
+//! Installs the library with `ffi/install`, once for all tests, and builds programs against it.
 
 use crate::skipped::skipped;
 use std::ffi::OsStr;
@@ -8,25 +8,25 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A folder for what the tests write.
+/// Returns a folder for files that the tests write.
 pub fn scratch(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).expect("a folder for the test");
     folder
 }
 
-/// A file of this crate.
+/// Returns the path of a file of this crate.
 pub fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The prefix with the installed library.
+/// Returns the prefix of the installed library.
 pub fn prefix() -> &'static Path {
     static PREFIX: OnceLock<PathBuf> = OnceLock::new();
     PREFIX.get_or_init(|| {
         let prefix = scratch("waterline-prefix");
         std::fs::remove_dir_all(&prefix).expect("the prefix is emptied");
-        // Cargo builds the libraries before this program, into the folder where this program is.
+        // Cargo builds the libraries before this program, into the same folder.
         let here = std::env::current_exe().expect("this program has a place");
         let mut install = Command::new(source("install"));
         install.arg("--prefix").arg(&prefix);
@@ -36,7 +36,7 @@ pub fn prefix() -> &'static Path {
     })
 }
 
-/// Output of `pkg-config` for the installed library.
+/// Returns the output of `pkg-config` for the installed library.
 pub fn pkg_config(arguments: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");
     command
@@ -48,14 +48,14 @@ pub fn pkg_config(arguments: &[&str]) -> Vec<String> {
     flags.split_whitespace().map(String::from).collect()
 }
 
-/// Builds a program from a source of this crate, found by pkg-config and linked with the shared library.
+/// Builds a program from a source of this crate, with flags from pkg-config, and links it with the shared library.
 pub fn build(compiler: &str, path: &str) -> PathBuf {
     let standard = if path.ends_with(".cpp") {
         "-std=c++17"
     } else {
         "-std=c11"
     };
-    // Tests run side by side, and two may build the same program.
+    // Tests run in parallel, and two may build the same program.
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let name = Path::new(path).file_stem().expect("a name");
     let name = format!(
@@ -93,7 +93,7 @@ pub fn succeeds(command: &mut Command) -> Output {
     output
 }
 
-/// Whether a tool that a test needs is on this machine; a test without it says so and passes.
+/// Returns whether a tool that a test needs is on this machine; a test without it prints a message and passes.
 pub fn has(tool: &str, arguments: &[&str]) -> bool {
     let there = Command::new(tool)
         .args(arguments)
@@ -105,7 +105,7 @@ pub fn has(tool: &str, arguments: &[&str]) -> bool {
     there
 }
 
-/// Runs a command on `input` and returns what it printed.
+/// Runs a command on `input` and returns its output.
 #[track_caller]
 pub fn run(command: &mut Command, input: &str) -> String {
     let mut file = tempfile::tempfile().expect("a temporary file");
@@ -115,7 +115,7 @@ pub fn run(command: &mut Command, input: &str) -> String {
     String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
-/// Runs a program on `input` and returns what it printed.
+/// Runs a program on `input` and returns its output.
 #[track_caller]
 pub fn run_on(program: impl AsRef<OsStr>, input: &str) -> String {
     run(&mut Command::new(program), input)

@@ -1,5 +1,5 @@
-//! The C interface as its users see it: the header, the installed libraries, and programs in C, C++ and Python, which
-//! are built and run here.
+//! Tests the C interface as its users see it: the header, the installed libraries, and programs in C, C++ and Python that are built and run
+//! here.
 
 mod header;
 #[cfg(target_os = "linux")]

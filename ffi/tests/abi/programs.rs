@@ -1,4 +1,4 @@
-//! Programs in C and C++ against the installed library, as their authors would build them.
+//! Builds and runs C and C++ programs with the installed library, as their authors would.
 
 use std::process::Command;
 
@@ -117,7 +117,7 @@ fn a_cpp_program_answers_three_at_once() {
     );
 }
 
-/// A program finds the library in each way that README.md names: by rpath, by LD_LIBRARY_PATH, or not at all.
+/// A program finds the library in each way that README.md names: by rpath or by LD_LIBRARY_PATH; without either it fails to start.
 #[test]
 fn readme_says_how_a_program_finds_the_library() {
     let readme = std::fs::read_to_string(source("README.md")).expect("README.md");

@@ -1,16 +1,16 @@
-//! The Python package: installed without a compiler, and held to what it says.
+//! The Python package installs without a compiler and keeps its promises.
 
 use std::process::Command;
 
 use crate::installed::{has, prefix, scratch, source, succeeds};
 
-/// A Python with numpy: the one that `WATERLINE_PYTHON` names, or the first on the path.
+/// Returns a Python with numpy: the one in `WATERLINE_PYTHON`, or the first on the path.
 pub fn python() -> Option<String> {
     let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
     has(&python, &["-c", "import numpy"]).then_some(python)
 }
 
-/// A command of Python that finds the package and the installed library.
+/// Sets up a Python command to find the package and the installed library.
 pub fn library(command: &mut Command) -> &mut Command {
     command
         .env("PYTHONPATH", source("python"))
@@ -62,7 +62,7 @@ fn a_newcomer_tells_a_story_and_talks() {
     );
 }
 
-/// The wheel of `ffi/wheel`, installed into a clean environment where neither compiler nor cargo is on the path.
+/// Installs the wheel of `ffi/wheel` into a clean environment, with neither compiler nor cargo on the path.
 #[test]
 fn the_wheel_needs_no_compiler() {
     let Some(python) = python() else { return };
@@ -115,7 +115,7 @@ fn the_package_installs_with_pip_alone() {
     if !has(&python, &["-c", tools]) {
         return;
     }
-    // A copy, since setuptools leaves its own folders where it builds.
+    // A copy, because setuptools creates folders where it builds.
     let copy = scratch("waterline-package");
     let target = scratch("waterline-site");
     succeeds(

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::installed::{pkg_config, prefix, scratch, source, succeeds};
 use crate::python::{library, python};
 
-/// The code blocks of a document in a language.
+/// Returns the code blocks of a document in a language.
 fn blocks(document: &Path, language: &str) -> Vec<String> {
     let text = std::fs::read_to_string(document).expect("a document");
     let blocks = text.split("\n```").skip(1).step_by(2);
@@ -14,7 +14,7 @@ fn blocks(document: &Path, language: &str) -> Vec<String> {
     blocks.map(String::from).collect()
 }
 
-/// A folder in which the names of README.md's commands stand for what the text says they are.
+/// Makes a folder that holds the files named in README.md's commands.
 fn workplace(name: &str) -> std::path::PathBuf {
     let folder = scratch(name);
     std::fs::create_dir_all(folder.join("tests/programs")).expect("a folder");
@@ -27,7 +27,8 @@ fn workplace(name: &str) -> std::path::PathBuf {
     folder
 }
 
-/// `PREFIX` is the folder of the installed library, and the long stress run takes three seconds.
+/// Runs commands with `PREFIX` replaced by the installed library's folder, and the long stress run
+/// cut to three seconds.
 fn run_in(folder: &Path, commands: &str) {
     let here = format!("./stress 3 1 {}", folder.display());
     let commands = commands
@@ -48,7 +49,7 @@ fn the_commands_of_the_readme_run() {
     let readme = source("README.md");
     let mut run = 0;
     for block in blocks(&readme, "") {
-        // The library is installed already, and the header is the other tests' business.
+        // The library is installed already, and other tests cover the header.
         if ["export", "cc"].iter().any(|word| block.starts_with(word)) {
             run_in(&folder, &block);
             run += 1;
@@ -67,7 +68,7 @@ fn the_commands_of_the_readme_run() {
     assert!(run >= 4, "{run} commands were found");
 }
 
-/// Compiles a program and returns what it prints.
+/// Compiles a program and returns its output.
 fn output_of(name: &str, program: &str) -> String {
     let folder = scratch("waterline-readme-programs");
     let (file, built) = (folder.join(name).with_extension("c"), folder.join(name));
@@ -89,13 +90,13 @@ fn output_of(name: &str, program: &str) -> String {
 fn the_c_programs_of_both_readmes_talk() {
     let whole = &blocks(&source("README.md"), "c")[0];
     assert!(output_of("story", whole).len() > 100);
-    // The other one is a part: its `show` and its `model` are those of the whole one.
+    // The other program is a fragment that uses `show` and `model` of this one.
     let part = &blocks(&source("../README.md"), "c")[0];
     let (before, _) = whole.split_once("int main").expect("a program");
     let main = format!(
         "{before}int main(void) {{ wl_model *model; wl_model_builtin(NULL, &model);\n{part}\nreturn 0; }}\n"
     );
-    // "Hello!" may be the whole answer.
+    // The complete answer may be just "Hello!".
     assert!(!output_of("part", &main).trim().is_empty());
 }
 
@@ -106,7 +107,7 @@ fn the_python_programs_of_the_readme_talk() {
     let [first, second, third, fourth] = &blocks[..] else {
         panic!("{} programs", blocks.len())
     };
-    // The second one goes on with the first one's session.
+    // The second program continues with the first one's session.
     let (start, _) = first.split_once("    for piece").expect("a session");
     let second: String = second.lines().map(|line| format!("    {line}\n")).collect();
     for program in [first, &format!("{start}{second}"), third, fourth] {

@@ -1,6 +1,6 @@
 /*
- * What waterline.h promises, held against the library: results, and that nothing wrong that a program can pass is more
- * than a status. The argument is a folder to write to.
+ * Checks the promises of waterline.h against the library: results, and that every mistake a program can make gives nothing
+ * worse than a status. The argument is a folder to write to.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@ static int failures;
         }                                                                                           \
     } while (0)
 #define OK(call) CHECK((call) == WL_OK)
-/* The call gives this status, and a sentence with this text in it. */
+/* The call returns this status, with a sentence that contains this text. */
 #define REFUSED(status, text, call)                                                                 \
     do {                                                                                            \
         CHECK((call) == (status));                                                                  \
@@ -119,7 +119,7 @@ static void handles(const wl_model *model)
     OK(wl_model_free(NULL));
     OK(wl_session_free(session));
 
-    /* A session goes on without its model's handle. */
+    /* A session outlives its model's handle. */
     wl_model *second;
     OK(wl_model_builtin(NULL, &second));
     session = greedy(second, 0);
@@ -173,7 +173,7 @@ static void null_pointers(wl_model *model)
     REFUSED(WL_ERROR_ARGUMENT, "path is NULL", wl_state_save(session, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "path is NULL", wl_state_load(session, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_session_params_init(NULL, sizeof(wl_session_params)));
-    /* Misaligned, and longer than memory. */
+    /* Misaligned, and larger than memory. */
     REFUSED(WL_ERROR_ARGUMENT, "multiple of 4", wl_feed(session, (uint32_t *)((char *)tokens + 1), 1, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "more than any memory", wl_feed(session, tokens, SIZE_MAX, NULL));
     wl_session_info before = {.size = sizeof before}, after = {.size = sizeof after};
@@ -206,7 +206,7 @@ static void sizes_of_structs(const wl_model *model)
     REFUSED(WL_ERROR_ARGUMENT, "no struct has", wl_model_params_init(&params.known, 0));
     REFUSED(WL_ERROR_ARGUMENT, "no struct has", wl_model_params_init(&params.known, SIZE_MAX));
 
-    /* A program of an older header: only its part is written. */
+    /* For a program built with an older header, only its part is written. */
     wl_model_info info;
     memset(&info, 0x55, sizeof info);
     info.size = 2 * sizeof(uint32_t);
@@ -303,11 +303,11 @@ static void text(const wl_model *model)
     size_t count = 0, length = 0;
     OK(wl_tokenize(model, words, sizeof words - 1, 0, tokens, 64, &count));
     CHECK(count > 3);
-    /* Exact bytes, the zero byte among them. */
+    /* Exact bytes, including the zero byte. */
     char bytes[64];
     OK(wl_detokenize(model, tokens, count, bytes, sizeof bytes, &length));
     CHECK(length == sizeof words - 1 && memcmp(bytes, words, length) == 0 && bytes[length] == 0);
-    /* The pieces are the whole. */
+    /* The pieces add up to the text. */
     size_t at = 0;
     for (size_t i = 0; i < count; i++) {
         const char *piece;
@@ -317,7 +317,7 @@ static void text(const wl_model *model)
         at += n;
     }
     CHECK(at == length);
-    /* How much room, and too little of it. */
+    /* The required room, and too little room. */
     size_t needed = 0;
     OK(wl_tokenize(model, words, sizeof words - 1, 0, NULL, 0, &needed));
     CHECK(needed == count);
@@ -331,7 +331,7 @@ static void text(const wl_model *model)
     tokens[0] = 0xffffffff;
     REFUSED(WL_ERROR_ARGUMENT, "4294967295", wl_detokenize(model, tokens, 1, bytes, sizeof bytes, &length));
 
-    /* The name of a special token is letters, unless it is asked for. */
+    /* The name of a special token is ordinary text unless `special` is set. */
     wl_model_info info = {.size = sizeof info};
     OK(wl_model_get_info(model, &info));
     const char *name;
@@ -367,7 +367,7 @@ static void reading(const wl_model *model)
     OK(wl_logits(session, &still, &count));
     CHECK(still == logits);
 
-    /* There and back again, bit for bit. */
+    /* A rewind and the same step give the same bits. */
     float *before = malloc(count * sizeof *before);
     memcpy(before, logits, count * sizeof *before);
     OK(wl_session_rewind(session, here));
@@ -375,7 +375,7 @@ static void reading(const wl_model *model)
     CHECK(memcmp(before, logits, count * sizeof *before) == 0);
     REFUSED(WL_ERROR_REWIND, "not been reached", wl_session_rewind(session, 1 << 30));
 
-    /* A cancellation that comes late ends nothing. */
+    /* A late cancellation ends nothing. */
     tokens[1] = 2;
     OK(wl_session_cancel(session));
     OK(wl_feed(session, tokens, 2, &fed));
@@ -388,7 +388,7 @@ static void reading(const wl_model *model)
     CHECK(token == best && memcmp(before, logits, count * sizeof *before) == 0);
     free(before);
 
-    /* What was planned is what is there. */
+    /* The plan matches the session. */
     wl_session_params params;
     OK(wl_session_params_init(&params, sizeof params));
     params.threads = 1;
@@ -401,7 +401,7 @@ static void reading(const wl_model *model)
     OK(wl_session_free(session));
 }
 
-/* How a prompt comes along; stops after so many calls. */
+/* Records the progress of a prompt; stops after `stop_after` calls. */
 struct progress {
     uint64_t read[64], total;
     int calls, stop_after;
@@ -431,13 +431,13 @@ static void progress(const wl_model *model)
     OK(wl_session_set_progress(session, advance, &seen));
     OK(wl_feed(session, tokens, 10, &fed));
     CHECK(seen.calls == 3 && seen.read[0] == 4 && seen.read[2] == 10 && seen.total == 10 && fed == 10);
-    /* It may cancel, after the last tokens too, and only the call that it belongs to. */
+    /* The callback may cancel, after the last tokens too, and cancels only its call. */
     for (int stop = 1; stop <= 3; stop++) {
         seen = (struct progress){.stop_after = stop};
         CHECK(wl_feed(session, tokens, 10, &fed) == WL_CANCELLED && fed == (stop < 3 ? 4u * stop : 10));
     }
     OK(wl_feed(session, tokens, 2, &fed));
-    /* Conversations show it too; a message that was cancelled was not sent. */
+    /* Conversations report progress too; a cancelled message was not sent. */
     OK(wl_session_reset(session));
     seen = (struct progress){.stop_after = 2};
     CHECK(wl_chat_say(session, "Tell me a story.", WL_ZERO_TERMINATED, NULL, NULL, NULL, NULL) == WL_CANCELLED);
@@ -453,7 +453,7 @@ static void progress(const wl_model *model)
     OK(wl_session_free(session));
 }
 
-/* A history that was said elsewhere is as if it had been said here. */
+/* A history from elsewhere acts as if it had been said here. */
 static void history(const wl_model *model)
 {
     wl_session *session = greedy(model, 0);
@@ -478,7 +478,7 @@ static void history(const wl_model *model)
     OK(wl_chat_messages_json(session, json, sizeof json, &length));
     CHECK(strstr(json, "{\"role\":\"assistant\",\"content\":\"Nice to meet you, Anna!\"}") != NULL);
 
-    /* Any roles in any order; what cannot be used changes nothing. */
+    /* Any roles in any order; an invalid history changes nothing. */
     const wl_message free_order[] = {{"assistant", "Welcome!"}, {"tool", "42"}, {"user", "Hi."}};
     OK(wl_chat_set_messages(session, said, 5));
     OK(wl_chat_set_messages(session, free_order, 3));
@@ -498,7 +498,7 @@ static void history(const wl_model *model)
     OK(wl_session_free(session));
 }
 
-/* Sessions share what they have read. */
+/* Sessions share the tokens they have read. */
 static void stores(const wl_model *model, const char *folder)
 {
     char directory[1024];
@@ -520,7 +520,7 @@ static void stores(const wl_model *model, const char *folder)
         OK(wl_session_new(model, &session_params, &one));
         OK(wl_session_new(model, &session_params, &other));
         OK(wl_session_set_messages(one, history, WL_ZERO_TERMINATED, &reused, &read));
-        /* The second run finds what the first has written. */
+        /* The second run finds the checkpoints that the first one wrote. */
         CHECK(run == 0 ? reused == 0 && read > 0 : read == 0 && reused == all);
         all = reused + read;
         OK(wl_session_set_messages(other, history, WL_ZERO_TERMINATED, &reused, &read));
@@ -562,7 +562,7 @@ static void samplers(const wl_model *model)
     OK(wl_session_params_init(&params, sizeof params));
     params.threads = 1;
     wl_session *session, *second;
-    /* Nobody chose a seed, so each session has its own. */
+    /* Without a chosen seed, each session draws a different one. */
     OK(wl_session_new(model, &params, &session));
     OK(wl_session_new(model, &params, &second));
     OK(wl_session_get_sampler(session, &found));
@@ -581,13 +581,13 @@ static void samplers(const wl_model *model)
     OK(wl_session_get_sampler(session, &found));
     CHECK(found.seed == 7 && found.temperature == 0.25f && found.bias_count == 2);
     CHECK(found.bias[0].token == 3 && found.bias[0].bias == -1.5f && found.bias[1].token == 4);
-    /* What was read back can be given again. */
+    /* The parameters that were read back can be set again. */
     OK(wl_session_set_sampler(session, &found));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_session_get_sampler(session, NULL));
     OK(wl_session_free(session));
 }
 
-/* The generation that the callback runs in is the only call on its session. */
+/* The session is busy with the generation that this callback runs in. */
 static int meddle(const char *piece, size_t length, void *user)
 {
     struct text *text = user;
@@ -621,7 +621,7 @@ static void generating(const wl_model *model)
     OK(wl_generate(session, &params, collect, empty(&one), &result));
     CHECK(result.finish == WL_FINISH_LENGTH && result.tokens == 12 && one.length > 12);
 
-    /* Pulled, it is the same as pushed. */
+    /* Pulled text equals pushed text. */
     const char *piece;
     size_t length;
     empty(&two);
@@ -635,7 +635,7 @@ static void generating(const wl_model *model)
     OK(wl_session_reset(fork));
     REFUSED(WL_ERROR_ARGUMENT, "no generation", wl_generate_next(fork, &piece, &length, NULL));
 
-    /* A stop text, made of what came before. */
+    /* A stop text taken from the middle of that text. */
     char stop[4] = {one.bytes[5], one.bytes[6], one.bytes[7], 0};
     const char *stops[] = {stop};
     params.stop = stops;
@@ -648,7 +648,7 @@ static void generating(const wl_model *model)
     stops[0] = NULL;
     REFUSED(WL_ERROR_ARGUMENT, "stop text is NULL", wl_generate(fork, &params, NULL, NULL, NULL));
 
-    /* What cannot be reported is refused before anything happens, in a conversation too. */
+    /* An invalid result struct is rejected before anything happens, in a conversation too. */
     result.size = 0;
     uint64_t here = position(fork);
     params.stop_count = 0;
@@ -660,7 +660,7 @@ static void generating(const wl_model *model)
     CHECK(position(fork) == here);
     result.size = sizeof result;
 
-    /* The callback stops it, meddles with it, frees the session. */
+    /* The callback stops the generation, calls into it, frees the session. */
     params.stop_count = 0;
     empty(&one)->stop_after = 3;
     OK(wl_generate(fork, &params, collect, &one, &result));
@@ -715,7 +715,7 @@ static void threads(const wl_model *model)
     CHECK(one.seen == WL_OK && result.finish == WL_FINISH_CANCELLED && result.tokens < 100000);
     OK(wl_session_free(session));
 
-    /* The sentence belongs to the thread. */
+    /* Each thread has its own last error. */
     wl_model_free((wl_model *)&one);
     char before[256];
     snprintf(before, sizeof before, "%s", wl_last_error());
@@ -742,7 +742,7 @@ static void chatting(const wl_model *model, const char *folder)
     OK(wl_chat_say(session, "What is my name?", WL_ZERO_TERMINATED, &params, collect, empty(&one), &result));
     CHECK(strstr(one.bytes, "Anna") != NULL);
 
-    /* Taken back and said again it is the same; saved in between, in another session too. */
+    /* A turn that is undone and repeated gives the same answer, also after saving and loading into another session. */
     OK(wl_chat_undo(session));
     CHECK(position(session) == here);
     REFUSED(WL_ERROR_REWIND, "wl_chat_undo", wl_session_rewind(session, 0));
@@ -762,7 +762,7 @@ static void chatting(const wl_model *model, const char *folder)
     CHECK(json[0] == '[' && strstr(json, "{\"role\":\"user\",\"content\":\"What is my name?\"}") && strlen(json) == length);
     REFUSED(WL_ERROR_ROOM, "room", wl_chat_messages_json(other, json, length, &length));
 
-    /* An answer that was left in the middle is an answer. */
+    /* An answer that was interrupted is part of the conversation. */
     OK(wl_chat_start(other, "Tell me a story.", WL_ZERO_TERMINATED, &params));
     OK(wl_generate_next(other, &piece, &length, NULL));
     OK(wl_chat_say(other, "What is my name?", WL_ZERO_TERMINATED, &params, collect, empty(&two), &result));
@@ -795,7 +795,7 @@ static void states(const wl_model *model, const char *folder)
     OK(wl_logits(other, &b, &count));
     CHECK(here == there && memcmp(a, b, count * sizeof *a) == 0);
 
-    /* Damaged, cut, of other parameters: refused, and the session is as it was. */
+    /* Damaged, truncated or with other parameters: rejected, and the session is unchanged. */
     uint64_t before = position(other);
     for (size_t at = 0; at < size; at += size / 41 + 1) {
         state[at] ^= 0x40;
@@ -849,7 +849,7 @@ static void logging(void)
     OK(wl_model_free(model));
 }
 
-/* Sessions that step together give what they give alone. */
+/* Sessions that step together give the same tokens as alone. */
 static void batches(wl_model *model)
 {
     wl_session *alone[2], *all[2];
@@ -865,7 +865,7 @@ static void batches(wl_model *model)
     REFUSED(WL_ERROR_ARGUMENT, "1 to 1024", wl_batch_new(all[0], 0, &batch));
     OK(wl_batch_new(all[0], 2, &batch));
     for (int step = 0; step < 6; step++) {
-        /* The second one joins later. */
+        /* The second session joins later. */
         size_t count = step < 2 ? 1 : 2;
         OK(wl_batch_step(batch, all, count, tokens));
         for (size_t i = 0; i < count; i++) {
@@ -881,7 +881,7 @@ static void batches(wl_model *model)
     REFUSED(WL_ERROR_ARGUMENT, "up to 2", wl_batch_step(batch, three, 3, room));
     REFUSED(WL_ERROR_ARGUMENT, "sessions is NULL", wl_batch_step(batch, NULL, 1, room));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_batch_step(batch, all, 1, NULL));
-    /* A cancellation that comes late does not end the next call. */
+    /* A late cancellation does not end the next call. */
     OK(wl_session_cancel(all[1]));
     OK(wl_batch_step(batch, all, 2, tokens));
     OK(wl_batch_free(batch));
@@ -922,7 +922,7 @@ static void forbid(float *logits, size_t count, void *user)
     seen->calls++;
 }
 
-/* What a program can see and change of a generation, token by token. */
+/* Callbacks see and change a generation token by token. */
 static void hooks(const wl_model *model)
 {
     wl_session *session = greedy(model, 0), *fork, *third;
@@ -944,10 +944,10 @@ static void hooks(const wl_model *model)
     for (int i = 0; i < 12; i++) {
         uint32_t token;
         OK(wl_step(fork, &token));
-        /* The most probable of some thousand tokens. */
+        /* The most probable of a few thousand tokens. */
         CHECK(seen_one.tokens[i] == token && seen_one.logprobs[i] <= 0 && seen_one.logprobs[i] > -9);
     }
-    /* Without the first token that it had chosen; pulled, and stopped after three. */
+    /* The first token chosen before is forbidden; the text is pulled, and stopped after three tokens. */
     params.logprobs = 0;
     params.on_logits = forbid;
     params.user = &seen_two;
@@ -966,7 +966,7 @@ static void hooks(const wl_model *model)
     OK(wl_session_free(fork));
     OK(wl_session_free(third));
 
-    /* Drafts change no text. */
+    /* Drafts do not change the text. */
     wl_session_params drafting;
     OK(wl_session_params_init(&drafting, sizeof drafting));
     wl_sampler_params sampler;
@@ -989,7 +989,7 @@ static void hooks(const wl_model *model)
     wl_session_info info = {.size = sizeof info};
     OK(wl_session_get_info(session, &info));
     CHECK(info.drafted > 0 && info.accepted <= info.drafted);
-    /* A generation that is left has read what it has shown, and no more. */
+    /* A generation that is abandoned has read exactly the tokens it has shown. */
     for (int i = 0; i < 3; i++) {
         OK(wl_generate_start(session, &params));
         OK(wl_generate_start(third, &params));
@@ -1009,7 +1009,7 @@ static void hooks(const wl_model *model)
     REFUSED(WL_ERROR_UNSUPPORTED, "MTP", wl_session_new(model, &drafting, &session));
 }
 
-/* Answers of several conversations, which step together. */
+/* Answers of two conversations that step together. */
 static void batched_text(wl_model *model)
 {
     wl_session *alone[2], *all[2];
@@ -1064,7 +1064,7 @@ static void batched_text(wl_model *model)
     }
 }
 
-/* What a model's template is given besides the messages. */
+/* The inputs of a model's template other than the messages. */
 static void templates(const wl_model *model)
 {
     wl_session *session = greedy(model, 0);
@@ -1114,7 +1114,7 @@ static void forms(wl_model *model)
     OK(wl_chat_say(session, "Hello!", WL_ZERO_TERMINATED, &params, collect, empty(&one), NULL));
     CHECK(one.bytes[0] == '{');
 
-    /* What is wrong leaves the form before. */
+    /* An invalid constraint keeps the previous one. */
     REFUSED(WL_ERROR_ARGUMENT, "expected a wl_constraint", wl_session_constrain(session, 5, NULL, 0));
     REFUSED(WL_ERROR_ARGUMENT, "no JSON", constrained(session, WL_CONSTRAINT_JSON_SCHEMA, "{"));
     REFUSED(WL_ERROR_ARGUMENT, "grammar", constrained(session, WL_CONSTRAINT_JSON_SCHEMA, "false"));
@@ -1130,7 +1130,7 @@ static void forms(wl_model *model)
     OK(wl_session_constrain(session, WL_CONSTRAINT_NONE, NULL, 0));
     CHECK(greeted(session, &one)[0] != '{');
 
-    /* In a batch as alone, beside an answer that is free. */
+    /* In a batch as alone, next to an unconstrained answer. */
     wl_session *all[2] = {greedy(model, 0), greedy(model, 0)}, *alone = greedy(model, 0);
     OK(constrained(all[0], WL_CONSTRAINT_JSON_SCHEMA, schema));
     OK(constrained(alone, WL_CONSTRAINT_JSON_SCHEMA, schema));

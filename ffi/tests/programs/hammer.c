@@ -1,6 +1,6 @@
 /*
- * Random calls with handles that live, are freed, are of another kind or are none, and with numbers of any size. Each call
- * ends with a status and, if it fails, a sentence; none succeeds with a handle that does not live.
+ * Random calls with handles that are live, freed, of another kind or invalid, and with numbers of any size. Each call
+ * returns a status and, if it fails, sets a sentence; no call succeeds with a handle that is not live.
  *
  *   hammer COUNT SEED MODEL
  */
@@ -27,7 +27,7 @@ static uint32_t next(uint32_t bound)
     return (uint32_t)(random_state >> 33) % bound;
 }
 
-/* A handle; `lives` says whether it is one of its kind. */
+/* Returns a handle; `lives` is set to whether it is live and of its kind. */
 static void *handle(void *live, int *lives)
 {
     void *others[] = {NULL, freed, &random_state, (void *)(uintptr_t)0x12345679, model, (char *)live + 1};

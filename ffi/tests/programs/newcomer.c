@@ -1,6 +1,6 @@
 /*
- * What a newcomer writes with README.md and waterline.h alone: a text completed token by token with a choice of its own,
- * and a server's way of talking, where each request brings the whole history.
+ * The program of a newcomer who has read only README.md and waterline.h: it completes a text, choosing each token itself,
+ * and talks like a server, where each request brings the complete history.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,7 +70,7 @@ int main(void)
         CHECK(wl_chat_say(session, history[2 * turn].content, WL_ZERO_TERMINATED, NULL, append, answers[turn], &result));
         printf("%s\n", answers[turn]);
     }
-    /* The second request read its own message and nothing twice. */
+    /* The second request read only its new message. */
     printf("%s\n", result.prompt_tokens < 20 ? "short" : "long");
     CHECK(wl_session_free(session));
     CHECK(wl_model_free(model));

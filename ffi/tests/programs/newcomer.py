@@ -1,9 +1,9 @@
-"""What a newcomer writes with python/README.md alone."""
+"""The program of a newcomer who has read only python/README.md."""
 
 from waterline import Error, Model
 
 with Model.builtin() as model:
-    # A seed of one's own gives the same text again; without one, each session draws its own.
+    # A given seed gives the same text again; without one, each session draws a new seed.
     def story(**params):
         with model.session(**params) as session:
             session.feed(model.tokenize("Once upon a time"))

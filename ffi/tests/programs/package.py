@@ -1,4 +1,4 @@
-"""What the Python package says of itself, held against it. The argument is a folder to write to."""
+"""Checks the Python package against its documentation. The argument is a folder to write to."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ with Model.builtin() as model:
         else:
             raise AssertionError(f"{call} was not refused")
 
-    # Unknown names and numbers that C would cut are refused everywhere, with the caller's names.
+    # Unknown names and numbers that C would truncate are rejected everywhere, with the caller's names.
     with model.session(temperature=0) as any_session:
         raises(TypeError, "temprature", model.session, temprature=1)
         raises(TypeError, "threds", model.plan, threds=1)
@@ -62,22 +62,22 @@ with Model.builtin() as model:
         list(any_session.say("Hi.", max_tokens=2))
         assert "undo" in refused("WL_ERROR_REWIND", any_session.rewind, 0)
 
-    # The sampler is read back; what is not given stays; nobody's seed is drawn.
+    # The sampler is read back; parameters that are not given stay; without a seed each session draws a different one.
     with model.session(top_k=3) as one, model.session() as two:
         assert one.sampler["seed"] != two.sampler["seed"]
-        # As people write it, not as 32 bits become 64.
+        # Printed as people write it, not as the 64-bit value of a 32-bit float.
         assert two.sampler["top_p"] == 0.95 and str(Finish.END) == "Finish.END"
         one.set_sampler(logit_bias={5: -1.5}, seed=7)
         one.set_sampler(temperature=0.25)
         expected = {"top_k": 3, "temperature": 0.25, "seed": 7, "logit_bias": {5: -1.5}}
         assert expected.items() <= one.sampler.items()
 
-    # A full context of the built-in model never comes; the parameters are checked all the same.
+    # The context of the built-in model is never full, but the parameters are checked.
     raises(ValueError, "keep: found -1", model.session, on_full=OnFull.SHIFT, keep=-1)
     assert "on_full" in refused("WL_ERROR_ARGUMENT", model.session, on_full=3)
     model.session(on_full=OnFull.COMPACT, keep=9).close()
 
-    # How a prompt comes along, and a progress that cancels.
+    # The progress of a prompt, and a callback that cancels.
     with model.session(chunk=4, temperature=0) as slow:
         seen = []
         slow.on_progress(lambda read, total: seen.append((read, total)))
@@ -88,7 +88,8 @@ with Model.builtin() as model:
         slow.on_progress(None)
         slow.feed([1])
 
-        # Ctrl-C, and what a progress raises, end the reading after its chunk. A program in the background begins with the signal ignored.
+        # Ctrl-C and exceptions of the progress callback stop the reading after a chunk. A program in the background starts with the signal
+        # ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         slow.reset()
         slow.on_progress(lambda read, total: signal.raise_signal(signal.SIGINT))
@@ -99,7 +100,7 @@ with Model.builtin() as model:
         slow.on_progress(None)
         slow.feed([1])
 
-    # A history at once; one that goes on is read from where it goes on.
+    # A complete history at once; a history that grew is read only from its new part.
     with model.session(temperature=0) as told:
         history = [
             {"role": "user", "content": "My name is Anna."},
@@ -121,7 +122,7 @@ with Model.builtin() as model:
         list(told.say(parts, max_tokens=2))
         assert told.messages[0]["content"] == "Hi." and told.messages[0]["name"] == "x" and len(told.messages) == 2
         class Said:
-            """A message as a client's library has it."""
+            """A message as an object of a client library."""
 
             def model_dump(self, exclude_none):
                 return {"role": "user", "content": [{"type": "text", "text": "Hello!"}]}
@@ -132,7 +133,7 @@ with Model.builtin() as model:
         told.cancel()
         assert "".join(told.say("Hello again!"))
 
-    # Token by token: log-probabilities, a hook on logits, exceptions of both; thinking and tools of the template.
+    # Token by token: log-probabilities, a callback on logits, exceptions of both callbacks; thinking and tools of the template.
     with model.session(temperature=0, threads=1) as seen, model.session(temperature=0, threads=1, lookup=6) as drafting:
         prompt = model.tokenize("Once upon a time")
         seen.feed(prompt)
@@ -160,7 +161,7 @@ with Model.builtin() as model:
         seen.tools([])
         assert "".join(seen.say("Hello!", max_tokens=4))
 
-    # Forms of answers.
+    # Constraints on answers.
     with model.session(temperature=0, threads=1) as formed:
         age = {"type": "object", "properties": {"age": {"enum": [7]}}, "required": ["age"], "additionalProperties": False}
         formed.constrain(schema=age)
@@ -177,7 +178,7 @@ with Model.builtin() as model:
         formed.reset()
         assert "".join(formed.say("Hello!"))[0].isalpha()
 
-    # An event loop goes on while a session answers, and a task that is cancelled ends its generation.
+    # The event loop keeps running while a session answers, and a cancelled task ends its generation.
     async def talk():
         turns = 0
 
@@ -203,7 +204,7 @@ with Model.builtin() as model:
 
     asyncio.run(talk())
 
-    # Answers that are generated together are those of each alone.
+    # Answers generated together equal the answers generated alone.
     messages = ["My name is Anna.", "Tell me a story."]
     alone = []
     for message in messages:
@@ -224,7 +225,7 @@ with Model.builtin() as model:
         assert len(tokens) == 2 and batch.step([]) == []
         raises(ValueError, "found 1 for 2", batch.feed, sessions, [1])
 
-    # Sessions share what they have read, and so do processes by a directory.
+    # Sessions share the tokens they have read, and so do processes through a directory.
     history = [{"role": "user", "content": "Tell me a story."}]
     shutil.rmtree(folder / "store", ignore_errors=True)
     for again in (False, True):
@@ -243,13 +244,13 @@ with Model.builtin() as model:
         store.clear()
         assert store.stats["files"] == 0
 
-    # The plan of the file, before it is loaded, is that of the session.
+    # The plan of the file, before it is loaded, matches the session.
     planned = plan(gguf, threads=1, marks=2)
     assert planned == model.plan(threads=1, marks=2)
     session = model.session(temperature=0, threads=1, marks=2, logit_bias={1: -1e9})
     assert {name: session.info[name] for name in ("state_bytes", "work_bytes")}.items() <= planned.items()
 
-    # Logits are a view of the library's own memory, which outlives close.
+    # Logits are a view of the library's memory, which outlives close.
     session.feed(model.tokenize("Once upon a time"))
     view = session.logits
     assert view.dtype == numpy.float32 and view.shape == (model.info["vocab"],) and not view.flags.writeable
@@ -271,7 +272,7 @@ with Model.builtin() as model:
     other.reset()
     assert other.position == 0 and not other.logits.any()
 
-    # Generation is an iterator that says how it ended.
+    # A generation is an iterator that also reports how it ended.
     other.restore(state)
     pieces = other.generate(max_tokens=20, stop=text[3:6])
     assert text.startswith("".join(pieces)) and pieces.finish is Finish.STOP and 0 < pieces.tokens <= 20

@@ -1,8 +1,8 @@
 #define _DEFAULT_SOURCE /* usleep */
 /*
- * Eight threads, one model, sixteen sessions: each thread takes a session that is free, does the next thing of its
- * random script (read, write, fork, save, rewind, reset), and gives it back, while another thread cancels whatever is
- * going on. Then one thread does the scripts again, alone: every result must be the same.
+ * Eight threads, one model, sixteen sessions: each thread takes a free session, does the next step of the session's
+ * random script (read, write, fork, save, rewind, reset), and returns it, while another thread cancels running
+ * calls. Then one thread repeats the scripts alone: every result must be the same.
  *
  *   stress SECONDS SEED FOLDER [MODEL [cpu|cuda]]
  */
@@ -17,13 +17,13 @@
 
 enum { THREADS = 8, SESSIONS = 16 };
 
-/* A session with its script, which depends on nothing but the seed. */
+/* A session with its script, which depends only on the seed. */
 struct lane {
     pthread_mutex_t turn;
-    pthread_mutex_t others; /* free only while whoever has the turn reads, so that no other call of theirs meets one */
+    pthread_mutex_t others; /* free only while the thread that holds `turn` reads, so that no other call of it finds the session busy */
     wl_session *session;
-    uint64_t random; /* the script */
-    uint64_t hash;   /* everything that came out */
+    uint64_t random; /* state of the script's random numbers */
+    uint64_t hash;   /* hash of all results */
     long steps;
     uint64_t marked;
     int number;
@@ -64,7 +64,7 @@ static void open_lane(struct lane *lane, int number, uint64_t seed)
     sampler.seed = seed + (uint64_t)number;
     wl_session_params params;
     check(wl_session_params_init(&params, sizeof params), "params");
-    /* Some sessions compute on their caller's thread, some share two threads. */
+    /* Some sessions compute on their caller's thread, others share two threads. */
     params.threads = number % 4 == 0 ? 2 : 1;
     params.chunk = (size_t[]){64, 7, 16}[number % 3];
     params.marks = 1;
@@ -79,7 +79,7 @@ static void open_lane(struct lane *lane, int number, uint64_t seed)
     lane->marked = UINT64_MAX;
 }
 
-/* Reads everything, whoever cancels or asks in between. */
+/* Reads all tokens, although other threads cancel the call or make the session busy. */
 static void feed(struct lane *lane, const uint32_t *tokens, size_t count)
 {
     while (count > 0) {
@@ -104,7 +104,7 @@ static void logits(struct lane *lane)
     add(lane, logits, count * sizeof *logits);
 }
 
-/* Forks, and goes on with the fork. */
+/* Continues with a fork. */
 static void go_on_with_a_fork(struct lane *lane)
 {
     wl_session *fork;
@@ -114,7 +114,7 @@ static void go_on_with_a_fork(struct lane *lane)
     lane->marked = UINT64_MAX;
 }
 
-/* Saves, reads something else, and restores: from memory or from a file. */
+/* Saves the state, reads other tokens, and restores the state, in memory or with a file. */
 static void save_and_restore(struct lane *lane, int file)
 {
     char path[1024];
@@ -137,7 +137,7 @@ static void save_and_restore(struct lane *lane, int file)
     lane->marked = UINT64_MAX;
 }
 
-/* The next thing of the script. */
+/* Does the next step of the script. */
 static void step(struct lane *lane)
 {
     uint32_t tokens[160];
@@ -190,7 +190,7 @@ static void *work(void *seed)
     while (!stop) {
         struct lane *lane = &lanes[next(&random) % SESSIONS];
         if (pthread_mutex_trylock(&lane->turn) != 0) {
-            /* Somebody uses it, and the library says so, unless they have not begun or have ended. */
+            /* Another thread holds the session: the call is busy, unless that thread has not begun or has finished reading. */
             if (pthread_mutex_trylock(&lane->others) == 0) {
                 wl_session_info now = {.size = sizeof now};
                 wl_status status = wl_session_get_info(lane->session, &now);
@@ -249,7 +249,7 @@ int main(int argc, char **argv)
     for (uintptr_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, work, (void *)(seed + i + 1));
     pthread_create(&canceller, NULL, cancel, (void *)(uintptr_t)seed);
-    /* On a slow or busy machine until something has been done. */
+    /* A slow or busy machine runs until some steps are done. */
     for (time_t begin = time(NULL); time(NULL) < begin + seconds || __atomic_load_n(&done, __ATOMIC_RELAXED) < 4 * SESSIONS;)
         usleep(50000);
     stop = 1;

@@ -1,11 +1,11 @@
-"""What the Python package refuses, and what threads at once get. Needs no package besides it. The argument is a folder to write to."""
+"""Checks what the Python package rejects, and concurrent threads. Needs no other package. The argument is a folder to write to."""
 
 import sys
 import threading
 import time
 from pathlib import Path
 
-# As if numpy were not installed.
+# Simulates a system without numpy.
 sys.modules["numpy"] = None
 
 from waterline import Error, Model, plan
@@ -23,7 +23,7 @@ def raises(part, call, *arguments, **named):
 
 
 with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
-    # Whole numbers that C would cut.
+    # Integers that C would truncate.
     for token in (2**32, 2**32 + 5, -1, 2**64):
         expected = f"token: found {token}, expected 0 to 4294967295"
         raises(expected, session.feed, [1, token])
@@ -39,7 +39,7 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
     session.feed(range(1, 4))
     assert session.position == 3
 
-    # Without numpy logits are a memoryview of floats, which a hook may change.
+    # Without numpy, logits are a memoryview of floats, which a callback may change.
     view = session.logits
     assert view.format == "f" and view.readonly and len(view) == model.info["vocab"]
     best = max(range(len(view)), key=view.__getitem__)
@@ -52,7 +52,7 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
         list(fork.generate(max_tokens=1, on_logits=forbid, on_token=seen.append))
         assert seen[0].id != best
 
-    # Texts that C would cut.
+    # Texts that C would cut off.
     raises("zero byte", Model, "model\0.gguf")
     raises("zero byte", plan, "model\0.gguf")
     path = str(folder / "state") + "\0.txt"
@@ -61,14 +61,14 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
     assert not (folder / "state").exists()
     raises("zero byte", session.generate, stop="a\0b")
 
-    # Bytes of any kind.
+    # Any bytes-like object.
     state = session.state()
     session.feed([7])
     session.restore(memoryview(bytearray(state)))
     assert session.position == 3
     raises("bytes-like", session.restore, 5)
 
-    # Each thread copies its piece before another one's call can change the memory that it lies in.
+    # Each thread copies its piece before another thread's call can overwrite the memory.
     end = time.monotonic() + 2
     wrong, pieces = [], [0]
 
@@ -83,7 +83,7 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
                 session.state()
                 assert session.sampler["temperature"] == 0
             except Error as error:
-                # Another thread's call has ended this one's generation, as every call does.
+                # Another thread's call ended this thread's generation, as every call does.
                 if "another call ended it" not in str(error):
                     wrong.append(error)
             except Exception as error:
@@ -97,7 +97,7 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
     assert not wrong, wrong[:3]
     assert pieces[0] > 10
 
-    # A session that another thread closes in the middle of a call ends it by an error or finishes it.
+    # If another thread closes a session during a call, the call finishes or raises an error.
     for _ in range(20):
         other = session.fork()
         closer = threading.Thread(target=other.close)
@@ -108,7 +108,7 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
             assert "closed" in str(error)
         closer.join()
 
-# Into memory, after which the file may change.
+# A model copied into memory, after which the file may change.
 gguf = Path(__file__).parents[3] / "tools/model/waterline-chat.gguf"
 copied = folder / "copied.gguf"
 copied.write_bytes(gguf.read_bytes())

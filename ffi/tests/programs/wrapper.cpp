@@ -1,4 +1,4 @@
-// What waterline.hpp adds to waterline.h: handles that free themselves, exceptions both ways.
+// Tests the additions of waterline.hpp to waterline.h: handles that free themselves, and exceptions in both directions.
 #include <iostream>
 #include <stdexcept>
 #include <type_traits>
@@ -42,7 +42,7 @@ int main()
     session.feed(model.tokenize("Once upon a time"));
     CHECK(session.logits().size() == model.info().vocab && session.info().state_bytes == model.plan().state_bytes);
 
-    // An exception leaves a callback through the library's call, and the session can go on.
+    // An exception in a callback propagates through the library's call, and the session can continue.
     waterline::GenerateParams limits;
     limits.max_tokens = 8;
     int pieces = 0;
@@ -88,7 +88,7 @@ int main()
     moved.say("What is my name?", into(two));
     CHECK(one == two);
 
-    // Tokens with their log-probabilities; a hook forbids the first one; exceptions leave through the call.
+    // Tokens with their log-probabilities; a callback forbids the first token; exceptions propagate through the call.
     moved.reset();
     moved.feed(model.tokenize("Once upon a time"));
     auto other = moved.fork();
@@ -117,7 +117,7 @@ int main()
         CHECK(error.what() == std::string("logits"));
     }
 
-    // Answers that are generated together are those of each alone.
+    // Answers generated together equal the answers generated alone.
     limits.logprobs = 0;
     const char *messages[] = {"My name is Anna.", "Tell me a story."};
     std::vector<waterline::Session> sessions;

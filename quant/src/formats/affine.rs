@@ -1,4 +1,4 @@
-//! Blocks of 32 numbers with an f16 scale and an f16 least number: `x = d * q + m`.
+//! Blocks of 32 numbers with an f16 scale and an f16 minimum: `x = d * q + m`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -20,16 +20,16 @@ pub(crate) struct Affine<C> {
     q: C,
 }
 
-// SAFETY: all parts are.
+// SAFETY: all parts are zeroable.
 unsafe impl<C: Codes> Zeroable for Affine<C> {}
-// SAFETY: all parts are, and without alignment there is no padding between them.
+// SAFETY: all parts are plain data, and no part needs alignment, so there is no padding between them.
 unsafe impl<C: Codes> Pod for Affine<C> {}
 
 impl<C: Codes> Affine<C> {
     /// Fails to compile if the codes need alignment or are signed.
     const PACKED: () = assert!(align_of::<Self>() == 1 && C::OFFSET == 0 && !C::SIGNED);
 
-    /// The format of these blocks.
+    /// Returns the format of these blocks.
     pub(crate) const fn format(name: &'static str, ggml_type: u32) -> Format {
         let encode = |src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]| match importance {
             Some(inputs) => Self::encode_row(src, inputs, dst),
@@ -39,7 +39,7 @@ impl<C: Codes> Affine<C> {
         format_of_32::<Self>(name, ggml_type, encode, decode, kernel::integer::<Self>)
     }
 
-    /// Encodes with the least number as code 0.
+    /// Encodes with the smallest number as code 0.
     fn encode(x: &[f32; 32]) -> Self {
         let lower = |low, &x: &f32| if x < low { x } else { low };
         let higher = |high, &x: &f32| if x > high { x } else { high };

@@ -9,10 +9,10 @@ use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
 
-/// 16-bit floats with 8 bits of exponent, rounded to nearest even.
+/// 16-bit floats with 8 exponent bits, rounded to nearest even.
 pub static BF16: Format = with_inputs(None);
 
-/// BF16 with inputs of products rounded to bf16, as ggml rounds them, for bf16 matrices of a quantized file.
+/// BF16 with the inputs of products rounded to bf16, as ggml rounds them, for bf16 matrices in a quantized file.
 pub static BF16_IN_BF16: Format = with_inputs(Some(Rounding::Bf16));
 
 const fn with_inputs(rounding: Option<Rounding>) -> Format {
@@ -69,7 +69,7 @@ mod x86 {
     use crate::kernel::{self, Product};
     use crate::simd::{amx_floats, avx2, avx512};
 
-    /// On AMX: in its tiles where they are filled, otherwise as on AVX-512.
+    /// Multiplies on AMX: in bf16 tiles if there are enough tokens to fill them, otherwise as on AVX-512.
     ///
     /// # Safety
     /// As for [`Kernel`](kernel::Kernel).
@@ -77,7 +77,7 @@ mod x86 {
         let x = product.x;
         let is_in_tiles =
             product.picked.is_none() && x.are_many() && x.rows() >= amx_floats::LEAST_TOKENS;
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if is_in_tiles {
                 amx_floats::multiply(product, rows)
@@ -91,7 +91,7 @@ mod x86 {
         #[target_feature(enable = "avx512f")]
         #[inline]
         unsafe fn load(at: *const Number) -> __m512 {
-            // SAFETY: valid for 16 numbers.
+            // SAFETY: `at` is valid for 16 values.
             let halves = _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(at.cast()) });
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
         }
@@ -101,7 +101,7 @@ mod x86 {
         #[target_feature(enable = "avx2")]
         #[inline]
         unsafe fn load(at: *const Number) -> __m256 {
-            // SAFETY: valid for 8 numbers.
+            // SAFETY: `at` is valid for 8 values.
             let halves = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(at.cast()) });
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
         }
@@ -118,7 +118,7 @@ mod arm {
     impl neon::Float for Number {
         #[inline]
         unsafe fn load(at: *const Number) -> float32x4_t {
-            // SAFETY: valid for 4 numbers.
+            // SAFETY: `at` is valid for 4 values.
             unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(at.cast()))) }
         }
     }

@@ -1,4 +1,4 @@
-//! Codes of blocks of 32 numbers: how they are packed, apart from the scale of a block ([`Scaled`](super::scaled::Scaled),
+//! Packing of the codes of blocks of 32 numbers, independent of the scale of a block ([`Scaled`](super::scaled::Scaled),
 //! [`Affine`](super::affine::Affine)).
 
 use std::marker::PhantomData;
@@ -13,28 +13,28 @@ pub(crate) trait Codes: Pod {
     const OFFSET: i8;
     /// The largest unsigned code, if it is below 64.
     const LARGEST: u8 = 63;
-    /// Whether products on AVX2 need signed codes, because unsigned ones may exceed 63.
+    /// Whether products on AVX2 need signed codes, since unsigned codes may exceed 63.
     const SIGNED: bool = false;
-    /// Whether unpacking looks values up, by shuffles: then scales had better not be shuffled too.
+    /// Whether unpacking looks up values with shuffles; then scales should be loaded without shuffles.
     #[cfg(target_arch = "x86_64")]
     const LOOKS_UP: bool = false;
 
-    /// Packs codes, which are unsigned or indices of values.
+    /// Packs codes, which are unsigned codes or indices of values.
     fn pack(codes: [u8; 32]) -> Self;
 
-    /// The first and the last 16 unsigned codes of each block.
+    /// Unpacks the first and the last 16 unsigned codes of each block.
     ///
     /// # Safety
-    /// As [`Register::load`].
+    /// As for [`Register::load`].
     unsafe fn unpack<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R);
 
-    /// As [`Codes::unpack`], less the offset.
+    /// Like [`Codes::unpack`], with the offset subtracted.
     ///
     /// # Safety
-    /// As [`Register::load`].
+    /// As for [`Register::load`].
     #[inline(always)]
     unsafe fn unpack_signed<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (first, second) = unsafe { Self::unpack::<R, N>(blocks) };
         (
             first.minus(Self::OFFSET as u8),
@@ -42,10 +42,10 @@ pub(crate) trait Codes: Pod {
         )
     }
 
-    /// The signed codes.
+    /// Unpacks the signed codes.
     #[inline(always)]
     fn signed(&self) -> [i8; 32] {
-        // SAFETY: no instructions are needed.
+        // SAFETY: the scalar register needs no CPU features.
         bytemuck::cast::<[[u8; 16]; 2], _>(
             unsafe { Self::unpack_signed::<[u8; 16], 1>([self]) }.into(),
         )
@@ -57,9 +57,9 @@ pub(crate) trait Codes: Pod {
 #[repr(transparent)]
 pub(crate) struct Nibbles<const OFFSET: i8>(pub(crate) [u8; 16]);
 
-// SAFETY: bytes.
+// SAFETY: consists of bytes only.
 unsafe impl<const OFFSET: i8> Zeroable for Nibbles<OFFSET> {}
-// SAFETY: bytes.
+// SAFETY: consists of bytes only.
 unsafe impl<const OFFSET: i8> Pod for Nibbles<OFFSET> {}
 
 impl<const OFFSET: i8> Codes for Nibbles<OFFSET> {
@@ -72,17 +72,17 @@ impl<const OFFSET: i8> Codes for Nibbles<OFFSET> {
 
     #[inline(always)]
     unsafe fn unpack<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { R::load(blocks.map(|block| block.0)) }.nibbles()
     }
 }
 
-/// The low four bits of code i and of code i + 16 in byte i.
+/// Packs the low four bits of codes i and i + 16 into byte i.
 pub(crate) fn low_bits(codes: [u8; 32]) -> [u8; 16] {
     std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4)
 }
 
-/// Five-bit codes plus `OFFSET`: the fifth bits of all codes as bits of one number, then the other four as [`Nibbles`].
+/// Five-bit codes plus `OFFSET`: the fifth bits of all codes as one 32-bit number, then the other four bits as in [`Nibbles`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct FiveBits<const OFFSET: i8> {
@@ -90,9 +90,9 @@ pub(crate) struct FiveBits<const OFFSET: i8> {
     low: [u8; 16],
 }
 
-// SAFETY: bytes.
+// SAFETY: consists of bytes only.
 unsafe impl<const OFFSET: i8> Zeroable for FiveBits<OFFSET> {}
-// SAFETY: bytes, without padding.
+// SAFETY: consists of bytes only, without padding.
 unsafe impl<const OFFSET: i8> Pod for FiveBits<OFFSET> {}
 
 impl<const OFFSET: i8> Codes for FiveBits<OFFSET> {
@@ -110,7 +110,7 @@ impl<const OFFSET: i8> Codes for FiveBits<OFFSET> {
     #[inline(always)]
     unsafe fn unpack<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
         let fifth = blocks.map(|block| &block.high);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (first, second) = unsafe { R::load(blocks.map(|block| block.low)) }.nibbles();
         (
             first.plus_where::<0>(fifth, 16),
@@ -134,9 +134,9 @@ impl Codes for SignedBytes {
 
     #[inline(always)]
     unsafe fn unpack<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (first, second) = unsafe { Self::unpack_signed::<R, N>(blocks) };
-        // Less 128 is 128 more.
+        // Subtracting 128 equals adding 128, modulo 256.
         (first.minus(128), second.minus(128))
     }
 
@@ -144,20 +144,20 @@ impl Codes for SignedBytes {
     unsafe fn unpack_signed<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
         let half =
             |half: usize| blocks.map(|block| bytemuck::cast::<_, [[u8; 16]; 2]>(block.0)[half]);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { (R::load(half(0)), R::load(half(1))) }
     }
 }
 
-/// Sixteen values that four-bit codes select.
+/// Sixteen values, indexed by four-bit codes.
 pub(crate) trait Table: Copy + 'static {
     /// The values.
     const VALUES: [i8; 16];
-    /// As in [`Codes`].
+    /// See [`Codes`].
     const OFFSET: i8;
-    /// As in [`Codes`].
+    /// See [`Codes`].
     const SIGNED: bool;
-    /// The values, made unsigned by adding the offset.
+    /// The values plus the offset, as unsigned bytes.
     const UNSIGNED: [i8; 16] = {
         let mut values = Self::VALUES;
         let mut i = 0;
@@ -169,27 +169,27 @@ pub(crate) trait Table: Copy + 'static {
     };
 }
 
-/// Four-bit codes of the values of a table, packed as [`Nibbles`].
+/// Four-bit codes that index the values of a table, packed like [`Nibbles`].
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Lookup<T>([u8; 16], PhantomData<T>);
 
-// SAFETY: bytes; the marker has no size.
+// SAFETY: consists of bytes only; the marker has no size.
 unsafe impl<T: Table> Zeroable for Lookup<T> {}
-// SAFETY: bytes; the marker has no size.
+// SAFETY: consists of bytes only; the marker has no size.
 unsafe impl<T: Table> Pod for Lookup<T> {}
 
 impl<T: Table> Lookup<T> {
-    /// The values of `table` that the codes select.
+    /// Looks up the codes in `table`.
     ///
     /// # Safety
-    /// As [`Register::load`].
+    /// As for [`Register::load`].
     #[inline(always)]
     unsafe fn values<R: Register<N>, const N: usize>(
         blocks: [&Self; N],
         table: &'static [i8; 16],
     ) -> (R, R) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (first, second) = unsafe { R::load(blocks.map(|block| block.0)) }.nibbles();
         (first.look_up(table), second.look_up(table))
     }
@@ -207,13 +207,13 @@ impl<T: Table> Codes for Lookup<T> {
 
     #[inline(always)]
     unsafe fn unpack<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::values(blocks, &T::UNSIGNED) }
     }
 
     #[inline(always)]
     unsafe fn unpack_signed<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::values(blocks, &T::VALUES) }
     }
 }

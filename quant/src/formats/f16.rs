@@ -7,11 +7,11 @@ use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
 
-/// 16-bit floats with 5 bits of exponent (IEEE 754 binary16), rounded to nearest even.
+/// 16-bit floats with 5 exponent bits (IEEE 754 binary16), rounded to nearest even.
 pub static F16: Format = with_inputs(None);
 
-/// F16 with inputs of products rounded to f16, as ggml rounds them: for the matrices of a quantized file whose rows are not a
-/// multiple of a block.
+/// F16 with the inputs of products rounded to f16, as ggml rounds them, for matrices in a quantized file whose rows are not a multiple of a
+/// block.
 pub static F16_IN_F16: Format = with_inputs(Some(Rounding::Halves));
 
 const fn with_inputs(rounding: Option<Rounding>) -> Format {
@@ -51,7 +51,7 @@ mod x86 {
         #[target_feature(enable = "avx512f")]
         #[inline]
         unsafe fn load(at: *const Half) -> __m512 {
-            // SAFETY: valid for 16 numbers.
+            // SAFETY: `at` is valid for 16 values.
             _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
         }
     }
@@ -60,7 +60,7 @@ mod x86 {
         #[target_feature(enable = "avx2,f16c")]
         #[inline]
         unsafe fn load(at: *const Half) -> __m256 {
-            // SAFETY: valid for 8 numbers.
+            // SAFETY: `at` is valid for 8 values.
             _mm256_cvtph_ps(unsafe { _mm_loadu_si128(at.cast()) })
         }
     }
@@ -76,7 +76,7 @@ mod arm {
     impl neon::Float for Half {
         #[inline]
         unsafe fn load(at: *const Half) -> float32x4_t {
-            // SAFETY: valid for 4 numbers.
+            // SAFETY: `at` is valid for 4 values.
             unsafe { neon::load_halves(at.cast()) }
         }
     }

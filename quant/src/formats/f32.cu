@@ -1,4 +1,4 @@
-// F32, in units of four numbers where rows allow it.
+// F32, in units of four numbers if the row length allows.
 template <int cols>
 struct Format<F32, cols> {
   static constexpr bool integer = false;

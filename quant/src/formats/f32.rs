@@ -1,4 +1,4 @@
-//! F32: single precision, as it is.
+//! F32: single precision.
 
 use crate::activations::Row;
 use crate::format::Format;
@@ -52,7 +52,7 @@ mod x86 {
         #[target_feature(enable = "avx512f")]
         #[inline]
         unsafe fn load(at: *const Number) -> __m512 {
-            // SAFETY: valid for 16 numbers.
+            // SAFETY: `at` is valid for 16 values.
             unsafe { _mm512_loadu_ps(at.cast()) }
         }
     }
@@ -61,7 +61,7 @@ mod x86 {
         #[target_feature(enable = "avx2")]
         #[inline]
         unsafe fn load(at: *const Number) -> __m256 {
-            // SAFETY: valid for 8 numbers.
+            // SAFETY: `at` is valid for 8 values.
             unsafe { _mm256_loadu_ps(at.cast()) }
         }
     }
@@ -77,7 +77,7 @@ mod arm {
     impl neon::Float for Number {
         #[inline]
         unsafe fn load(at: *const Number) -> float32x4_t {
-            // SAFETY: valid for 4 numbers.
+            // SAFETY: `at` is valid for 4 values.
             unsafe { vld1q_f32(at.cast()) }
         }
     }

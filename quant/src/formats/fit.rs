@@ -1,17 +1,17 @@
-//! The search for scales when encoding, step by step as ggml does it, so that the same bits come out.
+//! The search for scales during encoding. Follows ggml step by step, so that the bits are equal.
 //!
-//! A sub-block's sums are taken in the order of its numbers, which leaves nothing to vectorise in one sub-block: eight are
-//! fitted side by side, one in each lane.
+//! The sums of a sub-block are taken in the order of its numbers, so a single sub-block leaves nothing to vectorise. Instead eight
+//! sub-blocks are fitted at once, one per lane.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// Sub-blocks that are fitted side by side.
+/// Sub-blocks fitted at the same time.
 pub(crate) const LANES: usize = 8;
 
-/// Sub-blocks whose largest magnitude is smaller are stored as zeros.
+/// Sub-blocks whose largest magnitude is below this are stored as zeros.
 pub(crate) const LEAST_MAGNITUDE: f32 = 1e-15;
 
-/// One number of each sub-block.
+/// One number of each of eight sub-blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Lanes(pub(crate) [f32; LANES]);
 
@@ -38,7 +38,7 @@ impl Lanes {
         std::array::from_fn(|j| self.0[j] > other.0[j])
     }
 
-    /// `self` where the mask holds, else `other`.
+    /// Returns `self` where the mask holds, otherwise `other`.
     #[inline(always)]
     fn where_or(self, mask: Mask, other: Lanes) -> Lanes {
         Lanes(std::array::from_fn(|j| {
@@ -46,7 +46,7 @@ impl Lanes {
         }))
     }
 
-    /// The nearest code of `low..=high`.
+    /// The nearest code in `low..=high`.
     #[inline(always)]
     fn code(self, low: i32, high: i32) -> Lanes {
         self.map(|x| nearest_int(x).clamp(low, high) as f32)
@@ -98,15 +98,15 @@ impl Neg for Lanes {
     }
 }
 
-/// The nearest integer, ties to even. Beyond 2^22 the result is one that depends on the bits of `x`, as in ggml.
+/// The nearest integer, ties to even. Beyond 2^22 the result depends on the bits of `x`, as in ggml.
 #[inline(always)]
 pub(crate) fn nearest_int(x: f32) -> i32 {
-    const TWO_TO_23_AND_22: f32 = 12_582_912.0; // numbers near it are spaced by 1
+    const TWO_TO_23_AND_22: f32 = 12_582_912.0; // floats near it are spaced by 1
     ((x + TWO_TO_23_AND_22).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// The low byte of an integer that a number is cut to, of one beyond the integers' range zero: so do x86-64 CPUs when C code
-/// converts a number to a byte.
+/// The low byte of `x` truncated to an integer, or zero if `x` is beyond the range of 32-bit integers. x86-64 CPUs give this result when C
+/// code converts a float to a byte.
 #[inline]
 pub(crate) fn low_byte(x: f32) -> u8 {
     if x.abs() < 2_147_483_648.0 {
@@ -116,12 +116,12 @@ pub(crate) fn low_byte(x: f32) -> u8 {
     }
 }
 
-/// Eight sub-blocks of N numbers each, side by side.
+/// Arranges eight sub-blocks of N numbers each in lanes.
 pub(crate) fn columns<const N: usize>(x: &[f32]) -> [Lanes; N] {
     std::array::from_fn(|i| Lanes(std::array::from_fn(|j| x[N * j + i])))
 }
 
-/// The first of the numbers of largest magnitude.
+/// The number of largest magnitude, the first one among equals.
 pub(crate) fn extreme(x: &[f32]) -> f32 {
     x.iter().fold(
         0.0,
@@ -129,14 +129,14 @@ pub(crate) fn extreme(x: &[f32]) -> f32 {
     )
 }
 
-/// The first of each sub-block's numbers of largest magnitude.
+/// The number of largest magnitude in each sub-block, the first one among equals.
 fn extremes<const N: usize>(x: &[Lanes; N]) -> Lanes {
     x.iter().fold(Lanes::all(0.0), |max, &x| {
         x.zip(max, |x, max| if x.abs() > max.abs() { x } else { max })
     })
 }
 
-/// Fitted scales, and the codes that they were fitted with.
+/// Fitted scales, with the codes that they were fitted to.
 pub(crate) struct Fit<const N: usize> {
     pub(crate) scale: Lanes,
     pub(crate) min: Lanes,
@@ -144,13 +144,13 @@ pub(crate) struct Fit<const N: usize> {
 }
 
 impl<const N: usize> Fit<N> {
-    /// Codes of sub-block `j`.
+    /// The codes of sub-block `j`.
     pub(crate) fn codes_of(&self, j: usize) -> [u8; N] {
         self.codes.map(|codes| codes.0[j] as u8)
     }
 }
 
-/// Which spacings [`fit_affine`] tries: those of `max_code + first + stride * step` codes over the range of the numbers.
+/// The spacings that [`fit_affine`] tries: `max_code + first + stride * step` codes over the range of the numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct Spacings {
     pub(crate) max_code: u8,
@@ -159,10 +159,10 @@ pub(crate) struct Spacings {
     pub(crate) steps: u8,
 }
 
-/// Scale and minimum of `x = scale * code - min`, with codes `0..=max_code` and `min >= 0`.
+/// Fits scale and minimum of `x = scale * code - min`, with codes `0..=max_code` and `min >= 0`.
 ///
-/// Each candidate spacing gives codes, and these a line by weighted linear regression; the line with the least weighted error
-/// is taken, of magnitudes if `ABSOLUTE`, else of squares.
+/// Each candidate spacing gives codes, and the codes give a line by weighted linear regression. The result is the line with the least
+/// weighted error: of magnitudes if `ABSOLUTE`, otherwise of squares.
 pub(crate) fn fit_affine<const N: usize, const ABSOLUTE: bool>(
     x: &[Lanes; N],
     weight: &[Lanes; N],
@@ -193,7 +193,7 @@ pub(crate) fn fit_affine<const N: usize, const ABSOLUTE: bool>(
         }
         error
     };
-    // The spacing and the lowest number that gave the best codes.
+    // The spacing and the lowest number that gave the best codes so far.
     let (mut inverse, mut base) = (Lanes::all(top) / (high - low), low);
     let mut scale = Lanes::all(1.0) / inverse;
     let mut best = error(scale, low, &x.map(|x| code(inverse * (x - low))));
@@ -235,15 +235,15 @@ pub(crate) fn fit_affine<const N: usize, const ABSOLUTE: bool>(
     }
 }
 
-/// The numbers' squares: weights for want of an importance matrix.
+/// The squares of the numbers: weights for use without an importance matrix.
 pub(crate) fn squares<const N: usize>(x: &[Lanes; N]) -> [Lanes; N] {
     x.map(|x| x * x)
 }
 
-/// Scale of `x = scale * (code - half)`, codes `0..2 * half`.
+/// Fits the scale of `x = scale * (code - half)`, with codes `0..2 * half`.
 ///
-/// Candidate scales around the one that maps the extreme number to code 0 give codes; for each set of codes the best scale is
-/// `sum w q x / sum w q q`, and its gain over storing zeros `(sum w q x)^2 / sum w q q`.
+/// Candidate scales around the scale that maps the extreme number to code 0 give codes. For each set of codes the best scale is `sum w q x
+/// / sum w q q`, and its gain over storing zeros is `(sum w q x)^2 / sum w q q`.
 pub(crate) fn fit_symmetric<const N: usize>(
     x: &[Lanes; N],
     weight: &[Lanes; N],
@@ -279,8 +279,8 @@ pub(crate) fn fit_symmetric<const N: usize>(
     without_tiny(extreme, scale, codes)
 }
 
-/// As [`fit_symmetric`], but from the codes of the scale that maps the extreme number to code 0, one after another is replaced
-/// by the one that is nearest with the scale of the others, as long as that gains anything, at most five times round.
+/// Like [`fit_symmetric`], but starts from the codes of the scale that maps the extreme number to code 0. Then replaces one code after
+/// another by the code nearest under the scale of the others, as long as that reduces the error, in at most five passes.
 pub(crate) fn fit_one_by_one<const N: usize>(x: &[Lanes; N], half: u8) -> Fit<N> {
     let zero = Lanes::all(0.0);
     let half = f32::from(half);
@@ -322,7 +322,7 @@ pub(crate) fn fit_one_by_one<const N: usize>(x: &[Lanes; N], half: u8) -> Fit<N>
     without_tiny(extreme, scale, codes.map(|q| q + Lanes::all(half)))
 }
 
-/// Sub-blocks of tiny numbers have scale 0 and codes 0.
+/// Sets scale and codes to 0 in sub-blocks of tiny numbers.
 fn without_tiny<const N: usize>(extreme: Lanes, scale: Lanes, codes: [Lanes; N]) -> Fit<N> {
     let keep = |x: Lanes| {
         x.zip(extreme, |x, extreme| {
@@ -340,7 +340,7 @@ fn without_tiny<const N: usize>(extreme: Lanes, scale: Lanes, codes: [Lanes; N])
     }
 }
 
-/// Scale of `x = scale * values[code]` for values that rise with the code, the first of them negative, by the same search.
+/// Fits the scale of `x = scale * values[code]`, for values that rise with the code and start with a negative one, with the same search.
 pub(crate) fn fit_to_values<const N: usize>(
     x: &[Lanes; N],
     weight: &[Lanes; N],
@@ -372,7 +372,7 @@ pub(crate) fn fit_to_values<const N: usize>(
     without_tiny(extreme, scale, []).scale
 }
 
-/// The values nearest to `x`; of two equally near ones the larger.
+/// The values nearest to `x`; the larger one of two equally near values.
 #[inline(always)]
 fn nearest_value(x: Lanes, values: &[i8; 16]) -> Lanes {
     let mut nearest = Lanes::all(f32::from(values[0]));
@@ -384,11 +384,11 @@ fn nearest_value(x: Lanes, values: &[i8; 16]) -> Lanes {
     nearest
 }
 
-/// The code of the value nearest to `x`; of two equally near ones the larger.
+/// The code of the value nearest to `x`; the larger one of two equally near values.
 pub(crate) fn nearest_value_code(x: f32, values: &[i8; 16]) -> u8 {
     let middles = values
         .windows(2)
         .map(|pair| 0.5 * (f32::from(pair[0]) + f32::from(pair[1])));
-    // Written so that every comparison with NaN counts.
+    // Comparisons with NaN are false, so NaN gets the largest code.
     16 - 1 - middles.filter(|&middle| x < middle).count() as u8
 }

@@ -1,8 +1,8 @@
-// Number formats on the device. A matrix is read in units of `unit` numbers, numbered row after row; `row_bytes` are the codes of
-// a row, `scale_row_bytes` its scales if they are stored separately. `values` writes a unit's numbers; `dot` multiplies it with
-// inputs that were rounded to 8 bits.
+// Number formats on the device. A matrix is read in units of `unit` numbers, numbered row after row. `row_bytes` is the size of a row's
+// codes, `scale_row_bytes` that of its scales if they are stored separately. `values` writes the numbers of a unit; `dot` multiplies a unit
+// with inputs rounded to 8 bits.
 
-// 32 inputs in 8 bits: x = scale * code, and the sum of the codes.
+// 32 inputs in 8 bits: x = scale * code, with the sum of the codes.
 struct Codes {
   int packed[8];
   float scale;
@@ -14,23 +14,23 @@ struct Affine {
   float scale, min;
 };
 
-// A unit whose codes are combined as it is read.
+// A unit whose codes are combined while it is read.
 struct JoinedUnit {
   u32 packed[8];
   Affine line;
 };
 
-// Additional operands of tensor core products with the codes of a unit: a scale only, a scale and a minimum, or one scale for each half.
+// Additional operands of tensor core products with the codes of a unit: only a scale, a scale and a minimum, or one scale for each half.
 // For these products a format has `load`, which starts reading a unit, and `unpack`, which converts it to signed codes.
 enum { PLAIN_TILES, AFFINE_TILES, HALVED_TILES };
 
-// Four bytes less `offset`, a power of two, if they are less than twice that: nothing is carried from one to the next.
+// Subtracts `offset`, a power of two, from each of four bytes below twice `offset`; no carry passes between bytes.
 template <u32 offset>
 __device__ u32 less(u32 bytes) {
   return bytes + 0x01010101 * (128 - offset) ^ 0x80808080;
 }
 
-// The products of four bytes without a sign with four that have one, and `sum`, in all.
+// Adds to `sum` the products of four unsigned bytes with four signed bytes.
 __device__ inline int dot_unsigned(u32 bytes, int codes, int sum) {
 #if defined(WATERLINE_EMULATOR)
   for (int i = 0; i < 32; i += 8) sum += (int)(bytes >> i & 255) * (int)(i8)(codes >> i);
@@ -71,7 +71,7 @@ __device__ inline void look_up_all(const u32 (&table)[4], const u8* codes, int* 
   for (int i = 0; i < 4; i++) look_up(table, word[i], packed[i], packed[i + 4]);
 }
 
-// Sixteen bytes of codes in their halves, one in a byte.
+// Splits sixteen bytes of codes into halves, one code per byte.
 __device__ inline void split_halves(const u8* codes, int* packed) {
   uint4 words = load_once(codes);
   u32 word[4] = {words.x, words.y, words.z, words.w};
@@ -82,11 +82,11 @@ __device__ inline void split_halves(const u8* codes, int* packed) {
   }
 }
 
-// Adds sixteen to the codes whose bit in `high` is set.
+// Adds sixteen to each code whose bit in `high` is set.
 __device__ inline void add_fifth_bits(u32 high, int* packed) {
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    // The product has bit j of the four at bit 8 * j, and others between these.
+    // The product has bit j of the four at bit 8 * j, and other bits in between.
     packed[i] |= ((high >> 4 * i & 15) * 0x00204081 & 0x01010101) << 4;
   }
 }
@@ -101,19 +101,19 @@ __device__ inline int code_dot(const int* packed, const Codes& x) {
 template <int format, int cols>
 struct Format;
 
-// Location of a matrix's units: their codes, and their scales if stored separately.
+// Location of a matrix's units: their codes, and their scales if these are stored separately.
 struct Units {
   const u8* codes;
   const u8* scales;
 };
 
-// Those of a whole matrix.
+// Returns the units of a complete matrix.
 template <class Weights>
 __device__ Units all_units(const u8* matrix, int rows) {
   return {matrix, matrix + (long long)rows * Weights::row_bytes};
 }
 
-// A format of 16-bit floats, which `Number::of` decodes: in units of eight numbers where rows allow it.
+// A format of 16-bit floats, which `Number::of` decodes, in units of eight numbers if the row length allows.
 template <class Number, int cols>
 struct Floats16 {
   static constexpr bool integer = false;
@@ -135,7 +135,7 @@ struct Floats16 {
   }
 };
 
-// The values of the codes of IQ4_NL and IQ4_XS.
+// Looks up the values of the codes of IQ4_NL and IQ4_XS.
 __device__ inline void iq4_look_up(const u8* codes, int* packed) {
   const u32 values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
   look_up_all(values, codes, packed);
@@ -146,7 +146,7 @@ __device__ inline void scaled_values(const int* packed, float d, float* out) {
   for (int i = 0; i < 32; i++) out[i] = d * (float)(i8)(packed[i / 4] >> 8 * (i % 4));
 }
 
-// A format of blocks of 32 numbers with one scale. `Block::codes` unpacks a block's codes, larger by `Block::offset`.
+// A format of blocks of 32 numbers with one scale. `Block::codes` unpacks a block's codes, each larger by `Block::offset`.
 template <class Block, int cols>
 struct ScaledBlocks {
   static constexpr bool integer = true;

@@ -1,11 +1,11 @@
-//! Encoding with an importance matrix: numbers that large inputs multiply lose least. Step by step as ggml does it, so that the same
-//! bits come out.
+//! Encoding with an importance matrix: numbers that large inputs multiply lose the least. Follows ggml step by step, so that the bits are
+//! equal.
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::fit::{self, LANES, LEAST_MAGNITUDE, Lanes, Spacings, nearest_int};
 
-/// The spacings that are tried for `x = scale * code - min`.
+/// Returns the spacings that are tried for `x = scale * code - min`.
 pub(crate) fn spacings(max_code: u8) -> Spacings {
     Spacings {
         max_code,
@@ -15,17 +15,17 @@ pub(crate) fn spacings(max_code: u8) -> Spacings {
     }
 }
 
-/// The mean of the squares, summed in the numbers' order.
+/// The mean of the squares, summed in order.
 pub(crate) fn mean_square(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, &x| sum + x * x) / x.len() as f32
 }
 
-/// The sum of each sub-block, in the numbers' order.
+/// The sum of each sub-block, in order.
 pub(crate) fn sums<const N: usize>(x: &[Lanes; N]) -> Lanes {
     x.iter().fold(Lanes::all(0.0), |sum, &x| sum + x)
 }
 
-/// Weights of numbers whose inputs have the mean squares `importance`: `importance * sqrt(spread + x^2)`.
+/// Returns the weights of numbers whose inputs have the mean squares `importance`: `importance * sqrt(spread + x^2)`.
 pub(crate) fn weights<const N: usize>(
     x: &[Lanes; N],
     importance: &[f32],
@@ -35,8 +35,9 @@ pub(crate) fn weights<const N: usize>(
     std::array::from_fn(|i| importance[i] * (spread + x[i] * x[i]).map(f32::sqrt))
 }
 
-/// One scale for the scales or minima of sub-blocks, and their codes `0..=max`: the best of nine spacings, from whose codes one after
-/// another is replaced by the one that is nearest with the scale of the others, as long as that gains anything, at most five times round.
+/// Fits one scale for the scales or minima of sub-blocks, and their codes `0..=max`. Starts from the codes of the best of nine spacings.
+/// Then replaces one code after another by the code nearest under the scale of the others, as long as that reduces the error, in at most
+/// five passes.
 pub(crate) fn fit_scales<const N: usize>(
     x: &[f32; N],
     weights: &[f32; N],
@@ -72,7 +73,7 @@ fn fit_positive<const N: usize>(x: &[f32; N], weights: &[f32; N], max: i32) -> (
         }
     }
     let (mut sum_qx, mut sum_qq) = (0.0, 0.0);
-    // A negative number's code wraps, as in ggml.
+    // The code of a negative number wraps, as in ggml.
     let mut codes = [0_u8; N];
     for ((&x, &w), code) in numbers().zip(&mut codes) {
         let q = nearest_int(inverse * x).min(max);
@@ -107,7 +108,7 @@ fn fit_positive<const N: usize>(x: &[f32; N], weights: &[f32; N], max: i32) -> (
     (if sum_qq > 0.0 { sum_qx / sum_qq } else { 0.0 }, codes)
 }
 
-/// Encodes blocks of 32 numbers, eight at a time; the last ones may be fewer.
+/// Encodes blocks of 32 numbers, eight at a time; the last group may be smaller.
 pub(crate) fn encode_eights<B: NoUninit + AnyBitPattern>(
     row: &[f32],
     importance: Option<&[f32]>,

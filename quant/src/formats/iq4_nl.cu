@@ -1,4 +1,4 @@
-// IQ4_NL on the device: the codes of the whole matrix, then the scales.
+// IQ4_NL on the device: all codes of the matrix, then all scales.
 struct IQ4NLBlock {
   static constexpr int block_bytes = 16, scale_bytes = 2, offset = 0;
   static __device__ float codes(Units matrix, long long index, int* packed) {

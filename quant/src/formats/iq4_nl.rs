@@ -1,5 +1,4 @@
-//! IQ4_NL: blocks of 32 numbers, an f16 scale and 4-bit codes of sixteen values that lie closer near zero:
-//! `x = d * VALUES[q]`.
+//! IQ4_NL: blocks of 32 numbers with an f16 scale and 4-bit codes of sixteen values, spaced more closely near zero: `x = d * VALUES[q]`.
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
@@ -10,7 +9,7 @@ use crate::formats::fit::{self, Lanes};
 use crate::formats::importance;
 use crate::formats::scaled::Scaled;
 
-/// 4.5 bits per number: blocks of 32 with one scale, for values that lie closer near zero.
+/// 4.5 bits per number: blocks of 32 with one scale, and values spaced more closely near zero.
 pub static IQ4_NL: Format = Block::format("IQ4_NL", 20, encode);
 
 /// The values of the codes, as in ggml.
@@ -33,7 +32,7 @@ fn encode(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
     importance::encode_eights(src, importance, dst, |x, importance| {
         let columns = fit::columns::<32>(x);
         let weights = match importance {
-            // The typical magnitude of each block, where other formats have that of the row.
+            // The spread is that of each block, where other formats use that of the row.
             Some(inputs) => {
                 let squares = importance::sums(&fit::squares(&columns));
                 let spread = squares * Lanes::all(2.0 / 32.0);

@@ -1,4 +1,4 @@
-// IQ4_XS on the device: the codes of the whole matrix, then of each super-block d and the scales; in units of a sub-block.
+// IQ4_XS on the device: all codes of the matrix, then d and the scales of each super-block. A unit is a sub-block.
 template <int cols>
 struct Format<IQ4_XS, cols> {
   static constexpr bool integer = true;

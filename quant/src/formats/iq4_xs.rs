@@ -1,8 +1,8 @@
-//! IQ4_XS: super-blocks of 256 numbers, eight sub-blocks of 32 with a 6-bit scale each, 4-bit codes of the values of IQ4_NL:
-//! `x = d * (scale - 32) * VALUES[q]`.
+//! IQ4_XS: super-blocks of 256 numbers, in eight sub-blocks of 32 with a 6-bit scale each, and 4-bit codes of the values of IQ4_NL: `x = d
+//! * (scale - 32) * VALUES[q]`.
 //!
-//! Bits 0..4 of scale j are half of a byte of `scales_low`, bits 4..6 are bits `2 * j..2 * j + 2` of `scales_high`. The low
-//! halves of a sub-block's 16 bytes are its numbers 0..16, the high halves its numbers 16..32.
+//! Bits 0..4 of scale j are one half of a byte of `scales_low`; bits 4..6 are bits `2 * j..2 * j + 2` of `scales_high`. The low halves of a
+//! sub-block's 16 bytes are its numbers 0..16, the high halves its numbers 16..32.
 
 use crate::activations::Row;
 use crate::format::Format;
@@ -15,7 +15,7 @@ use crate::kernel;
 use crate::rounding::Rounding;
 use crate::simd::scalar;
 
-/// 4.25 bits per number: super-blocks of 256, scale per 32, for values that lie closer near zero.
+/// 4.25 bits per number: super-blocks of 256, scale per 32, and values spaced more closely near zero.
 pub static IQ4_XS: Format = Format {
     name: "IQ4_XS",
     ggml_type: 23,
@@ -50,7 +50,7 @@ impl Block {
             None => fit::squares(&columns),
         };
         let fitted = fit::fit_to_values(&columns, &weights, &Values::VALUES).0;
-        // The scale of largest magnitude becomes -32 exactly.
+        // The scale of largest magnitude is represented exactly, as -32.
         let d = -fit::extreme(&fitted) / 32.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
         let mut block: Block = bytemuck::Zeroable::zeroed();
@@ -65,7 +65,7 @@ impl Block {
         block
     }
 
-    /// Scale of sub-block `j` less 32.
+    /// The scale of sub-block `j`, minus 32.
     fn scale(&self, j: usize) -> i8 {
         let low = self.scales_low[j / 2] >> (j % 2 * 4) & 15;
         let high = self.scales_high[j / 4] >> (j % 4 * 2) & 3;

@@ -1,5 +1,5 @@
-// Shared by the K formats: a scale and a minimum per sub-block. Q4_K and Q5_K store them in 6 bits in the super-block's header: `head` is d, dmin and
-// twelve packed bytes.
+// Shared by the K formats: a scale and a minimum per sub-block. Q4_K and Q5_K store them in 6 bits in the header of the super-block: `head`
+// holds d, dmin and twelve packed bytes.
 __device__ inline Affine affine(uint4 head, int sub) {
   u32 low = head.y, middle = head.z, high = head.w;
   int shift = 8 * (sub % 4);
@@ -14,7 +14,7 @@ __device__ inline Affine affine(uint4 head, int sub) {
   return {half_bits(head.x & 0xffff) * scale, half_bits(head.x >> 16) * min};
 }
 
-// The product of a sub-block with inputs of `scale`, of which `sum` is the sum of codes and `dot` that of their products.
+// The product of a sub-block with inputs: `scale` is the inputs' scale, `sum` the sum of their codes, `dot` the dot product of both codes.
 __device__ inline float affine_product(Affine line, float scale, int dot, int sum) { return scale * (line.scale * dot - line.min * sum); }
 
 __device__ inline float affine_dot(const int* packed, Affine line, const Codes& x) {
@@ -26,7 +26,7 @@ __device__ inline void affine_values(const int* packed, Affine line, float* out)
   for (int i = 0; i < 32; i++) out[i] = line.scale * (float)(packed[i / 4] >> 8 * (i % 4) & 31) - line.min;
 }
 
-// A format of sub-blocks on a line, in units of one; `SubBlock::codes` unpacks it.
+// A format whose sub-blocks have a scale and a minimum. A unit is a sub-block; `SubBlock::codes` unpacks it.
 template <class SubBlock, int cols>
 struct Affines {
   static constexpr bool integer = true;

@@ -29,7 +29,7 @@ impl PackedScales {
         PackedScales(packed)
     }
 
-    /// The scales and the minima, the first of each in the lowest byte.
+    /// Returns the scales and the minima, the first of each in the lowest byte.
     #[inline]
     pub(crate) fn unpack(&self) -> (u64, u64) {
         const LOW6: u32 = 0x3f3f_3f3f;
@@ -42,8 +42,8 @@ impl PackedScales {
     }
 }
 
-/// Scales and minima of the eight sub-blocks of a super-block, rounded to 6 bits each under one f16 scale for either kind, and
-/// the codes.
+/// Scales and minima of the eight sub-blocks of a super-block, rounded to 6 bits under one f16 scale for the scales and one for the minima,
+/// with the codes.
 pub(crate) struct SuperBlock {
     pub(crate) d: Half,
     pub(crate) dmin: Half,
@@ -51,8 +51,8 @@ pub(crate) struct SuperBlock {
     pub(crate) codes: [[u8; SUB]; 8],
 }
 
-/// Encodes the eight sub-blocks of a super-block of Q4_K or Q5_K. Numbers of large magnitude weigh more, because inputs multiply
-/// them; with an importance matrix, those of large inputs. `spacings` are tried without one.
+/// Encodes the eight sub-blocks of a super-block of Q4_K or Q5_K. Numbers of large magnitude weigh more, because inputs multiply them; with
+/// an importance matrix, numbers with large inputs weigh more too. `spacings` are tried only without one.
 pub(crate) fn fit_super_block(
     x: &[f32; 256],
     importance: Option<&[f32; 256]>,
@@ -131,7 +131,7 @@ pub(crate) mod x86 {
         }
     }
 
-    /// As above in one register: the scales in its low half, the minima in its high half.
+    /// Like [`eight_lines`], in one register: the scales in the low half, the minima in the high half.
     #[target_feature(enable = "avx512f,f16c")]
     #[inline]
     pub(crate) fn eight_lines_512(d: &Half, dmin: &Half, packed: &PackedScales) -> __m512 {
@@ -146,7 +146,7 @@ pub(crate) mod x86 {
         )
     }
 
-    /// Scales and minima of eight blocks of 32, from the bits of their scales and least numbers.
+    /// Scales and minima of eight blocks of 32, from the bits of their scales and of their `m`, the negated minima.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     pub(crate) fn lines_of_blocks(lines: [[u16; 2]; 8]) -> EightLines {
@@ -165,7 +165,7 @@ pub(crate) mod x86 {
         }
     }
 
-    /// The bit of each byte that belongs to each 128-bit lane of a group.
+    /// For each byte of a group's register, the bit that belongs to its 128-bit lane.
     const BITS: [[u8; 64]; 2] = {
         let mut bits = [[0; 64]; 2];
         let mut i = 0;
@@ -176,7 +176,8 @@ pub(crate) mod x86 {
         bits
     };
 
-    /// Where bit j of byte i is set, of the first and the last 16 numbers i of the runs j of 32 of a group of four.
+    /// Returns masks of the set bits for the first and the last 16 numbers of the four runs of a group: bit j of byte i is that of number i
+    /// in run j of eight.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
     #[inline]
     pub(crate) fn high_bits_512(high: &[u8; 32], group: usize) -> (__mmask64, __mmask64) {
@@ -189,7 +190,7 @@ pub(crate) mod x86 {
         (set(&high[..16]), set(&high[16..]))
     }
 
-    /// As [`high_bits_512`] of two runs, with `value` in the bytes where the bit is set and zeros elsewhere.
+    /// Like [`high_bits_512`] for the two runs of a pair: `value` in the bytes whose bit is set, zero in the others.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(crate) fn high_bits_256(high: &[u8; 32], pair: usize, value: i8) -> (__m256i, __m256i) {
@@ -204,7 +205,7 @@ pub(crate) mod x86 {
         (set(&high[..16]), set(&high[16..]))
     }
 
-    /// The first and the last 16 codes of four runs of 32, bits `2 * j..2 * j + 2` of byte i being code i of run j.
+    /// Returns the first and the last 16 codes of four runs of 32. Bits `2 * j..2 * j + 2` of byte i are code i of run j.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
     #[inline]
     pub(crate) fn two_bits_512(runs: &[u8; 32]) -> (__m512i, __m512i) {
@@ -221,7 +222,7 @@ pub(crate) mod x86 {
     /// How far each 128-bit lane is shifted right to bring its two bits to the bottom.
     const RIGHT: [i32; 16] = [0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6];
 
-    /// As [`two_bits_512`], of runs `2 * upper` and `2 * upper + 1`.
+    /// Like [`two_bits_512`], for runs `2 * upper` and `2 * upper + 1`.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(crate) fn two_bits_256(runs: &[u8; 32], upper: usize) -> (__m256i, __m256i) {
@@ -238,7 +239,7 @@ pub(crate) mod x86 {
         (codes(&runs[..16]), codes(&runs[16..]))
     }
 
-    /// Which of the sixteen scales each f32 lane takes: `PLACES[2 * group + half]`.
+    /// For each f32 lane, the index of its scale among sixteen: `PLACES[2 * group + half]`.
     const PLACES: [[i32; 16]; 4] = {
         let mut places = [[0; 16]; 4];
         let mut i = 0;
@@ -249,8 +250,8 @@ pub(crate) mod x86 {
         places
     };
 
-    /// From the scales of sixteen sub-blocks of 16, selects those of the first and of the last halves of the four runs of a
-    /// group, each in one 128-bit lane.
+    /// Selects, from the scales of sixteen sub-blocks of 16, those of the first and of the last halves of the four runs of a group. Each is
+    /// broadcast to one 128-bit lane.
     #[target_feature(enable = "avx512f")]
     #[inline]
     pub(crate) fn half_scales_512(scales: __m512, group: usize) -> (__m512, __m512) {
@@ -260,7 +261,7 @@ pub(crate) mod x86 {
         )
     }
 
-    /// As [`half_scales_512`], of the two runs of a pair.
+    /// Like [`half_scales_512`], for the two runs of a pair.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(crate) fn half_scales_256(scales: [__m256; 2], pair: usize) -> (__m256, __m256) {
@@ -273,7 +274,7 @@ pub(crate) mod x86 {
         )
     }
 
-    /// From eight scales, selects the four of a group, each in one 128-bit lane.
+    /// Selects the four scales of a group from eight and broadcasts each to one 128-bit lane.
     #[target_feature(enable = "avx512f")]
     #[inline]
     pub(crate) fn spread(scales: __m512, group: usize) -> __m512 {
@@ -282,14 +283,14 @@ pub(crate) mod x86 {
     }
 
     impl EightLines {
-        /// The four scales of a group, each in one 128-bit lane.
+        /// Broadcasts each of the four scales of a group to one 128-bit lane.
         #[target_feature(enable = "avx512f")]
         #[inline]
         pub(crate) fn spread(self, group: usize) -> __m512 {
             spread(_mm512_castps256_ps512(self.scales), group)
         }
 
-        /// The two scales of a pair, each in one 128-bit lane.
+        /// Broadcasts each of the two scales of a pair to one 128-bit lane.
         #[target_feature(enable = "avx2")]
         #[inline]
         pub(crate) fn spread_pair(self, pair: usize) -> __m256 {
@@ -327,7 +328,7 @@ pub(crate) mod arm {
         }
     }
 
-    /// Bits `2 * run..2 * run + 2` of the first and of the last 16 of 32 bytes.
+    /// Returns bits `2 * run..2 * run + 2` of the first and of the last 16 of 32 bytes.
     #[inline]
     pub(crate) fn two_bits(bytes: &[u8; 32], run: usize) -> (uint8x16_t, uint8x16_t) {
         // SAFETY: NEON is part of the architecture.
@@ -338,7 +339,7 @@ pub(crate) mod arm {
         }
     }
 
-    /// The low (`half` 0) or high halves (1) of 32 bytes.
+    /// Returns the low halves (`half` 0) or the high halves (`half` 1) of 32 bytes.
     #[inline]
     pub(crate) fn nibbles(run: &[u8; 32], half: usize) -> (uint8x16_t, uint8x16_t) {
         // SAFETY: NEON is part of the architecture.

@@ -32,7 +32,7 @@ use crate::format::{Decode, Encode, Format};
 use crate::kernel::Kernel;
 use crate::rounding::Rounding;
 
-/// Every format but the [`REORDERED`](crate::REORDERED), most precise first. The device file of a format is named as its own.
+/// All formats except [`REORDERED`](crate::REORDERED), most precise first. The CUDA file of a format has the name of its Rust file.
 pub static FORMATS: [&Format; 17] = [
     &f32::F32,
     &f16::F16,
@@ -53,7 +53,8 @@ pub static FORMATS: [&Format; 17] = [
     &q2_k::Q2_K,
 ];
 
-/// A format of blocks of 32 numbers. On a GPU, codes are a multiple of 16 bytes, and the scales before them are apart.
+/// Defines a format with blocks of 32 numbers. On a GPU, the codes of a block are a multiple of 16 bytes, and the scales before them are
+/// stored apart.
 const fn format_of_32<B>(
     name: &'static str,
     ggml_type: u32,
@@ -77,7 +78,7 @@ const fn format_of_32<B>(
     }
 }
 
-/// A half-precision number inside a block, which need not be aligned.
+/// A half-precision number inside a block, without alignment.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Half([u8; 2]);
@@ -98,7 +99,7 @@ impl Half {
     }
 }
 
-/// Encodes block by block. Lengths were checked by [`Format`](crate::Format).
+/// Encodes block by block. [`Format`](crate::Format) has checked the lengths.
 fn encode_blocks<B: NoUninit + AnyBitPattern, const N: usize>(
     src: &[f32],
     dst: &mut [u8],
@@ -114,7 +115,7 @@ fn encode_blocks<B: NoUninit + AnyBitPattern, const N: usize>(
     }
 }
 
-/// Encodes a row, in which the input of each number has the mean square `importance`, block by block.
+/// Encodes a row block by block. `importance` holds the mean square of each number's input.
 fn encode_row<B: NoUninit + AnyBitPattern, const N: usize>(
     row: &[f32],
     importance: Option<&[f32]>,
@@ -127,7 +128,7 @@ fn encode_row<B: NoUninit + AnyBitPattern, const N: usize>(
     }
 }
 
-/// Decodes block by block. Lengths were checked by [`Format`](crate::Format).
+/// Decodes block by block. [`Format`](crate::Format) has checked the lengths.
 fn decode_blocks<B: NoUninit + AnyBitPattern, const N: usize>(
     src: &[u8],
     dst: &mut [f32],

@@ -1,4 +1,4 @@
-// MXFP4 on the device: the codes of the whole matrix, then the exponents.
+// MXFP4 on the device: all codes of the matrix, then all exponents.
 struct MXFP4Block {
   static constexpr int block_bytes = 16, scale_bytes = 1, offset = 0;
   static __device__ float codes(Units matrix, long long index, int* packed) {

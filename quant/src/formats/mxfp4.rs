@@ -1,4 +1,4 @@
-//! MXFP4: blocks of 32 numbers, a power of two and 4-bit floats: `x = 2^(e - 128) * VALUES[q]`, the values being twice those of
+//! MXFP4: blocks of 32 numbers with a power of two and 4-bit floats: `x = 2^(e - 128) * VALUES[q]`, where `VALUES` is twice the values of
 //! the floats. ("OCP Microscaling Formats (MX) Specification", 1.0.)
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
@@ -14,7 +14,7 @@ use crate::formats::encode_blocks;
 use crate::formats::fit::{extreme, low_byte};
 use crate::formats::scaled::{Scale, Scaled};
 
-/// 4.25 bits per number: blocks of 32 4-bit floats with a power of two.
+/// 4.25 bits per number: blocks of 32 4-bit floats with a power of two as scale.
 pub static MXFP4: Format =
     Block::format("MXFP4", 39, |src, _, dst| encode_blocks(src, dst, encode));
 
@@ -22,7 +22,7 @@ type Block = Scaled<Exponent, Lookup<Values>>;
 
 const _: () = assert!(size_of::<Block>() == 17);
 
-/// Twice the values of the codes, which have a sign, two bits of exponent and one of mantissa.
+/// Twice the values of the codes, which have a sign bit, two exponent bits and one mantissa bit.
 #[derive(Clone, Copy)]
 struct Values;
 
@@ -34,7 +34,7 @@ impl Table for Values {
 
 fn encode(x: &[f32; 32]) -> Block {
     let largest = extreme(x).abs();
-    // The largest float of a block is 4 or 6.
+    // The number of largest magnitude becomes 4 or 6.
     let e = if largest > 0.0 {
         low_byte(largest.log2().floor() - 2.0 + 127.0)
     } else {
@@ -89,7 +89,7 @@ impl Scale for Exponent {
     }
 }
 
-/// The values of four exponents.
+/// Returns the scales of four exponents.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]

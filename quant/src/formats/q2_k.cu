@@ -1,11 +1,11 @@
-// Q2_K on the device: the super-blocks of the whole matrix without d and dmin, then these; in units of a run of 32.
+// Q2_K on the device: all super-blocks of the matrix without d and dmin, then all d and dmin. A unit is a run of 32.
 template <int cols>
 struct Format<Q2_K, cols> {
   static constexpr bool integer = true;
   static constexpr int row_bytes = cols / 256 * 80;
   static constexpr int scale_row_bytes = cols / 256 * 4;
   static constexpr int unit = 32;
-  // Codes in bytes; returns the scale and the minimum of the first half in one byte, those of the second half in the next.
+  // Unpacks codes to bytes. Returns the scale and the minimum of the first half in one byte, and those of the second half in the next.
   static __device__ u32 codes(Units matrix, long long index, int* packed) {
     const u8* block = matrix.codes + index / 8 * 80;
     int run = index % 8;
@@ -18,7 +18,7 @@ struct Format<Q2_K, cols> {
     }
     return reinterpret_cast<const u16*>(block)[run];
   }
-  // d and dmin.
+  // Returns d and dmin.
   static __device__ Affine units(Units matrix, long long index) {
     u32 both = reinterpret_cast<const u32*>(matrix.scales)[index / 8];
     return {half_bits(both & 0xffff), half_bits(both >> 16)};

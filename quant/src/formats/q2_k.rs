@@ -1,5 +1,5 @@
-//! Q2_K: super-blocks of 256 numbers, sixteen sub-blocks of 16 with a 4-bit scale and a 4-bit minimum each, 2-bit codes:
-//! `x = d * scale * q - dmin * min`.
+//! Q2_K: super-blocks of 256 numbers, in sixteen sub-blocks of 16 with a 4-bit scale and a 4-bit minimum each, and 2-bit codes: `x = d *
+//! scale * q - dmin * min`.
 //!
 //! Each half of 128 numbers is four runs of 32. Number i of run j is bits `2 * j..2 * j + 2` of byte i of the half's 32 bytes.
 //! The low halves of `scales` are the scales, the high halves the minima.
@@ -108,7 +108,7 @@ impl Block {
         )
     }
 
-    /// Codes of run `run` (of 8).
+    /// The codes of run `run` (of 8).
     fn codes(&self, run: usize) -> [i8; 32] {
         self.q[run / 4].map(|byte| (byte >> (run % 4 * 2) & 3) as i8)
     }

@@ -1,11 +1,11 @@
-// Q3_K on the device: the codes of the whole matrix, then of each super-block the scales and d; in units of a run of 32.
+// Q3_K on the device: all codes of the matrix, then the scales and d of each super-block. A unit is a run of 32.
 template <int cols>
 struct Format<Q3_K, cols> {
   static constexpr bool integer = true;
   static constexpr int row_bytes = cols / 256 * 96;
   static constexpr int scale_row_bytes = cols / 256 * 14;
   static constexpr int unit = 32;
-  // Codes in bytes, not yet less 4.
+  // Unpacks codes to bytes, without subtracting 4.
   static __device__ void codes(Units matrix, long long index, int* packed) {
     const u8* block = matrix.codes + index / 8 * 96;
     int run = index % 8;
@@ -21,7 +21,7 @@ struct Format<Q3_K, cols> {
       }
     }
   }
-  // The scales of a run's two halves, and their common factor.
+  // Writes the scales of a run's two halves, and returns their common factor.
   static __device__ float scales(Units matrix, long long index, int (&halves)[2]) {
     const u16* head = reinterpret_cast<const u16*>(matrix.scales) + index / 8 * 7;
     int run = index % 8;

@@ -1,8 +1,8 @@
-//! Q3_K: super-blocks of 256 numbers, sixteen sub-blocks of 16 with a 6-bit scale each, 3-bit codes:
-//! `x = d * (scale - 32) * (q - 4)`.
+//! Q3_K: super-blocks of 256 numbers, in sixteen sub-blocks of 16 with a 6-bit scale each, and 3-bit codes: `x = d * (scale - 32) * (q -
+//! 4)`.
 //!
-//! Each half of 128 numbers is four runs of 32. Number i of run j of half h has its low two bits in bits `2 * j..2 * j + 2` of
-//! byte i of the half's `low`, its third in bit `4 * h + j` of byte i of `high`.
+//! Each half of 128 numbers is four runs of 32. Number i of run j of half h has its low two bits in bits `2 * j..2 * j + 2` of byte i of
+//! the half's `low`, and its third bit in bit `4 * h + j` of byte i of `high`.
 
 use crate::activations::Row;
 use crate::format::Format;
@@ -60,20 +60,20 @@ impl Scales {
         Scales(packed)
     }
 
-    /// The scales, the first eight in the first number, the first of them in its lowest byte.
+    /// Returns the scales: eight in each number, the first one in the lowest byte.
     #[inline]
     fn unpack(&self) -> [u64; 2] {
         const LOW4: u64 = 0x0f0f_0f0f_0f0f_0f0f;
         const HIGH2: u64 = 0x3030_3030;
         let [a, b, high] = bytemuck::cast::<_, [[u8; 4]; 3]>(self.0).map(u32::from_le_bytes);
         let (low, high) = (u64::from(a) | u64::from(b) << 32, u64::from(high));
-        // From bits 0..2 and 2..4 of the last four bytes, and from bits 4..6 and 6..8.
+        // Bits 0..2 and 2..4 of the last four bytes, then bits 4..6 and 6..8.
         let first = high << 4 & HIGH2 | high << 34 & HIGH2 << 32;
         let second = high & HIGH2 | high << 30 & HIGH2 << 32;
         [low & LOW4 | first, low >> 4 & LOW4 | second]
     }
 
-    /// The scales less 32.
+    /// The scales minus 32.
     #[inline]
     fn signed(&self) -> [i8; 16] {
         bytemuck::cast::<_, [i8; 16]>(self.unpack().map(u64::to_le_bytes)).map(|scale| scale - 32)
@@ -101,7 +101,7 @@ impl Block {
         } else {
             let fits = halves.map(|columns| fit::fit_one_by_one(&columns, 4));
             block.round_scales(&fits, |scales| {
-                // The scale of largest magnitude becomes -32 exactly.
+                // The scale of largest magnitude is represented exactly, as -32.
                 let extreme = fit::extreme(&scales);
                 if extreme == 0.0 {
                     return (0.0, [0; 16]);
@@ -129,7 +129,7 @@ impl Block {
         block
     }
 
-    /// Stores the sub-blocks' scales as one scale and 6-bit codes.
+    /// Stores the sub-blocks' scales as one common scale and 6-bit codes.
     fn round_scales(&mut self, fits: &[Fit<16>; 2], round: impl Fn([f32; 16]) -> (f32, [u8; 16])) {
         let [a, b] = fits;
         let (d, codes) = round(bytemuck::cast([a.scale.0, b.scale.0]));
@@ -137,7 +137,7 @@ impl Block {
         self.scales = Scales::pack(codes);
     }
 
-    /// Codes of run `run` (of 8) less 4.
+    /// The codes of run `run` (of 8), minus 4.
     fn codes(&self, run: usize) -> [i8; 32] {
         let mut codes = [0; 32];
         for i in 0..32 {
@@ -192,7 +192,7 @@ mod x86 {
     };
     use crate::simd::{avx2, avx512};
 
-    /// The sixteen scales less 32.
+    /// The sixteen scales minus 32.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn signed_scales(block: &Block) -> __m128i {
@@ -302,7 +302,7 @@ mod arm {
             // SAFETY: NEON is part of the architecture.
             unsafe {
                 let bit = vdupq_n_u8(1 << block);
-                // The codes less 4: 4 is taken off where the third bit is not set.
+                // The codes minus 4: subtracts 4 where the third bit is not set.
                 let with = |low, half| {
                     let set = vtstq_u8(neon::load(&self.high, half), bit);
                     let below = vbicq_u8(vdupq_n_u8(4), set);

@@ -1,4 +1,4 @@
-// Q4_0 on the device: the codes of the whole matrix, then the scales.
+// Q4_0 on the device: all codes of the matrix, then all scales.
 template <int cols>
 struct Format<Q4_0, cols> {
   static constexpr bool integer = true;
@@ -8,7 +8,7 @@ struct Format<Q4_0, cols> {
   static __device__ float scale(Units matrix, long long index) {
     return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index]);
   }
-  // Codes in bytes, not yet less 8.
+  // Unpacks codes to bytes, without subtracting 8.
   static __device__ void codes(Units matrix, long long index, int* packed) {
     uint4 words = load_once(matrix.codes + index * 16);
     u32 word[4] = {words.x, words.y, words.z, words.w};
@@ -18,7 +18,7 @@ struct Format<Q4_0, cols> {
       packed[i + 4] = word[i] >> 4 & 0x0f0f0f0f;
     }
   }
-  // For tensor cores: codes 4t..4t + 3 of a unit in shared memory and the same ones sixteen later, before subtracting `offset`.
+  // For tensor cores: codes 4t..4t + 3 of a unit in shared memory and the four codes sixteen later, before `offset` is subtracted.
   static constexpr int offset = 8;
   static __device__ void code_words(Units matrix, long long index, int t, u32& low, u32& high) {
     u32 word = reinterpret_cast<const u32*>(matrix.codes + index * 16)[t];
@@ -51,7 +51,7 @@ struct Format<Q4_0, cols> {
   static __device__ float dot(Units matrix, long long index, const Codes& x) {
     uint4 words = load_once(matrix.codes + index * 16);
     u32 word[4] = {words.x, words.y, words.z, words.w};
-    // The upper codes stay where they are, sixteen times as large: a shift fewer for each four.
+    // The upper codes stay in place, sixteen times as large, which saves a shift for every four.
     int lower = 0, upper = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {

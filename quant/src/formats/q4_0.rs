@@ -1,4 +1,4 @@
-//! Q4_0: blocks of 32 numbers, an f16 scale and 4-bit codes: `x = d * (q - 8)`.
+//! Q4_0: blocks of 32 numbers with an f16 scale and 4-bit codes: `x = d * (q - 8)`.
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 

@@ -1,7 +1,7 @@
-//! Q4_0x16: the numbers of sixteen blocks of Q4_0, ordered for registers of sixteen 32-bit lanes: a lane belongs to a block.
+//! Q4_0x16: the numbers of sixteen blocks of Q4_0, ordered for registers of sixteen 32-bit lanes, with one block per lane.
 //!
-//! A register of codes is multiplied without shuffles, and one conversion and two multiply-adds serve 512 numbers instead of 128. No other program
-//! reads this format.
+//! Codes are multiplied without shuffles, and one conversion and two multiply-adds serve 512 numbers instead of 128. No other program reads
+//! this format.
 
 use crate::format::{Format, Reordered};
 use crate::formats::codes::Nibbles;
@@ -60,7 +60,7 @@ pub(crate) static Q4_0X16: Format = Format {
 #[repr(C)]
 pub(crate) struct Wide {
     pub(crate) d: [Half; 16],
-    /// Bytes 4 j to 4 j + 3 of block b are `q[j][b]`.
+    /// `q[j][b]` holds bytes 4 j to 4 j + 3 of block b.
     pub(crate) q: [[[u8; 4]; 16]; 4],
 }
 

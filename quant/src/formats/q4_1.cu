@@ -1,4 +1,4 @@
-// Q4_1 on the device: the codes of the whole matrix, then scales and least numbers.
+// Q4_1 on the device: all codes of the matrix, then all scales and minima.
 struct Q41Block {
   static constexpr int block = 32;
   static constexpr int block_bytes = 16;

@@ -1,4 +1,4 @@
-//! Q4_1: blocks of 32 numbers, an f16 scale, an f16 least number and 4-bit codes: `x = d * q + m`.
+//! Q4_1: blocks of 32 numbers with an f16 scale, an f16 minimum and 4-bit codes: `x = d * q + m`.
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
@@ -6,7 +6,7 @@ use crate::format::Format;
 use crate::formats::affine::Affine;
 use crate::formats::codes::Nibbles;
 
-/// 5 bits per number: blocks of 32 with a scale and a least number.
+/// 5 bits per number: blocks of 32 with a scale and a minimum.
 pub static Q4_1: Format = Format {
     code_tiles: true,
     ..Block::format("Q4_1", 3)

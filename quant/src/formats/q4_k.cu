@@ -1,4 +1,4 @@
-// Q4_K, in units of a sub-block.
+// Q4_K. A unit is a sub-block.
 struct Q4KSubBlock {
   static constexpr int block = 256;
   static constexpr int scale_bytes = 0;
@@ -15,7 +15,7 @@ struct Q4KSubBlock {
     }
     return affine(load_once(first), sub);
   }
-  // For tensor cores, from a unit in shared memory: its line, its codes 4t..4t + 3 and the same ones sixteen later.
+  // For tensor cores: the scale and minimum of a unit in shared memory, its codes 4t..4t + 3 and the four codes sixteen later.
   static __device__ Affine code_words(Units row, int unit, int t, u32& low, u32& high) {
     const u8* first = row.codes + unit / 8 * block_bytes;
     int sub = unit % 8;

@@ -1,7 +1,7 @@
-//! Q4_K: super-blocks of 256 numbers, eight sub-blocks of 32 with a 6-bit scale and a 6-bit minimum each, 4-bit codes:
-//! `x = d * scale * q - dmin * min`.
+//! Q4_K: super-blocks of 256 numbers, in eight sub-blocks of 32 with a 6-bit scale and a 6-bit minimum each, and 4-bit codes: `x = d *
+//! scale * q - dmin * min`.
 //!
-//! Each 32 bytes hold two sub-blocks, one in the low and one in the high halves.
+//! Each run of 32 bytes holds two sub-blocks, one in the low halves and one in the high halves.
 
 use crate::activations::Row;
 use crate::format::Format;

@@ -1,4 +1,4 @@
-// Q5_0 on the device: the low bits of the whole matrix, then the scales and fifth bits.
+// Q5_0 on the device: all low bits of the matrix, then all scales and fifth bits.
 struct Q50Block {
   static constexpr int block_bytes = 16, scale_bytes = 6, offset = 16;
   static __device__ float codes(Units matrix, long long index, int* packed) {

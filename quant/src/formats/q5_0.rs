@@ -1,4 +1,4 @@
-//! Q5_0: blocks of 32 numbers, an f16 scale and 5-bit codes: `x = d * (q - 16)`.
+//! Q5_0: blocks of 32 numbers with an f16 scale and 5-bit codes: `x = d * (q - 16)`.
 
 use crate::format::Format;
 use crate::formats::Half;

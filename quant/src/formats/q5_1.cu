@@ -1,4 +1,4 @@
-// Q5_1 on the device: the low bits of the whole matrix, then scales, least numbers and fifth bits.
+// Q5_1 on the device: all low bits of the matrix, then all scales, minima and fifth bits.
 struct Q51Block {
   static constexpr int block = 32;
   static constexpr int block_bytes = 16;

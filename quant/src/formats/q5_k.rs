@@ -1,4 +1,4 @@
-//! Q5_K: as Q4_K with a fifth bit per code: `x = d * scale * q - dmin * min`.
+//! Q5_K: like Q4_K, with a fifth bit per code: `x = d * scale * q - dmin * min`.
 //!
 //! Bit j of byte i of `high` is the fifth bit of number i of sub-block j.
 

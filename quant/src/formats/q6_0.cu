@@ -1,4 +1,4 @@
-// Q6_0 on the device: the low bits of the whole matrix, then the scales and upper two bits.
+// Q6_0 on the device: all low bits of the matrix, then all scales and upper two bits.
 struct Q60Block {
   static constexpr int block_bytes = 16, scale_bytes = 10, offset = 32;
   static __device__ float codes(Units matrix, long long index, int* packed) {

@@ -1,4 +1,4 @@
-//! Q6_0 of ik_llama.cpp: blocks of 32 numbers, an f16 scale and 6-bit codes: `x = d * (q - 32)`.
+//! Q6_0 of ik_llama.cpp: blocks of 32 numbers with an f16 scale and 6-bit codes: `x = d * (q - 32)`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -15,7 +15,7 @@ type Block = Scaled<Half, SixBits>;
 
 const _: () = assert!(size_of::<Block>() == 26);
 
-/// Byte i of `high` has the upper two bits of codes i, i + 16, i + 8 and i + 24, from the lowest bits on.
+/// Byte i of `high` has the upper two bits of codes i, i + 16, i + 8 and i + 24, lowest bits first.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct SixBits {
@@ -38,9 +38,9 @@ impl Codes for SixBits {
     unsafe fn unpack<R: Register<N>, const N: usize>(blocks: [&Self; N]) -> (R, R) {
         let twice =
             |high: [u8; 8]| u128::from_le_bytes(bytemuck::cast([high, high.map(|bits| bits >> 4)]));
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let high = unsafe { R::load(blocks.map(|block| twice(block.high).to_le_bytes())) };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (first, second) = unsafe { R::load(blocks.map(|block| block.low)) }.nibbles();
         (
             first.or(high.left::<4>().and(0x30)),

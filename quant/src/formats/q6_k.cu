@@ -1,11 +1,11 @@
-// Q6_K on the device: the super-blocks of the whole matrix without their d, then the d; in units of a run of 32.
+// Q6_K on the device: all super-blocks of the matrix without their d, then all d. A unit is a run of 32.
 template <int cols>
 struct Format<Q6_K, cols> {
   static constexpr bool integer = true;
   static constexpr int row_bytes = cols / 256 * 208;
   static constexpr int scale_row_bytes = cols / 256 * 2;
   static constexpr int unit = 32;
-  // Codes in bytes, not yet less 32.
+  // Unpacks codes to bytes, without subtracting 32. Returns the scales of the two halves.
   static __device__ const i8* codes(Units matrix, long long index, int* packed) {
     const u8* block = matrix.codes + index / 8 * 208;
     int part = index % 8 / 4, run = index % 4;
@@ -26,7 +26,7 @@ struct Format<Q6_K, cols> {
   static __device__ float scale(Units matrix, long long index) {
     return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index / 8]);
   }
-  // For tensor cores, from a unit in shared memory: the scales of its halves, its codes 4t..4t + 3 and the same ones sixteen later.
+  // For tensor cores: the scales of the halves of a unit in shared memory, its codes 4t..4t + 3 and the four codes sixteen later.
   static __device__ const i8* code_words(Units row, int unit, int t, u32& low, u32& high) {
     const u8* block = row.codes + unit / 8 * 208;
     int part = unit % 8 / 4, run = unit % 4;

@@ -1,9 +1,8 @@
-//! Q6_K: super-blocks of 256 numbers, sixteen sub-blocks of 16 with an 8-bit scale each, 6-bit codes:
-//! `x = d * scale * (q - 32)`.
+//! Q6_K: super-blocks of 256 numbers, in sixteen sub-blocks of 16 with an 8-bit scale each, and 6-bit codes: `x = d * scale * (q - 32)`.
 //!
-//! Each half of 128 numbers is four runs of 32. Number i of run j has its low four bits in byte `32 * (j % 2) + i` of the
-//! half's `low` (runs 0 and 1 in the low, 2 and 3 in the high halves of the bytes) and its high two bits in bits
-//! `2 * j..2 * j + 2` of byte i of the half's `high`.
+//! Each half of 128 numbers is four runs of 32. Number i of run j has its low four bits in byte `32 * (j % 2) + i` of the half's `low`:
+//! runs 0 and 1 in the low halves of the bytes, runs 2 and 3 in the high halves. Its high two bits are bits `2 * j..2 * j + 2` of byte i of
+//! the half's `high`.
 
 use crate::activations::Row;
 use crate::format::Format;
@@ -44,7 +43,7 @@ impl Block {
     fn encode(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Block {
         let fits = [0, 128].map(|first| {
             let columns = fit::columns::<16>(&x[first..]);
-            // The inputs' mean squares alone: every number of a column weighs the same.
+            // Weights are the inputs' mean squares alone, whatever the numbers' magnitudes.
             let weights = match importance {
                 Some(importance) => fit::columns(&importance[first..]),
                 None => fit::squares(&columns),
@@ -52,7 +51,7 @@ impl Block {
             fit::fit_symmetric(&columns, &weights, 32)
         });
         let fitted: [f32; 16] = bytemuck::cast([fits[0].scale.0, fits[1].scale.0]);
-        // The scale of largest magnitude becomes -128 exactly.
+        // The scale of largest magnitude is represented exactly, as -128.
         let extreme = fit::extreme(&fitted);
         let mut block: Block = bytemuck::Zeroable::zeroed();
         if extreme.abs() < fit::LEAST_MAGNITUDE {
@@ -77,7 +76,7 @@ impl Block {
         block
     }
 
-    /// Codes of run `run` (of 8) less 32.
+    /// The codes of run `run` (of 8), minus 32.
     fn codes(&self, run: usize) -> [i8; 32] {
         let (half, run) = (run / 4, run % 4);
         let mut codes = [0; 32];
@@ -166,7 +165,7 @@ mod x86 {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
         #[inline]
         unsafe fn group(block: *const Block, header: __m512, group: usize) -> avx512::Group {
-            // SAFETY: a group has 64 bytes of low and 32 of high bits.
+            // SAFETY: a group has 64 bytes of low bits and 32 bytes of high bits.
             let (low, high_1, high_2) = unsafe {
                 let high = (*block).high.as_ptr().add(group).cast::<__m128i>();
                 (
@@ -175,12 +174,12 @@ mod x86 {
                     _mm512_broadcast_i32x4(_mm_loadu_si128(high.add(1))),
                 )
             };
-            // Lanes of `low` are first and second half of runs 0 and 2, then of runs 1 and 3.
+            // The lanes of `low` are the first and second halves of runs 0 and 2, then of runs 1 and 3.
             let first = _mm512_shuffle_i64x2::<0b10_00_10_00>(low, low);
             let second = _mm512_shuffle_i64x2::<0b11_01_11_01>(low, low);
             let rotations = constant(&ROTATIONS);
             let join = |low, high| {
-                // The low four bits of `low`, the next two of `high`.
+                // The low four bits come from `low`, the next two from `high`.
                 const SELECT: i32 = 0b1100_1010;
                 let low = _mm512_mask_srli_epi16::<4>(low, 0xffff_0000, low);
                 let high = _mm512_rolv_epi32(high, rotations);
@@ -225,7 +224,7 @@ mod x86 {
         #[inline]
         unsafe fn pair(block: *const Block, header: [__m256; 2], pair: usize) -> avx2::Pair {
             let (half, upper) = (pair / 2, pair % 2);
-            // SAFETY: a half has 64 bytes of low and 32 of high bits.
+            // SAFETY: a half has 64 bytes of low bits and 32 bytes of high bits.
             let (low_1, low_2, high_1, high_2) = unsafe {
                 let low = (*block).low.as_ptr().add(half).cast::<__m128i>();
                 let high = (*block).high.as_ptr().add(half).cast::<__m128i>();
@@ -236,7 +235,7 @@ mod x86 {
                     _mm256_broadcastsi128_si256(_mm_loadu_si128(high.add(1))),
                 )
             };
-            // Runs 2 * upper and 2 * upper + 1, in the two lanes.
+            // Runs 2 * upper and 2 * upper + 1, one per lane.
             let down = _mm_cvtsi32_si128(4 * upper as i32);
             let left = _mm256_set_epi64x(2, 2, 4, 4);
             let join = |low, high| {

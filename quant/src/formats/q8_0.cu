@@ -1,4 +1,4 @@
-// Q8_0 on the device: the codes of the whole matrix, then the scales.
+// Q8_0 on the device: all codes of the matrix, then all scales.
 template <int cols>
 struct Format<Q8_0, cols> {
   static constexpr bool integer = true;
@@ -13,7 +13,7 @@ struct Format<Q8_0, cols> {
     packed[0] = a.x, packed[1] = a.y, packed[2] = a.z, packed[3] = a.w;
     packed[4] = b.x, packed[5] = b.y, packed[6] = b.z, packed[7] = b.w;
   }
-  // For tensor cores: codes 4t..4t + 3 of a unit in shared memory and the same ones sixteen later.
+  // For tensor cores: codes 4t..4t + 3 of a unit in shared memory and the four codes sixteen later.
   static constexpr int offset = 0;
   static __device__ void code_words(Units matrix, long long index, int t, u32& low, u32& high) {
     const u32* words = reinterpret_cast<const u32*>(matrix.codes + index * 32);

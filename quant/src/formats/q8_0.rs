@@ -1,4 +1,4 @@
-//! Q8_0: blocks of 32 numbers, an f16 scale and 8-bit codes: `x = d * q`.
+//! Q8_0: blocks of 32 numbers with an f16 scale and 8-bit codes: `x = d * q`.
 
 use crate::format::Format;
 use crate::formats::codes::SignedBytes;

@@ -14,22 +14,22 @@ use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// A scale as it is stored.
+/// A scale in its stored form.
 pub(crate) trait Scale: Pod {
-    /// Its value.
+    /// The value of the scale.
     fn value(self) -> f32;
 
-    /// The scales of two blocks, each in one 128-bit lane.
+    /// Broadcasts the scales of two blocks, each to one 128-bit lane.
     ///
     /// # Safety
-    /// The CPU has AVX2 and F16C.
+    /// The CPU must have AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
     unsafe fn lanes_256(scales: [Self; 2]) -> __m256;
 
-    /// The scales of four blocks, each in one 128-bit lane.
+    /// Broadcasts the scales of four blocks, each to one 128-bit lane.
     ///
     /// # Safety
-    /// The CPU has AVX-512 F and BW, and F16C.
+    /// The CPU must have AVX-512 F and BW, and F16C.
     #[cfg(target_arch = "x86_64")]
     unsafe fn lanes_512<C: Codes>(blocks: &[Scaled<Self, C>; 4]) -> __m512;
 }
@@ -44,16 +44,16 @@ pub(crate) struct Scaled<S, C> {
     pub(crate) q: C,
 }
 
-// SAFETY: both parts are.
+// SAFETY: both parts are zeroable.
 unsafe impl<S: Scale, C: Codes> Zeroable for Scaled<S, C> {}
-// SAFETY: both parts are, and without alignment there is no padding between them.
+// SAFETY: both parts are plain data, and neither needs alignment, so there is no padding between them.
 unsafe impl<S: Scale, C: Codes> Pod for Scaled<S, C> {}
 
 impl<S: Scale, C: Codes> Scaled<S, C> {
     /// Fails to compile if the parts need alignment.
     const PACKED: () = assert!(align_of::<Self>() == 1);
 
-    /// The format of these blocks.
+    /// Returns the format of these blocks.
     pub(crate) const fn format(name: &'static str, ggml_type: u32, encode: Encode) -> Format {
         let decode = |src: &[u8], dst: &mut [f32]| decode_blocks(src, dst, Self::decode);
         format_of_32::<Self>(name, ggml_type, encode, decode, kernel::integer::<Self>)
@@ -65,15 +65,15 @@ impl<S: Scale, C: Codes> Scaled<S, C> {
         self.q.signed().map(|q| d * f32::from(q))
     }
 
-    /// The product with block `b` of the inputs.
+    /// Returns the product with block `b` of the inputs.
     pub(crate) fn dot(&self, b: usize, x: Row) -> f32 {
         scalar::dot_codes(&self.q.signed(), &x.block(b)) as f32 * (self.d.value() * x.scales[b])
     }
 }
 
 impl<C: Codes> Scaled<Half, C> {
-    /// Encodes blocks such that the number of largest magnitude (the first of equals) becomes code 0, the lowest one, exactly; a row
-    /// with the mean squares of its inputs by [`Scaled::fit`].
+    /// Encodes blocks such that the number of largest magnitude (the first one among equals) maps exactly to code 0, the lowest code. A row
+    /// with the mean squares of its inputs is encoded by [`Scaled::fit`] instead.
     pub(crate) fn encode(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
         match importance {
             Some(_) => Self::fit(src, importance, dst),
@@ -81,7 +81,7 @@ impl<C: Codes> Scaled<Half, C> {
         }
     }
 
-    /// As [`Scaled::encode`] without inputs.
+    /// Encodes a block like [`Scaled::encode`] without importance.
     pub(crate) fn encode_block(x: &[f32; 32]) -> Self {
         let (half, largest) = (f32::from(C::OFFSET), C::LARGEST as i8);
         let d = fit::extreme(x) / -half;
@@ -93,7 +93,7 @@ impl<C: Codes> Scaled<Half, C> {
         }
     }
 
-    /// Encodes with the scales of least weighted error: of a row with the mean squares of its inputs, or of any number of rows without.
+    /// Encodes with the scales of least weighted error: one row with the mean squares of its inputs, or any number of rows without.
     pub(crate) fn fit(src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) {
         let spread = Lanes::all(mean_square(src));
         importance::encode_eights(src, importance, dst, |x, inputs| {
@@ -159,13 +159,13 @@ impl Scale for Half {
 
 #[cfg(target_arch = "x86_64")]
 impl<C: Codes> Scaled<Half, C> {
-    /// Whether one load of 64 bytes has the scales of four blocks, at even bytes.
+    /// Whether one load of 64 bytes contains the scales of four blocks, at even byte offsets.
     const SCALES_IN_64_BYTES: bool = {
         let bytes = size_of::<Self>();
         4 * bytes >= 64 && 3 * bytes + 2 <= 64 && bytes.is_multiple_of(2)
     };
 
-    /// Index of the 16 bits of each f32 lane's scale in these 64 bytes.
+    /// For each f32 lane, the index of its scale among the 16-bit words of these 64 bytes.
     const SCALE_PLACES: [u16; 32] = {
         let mut places = [0; 32];
         let mut lane = 0;

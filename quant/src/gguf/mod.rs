@@ -1,4 +1,4 @@
-//! GGUF: one file with typed metadata and aligned tensors, as ggml reads and writes it.
+//! GGUF: a file with typed metadata and aligned tensors, as ggml reads and writes it.
 //!
 //! ```text
 //! "GGUF", version u32, tensor count u64, metadata count u64
@@ -27,13 +27,13 @@ use crate::format::Format;
 use crate::room::ask_room;
 use crate::storage::{Bytes, FileAccess, Tensor};
 
-/// Bytes of a name in the tables of keys and tensors.
+/// Bytes of memory per name in the tables of keys and tensors.
 const OF_NAME: usize = 256;
 
-/// An opened GGUF file. Nothing of the tensors is read until they are used.
+/// An opened GGUF file. Tensor data is not read until it is used.
 pub struct Gguf {
     name: String,
-    /// The files that it lies in: one, or the parts of a split one.
+    /// The files that contain it: one file, or the parts of a split file.
     files: Vec<PartFile>,
     metadata: Vec<(String, Value)>,
     keys: HashMap<String, usize>,
@@ -44,7 +44,7 @@ pub struct Gguf {
     used_tensors: Vec<AtomicBool>,
 }
 
-/// A file, and how many of all tensors lie in it and those before it.
+/// A file, with the number of tensors in it and in the files before it.
 struct PartFile {
     bytes: Bytes,
     data: Range<usize>,
@@ -54,13 +54,13 @@ struct PartFile {
 /// The description of one tensor in a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
-    /// ggml's number of its format, which may be one that this crate does not have.
+    /// ggml's number of the tensor's format; this crate may not have the format.
     pub ggml_type: u32,
-    /// Outermost dimension first.
+    /// The dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// Where its data starts, from the start of the data section of its file.
+    /// Offset of the tensor's data in the data section of its file.
     pub offset: usize,
 }
 
@@ -72,7 +72,7 @@ impl TensorInfo {
 }
 
 impl Gguf {
-    /// Maps and checks a file, or all parts of a split one by any of them.
+    /// Maps and checks a file, or all parts of a split file, given any of them.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf> {
         Gguf::open_by(path, FileAccess::Map)
     }
@@ -82,9 +82,9 @@ impl Gguf {
         parts::open(path.as_ref(), access)
     }
 
-    /// Checks a file that is in memory; error messages call it `name`.
+    /// Parses a file in memory; error messages call it `name`.
     ///
-    /// Validates the header, the metadata and the location of every tensor; an accepted file needs no further checks.
+    /// Checks the header, the metadata and the place of every tensor. An accepted file needs no further checks.
     pub fn parse(bytes: Bytes, name: impl Into<String>) -> Result<Gguf> {
         let mut gguf = Gguf {
             name: name.into(),
@@ -119,7 +119,7 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Adds a file's tensors to those that are there.
+    /// Adds the tensors of a file.
     fn add(&mut self, bytes: Bytes, data: Range<usize>, tensors: Vec<TensorInfo>) -> Result<()> {
         for tensor in tensors {
             let name = tensor.name.clone();
@@ -144,7 +144,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// Bytes before the data of the tensors, in all files.
+    /// Total bytes before the tensor data, in all files.
     pub fn description_bytes(&self) -> usize {
         self.files.iter().map(|part| part.data.start).sum()
     }
@@ -154,22 +154,22 @@ impl Gguf {
         &self.name
     }
 
-    /// Differences between the file and the values that were read, a sentence each.
+    /// Differences between the file and the parsed values, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The metadata in the file's order.
+    /// The metadata, in file order.
     pub fn metadata(&self) -> &[(String, Value)] {
         &self.metadata
     }
 
-    /// The tensors in the file's order.
+    /// The tensors, in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Whether the file has a tensor of this name.
+    /// Whether the file has a tensor called `name`.
     pub fn has_tensor(&self, name: &str) -> bool {
         self.tensor_index(name).is_some()
     }
@@ -178,58 +178,58 @@ impl Gguf {
         self.names.get(name).copied()
     }
 
-    /// The value of `key`, if the file has it.
+    /// Returns the value of `key`, if the file has it.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let &i = self.keys.get(key)?;
         self.used_keys[i].store(true, Ordering::Relaxed);
         Some(&self.metadata[i].1)
     }
 
-    /// The keys whose values were never read, in the file's order.
+    /// The keys whose values have not been read, in file order.
     pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
         let keys = self.metadata.iter().zip(&self.used_keys);
         let unused = keys.filter(|(_, used)| !used.load(Ordering::Relaxed));
         unused.map(|((key, _), _)| key.as_str())
     }
 
-    /// The names of the tensors that were never read, in the file's order.
+    /// The names of the tensors that have not been read, in file order.
     pub fn unused_tensors(&self) -> impl Iterator<Item = &str> {
         let tensors = self.tensors.iter().zip(&self.used_tensors);
         let unused = tensors.filter(|(_, used)| !used.load(Ordering::Relaxed));
         unused.map(|(tensor, _)| tensor.name.as_str())
     }
 
-    /// The string `key`. An error if it is missing or of another type, as for all typed getters.
+    /// Returns the string `key`. Like all typed getters, fails if the key is missing or has another type.
     pub fn get_str(&self, key: &str) -> Result<&str> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    /// The unsigned integer `key`, stored in any integer type.
+    /// Returns the unsigned integer `key`, stored in any integer type.
     pub fn get_u64(&self, key: &str) -> Result<u64> {
         self.typed(key, "an unsigned integer", Value::as_u64)
     }
 
-    /// The unsigned integer `key` as a size.
+    /// Returns the unsigned integer `key` as a size.
     pub fn get_usize(&self, key: &str) -> Result<usize> {
         self.typed(key, "a size", |value| value.as_u64()?.try_into().ok())
     }
 
-    /// The unsigned integer `key`, if it fits in 32 bits.
+    /// Returns the unsigned integer `key`, if it fits in 32 bits.
     pub fn get_u32(&self, key: &str) -> Result<u32> {
         self.typed(key, "an unsigned 32-bit integer", Value::as_u32)
     }
 
-    /// The float `key`, stored in 32 or 64 bits.
+    /// Returns the float `key`, stored in 32 or 64 bits.
     pub fn get_f32(&self, key: &str) -> Result<f32> {
         self.typed(key, "a float", Value::as_f32)
     }
 
-    /// The truth value `key`.
+    /// Returns the bool `key`.
     pub fn get_bool(&self, key: &str) -> Result<bool> {
         self.typed(key, "a bool", Value::as_bool)
     }
 
-    /// The array `key`.
+    /// Returns the array `key`.
     pub fn get_array(&self, key: &str) -> Result<&Array> {
         self.typed(key, "an array", Value::as_array)
     }
@@ -247,7 +247,7 @@ impl Gguf {
         })
     }
 
-    /// The value of `key` by `convert`, if the file has the key. An error if it does and the value is not `expected`.
+    /// Returns the value of `key`, converted by `convert`; `None` if the file lacks the key. Fails if the value is not `expected`.
     pub fn optional<'a, T>(
         &'a self,
         key: &str,
@@ -268,7 +268,7 @@ impl Gguf {
         convert(value).map(Some).ok_or_else(wrong)
     }
 
-    /// The tensor `name`, without a copy. An error if it is missing or in a format that this crate does not have.
+    /// Returns the tensor `name`, without a copy. Fails if it is missing or in a format that this crate does not have.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let i = self.tensor_index(name).ok_or_else(|| Error::Missing {
             file: self.name.clone(),

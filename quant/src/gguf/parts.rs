@@ -1,5 +1,5 @@
-//! GGUF files in several parts, as `gguf-split` names them: `model-00001-of-00003.gguf`. The first has the metadata; each
-//! has some of the tensors, and says which part it is of how many.
+//! Split GGUF files, named as `gguf-split` names them: `model-00001-of-00003.gguf`. The first part has the metadata. Each part has some of
+//! the tensors, its part number and the number of parts.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -11,10 +11,10 @@ use crate::storage::{Bytes, FileAccess};
 const COUNT: &str = "split.count";
 const NUMBER: &str = "split.no";
 const TENSORS: &str = "split.tensors.count";
-/// Most parts: their numbers have five digits.
+/// Largest number of parts: part numbers have five digits.
 const MAX_PARTS: u64 = 99_999;
 
-/// Opens a file, or all parts of a split one.
+/// Opens a file, or all parts of a split file.
 pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
     let read_in = |path: &Path| -> Result<Gguf> {
         Gguf::parse(Bytes::open_file(path, access)?, path.display().to_string())
@@ -80,8 +80,8 @@ pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
 }
 
 impl Gguf {
-    /// Adds a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys`,
-    /// which replace those of this file.
+    /// Adds a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys`. These keys replace
+    /// keys of this file.
     pub fn with_block(mut self, other: Gguf, keys: &str, tensors: &str) -> Result<Gguf> {
         for (key, value) in other.metadata {
             match self.keys.get(&key) {
@@ -107,15 +107,15 @@ impl Gguf {
     }
 }
 
-/// The names of the parts of a file.
+/// The file names of the parts of a split file.
 struct PartNames {
-    /// The path up to the number.
+    /// The path up to the part number.
     start: PathBuf,
     count: u64,
 }
 
 impl PartNames {
-    /// The names of the parts of which `path` is number `number`.
+    /// Returns the names of all parts, if `path` is named as part `number` of `count`.
     fn new(path: &Path, number: u64, count: u64) -> Option<PartNames> {
         let name = path.file_name()?.to_str()?;
         let end = format!("-{:05}-of-{count:05}.gguf", number + 1);

@@ -1,5 +1,5 @@
-//! The parser. The file is not trusted: every count, length and offset is checked against the file's size before
-//! anything is allocated or read.
+//! The parser. Files are not trusted: every count, length and offset is checked against the size of the file before anything is allocated
+//! or read.
 
 use std::ops::Range;
 
@@ -10,36 +10,36 @@ use crate::error::{Error, Result};
 use crate::room::ask_room_for_text;
 use crate::stray::stray;
 
-/// ggml's limit.
+/// ggml's limit on dimensions.
 const MAX_DIMS: u32 = 4;
-/// Deeper arrays of arrays are refused, so that a file cannot exhaust the stack.
+/// Arrays nested deeper are refused, so that a file cannot exhaust the stack.
 const MAX_DEPTH: usize = 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Most bytes before the data section. The largest vocabularies have a tenth of it.
+/// Largest number of bytes before the data section. The largest vocabularies take a tenth of it.
 const MAX_DESCRIPTION: usize = 256 << 20;
-/// Most keys and most tensors. Published files have a hundred keys and some thousand tensors.
+/// Largest numbers of keys and of tensors. Published files have a hundred keys and a few thousand tensors.
 const MAX_KEYS: usize = 1 << 16;
 const MAX_TENSORS: usize = 1 << 18;
-/// Longest key and longest name of a tensor, which sentences repeat.
+/// Longest key and longest tensor name, since error messages repeat them.
 const MAX_NAME: usize = 1 << 10;
 
-/// Bytes for whose values there is always room.
+/// Number of bytes ahead of the position for whose parsed values memory is checked.
 const AHEAD: usize = 64 << 10;
 
-/// Maximum number of notes.
+/// Largest number of notes.
 const MAX_NOTES: usize = 16;
 
-/// The content of a file's header.
+/// The contents of a file's header.
 pub(super) struct Parsed {
     pub metadata: Vec<(String, Value)>,
     pub tensors: Vec<TensorInfo>,
-    /// Where the data section is.
+    /// Position of the data section.
     pub data: Range<usize>,
-    /// Differences between the file and the values that were read.
+    /// Differences between the file and the parsed values.
     pub notes: Vec<String>,
 }
 
-/// Reads the header: everything but the tensors' data.
+/// Parses the header: everything but the tensors' data.
 pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
     let mut cursor = Cursor {
         bytes,
@@ -75,7 +75,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
             "2 or 3",
         ));
     }
-    // The least sizes: an empty key with a one-byte value; an empty name, no dimensions, type, offset.
+    // Minimum sizes: an empty key with a one-byte value; an empty name, no dimensions, type, offset.
     let tensor_count = cursor.count("tensor count", 8 + 4 + 4 + 8)?;
     cursor.at_most("tensor count", tensor_count, MAX_TENSORS)?;
     let metadata_count = cursor.count("metadata count", 8 + 4 + 1)?;
@@ -91,7 +91,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
 
     let alignment = alignment(&metadata, file)?;
     let start = (cursor.position as u64).next_multiple_of(alignment) as usize;
-    // A file without tensors may end before its padding does.
+    // A file without tensors may end before its padding ends.
     let data = start.min(bytes.len())..bytes.len();
     check_places(&tensors, alignment, data.len(), file)?;
     Ok(Parsed {
@@ -120,7 +120,7 @@ fn alignment(metadata: &[(String, Value)], file: &str) -> Result<u64> {
         })
 }
 
-/// Every tensor is aligned, inside the data section, and apart from the others.
+/// Checks that every tensor is aligned, inside the data section, and disjoint from the others.
 fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &str) -> Result<()> {
     let mut places = read_list(tensors.len(), |i| {
         let tensor = &tensors[i];
@@ -133,7 +133,7 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
                 format!("a multiple of {alignment}"),
             ));
         }
-        // For an unknown format only the start can be checked.
+        // For an unknown format, only the start can be checked.
         let len = match tensor.format() {
             Some(format) => format.tensor_bytes(&tensor.shape).map_err(|e| {
                 invalid(
@@ -173,7 +173,7 @@ fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &
 struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
-    /// Up to which position there is room for what is read.
+    /// Position up to which memory for the parsed values has been checked.
     roomy: usize,
     file: &'a str,
     notes: Vec<String>,
@@ -225,7 +225,7 @@ impl<'a> Cursor<'a> {
         self.array(item).map(u64::from_le_bytes)
     }
 
-    /// A number of things of at least `least` bytes each, which the rest of the file can hold.
+    /// Reads a count of items of at least `least` bytes each, and checks that they fit in the rest of the file.
     fn count(&mut self, item: &str, least: usize) -> Result<usize> {
         let count = self.u64(item)?;
         let most = self.remaining() / least;
@@ -239,7 +239,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Refuses a number of things above `most`.
+    /// Refuses a count above `most`.
     fn at_most(&self, item: &str, count: usize, most: usize) -> Result<()> {
         if count <= most {
             Ok(())
@@ -248,7 +248,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The name of a key or a tensor.
+    /// Reads the name of a key or a tensor.
     fn name(&mut self, item: &str) -> Result<String> {
         let len = self.count(item, 1)?;
         self.at_most(&format!("length of {item}"), len, MAX_NAME)?;
@@ -263,7 +263,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A value. Bytes that are not UTF-8 are replaced, which is noted, and zeros at the end are C's, not the text's.
+    /// Reads a string value. Bytes that are not UTF-8 are replaced, which is noted. Trailing zeros are dropped as C terminators.
     fn string(&mut self, item: &str) -> Result<String> {
         let len = self.count(item, 1)?;
         let bytes = self.take(len, item)?;

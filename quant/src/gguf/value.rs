@@ -42,7 +42,7 @@ pub(super) const STRING: u32 = 8;
 pub(super) const ARRAY: u32 = 9;
 
 impl Value {
-    /// GGUF's number for the type.
+    /// GGUF's number of the type.
     pub(super) fn type_id(&self) -> u32 {
         match self {
             Value::U8(_) => 0,
@@ -61,7 +61,7 @@ impl Value {
         }
     }
 
-    /// The string, if it is one.
+    /// The string, if the value is a string.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::String(value) => Some(value),
@@ -69,7 +69,7 @@ impl Value {
         }
     }
 
-    /// The integer, if it is one and not negative.
+    /// The integer, if the value is a non-negative integer.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::U8(value) => Some(value.into()),
@@ -80,12 +80,12 @@ impl Value {
         }
     }
 
-    /// The integer, if it is one that fits in 32 bits and not negative.
+    /// The integer, if the value is a non-negative integer that fits in 32 bits.
     pub(crate) fn as_u32(&self) -> Option<u32> {
         self.as_u64()?.try_into().ok()
     }
 
-    /// The integer, if it is one and fits.
+    /// The integer, if the value is an integer that fits.
     pub fn as_i64(&self) -> Option<i64> {
         match *self {
             Value::I8(value) => Some(value.into()),
@@ -100,7 +100,7 @@ impl Value {
         }
     }
 
-    /// The float, if it is one.
+    /// The float, if the value is a float.
     pub fn as_f32(&self) -> Option<f32> {
         match *self {
             Value::F32(value) => Some(value),
@@ -109,7 +109,7 @@ impl Value {
         }
     }
 
-    /// The truth value, if it is one.
+    /// The bool, if the value is a bool.
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Value::Bool(value) => Some(value),
@@ -117,7 +117,7 @@ impl Value {
         }
     }
 
-    /// The array, if it is one.
+    /// The array, if the value is an array.
     pub fn as_array(&self) -> Option<&Array> {
         match self {
             Value::Array(value) => Some(value),
@@ -125,7 +125,7 @@ impl Value {
         }
     }
 
-    /// A short form for messages.
+    /// Returns a short description for messages.
     pub(super) fn describe(&self) -> String {
         match self {
             Value::Array(array) => format!("an array of {} elements", array.len()),
@@ -149,7 +149,7 @@ impl Value {
 }
 
 impl Array {
-    /// How many elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
             Array::U8(values) => values.len(),
@@ -168,7 +168,7 @@ impl Array {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -181,7 +181,7 @@ impl Array {
         }
     }
 
-    /// The elements as integers, if they are integers that fit.
+    /// The elements as integers, if they are integers that fit in an `i64`.
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         match self {
             Array::U8(values) => Some(values.iter().map(|&v| v.into()).collect()),
@@ -205,7 +205,7 @@ impl Array {
         }
     }
 
-    /// GGUF's number for the type of the elements.
+    /// GGUF's number of the element type.
     pub(super) fn element_type(&self) -> u32 {
         match self {
             Array::U8(_) => 0,

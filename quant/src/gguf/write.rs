@@ -1,4 +1,4 @@
-//! The writer: header first, then tensor data streamed in order, under a temporary name until it is complete.
+//! The writer: first the header, then tensor data streamed in order, under a temporary name until the file is complete.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::regular_file::NewFile;
 
-/// Tensors start on cache lines, so that the mapped file can be read by aligned loads and by a GPU.
+/// Tensors start on cache lines, so that the mapped file is suitable for aligned loads and for a GPU.
 const ALIGNMENT: usize = 64;
 
-/// A tensor that is going to be written.
+/// A tensor to be written.
 #[derive(Clone, Debug)]
 pub struct NewTensor {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
-    /// How its data will be stored.
+    /// The format in which its data will be stored.
     pub format: &'static Format,
-    /// Outermost dimension first.
+    /// The dimensions, outermost first.
     pub shape: Vec<usize>,
 }
 
-/// Writes one GGUF file. The file appears under its name when [`Writer::finish`] has succeeded; dropping the writer
-/// earlier removes the partial file.
+/// Writes one GGUF file. The file appears under its name when [`Writer::finish`] has succeeded. Dropping the writer earlier removes the
+/// partial file.
 pub struct Writer {
     path: PathBuf,
     file: NewFile,
@@ -33,7 +33,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts `path` and writes everything but the data. `general.alignment` is set here and need not be in `metadata`.
+    /// Starts `path` and writes everything but the data. `general.alignment` is set here; one in `metadata` is ignored.
     pub fn create(
         path: impl AsRef<Path>,
         metadata: &[(String, Value)],
@@ -54,8 +54,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Writes the next bytes: all or a part of the current tensor, never more. Tensors follow each other in the order given
-    /// to [`Writer::create`].
+    /// Writes the next bytes of the current tensor: all of them or a part, but not beyond its end. Tensors follow each other in the order
+    /// given to [`Writer::create`].
     pub fn write_tensor(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -85,7 +85,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Completes the file: everything is on the disk and the name is in place when this returns.
+    /// Completes the file: when this returns, all data is on disk and the name is in place.
     pub fn finish(self) -> Result<()> {
         if let Some((name, size)) = self.tensors.get(self.current) {
             let item = format!("tensor '{name}'");
@@ -123,7 +123,7 @@ impl Writer {
 
 type Header = (Vec<u8>, Vec<(String, usize)>);
 
-/// The bytes before the data, and name and size of each tensor.
+/// Returns the bytes before the data, and the name and size of each tensor.
 fn header(path: &Path, metadata: &[(String, Value)], tensors: &[NewTensor]) -> Result<Header> {
     const KEY: &str = "general.alignment";
     let mut header = b"GGUF".to_vec();

@@ -1,10 +1,10 @@
-//! Tensors of quantizations that are not read: which program wrote them.
+//! Recognition of quantizations that this crate does not read, by the names of their tensors.
 
 use safetensors::tensor::Dtype;
 
 use super::Checkpoint;
 
-/// Ends of names, and the quantization that has them.
+/// Suffixes of tensor names, and the quantization that uses each.
 const MARKS: [(&str, &str); 11] = [
     (".qzeros", "GPTQ or AWQ"),
     (".qweight", "GPTQ or AWQ"),
@@ -20,7 +20,7 @@ const MARKS: [(&str, &str); 11] = [
 ];
 
 impl Checkpoint {
-    /// The quantization that its tensors show and that is not read.
+    /// Returns the quantization that the tensors reveal, if it is one that this crate does not read.
     pub fn foreign_quantization(&self) -> Option<&'static str> {
         let marked = self.names().find_map(|name| {
             let mark = MARKS.iter().find(|(end, _)| name.ends_with(end));
@@ -29,7 +29,7 @@ impl Checkpoint {
         marked.or_else(|| self.has_words().then_some("MLX"))
     }
 
-    /// True if matrices are words of 32 bits with scales next to them, as MLX stores them.
+    /// Whether matrices are 32-bit words with scales next to them, as MLX stores them.
     fn has_words(&self) -> bool {
         self.entries.iter().any(|(name, entry)| {
             let base = name.strip_suffix(".weight");

@@ -1,4 +1,4 @@
-//! Checkpoints in the safetensors format: one file, or several with an index, as model hubs store them.
+//! Checkpoints in the safetensors format: one file, or multiple files with an index, as model hubs store them.
 
 mod foreign;
 mod names;
@@ -21,21 +21,21 @@ use quantized::Packing;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Largest index that is read: a hundred bytes for each of a million tensors.
+/// Largest accepted index: a hundred bytes for each of a million tensors.
 const LARGEST_INDEX: u64 = 100 << 20;
-/// Largest header that the safetensors crate reads.
+/// Largest header that the safetensors crate accepts.
 const LARGEST_HEADER: u64 = 100_000_000;
-/// Most values in an index: half a million names of tensors and of their shards.
+/// Largest number of values in an index: half a million names of tensors and of their shards.
 const MOST_NAMES: usize = 1 << 20;
-/// Most values in a header: thirty thousand tensors of one file.
+/// Largest number of values in a header: thirty thousand tensors in one file.
 const MOST_VALUES: usize = 1 << 19;
-/// Most tensors of all files, and most dimensions of one.
+/// Largest number of tensors in all files, and of dimensions of a tensor.
 const MOST_TENSORS: usize = 1 << 18;
 const MOST_DIMENSIONS: usize = 8;
-/// Longest name of a tensor, which sentences repeat.
+/// Longest tensor name, since error messages repeat it.
 const LONGEST_NAME: usize = 1 << 10;
 
-/// The tensors of one or several memory-mapped safetensors files, by name.
+/// The tensors of one or more memory-mapped safetensors files, by name.
 pub struct Checkpoint {
     name: String,
     access: FileAccess,
@@ -47,19 +47,19 @@ struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
     data: Bytes,
-    /// How its numbers are stored, if they are quantized.
+    /// How the values are stored, if they are quantized.
     packing: Option<Packing>,
-    /// Whether its values were read.
+    /// Whether the values have been read.
     used: AtomicBool,
 }
 
 impl Checkpoint {
-    /// Opens a folder that holds `model.safetensors`, or shards named by `model.safetensors.index.json`.
+    /// Opens a folder that contains `model.safetensors`, or shards listed in `model.safetensors.index.json`.
     pub fn open(folder: impl AsRef<Path>) -> Result<Checkpoint> {
         Checkpoint::open_by(folder, FileAccess::Map)
     }
 
-    /// As [`Checkpoint::open`], the files mapped or copied.
+    /// Like [`Checkpoint::open`], with the files mapped or copied.
     pub fn open_by(folder: impl AsRef<Path>, access: FileAccess) -> Result<Checkpoint> {
         let folder = folder.as_ref();
         let mut checkpoint = Checkpoint {
@@ -100,7 +100,7 @@ impl Checkpoint {
         checkpoint.complete()
     }
 
-    /// Finds the quantized tensors among those of all files.
+    /// Identifies the quantized tensors among the tensors of all files.
     fn complete(mut self) -> Result<Checkpoint> {
         quantized::attach(&mut self.entries)?;
         Ok(self)
@@ -183,14 +183,14 @@ impl Checkpoint {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The names of the tensors that were never read, sorted.
+    /// The names of the tensors that have not been read, sorted.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         let unused = |(_, entry): &(&String, &Entry)| !entry.used.load(Ordering::Relaxed);
         let entries = self.entries.iter().filter(unused);
         entries.map(|(name, _)| name.as_str())
     }
 
-    /// The bytes of tensor `name`, if there is one. Reading them does not count as use of the tensor.
+    /// The bytes of tensor `name`, if it exists. This does not count as reading the tensor.
     pub fn bytes(&self, name: &str) -> Option<&Bytes> {
         self.find(name).map(|entry| &entry.data)
     }
@@ -205,12 +205,12 @@ impl Checkpoint {
         own.or_else(|| self.entries.get(names::headless(name, &self.entries)?))
     }
 
-    /// The shape of tensor `name`, outermost dimension first, if there is one.
+    /// The shape of tensor `name`, outermost dimension first, if it exists.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.find(name).map(|entry| &entry.shape[..])
     }
 
-    /// The tensor `name` as floats, decoded if it is quantized. Without a copy if it lies in the file on a multiple of its number's size.
+    /// Returns the tensor `name` as floats, decoded if it is quantized. Floats are not copied if they are aligned in the file.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let entry = self.entry(name)?;
         if let Some(packing) = &entry.packing {
@@ -231,7 +231,7 @@ impl Checkpoint {
         Tensor::new(format, entry.shape.clone(), data)
     }
 
-    /// The integer tensor `name`: shape, and numbers in order.
+    /// Returns the shape and the values, in order, of the integer tensor `name`.
     pub fn read_i64(&self, name: &str) -> Result<(Vec<usize>, Vec<i64>)> {
         let entry = self.entry(name)?;
         let values = match entry.dtype {
@@ -254,7 +254,7 @@ impl Checkpoint {
         Ok((entry.shape.clone(), values))
     }
 
-    /// The entry of a tensor that is used from now on.
+    /// Returns the entry of a tensor and marks it as used.
     fn entry(&self, name: &str) -> Result<&Entry> {
         let entry = self.find(name).ok_or_else(|| Error::Missing {
             file: self.name.clone(),
@@ -276,7 +276,7 @@ impl Entry {
     }
 }
 
-/// The header of a file, if the file is as long as it claims.
+/// The header of a file, if the file is long enough to contain it.
 fn header(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_first_chunk()?;
     let length = u64::from_le_bytes(*length);
@@ -287,7 +287,7 @@ fn header(bytes: &[u8]) -> Option<&[u8]> {
     )
 }
 
-/// Shard file name -> names of its tensors.
+/// Reads the index: shard file name -> names of its tensors.
 fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let file = path.display().to_string();
     let text = read_file(path, LARGEST_INDEX).map_err(|e| Error::io(path, "read", e))?;
@@ -302,7 +302,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
         })?;
     let mut shards = BTreeMap::<String, BTreeSet<String>>::new();
     for (tensor, shard) in map {
-        // A plain file name: the index must not lead out of its folder.
+        // Only a plain file name: the index must not lead outside its folder.
         let shard = shard
             .as_str()
             .filter(|name| Path::new(name).file_name() == Some(name.as_ref()));

@@ -1,19 +1,19 @@
-//! Names of tensors that training programs wrap.
+//! Tensor names that training programs wrap in prefixes.
 
 use std::collections::BTreeMap;
 
-/// Parts that PyTorch puts anywhere in a name: of a compiled, a sharded, a checkpointed module.
+/// Name parts that PyTorch inserts for a compiled, a sharded or a checkpointed module.
 const WRAPPERS: [&str; 3] = [
     "_orig_mod",
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
 ];
-/// First part of every name in a module of several processes.
+/// First part of every name in a module trained in multiple processes.
 const PARALLEL: &str = "module.";
-/// First parts that the names of a model without its head lack.
+/// First parts that names lack in a model saved without its head.
 const MODELS: [&str; 3] = ["model.", "backbone.", "transformer."];
 
-/// The name without wrapping prefixes.
+/// Returns the name without wrappers.
 pub(super) fn unwrapped(name: &str) -> String {
     let parts = name.split('.').filter(|part| !WRAPPERS.contains(part));
     let parts = parts.collect::<Vec<_>>().join(".");
@@ -24,7 +24,7 @@ pub(super) fn unwrapped(name: &str) -> String {
     rest.into()
 }
 
-/// The name in a checkpoint that was saved without its head: no name of it begins with the model's part.
+/// Returns the name of a tensor in a checkpoint that was saved without its head: no name in it begins with the model's part.
 pub(super) fn headless<'n, T>(name: &'n str, entries: &BTreeMap<String, T>) -> Option<&'n str> {
     let part = MODELS.into_iter().find(|part| name.starts_with(part))?;
     let has_part = entries.range(part.to_string()..).next();

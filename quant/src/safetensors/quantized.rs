@@ -1,15 +1,15 @@
-//! Tensors that are stored as small numbers with scales: FP8 and INT8 with a scale for each tensor, row or block (as DeepSeek,
-//! Qwen and compressed-tensors store them), NVFP4 and MXFP4, and integers of two, four or eight bits in words of 32.
+//! Tensors stored as small numbers with scales: FP8 and INT8 with a scale for each tensor, row or block (as DeepSeek, Qwen and
+//! compressed-tensors store them), NVFP4 and MXFP4, and integers of two, four or eight bits in 32-bit words.
 //!
-//! The scales of a tensor `w`, and other tensors that decode it:
+//! The scales of a tensor `w`, and other tensors needed to decode it:
 //! ```text
-//! w_scale_inv or w_scale   factors, for blocks of the matrix that follow from the shapes
-//! w_scale_2                a factor of all (NVFP4 of ModelOpt)
-//! w_global_scale           a divisor of all (NVFP4 of compressed-tensors)
+//! w_scale_inv or w_scale   factors, for blocks of the matrix whose size follows from the shapes
+//! w_scale_2                a factor for all values (NVFP4 of ModelOpt)
+//! w_global_scale           a divisor for all values (NVFP4 of compressed-tensors)
 //! w_zero_point             the zero point, packed along the rows
 //! w_packed, w_shape        the numbers of w in bytes or words, the first in the lowest bits
 //! ```
-//! Values are decoded as f16, in f32 where f16 cannot hold them.
+//! Values are decoded to f16, or to f32 if f16 cannot hold them.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::storage::{Bytes, Tensor};
 use crate::{F16, F32, Format};
 
-/// Suffixes of tensors that scale activations, which are not quantized here.
+/// Suffixes of tensors that scale activations, which this crate does not quantize.
 const OF_ACTIVATIONS: [&str; 9] = [
     ".input_scale",
     ".input_scale_inv",
@@ -33,32 +33,32 @@ const OF_ACTIVATIONS: [&str; 9] = [
     ".v_scale",
     ".q_scale",
 ];
-/// Numbers of a block of FP4.
+/// The magnitudes of FP4 numbers.
 const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// The meaning of a quantized tensor's numbers.
+/// How a quantized tensor is stored.
 pub(super) struct Packing {
     numbers: Numbers,
     /// Factors of the blocks: shape and values.
     scale: (Vec<usize>, Vec<f32>),
-    /// A factor of all.
+    /// A factor for all values.
     factor: f32,
-    /// Numbers of zero, as packed as the tensor's, along the rows.
+    /// Zero points, packed like the tensor's numbers, but along the rows.
     zeros: Option<Bytes>,
 }
 
-/// How a number is stored.
+/// The storage of a number.
 #[derive(Clone, Copy)]
 enum Numbers {
-    /// One of eight bits: the value of each.
+    /// Eight bits; the function gives the value of a byte.
     Byte(fn(u8) -> f32),
-    /// Two of four bits in each byte.
+    /// Four bits, two numbers in each byte.
     Fp4,
-    /// Whole numbers of this many bits in words of 32, counted from the middle.
+    /// Integers of this many bits in 32-bit words, with an offset of half their range.
     Words(u32),
 }
 
-/// Finds the quantized tensors, gives them their logical names and shapes, and removes their scales from the list.
+/// Finds the quantized tensors, gives them their logical names and shapes, and removes their scales from `entries`.
 pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
     let mut found = false;
     let names: Vec<String> = entries.keys().cloned().collect();
@@ -87,7 +87,7 @@ pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
             Ok(values.first().copied())
         };
         let of_all = [single("_scale_2")?, single("_global_scale")?];
-        // NVFP4: the scales of its blocks are numbers of eight bits only because another one is common to all.
+        // NVFP4: block scales fit in eight bits only because there is another scale, common to all blocks.
         if in_fp8 && matches!(numbers, Numbers::Fp4) && of_all == [None, None] {
             let item = format!("tensor '{stored}'");
             let expected = format!("{name}_scale_2 or {name}_global_scale too");
@@ -138,7 +138,7 @@ fn is_small(dtype: Dtype) -> bool {
     [F4, F8_E4M3, F8_E5M2, I8, I32, U8].contains(&dtype)
 }
 
-/// How an entry's numbers are stored, and its logical shape.
+/// Returns how an entry's numbers are stored, and its logical shape.
 fn numbers(name: &str, entry: &Entry, shape: Option<&Entry>) -> Result<(Numbers, Vec<usize>)> {
     let wrong = |found: String, expected: &str| {
         Error::invalid(&entry.file, format!("tensor '{name}'"), found, expected)
@@ -198,7 +198,7 @@ fn numbers(name: &str, entry: &Entry, shape: Option<&Entry>) -> Result<(Numbers,
     }
 }
 
-/// FP8 with four bits of exponent and three of mantissa.
+/// Decodes FP8 with four exponent bits and three mantissa bits.
 fn e4m3(bits: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
     let value = match (exponent, bits & 7) {
@@ -209,7 +209,7 @@ fn e4m3(bits: u8) -> f32 {
     if bits >> 7 == 1 { -value } else { value }
 }
 
-/// Scales as f32.
+/// Decodes scales to f32.
 fn floats(name: &str, entry: &Entry) -> Result<Vec<f32>> {
     let data = &entry.data;
     Ok(match entry.dtype {
@@ -239,19 +239,19 @@ fn floats(name: &str, entry: &Entry) -> Result<Vec<f32>> {
     })
 }
 
-/// Numbers of a block, where `parts` blocks cover `size` numbers.
+/// Returns the block size if `parts` blocks cover `size` numbers.
 fn block(size: usize, parts: usize) -> Option<usize> {
     if parts == 0 || parts > size {
         return None;
     }
-    // Only the last block may be shorter, and a published one is a power of two.
+    // Only the last block may be shorter. Published block sizes are powers of two.
     let power = size.div_ceil(parts).next_power_of_two();
     let fits = |&block: &usize| size.div_ceil(block) == parts;
     [size.div_ceil(parts), power].into_iter().rfind(fits)
 }
 
 impl Packing {
-    /// The values of the tensor `name`.
+    /// Decodes the tensor `name`.
     pub fn decode(&self, name: &str, entry: &Entry) -> Result<Tensor> {
         let shape = &entry.shape;
         let cols = shape[shape.len() - 1];
@@ -273,12 +273,12 @@ impl Packing {
         Tensor::new(format, shape.clone(), Bytes::copy_from(&data)?)
     }
 
-    /// Rows and columns of a block of one scale.
+    /// Returns the rows and columns of a block with one scale.
     fn blocks(&self, name: &str, entry: &Entry, [rows, cols]: [usize; 2]) -> Result<[usize; 2]> {
         let (shape, count) = (&self.scale.0, self.scale.1.len());
         let stack = &entry.shape[..entry.shape.len().saturating_sub(2)];
         let in_blocks = |high: usize, wide: usize| {
-            // A block must not reach from one matrix of a stack into the next.
+            // A block must not extend from one matrix of a stack into the next.
             let rows = entry.shape[stack.len()];
             let whole = |height: &usize| stack.is_empty() || rows.is_multiple_of(*height);
             let height = block(rows, high).filter(whole);
@@ -306,7 +306,7 @@ impl Packing {
         Ok([size.0.max(1), size.1.max(1)])
     }
 
-    /// Every value through `store`, unless one cannot be stored.
+    /// Decodes every value and converts it with `store`. Returns `None` if a value cannot be stored.
     fn collect<const N: usize>(
         &self,
         entry: &Entry,
@@ -351,7 +351,7 @@ impl Packing {
         }
     }
 
-    /// The number of zero of a block: with `parts` columns of blocks.
+    /// Returns the zero point of a block; there are `parts` columns of blocks.
     fn zero(&self, row: usize, part: usize, parts: usize) -> f32 {
         match (&self.zeros, self.numbers) {
             (Some(zeros), Numbers::Words(bits)) => {
@@ -372,7 +372,7 @@ impl Packing {
     }
 }
 
-/// Number `index` of those in the words from `first` on.
+/// Returns number `index` of the numbers in the words from `first` on.
 fn packed(data: &[u8], first: usize, index: usize, bits: u32) -> u32 {
     let in_word = 32 / bits as usize;
     let at = 4 * (first + index / in_word);

@@ -1,4 +1,4 @@
-//! Panels on AMX: a tile instruction multiplies sixteen rows by sixteen tokens, a block of 32 columns at a time.
+//! Panels on AMX: a tile instruction multiplies sixteen rows by sixteen tokens, one block of 32 columns at a time.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -10,7 +10,7 @@ use super::avx512_panel::{add_block, store, unpack};
 use crate::activations::{BLOCK, TokenPanel};
 use crate::panel::{DEPTH, LANES, Panel, Panels, ROWS, Sums};
 
-/// Whether this CPU multiplies tiles of 8-bit codes and of bf16 numbers, and the system lets this process do so. Queries the system
+/// Whether this CPU multiplies tiles of 8-bit codes and of bf16 values, and the system permits this process to do so. Queries the system
 /// once.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
@@ -25,12 +25,12 @@ fn has_instructions() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & ALL == ALL
 }
 
-/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)`: the tiles' eight KiB are saved with a thread only on request.
+/// Calls `arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)`: Linux saves the eight KiB of tiles per thread only on request.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_PRCTL: i64 = 158;
     let status: i64;
-    // SAFETY: the call reads its two arguments and no memory.
+    // SAFETY: the call reads its two arguments and accesses no memory.
     unsafe {
         asm!("syscall", inlateout("rax") ARCH_PRCTL => status, in("rdi") 0x1023, in("rsi") 18,
             out("rcx") _, out("r11") _, options(nostack));
@@ -43,7 +43,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// Operand of `ldtilecfg`: the sizes of the eight tiles.
+/// Operand of `ldtilecfg`: the sizes of the tiles.
 #[repr(C, align(64))]
 pub(super) struct Config {
     palette: u8,
@@ -54,7 +54,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Tiles 0 and 1 are sums, 2 and 3 rows of weights, 4 and 5 inputs, `columns` of them.
+    /// Tiles 0 and 1 hold sums, 2 and 3 rows of weights, 4 and 5 inputs; weights and inputs have `columns` columns.
     const fn new(columns: usize) -> Config {
         let mut config = Config {
             palette: 1,
@@ -73,7 +73,7 @@ impl Config {
         config
     }
 
-    /// All tiles of sixteen lines of 64 bytes.
+    /// All tiles have sixteen lines of 64 bytes.
     pub(super) const fn for_floats() -> Config {
         let mut config = Config::new(BLOCK);
         let mut tile = 0;
@@ -85,22 +85,22 @@ impl Config {
     }
 }
 
-/// Whole blocks, and halves of them.
+/// Tile sizes for complete blocks. `HALVES` is for half blocks.
 static WHOLE: Config = Config::new(BLOCK);
 static HALVES: Config = Config::new(BLOCK / 2);
 
-/// Products of two pieces of a panel: tile by tile, [`ROWS`] by [`LANES`].
+/// Products of two pieces of a panel, tile by tile: [`ROWS`] by [`LANES`] each.
 #[repr(C, align(64))]
 struct Dots([[[i32; LANES]; ROWS]; 2]);
 
-/// Multiplies two pieces of sixteen rows, at `weights` and `next` bytes later, with two pieces of sixteen tokens, at `inputs`
-/// and 16 tokens times `next` later.
+/// Multiplies two pieces of sixteen rows with two pieces of sixteen tokens. The second piece of rows lies `next` bytes after `weights`, and
+/// the second piece of tokens `next` bytes times 16 tokens after `inputs`.
 ///
 /// # Safety
-/// The tiles are configured and lie within a panel's codes and a token panel's.
+/// The tiles must be configured and lie within the codes of a panel and of a token panel.
 #[inline(always)]
 unsafe fn multiply_two(weights: *const i8, inputs: *const i8, next: usize, dots: &mut Dots) {
-    // SAFETY: as the caller vouches; a tile of sums has 1024 bytes.
+    // SAFETY: guaranteed by the caller; a tile of sums has 1024 bytes.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -132,17 +132,17 @@ pub(crate) struct Amx<B>(PhantomData<B>);
 impl<B: Integer> Panels for Amx<B> {
     unsafe fn begin() {
         let config = if B::HALF_SCALES { &HALVES } else { &WHOLE };
-        // SAFETY: 64 bytes of sizes that the palette allows.
+        // SAFETY: the configuration has 64 bytes, with sizes that the palette allows.
         unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags)) };
     }
 
     unsafe fn end() {
-        // SAFETY: tiles are not in use any more.
+        // SAFETY: the tiles are no longer in use.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
     }
 
     unsafe fn unpack(row: &[u8], from: usize, index: usize, panel: &mut Panel) {
-        // SAFETY: the caller vouches for the level.
+        // SAFETY: the caller guarantees the level.
         unsafe { unpack::<B, true>(row, from, index, panel) }
     }
 
@@ -154,8 +154,8 @@ impl<B: Integer> Panels for Amx<B> {
             sum[r] = unsafe { _mm512_loadu_ps(sums.0[r].as_ptr()) };
         }
         let codes = panel.codes.as_ptr().cast::<i8>();
-        // Two pieces at a time: blocks, the last of an odd number twice, or the halves of a block. They are multiplied
-        // while those before them are added, so that nothing waits for a tile on its way through memory.
+        // Two pieces at a time: two blocks (the last block of an odd number twice), or the halves of one block. Two pieces are multiplied
+        // while the previous two are added, so that nothing waits for a tile's transfer through memory.
         let (pieces, columns) = if B::HALF_SCALES {
             (x.blocks, BLOCK)
         } else {
@@ -171,7 +171,7 @@ impl<B: Integer> Panels for Amx<B> {
                 } else {
                     columns / 2
                 };
-                // SAFETY: blocks of the panels.
+                // SAFETY: these blocks are within the panels.
                 unsafe {
                     let (weights, inputs) = (
                         codes.add(step * columns),
@@ -183,10 +183,10 @@ impl<B: Integer> Panels for Amx<B> {
             if step > 0 {
                 let dots = &dots[(step - 1) % 2].0;
                 let dot = |piece: usize, r: usize| {
-                    // SAFETY: sixteen products of a row.
+                    // SAFETY: the products of a row are sixteen.
                     unsafe { _mm512_loadu_si512(dots[piece][r].as_ptr().cast()) }
                 };
-                // SAFETY: blocks of the panels.
+                // SAFETY: these blocks are within the panels.
                 unsafe {
                     if B::HALF_SCALES {
                         add_block::<B, ROWS>(panel, 0, x, step - 1, dot, &mut sum);
@@ -214,7 +214,7 @@ impl<B: Integer> Panels for Amx<B> {
     }
 
     unsafe fn store(sums: &Sums, size: [usize; 2], out: *mut f32, stride: usize) {
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe { store(sums, size, out, stride) };
     }
 }

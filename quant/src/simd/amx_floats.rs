@@ -1,6 +1,6 @@
-//! BF16 matrices times many tokens on AMX, whose tiles of bf16 are multiplied exactly and added in f32.
+//! BF16 matrices times many tokens on AMX, which multiplies bf16 tiles exactly and adds in f32.
 //!
-//! The 24 significant bits of an f32 input are three bf16 pieces, so the products of the pieces are exact.
+//! The 24 significant bits of an f32 input are split into three bf16 pieces, so the products of the pieces are exact.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,19 +13,19 @@ use super::avx512::constant;
 use super::avx512_panel::transpose;
 use crate::kernel::Product;
 
-/// With fewer tokens AVX-512 is faster.
+/// Smallest number of tokens for these kernels; with fewer tokens, AVX-512 is faster.
 pub(crate) const LEAST_TOKENS: usize = 32;
 /// Rows and tokens of a tile.
 const TILE: usize = 16;
 /// Columns of a tile.
 const COLUMNS: usize = 32;
-/// Columns that are cut into pieces at a time.
+/// Columns that are split into pieces at a time.
 const DEPTH: usize = 128;
-/// Steps of a tile's columns in them.
+/// Number of tiles in these columns.
 const STEPS: usize = DEPTH / COLUMNS;
-/// Tokens whose bf16 pieces are held at a time.
+/// Tokens whose bf16 pieces are held at the same time.
 const TOKENS: usize = 256;
-/// Most pieces of an input.
+/// Largest number of pieces of an input.
 const PIECES: usize = 3;
 /// Bytes of a tile.
 const TILE_BYTES: usize = TILE * COLUMNS * 2;
@@ -33,25 +33,25 @@ const TILE_BYTES: usize = TILE * COLUMNS * 2;
 /// Bytes of working memory.
 pub(crate) const ROOM: usize = size_of::<Tokens>();
 
-/// Pieces of some columns of the tokens: a line of `DEPTH` for each.
+/// Pieces of some columns of the tokens: a line of `DEPTH` values per token.
 #[repr(C, align(64))]
 #[derive(Pod, Zeroable, Clone, Copy)]
 struct Tokens([[[u16; DEPTH]; TOKENS]; PIECES]);
 
-/// Some columns of two tiles of rows: a line for each two columns, which holds them of every row.
+/// Some columns of two tiles of rows: one line per pair of columns, which holds the pair of every row.
 #[repr(C, align(64))]
 #[derive(Zeroable, Clone, Copy)]
 struct Weights([[[[u16; 2]; TILE]; COLUMNS / 2]; 2 * STEPS]);
 
-/// Sums of two tiles of tokens (outer) and two of rows.
+/// Sums of two tiles of tokens (outer) and two tiles of rows.
 #[repr(C, align(64))]
 struct Sums([[f32; 2 * TILE]; 2 * TILE]);
 
-/// Takes the next piece off 32 numbers: the upper halves of their bits.
+/// Takes the next piece, the upper half of the bits, off each of 32 values.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn next_piece(numbers: &mut [__m512; 2]) -> __m512i {
-    /// The odd halves of 32 numbers.
+    /// Indices of the odd 16-bit halves of 32 values.
     const UPPER: [u16; 32] = {
         let mut at = [0; 32];
         let mut i = 0;
@@ -71,7 +71,7 @@ fn next_piece(numbers: &mut [__m512; 2]) -> __m512i {
 }
 
 impl Tokens {
-    /// Cuts columns `from..from + DEPTH` of the tokens from `first` on, `count` of them, which zeros complete to whole tiles.
+    /// Splits columns `from..from + DEPTH` of `count` tokens from `first` on into pieces. Zeros fill the last tiles.
     #[target_feature(enable = "avx512f,avx512bw")]
     fn cut(&mut self, product: &Product, [first, count]: [usize; 2], from: usize, pieces: usize) {
         for t in 0..count.next_multiple_of(2 * TILE) {
@@ -82,7 +82,7 @@ impl Tokens {
             let (values, _) =
                 product.input(first + t).values[from..][..DEPTH].as_chunks::<COLUMNS>();
             for (step, values) in values.iter().enumerate() {
-                // SAFETY: 32 numbers; 32 places of a line.
+                // SAFETY: 32 values are read, and 32 places of a line are written.
                 unsafe {
                     let values = values.as_ptr();
                     let mut numbers = [_mm512_loadu_ps(values), _mm512_loadu_ps(values.add(16))];
@@ -97,7 +97,7 @@ impl Tokens {
 }
 
 impl Weights {
-    /// Gathers columns `from..from + DEPTH` of `rows`, at most two tiles of them, which zeros complete.
+    /// Gathers columns `from..from + DEPTH` of `rows`, at most two tiles of rows. Zeros fill the tiles.
     #[target_feature(enable = "avx512f")]
     fn gather(&mut self, product: &Product, rows: Range<usize>, from: usize) {
         const BYTES: usize = COLUMNS * size_of::<u16>();
@@ -118,7 +118,7 @@ impl Weights {
                         completed[..whole].copy_from_slice(stored);
                         numbers = completed.as_ptr();
                     }
-                    // SAFETY: 64 bytes.
+                    // SAFETY: there are 64 bytes to read.
                     *x = unsafe { _mm512_loadu_ps(numbers.cast()) };
                 }
                 for (line, x) in self.0[2 * step + half].iter_mut().zip(transpose(x)) {
@@ -130,7 +130,7 @@ impl Weights {
     }
 }
 
-/// Where the pieces that are multiplied lie, in bytes from the first: of tokens and of weights.
+/// Offsets of the pieces that are multiplied, in bytes from the first piece of the tokens and of the weights.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct TileStep {
@@ -138,7 +138,7 @@ struct TileStep {
     weights: u32,
 }
 
-/// The products of all of an input's pieces.
+/// Returns the steps for the products of all pieces of an input, and their number.
 fn steps(pieces: usize) -> ([TileStep; STEPS * PIECES], usize) {
     let mut steps = [TileStep {
         tokens: 0,
@@ -153,11 +153,11 @@ fn steps(pieces: usize) -> ([TileStep; STEPS * PIECES], usize) {
     (steps, count)
 }
 
-/// Adds the products of two tiles of tokens with two tiles of rows to `sums`, whose tokens are `stride` numbers apart.
+/// Adds the products of two tiles of tokens with two tiles of rows to `sums`, whose tokens are `stride` values apart.
 ///
 /// # Safety
-/// The tiles are configured; `tokens` and `weights` are valid for two tiles at each step, `sums` for 32 numbers of 32 tokens;
-/// there is a step.
+/// The tiles must be configured. `tokens` and `weights` must be valid for two tiles at each step, and `sums` for 32 values of 32 tokens.
+/// There must be at least one step.
 #[inline(always)]
 unsafe fn multiply_tiles(
     steps: &[TileStep],
@@ -166,7 +166,7 @@ unsafe fn multiply_tiles(
     sums: *mut f32,
     stride: usize,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tileloadd tmm0, [{sums} + {stride}]",
@@ -211,7 +211,7 @@ unsafe fn multiply_tiles(
     }
 }
 
-// The distances that the tile instructions above are written with.
+// The offsets that appear as literals in the tile instructions above.
 const _: () = assert!(TILE_BYTES == 1024 && TILE * DEPTH * 2 == 4096 && 4 * TILE == 64);
 
 /// # Safety
@@ -227,11 +227,11 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
     let line =
         |token: usize, row: usize| product.out.wrapping_add(token * product.out_stride + row);
     for token in 0..product.x.rows() {
-        // SAFETY: the caller vouches for these rows of every token.
+        // SAFETY: the caller guarantees that these rows of every token are valid.
         unsafe { std::slice::from_raw_parts_mut(line(token, rows.start), rows.len()) }.fill(0.0);
     }
     static WHOLE: Config = Config::for_floats();
-    // SAFETY: 64 bytes of sizes that the palette allows.
+    // SAFETY: the configuration has 64 bytes, with sizes that the palette allows.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE, options(nostack, preserves_flags)) };
     for first in (0..product.x.rows()).step_by(TOKENS) {
         let count = (product.x.rows() - first).min(TOKENS);
@@ -245,8 +245,8 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
                     let tokens = tokens.0[0][t].as_ptr();
                     let here = (count - t).min(2 * TILE);
                     let out = line(first + t, row);
-                    // SAFETY: whole tiles of tokens and weights are there. The caller vouches for these rows of these tokens;
-                    // where they are less than whole tiles, sums of whole tiles are made elsewhere.
+                    // SAFETY: there are complete tiles of tokens and weights. The caller guarantees these rows of these tokens; if they are
+                    // less than complete tiles, the sums are computed in a separate buffer.
                     unsafe {
                         if height == 2 * TILE && here == 2 * TILE {
                             multiply_tiles(steps, tokens, weights, out, product.out_stride);
@@ -268,6 +268,6 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
             }
         }
     }
-    // SAFETY: tiles are not in use any more.
+    // SAFETY: the tiles are no longer in use.
     unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
 }

@@ -10,29 +10,29 @@ use crate::kernel::{self, Product};
 use crate::panel::Minima;
 use crate::rounding::Rounding;
 
-/// How a float format is read.
+/// Loading of a float format.
 pub(crate) trait Float: Pod {
-    /// 8 numbers as f32.
+    /// Loads 8 values as f32.
     ///
     /// # Safety
-    /// `at` is valid for 8 numbers, of any alignment.
+    /// `at` must be valid for 8 values, with any alignment.
     unsafe fn load(at: *const Self) -> __m256;
 }
 
-/// How an integer format is unpacked.
+/// Unpacking of an integer format.
 pub(crate) trait Integer {
-    /// Unit of unpacking: blocks that hold [`Integer::PAIRS`] pairs of 32 numbers.
+    /// Unit of unpacking: blocks that hold [`Integer::PAIRS`] pairs of 32-value blocks.
     type Chunk: Pod;
     /// Values shared by the pairs of a chunk, in registers.
     type Header: Copy;
 
     /// Pairs of blocks in a chunk.
     const PAIRS: usize;
-    /// Subtracted from each unpacked code; codes are unsigned and below 64.
+    /// Subtracted from each unpacked code. Codes are unsigned and below 64.
     const OFFSET: i8 = 0;
-    /// The largest unpacked code, unless they are signed.
+    /// The largest unpacked code, unless codes are signed.
     const LARGEST: u8 = 63;
-    /// Whether unpacked codes are signed instead.
+    /// Whether unpacked codes are signed.
     const SIGNED: bool = false;
     /// Whether the two halves of each block of 32 have separate scales.
     const HALF_SCALES: bool = false;
@@ -40,19 +40,19 @@ pub(crate) trait Integer {
     const MINIMA: Minima = Minima::None;
 
     /// # Safety
-    /// `chunk` is valid for reading, of any alignment.
+    /// `chunk` must be valid for reading, with any alignment.
     unsafe fn header(chunk: *const Self::Chunk) -> Self::Header;
 
     /// # Safety
-    /// As for `header`; `pair < PAIRS`.
+    /// As for `header`; `pair` must be below `PAIRS`.
     unsafe fn pair(chunk: *const Self::Chunk, header: Self::Header, pair: usize) -> Pair;
 
-    /// The minima of the chunk's eight blocks, for formats that have them.
+    /// Returns the minima of the chunk's eight blocks, for formats that have them.
     fn mins(_: Self::Header) -> Option<__m256> {
         None
     }
 
-    /// The minima of the halves of the eight blocks.
+    /// Returns the minima of the halves of the eight blocks.
     fn half_mins(_: Self::Header) -> Option<[__m256; 2]> {
         None
     }
@@ -61,18 +61,18 @@ pub(crate) trait Integer {
 /// Two blocks of 32 unpacked weights, one in each 128-bit lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
-    /// Codes of the first 16 numbers of each block.
+    /// Codes of the first 16 values of each block.
     pub(crate) first: __m256i,
-    /// Codes of the last 16.
+    /// Codes of the last 16 values of each block.
     pub(crate) second: __m256i,
-    /// Scale of each lane of `first`, and of `second` unless these have their own.
+    /// Scale of each lane of `first`, and of `second` unless `second` has separate scales.
     pub(crate) scale: __m256,
     /// Scale of each lane of `second`.
     pub(crate) second_scale: __m256,
 }
 
 impl Pair {
-    /// A block whose halves share one scale.
+    /// Creates a pair of blocks whose halves share one scale.
     #[inline(always)]
     pub(crate) fn new(first: __m256i, second: __m256i, scale: __m256) -> Self {
         Pair {
@@ -84,32 +84,33 @@ impl Pair {
     }
 }
 
-/// Two f32, each in one 128-bit lane.
+/// Broadcasts two f32 from memory, each to one 128-bit lane.
 ///
 /// # Safety
-/// `at` is valid for two f32.
+/// `at` must be valid for two f32.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub(crate) unsafe fn spread(at: *const f32) -> __m256 {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { lanes(*at, *at.add(1)) }
 }
 
-/// Two f32, each in one 128-bit lane.
+/// Broadcasts two f32, each to one 128-bit lane.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub(crate) fn lanes(low: f32, high: f32) -> __m256 {
     _mm256_set_m128(_mm_set1_ps(high), _mm_set1_ps(low))
 }
 
-/// The value of a half-precision number.
+/// Returns the value of a half-precision number.
 #[target_feature(enable = "f16c")]
 #[inline]
 pub(crate) fn half(bits: u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
 }
 
-/// Unpacks a K format's run of 32 bytes: the low halves are the codes of one block, the high halves those of the next.
+/// Unpacks a run of 32 bytes of a K format: the low halves of the bytes are the codes of one block, the high halves those of the next
+/// block.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub(crate) fn nibbles(run: __m256i) -> (__m256i, __m256i) {
@@ -129,11 +130,11 @@ fn horizontal_sum(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
 }
 
-/// Sums of 4 consecutive products, in i32.
+/// Returns sums of 4 consecutive products, in i32.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn dot<const SIGNED: bool>(w: __m256i, x: __m256i) -> __m256i {
-    // The instruction multiplies unsigned by signed. |w| <= 128 and |x| <= 127, so pairs do not saturate.
+    // The instruction multiplies unsigned by signed values. |w| <= 128 and |x| <= 127, so sums of pairs do not saturate.
     let pairs = if SIGNED {
         _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
     } else {
@@ -142,15 +143,14 @@ fn dot<const SIGNED: bool>(w: __m256i, x: __m256i) -> __m256i {
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
 
-/// Starts to load `count` items into the nearest cache, wherever they are. (The hint for data that is read once, NTA, takes
-/// lines around the second-level cache: measured, it halves the speed and worse wherever weights come from a cache, and gains
-/// nothing where they come from memory.)
+/// Starts to load `count` items into the L1 cache. (The hint for data that is read once, NTA, bypasses the L2 cache. Measured: it halves
+/// the speed or worse wherever weights come from a cache, and gains nothing where they come from memory.)
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T, count: usize) {
     prefetch_into::<_MM_HINT_T0, T>(at, count);
 }
 
-/// As [`prefetch`], into the cache of a hint.
+/// Like [`prefetch`], but into the cache that the hint names.
 #[inline(always)]
 pub(crate) fn prefetch_into<const HINT: i32, T>(at: *const T, count: usize) {
     for i in (0..count * size_of::<T>()).step_by(64) {
@@ -169,7 +169,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         let rest = product.cols % STEP;
         let mut weights = [std::ptr::null::<F>(); R];
         let mut x = [std::ptr::null::<f32>(); T];
-        // The numbers after the last whole step, completed by zeros; inputs are padded already.
+        // The values after the last complete step, padded with zeros; inputs are already padded.
         let mut last = [[F::zeroed(); STEP]; R];
         for r in 0..R {
             let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
@@ -184,13 +184,13 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         let mut sum = [[_mm256_setzero_ps(); T]; R];
         for step in 0..product.cols.div_ceil(STEP) {
             if T == 1 {
-                // As for integer formats, below.
+                // As for integer formats below.
                 let ahead = weights[0].wrapping_byte_add(R * product.row_bytes);
                 prefetch(ahead.wrapping_add(step * R * STEP), R * STEP);
             }
             let mut w = [_mm256_setzero_ps(); R];
             for r in 0..R {
-                // SAFETY: step is within the row, or the row's completed end is read.
+                // SAFETY: the step is within the row, or the padded end of the row is read.
                 w[r] = unsafe {
                     F::load(if step < whole {
                         weights[r].add(step * STEP)
@@ -212,7 +212,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
                 let out = product
                     .out
                     .wrapping_add((token + t) * product.out_stride + row + r);
-                // SAFETY: the caller vouches for this element.
+                // SAFETY: the caller guarantees that this element is valid.
                 unsafe { out.write(horizontal_sum(sum[r][t])) };
             }
         }
@@ -231,7 +231,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         let mut scales = [std::ptr::null::<f32>(); T];
         let mut sums = [std::ptr::null::<f32>(); T];
         let mut half_sums = [std::ptr::null::<f32>(); T];
-        // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
+        // The blocks after the last complete chunk, padded with zeros; inputs are already padded.
         let mut last = [B::Chunk::zeroed(); R];
         for r in 0..R {
             let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
@@ -255,14 +255,14 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                     &raw const last[r]
                 };
             }
-            // SAFETY: each chunk is within its row, or is the row's completed end.
+            // SAFETY: each chunk is within its row, or is the padded end of the row.
             let mut header = [unsafe { B::header(chunk[0]) }; R];
             for r in 1..R {
                 // SAFETY: as above.
                 header[r] = unsafe { B::header(chunk[r]) };
             }
-            // The next R rows, in the order of memory, while these are read from R places. With many tokens rows are read
-            // again and again, and loading them is no concern.
+            // Prefetch the next R rows, in memory order, while these are read from R places. With many tokens, rows are read repeatedly,
+            // and the first load hardly matters.
             if T == 1 {
                 prefetch(
                     weights[0]
@@ -280,7 +280,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                 }
                 let pair = step * B::PAIRS + p;
                 for t in 0..T {
-                    // SAFETY: rows of inputs are padded to a multiple of 256: whole groups of two pairs.
+                    // SAFETY: rows of inputs are padded to a multiple of 256: complete groups of two pairs.
                     let (first, second, scale) = unsafe {
                         let codes = codes[t].add(pair / 2 * GROUP + pair % 2 * 32);
                         (
@@ -315,7 +315,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                                 let first = dot::<true>(w[r].first, first);
                                 _mm256_add_epi32(first, dot::<true>(w[r].second, second))
                             } else {
-                                // Codes below 64: four products still fit in 16 bits.
+                                // Codes are below 64, so sums of four products still fit in 16 bits.
                                 let pairs = _mm256_add_epi16(
                                     _mm256_maddubs_epi16(w[r].first, first),
                                     _mm256_maddubs_epi16(w[r].second, second),
@@ -334,14 +334,14 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             for r in 0..R {
                 if let Some(mins) = B::mins(header[r]) {
                     for t in 0..T {
-                        // SAFETY: a chunk with minima has eight blocks, each with its sum.
+                        // SAFETY: a chunk with minima has eight blocks, and each block has its sum.
                         let sums = unsafe { _mm256_loadu_ps(sums[t].add(step * 8)) };
                         sum[r][t] = _mm256_fnmadd_ps(mins, sums, sum[r][t]);
                     }
                 }
                 if let Some([low, high]) = B::half_mins(header[r]) {
                     for t in 0..T {
-                        // SAFETY: as above, and each half has its sum.
+                        // SAFETY: as above, and each half block has its sum.
                         let [low_sums, high_sums] = unsafe {
                             let sums = half_sums[t].add(step * 16);
                             [_mm256_loadu_ps(sums), _mm256_loadu_ps(sums.add(8))]
@@ -357,14 +357,14 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                 let out = product
                     .out
                     .wrapping_add((token + t) * product.out_stride + row + r);
-                // SAFETY: the caller vouches for this element.
+                // SAFETY: the caller guarantees that this element is valid.
                 unsafe { out.write(horizontal_sum(sum[r][t])) };
             }
         }
     }
 }
 
-/// See [`Activations`](crate::Activations) for the layout.
+/// Rounds inputs to 8 bits. See [`Activations`](crate::Activations) for the layout.
 ///
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
@@ -378,7 +378,7 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
             let block = index * blocks + block;
             let mut whole = [_mm256_setzero_si256(); 4];
             for (whole, x) in whole.iter_mut().zip(x.as_chunks::<8>().0) {
-                // SAFETY: x is 8 numbers.
+                // SAFETY: x has 8 values.
                 let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
                 *whole = _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse));
             }
@@ -390,13 +390,13 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
             let narrow =
                 _mm256_permutevar8x32_epi32(narrow, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
             let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
-            // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
+            // SAFETY: stores of 16 bytes at offsets of at most 48, and 64 bytes later, within 128.
             unsafe {
                 let first = codes.as_mut_ptr().add(block % 4 * 16);
                 _mm_storeu_si128(first.cast(), _mm256_castsi256_si128(narrow));
                 _mm_storeu_si128(first.add(64).cast(), _mm256_extracti128_si256::<1>(narrow));
             }
-            // Four partial sums of each half, then two of each, then both sums side by side.
+            // Four partial sums of each half, then two of each, then both sums in one register.
             let first = _mm256_add_epi32(whole[0], whole[1]);
             let second = _mm256_add_epi32(whole[2], whole[3]);
             let sums = _mm256_hadd_epi32(first, second);
@@ -410,13 +410,13 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
     }
 }
 
-/// The bits of the largest magnitude of whole blocks.
+/// Returns the bits of the largest magnitude in complete blocks.
 #[target_feature(enable = "avx2")]
 fn magnitude(values: &[f32]) -> u32 {
     let bits = _mm256_set1_epi32(0x7fff_ffff);
     let mut largest = _mm256_setzero_si256();
     for x in values.as_chunks::<8>().0 {
-        // SAFETY: x is 8 numbers.
+        // SAFETY: x has 8 values.
         let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
         largest = _mm256_max_epu32(largest, _mm256_and_si256(_mm256_castps_si256(x), bits));
     }

@@ -9,16 +9,16 @@ use super::avx2::Integer;
 use crate::activations::{BLOCK, TokenPanel};
 use crate::panel::{DEPTH, LANES, Minima, Panel, Panels, ROWS, Sums};
 
-/// Rows whose sums are in registers at once.
+/// Rows whose sums are in registers at the same time.
 const TILE: usize = 4;
-/// Tokens of a register.
+/// Tokens per register.
 const WIDTH: usize = 8;
-/// Added to a signed code, makes it unsigned.
+/// Added to a signed code to make it unsigned.
 const SIGN: i8 = -128;
 
 pub(crate) struct Panel8<B, const VNNI: bool>(PhantomData<B>);
 
-/// Sums of products of four consecutive codes, in i32 with VNNI and of two, in i16, without.
+/// Adds sums of four consecutive products to `sum`, in i32. Without VNNI, `dot_pairs` returns sums of two products in i16.
 #[target_feature(enable = "avx2,avxvnni")]
 #[inline]
 fn dot_vnni(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
@@ -36,7 +36,7 @@ fn dot_pairs<const SIGNED: bool>(w: __m256i, x: __m256i) -> __m256i {
 }
 
 impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
-    /// Groups of four columns whose products can be added in 16 bits.
+    /// Number of groups of four columns whose products can be added in 16 bits.
     const STEPS: usize = if B::SIGNED {
         1
     } else {
@@ -48,10 +48,10 @@ impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
         }
     };
 
-    /// Products of `GROUPS` times four columns from column `column` on with eight tokens.
+    /// Returns the products of `GROUPS` times four columns from `column` on with eight tokens.
     ///
     /// # Safety
-    /// The CPU has the instructions; `x` is valid for as many lines of 64 codes, and the columns are within the panel.
+    /// The CPU must have the instructions, `x` must be valid for `GROUPS` lines of 64 codes, and the columns must be within the panel.
     #[inline(always)]
     unsafe fn dots<const GROUPS: usize>(
         panel: &Panel,
@@ -61,7 +61,7 @@ impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
         start: __m256i,
     ) -> [__m256i; TILE] {
         let mut dot = [start; TILE];
-        // SAFETY: as the caller vouches; four codes of each row.
+        // SAFETY: guaranteed by the caller; four codes of each row are read.
         unsafe {
             let weights = |r: usize, i: usize| {
                 let w = panel.codes[first_row + r].as_ptr().add(column + 4 * i);
@@ -101,12 +101,12 @@ impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
     /// Adds the products of rows `first_row..` with the tokens `lane..lane + 8` to `sums`.
     ///
     /// # Safety
-    /// The CPU has the instructions.
+    /// The CPU must have the instructions.
     #[inline(always)]
     unsafe fn tile(panel: &Panel, x: &TokenPanel, [first_row, lane]: [usize; 2], sums: &mut Sums) {
         let taken_off = if VNNI && B::SIGNED { SIGN } else { B::OFFSET };
         assert!(x.blocks <= DEPTH / BLOCK);
-        // SAFETY: rows and tokens of the panels; the caller vouches for the instructions.
+        // SAFETY: the rows and tokens are within the panels; the caller guarantees the instructions.
         unsafe {
             let offset = _mm256_set1_epi32(-i32::from(taken_off as u8));
             let zero = _mm256_setzero_si256();
@@ -184,7 +184,7 @@ impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
     unsafe fn accumulate_avx2(panel: &Panel, x: &TokenPanel, sums: &mut Sums) {
         for lane in (0..LANES).step_by(WIDTH) {
             for row in (0..ROWS).step_by(TILE) {
-                // SAFETY: as the caller vouches.
+                // SAFETY: guaranteed by the caller.
                 unsafe { Self::tile(panel, x, [row, lane], sums) };
             }
         }
@@ -194,7 +194,7 @@ impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
     unsafe fn accumulate_vnni(panel: &Panel, x: &TokenPanel, sums: &mut Sums) {
         for lane in (0..LANES).step_by(WIDTH) {
             for row in (0..ROWS).step_by(TILE) {
-                // SAFETY: as the caller vouches.
+                // SAFETY: guaranteed by the caller.
                 unsafe { Self::tile(panel, x, [row, lane], sums) };
             }
         }
@@ -209,7 +209,7 @@ impl<B: Integer, const VNNI: bool> Panels for Panel8<B, VNNI> {
         let chunks = row[from / numbers * chunk_bytes..].chunks(chunk_bytes);
         let sign = _mm256_set1_epi8(if VNNI && B::SIGNED { SIGN } else { 0 });
         for (step, bytes) in chunks.take(DEPTH / numbers).enumerate() {
-            // The blocks after the last whole chunk are completed by zeros.
+            // The blocks after the last complete chunk are padded with zeros.
             let mut last = B::Chunk::zeroed();
             let chunk = if bytes.len() == chunk_bytes {
                 bytes.as_ptr().cast()
@@ -217,7 +217,7 @@ impl<B: Integer, const VNNI: bool> Panels for Panel8<B, VNNI> {
                 bytemuck::bytes_of_mut(&mut last)[..bytes.len()].copy_from_slice(bytes);
                 &raw const last
             };
-            // SAFETY: the bytes of a chunk.
+            // SAFETY: `chunk` points to the bytes of a chunk.
             let header = unsafe { B::header(chunk) };
             for p in 0..B::PAIRS {
                 // SAFETY: as above; p < PAIRS.
@@ -260,7 +260,7 @@ impl<B: Integer, const VNNI: bool> Panels for Panel8<B, VNNI> {
     }
 
     unsafe fn accumulate(panel: &Panel, x: &TokenPanel, sums: &mut Sums) {
-        // SAFETY: the caller vouches for the level.
+        // SAFETY: the caller guarantees the level.
         unsafe {
             if VNNI {
                 Self::accumulate_vnni(panel, x, sums)
@@ -283,7 +283,7 @@ impl<B: Integer, const VNNI: bool> Panels for Panel8<B, VNNI> {
             for (t, x) in transpose(x).into_iter().enumerate().take(tokens) {
                 let out = out.wrapping_add((lane + t) * stride + row);
                 let mut line = [0.0f32; WIDTH];
-                // SAFETY: the caller vouches for `rows` elements of each token.
+                // SAFETY: the caller guarantees that `rows` elements of each token are valid.
                 unsafe {
                     if height == WIDTH {
                         _mm256_storeu_ps(out, x);
@@ -297,7 +297,7 @@ impl<B: Integer, const VNNI: bool> Panels for Panel8<B, VNNI> {
     }
 }
 
-/// Columns become rows.
+/// Turns columns into rows.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub(super) fn transpose(x: [__m256; 8]) -> [__m256; 8] {
@@ -307,7 +307,7 @@ pub(super) fn transpose(x: [__m256; 8]) -> [__m256; 8] {
             _mm256_castps_pd(_mm256_unpackhi_ps(x[a], x[b])),
         ]
     };
-    // Lanes of 128 bits hold columns i and i + 4 of four rows.
+    // Each 128-bit lane holds column i or i + 4 of four rows.
     let quads = |first: usize| {
         let (a, b) = (pairs(first, first + 1), pairs(first + 2, first + 3));
         [

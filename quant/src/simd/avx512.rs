@@ -12,18 +12,18 @@ use crate::kernel::{self, Product};
 use crate::panel::Minima;
 use crate::rounding::Rounding;
 
-/// How a float format is read.
+/// Loading of a float format.
 pub(crate) trait Float: Pod {
-    /// 16 numbers as f32.
+    /// Loads 16 values as f32.
     ///
     /// # Safety
-    /// `at` is valid for 16 numbers, of any alignment.
+    /// `at` must be valid for 16 values, with any alignment.
     unsafe fn load(at: *const Self) -> __m512;
 }
 
-/// How an integer format is unpacked.
+/// Unpacking of an integer format.
 pub(crate) trait Integer {
-    /// Unit of unpacking: blocks that hold [`Integer::GROUPS`] groups of 128 numbers.
+    /// Unit of unpacking: blocks that hold [`Integer::GROUPS`] groups of 128 values.
     type Chunk: Pod;
     /// Values shared by the groups of a chunk, in registers.
     type Header: Copy;
@@ -38,39 +38,39 @@ pub(crate) trait Integer {
     const MINIMA: Minima = Minima::None;
 
     /// # Safety
-    /// `chunk` is valid for reading, of any alignment.
+    /// `chunk` must be valid for reading, with any alignment.
     unsafe fn header(chunk: *const Self::Chunk) -> Self::Header;
 
     /// # Safety
-    /// As for `header`; `group < GROUPS`.
+    /// As for `header`; `group` must be below `GROUPS`.
     unsafe fn group(chunk: *const Self::Chunk, header: Self::Header, group: usize) -> Group;
 
-    /// The minima of the chunk's eight blocks, for formats that have them.
+    /// Returns the minima of the chunk's eight blocks, for formats that have them.
     fn mins(_: Self::Header) -> Option<__m256> {
         None
     }
 
-    /// The minima of the halves of the eight blocks.
+    /// Returns the minima of the halves of the eight blocks.
     fn half_mins(_: Self::Header) -> Option<__m512> {
         None
     }
 }
 
-/// 128 unpacked weights, in the order of [`Activations`](crate::Activations): lane j (of 128 bits) belongs to block j.
+/// 128 unpacked weights in the order of [`Activations`](crate::Activations): 128-bit lane j belongs to block j.
 #[derive(Clone, Copy)]
 pub(crate) struct Group {
-    /// Unsigned codes of the first 16 numbers of each block.
+    /// Unsigned codes of the first 16 values of each block.
     pub(crate) first: __m512i,
-    /// Unsigned codes of the last 16.
+    /// Unsigned codes of the last 16 values of each block.
     pub(crate) second: __m512i,
-    /// Scale of each lane of `first`, and of `second` unless these have their own.
+    /// Scale of each lane of `first`, and of `second` unless `second` has separate scales.
     pub(crate) scale: __m512,
     /// Scale of each lane of `second`.
     pub(crate) second_scale: __m512,
 }
 
 impl Group {
-    /// A block whose halves share one scale.
+    /// Creates a group of blocks whose halves share one scale.
     #[inline(always)]
     pub(crate) fn new(first: __m512i, second: __m512i, scale: __m512) -> Self {
         Group {
@@ -82,10 +82,10 @@ impl Group {
     }
 }
 
-/// Index of the f32 that each f32 lane takes when four consecutive ones are spread over 128-bit lanes.
+/// For each f32 lane, the index of its source when four consecutive f32 are broadcast to the 128-bit lanes.
 pub(crate) const SPREAD: [i32; 16] = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3];
 
-/// A constant as a register.
+/// Loads a constant into a register.
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(crate) fn constant<T: Pod>(value: &'static T) -> __m512i {
@@ -94,7 +94,7 @@ pub(crate) fn constant<T: Pod>(value: &'static T) -> __m512i {
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(value).cast()) }
 }
 
-/// Four 128-bit lanes.
+/// Joins four 128-bit lanes.
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(crate) fn join(a: __m128i, b: __m128i, c: __m128i, d: __m128i) -> __m512i {
@@ -102,7 +102,7 @@ pub(crate) fn join(a: __m128i, b: __m128i, c: __m128i, d: __m128i) -> __m512i {
     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }
 
-/// Four half-precision numbers, each in one 128-bit lane.
+/// Converts four half-precision numbers and broadcasts each to one 128-bit lane.
 #[target_feature(enable = "avx512f,f16c")]
 #[inline]
 pub(crate) fn spread_halves(a: u16, b: u16, c: u16, d: u16) -> __m512 {
@@ -111,8 +111,8 @@ pub(crate) fn spread_halves(a: u16, b: u16, c: u16, d: u16) -> __m512 {
     _mm512_permutexvar_ps(constant(&SPREAD), _mm512_castps128_ps512(floats))
 }
 
-/// Unpacks two runs of 32 bytes of a K format: the low halves of a run's bytes are the codes of one block, the high halves
-/// those of the next. Returns the first and the second 16 codes of each of the four blocks.
+/// Unpacks two runs of 32 bytes of a K format: the low halves of a run's bytes are the codes of one block, the high halves those of the
+/// next block. Returns the first and the second 16 codes of each of the four blocks.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
@@ -126,22 +126,23 @@ pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
     )
 }
 
-/// Bytes of a long row: few of them fit in the nearest cache.
+/// Length of a long row in bytes: only a few long rows fit in the L1 cache.
 const LONG: usize = 2048;
-/// Bytes by which the numbers of long rows are prefetched, into L2.
+/// Prefetch distance for long rows of floats, into the L2 cache, in bytes.
 const FAR_AHEAD: usize = 16 << 10;
 
 pub(crate) struct FloatTile<F>(PhantomData<F>);
 
 impl<F: Float> kernel::Tile for FloatTile<F> {
-    // Four long rows of 16-bit numbers and the next four, which are prefetched, do not fit in the nearest cache. A pair's successors
-    // go to L2: 18 of 18.6 GB/s on a Xeon, and 16 to 17 with those 8 KiB ahead in L1; as fast on a Zen 5.
+    // Four long rows of 16-bit values and the next four, which are prefetched, do not fit in the L1 cache. So rows are read in pairs, and
+    // later pairs are prefetched into L2: 18 of 18.6 GB/s on a Xeon, against 16 to 17 with a prefetch of 8 KiB ahead into L1. A Zen 5 is
+    // equally fast with both.
     #[inline]
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
         let is_long = size_of::<F>() == 2 && product.row_bytes >= LONG;
         if is_long {
             for pair in (0..8).step_by(2) {
-                // SAFETY: as the caller vouches.
+                // SAFETY: guaranteed by the caller.
                 unsafe { Self::tile::<2, 1>(product, row + pair, token) };
             }
         }
@@ -155,7 +156,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         let rest = product.cols % STEP;
         let mut weights = [std::ptr::null::<F>(); R];
         let mut x = [std::ptr::null::<f32>(); T];
-        // The numbers after the last whole step, completed by zeros; inputs are padded already.
+        // The values after the last complete step, padded with zeros; inputs are already padded.
         let mut last = [[F::zeroed(); STEP]; R];
         for r in 0..R {
             let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
@@ -173,14 +174,14 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
             if T == 1 && R == 2 {
                 prefetch_into::<_MM_HINT_T1, F>(ahead.wrapping_byte_add(FAR_AHEAD), R * STEP);
             } else if T == 1 {
-                // As for integer formats, below.
+                // As for integer formats below.
                 let least = product.simd.least_ahead();
                 let ahead = ahead.wrapping_byte_add(least.max(R * product.row_bytes));
                 prefetch(ahead, R * STEP);
             }
             let mut w = [_mm512_setzero_ps(); R];
             for r in 0..R {
-                // SAFETY: step is within the row, or the row's completed end is read.
+                // SAFETY: the step is within the row, or the padded end of the row is read.
                 w[r] = unsafe {
                     F::load(if step < whole {
                         weights[r].add(step * STEP)
@@ -201,7 +202,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
             let out = product
                 .out
                 .wrapping_add((token + t) * product.out_stride + row);
-            // SAFETY: the caller vouches for these R elements.
+            // SAFETY: the caller guarantees that these R elements are valid.
             unsafe { write_sums(&sum.map(|sums| sums[t]), out) };
         }
     }
@@ -210,8 +211,8 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
 pub(crate) struct IntegerTile<B>(PhantomData<B>);
 
 impl<B: Integer> kernel::Tile for IntegerTile<B> {
-    // A chunk's shared values occupy a register per row; then eight rows need too many registers. Eight rows are also too many
-    // if they and the next eight, which are prefetched, fill the L1 cache: Mamba-2 in Q8_0 loses a quarter of its speed on an
+    // If a chunk has shared values, they occupy a register per row, and eight rows would need too many registers. Eight rows are also too
+    // many if they and the next eight, which are prefetched, fill the L1 cache: Mamba-2 in Q8_0 then loses a quarter of its speed on an
     // EPYC.
     #[inline]
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
@@ -219,7 +220,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         let fit = size_of::<B::Header>() == 0 && product.row_bytes <= LONGEST;
         let one_by_one = product.row_bytes >= LONG && product.simd.reads_rows_one_by_one();
         if fit {
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { Self::tile::<8, 1>(product, row, token) };
         } else if one_by_one {
             for row in row..row + 8 {
@@ -239,7 +240,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         let mut scales = [std::ptr::null::<f32>(); T];
         let mut sums = [std::ptr::null::<f32>(); T];
         let mut half_sums = [std::ptr::null::<f32>(); T];
-        // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
+        // The blocks after the last complete chunk, padded with zeros; inputs are already padded.
         let mut last = [MaybeUninit::<B::Chunk>::uninit(); R];
         let rest = product.row_bytes - whole * chunk_bytes;
         let rows = &product.weights[row * product.row_bytes..][..R * product.row_bytes];
@@ -270,14 +271,14 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                     last[r].as_ptr()
                 };
             }
-            // SAFETY: each chunk is within its row, or is the row's end, written above if there is one.
+            // SAFETY: each chunk is within its row, or is the padded end of the row, which was written above if the row has such an end.
             let mut header = [unsafe { B::header(chunk[0]) }; R];
             for r in 1..R {
                 // SAFETY: as above.
                 header[r] = unsafe { B::header(chunk[r]) };
             }
-            // The next R rows, in the order of memory, while these are read from R places. With many tokens rows are read
-            // again and again, and loading them is no concern.
+            // Prefetch the next R rows, in memory order, while these are read from R places. With many tokens, rows are read repeatedly,
+            // and the first load hardly matters.
             if T == 1 {
                 let ahead = weights[0].wrapping_byte_add(ahead);
                 prefetch(ahead.wrapping_add(step * R), R);
@@ -291,7 +292,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                 }
                 let group = step * B::GROUPS + g;
                 for t in 0..T {
-                    // SAFETY: rows of inputs are padded to a multiple of 256: whole groups, in pairs.
+                    // SAFETY: rows of inputs are padded to a multiple of 256: complete groups, in pairs.
                     let (first, second, scale) = unsafe {
                         let codes = codes[t].add(group * GROUP);
                         (
@@ -336,14 +337,14 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                 if let Some(mins) = B::mins(header[r]) {
                     let mins = _mm512_zextps256_ps512(mins);
                     for t in 0..T {
-                        // SAFETY: a chunk with minima has eight blocks, each with its sum.
+                        // SAFETY: a chunk with minima has eight blocks, and each block has its sum.
                         let sums = unsafe { _mm256_loadu_ps(sums[t].add(step * 8)) };
                         sum[r][t] = _mm512_fnmadd_ps(mins, _mm512_zextps256_ps512(sums), sum[r][t]);
                     }
                 }
                 if let Some(mins) = B::half_mins(header[r]) {
                     for t in 0..T {
-                        // SAFETY: as above, and each half has its sum.
+                        // SAFETY: as above, and each half block has its sum.
                         let sums = unsafe { _mm512_loadu_ps(half_sums[t].add(step * 16)) };
                         sum[r][t] = _mm512_fnmadd_ps(mins, sums, sum[r][t]);
                     }
@@ -354,16 +355,16 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             let out = product
                 .out
                 .wrapping_add((token + t) * product.out_stride + row);
-            // SAFETY: the caller vouches for these R elements.
+            // SAFETY: the caller guarantees that these R elements are valid.
             unsafe { write_sums(&sum.map(|sums| sums[t]), out) };
         }
     }
 }
 
-/// Writes the sum of each register's lanes, which are added in the order of `_mm512_reduce_add_ps`: four registers at a time.
+/// Writes the sum of each register's lanes, four registers at a time. Lanes are added in the order of `_mm512_reduce_add_ps`.
 ///
 /// # Safety
-/// `out` is valid for R numbers.
+/// `out` must be valid for R values.
 #[target_feature(enable = "avx512f,avx512dq")]
 #[inline]
 unsafe fn write_sums<const R: usize>(sums: &[__m512; R], out: *mut f32) {
@@ -383,7 +384,7 @@ unsafe fn write_sums<const R: usize>(sums: &[__m512; R], out: *mut f32) {
         let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
         let even = _mm_shuffle_ps::<0b10_00_10_00>(ab, cd);
         let odd = _mm_shuffle_ps::<0b11_01_11_01>(ab, cd);
-        // SAFETY: four numbers at 4 i, as the caller vouches.
+        // SAFETY: the caller guarantees four values at offset 4 i.
         unsafe { _mm_storeu_ps(out.add(4 * i), _mm_add_ps(even, odd)) };
     }
     for (i, sum) in rest.iter().enumerate() {
@@ -395,7 +396,7 @@ unsafe fn write_sums<const R: usize>(sums: &[__m512; R], out: *mut f32) {
     }
 }
 
-/// See [`Activations`](crate::Activations) for the layout.
+/// Rounds inputs to 8 bits. See [`Activations`](crate::Activations) for the layout.
 ///
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
@@ -407,7 +408,7 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
         let inverse = _mm512_set1_ps(scale.inverse);
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
             let block = index * blocks + block;
-            // SAFETY: x is 32 numbers.
+            // SAFETY: x has 32 values.
             let (a, b) = unsafe {
                 (
                     _mm512_loadu_ps(x.as_ptr()),
@@ -417,7 +418,7 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
             let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
             let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
             let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
-            // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
+            // SAFETY: stores of 16 bytes at offsets of at most 48, and 64 bytes later, within 128.
             unsafe {
                 let first = codes.as_mut_ptr().add(block % 4 * 16);
                 _mm_storeu_si128(first.cast(), _mm512_cvtsepi32_epi8(a));
@@ -429,13 +430,13 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
     }
 }
 
-/// The bits of the largest magnitude of whole blocks.
+/// Returns the bits of the largest magnitude in complete blocks.
 #[target_feature(enable = "avx512f")]
 fn magnitude(values: &[f32]) -> u32 {
     let bits = _mm512_set1_epi32(0x7fff_ffff);
     let mut largest = _mm512_setzero_si512();
     for x in values.as_chunks::<16>().0 {
-        // SAFETY: x is 16 numbers.
+        // SAFETY: x has 16 values.
         let x = unsafe { _mm512_loadu_ps(x.as_ptr()) };
         largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(x), bits));
     }

@@ -1,5 +1,5 @@
-//! Products of few tokens with Q4_0x16, whose blocks of 32 numbers lie in the 32-bit lanes of a register: no code is moved between lanes, and the
-//! scales of sixteen blocks are multiplied at once.
+//! Products of few tokens with Q4_0x16, whose blocks of 32 values lie in the 32-bit lanes of a register. No code moves between lanes, and
+//! the scales of sixteen blocks are multiplied at once.
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::activations::GROUP;
 use crate::formats::q4_0x16::Wide;
 use crate::kernel::Product;
 
-/// Bytes by which weights are prefetched.
+/// Prefetch distance of weights, in bytes.
 const AHEAD: usize = 8 << 10;
 /// Subtracted from each code.
 const OFFSET: i8 = 8;
@@ -21,17 +21,17 @@ const LANES: usize = 16;
 /// Dword j of lane b becomes dword b of lane j.
 const TRANSPOSED: [i32; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
 
-/// The codes of sixteen blocks of inputs, from the order of [`Activations`](crate::Activations) into lanes: register j of each half has
-/// codes 4 j to 4 j + 3.
+/// Moves the codes of sixteen blocks of inputs from the order of [`Activations`](crate::Activations) into lanes: register j of each half
+/// has codes 4 j to 4 j + 3.
 ///
 /// # Safety
-/// `codes` is valid for 512 bytes, and the CPU has AVX-512.
+/// `codes` must be valid for 512 bytes, and the CPU must have AVX-512.
 #[target_feature(enable = "avx512f")]
 #[inline]
 unsafe fn in_lanes(codes: *const i8) -> [[__m512i; 4]; 2] {
     [0, 64].map(|half| {
         let [a, b, c, d] = [0, 1, 2, 3].map(|group| {
-            // SAFETY: 64 bytes of a group.
+            // SAFETY: a group has 64 bytes here.
             let codes = unsafe { _mm512_loadu_si512(codes.add(group * GROUP + half).cast()) };
             _mm512_permutexvar_epi32(constant(&TRANSPOSED), codes)
         });
@@ -43,7 +43,7 @@ unsafe fn in_lanes(codes: *const i8) -> [[__m512i; 4]; 2] {
             _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b),
             _mm512_shuffle_i64x2::<0b11_01_11_01>(c, d),
         );
-        // low has lanes 0 and 2 of each, high 1 and 3.
+        // low has lanes 0 and 2 of each register, high lanes 1 and 3.
         [
             _mm512_shuffle_i64x2::<0b10_00_10_00>(low.0, low.1),
             _mm512_shuffle_i64x2::<0b10_00_10_00>(high.0, high.1),
@@ -53,19 +53,19 @@ unsafe fn in_lanes(codes: *const i8) -> [[__m512i; 4]; 2] {
     })
 }
 
-/// Blocks of inputs that are in lanes at once.
+/// Blocks of inputs held in lanes at once.
 const PART: usize = 32;
-/// Most tokens that meet a row at once.
+/// Largest number of tokens multiplied with a row at once.
 const TOKENS: usize = 4;
 
-/// A part of a token's input in lanes.
+/// A part of a token's input, in lanes.
 struct InputPart {
     codes: [[[__m512i; 4]; 2]; PART],
-    /// The share of the codes' offset in every row's products.
+    /// The contribution of the codes' offset to the products of every row.
     starts: [__m512i; PART],
 }
 
-/// Up to four tokens at a time, which share the codes of a row while these are in registers.
+/// Multiplies up to four tokens at a time, which share the codes of a row while these are in registers.
 ///
 /// # Safety
 /// As for [`Kernel`](crate::kernel::Kernel).
@@ -80,11 +80,11 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
             for (t, part) in parts.iter_mut().enumerate() {
                 let codes = &product.input(token + t).codes;
                 let codes = &codes[blocks.start * 32 * LANES..blocks.end * 32 * LANES];
-                // SAFETY: the caller vouches for the level.
+                // SAFETY: the caller guarantees the level.
                 unsafe { prepare(codes, part) };
             }
             let (rows, place) = (rows.clone(), (token, blocks));
-            // SAFETY: `prepare` wrote these blocks of each part, and the caller vouches for the rows, the tokens and the level.
+            // SAFETY: `prepare` wrote these blocks of each part, and the caller guarantees the rows, the tokens and the level.
             unsafe {
                 match *parts {
                     [ref a, ref b, ref c, ref d] => {
@@ -99,11 +99,12 @@ pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
     }
 }
 
-/// The products of some blocks of rows with the same blocks of T tokens. One token meets one row after another, in the order of memory; more
-/// meet two rows at once.
+/// Multiplies these blocks of each row with the same blocks of T tokens. With one token, rows are read one at a time, in memory order; with
+/// more tokens, two at a time.
 ///
 /// # Safety
-/// The CPU has AVX-512 with VNNI, the parts hold these blocks, and no other thread accesses the rows' products with the tokens.
+/// The CPU must have AVX-512 with VNNI, the parts must hold these blocks, and no other thread may access the rows' products with the
+/// tokens.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 unsafe fn part_of_rows<const T: usize>(
     product: &Product,
@@ -122,7 +123,7 @@ unsafe fn part_of_rows<const T: usize>(
         for (t, dot) in dots.into_iter().enumerate() {
             let column = (token + t) * product.out_stride + row;
             let out = product.out.wrapping_add(column);
-            // SAFETY: the caller vouches for this element.
+            // SAFETY: the caller guarantees that this element is valid.
             unsafe {
                 out.write(if blocks.start == 0 {
                     dot
@@ -134,7 +135,7 @@ unsafe fn part_of_rows<const T: usize>(
     };
     let mut row = rows.start;
     while T > 1 && row + 2 <= rows.end {
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         let dots = unsafe { dots([weights(row), weights(row + 1)], parts, scales) };
         write(row, dots[0]);
         write(row + 1, dots[1]);
@@ -147,17 +148,17 @@ unsafe fn part_of_rows<const T: usize>(
     }
 }
 
-/// Brings codes of inputs into lanes.
+/// Moves the codes of inputs into lanes.
 ///
 /// # Safety
-/// The CPU has AVX-512 with VNNI.
+/// The CPU must have AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<InputPart>) {
     let part = part.as_mut_ptr();
     let (zero, offset) = (_mm512_setzero_si512(), _mm512_set1_epi8(OFFSET));
     let (blocks, _) = codes.as_chunks::<{ 32 * LANES }>();
     for (step, codes) in blocks[..blocks.len().min(PART)].iter().enumerate() {
-        // SAFETY: the codes of a block.
+        // SAFETY: these are the codes of one block.
         let codes = unsafe { in_lanes(codes.as_ptr()) };
         let below =
             (codes.as_flattened().iter()).fold(zero, |sum, &x| _mm512_dpbusd_epi32(sum, offset, x));
@@ -169,10 +170,11 @@ unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<InputPart>) {
     }
 }
 
-/// The products of parts of R rows with the same parts of T tokens, whose blocks have these scales. A product's bits do not depend on R and T.
+/// Returns the products of parts of R rows with the same parts of T tokens; `scales` are those of the tokens' blocks. The bits of a product
+/// do not depend on R and T.
 ///
 /// # Safety
-/// The CPU has AVX-512 with VNNI, and each part has at least as many initialized blocks as each of `weights`.
+/// The CPU must have AVX-512 with VNNI, and each part must have at least as many initialized blocks as each of `weights`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 #[inline]
 unsafe fn dots<const R: usize, const T: usize>(
@@ -180,7 +182,7 @@ unsafe fn dots<const R: usize, const T: usize>(
     parts: [&MaybeUninit<InputPart>; T],
     scales: [&[f32]; T],
 ) -> [[f32; T]; R] {
-    // Sums of integers may be split as one likes: a lone product waits less for two.
+    // An integer sum may be split freely: with a single product, two chains reduce its latency.
     let second_chain = if R * T == 1 { 1 } else { 0 };
     let steps = weights[0].len() / size_of::<Wide>();
     let fits = |scales: &&[f32]| steps * LANES <= scales.len();
@@ -193,7 +195,7 @@ unsafe fn dots<const R: usize, const T: usize>(
         for row in wide {
             prefetch(row.wrapping_byte_add(AHEAD), 1);
         }
-        // SAFETY: block `step` of the weights and of the parts, whose numbers were compared above.
+        // SAFETY: the weights and the parts have block `step`; their lengths were compared above.
         unsafe {
             let parts = parts.map(MaybeUninit::as_ptr);
             let mut dots = [[[zero; 2]; T]; R];

@@ -9,15 +9,16 @@ use super::avx512::{Integer, constant};
 use crate::activations::{BLOCK, GROUP, TokenPanel};
 use crate::panel::{DEPTH, LANES, Minima, Panel, Panels, ROWS, Sums};
 
-/// Rows whose sums are in registers at once.
+/// Rows whose sums are in registers at the same time.
 const TILE: usize = 8;
 
-/// Quarters of blocks, from the first halves of four blocks (0..8) and the second ones (8..16): blocks 0 and 1, then 2 and 3.
+/// Order of 8-byte block quarters, taken from the first halves of four blocks (0..8) and their second halves (8..16): blocks 0 and 1, then
+/// 2 and 3.
 const ORDER: [[u64; 8]; 2] = [[0, 1, 8, 9, 2, 3, 10, 11], [4, 5, 12, 13, 6, 7, 14, 15]];
 /// The first f32 of each 128-bit lane.
 const FIRSTS: [i32; 16] = [0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12];
 
-/// As [`Panels::unpack`]; codes are unsigned, or, where `SIGNED`, have the format's offset taken off.
+/// Like [`Panels::unpack`]. Codes are unsigned, or, if `SIGNED`, have the format's offset subtracted.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 pub(super) unsafe fn unpack<B: Integer, const SIGNED: bool>(
     row: &[u8],
@@ -30,7 +31,7 @@ pub(super) unsafe fn unpack<B: Integer, const SIGNED: bool>(
     let chunks = row[from / numbers * chunk_bytes..].chunks(chunk_bytes);
     let offset = _mm512_set1_epi8(B::OFFSET);
     for (step, bytes) in chunks.take(DEPTH / numbers).enumerate() {
-        // The blocks after the last whole chunk are completed by zeros.
+        // The blocks after the last complete chunk are padded with zeros.
         let mut last = B::Chunk::zeroed();
         let chunk = if bytes.len() == chunk_bytes {
             bytes.as_ptr().cast()
@@ -38,7 +39,7 @@ pub(super) unsafe fn unpack<B: Integer, const SIGNED: bool>(
             bytemuck::bytes_of_mut(&mut last)[..bytes.len()].copy_from_slice(bytes);
             &raw const last
         };
-        // SAFETY: the bytes of a chunk.
+        // SAFETY: `chunk` points to the bytes of a chunk.
         let header = unsafe { B::header(chunk) };
         for g in 0..B::GROUPS {
             // SAFETY: as above; g < GROUPS.
@@ -58,7 +59,7 @@ pub(super) unsafe fn unpack<B: Integer, const SIGNED: bool>(
             let firsts = constant(&FIRSTS);
             let scales = |spread| _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, spread));
             let place = group * 4..group * 4 + 4;
-            // SAFETY: four scales each.
+            // SAFETY: each store writes four scales.
             unsafe {
                 let place = place.clone();
                 let to = panel.scales[index][place].as_mut_ptr();
@@ -94,10 +95,10 @@ fn floats(x: __m512) -> [f32; 16] {
     out
 }
 
-/// Adds a block's products to the sums of the rows from `first_row` on: `dot(half, r)` are those of row `first_row + r`.
+/// Adds a block's products to the sums of the rows from `first_row` on. `dot(half, r)` returns the products of row `first_row + r`.
 ///
 /// # Safety
-/// The CPU has AVX-512; `block` is below both panels' number of blocks, and the panel has the rows.
+/// The CPU must have AVX-512, `block` must be below both panels' number of blocks, and the panel must have the rows.
 #[inline(always)]
 pub(super) unsafe fn add_block<B: Integer, const R: usize>(
     panel: &Panel,
@@ -107,7 +108,7 @@ pub(super) unsafe fn add_block<B: Integer, const R: usize>(
     dot: impl Fn(usize, usize) -> __m512i,
     sum: &mut [__m512; R],
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let load_row = |values: &[[f32; DEPTH / BLOCK]; ROWS], r: usize| {
             _mm512_set1_ps(*values.get_unchecked(first_row + r).get_unchecked(block))
@@ -148,7 +149,7 @@ pub(super) unsafe fn add_block<B: Integer, const R: usize>(
     }
 }
 
-/// As [`Panels::store`].
+/// Like [`Panels::store`].
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn store(sums: &Sums, [rows, tokens]: [usize; 2], out: *mut f32, stride: usize) {
     let mut x = [_mm512_setzero_ps(); 16];
@@ -159,18 +160,18 @@ pub(super) unsafe fn store(sums: &Sums, [rows, tokens]: [usize; 2], out: *mut f3
     let x = transpose(x);
     let mask = ((1u32 << rows) - 1) as __mmask16;
     for (t, x) in x.iter().enumerate().take(tokens) {
-        // SAFETY: the caller vouches for `rows` elements of each token.
+        // SAFETY: the caller guarantees that `rows` elements of each token are valid.
         unsafe { _mm512_mask_storeu_ps(out.add(t * stride), mask, *x) };
     }
 }
 
-/// Columns become rows.
+/// Turns columns into rows.
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(super) fn transpose(x: [__m512; 16]) -> [__m512; 16] {
     let mut y = [_mm512_setzero_ps(); 16];
     let mut z = [_mm512_setzero_ps(); 16];
-    // In each lane, four by four.
+    // Within each lane, four by four.
     for i in (0..16).step_by(4) {
         let (a, b) = (
             _mm512_unpacklo_ps(x[i], x[i + 1]),
@@ -185,7 +186,7 @@ pub(super) fn transpose(x: [__m512; 16]) -> [__m512; 16] {
         y[i + 2] = _mm512_shuffle_ps::<0b01_00_01_00>(b, d);
         y[i + 3] = _mm512_shuffle_ps::<0b11_10_11_10>(b, d);
     }
-    // Then the lanes.
+    // Then across lanes.
     for i in 0..4 {
         let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(y[i], y[i + 4]);
         let high = _mm512_shuffle_f32x4::<0b10_00_10_00>(y[i + 8], y[i + 12]);
@@ -203,7 +204,7 @@ pub(crate) struct Vnni<B>(PhantomData<B>);
 
 impl<B: Integer> Panels for Vnni<B> {
     unsafe fn unpack(row: &[u8], from: usize, index: usize, panel: &mut Panel) {
-        // SAFETY: the caller vouches for the level.
+        // SAFETY: the caller guarantees the level.
         unsafe { unpack::<B, false>(row, from, index, panel) }
     }
 
@@ -222,7 +223,7 @@ impl<B: Integer> Panels for Vnni<B> {
                 let (mut start, mut second_start) =
                     (_mm512_setzero_si512(), _mm512_setzero_si512());
                 if B::OFFSET != 0 {
-                    // SAFETY: the panel has twice sixteen sums for each block.
+                    // SAFETY: the panel has two sets of sixteen sums for each block.
                     let [first, second] = unsafe {
                         let at = x.half_sums.add(2 * block * LANES);
                         [
@@ -240,11 +241,11 @@ impl<B: Integer> Panels for Vnni<B> {
                 let mut dot = [start; TILE];
                 let mut second_dot = [second_start; TILE];
                 for i in 0..8 {
-                    // SAFETY: the panel has 64 codes for each four columns.
+                    // SAFETY: the panel has 64 codes for every four columns.
                     let x = unsafe { _mm512_loadu_si512(x.codes.add((block * 8 + i) * 64).cast()) };
                     for r in 0..TILE {
                         let w = panel.codes[first_row + r].as_ptr();
-                        // SAFETY: four codes of a block of the row.
+                        // SAFETY: reads four codes of a block of the row.
                         let w = unsafe { w.add(block * BLOCK + 4 * i).cast::<i32>().read() };
                         let w = _mm512_set1_epi32(w);
                         if B::HALF_SCALES && i >= 4 {
@@ -255,7 +256,7 @@ impl<B: Integer> Panels for Vnni<B> {
                     }
                 }
                 let dot = |half: usize, r: usize| if half == 0 { dot[r] } else { second_dot[r] };
-                // SAFETY: rows and a block of the panel.
+                // SAFETY: the rows and the block are within the panel.
                 unsafe { add_block::<B, TILE>(panel, first_row, x, block, dot, &mut sum) };
             }
             for r in 0..TILE {
@@ -266,7 +267,7 @@ impl<B: Integer> Panels for Vnni<B> {
     }
 
     unsafe fn store(sums: &Sums, size: [usize; 2], out: *mut f32, stride: usize) {
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe { store(sums, size, out, stride) };
     }
 }

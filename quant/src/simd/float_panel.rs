@@ -1,5 +1,5 @@
-//! Float matrices times many tokens: rows are widened to f32 once for all tokens, into a panel whose lines hold a column of its
-//! rows each. A line is multiplied by one number of each token, so no sum crosses lanes and nothing is widened twice.
+//! Float matrices times many tokens. Rows are widened to f32 once for all tokens, into a panel in which each line holds one column of the
+//! panel's rows. A line is multiplied by one value of each token, so no sum crosses lanes and nothing is widened twice.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -11,38 +11,39 @@ use super::avx512_panel::transpose;
 use super::{avx2, avx2_panel, avx512};
 use crate::kernel::Product;
 
-/// Numbers of a panel: it stays in the nearest cache while all tokens pass.
+/// Values in a panel: it stays in the L1 cache for all tokens.
 const PANEL: usize = 4096;
-/// Tokens whose sums are held while a panel is in use.
+/// Tokens whose sums are kept while a panel is in use.
 const TOKENS: usize = 256;
-/// Panels multiplied in sequence with the same columns of the tokens, which then stay in the L2 cache; all columns would not fit.
+/// Panels multiplied in sequence with the same columns of the tokens, so that these columns stay in the L2 cache; all columns would not
+/// fit.
 const PANELS: usize = 4;
-/// Most rows of a panel.
+/// Largest number of rows in a panel.
 const MOST_ROWS: usize = 32;
 
-/// Numbers of the sums.
+/// Number of sums.
 const SUMS: usize = PANELS * TOKENS * MOST_ROWS;
 /// Bytes of working memory: a panel and the sums.
 pub(crate) const ROOM: usize = (PANEL + SUMS) * size_of::<f32>();
 
-/// Panel products of one SIMD level: two registers of rows.
+/// Panel products of one SIMD level: the rows of a panel fill two registers.
 ///
-/// The value of a row and a token must not depend on the other rows and tokens.
+/// The result for a row and a token must not depend on the other rows and tokens.
 pub(crate) trait FloatPanels {
-    /// How a number is stored, in at most four bytes.
+    /// The stored type of a value, at most four bytes.
     type Number: Pod;
-    /// Rows of a panel, twice as many as a register holds.
+    /// Rows of a panel: twice the lanes of a register.
     const ROWS: usize;
 
-    /// Widens as many numbers as a register holds, of as many rows; row r's lane i becomes lane r of line i, the lines
-    /// [`FloatPanels::ROWS`] numbers apart.
+    /// Widens, for as many rows as a register has lanes, that many values of each row, and transposes them: value i of row r becomes lane r
+    /// of line i. Lines are [`FloatPanels::ROWS`] values apart.
     ///
     /// # Safety
-    /// The CPU has the level's instructions, and all is valid; so below.
+    /// The CPU must have the level's instructions, and all pointers must be valid, here and below.
     unsafe fn unpack(numbers: &[*const u8], lines: *mut f32);
 
-    /// Adds the products of `depth` lines with as many of the tokens as have their sums in registers to `sums`, a line for each
-    /// token; returns how many.
+    /// Adds the products of `depth` lines with the first tokens of `x` to `sums`, which has a line for each token. Processes as many tokens
+    /// as have their sums in registers at the same time, and returns their number.
     ///
     /// # Safety
     /// As for `unpack`.
@@ -54,7 +55,7 @@ pub(crate) trait FloatPanels {
     ) -> usize;
 }
 
-/// [`FloatPanels`] as a table. The loops over panels exist once, not once for each format and level.
+/// [`FloatPanels`] as a table of functions, so that the loops over panels are compiled once, not once for each format and level.
 pub(crate) struct FloatPanelFunctions {
     rows: usize,
     number_bytes: usize,
@@ -73,7 +74,7 @@ impl FloatPanelFunctions {
     }
 }
 
-/// Some columns of some rows, `[height, width]` numbers from the first byte on.
+/// Some columns of some rows: `[height, width]` values from the first byte on.
 struct PanelRows<'a> {
     bytes: &'a [u8],
     row_bytes: usize,
@@ -81,17 +82,17 @@ struct PanelRows<'a> {
 }
 
 impl FloatPanelFunctions {
-    /// Widens a part of at most as many rows as a panel has. Lanes after the last row are zero.
+    /// Widens a part with at most as many rows as a panel has. Lanes after the last row are zero.
     ///
     /// # Safety
-    /// The CPU has the level's instructions.
+    /// The CPU must have the level's instructions.
     unsafe fn widen(&self, part: &PanelRows, lines: &mut [f32; PANEL]) {
         let step = self.rows / 2;
         let [height, width] = part.size;
         for half in [0, step] {
             for k in (0..width).step_by(step) {
                 let whole = (width - k).min(step) * self.number_bytes;
-                // Numbers after the last row or column are zero.
+                // Values after the last row or column are zero.
                 let mut completed = [[0u32; MOST_ROWS / 2]; MOST_ROWS / 2];
                 let mut numbers = [std::ptr::null(); MOST_ROWS / 2];
                 for (r, completed) in completed[..step].iter_mut().enumerate() {
@@ -108,7 +109,7 @@ impl FloatPanelFunctions {
                     }
                 }
                 let place = k * self.rows + half;
-                // SAFETY: `step` numbers of each of as many rows; the caller vouches for the level.
+                // SAFETY: `numbers` points to `step` values of each of `step` rows; the caller guarantees the level.
                 unsafe { (self.unpack)(&numbers[..step], lines[place..].as_mut_ptr()) };
             }
         }
@@ -144,12 +145,12 @@ pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, r
                         row_bytes: product.row_bytes,
                         size: [(height - panel * most).min(most), columns],
                     };
-                    // SAFETY: the caller vouches for the level.
+                    // SAFETY: the caller guarantees the level.
                     unsafe { panels.widen(&part, lines) };
                     let mut t = 0;
                     while t < count {
                         let sums = sums[t * most..].as_mut_ptr();
-                        // SAFETY: each of the tokens has `columns` numbers and a line of sums.
+                        // SAFETY: each of the tokens has `columns` values and a line of sums.
                         t += unsafe {
                             (panels.accumulate)(lines.as_ptr(), columns, &inputs[t..count], sums)
                         };
@@ -161,7 +162,7 @@ pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, r
                 for (t, sums) in sums.chunks_exact(most).enumerate() {
                     let out =
                         (product.out).wrapping_add((first_token + t) * product.out_stride + row);
-                    // SAFETY: the caller vouches for these elements.
+                    // SAFETY: the caller guarantees that these elements are valid.
                     unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), out, height) };
                 }
             }
@@ -214,11 +215,11 @@ impl<F: avx2::Float> FloatPanels for Avx2<F> {
     unsafe fn unpack(numbers: &[*const u8], lines: *mut f32) {
         let mut x = [_mm256_setzero_ps(); 8];
         for (x, &at) in x.iter_mut().zip(numbers) {
-            // SAFETY: eight numbers.
+            // SAFETY: there are eight values to read.
             *x = unsafe { F::load(at.cast()) };
         }
         for (i, x) in avx2_panel::transpose(x).into_iter().enumerate() {
-            // SAFETY: eight numbers of each line.
+            // SAFETY: each line has eight values here.
             unsafe { _mm256_storeu_ps(lines.add(i * Self::ROWS), x) };
         }
     }
@@ -229,7 +230,7 @@ impl<F: avx2::Float> FloatPanels for Avx2<F> {
         x: &[*const f32],
         sums: *mut f32,
     ) -> usize {
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match *x {
                 [a, b, c, d, e, f, ..] => {
@@ -294,11 +295,11 @@ impl<F: avx512::Float> FloatPanels for Avx512<F> {
     unsafe fn unpack(numbers: &[*const u8], lines: *mut f32) {
         let mut x = [_mm512_setzero_ps(); 16];
         for (x, &at) in x.iter_mut().zip(numbers) {
-            // SAFETY: sixteen numbers.
+            // SAFETY: there are sixteen values to read.
             *x = unsafe { F::load(at.cast()) };
         }
         for (i, x) in transpose(x).into_iter().enumerate() {
-            // SAFETY: sixteen numbers of each line.
+            // SAFETY: each line has sixteen values here.
             unsafe { _mm512_storeu_ps(lines.add(i * Self::ROWS), x) };
         }
     }
@@ -309,7 +310,7 @@ impl<F: avx512::Float> FloatPanels for Avx512<F> {
         x: &[*const f32],
         sums: *mut f32,
     ) -> usize {
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match *x {
                 [a, b, c, d, e, f, g, h, i, j, k, l, ..] => {

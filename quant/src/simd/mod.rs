@@ -1,5 +1,5 @@
-//! Kernels of each CPU level, independent of number formats: tiles of a product, and rounding inputs to 8 bits. A
-//! format supplies the step that differs: unpacking one chunk of its blocks into registers.
+//! Kernels of each CPU level, independent of number formats: tiles of a product, and rounding of inputs to 8 bits. A format supplies only
+//! the step that differs: unpacking one chunk of its blocks into registers.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -31,11 +31,10 @@ use crate::rounding::Rounding;
 /// Rounds one row of inputs, `[stride]` values, to 8 bits.
 ///
 /// # Safety
-/// The CPU has the instructions of the level that the function was made for, and the lengths are as stated, with a stride
-/// that is a multiple of 256.
+/// The CPU must have the instructions of the function's level, the lengths must be as stated, and the stride must be a multiple of 256.
 pub(crate) type Quantize = unsafe fn(&[f32], RowMut, Rounding);
 
-/// The rounding function for a level.
+/// Returns the rounding function for a level.
 pub(crate) fn quantize(simd: Simd) -> Quantize {
     match simd {
         #[cfg(target_arch = "x86_64")]
@@ -48,7 +47,7 @@ pub(crate) fn quantize(simd: Simd) -> Quantize {
     }
 }
 
-/// Columns of a row of inputs that a level's panels have side by side.
+/// Number of consecutive columns of a row of inputs in a level's panels.
 pub(crate) fn panel_columns(simd: Simd) -> usize {
     match simd {
         Simd::NeonI8mm => 8,

@@ -11,21 +11,21 @@ use crate::kernel::{self, Product};
 use crate::panel::Minima;
 use crate::rounding::Rounding;
 
-/// How a float format is read.
+/// Loading of a float format.
 pub(crate) trait Float: Pod {
-    /// 4 numbers as f32.
+    /// Loads 4 values as f32.
     ///
     /// # Safety
-    /// `at` is valid for 4 numbers, of any alignment.
+    /// `at` must be valid for 4 values, with any alignment.
     unsafe fn load(at: *const Self) -> float32x4_t;
 }
 
-/// How an integer format is unpacked.
+/// Unpacking of an integer format.
 pub(crate) trait Integer: Pod {
-    /// Values shared by the 32-number blocks of a stored block.
+    /// Values shared by the 32-value blocks of a stored block.
     type Header: Copy;
 
-    /// Blocks of 32 in a stored block.
+    /// Number of 32-value blocks in a stored block.
     const BLOCKS: usize;
     /// Whether the two halves of each block of 32 have separate scales.
     const HALF_SCALES: bool = false;
@@ -34,20 +34,20 @@ pub(crate) trait Integer: Pod {
 
     fn header(&self) -> Self::Header;
 
-    /// Block `block` of 32, below `BLOCKS`.
+    /// Unpacks 32-value block `block`, below `BLOCKS`.
     fn unpack(&self, header: Self::Header, block: usize) -> Block;
 
-    /// The minima of the eight blocks, for formats that have them.
+    /// Returns the minima of the eight blocks, for formats that have them.
     fn mins(_: Self::Header) -> Option<[float32x4_t; 2]> {
         None
     }
 
-    /// The minima of the halves of the eight blocks.
+    /// Returns the minima of the halves of the eight blocks.
     fn half_mins(_: Self::Header) -> Option<[float32x4_t; 4]> {
         None
     }
 
-    /// The minimum of a stored block of 32.
+    /// Returns the minimum of a stored block of 32.
     fn min(_: Self::Header) -> Option<f32> {
         None
     }
@@ -56,18 +56,18 @@ pub(crate) trait Integer: Pod {
 /// 32 unpacked weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
-    /// Signed codes of the first 16 numbers.
+    /// Signed codes of the first 16 values.
     pub(crate) first: int8x16_t,
-    /// Signed codes of the last 16.
+    /// Signed codes of the last 16 values.
     pub(crate) second: int8x16_t,
-    /// Scale of `first`, and of `second` unless that has its own.
+    /// Scale of `first`, and of `second` unless `second` has a separate scale.
     pub(crate) scale: f32,
     /// Scale of `second`.
     pub(crate) second_scale: f32,
 }
 
 impl Block {
-    /// A block whose halves share one scale.
+    /// Creates a block whose halves share one scale.
     #[inline(always)]
     pub(crate) fn new(first: int8x16_t, second: int8x16_t, scale: f32) -> Self {
         Block {
@@ -79,7 +79,7 @@ impl Block {
     }
 }
 
-/// The 16 bytes at `bytes[16 * index..]`.
+/// Loads the 16 bytes at `bytes[16 * index..]`.
 #[inline]
 pub(crate) fn load(bytes: &[u8], index: usize) -> uint8x16_t {
     let bytes = &bytes.as_chunks::<16>().0[index];
@@ -87,7 +87,7 @@ pub(crate) fn load(bytes: &[u8], index: usize) -> uint8x16_t {
     unsafe { vld1q_u8(bytes.as_ptr()) }
 }
 
-/// The value of a half-precision number. `std` has no stable name for the instruction.
+/// Returns the value of a half-precision number. `std` has no stable intrinsic for the instruction.
 #[inline]
 pub(crate) fn half(bits: u16) -> f32 {
     let value: f32;
@@ -99,14 +99,14 @@ pub(crate) fn half(bits: u16) -> f32 {
     value
 }
 
-/// Four half-precision numbers as f32.
+/// Loads four half-precision numbers as f32.
 ///
 /// # Safety
-/// `at` is valid for four numbers.
+/// `at` must be valid for four numbers.
 #[inline]
 pub(crate) unsafe fn load_halves(at: *const u16) -> float32x4_t {
     let value: float32x4_t;
-    // SAFETY: the load is as the caller vouches; the rest is a conversion between registers.
+    // SAFETY: the caller guarantees the load; the rest is a conversion between registers.
     unsafe {
         let halves = vld1_u16(at);
         asm!("fcvtl {value:v}.4s, {halves:v}.4h", halves = in(vreg) halves, value = out(vreg) value,
@@ -115,12 +115,12 @@ pub(crate) unsafe fn load_halves(at: *const u16) -> float32x4_t {
     value
 }
 
-/// `sum` plus sums of 4 consecutive products.
+/// Adds sums of 4 consecutive products to `sum`.
 #[inline]
 fn dot<const DOTPROD: bool>(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     if DOTPROD {
-        // SAFETY: arithmetic between registers; tiles with DOTPROD are only made for CPUs that have the instruction. Its
-        // intrinsic, vdotq_s32, is not stable.
+        // SAFETY: arithmetic between registers; tiles with DOTPROD are created only for CPUs that have the instruction. Its intrinsic,
+        // vdotq_s32, is not stable.
         unsafe {
             asm!(".arch_extension dotprod", "sdot {sum:v}.4s, {w:v}.16b, {x:v}.16b",
                 sum = inout(vreg) sum, w = in(vreg) w, x = in(vreg) x,
@@ -144,7 +144,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         let rest = product.cols % STEP;
         let mut weights = [std::ptr::null::<F>(); R];
         let mut x = [std::ptr::null::<f32>(); T];
-        // The numbers after the last whole step, completed by zeros; inputs are padded already.
+        // The values after the last complete step, padded with zeros; inputs are already padded.
         let mut last = [[F::zeroed(); STEP]; R];
         for r in 0..R {
             let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
@@ -159,8 +159,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         // SAFETY: NEON is part of the architecture.
         let mut sum = [[unsafe { vdupq_n_f32(0.0) }; T]; R];
         for step in 0..product.cols.div_ceil(STEP) {
-            // SAFETY: step is within the row, or the row's completed end is read; rows of inputs are padded to a multiple
-            // of 256.
+            // SAFETY: the step is within the row, or the padded end of the row is read; rows of inputs are padded to a multiple of 256.
             unsafe {
                 let mut w = [vdupq_n_f32(0.0); R];
                 for r in 0..R {
@@ -183,7 +182,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
                 let out = product
                     .out
                     .wrapping_add((token + t) * product.out_stride + row + r);
-                // SAFETY: the caller vouches for this element.
+                // SAFETY: the caller guarantees that this element is valid.
                 unsafe { out.write(vaddvq_f32(sum[r][t])) };
             }
         }
@@ -218,7 +217,7 @@ impl<B: Integer, const DOTPROD: bool> kernel::Tile for IntegerTile<B, DOTPROD> {
                 let block = step * B::BLOCKS + b;
                 for t in 0..T {
                     let scale = x[t].scales[block];
-                    // SAFETY: rows of inputs are padded to a multiple of 256: whole groups of four blocks.
+                    // SAFETY: rows of inputs are padded to a multiple of 256: complete groups of four blocks.
                     let (first, second) = unsafe {
                         let codes = x[t].codes.as_ptr().add(block / 4 * GROUP + block % 4 * 16);
                         (vld1q_s8(codes), vld1q_s8(codes.add(64)))
@@ -280,14 +279,14 @@ impl<B: Integer, const DOTPROD: bool> kernel::Tile for IntegerTile<B, DOTPROD> {
                 let out = product
                     .out
                     .wrapping_add((token + t) * product.out_stride + row + r);
-                // SAFETY: the caller vouches for this element.
+                // SAFETY: the caller guarantees that this element is valid.
                 unsafe { out.write(vaddvq_f32(sum[r][t])) };
             }
         }
     }
 }
 
-/// See [`Activations`](crate::Activations) for the layout.
+/// Rounds inputs to 8 bits. See [`Activations`](crate::Activations) for the layout.
 ///
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
@@ -299,7 +298,7 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
             let block = index * blocks + block;
             let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
-            // SAFETY: loads of 4 of 32 numbers; stores of 16 bytes at up to 48, and at 64 more, within 128.
+            // SAFETY: loads of 4 of 32 values; stores of 16 bytes at offsets of at most 48, and 64 bytes later, within 128.
             unsafe {
                 let mut whole = [vdupq_n_s16(0); 4];
                 let mut sums = [0; 2];
@@ -322,9 +321,9 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
     }
 }
 
-/// The bits of the largest magnitude of whole blocks.
+/// Returns the bits of the largest magnitude in complete blocks.
 unsafe fn magnitude(values: &[f32]) -> u32 {
-    // SAFETY: loads of 4 numbers each.
+    // SAFETY: each load reads 4 values.
     unsafe {
         let mut largest = vdupq_n_u32(0);
         for x in values.as_chunks::<4>().0 {

@@ -1,4 +1,4 @@
-//! Panels on 64-bit ARM: four rows by eight tokens in registers, by `sdot`, or by `smmla` where the CPU has the `i8mm` extension.
+//! Panels on 64-bit ARM: four rows by eight tokens in registers, with `sdot`, or with `smmla` where the CPU has the `i8mm` extension.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -8,23 +8,23 @@ use super::neon::Integer;
 use crate::activations::{BLOCK, TokenPanel};
 use crate::panel::{DEPTH, LANES, Minima, Panel, Panels, ROWS, Sums};
 
-/// Rows whose sums are in registers at once.
+/// Rows whose sums are in registers at the same time.
 const TILE: usize = 4;
-/// Tokens whose sums are in registers at once.
+/// Tokens whose sums are in registers at the same time.
 const WIDTH: usize = 8;
-/// Registers of four sums each.
+/// Number of registers, with four sums each.
 const REGISTERS: usize = TILE * WIDTH / 4;
 
-/// With `SQUARES` a register holds two rows by two tokens, as `smmla` makes them, else a row by four tokens.
+/// With `SQUARES`, a register holds two rows by two tokens, as `smmla` computes them; otherwise one row by four tokens.
 ///
-/// `smmla` reads eight columns of a row and then those of the next; the panel's codes and the inputs are laid out that way
+/// `smmla` reads eight columns of a row and then eight columns of the next row. The panel's codes and the inputs are laid out in this order
 /// ([`Activations`](crate::Activations)).
 pub(crate) struct NeonPanel<B, const SQUARES: bool>(PhantomData<B>);
 
-/// `sum` plus, for each of four tokens, the products of its four codes with codes `4 * FOUR..` of `w`.
+/// Adds to `sum`, for each of four tokens, the products of its four codes with codes `4 * FOUR..` of `w`.
 #[inline(always)]
 fn sdot<const FOUR: usize>(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: arithmetic between registers; only CPUs with the instruction get these panels. Its intrinsic is not stable.
+    // SAFETY: arithmetic between registers; only CPUs with the instruction use these panels. Its intrinsic is not stable.
     unsafe {
         asm!(".arch_extension dotprod", "sdot {sum:v}.4s, {x:v}.16b, {w:v}.4b[{four}]",
             sum = inout(vreg) sum, w = in(vreg) w, x = in(vreg) x, four = const FOUR,
@@ -33,7 +33,7 @@ fn sdot<const FOUR: usize>(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> in
     sum
 }
 
-/// `sum` plus the products of two rows of eight codes with two tokens.
+/// Adds to `sum` the products of two rows of eight codes with two tokens.
 #[inline(always)]
 fn smmla(mut sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     // SAFETY: as for `sdot`.
@@ -60,7 +60,7 @@ fn add_fours<const FOUR: usize>(
 }
 
 impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
-    /// Row and token, within a tile, of the first sum of a register.
+    /// Returns the row and the token, within a tile, of the first sum in a register.
     const fn place(register: usize) -> [usize; 2] {
         if SQUARES {
             [register / 4 * 2, register % 4 * 2]
@@ -69,7 +69,7 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
         }
     }
 
-    /// A number of each row, for every sum of a register.
+    /// Loads a value of each row, repeated for every sum of a register.
     #[inline(always)]
     fn load_rows(
         values: &[[f32; DEPTH / BLOCK]; ROWS],
@@ -89,13 +89,13 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
         }
     }
 
-    /// A number of each token, for every sum of a register.
+    /// Loads a value of each token, repeated for every sum of a register.
     ///
     /// # Safety
-    /// `values` is valid for a tile's tokens.
+    /// `values` must be valid for the tokens of a tile.
     #[inline(always)]
     unsafe fn load_tokens(values: *const f32, register: usize) -> float32x4_t {
-        // SAFETY: two or four of the tokens.
+        // SAFETY: the loads read two or four of the tokens.
         unsafe {
             let values = values.add(Self::place(register)[1]);
             if SQUARES {
@@ -106,10 +106,10 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
         }
     }
 
-    /// Products of `COLUMNS` columns from `column` on, of the rows from `row` on and the tokens from `lane` on.
+    /// Returns the products of `COLUMNS` columns from `column` on, of the rows from `row` on and the tokens from `lane` on.
     ///
     /// # Safety
-    /// The columns lie in both panels.
+    /// Both panels must contain the columns.
     #[inline(always)]
     unsafe fn dots<const COLUMNS: usize>(
         panel: &Panel,
@@ -136,8 +136,7 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
                 let x = x.add(sixteen * 16 * LANES + lane * 4);
                 let w = [0, 1, 2, 3]
                     .map(|r| vld1q_s8(codes.add((row + r) * DEPTH + column + sixteen * 16)));
-                // Groups of four consecutive columns, so that a register of the inputs is
-                // multiplied with all rows.
+                // Groups of four consecutive columns, so that each register of inputs is multiplied with all rows.
                 let x = |four: usize| [0, 16].map(|t| vld1q_s8(x.add(four * 4 * LANES + t)));
                 add_fours::<0>(&mut dots, w, x(0));
                 add_fours::<1>(&mut dots, w, x(1));
@@ -148,17 +147,17 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
         }
     }
 
-    /// Adds all blocks' products of the rows from `row` on and the tokens from `lane` on.
+    /// Adds the products of all blocks, for the rows from `row` on and the tokens from `lane` on.
     ///
     /// # Safety
-    /// The panels have as many blocks.
+    /// Both panels must have `x.blocks` blocks.
     #[inline(always)]
     unsafe fn tile(panel: &Panel, x: &TokenPanel, [row, lane]: [usize; 2], sums: &mut Sums) {
         let at = |register: usize| {
             let [r, t] = Self::place(register);
             [row + r, lane + t]
         };
-        // SAFETY: rows and lanes of the sums; blocks of the panels.
+        // SAFETY: the rows and lanes are within the sums, and the blocks within the panels.
         unsafe {
             let mut sum = [vdupq_n_f32(0.0); REGISTERS];
             for (i, sum) in sum.iter_mut().enumerate() {
@@ -206,7 +205,7 @@ impl<B: Integer, const SQUARES: bool> NeonPanel<B, SQUARES> {
                     Minima::Halves => {
                         let half_sums = |half: usize, i: usize| {
                             let at = x.half_sums.add((2 * block + half) * LANES + lane);
-                            // As bits: they are whole numbers.
+                            // Loaded as bits, since the sums are integers.
                             let sums = vreinterpretq_s32_f32(Self::load_tokens(at.cast(), i));
                             vmulq_f32(scale(i), vcvtq_f32_s32(sums))
                         };
@@ -247,7 +246,7 @@ impl<B: Integer, const SQUARES: bool> Panels for NeonPanel<B, SQUARES> {
                 let at = step * B::BLOCKS + b;
                 for (half, sixteen) in [w.first, w.second].into_iter().enumerate() {
                     let column = at * BLOCK + half * BLOCK / 2;
-                    // SAFETY: stores of 8 or 16 codes to as many.
+                    // SAFETY: each store writes 8 or 16 codes to a slice of that length.
                     unsafe {
                         if SQUARES {
                             let first = index / 2 * 2 * DEPTH + column * 2 + index % 2 * 8;
@@ -298,7 +297,7 @@ impl<B: Integer, const SQUARES: bool> Panels for NeonPanel<B, SQUARES> {
     unsafe fn store(sums: &Sums, [rows, tokens]: [usize; 2], out: *mut f32, stride: usize) {
         for t in 0..tokens {
             for r in 0..rows {
-                // SAFETY: the caller vouches for these elements.
+                // SAFETY: the caller guarantees that these elements are valid.
                 unsafe { out.add(t * stride + r).write(sums.0[r][t]) };
             }
         }

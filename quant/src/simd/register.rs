@@ -1,46 +1,46 @@
-//! Registers in which packed codes are unpacked, so that a format says once how: a 128-bit lane for each of N blocks, whatever the CPU.
+//! Registers for unpacking codes, so that a format defines its unpacking once for all CPUs: a 128-bit lane for each of N blocks.
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Sixteen bytes of each of N blocks. A value exists only where the CPU has the instructions, which makes all but `load` safe.
+/// Sixteen bytes of each of N blocks. Values exist only on CPUs that have the instructions, so all functions but `load` are safe.
 pub(crate) trait Register<const N: usize>: Copy {
-    /// Loads the bytes.
+    /// Loads sixteen bytes of each block.
     ///
     /// # Safety
-    /// The CPU has the level's instructions.
+    /// The CPU must have the level's instructions.
     unsafe fn load(blocks: [[u8; 16]; N]) -> Self;
-    /// The bits of each byte that are set in `mask`.
+    /// Clears the bits of each byte that are not set in `mask`.
     fn and(self, mask: u8) -> Self;
-    /// The bits of both.
+    /// Combines the bits of both registers.
     fn or(self, other: Self) -> Self;
-    /// Each byte less `number`, modulo 256.
+    /// Subtracts `number` from each byte, modulo 256.
     fn minus(self, number: u8) -> Self;
-    /// Shifts towards lower bits; bits of other bytes may enter a byte from above.
+    /// Shifts towards lower bits; bits of a neighbouring byte may enter a byte from above.
     fn right<const BITS: i32>(self) -> Self;
-    /// Shifts towards higher bits; bits of other bytes may enter a byte from below.
+    /// Shifts towards higher bits; bits of a neighbouring byte may enter a byte from below.
     fn left<const BITS: i32>(self) -> Self;
-    /// Adds `number` to the bytes whose bit in the lower or the upper (`HALF` 1) sixteen bits is set.
+    /// Adds `number` to the bytes whose bit is set in the lower (`HALF` 0) or upper (`HALF` 1) sixteen bits of `bits`.
     fn plus_where<const HALF: usize>(self, bits: [&[u8; 4]; N], number: u8) -> Self;
-    /// The values that bytes below sixteen select.
+    /// Replaces bytes below sixteen with the values that they index.
     fn look_up(self, values: &'static [i8; 16]) -> Self;
 
-    /// The low and the high halves of the bytes.
+    /// Splits each byte into its low and its high half.
     #[inline(always)]
     fn nibbles(self) -> (Self, Self) {
         (self.and(15), self.right::<4>().and(15))
     }
 }
 
-/// The lower or the upper sixteen bits.
+/// Returns the lower or the upper sixteen bits.
 #[inline(always)]
 fn half_of<const HALF: usize>(bits: &[u8; 4]) -> u16 {
     u16::from_le_bytes([bits[2 * HALF], bits[2 * HALF + 1]])
 }
 
-/// The scalar twin.
+/// The scalar counterpart.
 impl Register<1> for [u8; 16] {
     #[inline(always)]
     unsafe fn load([block]: [[u8; 16]; 1]) -> Self {
@@ -98,12 +98,12 @@ impl Avx2 {
     }
 }
 
-// SAFETY of all below: `load`'s caller has seen that the CPU has AVX2.
+// SAFETY of all functions below: the caller of `load` has checked that the CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 impl Register<2> for Avx2 {
     #[inline(always)]
     unsafe fn load([a, b]: [[u8; 16]; 2]) -> Self {
-        // SAFETY: sixteen bytes each, AVX2.
+        // SAFETY: sixteen bytes per load, and AVX2.
         Avx2(unsafe { _mm256_loadu2_m128i(b.as_ptr().cast(), a.as_ptr().cast()) })
     }
 
@@ -143,7 +143,7 @@ impl Register<2> for Avx2 {
         // SAFETY: AVX2.
         unsafe {
             let [a, b] = bits.map(|bits| _mm_set1_epi32(i32::from_le_bytes(*bits)));
-            // Byte i of a lane gets the bits of its eight.
+            // Byte i of a lane gets the eight bits that contain its own.
             let first = 2 * HALF as i64;
             let eights = _mm_set_epi64x(ONES * (first + 1), ONES * first);
             let bits =
@@ -157,7 +157,7 @@ impl Register<2> for Avx2 {
 
     #[inline(always)]
     fn look_up(self, values: &'static [i8; 16]) -> Self {
-        // SAFETY: AVX2; sixteen bytes.
+        // SAFETY: AVX2, and sixteen bytes.
         unsafe {
             let values = _mm256_broadcastsi128_si256(_mm_loadu_si128(values.as_ptr().cast()));
             Avx2(_mm256_shuffle_epi8(values, self.0))
@@ -179,12 +179,12 @@ impl Avx512 {
     }
 }
 
-// SAFETY of all below: `load`'s caller has seen that the CPU has AVX-512 F and BW.
+// SAFETY of all functions below: the caller of `load` has checked that the CPU has AVX-512 F and BW.
 #[cfg(target_arch = "x86_64")]
 impl Register<4> for Avx512 {
     #[inline(always)]
     unsafe fn load(blocks: [[u8; 16]; 4]) -> Self {
-        // SAFETY: sixteen bytes each, AVX-512.
+        // SAFETY: sixteen bytes per load, and AVX-512.
         unsafe {
             let [a, b, c, d] = blocks.map(|block| _mm_loadu_si128(block.as_ptr().cast()));
             Avx512(super::avx512::join(a, b, c, d))
@@ -211,13 +211,13 @@ impl Register<4> for Avx512 {
 
     #[inline(always)]
     fn right<const BITS: i32>(self) -> Self {
-        // SAFETY: AVX-512. The count of the intrinsic is unsigned.
+        // SAFETY: AVX-512. This form takes the count in a register, since the immediate of the other intrinsic is unsigned.
         Avx512(unsafe { _mm512_srl_epi16(self.0, _mm_cvtsi32_si128(BITS)) })
     }
 
     #[inline(always)]
     fn left<const BITS: i32>(self) -> Self {
-        // SAFETY: AVX-512. The count of the intrinsic is unsigned.
+        // SAFETY: AVX-512. This form takes the count in a register, since the immediate of the other intrinsic is unsigned.
         Avx512(unsafe { _mm512_sll_epi16(self.0, _mm_cvtsi32_si128(BITS)) })
     }
 
@@ -233,7 +233,7 @@ impl Register<4> for Avx512 {
 
     #[inline(always)]
     fn look_up(self, values: &'static [i8; 16]) -> Self {
-        // SAFETY: AVX-512; sixteen bytes.
+        // SAFETY: AVX-512, and sixteen bytes.
         unsafe {
             let values = _mm512_broadcast_i32x4(_mm_loadu_si128(values.as_ptr().cast()));
             Avx512(_mm512_shuffle_epi8(values, self.0))
@@ -256,7 +256,7 @@ impl Neon {
     }
 }
 
-// SAFETY of all below: NEON is part of the architecture.
+// SAFETY of all functions below: NEON is part of the architecture.
 #[cfg(target_arch = "aarch64")]
 impl Register<1> for Neon {
     #[inline(always)]
@@ -299,7 +299,7 @@ impl Register<1> for Neon {
     fn plus_where<const HALF: usize>(self, [bits]: [&[u8; 4]; 1], number: u8) -> Self {
         const OWN: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
         let [low, high] = half_of::<HALF>(bits).to_le_bytes();
-        // SAFETY: NEON; sixteen bytes.
+        // SAFETY: NEON, and sixteen bytes.
         unsafe {
             let bits = vcombine_u8(vdup_n_u8(low), vdup_n_u8(high));
             let is_set = vtstq_u8(bits, vld1q_u8(OWN.as_ptr()));
@@ -309,7 +309,7 @@ impl Register<1> for Neon {
 
     #[inline(always)]
     fn look_up(self, values: &'static [i8; 16]) -> Self {
-        // SAFETY: NEON; sixteen bytes.
+        // SAFETY: NEON, and sixteen bytes.
         unsafe {
             let values = vld1q_u8(values.as_ptr().cast());
             Neon(vqtbl1q_u8(values, self.0))

@@ -1,4 +1,4 @@
-//! The reference: plain loops.
+//! The reference kernel: plain loops.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(crate) unsafe fn multiply<B: Dot>(product: &Product, rows: Range<usize>) {
         let weights = &product.weights[r * product.row_bytes..][..product.row_bytes];
         for t in 0..product.tokens() {
             let dot = B::dot(weights, product.input(t));
-            // SAFETY: (t, r) is among those that the caller vouches for.
+            // SAFETY: the caller guarantees that (t, r) is valid.
             unsafe { product.out.add(t * product.out_stride + r).write(dot) };
         }
     }

@@ -1,4 +1,4 @@
-"""Opens a GGUF file with ggml's own Python reader and prints what it finds: pip install gguf numpy
+"""Opens a GGUF file with ggml's own Python reader and prints its contents: pip install gguf numpy
 
     python check_gguf.py FILE
 

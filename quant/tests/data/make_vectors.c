@@ -1,16 +1,16 @@
-// Makes the test vectors of the formats that ggml's Python package does not encode, with ggml's own C code:
+// Makes the test vectors of the formats that ggml's Python package does not encode, using ggml's own C code:
 //
 //     cc -O2 -DNDEBUG -I GGML/include -I GGML/src make_vectors.c GGML/src/ggml-quants.c ... -lm -o make_vectors
 //     ./make_vectors FOLDER
 //
-// Q6_0's were made by ik_llama.cpp's quantize_row_q6_0_impl and dequantize_row_q6_0 (commit 8337e4c) with ggml's make_qx_quants,
-// without flags that allow fused multiply-adds, as ggml builds these functions for x86-64. Files:
+// The vectors of Q6_0 were made with ik_llama.cpp's quantize_row_q6_0_impl and dequantize_row_q6_0 (commit 8337e4c) and ggml's
+// make_qx_quants, without flags that allow fused multiply-adds, as ggml builds these functions for x86-64. Files:
 //     rows.values    f32: rows of 256 numbers, ordinary and awkward
-//     NAME.encoded   what ggml's quantize_NAME makes of them without an importance matrix
+//     NAME.encoded   output of ggml's quantize_NAME for these rows, without an importance matrix
 //     row.importance f32: mean squares of a row's inputs
-//     NAME.weighted  what it makes of them with these
+//     NAME.weighted  output of quantize_NAME for these rows, with row.importance
 //     NAME.blocks    random bytes with finite scales
-//     NAME.values    f32: what dequantize_row_NAME makes of NAME.blocks
+//     NAME.values    f32: output of dequantize_row_NAME for NAME.blocks
 
 #include <math.h>
 #include <stdint.h>
@@ -79,11 +79,11 @@ int main(int count, char **arguments) {
   uint8_t *blocks = malloc(2ul * rows * ROW);
   for (int i = 0; i < rows * ROW; i++) values[i] = number(i / ROW, i % ROW);
   store(arguments[1], "rows", "values", values, 4ul * rows * ROW);
-  // Of very different size, and some inputs that are always zero.
+  // Importances of very different sizes; some inputs are always zero.
   float importance[ROW];
   for (int i = 0; i < ROW; i++) importance[i] = i % 7 == 3 ? 0 : ldexp(1 + i * 37 % 64 / 64.0, i % 11 - 6);
   store(arguments[1], "row", "importance", importance, sizeof(importance));
-  // Bytes and numbers of a block, and where its f16 numbers stand, or less than none.
+  // Bytes and numbers per block, and the offsets of its f16 numbers, negative if absent.
   struct {
     const char *name;
     Encode encode;
@@ -114,7 +114,7 @@ int main(int count, char **arguments) {
     for (int i = 0; i < all; i++) {
       for (int half = 0; half < 2; half++) {
         int place = formats[f].halves[half];
-        // Of every size and sign, subnormal ones too, but not infinity.
+        // Any size and sign, including subnormal numbers, but no infinities.
         if (place >= 0 && (blocks[i * of_block + place + 1] & 0x7c) == 0x7c) blocks[i * of_block + place + 1] ^= 0x40;
       }
     }

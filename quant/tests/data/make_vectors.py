@@ -4,10 +4,10 @@
 
 For every format NAME:
     NAME.blocks   stored blocks
-    NAME.values   f32: what gguf.quants.dequantize makes of NAME.blocks
+    NAME.values   f32: the output of gguf.quants.dequantize for NAME.blocks
 and for the formats that the package encodes:
-    encode.values f32 inputs, whose NAME.blocks are gguf.quants.quantize of them
-For Q4_K, Q5_K and Q6_K, which it only decodes, the blocks are random bytes with finite scales.
+    encode.values f32: the inputs; NAME.blocks is the output of gguf.quants.quantize for them
+The package only decodes Q4_K, Q5_K and Q6_K; their blocks are random bytes with finite scales.
 """
 
 import sys
@@ -36,7 +36,7 @@ def inputs():
 
 
 def random_blocks(kind, count):
-    """Random bytes; the f16 numbers at the given bytes are finite and of either sign, zero or subnormal at times."""
+    """Random bytes, in which the f16 scales are finite, of either sign, and sometimes zero or subnormal."""
     scales = {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}[kind.name]
     blocks = rng.integers(0, 256, (count, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     for at in scales:

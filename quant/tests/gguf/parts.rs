@@ -1,4 +1,4 @@
-//! Files in several parts.
+//! Split files.
 
 use waterline_quant::F32;
 use waterline_quant::gguf::{Gguf, NewTensor, Value, Writer};

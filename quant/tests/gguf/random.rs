@@ -1,4 +1,4 @@
-//! Random files survive a round trip; random bytes do no harm.
+//! Random files survive a round trip, and random bytes do no harm.
 
 use proptest::prelude::*;
 use waterline_quant::gguf::{Array, NewTensor, Value};

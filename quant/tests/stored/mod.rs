@@ -1,9 +1,9 @@
-//! Safetensors files of the tests.
+//! Safetensors files for the tests.
 
 /// A tensor: name, type, shape, bytes.
 pub type Stored<'a> = (&'a str, &'a str, &'a [usize], Vec<u8>);
 
-/// The bytes of a file with these tensors.
+/// Returns the bytes of a file with these tensors.
 pub fn safetensors(tensors: &[Stored]) -> Vec<u8> {
     let (mut header, mut data) = (Vec::new(), Vec::new());
     for (name, dtype, shape, bytes) in tensors {

@@ -1,20 +1,20 @@
-//! Types that the host and the kernels share. Each is defined in Rust alone: the C++ definition is generated from the Rust one and comes
-//! before the text of the `.cu` file that uses it.
+//! Types that the host and the kernels share. Each type is defined once, in Rust: its C++ definition is generated and prepended to the text
+//! of the `.cu` file that uses it.
 
 use std::ffi::c_void;
 
-/// A type of a kernel's parameter, or of a field of one.
+/// A type of a kernel parameter, or of a field of a parameter struct.
 pub trait DeviceType {
-    /// Its name in C++; of an array, the name of the elements' type.
+    /// The type's name in C++; for an array, the name of its element type.
     const NAME: &'static str;
-    /// Elements of an array.
+    /// Length of an array; `None` for other types.
     const LENGTH: Option<usize> = None;
 
-    /// Appends its C++ definition after those of the types that it contains.
+    /// Appends the C++ definition of the type, preceded by the definitions of the types that it contains.
     fn define(_: &mut Definitions) {}
 }
 
-/// A function that defines a type: [`DeviceType::define`].
+/// A function that appends a type's definition: [`DeviceType::define`].
 pub type Define = fn(&mut Definitions);
 
 macro_rules! plain {
@@ -45,12 +45,12 @@ impl<T: DeviceType, const N: usize> DeviceType for [T; N] {
     }
 }
 
-/// C++ definitions of types, each once.
+/// C++ definitions of types, each added once.
 #[derive(Default)]
 pub struct Definitions {
-    /// The names of the types.
+    /// Names of the types already defined.
     known: Vec<&'static str>,
-    /// The definitions, and other text between them.
+    /// The definitions, and any other text between them.
     pub text: String,
 }
 
@@ -62,7 +62,7 @@ impl Definitions {
         }
     }
 
-    /// Adds the struct `T` with these fields and methods. It has as many bytes as in Rust, or the kernel does not compile.
+    /// Adds the struct `T` with these fields and methods. A `static_assert` in the kernel checks that its size equals the size in Rust.
     pub(crate) fn add_struct<T: DeviceType>(&mut self, fields: &[String], methods: &[&str]) {
         self.add(T::NAME, || {
             let align = match align_of::<T>() {
@@ -79,7 +79,7 @@ impl Definitions {
         });
     }
 
-    /// Adds the constants of the enum `T`, their names in capitals after `prefix`.
+    /// Adds the constants of the enum `T`: each name in capitals, with `prefix` in front.
     pub(crate) fn add_enum<T: DeviceType>(&mut self, prefix: &str, variants: &[(&str, i32)]) {
         self.add(T::NAME, || {
             let constants = variants
@@ -91,7 +91,7 @@ impl Definitions {
     }
 }
 
-/// `SquaredRelu` as `SQUARED_RELU`.
+/// Converts a name such as `SquaredRelu` to `SQUARED_RELU`.
 fn in_capitals(name: &str) -> String {
     let mut capitals = String::new();
     for letter in name.chars() {
@@ -103,15 +103,16 @@ fn in_capitals(name: &str) -> String {
     capitals
 }
 
-/// The declaration of a field of type `T`, or of pointers that are numbers of type `T` on the host.
+/// Returns the declaration of a field of type `T`. For a field that is a pointer in C++ and a `T` on the host, `pointer` is the pointer
+/// type.
 pub(crate) fn field<T: DeviceType>(name: &str, pointer: Option<String>) -> String {
     let kind = pointer.unwrap_or(T::NAME.into());
     let length = T::LENGTH.map_or(String::new(), |length| format!("[{length}]"));
     format!("{kind} {name}{length}")
 }
 
-/// Defines a `#[repr(C)]` struct that kernels take, and its C++ text as [`DeviceType`]. A field that is an address on the host names its
-/// pointer: `weights: Address as *const f32`. Methods are declared here, in C++, and defined in a `.cu` file.
+/// Defines a `#[repr(C)]` struct that kernels take, and implements [`DeviceType`] for it. A field that holds an address on the host names
+/// its pointer type in C++: `weights: Address as *const f32`. Methods are declared here, in C++, and defined in a `.cu` file.
 macro_rules! device_struct {
     (
         $(#[$meta:meta])*
@@ -154,7 +155,8 @@ macro_rules! device_struct {
     };
 }
 
-/// Defines an enum whose numbers kernels take, and its C++ constants as [`DeviceType`]: `DecayKind("DECAY_")` gives `DECAY_BY_KEY`.
+/// Defines an enum whose values kernels take, and implements [`DeviceType`] with its C++ constants: `DecayKind("DECAY_")` gives
+/// `DECAY_BY_KEY`.
 macro_rules! device_enum {
     (
         $(#[$meta:meta])*

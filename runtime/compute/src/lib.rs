@@ -1,11 +1,10 @@
-//! An internal part of the crate `waterline`, without a stable interface: the fused operations, programs of them, and the backends that
-//! run them.
+//! An internal part of the crate `waterline`, without a stable interface: the fused ops, programs of ops, and the backends that run them.
 
 #![allow(missing_docs)]
 
 pub mod abi;
 pub mod cpu;
-// Without GPUs some of the GPU code is used only by kernels built ahead of time, and some is unused.
+// Without the feature `cuda`, part of the GPU code serves only kernels built ahead of time, and part of it is unused.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub mod cuda;
 pub mod functions;

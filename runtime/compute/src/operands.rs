@@ -1,7 +1,7 @@
-//! The operands of ops, by name. These names alone decide the order between ops (`crate::program`), on every device:
-//! an op that accesses anything else fails a test (tests/instrument.rs).
+//! The operands of ops, by name. The order between ops (`crate::program`) follows from these names alone, on every device. A test
+//! (tests/instrument.rs) fails if an op accesses anything that it does not declare.
 
-/// Columns of a buffer: `width` values of each token from column `start` on.
+/// Columns of a buffer: the `width` values of each token that begin at column `start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
     /// The buffer.
@@ -25,26 +25,26 @@ impl View {
         }
     }
 
-    /// Whether some value of some token belongs to both. Rows of different lengths always overlap.
+    /// Whether the two views share any value. Views with different strides always count as overlapping.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let meet = self.start < other.start + other.width && other.start < self.start + self.width;
         self.buffer == other.buffer && (meet || self.stride != other.stride)
     }
 
-    /// Whether all of the other's columns are among these.
+    /// Whether all columns of `other` are among the columns of this view.
     pub(crate) fn contains(&self, other: &Self) -> bool {
         let end = |view: &Self| view.start + view.width;
         let rows = (self.buffer, self.stride) == (other.buffer, other.stride);
         rows && self.start <= other.start && end(other) <= end(self)
     }
 
-    /// Where the columns of a row lie in the buffer.
+    /// The index range of these columns of a row in the buffer.
     pub fn columns(&self, row: usize) -> std::ops::Range<usize> {
         let start = row * self.stride + self.start;
         start..start + self.width
     }
 
-    /// The first `width` columns, and the others.
+    /// Splits the view into its first `width` columns and the rest.
     pub fn split(self, width: usize) -> (Self, Self) {
         let first = View { width, ..self };
         let rest = View {
@@ -56,11 +56,11 @@ impl View {
     }
 }
 
-/// The residual stream is buffer 0.
+/// The buffer of the residual stream.
 pub const RESIDUAL: usize = 0;
-/// Inputs of matrix products are gathered in buffer 1.
+/// The buffer that gathers the inputs of matrix products.
 pub const INPUTS: usize = 1;
-/// Products that are summed into the residual stream pass through buffer 2.
+/// The buffer for products that are then summed into the residual stream.
 pub const PRODUCT: usize = 2;
 /// An operand: columns of a buffer, or a state tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// Whether some value belongs to both.
+    /// Whether the two operands share any value.
     pub fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Operand::Columns(a), Operand::Columns(b)) => a.overlaps(b),
@@ -82,18 +82,18 @@ impl Operand {
     }
 }
 
-/// The operands of an op. An operand that it updates, wholly or in part, is in both lists. [`crate::operands::INPUTS`]
-/// and [`crate::operands::PRODUCT`] are not listed: they are working memory without contents between ops.
+/// The operands of an op. An operand that the op updates, in whole or in part, is in both lists. [`crate::operands::INPUTS`] and
+/// [`crate::operands::PRODUCT`] are not listed: they are scratch buffers whose contents do not outlive an op.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// Operands written by other ops.
     pub reads: Vec<Operand>,
-    /// Operands that it writes.
+    /// Operands that the op writes.
     pub writes: Vec<Operand>,
 }
 
 impl Access {
-    /// It also reads these columns.
+    /// Adds columns that the op reads.
     pub fn reads(mut self, views: impl IntoIterator<Item = View>) -> Self {
         self.reads.extend(views.into_iter().map(Operand::Columns));
         self
@@ -105,12 +105,12 @@ impl Access {
         self
     }
 
-    /// It also changes these columns: reads them, or writes a part of them only.
+    /// Adds columns that the op reads and writes, or writes only in part.
     pub fn updates(self, views: impl IntoIterator<Item = View>) -> Self {
         self.update(views.into_iter().map(Operand::Columns))
     }
 
-    /// It also reads and writes these state tensors.
+    /// Adds state tensors that the op reads and writes.
     pub fn state(self, tensors: impl IntoIterator<Item = usize>) -> Self {
         self.update(tensors.into_iter().map(Operand::State))
     }
@@ -123,7 +123,7 @@ impl Access {
         self
     }
 
-    /// The columns that it reads.
+    /// The columns that the op reads.
     pub fn read_columns(&self) -> impl Iterator<Item = &View> {
         self.reads.iter().filter_map(|operand| match operand {
             Operand::Columns(view) => Some(view),
@@ -131,13 +131,13 @@ impl Access {
         })
     }
 
-    /// Whether it changes a state tensor.
+    /// Whether the op writes a state tensor.
     pub fn changes_state(&self) -> bool {
         let state = |operand: &Operand| matches!(operand, Operand::State(_));
         self.writes.iter().any(state)
     }
 
-    /// The first thing by which the order of the two matters, `self` being the earlier one.
+    /// The first operand for which the order of the two ops matters, and the hazard; `self` is the earlier op.
     pub fn conflict(&self, later: &Self) -> Option<(Operand, Hazard)> {
         let meet = |a: &[Operand], b: &[Operand]| {
             let meets = |x: &&Operand| b.iter().any(|y| x.overlaps(y));
@@ -158,6 +158,6 @@ pub enum Hazard {
     ReadAfterWrite,
     /// The later op overwrites data that the earlier one read.
     WriteAfterRead,
-    /// Both write it.
+    /// Both ops write the operand.
     WriteAfterWrite,
 }

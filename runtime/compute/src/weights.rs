@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use waterline_quant::Tensor;
 
-/// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
+/// A small f32 tensor that is never quantized: a norm, bias, gate, convolution or router.
 pub type Vector = Arc<[f32]>;
 
 /// Tensors by their full names.
@@ -14,32 +14,32 @@ pub type Tensors = HashMap<String, Tensor>;
 /// A tensor that a model needs: its name, its shape and how it may be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightSpec {
-    /// Name; inside a mixer relative to the layer, such as `q_proj.weight`.
+    /// Name; a mixer's tensors are named relative to the layer, such as `q_proj.weight`.
     pub name: String,
-    /// Shape, outermost dimension first. Dimensions of one are left out.
+    /// Shape, outermost dimension first. Dimensions of size one are left out.
     pub shape: Vec<usize>,
-    /// Which number formats keep the model's meaning.
+    /// Number formats that the tensor may be stored in.
     pub precision: Precision,
 }
 
 /// Which number formats a tensor may be stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// A large matrix: any format, also 4 bits.
+    /// A large matrix: any format, including 4-bit ones.
     Quantized,
     /// A decay, gate, norm, convolution or router: always f32.
     Full,
 }
 
-/// Prefix of tensors that several layers share.
+/// Name prefix of tensors that several layers share.
 pub const OF_MODEL: &str = "model.";
 
-/// The name of a tensor that all layers that list it have in common, of the same shape in each.
+/// Returns the name of a tensor that all layers listing it share; its shape is equal in each.
 pub fn of_model(name: &str) -> String {
     format!("{OF_MODEL}{name}")
 }
 
-/// The full name of a tensor that a part of a model calls `name` where names begin with `scope`.
+/// Returns the full name of the tensor `name` of a model part whose names begin with `scope`.
 pub fn full_name(scope: &str, name: &str) -> String {
     if name.starts_with(OF_MODEL) {
         name.into()

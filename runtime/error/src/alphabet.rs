@@ -1,6 +1,6 @@
-//! GPT-2's alphabet, in which byte-level vocabularies spell bytes.
+//! GPT-2's alphabet, in which byte-level vocabularies write bytes as characters.
 
-/// Printable Latin-1 bytes map to themselves, the others to the characters from U+0100 on.
+/// A table between bytes and characters. Printable Latin-1 bytes map to themselves, all others to consecutive characters from U+0100.
 pub struct Alphabet {
     byte_of: [Option<u8>; 0x144],
     characters: [char; 256],
@@ -29,7 +29,7 @@ impl Default for Alphabet {
 }
 
 impl Alphabet {
-    /// The bytes of a token. Characters outside the alphabet map to their UTF-8 bytes.
+    /// Converts a token to its bytes. Characters outside the alphabet map to their UTF-8 bytes.
     pub fn decode(&self, token: &str) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(token.len());
         for character in token.chars() {
@@ -41,7 +41,7 @@ impl Alphabet {
         bytes
     }
 
-    /// Bytes as a token.
+    /// Converts bytes to a token.
     pub fn encode(&self, bytes: &[u8]) -> String {
         let character = |&byte: &u8| self.characters[usize::from(byte)];
         bytes.iter().map(character).collect()

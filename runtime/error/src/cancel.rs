@@ -1,4 +1,4 @@
-//! How a call is ended from outside.
+//! Cancellation of calls from outside.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Canceller(Arc<AtomicBool>);
 
 impl Canceller {
-    /// The call in progress, or else the next one, ends with [`crate::Error::Cancelled`] at a whole token.
+    /// Makes the call in progress, or otherwise the next one, end with [`crate::Error::Cancelled`] at a token boundary.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Forgets a cancellation that no call has seen.
+    /// Clears a cancellation that has not taken effect.
     pub fn clear(&self) {
         self.0.store(false, Ordering::SeqCst);
     }

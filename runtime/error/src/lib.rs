@@ -1,5 +1,4 @@
-//! The one error type of the library. Every message names the file, the key or tensor, what was found and what
-//! was expected.
+//! The library's single error type. Every message names the file, the key or tensor, the value found and the expected one.
 
 pub mod alphabet;
 pub mod base64;
@@ -7,14 +6,14 @@ pub mod cancel;
 
 use std::path::PathBuf;
 
-/// Result of the library's calls.
+/// Result type of the library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong, as a sentence a user can act on.
+/// Everything that can go wrong, as a sentence that a user can act on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A number format, GGUF or safetensors problem.
+    /// A problem with a number format, GGUF or safetensors.
     #[error(transparent)]
     Quant(waterline_quant::Error),
     /// The operating system refused a file operation.
@@ -24,7 +23,7 @@ pub enum Error {
         path: PathBuf,
         /// The action that failed, such as "cannot write".
         action: &'static str,
-        /// The system's own reason.
+        /// The reason given by the system.
         source: std::io::Error,
     },
     /// A configuration or metadata key has a value that cannot be used.
@@ -39,7 +38,7 @@ pub enum Error {
         /// The value that was expected.
         expected: String,
     },
-    /// A tensor is absent or has another shape or type than the description says.
+    /// A tensor is missing or has a shape or type other than the description requires.
     #[error("{file}: tensor {name}: found {found}, expected {expected}")]
     Tensor {
         /// The file that holds, or should hold, the tensor.
@@ -51,7 +50,7 @@ pub enum Error {
         /// The value that was expected.
         expected: String,
     },
-    /// The model is well formed, but this library cannot run it.
+    /// The model is well-formed, but this library cannot run it.
     #[error("{file}: not supported: {what}")]
     Unsupported {
         /// The file that needs it.
@@ -59,7 +58,7 @@ pub enum Error {
         /// The feature that the file needs, and the supported alternative.
         what: String,
     },
-    /// The file has tensors that the model does not use: without them it may be another model.
+    /// The file has tensors that the model does not use, so it may be a different model.
     #[error(
         "{file}: nothing uses {what}: {names}; the model may be another one without them; open it with allow-unused to pass \
          over them"
@@ -69,10 +68,10 @@ pub enum Error {
         file: String,
         /// "the tensor" or "the tensors".
         what: &'static str,
-        /// Their names, the first of them if there are many.
+        /// The tensor names; only the first ones if there are many.
         names: String,
     },
-    /// The tokenizer is absent, malformed or refused a text.
+    /// The tokenizer is missing, malformed or refuses a text.
     #[error("{source_name}: tokenizer: {reason}")]
     Tokenizer {
         /// Where the tokenizer came from.
@@ -80,7 +79,7 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
-    /// The chat template is absent, malformed or cannot render the conversation.
+    /// The chat template is missing, malformed or cannot render the conversation.
     #[error("chat template: {reason}")]
     Template {
         /// The reason.
@@ -94,23 +93,23 @@ pub enum Error {
         /// Why it cannot be used.
         reason: String,
     },
-    /// No token can be chosen by the logits that the model computed: one is NaN or infinite, or all are minus infinity.
+    /// No token can be chosen from the computed logits: one is NaN or positive infinity, or all are negative infinity.
     #[error("logits: {reason}")]
     Logits {
         /// The unusable values, and the likely cause.
         reason: String,
     },
-    /// The session's declared context cannot hold the tokens.
+    /// The tokens do not fit into the session's context.
     #[error(
         "the context is full: {position} of {context} tokens are used and {requested} more were given; \
          open the session with a larger context or let the oldest tokens drop out"
     )]
     ContextFull {
-        /// The bound that the session was opened with, in tokens.
+        /// The session's context size in tokens.
         context: usize,
         /// Tokens already read.
         position: u64,
-        /// Tokens that were to be read.
+        /// Tokens of the call that did not fit.
         requested: usize,
     },
     /// A snapshot cannot be restored into this session.
@@ -121,10 +120,10 @@ pub enum Error {
         /// The difference.
         reason: String,
     },
-    /// The position cannot be reached again.
+    /// A rewind position cannot be reached.
     #[error("cannot rewind to position {position}: {reason}")]
     Rewind {
-        /// The position to return to.
+        /// The requested position.
         position: u64,
         /// The missing part.
         reason: String,
@@ -137,7 +136,7 @@ pub enum Error {
         /// An alternative to choose.
         advice: &'static str,
     },
-    /// A device is missing, full, too old or lost, or its kernels cannot be made.
+    /// A device is missing, full, too old or lost, or its kernels cannot be compiled.
     #[error("{device}: {reason}")]
     Device {
         /// The device.
@@ -145,7 +144,7 @@ pub enum Error {
         /// The reason and a remedy.
         reason: String,
     },
-    /// Reading was cancelled; the session ends at a whole token and can continue.
+    /// Reading was cancelled at a token boundary; the session can continue.
     #[error("cancelled after {fed} tokens")]
     Cancelled {
         /// Tokens of the call that were read before it stopped.
@@ -166,7 +165,7 @@ impl From<waterline_quant::Error> for Error {
 }
 
 impl Error {
-    /// Logits on a device that are not finite; it does not say which.
+    /// The error for logits on a device that are not finite; the device does not report which ones.
     #[doc(hidden)]
     pub fn not_finite() -> Self {
         Error::Logits {
@@ -175,7 +174,7 @@ impl Error {
         }
     }
 
-    /// An unusable parameter `what`, and the reason.
+    /// The error for an unusable parameter `what`.
     #[doc(hidden)]
     pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Invalid {
@@ -184,7 +183,7 @@ impl Error {
         }
     }
 
-    /// Memory or a thread, `what`, that the system refused, and an alternative to choose.
+    /// The error for memory or a thread `what` that the system refused, with an alternative.
     #[doc(hidden)]
     pub fn memory(what: impl Into<String>, advice: &'static str) -> Self {
         Error::Memory {
@@ -193,7 +192,7 @@ impl Error {
         }
     }
 
-    /// An input or output error on `path`.
+    /// The error for a failed file operation on `path`.
     #[doc(hidden)]
     pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
         Error::Io {

@@ -1,10 +1,10 @@
-//! An internal part of the crate `waterline`, without a stable interface: the texts of its CUDA files and of those of number formats.
-//! They are 400 kB, which sessions on a CPU never read, so a program holds them deflated and inflates all of them when a first kernel is
-//! written.
+//! An internal part of the crate `waterline`, without a stable interface: the source text of its CUDA files, including those of number
+//! formats. The texts take 400 kB, which sessions on a CPU never read, so they are stored deflated and inflated all at once when the
+//! first kernel is generated.
 
 use std::sync::LazyLock;
 
-/// Path and length of each file, in the order of their texts.
+/// Path and length of each file, in the order of the concatenated texts.
 static TABLE: &[(&str, usize)] = include!(concat!(env!("OUT_DIR"), "/texts.rs"));
 static DEFLATED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/texts"));
 
@@ -17,10 +17,10 @@ static TEXTS: LazyLock<String> = LazyLock::new(|| {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct File(usize);
 
-/// The file of this path in `runtime/compute/src` or `quant/src`, its parts separated by `/`. For constants: there a wrong path does not compile.
+/// Returns the file at `path` in `runtime/compute/src` or `quant/src`, separated by `/`. In a constant, a wrong path does not compile.
 ///
 /// # Panics
-/// If there is none.
+/// If the file does not exist.
 pub const fn file(path: &str) -> File {
     let mut index = 0;
     while index < TABLE.len() {
@@ -32,7 +32,7 @@ pub const fn file(path: &str) -> File {
     panic!("there is no such CUDA file")
 }
 
-/// As `==`, which is not for constants.
+/// Like `==`, which is not available in constants.
 const fn is_same(a: &[u8], b: &[u8]) -> bool {
     let mut same = 0;
     while same < a.len() && same < b.len() && a[same] == b[same] {
@@ -42,7 +42,7 @@ const fn is_same(a: &[u8], b: &[u8]) -> bool {
 }
 
 impl File {
-    /// Its text.
+    /// The file's text, without comments and indentation.
     pub fn text(self) -> &'static str {
         let start: usize = TABLE[..self.0].iter().map(|(_, length)| length).sum();
         &TEXTS[start..][..TABLE[self.0].1]

@@ -15,9 +15,9 @@ pub(crate) use written::{changed, in_short};
 
 use crate::error::{Error, Result};
 
-/// Most values in a configuration. Names of 21,000 classes, which some have, are 85,000.
+/// Maximum number of values in a configuration. The names of 21,000 classes, which some have, are 85,000 values.
 const MOST_VALUES: usize = 1 << 17;
-/// Longest key, and longest text that names something, in bytes.
+/// Maximum length in bytes of a key, and of a text that names something.
 const LONGEST_NAME: usize = 1 << 10;
 const TEXT: &str = "a text of at most 1024 bytes";
 
@@ -30,8 +30,8 @@ pub(crate) struct Config {
     tensors: Option<HashMap<String, usize>>,
 }
 
-/// The keys that were read, shared by an object and those inside it; a key of an inner object has that object's before
-/// it: `attn.layers`.
+/// The keys that were read, shared by an object and the objects inside it. A key of an inner object is prefixed with
+/// that object's key: `attn.layers`.
 #[derive(Clone, Default)]
 struct Used {
     prefix: String,
@@ -42,9 +42,9 @@ struct Used {
 /// How much of a value was read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Depth {
-    /// It was opened as an object, whose keys are recorded one by one.
+    /// Opened as an object, whose keys are recorded one by one.
     Opened,
-    /// All of it.
+    /// Read completely.
     Whole,
 }
 
@@ -63,7 +63,7 @@ impl Used {
         }
     }
 
-    /// Adds the keys of `object`, which lies at `prefix`, that no frontend read. Null counts as absent.
+    /// Collects the keys of `object`, which is at `prefix`, that no frontend read. Null counts as absent.
     fn collect_unused<'a>(
         &self,
         prefix: &str,
@@ -93,7 +93,7 @@ impl Used {
 }
 
 impl Config {
-    /// `value`, which must be an object, from `file`.
+    /// Wraps `value`, which must be an object, from `file`.
     pub fn new(file: &str, value: Value) -> Result<Self> {
         match value {
             Value::Object(object) => Ok(Config {
@@ -111,8 +111,8 @@ impl Config {
         }
     }
 
-    /// From the text of a file, as Python writes it: JSON, but for bare `Infinity` and `NaN`. They are read as
-    /// newer versions of transformers write them, as `{"__float__": "Infinity"}`. A byte order mark is passed over.
+    /// Parses the text of a file as Python writes it: JSON, except for bare `Infinity` and `NaN`. They become what
+    /// newer versions of transformers write, `{"__float__": "Infinity"}`. A byte order mark is skipped.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
         if let Some((found, expected)) = waterline_quant::stray(text) {
             return Err(Error::Config {
@@ -138,7 +138,7 @@ impl Config {
         Config::new(file, value)
     }
 
-    /// This configuration with the names and rows of its checkpoint's tensors.
+    /// Adds the names and rows of the checkpoint's tensors.
     pub fn beside<'a>(self, tensors: impl Iterator<Item = (&'a str, usize)>) -> Self {
         let owned = tensors.map(|(name, rows)| (name.to_string(), rows));
         Config {
@@ -147,7 +147,7 @@ impl Config {
         }
     }
 
-    /// Rows of the tensors whose names end so, if the checkpoint has any and all have as many.
+    /// Number of rows of the tensors whose names end with `ending`, if there are any and all have the same number.
     pub fn rows_of(&self, ending: &str) -> Option<usize> {
         let tensors = self.tensors.as_ref()?;
         let named = tensors.iter().filter(|(name, _)| name.ends_with(ending));
@@ -156,29 +156,29 @@ impl Config {
         rows.all(|rows| rows == first).then_some(first)
     }
 
-    /// Whether the checkpoint is known to have no tensor whose name ends so.
+    /// Whether the checkpoint is known to have no tensor whose name ends with `ending`.
     pub fn lacks_tensor(&self, ending: &str) -> bool {
         let lacks =
             |tensors: &HashMap<String, usize>| !tensors.keys().any(|name| name.ends_with(ending));
         self.tensors.as_ref().is_some_and(lacks)
     }
 
-    /// Whether the checkpoint is known to have a tensor whose name ends so.
+    /// Whether the checkpoint is known to have a tensor whose name ends with `ending`.
     pub fn has_tensor(&self, ending: &str) -> bool {
         self.tensors.is_some() && !self.lacks_tensor(ending)
     }
 
-    /// Records a sentence for the user on a value that was read and is not followed.
+    /// Records a note for the user on a value that was read but not followed.
     pub fn note(&self, sentence: String) {
         self.used.notes.borrow_mut().push(sentence);
     }
 
-    /// The sentences that were recorded.
+    /// The recorded notes.
     pub fn notes(&self) -> Vec<String> {
         self.used.notes.borrow().clone()
     }
 
-    /// The file, for errors.
+    /// The file, for error messages.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -188,7 +188,7 @@ impl Config {
         &self.object
     }
 
-    /// The keys and values, taken out.
+    /// Returns the keys and values by value.
     pub fn into_object(self) -> Map<String, Value> {
         self.object
     }
@@ -199,7 +199,7 @@ impl Config {
         self.object.get(key)
     }
 
-    /// The value at a key whose keys are read one by one.
+    /// The value at a key, for an object whose keys are read one by one.
     fn get_outside(&self, key: &str) -> Option<&Value> {
         self.used.note(key, Depth::Opened);
         self.object.get(key)
@@ -213,7 +213,7 @@ impl Config {
         })
     }
 
-    /// The keys that were read, whether the file has them or not; those of an inner object after that object's.
+    /// The keys that were read, whether the file has them or not; those of an inner object include its key.
     #[cfg(test)]
     pub fn used(&self) -> Vec<String> {
         self.used.keys.borrow().keys().cloned().collect()
@@ -226,7 +226,7 @@ impl Config {
         unused
     }
 
-    /// The error of a key whose value is not what is expected.
+    /// The error for a key with an unexpected value.
     pub fn wrong(&self, key: &str, expected: &str) -> Error {
         Error::Config {
             file: self.file.clone(),
@@ -236,7 +236,7 @@ impl Config {
         }
     }
 
-    /// The object at the first of these keys that holds one; all of each counts as read.
+    /// The object at the first of these keys that holds one; all values count as read completely.
     pub fn first_object<const N: usize>(&self, keys: [&str; N]) -> Option<&Value> {
         let values = keys.map(|key| self.get(key));
         values.into_iter().flatten().find(|value| value.is_object())
@@ -278,7 +278,7 @@ impl Config {
         Ok(self.optional_usize(key)?.unwrap_or(default))
     }
 
-    /// The number of layers, of no more than are believed.
+    /// The number of layers, up to a plausible maximum.
     pub fn layers(&self) -> Result<usize> {
         let key = "num_hidden_layers";
         let layers = self.usize(key)?;
@@ -334,7 +334,7 @@ impl Config {
         self.get(key).and_then(Value::as_str)
     }
 
-    /// A text out of `known`, each with its meaning; `default` if the key is absent or null.
+    /// One of the texts in `known`, mapped to its meaning; `default` if the key is absent or null.
     pub fn one_of<T: Copy>(&self, key: &str, default: T, known: &[(&str, T)]) -> Result<T> {
         let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
         let expected = format!("one of {}", names.join(", "));
@@ -348,7 +348,7 @@ impl Config {
             .ok_or_else(|| self.wrong(key, &expected))
     }
 
-    /// A value of our own types, `default` if the key is absent or null.
+    /// A value of type `T`, `default` if the key is absent or null.
     pub fn read_or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
         let read = |v: &Value| serde_json::from_value(v.clone()).ok();
         Ok(self
@@ -406,12 +406,12 @@ impl Config {
     }
 }
 
-/// A value as it can stand in a sentence.
+/// A value, shortened for a message.
 fn short(value: &Value) -> String {
     shortened(&value.to_string())
 }
 
-/// The beginning of a text, short enough for a sentence.
+/// The beginning of a text, short enough for a message.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -419,12 +419,12 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// A text that names something, which sentences may repeat.
+/// A text that names something; short, because messages may repeat it.
 fn name(value: &Value) -> Option<&str> {
     value.as_str().filter(|text| text.len() <= LONGEST_NAME)
 }
 
-/// A key anywhere in a value that is longer than a name.
+/// Finds a key in a value that is longer than a name may be.
 fn long_key(value: &Value) -> Option<&str> {
     match value {
         Value::Object(fields) => fields.iter().find_map(|(key, value)| {
@@ -466,9 +466,9 @@ fn quote_non_finite(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(quoted)
 }
 
-/// Largest width, depth or count that is believed; what is larger is a corrupt file.
+/// Largest plausible width, depth or count; anything larger means a corrupt file.
 pub(crate) const LARGEST: usize = 1 << 24;
-/// Largest number of layers.
+/// Largest plausible number of layers.
 pub(crate) const DEEPEST: usize = 1 << 16;
 
 #[cfg(test)]

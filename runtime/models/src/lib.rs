@@ -1,5 +1,5 @@
-//! An internal part of the crate `waterline`, without a stable interface: what a model is, mixers, other people's files.
-//! No token waits for it, so it is compiled to be small.
+//! An internal part of the crate `waterline`, without a stable interface: model descriptions, mixers, and readers of
+//! other projects' files. No token waits for this code, so it is compiled to be small.
 
 #![allow(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! The CPU engine: the whole state in host memory, ops on a thread pool.
+//! The CPU engine: the complete state in host memory, ops on a thread pool.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
 /// How chunks are read.
 enum Reading {
-    /// Each op over the whole chunk, in the form that is fastest for its length.
+    /// Runs each op over the complete chunk, in the fastest form for its length.
     Chunks(Workspace),
-    /// Every token with the bits of a step.
+    /// Reads every token with the bits of a single step.
     Steps(Slots),
 }
 
@@ -50,7 +50,7 @@ impl Reading {
     }
 }
 
-/// Bytes of working memory that reading chunks of up to `chunk` tokens would allocate.
+/// Size in bytes of the working memory for chunks of up to `chunk` tokens.
 pub(crate) fn plan_reading(program: &Program, threads: usize, chunk: usize, exact: bool) -> usize {
     if exact {
         Slots::plan(program, threads, chunk, false)

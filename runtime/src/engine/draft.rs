@@ -1,4 +1,4 @@
-//! Drafts of a model's MTP block on the CPU.
+//! Drafts by a model's MTP block on the CPU.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::state::{Arena, HEADER};
 /// Memory to run the block token by token.
 pub(super) struct HostDraft {
     workspace: Workspace,
-    /// Output of the block's norm for its last token.
+    /// The block's normalized output for its last token.
     hidden: Vec<f32>,
     logits: Vec<f32>,
 }
@@ -27,21 +27,21 @@ impl HostDraft {
         })
     }
 
-    /// Bytes of working memory that [`HostDraft::new`] would allocate.
+    /// Size in bytes of the working memory that [`HostDraft::new`] would allocate.
     pub fn plan(draft: &Draft, threads: usize) -> usize {
         let matrix = &draft.program.logits.matrix;
         let floats = matrix.cols() + matrix.rows();
         Workspace::plan(&draft.program, threads, 1) + floats * size_of::<f32>()
     }
 
-    /// Bytes of working memory.
+    /// Size of working memory in bytes.
     pub fn bytes(&self) -> usize {
         let floats = self.hidden.len() + self.logits.len();
         self.workspace.bytes() + floats * size_of::<f32>()
     }
 
-    /// Appends `count` tokens to `tokens`, whose last one follows those that the state has read. The block reads them into `copy`, of
-    /// which its state tensors alone become those of `state`.
+    /// Appends up to `count` tokens to `tokens`, whose last one comes directly after those that the state has read. The block reads them
+    /// into `copy`, which receives only the block's tensors of `state`.
     pub fn run(
         &mut self,
         draft: &Draft,
@@ -65,7 +65,7 @@ impl HostDraft {
             self.hidden
                 .copy_from_slice(self.workspace.residual(program));
             program.logits.norm.apply_in_place(&mut self.hidden);
-            // A draft may end early; if something is wrong, the model's own logits tell.
+            // A draft may end early: if the logits are invalid, the model's own logits report it.
             let Ok(next) = most_probable(&self.logits) else {
                 return;
             };

@@ -1,4 +1,4 @@
-//! Tokens of several states, one of each, in one pass over the weights; tokens of one state that are drafted.
+//! One pass over the weights for tokens of several states, one each, or for drafted tokens of one state.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::program::Program;
 use crate::state::{Arena, HEADER, LOGITS};
 
-/// Slots, and the logits after each.
+/// Slots, and the logits of each.
 pub(super) struct HostBatch {
     slots: Slots,
     /// `[most, vocab]`
@@ -20,7 +20,7 @@ pub(super) struct HostBatch {
 }
 
 impl HostBatch {
-    /// Allocates for up to `most` states, and if it `saves` the columns that ops with a state read, for [`HostBatch::repeat`].
+    /// Allocates memory for up to `most` states; with `saves`, also for the inputs of ops with a state, for [`HostBatch::repeat`].
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize, saves: bool) -> Result<Self> {
         let vocab = program.logits.matrix.rows();
         Ok(HostBatch {
@@ -30,18 +30,18 @@ impl HostBatch {
         })
     }
 
-    /// Bytes of working memory that [`HostBatch::new`] would allocate, with the columns that it saves.
+    /// Size in bytes of the working memory that [`HostBatch::new`] would allocate with `saves`.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
         let logits = program.logits.matrix.rows() * most * size_of::<f32>();
         Slots::plan(program, threads, most, true) + logits
     }
 
-    /// Bytes of working memory.
+    /// Size of working memory in bytes.
     pub fn bytes(&self) -> usize {
         self.slots.bytes() + self.logits.len() * size_of::<f32>()
     }
 
-    /// Reads token `row` of `tokens` into state `row`, for every row, and computes their logits.
+    /// Feeds `tokens[row]` to state `row` for every row, and computes the logits.
     fn step(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
         self.slots.read(program, states, tokens);
         let logits = &mut self.logits[..tokens.len() * self.vocab];
@@ -49,12 +49,12 @@ impl HostBatch {
         workspace.logits(program, 0..tokens.len(), logits);
     }
 
-    /// Reads the first tokens of the last step into the states once more. Logits stay those of the last step.
+    /// Reads a prefix of the last step's tokens again. The logits do not change.
     fn repeat(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
         self.slots.repeat(program, states, tokens);
     }
 
-    /// The logits of a row of the last step.
+    /// The logits of row `row` of the last step.
     fn logits(&self, row: usize) -> &[f32] {
         &self.logits[row * self.vocab..][..self.vocab]
     }
@@ -97,13 +97,13 @@ impl States for Arenas<'_> {
 pub(super) struct HostVerifier {
     pub model: Arc<Model>,
     pub batch: HostBatch,
-    /// The state before; while tokens are drafted, what the MTP block reads them into.
+    /// The state before the last reading; during a draft, the state that the MTP block changes.
     pub before: Arena,
     pub draft: Option<HostDraft>,
     pub most: usize,
 }
 
-/// Bytes of working memory that [`Engine::verifier`] would allocate on the CPU, besides one state.
+/// Size in bytes of the working memory that [`Engine::verifier`] would allocate on the CPU, without the additional state.
 pub(crate) fn plan_verifier(model: &Model, threads: usize, most: usize, drafts: bool) -> usize {
     let draft = model.draft().filter(|_| drafts);
     let draft = draft.map_or(0, |draft| HostDraft::plan(draft, threads));

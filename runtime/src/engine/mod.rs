@@ -1,4 +1,4 @@
-//! Where a session computes and its state lies: one trait, implemented for the CPU and for a GPU.
+//! Where a session computes and keeps its state: one trait, implemented for the CPU and for GPUs.
 
 mod cpu;
 mod cuda;
@@ -24,58 +24,57 @@ use crate::error::{Error, Result};
 use crate::sampler::SamplerParams;
 use crate::state::{Arena, Kv, StatePlan};
 
-/// A session's state, and what runs a program over it.
+/// A session's state and the code that runs a program over it.
 pub(crate) trait Engine: Send {
-    /// The state as far as the host has it: all of it on the CPU; of a state on a device the position, the sampler and the
-    /// history, which come first.
+    /// The part of the state in host memory: all of it on the CPU; for a device only the position, the sampler and the history, which
+    /// come first in the layout.
     fn arena(&self) -> &Arena;
 
-    /// As [`Engine::arena`], mutable. A device has its own copy of the parts that a session changes
-    /// there.
+    /// Like [`Engine::arena`], but mutable. A device also has copies of these parts.
     fn arena_mut(&mut self) -> &mut Arena;
 
-    /// The layout of the whole state.
+    /// The layout of the complete state.
     fn plan(&self) -> &Arc<StatePlan>;
 
-    /// Bytes of working memory besides state and marks.
+    /// Size of working memory in bytes, without state and marks.
     fn work_bytes(&self) -> usize;
 
-    /// Bytes of a device's memory that weights, state and working memory take.
+    /// Device memory in bytes of weights, state and working memory.
     fn device_bytes(&self) -> usize {
         0
     }
 
-    /// Empties the state.
+    /// Resets the state to that of an empty session.
     fn reset(&mut self) -> Result<()>;
 
-    /// From now on `observer` sees each product.
+    /// From now on calls `observer` with every matrix product.
     fn observe_products(&mut self, _observer: ProductObserver) -> Result<()> {
         Err(Error::invalid("products", "are observed on the CPU only"))
     }
 
-    /// Reads a chunk of tokens into the layers' state; position and history are the session's to move on.
+    /// Reads a chunk of tokens into the layers' state; the session advances position and history.
     fn read(&mut self, tokens: &[u32]) -> Result<()>;
 
-    /// The state's logits become those after this token of the last chunk.
+    /// Computes the logits after token `row` of the last chunk into the state.
     fn compute_logits(&mut self, row: usize) -> Result<()>;
 
-    /// Writes the logits `[rows, vocab]` after these tokens of the last chunk; the state's become the last ones.
+    /// Computes the logits `[rows, vocab]` after these tokens of the last chunk; the state keeps those of the last row.
     fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()>;
 
     /// The state's logits, `[vocab]`.
     fn logits(&self) -> Result<&[f32]>;
 
-    /// Whether [`Engine::step`] chooses tokens in this way.
+    /// Whether [`Engine::step`] can choose tokens with these parameters.
     fn chooses(&self, _params: &SamplerParams) -> bool {
         false
     }
 
-    /// The most probable token, if it is known already.
+    /// The most probable token, if already known.
     fn next(&self) -> Option<u32> {
         None
     }
 
-    /// Chooses a token by the state's logits and reads it. Called only where [`Engine::chooses`] is true.
+    /// Chooses a token from the state's logits and reads it. Called only if [`Engine::chooses`] returns true.
     fn step(&mut self, _params: &SamplerParams) -> Result<u32> {
         Err(Error::invalid("step", "this engine chooses no tokens"))
     }
@@ -85,42 +84,42 @@ pub(crate) trait Engine: Send {
         None
     }
 
-    /// Chooses the most probable token, reads it and measures its ops, where they can be told apart: not on a GPU whose step is a
-    /// recorded graph.
+    /// Chooses the most probable token, reads it and measures each op. Returns `None` on a GPU whose step is a recorded graph, where ops
+    /// cannot be measured separately.
     fn time_step(&mut self) -> Result<Option<(u32, Vec<OpTime>)>> {
         Ok(None)
     }
 
-    /// A second engine with a copy of the state.
+    /// Creates a second engine with a copy of the state.
     fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>>;
 
-    /// Writes the whole state to `state`, an arena of the same plan.
+    /// Copies the complete state to `state`, an arena of the same plan.
     fn download(&self, state: &mut [u8]) -> Result<()>;
 
-    /// Replaces the whole state by `state`, an arena of the same plan.
+    /// Replaces the complete state with `state`, an arena of the same plan.
     fn upload(&mut self, state: &[u8]) -> Result<()>;
 
-    /// Begins to copy the state as it is now, with the rows of the tokens at these positions. Reading goes on meanwhile, and no other
-    /// copy begins before [`Engine::end_copy`].
+    /// Begins to copy the current state with the rows of the tokens at these positions. Reading may continue meanwhile; the next copy
+    /// may begin only after [`Engine::end_copy`].
     fn begin_copy(&mut self, positions: Range<u64>) -> Result<()>;
 
-    /// Ends the copy that was begun.
+    /// Waits for the copy and returns it.
     fn end_copy(&mut self) -> Result<StateCopy>;
 
-    /// Copies parts of the state, one after the other, to `bytes`, which they fill.
+    /// Copies parts of the state to consecutive ranges of `bytes`, which they fill.
     fn copy_out(
         &mut self,
         parts: &mut dyn Iterator<Item = Range<usize>>,
         bytes: &mut [u8],
     ) -> Result<()>;
 
-    /// Replaces parts of the state by bytes of the same length.
+    /// Overwrites parts of the state with bytes of the same length.
     fn copy_in(&mut self, copies: &mut dyn Iterator<Item = (Range<usize>, &[u8])>) -> Result<()>;
 
-    /// Fills these parts of the state with zeros.
+    /// Fills parts of the state with zeros.
     fn clear(&mut self, parts: &mut dyn Iterator<Item = Range<usize>>) -> Result<()>;
 
-    /// The state's position, sampler and history are those that the host has.
+    /// Copies position, sampler and history from [`Engine::arena`] to the device, if any.
     fn replace_own(&mut self) -> Result<()> {
         Ok(())
     }
@@ -131,14 +130,14 @@ pub(crate) trait Engine: Send {
     /// Copies mark number `mark` to the state.
     fn load_mark(&mut self, mark: usize) -> Result<()>;
 
-    /// Memory to step up to `most` states like this one together.
+    /// Allocates memory to step up to `most` states of this layout together.
     fn group(&self, most: usize) -> Result<Box<dyn Group>>;
 
-    /// Memory to verify up to `most` tokens in one pass, or fewer if the engine has no program for `most`, and if
-    /// `drafts` for [`Verifier::draft`].
+    /// Allocates memory to verify up to `most` tokens in one pass, or fewer if the engine has no program for `most`. If `drafts`, also
+    /// allocates memory for [`Verifier::draft`].
     fn verifier(&self, most: usize, drafts: bool) -> Result<Box<dyn Verifier>>;
 
-    /// The engine on a device, if it is one: what works on its state there.
+    /// The engine as a device engine, for code that works on a state in device memory; `None` on the CPU.
     fn on_device(&mut self) -> Option<&mut cuda::CudaEngine> {
         None
     }
@@ -146,13 +145,13 @@ pub(crate) trait Engine: Send {
 
 /// A copy of a state.
 pub(crate) struct StateCopy {
-    /// The rows that the tokens at some positions have written.
+    /// The rows that the tokens at the copied positions wrote.
     pub rows: Vec<u8>,
     /// The tensors that later tokens overwrite.
     pub present: Vec<u8>,
 }
 
-/// An empty vector that holds `bytes` without asking again, or the system's refusal.
+/// Returns an empty vector with capacity for `bytes`, or an out-of-memory error.
 fn checkpoint_room(bytes: usize) -> Result<Vec<u8>> {
     let mut room = Vec::new();
     let asked = waterline_quant::ask_room(bytes).is_ok();
@@ -163,58 +162,58 @@ fn checkpoint_room(bytes: usize) -> Result<Vec<u8>> {
     Err(Error::memory("a checkpoint", advice))
 }
 
-/// The error of [`Engine::end_copy`] without a copy.
+/// The error of [`Engine::end_copy`] if no copy was begun.
 fn no_copy() -> Error {
     Error::invalid("a copy", "none was begun")
 }
 
-/// An engine among others, and how its session chooses.
+/// An engine of a group, and its session's sampling parameters.
 pub(crate) struct Member<'a> {
     pub engine: &'a mut dyn Engine,
     pub params: &'a SamplerParams,
 }
 
-/// Engines that step together.
+/// A list of engines that step together.
 pub(crate) trait Members {
-    /// How many there are.
+    /// The number of engines.
     fn count(&self) -> usize;
 
-    /// Number `index` of them.
+    /// Returns member `index`.
     fn member(&mut self, index: usize) -> Member<'_>;
 }
 
-/// Steps the states of several engines of one kind, reading each matrix once. Positions and histories are the sessions' to move on.
+/// Steps the states of several engines of one kind, reading each matrix once. The sessions advance positions and histories.
 pub(crate) trait Group: Send {
-    /// Bytes of working memory besides the engines' own.
+    /// Size of working memory in bytes, without that of the engines.
     fn bytes(&self) -> usize;
 
-    /// Member i reads `tokens[i]`.
+    /// Feeds `tokens[i]` to member i.
     fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()>;
 
-    /// Member i chooses `tokens[i]` and reads it; false, and nothing is done, where the sessions have to choose.
+    /// Lets each member choose `tokens[i]` and read it. Returns false, without doing anything, if the sessions must choose.
     fn step(&mut self, _members: &mut dyn Members, _tokens: &mut [u32]) -> Result<bool> {
         Ok(false)
     }
 }
 
-/// Reads several tokens into the state of the engine that it was made for, each with the bits of a step, reading each matrix once.
-/// The first ones that turn out right are accepted.
+/// Reads several draft tokens into the state of its engine, bit-identical to single steps, reading each matrix once. The correct prefix
+/// is accepted.
 pub(crate) trait Verifier: Send {
-    /// Most tokens at once.
+    /// The largest number of tokens per call.
     fn most(&self) -> usize;
 
-    /// Bytes of working memory besides one state.
+    /// Size of working memory in bytes, without the one additional state.
     fn bytes(&self) -> usize;
 
-    /// Appends up to `count` tokens to `tokens`, predicted by the model's MTP block after the last one, which the state has not
-    /// read. The state does not change.
+    /// Appends up to `count` tokens to `tokens`, predicted by the model's MTP block. The last of `tokens` must be the only one that the
+    /// state has not read. The state does not change.
     fn draft(&mut self, engine: &mut dyn Engine, tokens: &mut Vec<u32>, count: usize)
     -> Result<()>;
 
-    /// Reads tokens; with `choose`, the most probable token after each may be chosen.
+    /// Reads tokens. With `choose`, it may also compute the most probable token after each.
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()>;
 
-    /// The most probable token after token `row`, if it was chosen; beyond the vocabulary if the logits are not finite.
+    /// The most probable token after token `row`, if computed; a number beyond the vocabulary if the logits are not finite.
     fn chosen(&self, _row: usize) -> Option<u32> {
         None
     }
@@ -222,41 +221,41 @@ pub(crate) trait Verifier: Send {
     /// The logits `[vocab]` after token `row` of the last reading.
     fn logits(&mut self, row: usize) -> Result<&[f32]>;
 
-    /// Accepts the first tokens of the last reading, which had at least two: restores the state and replays only the ops with
-    /// a state from saved inputs. No weights are read.
+    /// Accepts a prefix of the last reading, which had at least two tokens: restores the state and replays only the ops with a state,
+    /// from saved inputs. Reads no weights.
     fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()>;
 
-    /// Ends a reading: the state's logits become those after token `row`.
+    /// Ends a reading and stores the logits after token `row` in the state.
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()>;
 }
 
 /// Settings of an engine.
 pub(crate) struct Setup {
-    /// Where it runs; none means the CPU.
+    /// The device; `None` means the CPU.
     pub device: Option<Arc<Device>>,
-    /// Threads of the CPU.
+    /// Thread pool of the CPU.
     pub pool: Arc<Pool>,
-    /// Most tokens of a chunk.
+    /// Largest chunk in tokens.
     pub chunk: usize,
-    /// States to return to.
+    /// Number of marks.
     pub marks: usize,
-    /// Type of cached keys and values.
+    /// Data type of cached keys and values.
     pub kv: Kv,
     /// How a step runs on a device.
     pub step: StepProgram,
-    /// Chunks have the bits of steps, too.
+    /// Makes chunks bit-identical to steps.
     pub exact: bool,
-    /// Most tokens between the checkpoints of a prompt; 0 where none are taken.
+    /// Largest number of tokens between two checkpoints of a prompt; 0 if none are taken.
     pub grid: usize,
 }
 
-/// Allocates an engine with an empty state. This is the one place that binds a session to a device.
+/// Allocates an engine with an empty state. This is the only place that selects the backend.
 pub(crate) fn new(
     model: &Arc<Model>,
     plan: Arc<StatePlan>,
     setup: &Setup,
 ) -> Result<Box<dyn Engine>> {
-    // Before anything is touched: a state and marks that can never fit.
+    // Fails early if state and marks can never fit.
     let bytes = plan.bytes().saturating_mul(setup.marks.saturating_add(1));
     if waterline_quant::ask_room(bytes).is_err() {
         let what = format!("a session of {bytes} bytes");

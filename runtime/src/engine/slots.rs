@@ -1,8 +1,8 @@
-//! Tokens in the slots of a batch, which a program reads with the bits of steps.
+//! Reads tokens in the slots of a batch, bit-identical to single steps.
 //!
-//! An op that treats every token alike runs over all slots as over a chunk, and so does one whose chunks have the bits of steps, if all slots
-//! are tokens of one state; every other op runs slot by slot, on a copy of the columns that it names. Products sum in the order of a step,
-//! however many slots there are.
+//! An op that treats every token alike runs over all slots like over a chunk. So does an op whose chunks are bit-identical to steps, if
+//! all slots are tokens of one state. Every other op runs slot by slot, on a copy of the columns that it declares. Products sum in the
+//! order of a step, whatever the number of slots.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::ops::Op;
 use crate::program::{Program, Workspace, widths};
 use crate::state::{Arena, HEADER};
 
-/// The states that the slots belong to.
+/// The states of the slots.
 pub(super) trait States {
-    /// The state of slot `row`, and the tokens that it has read.
+    /// The state of slot `row`, and the number of tokens that it has read.
     fn state(&mut self, row: usize) -> (&mut Arena, u64);
 
-    /// Whether all slots are tokens of one state, one after the other.
+    /// Whether all slots are consecutive tokens of one state.
     fn is_one(&self) -> bool {
         false
     }
@@ -27,22 +27,22 @@ pub(super) trait States {
 /// Memory to read several tokens at once.
 pub(super) struct Slots {
     pub workspace: Workspace,
-    /// Buffers of one slot.
+    /// Buffers for one slot.
     one: Buffers,
     ops: Vec<SlotOp>,
-    /// The columns that ops with a state read of each slot, if they are saved: `[most, SlotOp::width]` of each.
+    /// Saved input columns of the ops with a state, `[most, SlotOp::width]` per op; empty if they are not saved.
     saved: Vec<f32>,
     most: usize,
 }
 
-/// The operands of an op, and which slots it can read at once.
+/// The operands of an op, and whether it can run over all slots at once.
 struct SlotOp {
     access: Access,
-    /// All slots, of any states.
+    /// Whether it can run over slots of any states.
     is_tokenwise: bool,
-    /// All slots of one state.
+    /// Whether it can run over slots of one state.
     reads_chunks: bool,
-    /// Columns that are saved of each slot: all that the op reads, if it changes a state.
+    /// Number of saved columns per slot: all columns that the op reads, if it changes a state.
     width: usize,
 }
 
@@ -64,7 +64,7 @@ impl SlotOp {
 }
 
 impl Slots {
-    /// Allocates for up to `most` tokens, and if it `saves` the columns that ops with a state read, for [`Slots::repeat`].
+    /// Allocates memory for up to `most` tokens; with `saves`, also for the inputs of ops with a state, for [`Slots::repeat`].
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize, saves: bool) -> Result<Self> {
         let ops = program.ops.iter().map(|op| SlotOp::new(&**op, saves));
         let ops: Vec<SlotOp> = ops.collect();
@@ -77,7 +77,7 @@ impl Slots {
         })
     }
 
-    /// Bytes of working memory that [`Slots::new`] would allocate.
+    /// Size in bytes of the working memory that [`Slots::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, most: usize, saves: bool) -> usize {
         let one = widths(program).iter().sum::<usize>();
         let saved = program.ops.iter().map(|op| SlotOp::new(&**op, saves).width);
@@ -85,13 +85,13 @@ impl Slots {
         Workspace::plan(program, threads, most) + floats * size_of::<f32>()
     }
 
-    /// Bytes of working memory.
+    /// Size of working memory in bytes.
     pub fn bytes(&self) -> usize {
         let floats = self.one.floats() + self.saved.len();
         self.workspace.bytes() + floats * size_of::<f32>()
     }
 
-    /// Reads token `row` of `tokens` into state `row`, for every row.
+    /// Feeds `tokens[row]` to state `row` for every row.
     pub fn read(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
         let mut rest = &mut self.saved[..];
         for (op, step) in program.ops.iter().zip(&self.ops) {
@@ -122,8 +122,7 @@ impl Slots {
         }
     }
 
-    /// Reads the first tokens of the last reading into the states once more, by the ops that change a state alone, whose inputs
-    /// were saved.
+    /// Reads a prefix of the last tokens again. Runs only the ops that change a state, on their saved inputs.
     pub fn repeat(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
         let mut rest = &self.saved[..];
         for (op, step) in program.ops.iter().zip(&self.ops) {
@@ -149,7 +148,7 @@ impl Slots {
     }
 }
 
-/// One state, which every row follows.
+/// A single state: row r is its r-th next token.
 pub(super) struct OneState<'a> {
     arena: &'a mut Arena,
     position: u64,
@@ -172,7 +171,7 @@ impl States for OneState<'_> {
     }
 }
 
-/// Copies the named columns of a row to another row.
+/// Copies the columns of `operands` from one row to another.
 fn copy(
     operands: &[Operand],
     (from, source): (&Buffers, usize),

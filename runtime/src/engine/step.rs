@@ -1,23 +1,23 @@
-//! How the steps of a session run on a GPU.
+//! The form in which a session's steps run on a GPU.
 
 /// How a step runs on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepProgram {
-    /// One kernel where the device can hold it; a graph elsewhere, and where `exact` needs the bits of recorded steps.
+    /// One kernel if the device supports it; otherwise, or if `exact` needs the bits of recorded steps, a graph.
     #[default]
     Automatic,
-    /// As one kernel that stays on the device for the whole token; an error where the device cannot do that.
+    /// One kernel that stays on the device for the complete step; an error if the device does not support it.
     Persistent,
-    /// As a recorded graph of kernels.
+    /// A recorded graph of kernels.
     Recorded,
 }
 
-/// How the steps of a session run on its GPU, and why so.
+/// How a session's steps run on its GPU, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepForm {
     /// [`StepProgram::Persistent`] or [`StepProgram::Recorded`].
     program: StepProgram,
-    /// For one kernel its use of the device, for a graph the reason: part of a sentence.
+    /// For one kernel, its use of the device; for a graph, the reason. Part of a sentence.
     reason: String,
 }
 

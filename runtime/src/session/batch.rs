@@ -1,4 +1,4 @@
-//! Sessions of one model that step together: one pass over the weights serves them all.
+//! Sessions of one model that step together with a single pass over the weights.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
 use crate::state::StateOptions;
 
-/// Working memory to step up to a fixed number of sessions together, each matrix being read once for all of them. Which sessions
-/// step is said at every step, so they join and leave as they like; each gives the tokens that it gives alone: on the CPU to the
-/// bit, on a GPU to the bit of a session whose steps are [`crate::StepProgram::Recorded`]. A GPU's batch for more than eight
-/// sessions multiplies BF16 matrices on tensor cores, by inputs with 16 bits of fraction: its logits are those of a session alone
-/// to about 1e-4, relative to the largest.
+/// Working memory to step up to a fixed number of sessions together, reading each matrix once for all of them. Every call passes the
+/// sessions to step, so sessions can join and leave at any time. Each session produces the same tokens as alone: bit-identical on the
+/// CPU, and on a GPU bit-identical to a session whose steps are [`crate::StepProgram::Recorded`]. A GPU batch for more than eight
+/// sessions multiplies BF16 matrices on tensor cores, with inputs rounded to 16 fraction bits: its logits differ from those of a session
+/// alone by about 1e-4, relative to the largest.
 pub struct Batch {
     model: Arc<Model>,
     device: Option<Arc<Device>>,
-    /// The layout of the states, which on a device must be one.
+    /// The layout of the states. On a device all sessions must share it.
     state: StateOptions,
     group: Box<dyn Group>,
     most: usize,
@@ -25,11 +25,11 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// For up to `most` sessions like this one: of its model, on the CPU like it or on its device; they compute with its threads.
+    /// Creates a batch for up to `most` sessions of the same model and device as `session`; the batch computes with its threads.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 1024 sessions, on a GPU 1 to 64; [`Error::Memory`] or [`Error::Device`] if the
-    /// memory is refused.
+    /// [`Error::Invalid`] unless `most` is 1 to 1024, or 1 to 64 on a GPU; [`Error::Memory`] or [`Error::Device`] if the memory cannot
+    /// be allocated.
     pub fn new(session: &Session, most: usize) -> Result<Self> {
         if !(1..=1024).contains(&most) {
             return Err(Error::invalid("batch", "must be of 1 to 1024 sessions"));
@@ -51,17 +51,17 @@ impl Batch {
         })
     }
 
-    /// Bytes of working memory besides the sessions' own.
+    /// Working memory in bytes, without that of the sessions.
     pub fn work_bytes(&self) -> usize {
         self.group.bytes()
     }
 
-    /// Each session chooses a token by its own sampler and reads it. Returns the tokens, in the order of the sessions.
+    /// Lets each session choose a token with its sampler and read it. Returns the tokens in the order of the sessions.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a session of another model or device, or too many of them; else the first session's error, as of
-    /// [`Session::step`]. No token is read then, unless a device was lost or found logits that are not finite; sessions before it
-    /// have used a random number.
+    /// [`Error::Invalid`] for a session of another model or device, or for too many sessions; otherwise the first error of a session, as
+    /// in [`Session::step`]. No token is read then, unless a device was lost or found logits that are not finite. Sessions before the
+    /// failing one have used a random number.
     pub fn step(&mut self, sessions: &mut [&mut Session]) -> Result<&[u32]> {
         self.check(sessions)?;
         self.tokens.clear();
@@ -87,10 +87,10 @@ impl Batch {
         Ok(&self.tokens)
     }
 
-    /// Session i reads `tokens[i]`.
+    /// Feeds `tokens[i]` to session i.
     ///
     /// # Errors
-    /// As of [`Batch::step`], and [`Error::Invalid`] unless each session has a token.
+    /// The errors of [`Batch::step`], and [`Error::Invalid`] unless each session has a token.
     pub fn feed(&mut self, sessions: &mut [&mut Session], tokens: &[u32]) -> Result<()> {
         self.check_sessions(sessions)?;
         if tokens.len() != sessions.len() {
@@ -112,17 +112,17 @@ impl Batch {
         Ok(())
     }
 
-    /// The sessions have read the tokens.
+    /// Records the batch's tokens as read by the sessions.
     fn advance(&self, sessions: &mut [&mut Session]) {
         for (session, &token) in sessions.iter_mut().zip(&self.tokens) {
             session.advance(&[token]);
         }
     }
 
-    /// Fails where a step of these sessions would, before their tokens are chosen.
+    /// Fails if a step of these sessions would fail before it chooses their tokens.
     ///
     /// # Errors
-    /// As of [`Batch::step`].
+    /// See [`Batch::step`].
     pub fn check(&self, sessions: &[&mut Session]) -> Result<()> {
         self.check_sessions(sessions)?;
         sessions.iter().try_for_each(|session| session.check(&[0]))
@@ -161,7 +161,7 @@ fn same_device(one: Option<&Arc<Device>>, other: Option<&Arc<Device>>) -> bool {
     }
 }
 
-/// The engines of sessions.
+/// Gives the group access to the engines of the sessions.
 struct Sessions<'a, 's>(&'a mut [&'s mut Session]);
 
 impl Members for Sessions<'_, '_> {

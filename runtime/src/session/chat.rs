@@ -1,5 +1,5 @@
-//! A conversation in a session: its messages, rendered whole by the model's template whenever something follows. The session goes on from
-//! the deepest state that the rendering begins with.
+//! A conversation in a session. Whenever the conversation grows, the model's template renders all messages again, and the session
+//! continues from the deepest state whose tokens are a prefix of the rendering.
 
 use std::sync::Arc;
 
@@ -10,36 +10,36 @@ use crate::sampler::SamplerState;
 use crate::state::Snapshot;
 use crate::text::{History, Message, Remembered, Role, Run, Runs, TemplateOptions, Turns};
 
-/// A conversation. Its session is given to each call. Messages may be edited, taken back and exchanged at will: what a call reads is
-/// only what no state at hand has read.
+/// A conversation. Each call takes its session. Messages may be edited, removed and replaced freely: a call reads only tokens that no
+/// available state has read.
 #[derive(Clone)]
 pub struct Chat {
     turns: Turns,
     messages: Vec<Message>,
-    /// Texts with their tokens; those of answers are the ones that the model generated.
+    /// Texts with their tokens. An answer keeps the tokens that the model generated.
     runs: Runs,
-    /// Those of the answers in `messages`.
+    /// The generated tokens of the answers in `messages`.
     answers: Vec<Generated>,
-    /// Where the answer that is generated next begins.
+    /// Where the answer to be generated next begins.
     answer: Option<Answer>,
-    /// The random numbers after messages were read: where the messages before each are again, they go on from there.
+    /// The random number state after each number of messages; [`Chat::undo`] returns to it.
     random: Vec<(usize, SamplerState)>,
 }
 
-/// The beginning of an answer.
+/// The beginning of an answer: its position in the session.
 #[derive(Clone)]
 struct Answer {
     position: u64,
-    /// The text after the last special token before it.
+    /// The text between the last special token and the answer.
     tail: Run,
 }
 
 impl Chat {
-    /// An empty conversation in `session`, in ChatML if the model has no chat template. Fails if the model has no tokenizer or
-    /// a template that cannot be used.
+    /// Creates an empty conversation in `session`, in ChatML if the model has no chat template. Fails if the model has no tokenizer or
+    /// its template cannot be used.
     pub fn new(session: &Session) -> Result<Self> {
         let model = session.model();
-        // First: without one there is no template either, and its error says what to do.
+        // Comes first: a model without a tokenizer has no template either, and the tokenizer's error suggests a remedy.
         let tokenizer = model.tokenizer()?;
         let template = Arc::new(model.chat_template_or_chatml()?);
         let options = TemplateOptions::default();
@@ -63,25 +63,25 @@ impl Chat {
         &self.messages
     }
 
-    /// The token with which the template closes an answer: generation should stop there.
+    /// The token that ends an answer in the template; generation should stop there.
     pub fn end_token(&self) -> Option<u32> {
         self.turns.end_token()
     }
 
-    /// Whether the template requests a thought before the answer; none: as the template does by default.
+    /// Whether the template requests a thought before the answer; `None` leaves the choice to the template.
     pub fn thinking(&self) -> Option<bool> {
         self.turns.options().thinking
     }
 
-    /// Sets, from the next message on, whether the template requests a thought before the answer. A template without
-    /// [such a switch](Chat::has_thinking_switch) ignores it.
+    /// Sets whether the template requests a thought before the answer, from the next message on. A template without a [thinking
+    /// switch](Chat::has_thinking_switch) ignores the setting.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         let mut options = self.turns.options().clone();
         options.thinking = thinking;
         self.turns.set_options(options)
     }
 
-    /// Whether the template has a switch for [`Chat::set_thinking`]: with it on and off, a question is rendered differently.
+    /// Whether [`Chat::set_thinking`] has an effect: the template renders a question differently with thinking on and off.
     ///
     /// # Errors
     /// [`Error::Template`] if the template cannot render a question.
@@ -89,24 +89,24 @@ impl Chat {
         self.turns.has_thinking_switch()
     }
 
-    /// Names the functions that the model may call, as JSON schemas, from the next message on.
+    /// Sets the functions that the model may call, as JSON schemas, from the next message on.
     pub fn set_tools(&mut self, tools: Vec<serde_json::Value>) -> Result<()> {
         let mut options = self.turns.options().clone();
         options.tools = tools;
         self.turns.set_options(options)
     }
 
-    /// Whether the template begins an answer inside of a thought, so that only its end is generated.
+    /// Whether the template opens a thought at the start of an answer, so that the model generates only the rest of it.
     pub fn opens_thought(&self) -> Result<bool> {
         self.turns.opens_thought()
     }
 
-    /// The template's text before the first message of the user, where there are no instructions.
+    /// The text that the template writes before the first user message of a conversation without instructions.
     pub fn beginning(&self) -> Result<String> {
         self.turns.beginning()
     }
 
-    /// Sets the instructions ahead of the conversation; an empty text removes them. They are read with the next message.
+    /// Sets the instructions (the system message); an empty text removes them. They are read with the next message.
     ///
     /// # Errors
     /// [`Error::Invalid`] after the first message, [`Error::Template`] if the template has no system message.
@@ -131,11 +131,11 @@ impl Chat {
         Ok(())
     }
 
-    /// Adds a message of the user's and reads it; the answer is generated next. `progress(read, of)` is called while tokens are read. If
-    /// the message cannot be read as a whole, it was not sent.
+    /// Adds a user message and reads it; the answer is generated next. `progress(read, of)` is called while tokens are read. If the
+    /// message cannot be read completely, the conversation is unchanged.
     ///
     /// # Errors
-    /// As [`Chat::set_messages`]. After [`Error::Device`] the session cannot go on; what was said is still here, and a snapshot can be
+    /// See [`Chat::set_messages`]. After [`Error::Device`] the session is unusable, but the messages remain, and a snapshot can be
     /// restored into a session on another device or on the CPU.
     pub fn send(
         &mut self,
@@ -148,13 +148,13 @@ impl Chat {
         self.set_messages(session, messages, progress)
     }
 
-    /// The conversation becomes `messages`, and the session one that has read them, whatever they were before: a history that grew, was
-    /// edited, lost its thinking text or comes from another process is read from where the states at hand end. If the last message is
-    /// an answer, the next generation goes on with it. `progress(read, of)` is called while tokens are read.
+    /// Replaces the conversation with `messages` and brings the session to the state that has read them. A history that grew, was
+    /// edited, lost its thinking text or comes from another process is read only from the end of the deepest available state on. If the
+    /// last message is an answer, the next generation continues it. `progress(read, of)` is called while tokens are read.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the messages, [`Error::Invalid`], [`Error::Tokenizer`]; those of
-    /// [`Session::read_history`]. The conversation is as it was then; of the tokens that the session has read nothing is lost.
+    /// [`Error::Template`] if the template refuses the messages, [`Error::Invalid`], [`Error::Tokenizer`], and the errors of
+    /// [`Session::read_history`]. The conversation is then unchanged, and the tokens read so far can be reused.
     pub fn set_messages(
         &mut self,
         session: &mut Session,
@@ -163,7 +163,7 @@ impl Chat {
     ) -> Result<HistoryRead> {
         self.turns.set_canceller(session.canceller());
         if messages.iter().all(|message| message.role == Role::System) {
-            // Instructions are read with the first message.
+            // Instructions alone are read later, with the first message.
             let read = session.read_history(&[])?;
             self.replace_messages(messages);
             self.answer = None;
@@ -183,19 +183,19 @@ impl Chat {
         Ok(read)
     }
 
-    /// The tokens of answers that are no longer there are forgotten.
+    /// Replaces the messages and forgets the tokens of answers that changed or are gone.
     fn replace_messages(&mut self, messages: Vec<Message>) {
         let before = std::mem::replace(&mut self.messages, messages);
         let is_same = |index: usize| before.get(index) == self.messages.get(index);
         self.answers.retain(|answer| is_same(answer.message));
     }
 
-    /// True if the session has read the messages and the next generation is the answer to them.
+    /// Whether the session has read the messages, so that the next generation is the answer to them.
     pub fn awaits_answer(&self) -> bool {
         self.answer.is_some()
     }
 
-    /// Takes what was generated into the conversation, as the answer to the last message, or as the rest of it if that is an answer.
+    /// Adds generated text to the conversation, as the answer to the last message, or as its continuation if that message is an answer.
     pub fn answered(&mut self, session: &mut Session, answer: &str) -> Result<()> {
         match self.messages.last_mut() {
             None => return Err(Error::invalid("answer", "there is no message to answer")),
@@ -208,7 +208,7 @@ impl Chat {
         session.checkpoint()
     }
 
-    /// Keeps the tokens that the model generated for an answer.
+    /// Stores the tokens that the model generated for an answer.
     fn remember(&mut self, session: &Session, begun: &Answer, answer: &str) {
         let message = self.messages.len() - 1;
         self.answers.retain(|answer| answer.message != message);
@@ -227,10 +227,10 @@ impl Chat {
         }
     }
 
-    /// Takes back the last message of the user and what follows it, random numbers too; returns the message, if there was one.
+    /// Removes the last user message and everything after it, and restores the random numbers. Returns the message, if there was one.
     ///
     /// # Errors
-    /// As [`Chat::set_messages`].
+    /// See [`Chat::set_messages`].
     pub fn undo(&mut self, session: &mut Session) -> Result<Option<String>> {
         let last = self
             .messages
@@ -246,7 +246,7 @@ impl Chat {
             let answered = rest.last().is_some_and(|last| last.role == Role::Assistant);
             self.turns.history(rest, answered, &mut self.runs)?
         };
-        // The session had read the tokens with which the model ended the answer before.
+        // The session had also read the tokens with which the model ended the previous answer.
         let mut answers = self.answers.iter();
         if let Some(before) =
             answers.find(|answer| answer.message + 1 == last && answer.run == history.tail)
@@ -264,7 +264,7 @@ impl Chat {
         Ok(taken.map(|message| message.content))
     }
 
-    /// Forgets all but the instructions ahead of the conversation.
+    /// Forgets all messages except the instructions at the beginning.
     pub fn clear(&mut self, session: &mut Session) -> Result<()> {
         session.reset()?;
         let others = self
@@ -278,15 +278,14 @@ impl Chat {
         Ok(())
     }
 
-    /// The whole conversation as a value: the state of the session, with the messages and the sampling parameters as
-    /// its note.
+    /// A snapshot of the conversation: the session's state, with the messages and the sampling parameters as its note.
     pub fn snapshot(&self, session: &Session) -> Result<Snapshot> {
         let mut snapshot = session.snapshot()?;
         snapshot.note = self.note(session)?;
         Ok(snapshot)
     }
 
-    /// The messages and the sampling parameters, as the note of [`Chat::snapshot`] holds them.
+    /// The messages and the sampling parameters in the form of a [`Chat::snapshot`] note.
     ///
     /// # Errors
     /// [`Error::Invalid`] if they cannot be written as JSON.
@@ -301,13 +300,13 @@ impl Chat {
         serde_json::to_vec(&note).map_err(|e| Error::invalid("the conversation", e.to_string()))
     }
 
-    /// Continues a conversation from a value. On an error conversation and session are as they were.
+    /// Restores a conversation from a snapshot. On error, conversation and session are unchanged.
     pub fn restore(&mut self, session: &mut Session, snapshot: &Snapshot) -> Result<()> {
         let tokenizer = session.model().tokenizer()?;
         let note = Note::read(&snapshot.note, &tokenizer)?;
         let turns = self.turns_of(session, &note)?;
         let (params, random) = (session.sampler().clone(), session.random());
-        // First, since the state that is restored has its own random numbers.
+        // Comes first, because the restored state contains its random number state.
         session.set_sampler(note.sampler)?;
         if let Err(error) = session.restore(snapshot) {
             session.set_sampler(params)?;
@@ -318,10 +317,10 @@ impl Chat {
         Ok(())
     }
 
-    /// Continues a conversation from the note of a value alone: its messages are read with the next one.
+    /// Restores a conversation from a snapshot's note alone; its messages are read with the next one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is no such note; conversation and session are as they were.
+    /// [`Error::Invalid`] if `note` is not a conversation's note; conversation and session are then unchanged.
     pub fn restore_note(&mut self, session: &mut Session, note: &[u8]) -> Result<()> {
         let tokenizer = session.model().tokenizer()?;
         let note = Note::read(note, &tokenizer)?;

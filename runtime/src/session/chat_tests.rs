@@ -5,7 +5,7 @@ use crate::bound::Model;
 use crate::session::{PrefixStore, PrefixStoreOptions, SessionOptions};
 use crate::text::ChatTemplate;
 
-/// As published templates do it: thoughts of answers that are followed by a message are left out.
+/// Like many published templates, omits the thoughts of answers that are followed by another message.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{% if loop.last %}{{ m.content }}{% else %}\
     {{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endif %}<|eos|>{% else %}<|user|>{{ m.content }}<|eos|>\
     {% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
@@ -14,7 +14,7 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<|a
 const PLAIN: &str = "{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>{{ m.content }}<|eos|>{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// The text read when the second message waits for its answer.
+/// The text that has been read when the second message waits for its answer.
 const BEFORE_THE_SECOND: &str =
     "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
 
@@ -87,7 +87,7 @@ fn a_dropped_thought_leaves_the_session_as_if_it_had_not_been() {
         }
         assert_eq!(read.reused + read.read, expected.len());
 
-        // Undone and sent again, the conversation is the same.
+        // Undoing and sending again gives the same conversation.
         chat.undo(&mut session).expect("undone");
         assert!(session.position() < thought);
         chat.send(&mut session, "Two", |_, _| ()).expect("sent");
@@ -115,7 +115,7 @@ fn histories_of_clients_are_read_where_they_are_new() {
     assert_eq!((read.reused, read.read), (0, session.position() as usize));
     assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
 
-    // Read again, it costs nothing, in this session and in another one.
+    // Reading the same history again costs nothing, in this session or another one.
     let read = chat
         .set_messages(&mut session, messages(&said), |_, _| ())
         .expect("read");
@@ -131,7 +131,7 @@ fn histories_of_clients_are_read_where_they_are_new() {
         session.logits().expect("logits")
     );
 
-    // Any roles in any order; a prefilled answer goes on.
+    // Accepts any roles in any order, and continues a prefilled answer.
     for roles in [
         vec![("assistant", "Welcome!"), ("user", "hey")],
         vec![("user", "one"), ("user", "two")],
@@ -158,7 +158,7 @@ fn histories_of_clients_are_read_where_they_are_new() {
     answer(&mut chat, &mut session, "why not");
     assert_eq!(chat.messages()[1].content, "Sure, why not");
 
-    // A control token in a field is refused, and nothing has changed.
+    // A control token in a field is refused, and nothing changes.
     let mut hostile = Message::new(Role::User, "a");
     hostile.fields.insert("name".into(), "<|eos|>".into());
     let refused = chat.set_messages(&mut session, vec![hostile], |_, _| ());
@@ -177,7 +177,7 @@ fn what_follows_an_answer_is_read_alone() {
         let mut session = session(store);
         let mut chat = chat(&session, PLAIN);
         turn(&mut chat, &mut session, "One", "Now, then.");
-        // Other tokens of the same text, as a model may choose them.
+        // Other tokens for the same text, as a model may choose them.
         chat.send(&mut session, "Two", |_, _| ()).expect("sent");
         let tokenizer = session.model().tokenizer().expect("a tokenizer");
         for part in ["Se", "co", "nd."] {
@@ -196,7 +196,7 @@ fn what_follows_an_answer_is_read_alone() {
             .expect("sent");
         assert_eq!(read.reused, end);
 
-        // Another answer to the same message reads nothing; an edited one is read from its beginning.
+        // Another answer to the same message reads nothing; an edited answer is read from its beginning.
         let asked = chat.messages()[..3].to_vec();
         let read = chat
             .set_messages(&mut session, asked.clone(), |_, _| ())
@@ -219,7 +219,7 @@ fn the_tokens_of_an_answer_are_kept_with_the_conversation() {
     let mut chat = chat(&session, PLAIN);
     let tokenizer = session.model().tokenizer().expect("a tokenizer");
     chat.send(&mut session, "One", |_, _| ()).expect("sent");
-    // Other tokens of the same text, as a model may choose them, and the token that ends the answer.
+    // Other tokens for the same text, as a model may choose them, and the token that ends the answer.
     for part in ["Se", "co", "nd."] {
         session
             .feed(&tokenizer.encode(part).expect("tokens"))
@@ -251,7 +251,7 @@ fn the_tokens_of_an_answer_are_kept_with_the_conversation() {
     chat.undo(&mut session).expect("undone");
     assert_eq!(history(&session), before);
 
-    // Tokens of another text, control tokens and numbers of no token are not believed: the text is tokenized again.
+    // Tokens of another text, control tokens and invalid token numbers are rejected: the text is tokenized again.
     let parsed: Value = serde_json::from_slice(&note).expect("JSON");
     let plain = tokenizer.encode("Third.").expect("tokens");
     let end = chat.end_token().expect("an end");
@@ -306,7 +306,7 @@ fn a_cancelled_rendering_leaves_the_conversation_as_it_was() {
     assert_eq!(history(&session), read);
     session.canceller().cancel();
     assert!(matches!(Chat::new(&session), Err(Error::Cancelled { .. })));
-    // The next call is not cancelled, and the thought is dropped still.
+    // The next call is not cancelled, and the thought is still dropped.
     chat.send(&mut session, "Two", |_, _| ()).expect("sent");
     assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
 }
@@ -348,7 +348,7 @@ fn numbers_of_a_saved_conversation_have_ranges() {
         assert!(refused.to_string().contains(said), "{pointer}: {refused}");
         assert_eq!((session.position(), chat.messages().len()), (here, 2));
     }
-    // Older notes say where turns begin and what is to be read; that follows from the messages.
+    // Older notes also store where turns begin and what is unread; both now follow from the messages.
     let mut older = note.clone();
     older["starts"] = json!([{ "position": u64::MAX, "unread": [u32::MAX] }]);
     older["unread"] = json!([u32::MAX]);
@@ -357,7 +357,7 @@ fn numbers_of_a_saved_conversation_have_ranges() {
     chat.restore(&mut session, &changed).expect("its own");
     chat.send(&mut session, "Two", |_, _| ()).expect("sent");
     chat.undo(&mut session).expect("undone");
-    // The messages alone are enough.
+    // The messages alone are sufficient.
     chat.restore_note(&mut session, &snapshot.note)
         .expect("a note");
     chat.send(&mut session, "Two", |_, _| ()).expect("sent");

@@ -1,4 +1,4 @@
-//! Checkpoints of a session's state: taken into the prefix store, and restored from there.
+//! Checkpoints of a session's state: saving them to the prefix store and restoring them.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{Session, check_numbers};
 use crate::error::{Error, Result};
 use crate::state::{HEADER, HISTORY, LOGITS};
 
-/// A checkpoint whose state is being copied. Its bytes are reserved in the store, which does not show it yet.
+/// A checkpoint whose state is being copied. The store has reserved its bytes but does not contain it yet.
 pub(super) struct Begun {
     key: Key,
     origin: Option<Place>,
@@ -16,17 +16,17 @@ pub(super) struct Begun {
     grid: u64,
     logits: Vec<f32>,
     cost: usize,
-    /// [`Session::begin_checkpoint`].
+    /// See [`Session::begin_checkpoint`].
     ends: bool,
 }
 
 impl Session {
-    /// Takes a checkpoint of this state, if the session has a store: other histories go on from here.
+    /// Saves a checkpoint of this state, if the session has a store, so that other histories can continue from here.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost.
     pub fn checkpoint(&mut self) -> Result<()> {
-        // A lost device is an error; a full store is none.
+        // A lost device is an error; a full store is not.
         self.engine.logits()?;
         if let Some(store) = self.options.store.clone() {
             self.save_checkpoint(&store, None, true);
@@ -34,8 +34,8 @@ impl Session {
         Ok(())
     }
 
-    /// The key of this session's checkpoints. Those of exact sessions are apart, and apart on a GPU and on the CPU: their bits
-    /// depend on nothing but the tokens and the kind of device.
+    /// The key of this session's checkpoints. Exact sessions on the CPU and on a GPU have separate keys: their bits depend only on the
+    /// tokens and the kind of device.
     pub(super) fn key(&self) -> Key {
         let kind = match (self.options.exact, &self.options.device) {
             (false, _) => 0,
@@ -48,7 +48,7 @@ impl Session {
         }
     }
 
-    /// Beyond this position states depend on the context.
+    /// The position beyond which states depend on the context size.
     pub(super) fn most_position(&self) -> u64 {
         if self.bounded {
             self.options.state.context as u64
@@ -57,7 +57,7 @@ impl Session {
         }
     }
 
-    /// The tokens since position `start`, if the history reaches back so far.
+    /// The tokens from position `start` on, if the history reaches back that far.
     pub(super) fn tokens_since(&self, start: u64) -> Option<Vec<u32>> {
         let (older, newer) = self.recent();
         let count = usize::try_from(self.position().checked_sub(start)?).ok()?;
@@ -65,7 +65,7 @@ impl Session {
         Some(older.iter().chain(newer).copied().skip(skip).collect())
     }
 
-    /// Takes a checkpoint of this state, as [`Session::begin_checkpoint`] and [`Session::end_checkpoint`] do.
+    /// Saves a checkpoint of this state with [`Session::begin_checkpoint`] and [`Session::end_checkpoint`].
     pub(super) fn save_checkpoint(
         &mut self,
         store: &PrefixStore,
@@ -76,8 +76,8 @@ impl Session {
         self.end_checkpoint(store, begun);
     }
 
-    /// Begins a checkpoint of this state, unless the store has it. `tokens` are all that was read, if they are known; `ends` says that
-    /// the logits belong to them, and that the checkpoint is worth a file. A store without room, or a device that is lost, takes none.
+    /// Begins a checkpoint of this state, unless the store has it already. `tokens` are all tokens read, if known. `ends` means that the
+    /// logits belong to the checkpoint and that it is worth a file. Returns `None` if the store has no room or the device is lost.
     pub(super) fn begin_checkpoint(
         &mut self,
         store: &PrefixStore,
@@ -99,7 +99,7 @@ impl Session {
             None => self.tokens_since(start)?,
         };
         if own.is_empty() {
-            // The origin itself.
+            // This state is the origin checkpoint itself.
             if let Some(origin) = origin.filter(|_| ends) {
                 store.keep(origin);
             }
@@ -110,7 +110,7 @@ impl Session {
             if ends {
                 store.keep(place);
             }
-            // Its bits may be those of another grid: then it is no origin of this state.
+            // The stored checkpoint may have another grid and other bits; then it cannot be this state's origin.
             let is_same = store
                 .tree()
                 .get(place)
@@ -145,7 +145,7 @@ impl Session {
         })
     }
 
-    /// Begins to copy the state with the rows of these positions; a copy of the logits, if `ends`.
+    /// Begins to copy the state with the rows of these positions. Returns a copy of the logits if `ends`.
     fn begin_copy(&mut self, positions: Range<u64>, ends: bool) -> Result<Vec<f32>> {
         let mut logits = Vec::new();
         if ends {
@@ -156,7 +156,7 @@ impl Session {
         Ok(logits)
     }
 
-    /// Adds the checkpoint that was begun to the store.
+    /// Adds a checkpoint that was begun to the store.
     pub(super) fn end_checkpoint(&mut self, store: &PrefixStore, begun: Option<Begun>) {
         let Some(begun) = begun else {
             return;
@@ -183,7 +183,7 @@ impl Session {
         }
     }
 
-    /// Takes over a checkpoint that has read `tokens`. False if it is gone or cannot be this model's; it is forgotten then.
+    /// Restores the checkpoint after `tokens`. Returns false, and discards the checkpoint, if it is gone or does not fit this model.
     pub(super) fn restore_checkpoint(&mut self, place: Place, tokens: &[u32]) -> Result<bool> {
         let Some(store) = self.options.store.clone() else {
             return Ok(false);
@@ -214,12 +214,12 @@ impl Session {
             }
             return Ok(false);
         }
-        // Rows that this session has written and the checkpoint has not are zeros again, as in a session that never had them.
+        // Clears rows that this session has written and the checkpoint has not: a session that never wrote them has zeros there.
         let before = self.position().min(self.most_position());
         if before > place.position {
             self.engine.clear(&mut plan.rows(place.position..before))?;
         }
-        // This state has the rows of its own ancestors. Those of the last one may share a block of tokens with rows that were cleared.
+        // This state already holds its ancestors' rows. The last shared node is copied all the same: its token block may have cleared rows.
         let ours = self.reading.origin.and_then(|origin| tree.path(origin));
         let ours = ours.filter(|_| self.position() <= self.most_position());
         let ours = ours.unwrap_or_default();
@@ -248,7 +248,7 @@ impl Session {
         Ok(true)
     }
 
-    /// The position and the history become those of a session that has read `tokens`.
+    /// Sets the position and the history to those of a session that has read `tokens`.
     fn set_read(&mut self, tokens: &[u32]) {
         let arena = self.engine.arena_mut();
         let history = arena.tensor_mut::<u32>(HISTORY);
@@ -262,7 +262,7 @@ impl Session {
     }
 }
 
-/// Each part with its bytes, which lie one after the other.
+/// Pairs each part with its slice of consecutive bytes.
 fn with_bytes(
     parts: impl Iterator<Item = Range<usize>>,
     mut rest: &[u8],
@@ -274,7 +274,7 @@ fn with_bytes(
     })
 }
 
-/// Zeros, or the system's refusal.
+/// Allocates zeros, or returns an out-of-memory error.
 fn room<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
     let refused = |_| Error::memory("a checkpoint", "give the prefix store fewer bytes");
     waterline_quant::zeroed(count).map_err(refused)

@@ -1,27 +1,27 @@
-//! The choice of a generation's tokens: the sampler chooses among those that a constraint allows.
+//! Token choice in a generation: the sampler chooses among the tokens that a constraint allows.
 
 use super::{LogitsHook, Session};
 use crate::constraint::Constraint;
 use crate::error::Result;
 
-/// A constraint, if there is one, and room for the logits that it or a hook changes.
+/// An optional constraint, and a buffer for logits that the constraint or a hook changes.
 #[derive(Default)]
 pub(crate) struct Choice {
     pub constraint: Option<Constraint>,
-    /// `[vocab]`, once they were changed.
+    /// The changed logits, `[vocab]`; empty until needed.
     logits: Vec<f32>,
 }
 
 impl Choice {
-    /// True if every token can be chosen.
+    /// Whether every token is allowed.
     pub fn is_free(&self) -> bool {
         self.constraint.is_none()
     }
 
-    /// Chooses a token by `logits` `[vocab]`, or else by the session's last ones, without reading it.
+    /// Chooses a token from `logits` `[vocab]`, or from the session's last logits, without reading it.
     ///
     /// # Errors
-    /// As [`Session::sample`] and [`Constraint::apply`].
+    /// See [`Session::sample`] and [`Constraint::apply`].
     pub fn choose(
         &mut self,
         session: &mut Session,
@@ -45,10 +45,10 @@ impl Choice {
         session.sample_from(&self.logits)
     }
 
-    /// Goes on by a token that was chosen.
+    /// Advances the constraint past a chosen token.
     ///
     /// # Errors
-    /// As [`Constraint::take`].
+    /// See [`Constraint::take`].
     pub fn take(&mut self, token: u32) -> Result<()> {
         match &mut self.constraint {
             Some(constraint) => constraint.take(token),
@@ -56,14 +56,14 @@ impl Choice {
         }
     }
 
-    /// Appends up to `most` tokens that the constraint leaves no choice about.
+    /// Appends up to `most` tokens that the constraint forces.
     pub fn draft(&mut self, tokens: &mut Vec<u32>, most: usize) {
         if let Some(constraint) = &mut self.constraint {
             tokens.extend(constraint.forced().into_iter().take(most));
         }
     }
 
-    /// How many of the first `tokens` the constraint allows.
+    /// Returns the length of the longest prefix of `tokens` that the constraint allows.
     pub fn allowed(&mut self, tokens: &[u32]) -> usize {
         match &mut self.constraint {
             Some(constraint) => constraint.allowed(tokens),

@@ -1,13 +1,13 @@
-//! A full context of attention: what moves, or is read again, before the next token is read. Recurrent layers have no such bound.
+//! A full attention context: what is moved or read again before the next token is read. Recurrent layers have no such limit.
 //!
-//! Attention caches token p in row `p mod context` of a ring, so that each new token overwrites the oldest. With
-//! [`ContextEnd::Shift`] the first tokens, to which attention sinks, stay: whenever one half of the ring has been written, they are copied
-//! in front of the tokens of that half, over the oldest of these, and their keys are turned to the rotary positions that they get there,
-//! as in StreamingLLM (arXiv 2309.17453). So a query sees between half of the context and all of it. No other row moves, and positions
-//! go on: rotary attention depends on distances alone. Values, and the keys' contents, are those of the first reading.
+//! Attention caches token p in row `p mod context` of a ring, so that each new token overwrites the oldest. With [`ContextEnd::Shift`]
+//! the first tokens, the attention sinks, stay: whenever one half of the ring has been written, they are copied in front of the tokens
+//! of that half, over the oldest of these, and their keys are rotated to the rotary positions of their new rows, as in StreamingLLM
+//! (arXiv 2309.17453). So a query sees between half of the context and all of it. No other row moves, and positions keep counting:
+//! rotary attention depends only on distances. Values, and keys up to rotation, remain those of the first reading.
 //!
-//! With [`ContextEnd::Compact`] the session becomes one that has read the first tokens and the last ones, as many as fill half of the rest
-//! of the context, and nothing between them: they are read again, by the recurrent layers too.
+//! With [`ContextEnd::Compact`] the session restarts from the first tokens and the most recent ones, enough to fill half of the
+//! remaining context. All layers, including recurrent ones, read them again; the tokens in between are lost.
 
 use std::sync::Arc;
 
@@ -16,22 +16,22 @@ use crate::bound::Model;
 use crate::error::{Error, Result};
 use crate::session::SessionOptions;
 
-/// Rows that are moved at once.
+/// Number of rows moved at once.
 const TOGETHER: usize = 16;
 
-/// Memory for a full context, and how many first tokens stay.
+/// Buffers for a full context, and the number of first tokens that stay.
 #[derive(Default)]
 pub(super) struct Full {
-    /// First tokens that stay.
+    /// Number of first tokens that stay.
     pub keep: usize,
-    /// Rows on their way.
+    /// Buffer for rows that are being moved.
     rows: Vec<u8>,
-    /// Tokens that are read again.
+    /// Buffer for tokens that are read again.
     tokens: Vec<u32>,
 }
 
 impl Full {
-    /// For a session on `model` with such options; nothing where its context has no end or is refused there.
+    /// Allocates the buffers for a session on `model`; empty if its context is unbounded or [`ContextEnd::Refuse`] applies.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless the first tokens fit into half of the context, [`Error::Memory`].
@@ -45,22 +45,22 @@ impl Full {
         })
     }
 
-    /// Bytes that a session on `model` with such options would allocate for it.
+    /// Size in bytes of the buffers that a session on `model` with `options` would allocate.
     ///
     /// # Errors
-    /// As [`Full::new`].
+    /// See [`Full::new`].
     pub fn plan(model: &Model, options: &SessionOptions) -> Result<usize> {
         let (rows, tokens) = sizes(model, options)?;
         Ok(rows + size_of::<u32>() * tokens)
     }
 
-    /// Bytes of memory.
+    /// Size of the buffers in bytes.
     pub fn bytes(&self) -> usize {
         self.rows.len() + size_of::<u32>() * self.tokens.len()
     }
 }
 
-/// Bytes of rows on their way, and tokens that are read again.
+/// Bytes for rows that are being moved, and number of tokens that are read again.
 fn sizes(model: &Model, options: &SessionOptions) -> Result<(usize, usize)> {
     let (end, context) = (options.context_end, options.state.context);
     if end == ContextEnd::Refuse || !model.reads_context() {
@@ -84,18 +84,18 @@ fn sizes(model: &Model, options: &SessionOptions) -> Result<(usize, usize)> {
     Ok((model.plan(&options.state)?.row_bytes(0..together), 0))
 }
 
-/// Zeros, or the system's refusal.
+/// Allocates zeros, or returns an out-of-memory error.
 fn room<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
     let refused = |_| Error::memory("a full context", "choose a smaller context");
     waterline_quant::zeroed(count).map_err(refused)
 }
 
-/// Most first tokens that stay in a context.
+/// The largest number of first tokens that can stay in a context.
 fn most_kept(context: usize) -> usize {
     (context / 2).saturating_sub(1)
 }
 
-/// How many of the newest tokens are kept when a context is compacted.
+/// The number of most recent tokens kept when a context is compacted.
 fn tail(context: usize, keep: usize) -> usize {
     (context - keep) / 2
 }
@@ -105,7 +105,7 @@ impl Session {
         self.check_from(self.position(), tokens)
     }
 
-    /// Refuses tokens that a session at `position` could not read.
+    /// Fails if a session at `position` could not read `tokens`.
     pub(super) fn check_from(&self, position: u64, tokens: &[u32]) -> Result<()> {
         let vocab = self.model.spec().vocab;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
@@ -126,7 +126,7 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps at least this many first tokens from now on, as far as half of the context holds them: instructions.
+    /// From now on keeps at least this many first tokens (the instructions), up to half of the context.
     pub(super) fn keep_first(&mut self, tokens: usize) {
         if self.full.bytes() > 0 {
             let most = most_kept(self.options.state.context);
@@ -134,7 +134,7 @@ impl Session {
         }
     }
 
-    /// Tokens that can be read before [`Session::make_room`] has something to do again.
+    /// Number of tokens that can be read before [`Session::make_room`] has work to do again.
     pub(super) fn room(&self) -> usize {
         let context = self.options.state.context;
         let position = self.position();
@@ -155,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Before a token is chosen or read: forgets what a full context has no room for. To call it again changes nothing.
+    /// Makes room in a full context before a token is chosen or read. Calling it twice changes nothing.
     pub(crate) fn make_room(&mut self) -> Result<()> {
         let context = self.options.state.context as u64;
         if !self.bounded || self.position() < context {
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// Copies the first tokens from the half of the ring that is overwritten next, which begins at `row`, to the other half.
+    /// Copies the first tokens from the half of the ring that is overwritten next, starting at `row`, to the other half.
     fn shift(&mut self, row: usize) -> Result<()> {
         let (context, half) = (self.options.state.context, self.options.state.context / 2);
         let (to, turned) = match row {
@@ -207,7 +207,7 @@ impl Session {
         Ok(())
     }
 
-    /// Begins anew with the first tokens and the last ones. It ends also if the session is cancelled meanwhile.
+    /// Restarts from the first tokens and the most recent ones. Runs to completion even if the session is cancelled meanwhile.
     fn compact(&mut self) -> Result<()> {
         let (context, keep) = (self.options.state.context, self.full.keep);
         let mut tokens = std::mem::take(&mut self.full.tokens);
@@ -233,7 +233,7 @@ impl Session {
         self.engine.compute_logits(last)
     }
 
-    /// The tokens that a session has read, by this end of the context, which was given `tokens`; all of them unless it compacts.
+    /// The tokens that a session holds after reading `tokens`; `None` if it holds all of them.
     pub(super) fn compacted(&self, tokens: &[u32]) -> Option<Vec<u32>> {
         let context = self.options.state.context;
         let compacts = self.bounded && self.options.context_end == ContextEnd::Compact;
@@ -245,10 +245,10 @@ impl Session {
     }
 }
 
-/// From which of `count` tokens on a session that compacts holds all, besides the first `keep`.
+/// The index of the first of `count` tokens after the gap: a compacting session holds the first `keep` tokens and all from this index on.
 fn compacted_from(count: usize, context: usize, keep: usize) -> usize {
     let tail = tail(context, keep);
-    // Tokens that are read between two times.
+    // Tokens read between two compactions.
     let between = context - keep - tail;
     let times = (count - context).div_ceil(between);
     context + (times - 1) * between - tail
@@ -258,7 +258,7 @@ fn compacted_from(count: usize, context: usize, keep: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// One token after the other, as a session does it.
+    /// Compares with reading one token at a time.
     #[test]
     fn a_history_is_compacted_as_its_tokens_are_one_by_one() {
         for (context, keep) in [(24, 0), (24, 5), (25, 11), (8, 3)] {

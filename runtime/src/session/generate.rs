@@ -1,4 +1,4 @@
-//! Text out of a session: sampled tokens with the text that they complete, up to an end.
+//! Text generation: samples tokens and returns the text that they complete, until an end condition.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use crate::session::log_softmax::LogSoftmax;
 use crate::session::pause::Pause;
 use crate::text::{StopStrings, TextStream, Tokenizer};
 
-/// When to stop, and what to report.
+/// When to stop and what to report.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GenerateOptions {
-    /// Most tokens.
+    /// Largest number of tokens to generate.
     pub max_tokens: usize,
-    /// Texts that end the generation; they are not part of it.
+    /// Texts that end the generation; the output does not include them.
     pub stop: Vec<String>,
     /// Whether the model's end tokens ([`Model::ends`]) end the generation.
     pub stop_at_eos: bool,
-    /// Tokens that end the generation besides them, such as a chat template's end of turn.
+    /// More tokens that end the generation, such as a chat template's end of turn.
     pub stop_tokens: Vec<u32>,
-    /// Control tokens whose names are part of the text, such as those around calls of tools.
+    /// Control tokens to include in the text by name, such as the markers around tool calls.
     pub shown_tokens: Vec<u32>,
-    /// Whether each piece has the log-probability of its token. A GPU then sends all logits of every token.
+    /// Whether each piece has the log-probability of its token. A GPU then copies all logits of every token to the host.
     pub logprobs: bool,
 }
 
@@ -47,11 +47,11 @@ impl Default for GenerateOptions {
 pub enum Finish {
     /// The model ended its answer; the end token has been read.
     End,
-    /// A stop text was met.
+    /// The model generated a stop text.
     Stop,
-    /// As many tokens as were allowed.
+    /// The token limit was reached.
     Length,
-    /// Cancelled from outside.
+    /// The generation was cancelled.
     Cancelled,
 }
 
@@ -59,14 +59,13 @@ pub enum Finish {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Piece {
-    /// The token, which the session has read; none where a cancellation or an error releases text that was held back.
+    /// The token, which the session has read; `None` if a cancellation or an error releases text that was held back.
     pub token: Option<u32>,
-    /// The token's log-probability by the model alone, before bias, penalties and temperature, if
-    /// [`GenerateOptions::logprobs`] is set.
+    /// The token's log-probability under the model alone, before bias, penalties and temperature, if [`GenerateOptions::logprobs`] is set.
     pub logprob: Option<f32>,
-    /// Whole characters; empty while a character or the beginning of a stop text is incomplete.
+    /// Complete characters; empty while a character or a possible stop text is incomplete.
     pub text: String,
-    /// Why the generation ended: in its last piece.
+    /// Why the generation ended; set in the last piece only.
     pub finish: Option<Finish>,
 }
 
@@ -76,11 +75,10 @@ impl std::fmt::Display for Piece {
     }
 }
 
-/// Sees the logits `[vocab]` before a token is chosen by them; what it changes holds for that choice.
+/// Called with the logits `[vocab]` before each choice; its changes apply to that choice only.
 pub type LogitsHook<'a> = dyn FnMut(&mut [f32]) + 'a;
 
-/// How far a generation has come, apart from the session that it reads into: for callers that cannot keep the borrow
-/// of [`Generate`].
+/// The progress of a generation, separate from its session, for callers that cannot hold the borrow of [`Generate`].
 pub struct Generation {
     tokenizer: Arc<Tokenizer>,
     stream: TextStream,
@@ -92,17 +90,17 @@ pub struct Generation {
     tokens: usize,
     choice: Choice,
     finish: Option<Finish>,
-    /// An error that follows the text that was held back.
+    /// An error to return after the text that was held back.
     error: Option<Error>,
     ended: bool,
-    /// Number of read-ahead tokens that were taken; none if the session does not read ahead.
+    /// Number of read-ahead tokens already returned; `None` if the generation does not use drafts.
     taken: Option<usize>,
-    /// While few drafts are accepted there are none for a while.
+    /// Suspends drafting while few drafts are accepted.
     pause: Pause,
 }
 
 impl Generation {
-    /// A generation that has not begun. Fails if the model has no tokenizer.
+    /// Creates a generation without starting it. Fails if the model has no tokenizer.
     pub fn new(model: &Model, options: GenerateOptions) -> Result<Self> {
         let mut ends = options.stop_tokens;
         if options.stop_at_eos {
@@ -126,42 +124,42 @@ impl Generation {
         })
     }
 
-    /// Lets it choose only tokens by which the answer fits a grammar, after whose end it ends, whatever
-    /// [`GenerateOptions::stop_at_eos`] says.
+    /// Restricts the choice to tokens that keep the answer within the grammar. The generation ends where the grammar does, whatever
+    /// [`GenerateOptions::stop_at_eos`] is.
     pub fn constrain(&mut self, constraint: Constraint) {
         self.ends.extend(constraint.ends());
         self.choice.constraint = Some(constraint);
     }
 
-    /// True if tokens must be chosen by [`Generation::choose`], as they have a constraint or log-probabilities.
+    /// Whether tokens must be chosen with [`Generation::choose`] because of a constraint or log-probabilities.
     pub fn chooses(&self) -> bool {
         !self.choice.is_free() || self.logprobs
     }
 
-    /// Tokens generated so far, an end token included.
+    /// Number of tokens generated so far, including an end token.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Why it ended, once it has; none if an error ended it.
+    /// Why the generation ended; `None` while it runs or if an error ended it.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// The next piece from `session`, which is of the same model; none at the end. Text that an error would lose comes
-    /// before it; after it the generation has ended, and the tokens read so far remain.
+    /// Generates the next piece from `session`, which must be of the same model; `None` at the end. If an error occurs, text that was
+    /// held back is returned before it. The error ends the generation; tokens read so far remain in the session.
     pub fn next(&mut self, session: &mut Session) -> Option<Result<Piece>> {
         self.next_with(session, None)
     }
 
-    /// As [`Generation::next`], with a hook.
+    /// Like [`Generation::next`], with a hook.
     pub fn next_with(
         &mut self,
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,
     ) -> Option<Result<Piece>> {
         let piece = self.advance(session, hook);
-        // A stop text may have come before the last token that was read ahead.
+        // A stop text may end before the last token that was read ahead.
         if self.ended
             && let Err(error) = self.leave(session)
         {
@@ -170,24 +168,23 @@ impl Generation {
         piece
     }
 
-    /// Uses the drafts of `session`, if it has any ([`crate::SessionOptions::lookup`], [`crate::SessionOptions::mtp`]) and
-    /// there is no request for log-probabilities. Such a generation ignores hooks, and one that is left before its end needs
-    /// [`Generation::leave`].
+    /// Enables drafts if `session` has them ([`crate::SessionOptions::lookup`], [`crate::SessionOptions::mtp`]) and log-probabilities
+    /// are not requested. With drafts, hooks are ignored, and a generation abandoned before its end needs [`Generation::leave`].
     #[must_use]
     pub fn with_drafts(mut self, session: &Session) -> Self {
         let drafts = session.looks_ahead() && !self.logprobs;
-        // Tokens that an earlier generation has read ahead are part of the session now.
+        // Tokens that an earlier generation read ahead are part of the session now.
         self.taken = drafts.then(|| session.ahead().len());
         self
     }
 
-    /// True if the next piece is of a token that `session` has read ahead.
+    /// Whether the next piece is for a token that `session` has already read ahead.
     pub fn has_ahead(&self, session: &Session) -> bool {
         self.taken
             .is_some_and(|taken| taken < session.ahead().len())
     }
 
-    /// Takes back what `session` has read ahead of the pieces that were shown.
+    /// Takes back the tokens that `session` has read ahead of the returned pieces.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost.
@@ -198,7 +195,7 @@ impl Generation {
         }
     }
 
-    /// True if the generation goes on with a token.
+    /// Whether the generation needs another token.
     pub fn wants_token(&self) -> bool {
         !self.ended && self.left > 0
     }
@@ -249,7 +246,7 @@ impl Generation {
     ) -> Result<(u32, Option<f32>)> {
         if let Some(taken) = self.taken {
             let mut place = taken;
-            // All that was read ahead is taken in, and stays so.
+            // All tokens that were read ahead have been returned, so they are final.
             if taken == session.ahead().len() {
                 let most = if self.pause.step() { 1 } else { self.left };
                 let before = session.drafts();
@@ -276,10 +273,10 @@ impl Generation {
         Ok((token, logprob))
     }
 
-    /// Chooses a token by the session's last logits, without reading it: for sessions that read together with others.
+    /// Chooses a token from the session's last logits without reading it, for sessions that are read in a batch.
     ///
     /// # Errors
-    /// As [`Session::sample`] and [`Constraint::apply`].
+    /// See [`Session::sample`] and [`Constraint::apply`].
     pub fn choose(&mut self, session: &mut Session) -> Result<u32> {
         self.choose_with(session, None)
     }
@@ -295,7 +292,7 @@ impl Generation {
         Ok(token)
     }
 
-    /// Takes in a token that a session has read, as those of a [`crate::Batch`] do; returns its piece.
+    /// Adds a token that the session has already read, for example in a [`crate::Batch`]. Returns its piece.
     pub fn push(&mut self, token: u32) -> Piece {
         self.left = self.left.saturating_sub(1);
         self.tokens += 1;
@@ -323,7 +320,7 @@ impl Generation {
         }
     }
 
-    /// The last piece, with the text that was held back.
+    /// Ends the generation. Returns the last piece, with the text that was held back.
     fn last(&mut self, token: Option<u32>, finish: Finish) -> Piece {
         (self.finish, self.ended) = (Some(finish), true);
         Piece {
@@ -334,7 +331,7 @@ impl Generation {
         }
     }
 
-    /// The beginning of a character or of a stop text that did not come.
+    /// The text held back so far: an incomplete character or the beginning of a stop text.
     fn held_back(&mut self) -> String {
         let mut text = self.stops.push(self.stream.finish()).text.to_string();
         text.push_str(self.stops.finish());
@@ -342,7 +339,7 @@ impl Generation {
     }
 }
 
-/// An iterator of [`Piece`]s. Every token that it shows has been read by the session.
+/// An iterator over [`Piece`]s. The session has read every token that it returns.
 pub struct Generate<'s> {
     session: &'s mut Session,
     generation: Generation,
@@ -359,26 +356,26 @@ impl<'s> Generate<'s> {
         })
     }
 
-    /// Shows `hook` the logits `[vocab]` before each token is chosen by them; what it changes holds for that choice. A GPU
-    /// then sends all logits of every token.
+    /// Calls `hook` with the logits `[vocab]` before each choice; its changes apply to that choice only. A GPU then copies all logits of
+    /// every token to the host.
     pub fn on_logits(mut self, hook: &'s mut LogitsHook<'s>) -> Self {
         self.hook = Some(hook);
         self.generation.taken = None;
         self
     }
 
-    /// As [`Generation::constrain`].
+    /// See [`Generation::constrain`].
     pub fn constrained(mut self, constraint: Constraint) -> Self {
         self.generation.constrain(constraint);
         self
     }
 
-    /// Tokens generated so far, an end token included.
+    /// Number of tokens generated so far, including an end token.
     pub fn tokens(&self) -> usize {
         self.generation.tokens()
     }
 
-    /// Why it ended, once it has; none if an error ended it.
+    /// Why the generation ended; `None` while it runs or if an error ended it.
     pub fn finish(&self) -> Option<Finish> {
         self.generation.finish()
     }
@@ -394,7 +391,7 @@ impl Iterator for Generate<'_> {
 }
 
 impl Session {
-    /// Generates text after what has been read.
+    /// Generates text that continues the tokens read so far.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the model has no tokenizer.

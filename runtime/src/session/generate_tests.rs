@@ -72,7 +72,7 @@ fn a_hook_sees_logits_and_its_changes_hold_for_one_choice() {
     let pieces = pieces.expect("pieces");
     assert!(pieces.iter().all(|piece| piece.token != Some(best)));
     assert_eq!(seen, 5);
-    // The session's own logits are those of the model.
+    // The hook has not changed the session's own logits.
     for piece in &pieces {
         twin.feed(&[piece.token.expect("a token")]).expect("read");
     }
@@ -81,7 +81,7 @@ fn a_hook_sees_logits_and_its_changes_hold_for_one_choice() {
 
 #[test]
 fn an_error_comes_after_the_text_that_was_held_back() {
-    // All of the text is the beginning of a stop text; the fourth token fails.
+    // The complete text is the beginning of a stop text; the choice of the fourth token fails.
     let mut open = session();
     let pieces: Result<Vec<Piece>> = open.generate(limited(3)).expect("begun").collect();
     let whole = text(&pieces.expect("pieces"));

@@ -1,20 +1,20 @@
-//! Histories: a session becomes one that has read some tokens, and reads as few of them as it can.
+//! Reading a history: brings a session to the state after given tokens while reading as few of them as possible.
 
 use super::Session;
 use super::prefix_store::Place;
 use crate::error::{Error, Result};
 
-/// How a history came into a session.
+/// How a history was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct HistoryRead {
-    /// Tokens that were not read again.
+    /// Tokens whose state was reused.
     pub reused: usize,
-    /// Tokens that were read.
+    /// Tokens that had to be read.
     pub read: usize,
 }
 
-/// From where a history goes on.
+/// The state from which reading continues.
 #[derive(Clone, Copy)]
 enum From {
     Beginning,
@@ -24,21 +24,21 @@ enum From {
 }
 
 impl Session {
-    /// Becomes a session that has read `tokens` and nothing else. It goes on from its own state, a mark or a checkpoint of
-    /// [`crate::SessionOptions::store`], whichever is deepest, and reads the rest. Afterwards [`Session::logits`] are those after the
-    /// last token. Random numbers go on.
+    /// Brings the session to the state after `tokens` and nothing else. It continues from its current state, a mark or a checkpoint of
+    /// [`crate::SessionOptions::store`], whichever is deepest, and reads the rest. Afterwards [`Session::logits`] returns the logits
+    /// after the last token. The random number state is kept.
     ///
     /// # Errors
-    /// As [`Session::feed`]. After [`Error::Cancelled`] the session has read some first tokens of the history.
+    /// See [`Session::feed`]. After [`Error::Cancelled`] the session has read a prefix of the history.
     pub fn read_history(&mut self, tokens: &[u32]) -> Result<HistoryRead> {
         self.read_history_with(tokens, &[], |_, _| ())
     }
 
-    /// As [`Session::read_history`]. Chunks end at `borders` too, which are positions where another history may go on otherwise, and
-    /// `progress(read, of)` is called after every chunk.
+    /// Like [`Session::read_history`]. Chunks also end at `borders`, positions where another history may diverge, and `progress(read,
+    /// of)` is called after every chunk.
     ///
     /// # Errors
-    /// As [`Session::read_history`].
+    /// See [`Session::read_history`].
     pub fn read_history_with(
         &mut self,
         tokens: &[u32],
@@ -61,7 +61,7 @@ impl Session {
             let next = (at / grid + 1) * grid;
             next.min(border.unwrap_or(next)) - at
         };
-        // The one that is being copied while the next chunk is read.
+        // The checkpoint that is being copied while the next chunk is read.
         let mut begun = None;
         let outcome = self.read(
             &tokens[reused..],
@@ -99,18 +99,18 @@ impl Session {
         })
     }
 
-    /// One number made of all positions where a chunk or a step ended. Two sessions on one kind of device that have read the same tokens
-    /// by the same grid have the same bits. All exact sessions have one grid.
+    /// A hash of all positions where a chunk or a step ended. Two sessions on the same kind of device that have read the same tokens
+    /// with the same grid are bit-identical. All exact sessions have the same grid.
     pub fn grid(&self) -> u64 {
         self.reading.grid()
     }
 
-    /// Returns to the deepest state that `tokens` begin with; how many tokens it has read.
+    /// Returns to the deepest state whose tokens are a prefix of `tokens`. Returns the length of that prefix.
     fn go_back(&mut self, tokens: &[u32]) -> Result<usize> {
         loop {
             let (from, position) = self.nearest(tokens);
             match from {
-                // The next message may be taken back.
+                // The next message may be undone.
                 From::Here if self.options.store.is_none() && position > 0 => self.mark()?,
                 From::Here => {}
                 From::Beginning => self.forget()?,
@@ -129,7 +129,7 @@ impl Session {
         }
     }
 
-    /// Forgets what was read, but not the random numbers.
+    /// Forgets everything read so far, but keeps the random number state.
     pub(super) fn forget(&mut self) -> Result<()> {
         let random = self.random();
         self.reset()?;
@@ -137,7 +137,7 @@ impl Session {
         Ok(())
     }
 
-    /// The deepest state that `tokens` begin with.
+    /// Finds the deepest state whose tokens are a prefix of `tokens`.
     fn nearest(&mut self, tokens: &[u32]) -> (From, usize) {
         let mut best = (From::Beginning, 0);
         let here = self.position() as usize;
@@ -167,14 +167,14 @@ impl Session {
         best
     }
 
-    /// True if the tokens that the session remembers are the end of `tokens`.
+    /// Whether `tokens` end with the session's history.
     fn ends_like(&self, tokens: &[u32]) -> bool {
         let (older, newer) = self.recent();
         let rest = tokens.strip_suffix(newer);
         rest.is_some_and(|rest| rest.ends_with(older))
     }
 
-    /// Marks of other tokens are of no use any more.
+    /// Drops the marks whose tokens are not a prefix of `tokens`.
     pub(super) fn forget_marks_but(&mut self, tokens: &[u32]) {
         for mark in &mut self.marks {
             *mark = mark.filter(|mark| {

@@ -1,4 +1,4 @@
-//! Log-probabilities by the logits alone: before bias, penalties and temperature.
+//! Log-probabilities from the raw logits, before bias, penalties and temperature.
 
 /// The normalization of logits: `log softmax(x)_i = x_i - max - log(sum(exp(x - max)))`.
 #[derive(Clone, Copy)]
@@ -8,7 +8,7 @@ pub struct LogSoftmax {
 }
 
 impl LogSoftmax {
-    /// That of the logits `[vocab]`; the sum is one of f64.
+    /// Computes the normalization of the logits `[vocab]`; the sum is in f64.
     pub fn new(logits: &[f32]) -> Self {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
@@ -18,7 +18,7 @@ impl LogSoftmax {
         }
     }
 
-    /// The log-probability, base e, of a token with this logit.
+    /// The natural logarithm of the probability of a token with this logit.
     pub fn log_probability(&self, logit: f32) -> f32 {
         (f64::from(logit - self.max) - self.log_sum) as f32
     }

@@ -1,12 +1,12 @@
-//! Drafts by prompt lookup (arXiv 2304.04487; Saxena 2023): where the last tokens have occurred before, those that followed them.
+//! Drafts by prompt lookup (arXiv 2304.04487; Saxena 2023): finds an earlier occurrence of the last tokens and drafts what followed it.
 
 use super::speculation::MOST_DRAFT;
 
-/// Longest run of tokens that has to have occurred before.
+/// Longest run of last tokens to search for.
 const LONGEST: usize = 3;
 
-/// Appends up to `most` tokens to `next`: those that followed the last tokens of the history and `next` where these occurred last,
-/// the longest run first.
+/// Appends up to `most` tokens to `next`. Searches the history and `next` for the most recent earlier occurrence of their last tokens,
+/// longest run first, and appends the tokens that followed it.
 pub(super) fn draft(older: &[u32], newer: &[u32], next: &mut Vec<u32>, most: usize) {
     let at = |index: usize| match index.checked_sub(older.len()) {
         None => older[index],
@@ -27,7 +27,7 @@ pub(super) fn draft(older: &[u32], newer: &[u32], next: &mut Vec<u32>, most: usi
     }
 }
 
-/// Whether the last token of the history has occurred in it before.
+/// Whether the last token of the history also occurs earlier in it.
 pub(super) fn is_known(older: &[u32], newer: &[u32]) -> bool {
     let mut back = newer.iter().rev().chain(older.iter().rev());
     back.next()

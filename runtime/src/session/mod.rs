@@ -1,4 +1,4 @@
-//! A session: one conversation's state, tokens and sampler. It gives its engine the tokens chunk by chunk.
+//! A session: one conversation's state, tokens and sampler. It feeds tokens to its engine chunk by chunk.
 
 mod batch;
 mod chat;
@@ -46,7 +46,7 @@ use crate::error::{Error, Result};
 use crate::sampler::{Sampler, SamplerParams, SamplerState, most_probable};
 use crate::state::{Arena, HEADER, HISTORY, SAMPLER, StateDtype};
 
-/// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
+/// Number of tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
 
 /// Engine settings for these options.
@@ -63,7 +63,7 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
     }
 }
 
-/// The last tokens that a state has read, oldest first, in two parts.
+/// The most recent tokens of a state, oldest first, as two slices of the ring.
 fn recent(arena: &Arena) -> (&[u32], &[u32]) {
     let history = arena.tensor::<u32>(HISTORY);
     let read = arena.tensor::<u64>(HEADER)[0];
@@ -74,26 +74,26 @@ fn recent(arena: &Arena) -> (&[u32], &[u32]) {
     (older, newer)
 }
 
-/// One conversation. Everything it needs is allocated when it is made.
+/// One conversation. All its memory is allocated when it is created.
 pub struct Session {
     model: Arc<Model>,
     options: SessionOptions,
     pool: Arc<Pool>,
     engine: Box<dyn Engine>,
-    /// The marks that [`Session::rewind`] can return to; none: not taken yet.
+    /// The marks that [`Session::rewind`] can return to; `None` for a slot that is not in use yet.
     marks: Vec<Option<Mark>>,
-    /// A hash of the tokens that were read so far and of their chunks.
+    /// Hashes of the tokens read so far and of the chunk boundaries.
     reading: Reading,
     sampler: Sampler,
     canceller: Canceller,
-    /// True if some attention reads the whole context.
+    /// Whether some attention layer reads the whole context.
     bounded: bool,
     speculation: Option<Speculation>,
     full: Full,
 }
 
 impl Session {
-    /// Allocates a session on `model`.
+    /// Allocates a session for `model`.
     pub fn new(model: Arc<Model>, mut options: SessionOptions) -> Result<Self> {
         options.chunk = options.chunk_size(&model)?;
         options.state = options.state(&model);
@@ -109,7 +109,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A session whose state is that of `engine`.
+    /// Builds a session around `engine`, whose state it takes over.
     fn with_engine(
         model: Arc<Model>,
         options: SessionOptions,
@@ -131,8 +131,8 @@ impl Session {
         })
     }
 
-    /// The memory that a session on `model` would allocate, as [`Session::state_bytes`] and, on the CPU,
-    /// [`Session::work_bytes`] report afterwards.
+    /// The memory that a session on `model` would allocate. [`Session::state_bytes`] and, on the CPU, [`Session::work_bytes`] return the
+    /// same numbers for a real session.
     pub fn plan(model: &Model, options: &SessionOptions) -> Result<SessionPlan> {
         let chunk = options.chunk_size(model)?;
         let state_bytes = model.plan(&options.state(model))?.bytes();
@@ -163,22 +163,22 @@ impl Session {
         &self.options
     }
 
-    /// Threads that compute.
+    /// The number of compute threads.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Tokens read so far.
+    /// The number of tokens read so far.
     pub fn position(&self) -> u64 {
         self.engine.arena().tensor::<u64>(HEADER)[0]
     }
 
-    /// Bytes of the state. They never change.
+    /// Size of the state in bytes. It never changes.
     pub fn state_bytes(&self) -> usize {
         self.engine.plan().bytes()
     }
 
-    /// Bytes of working memory and marks besides the state. They never change either.
+    /// Size of working memory and marks in bytes, without the state. It never changes.
     pub fn work_bytes(&self) -> usize {
         let buffers = self.engine.work_bytes();
         let ahead = self.speculation.as_ref();
@@ -187,13 +187,13 @@ impl Session {
         buffers + states * self.state_bytes() + others
     }
 
-    /// Bytes of a device's memory that hold the weights, this session's state and its working memory; 0 on the CPU.
+    /// Device memory in bytes for the weights, this session's state and its working memory; 0 on the CPU.
     pub fn device_bytes(&self) -> usize {
         self.engine.device_bytes()
     }
 
-    /// Logits after the last token, `[vocab]`; zeros before the first.
-    /// From a device they are copied on the first call.
+    /// Logits after the last token, `[vocab]`; zeros before the first token. On a device, the first call after each token copies them to
+    /// the host.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost.
@@ -201,16 +201,16 @@ impl Session {
         self.engine.logits()
     }
 
-    /// Fails where no token can be chosen by the logits: if one is NaN or infinite, or all are minus infinity. A single logit of
-    /// minus infinity is that of a token which is never chosen.
+    /// Fails if no token can be chosen from the logits: one of them is NaN or positive infinity, or all are negative infinity. A single
+    /// logit of negative infinity is valid and means that its token is never chosen.
     ///
     /// # Errors
-    /// [`Error::Logits`], or as [`Session::logits`].
+    /// [`Error::Logits`], and the errors of [`Session::logits`].
     pub fn check_logits(&self) -> Result<()> {
         most_probable(self.logits()?).map(|_| ())
     }
 
-    /// The last tokens, oldest first, in two parts; as many as the history holds.
+    /// The most recent tokens, as many as the history holds, oldest first, in two slices.
     pub fn recent(&self) -> (&[u32], &[u32]) {
         recent(self.engine.arena())
     }
@@ -220,7 +220,7 @@ impl Session {
         self.sampler.params()
     }
 
-    /// Changes how tokens are chosen. A new seed restarts the random numbers.
+    /// Replaces the sampling parameters. A new seed restarts the random numbers.
     pub fn set_sampler(&mut self, params: SamplerParams) -> Result<()> {
         let reseed = params.seed != self.sampler.params().seed;
         self.sampler = Sampler::new(params, self.model.spec().vocab)?;
@@ -230,12 +230,12 @@ impl Session {
         Ok(())
     }
 
-    /// How many random numbers were taken since the seed was set.
+    /// The number of random numbers drawn since the seed was set.
     pub fn draws(&self) -> u64 {
         self.random().draws
     }
 
-    /// Sets how many random numbers were taken: a rewound session that keeps them chooses other tokens.
+    /// Sets the number of random numbers drawn. A rewound session that keeps its count chooses other tokens than before.
     pub fn set_draws(&mut self, draws: u64) {
         let seed = self.random().seed;
         self.set_random(SamplerState { seed, draws });
@@ -249,24 +249,24 @@ impl Session {
         self.engine.arena_mut().tensor_mut::<SamplerState>(SAMPLER)[0] = state;
     }
 
-    /// A handle that stops this session's calls.
+    /// A handle that cancels this session's calls.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
     }
 
-    /// From now on `observer` sees each product of a matrix with its inputs.
+    /// From now on calls `observer` with every matrix product and its inputs.
     ///
     /// # Errors
-    /// The session is on a GPU.
+    /// [`Error::Invalid`] if the session is on a GPU.
     #[doc(hidden)]
     pub fn observe_products(&mut self, observer: ProductObserver) -> Result<()> {
         self.engine.observe_products(observer)
     }
 
-    /// Forgets everything that was read.
+    /// Forgets everything read so far.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device was lost; [`Session::position`] is then what it was.
+    /// [`Error::Device`] if the device was lost; [`Session::position`] is then unchanged.
     pub fn reset(&mut self) -> Result<()> {
         self.engine.reset()?;
         self.set_random(SamplerState::new(self.sampler.params().seed));
@@ -275,18 +275,18 @@ impl Session {
         Ok(())
     }
 
-    /// Drops marks at `position` and later: their tokens were taken back.
+    /// Drops marks at `position` and later, whose tokens were taken back.
     fn forget_marks(&mut self, position: u64) {
         for mark in &mut self.marks {
             *mark = mark.filter(|mark| mark.position < position);
         }
     }
 
-    /// Reads tokens. Afterwards [`Session::logits`] are those after the last one.
+    /// Reads tokens. Afterwards [`Session::logits`] returns the logits after the last one.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] or [`Error::Invalid`] before anything is read; [`Error::Cancelled`] between two
-    /// chunks: the first ones stay read.
+    /// [`Error::ContextFull`] or [`Error::Invalid`] before anything is read; [`Error::Cancelled`] between two chunks: chunks already
+    /// read stay read.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
         self.read(
             tokens,
@@ -296,10 +296,10 @@ impl Session {
         )
     }
 
-    /// As [`Session::feed`]; `progress(read)` is called after every chunk with the number of tokens read so far.
+    /// Like [`Session::feed`], but calls `progress(read)` after every chunk with the number of tokens read so far.
     ///
     /// # Errors
-    /// As [`Session::feed`].
+    /// See [`Session::feed`].
     pub fn feed_with_progress(
         &mut self,
         tokens: &[u32],
@@ -316,10 +316,10 @@ impl Session {
         )
     }
 
-    /// Reads tokens and shows the logits after each one: `each(index, logits)`.
+    /// Reads tokens and calls `each(index, logits)` with the logits after each one.
     ///
     /// # Errors
-    /// As [`Session::feed`].
+    /// See [`Session::feed`].
     pub fn feed_each(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
         let model = Arc::clone(&self.model);
         let vocab = model.spec().vocab;
@@ -343,8 +343,8 @@ impl Session {
         )
     }
 
-    /// Reads tokens chunk by chunk. `cut(read)` bounds the next chunk. `shown` runs after each chunk with its first token and length, `last`
-    /// once after the last chunk with its length, also if the reading was cancelled.
+    /// Reads tokens chunk by chunk. `cut(read)` bounds the length of the next chunk. `shown` runs after each chunk with its first token
+    /// and its length; `last` runs once after the last chunk with that chunk's length, even if reading was cancelled.
     fn read(
         &mut self,
         tokens: &[u32],
@@ -379,7 +379,7 @@ impl Session {
         }
     }
 
-    /// Moves the position on by tokens that were read in one chunk.
+    /// Advances the position, the history and the hashes past the tokens of one chunk.
     fn advance(&mut self, tokens: &[u32]) {
         let position = self.position();
         let history = self.engine.arena_mut().tensor_mut::<u32>(HISTORY);
@@ -403,12 +403,12 @@ impl Session {
     /// Chooses a token from these logits `[vocab]` instead of the last ones, without reading it.
     ///
     /// # Errors
-    /// As [`Session::sample`].
+    /// See [`Session::sample`].
     pub fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
         self.choose(Some(logits))
     }
 
-    /// Chooses a token from these logits or the last ones.
+    /// Chooses a token from `logits`, or from the last logits.
     fn choose(&mut self, logits: Option<&[f32]>) -> Result<u32> {
         if self.position() == 0 {
             return Err(Error::invalid("sample", "no token has been read yet"));
@@ -425,7 +425,7 @@ impl Session {
         Ok(token)
     }
 
-    /// Adds the likely cause to an error of logits where keys and values are stored in 16 bits.
+    /// Adds the likely cause to a logits error if keys and values are stored in 16 bits.
     fn about_cache(&self, mut error: Error) -> Error {
         let kept = self.engine.arena().plan().tensors();
         let is_f16 = kept.iter().any(|tensor| tensor.dtype == StateDtype::F16);
@@ -442,7 +442,7 @@ impl Session {
     /// Chooses a token and reads it.
     ///
     /// # Errors
-    /// As [`Session::sample`] and [`Session::feed`].
+    /// See [`Session::sample`] and [`Session::feed`].
     pub fn step(&mut self) -> Result<u32> {
         if self.position() > 0 && self.engine.chooses(self.sampler.params()) {
             self.check(&[0])?;
@@ -459,23 +459,23 @@ impl Session {
         let random = self.random();
         let token = self.sample()?;
         if let Err(error) = self.feed(&[token]) {
-            // Nothing was read, so nothing was drawn.
+            // Nothing was read, so the drawn random number is given back.
             self.set_random(random);
             return Err(error);
         }
         Ok(token)
     }
 
-    /// How a step runs on the session's GPU, and why so, as a part of a sentence; none on the CPU.
+    /// How a step runs on the session's GPU, and why, as part of a sentence; `None` on the CPU.
     pub fn step_form(&self) -> Option<String> {
         self.engine.form().map(ToString::to_string)
     }
 
-    /// Chooses the most probable token, reads it, and measures what the ops of that step took. None on a GPU whose steps are
-    /// [`crate::StepProgram::Recorded`]; nothing is read then.
+    /// Chooses the most probable token, reads it, and measures the time of each op in that step. Returns `None`, and reads nothing, on a
+    /// GPU whose steps are [`crate::StepProgram::Recorded`].
     ///
     /// # Errors
-    /// As [`Session::step`].
+    /// See [`Session::step`].
     pub fn time_step(&mut self) -> Result<Option<Vec<OpTime>>> {
         self.check(&[0])?;
         self.make_room()?;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::sampler::SamplerParams;
 use crate::text::{Message, Role, Run, Tokenizer};
 
-/// Messages and parameters of a conversation. Where its turns begin follows from the messages, so no number of a file says it.
+/// Messages and parameters of a conversation. The positions of its turns follow from the messages and are not stored.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Note {
     pub messages: Vec<Message>,
@@ -20,21 +20,21 @@ pub(super) struct Note {
     pub answers: Vec<Generated>,
 }
 
-/// The tokens of an answer that the model generated: its text, tokenized again, may be others.
+/// The tokens that the model generated for an answer. Tokenizing the text again may give other tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Generated {
     /// Index of the answer's message.
     pub message: usize,
     /// The text from the last control token of the prompt to the end of the answer.
     pub run: Run,
-    /// Its tokens.
+    /// The tokens of `run`.
     pub tokens: Vec<u32>,
     /// The control tokens with which the model ended the answer.
     pub end: Vec<u32>,
 }
 
 impl Generated {
-    /// True if these are tokens of their text, which ends with an answer of `messages`.
+    /// Whether the tokens spell the text of `run` and that text ends with an answer in `messages`.
     fn is_of(&self, messages: &[Message], tokenizer: &Tokenizer) -> bool {
         let plain = |&token: &u32| {
             (token as usize) < tokenizer.vocab_size() && !tokenizer.is_special(token)
@@ -50,7 +50,7 @@ impl Generated {
     }
 }
 
-/// True if `tokens` are those of `text`. Some tokenizers put a space before it.
+/// Whether `tokens` spell `text`. Some tokenizers put a space before it.
 fn spells(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> bool {
     let bytes = tokens
         .iter()
@@ -60,7 +60,7 @@ fn spells(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> bool {
 }
 
 impl Note {
-    /// Reads the note of a snapshot. Answers whose tokens are not those of their text are left out: they are tokenized again.
+    /// Reads the note of a snapshot. Drops answers whose tokens do not match their text; they are tokenized again.
     pub fn read(note: &[u8], tokenizer: &Tokenizer) -> Result<Self> {
         let note: Note = serde_json::from_slice(note).map_err(|_| {
             Error::invalid(

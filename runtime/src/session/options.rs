@@ -1,4 +1,4 @@
-//! Options of a session, and its plan.
+//! Options of a session, and its memory plan.
 
 use std::sync::Arc;
 
@@ -11,26 +11,26 @@ use crate::error::{Error, Result};
 use crate::sampler::SamplerParams;
 use crate::state::StateOptions;
 
-/// Most tokens that are read at once.
+/// The largest allowed chunk, in tokens.
 const LARGEST_CHUNK: usize = 1 << 16;
-/// Positions between checkpoints of a long prompt on a CPU, unless a store says otherwise. On a GPU they are as far apart as chunks are long:
-/// it reads pieces of 256 tokens at a quarter of its speed, without any checkpoints.
+/// Positions between checkpoints of a long prompt on a CPU, unless the store sets another distance. On a GPU the distance is the chunk
+/// length: reading pieces of 256 tokens runs at a quarter of the full speed, even without checkpoints.
 const GRID: usize = 256;
 
-/// First tokens that attention needs even where they say nothing (StreamingLLM, arXiv 2309.17453).
+/// First tokens that attention needs even if they carry no meaning (StreamingLLM, arXiv 2309.17453).
 const SINKS: usize = 4;
 
-/// Behaviour when full attention's context is full.
+/// What happens when the context of full attention is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContextEnd {
-    /// [`crate::Error::ContextFull`], and nothing is read.
+    /// Calls fail with [`crate::Error::ContextFull`] and read nothing.
     #[default]
     Refuse,
-    /// Attention forgets the oldest tokens but the first [`SessionOptions::keep`]; recurrent layers go on as before. Nothing is read again.
+    /// Attention keeps the first [`SessionOptions::keep`] tokens and drops the oldest others. Recurrent layers are unaffected.
     Shift,
-    /// The session becomes one that has read the first [`SessionOptions::keep`] tokens and the last ones, as many as fill half of the rest
-    /// of the context: they are read again, and positions count from there. What lay between them is forgotten, by recurrent layers too.
-    /// The session's history holds at least its context.
+    /// The session restarts from the first [`SessionOptions::keep`] tokens and the most recent ones, enough to fill half of the
+    /// remaining context. It reads them again, and positions count from there. Tokens in between are forgotten, by recurrent layers too.
+    /// The session's history is at least as long as its context.
     Compact,
 }
 
@@ -38,46 +38,45 @@ pub enum ContextEnd {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct SessionOptions {
-    /// The state.
+    /// Options of the state.
     pub state: StateOptions,
-    /// At the end of the context.
+    /// What happens at the end of the context.
     pub context_end: ContextEnd,
-    /// First tokens that stay when a context is full, fewer than half of it; of a conversation its instructions do, too. Attention over
-    /// blocks of its context ([`Model::keeps_first_tokens`]) keeps none when it shifts.
+    /// Number of first tokens that stay when the context is full, less than half of it; in a conversation, its instructions stay too.
+    /// Attention over blocks of its context ([`Model::keeps_first_tokens`]) keeps no first tokens when it shifts.
     pub keep: usize,
-    /// Most tokens that are read at once, at most 65536; 0 means what suits the device: 256 on the CPU, 2048 on a GPU.
+    /// Largest number of tokens read at once, at most 65536; 0 selects the default of the device: 256 on the CPU, 2048 on a GPU.
     pub chunk: usize,
-    /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
+    /// Number of threads, including the caller's; 0 means one per physical core. Ignored if `pool` is given.
     pub threads: usize,
-    /// Threads to share with other sessions.
+    /// A thread pool to share with other sessions.
     pub pool: Option<Arc<Pool>>,
-    /// How many marks are kept for [`crate::Session::rewind`]; each is as large as the state.
+    /// Number of marks kept for [`crate::Session::rewind`]; each takes as much memory as the state.
     pub marks: usize,
-    /// Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0 means none. The
-    /// tokens are the same without, and memory for one more state is needed. On a GPU at most 15 are drafted; tokens that are read with
-    /// a draft have the bits of recorded steps, so that all are the same only where `step` is [`StepProgram::Recorded`]. While few drafts
-    /// are accepted there are none for a while.
-    /// A generation that is left before its end may have read that many tokens more than it has shown.
+    /// Longest draft, up to 64 tokens, by prompt lookup: a generation drafts the tokens that followed an earlier occurrence of the last
+    /// ones; 0 disables drafts. The generated tokens do not change; memory for one more state is needed. On a GPU a draft has at most 15
+    /// tokens, and tokens read with a draft have the bits of recorded steps, so results are identical to those without drafts only if
+    /// `step` is [`StepProgram::Recorded`]. Drafting pauses for a while when few drafts are accepted. A generation dropped before its
+    /// end may have read up to this many tokens more than it has returned.
     pub lookup: usize,
-    /// Most tokens that a generation drafts by the model's MTP block, up to 64; 0 means none. As `lookup`, in its place,
-    /// for models that were opened with [`crate::OpenOptions::mtp`].
+    /// Longest draft, up to 64 tokens, by the model's MTP block; 0 disables it. Works like `lookup` and excludes it; the model must have
+    /// been opened with [`crate::OpenOptions::mtp`].
     pub mtp: usize,
-    /// The bits of a token depend on nothing but the tokens before it and the kind of device: not on chunks, splits, forks,
-    /// restores, batches, drafts or threads. Prompts are read more slowly; on a GPU at most 16 tokens are read at once, and
-    /// steps are recorded.
+    /// Makes the bits of a token depend only on the tokens before it and the kind of device: not on chunks, splits, forks, restores,
+    /// batches, drafts or threads. Prompts are read more slowly; a GPU reads at most 16 tokens at once, and its steps are recorded.
     pub exact: bool,
-    /// Where checkpoints are kept, for [`crate::Session::read_history`].
+    /// The store of checkpoints for [`crate::Session::read_history`].
     pub store: Option<Arc<PrefixStore>>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampler: SamplerParams,
-    /// Where it runs; none means the CPU.
+    /// The device to run on; `None` means the CPU.
     pub device: Option<Arc<Device>>,
-    /// How a step runs there.
+    /// How a step runs on the device.
     pub step: StepProgram,
 }
 
 impl SessionOptions {
-    /// The state of a session on `model`: a context that is compacted is read again from the history.
+    /// State options of a session on `model`. A context that is compacted is read again from the history, so the history must hold it.
     pub(super) fn state(&self, model: &Model) -> StateOptions {
         let mut state = self.state;
         if self.context_end == ContextEnd::Compact && model.reads_context() {
@@ -86,10 +85,10 @@ impl SessionOptions {
         state
     }
 
-    /// The most tokens that are read at once.
+    /// The largest number of tokens read at once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there are too many.
+    /// [`Error::Invalid`] if the chunk option is too large.
     pub(super) fn chunk_size(&self, model: &Model) -> Result<usize> {
         let chunk = self.longest_chunk()?;
         Ok(match (self.exact, &self.device) {
@@ -98,7 +97,7 @@ impl SessionOptions {
         })
     }
 
-    /// Tokens between the checkpoints of a long prompt.
+    /// Tokens between two checkpoints of a long prompt.
     pub(super) fn grid(&self) -> usize {
         match self.store.as_ref().map_or(0, |store| store.grid()) {
             0 if self.device.is_some() => self.chunk.max(GRID),
@@ -122,17 +121,17 @@ impl SessionOptions {
     }
 }
 
-/// The memory of a session, in bytes. It never changes.
+/// Memory sizes of a session in bytes. They never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionPlan {
-    /// The state.
+    /// Size of the state.
     pub state_bytes: usize,
-    /// Working memory on the CPU, and marks.
+    /// Size of working memory on the CPU and of the marks.
     pub work_bytes: usize,
-    /// Threads that compute.
+    /// Number of compute threads.
     pub threads: usize,
-    /// Most tokens that are read at once.
+    /// Largest number of tokens read at once.
     pub chunk: usize,
 }
 

@@ -1,28 +1,28 @@
-//! When a generation drafts: refused drafts cost a few steps each, so that they become rare.
+//! When a generation drafts: a refused draft costs as much as a few steps, so pauses follow refused drafts.
 
-/// Plain steps after refused drafts, more after each.
+/// Counts the plain steps after refused drafts. The pause grows with each refused draft.
 #[derive(Default)]
 pub(super) struct Pause {
-    /// Drafts in a row of which less than half was accepted.
+    /// Consecutive drafts of which less than half was accepted.
     refused: u32,
-    /// Plain steps that are left.
+    /// Plain steps left in the pause.
     left: u32,
 }
 
 impl Pause {
-    /// Refused drafts in a row that are followed by the next one at once.
+    /// Consecutive refused drafts that do not cause a pause yet.
     const PATIENCE: u32 = 1;
     const SHORTEST: u32 = 16;
     const LONGEST: u32 = 256;
 
-    /// Whether the next step is a plain one.
+    /// Counts a step. Returns whether it must be a plain one.
     pub fn step(&mut self) -> bool {
         let pauses = self.left > 0;
         self.left = self.left.saturating_sub(1);
         pauses
     }
 
-    /// `accepted` of `drafted` tokens are those that steps would have chosen.
+    /// Records a draft: single steps would have chosen `accepted` of its `drafted` tokens.
     pub fn end_draft(&mut self, drafted: u64, accepted: u64) {
         if drafted == 0 {
             return;
@@ -42,7 +42,7 @@ impl Pause {
 mod tests {
     use super::Pause;
 
-    /// Refused drafts end in pauses that grow up to a bound; a draft of which half was accepted ends them.
+    /// Refused drafts cause pauses that grow up to a bound; a draft of which half was accepted resets them.
     #[test]
     fn refused_drafts_become_rare() {
         let mut pause = Pause::default();

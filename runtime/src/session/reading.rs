@@ -1,8 +1,8 @@
-//! The tokens that a session has read, in a few numbers: they find states to go on from and know states of equal bits.
+//! A short summary of the tokens that a session has read. It finds states to continue from and identifies bit-identical states.
 
 use super::prefix_store::Place;
 
-/// A hash of numbers in their order, by which equal sequences are known.
+/// A hash of a sequence of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hash(u64);
 
@@ -32,7 +32,7 @@ impl Hash {
     }
 }
 
-/// The grid of a session whose chunks and steps ended at these positions: [`Session::grid`].
+/// The grid of a session whose chunks and steps ended at these positions. See [`Session::grid`].
 #[doc(hidden)]
 pub fn grid_of(ends: &[u64]) -> u64 {
     let mut grid = Hash::new();
@@ -42,19 +42,19 @@ pub fn grid_of(ends: &[u64]) -> u64 {
     grid.value()
 }
 
-/// The tokens that a session has read, in a few numbers.
+/// Hashes that identify the tokens a session has read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reading {
-    /// All tokens; none if the state came from elsewhere and they are not known.
+    /// Hash of all tokens; `None` if the state was restored and its tokens are unknown.
     tokens: Option<Hash>,
-    /// The positions where a chunk or a step ended.
+    /// Hash of the positions where a chunk or a step ended.
     grid: Hash,
-    /// The checkpoint from which the state came.
+    /// The checkpoint that the state was restored from or saved to.
     pub origin: Option<Place>,
 }
 
 impl Reading {
-    /// Nothing was read.
+    /// The summary of an empty session.
     pub fn new() -> Self {
         Reading {
             tokens: Some(Hash::new()),
@@ -63,7 +63,7 @@ impl Reading {
         }
     }
 
-    /// The state of a checkpoint that has read these tokens.
+    /// The summary of a checkpoint's state after these tokens.
     pub fn at_checkpoint(place: Place, grid: u64, tokens: &[u32]) -> Self {
         Reading {
             origin: Some(place),
@@ -71,7 +71,7 @@ impl Reading {
         }
     }
 
-    /// A state that was saved by this grid; `tokens` are all that it has read or their hash, if they are known.
+    /// The summary of a saved state with this grid. `tokens` are all tokens it has read and `hash` is their hash, where known.
     pub fn restored(grid: u64, hash: Option<u64>, tokens: Option<&[u32]>) -> Self {
         Reading {
             tokens: tokens.map(Hash::from_tokens).or(hash.map(Hash)),
@@ -84,12 +84,12 @@ impl Reading {
         self.grid.value()
     }
 
-    /// The hash of the tokens, if they are known.
+    /// The hash of the tokens, if known.
     pub fn tokens(&self) -> Option<u64> {
         self.tokens.map(Hash::value)
     }
 
-    /// Tokens were read in one chunk, which ends at `position`; none if no bit depends on it.
+    /// Adds the tokens of one chunk, which ends at `position`; `None` if no bit of the state depends on chunk boundaries.
     pub fn advance(&mut self, tokens: &[u32], position: Option<u64>) {
         if let Some(hash) = &mut self.tokens {
             for &token in tokens {
@@ -101,7 +101,7 @@ impl Reading {
         }
     }
 
-    /// True if these are the tokens that were read.
+    /// Whether exactly these tokens were read.
     pub fn is_of(&self, tokens: &[u32]) -> bool {
         self.tokens == Some(Hash::from_tokens(tokens))
     }

@@ -1,4 +1,4 @@
-//! States that were kept: forks, snapshots, marks.
+//! Saved states: forks, snapshots, marks.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::{Session, SessionOptions, setup};
 use crate::error::{Error, Result};
 use crate::state::{Arena, HEADER, HISTORY, Snapshot, StateDtype, StateRange, StateTensorPlan};
 
-/// A state to return to.
+/// A saved position of the session.
 #[derive(Clone, Copy)]
 pub(super) struct Mark {
     pub position: u64,
@@ -15,12 +15,12 @@ pub(super) struct Mark {
 }
 
 impl Session {
-    /// True for a state of this model, whatever the options of the session that it was saved from.
+    /// Whether the snapshot is of this model, whatever the options of its session.
     pub fn is_of_model(&self, snapshot: &Snapshot) -> bool {
         snapshot.fingerprint() == self.model.fingerprint()
     }
 
-    /// A second session in the same state, independent from now on. It shares the threads.
+    /// Creates an independent second session in the same state. It shares the threads.
     pub fn fork(&self) -> Result<Session> {
         let options = SessionOptions {
             pool: Some(Arc::clone(&self.pool)),
@@ -39,11 +39,10 @@ impl Session {
         Ok(fork)
     }
 
-    /// A copy of the state, in the host's memory.
+    /// Copies the state to host memory.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device was lost. A snapshot that was taken before can be restored on another device or
-    /// on the CPU.
+    /// [`Error::Device`] if the device was lost. An earlier snapshot can still be restored on another device or on the CPU.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut arena = Arena::new(Arc::clone(self.engine.plan()))?;
         self.engine.download(arena.bytes_mut())?;
@@ -52,11 +51,10 @@ impl Session {
         Ok(snapshot)
     }
 
-    /// Returns to a copied state. To go on from there is, bit for bit, to go on from where it was taken.
+    /// Restores a snapshot. Continuing from there is bit-identical to continuing from where it was taken.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if it is of another model or another layout, or if a counter is beyond its range; the session is
-    /// as it was.
+    /// [`Error::Snapshot`] if the snapshot is of another model or layout, or if a counter is out of range; the session is then unchanged.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.check_snapshot(snapshot)?;
         let arena = snapshot.arena();
@@ -71,17 +69,17 @@ impl Session {
         Ok(())
     }
 
-    /// Overwrites an earlier copy with the state as it is now. Nothing is allocated; the note stays.
+    /// Overwrites an existing snapshot with the current state. Allocates nothing and keeps the snapshot's note.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if it is of another model or another layout; the copy is as it was.
+    /// [`Error::Snapshot`] if the snapshot is of another model or layout; it is then unchanged.
     pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
         (snapshot.grid, snapshot.tokens) = (self.grid(), self.reading.tokens());
         self.engine.download(snapshot.bytes_mut())
     }
 
-    /// Refuses a state that this session cannot go on from.
+    /// Fails if this session cannot continue from the snapshot.
     pub(super) fn check_snapshot(&self, snapshot: &Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
         let position = snapshot.arena().tensor::<u64>(HEADER)[0];
@@ -128,8 +126,7 @@ impl Session {
         Ok(())
     }
 
-    /// Remembers this state for [`Session::rewind`], in place of the oldest mark if all are taken. Without marks in
-    /// the options it does nothing.
+    /// Saves this state for [`Session::rewind`], replacing the oldest mark if all are in use. Does nothing if the options have no marks.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost.
@@ -148,11 +145,11 @@ impl Session {
         Ok(())
     }
 
-    /// Returns to an earlier position: to the last mark at or before it, and from there by reading tokens of the history
-    /// again. At a mark the state is what it was, bit for bit. A cancellation is left to the next call.
+    /// Returns to an earlier position: loads the last mark at or before it and reads tokens of the history again from there. At a mark
+    /// the state is bit-identical to the original. A cancellation takes effect in the next call.
     ///
     /// # Errors
-    /// [`Error::Rewind`] if the position has not been reached, or no mark and history lead there; nothing changes then.
+    /// [`Error::Rewind`] if the position has not been reached, or cannot be reached from a mark and the history; nothing changes then.
     pub fn rewind(&mut self, position: u64) -> Result<()> {
         let here = self.position();
         let error = |reason: &str| Error::Rewind {
@@ -191,7 +188,7 @@ impl Session {
         }
         self.forget_marks(position + 1);
         let mut fed = 0;
-        // Half way there the session would be at a position that the caller did not choose, so a cancellation waits.
+        // Stopping half way would leave the session at a position that the caller did not choose, so a cancellation waits.
         let mut cancelled = false;
         while let Err(error) = self.feed(&again[fed..]) {
             let Error::Cancelled { fed: more } = error else {
@@ -206,7 +203,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns to a mark that was taken.
+    /// Loads a mark.
     pub(super) fn load_mark(&mut self, mark: usize) -> Result<()> {
         if let Some(taken) = self.marks[mark] {
             self.engine.load_mark(mark)?;
@@ -216,8 +213,8 @@ impl Session {
     }
 }
 
-/// Every whole number of a state at `position` must be within the range that its state tensor declares: what follows uses them as
-/// indices and counts, on the CPU and on a device.
+/// Checks that every integer of a state at `position` is within the range that its state tensor declares: CPU and device code use them
+/// as indices and counts.
 pub(super) fn check_numbers<'a>(
     position: u64,
     tensors: impl Iterator<Item = (&'a StateTensorPlan, &'a [u8])>,

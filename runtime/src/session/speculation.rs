@@ -1,14 +1,14 @@
-//! Speculation: a draft of the next tokens is read in one pass over the weights, and the prefix that single steps would have
-//! chosen is accepted. Each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
-//! to the bit, whatever the sampler; on a GPU, those of recorded steps. Drafts come from [`lookup`] or from the model's MTP block.
+//! Speculative decoding: one pass over the weights reads a draft of the next tokens, and the prefix that single steps would have chosen
+//! is accepted. The ops with a state run token by token in order, so tokens, logits and state are bit-identical to those of plain steps
+//! with any sampler; on a GPU, to those of recorded steps. Drafts come from [`lookup`] or from the model's MTP block.
 //!
-//! Without a draft the session makes a plain step, on a GPU in the decode kernel, whose bits are not those of recorded steps.
+//! Without a draft the session makes a plain step. On a GPU the decode kernel runs it, and its bits differ from those of recorded steps.
 //!
-//! The memory is fixed: one more state, to return to where a draft went wrong, and of every draft token what the ops with a state
-//! read. Where a draft is not accepted whole, only these ops run again over the accepted tokens: a recurrence repeats its rank-one
-//! updates, and no matrix is read twice.
+//! The memory is fixed: one more state to return to after a wrong draft, and the inputs of the ops with a state for every draft token.
+//! If only part of a draft is accepted, only these ops run again over the accepted tokens: a recurrence repeats its rank-one updates,
+//! and no matrix is read twice.
 //!
-//! Under a constraint, the tokens that it leaves no choice about are drafted first; each token is chosen among those that it allows.
+//! Under a constraint, the tokens that it forces are drafted first, and each token is chosen among those that it allows.
 
 use super::choice::Choice;
 use super::reading::Reading;
@@ -18,7 +18,7 @@ use crate::engine::{Engine, Verifier, plan_verifier};
 use crate::error::{Error, Result};
 use crate::sampler::SamplerState;
 
-/// Longest draft that a session can be made for.
+/// The longest supported draft.
 pub(super) const MOST_DRAFT: usize = 64;
 
 /// Where drafts come from.
@@ -28,7 +28,7 @@ enum Drafter {
     Mtp,
 }
 
-/// The source of the drafts of a session with such options on `model`, and how long they are; none without drafts.
+/// The source of drafts and their length for a session on `model`; `None` without drafts.
 fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Drafter, usize)>> {
     let (source, name, draft) = match (options.lookup, options.mtp) {
         (0, 0) => return Ok(None),
@@ -52,24 +52,24 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Drafter, us
     }
 }
 
-/// Data of a session that reads ahead.
+/// State of a session that reads ahead.
 pub(super) struct Speculation {
     verifier: Box<dyn Verifier>,
     source: Drafter,
-    /// The tokens that were read last, and the random numbers' state after each was chosen.
+    /// The tokens read by the last call, and the random number state after each choice.
     tokens: Vec<u32>,
     random: Vec<SamplerState>,
-    /// The session's reading before them.
+    /// The session's [`Reading`] before these tokens.
     before: Reading,
-    /// Longest draft.
+    /// The longest draft, in tokens.
     draft: usize,
-    /// Tokens that were drafted so far, and how many of them were accepted.
+    /// Total number of drafted tokens, and how many of them were accepted.
     drafted: u64,
     accepted: u64,
 }
 
 impl Speculation {
-    /// For a session on `model` with such options; none without drafts.
+    /// Allocates the buffers for a session on `model`; `None` without drafts.
     pub fn new(
         model: &Model,
         engine: &dyn Engine,
@@ -92,12 +92,12 @@ impl Speculation {
         }))
     }
 
-    /// Fails where a session with such options on `model` cannot draft.
+    /// Fails if a session on `model` cannot draft with these options.
     pub fn check(model: &Model, options: &SessionOptions) -> Result<()> {
         source(model, options).map(|_| ())
     }
 
-    /// Bytes that a session with such options would allocate for it, and states besides.
+    /// Size in bytes of the buffers that a session would allocate, and the number of additional states.
     pub fn plan(model: &Model, threads: usize, options: &SessionOptions) -> Result<(usize, usize)> {
         Ok(match source(model, options)? {
             None => (0, 0),
@@ -108,18 +108,18 @@ impl Speculation {
         })
     }
 
-    /// Bytes besides the state.
+    /// Size of the buffers in bytes, without the additional state.
     pub fn bytes(&self) -> usize {
         self.verifier.bytes()
     }
 }
 
 impl Session {
-    /// Chooses tokens and reads them: at least one, at most `most`, and none after one of `ends`. They are those of as many single
-    /// steps; [`Session::ahead`] has them.
+    /// Chooses and reads tokens: between one and `most`, and none after one of `ends`. They are the tokens that single steps would
+    /// choose; [`Session::ahead`] returns them.
     ///
     /// # Errors
-    /// As [`Session::step`] and [`Choice::choose`].
+    /// See [`Session::step`] and [`Choice::choose`].
     pub(crate) fn step_ahead(
         &mut self,
         choice: &mut Choice,
@@ -196,7 +196,7 @@ impl Session {
                     Some(chosen) => Ok(chosen),
                     None => choice.choose(self, Some(speculation.verifier.logits(row)?), None),
                 };
-                // An error comes again with the next step.
+                // The next step reports the error again.
                 let is_right = chosen.is_ok_and(|chosen| chosen == drafted);
                 if !is_right || choice.take(drafted).is_err() {
                     return self.commit(speculation, row + 1);
@@ -207,7 +207,7 @@ impl Session {
         speculation.verifier.end(&mut *self.engine, count - 1)
     }
 
-    /// Whether a draft is likely: one of the MTP block, or a run of tokens that the last ones ended before.
+    /// Whether a draft is likely: with an MTP block always, with lookup if the last token has occurred before.
     fn expects_draft(&self, speculation: &Speculation) -> bool {
         match speculation.source {
             Drafter::Mtp => true,
@@ -218,12 +218,12 @@ impl Session {
         }
     }
 
-    /// Appends tokens to those that are read next, one and up to `most`.
+    /// Extends `speculation.tokens` with a draft, up to one token plus `most`.
     fn draft(&mut self, speculation: &mut Speculation, most: usize) -> Result<()> {
         let tokens = &mut speculation.tokens;
         let most = (1 + most).saturating_sub(tokens.len());
         match speculation.source {
-            // The block predicts what follows a single token that the state has not read.
+            // The block can only draft after a single token that the state has not read.
             Drafter::Mtp if tokens.len() > 1 => Ok(()),
             Drafter::Mtp => speculation.verifier.draft(&mut *self.engine, tokens, most),
             Drafter::Lookup => {
@@ -234,13 +234,13 @@ impl Session {
         }
     }
 
-    /// How many tokens were drafted since the session was made, and how many of them were accepted.
+    /// Number of tokens drafted since the session was created, and how many of them were accepted.
     pub fn drafts(&self) -> (u64, u64) {
         let speculation = self.speculation.as_ref();
         speculation.map_or((0, 0), |drafts| (drafts.drafted, drafts.accepted))
     }
 
-    /// Accepts the first `count` of the tokens that were read ahead, which are two or more.
+    /// Accepts the first `count` of the (two or more) tokens that were read ahead.
     fn commit(&mut self, speculation: &mut Speculation, count: usize) -> Result<()> {
         speculation.tokens.truncate(count);
         speculation
@@ -254,17 +254,17 @@ impl Session {
         speculation.verifier.end(&mut *self.engine, count - 1)
     }
 
-    /// Whether [`Session::step_ahead`] can be called.
+    /// Whether [`Session::step_ahead`] is available.
     pub(crate) fn looks_ahead(&self) -> bool {
         self.speculation.is_some()
     }
 
-    /// The tokens that [`Session::step_ahead`] read last.
+    /// The tokens that the last [`Session::step_ahead`] read.
     pub(crate) fn ahead(&self) -> &[u32] {
         self.speculation.as_ref().map_or(&[], |ahead| &ahead.tokens)
     }
 
-    /// Accepts only the first `count` of the tokens that were read ahead, at least one.
+    /// Keeps only the first `count` (at least one) of the tokens that were read ahead.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost.

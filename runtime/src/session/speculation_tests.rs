@@ -1,4 +1,4 @@
-//! Reading ahead against plain steps, and drafts of an MTP block against its equations.
+//! Compares reading ahead with plain steps, and drafts of an MTP block with its equations.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::synthetic::{
 };
 use crate::{Device, Model, OpenOptions, Session, SessionOptions, StepProgram};
 
-/// A session that has read text which repeats.
+/// Creates a session that has read repetitive text.
 fn session(model: &Arc<Model>, lookup: usize, temperature: f32) -> Session {
     let mut options = SessionOptions {
         threads: 2,
@@ -25,7 +25,7 @@ fn session(model: &Arc<Model>, lookup: usize, temperature: f32) -> Session {
     repeating(model, options, 0)
 }
 
-/// Whatever is accepted, refused or taken back: the same tokens and, to the bit, the same state as step by step.
+/// Whatever is accepted, refused or taken back, tokens and state are bit-identical to single steps.
 #[test]
 fn reading_ahead_is_stepping() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
@@ -37,7 +37,7 @@ fn reading_ahead_is_stepping() {
         }
         cases += 1;
         let model = Model::open(&path).expect("a model");
-        // Drafts of more tokens than a product sums in another order, and of fewer.
+        // Drafts with more tokens than the limit at which a product changes its summation order, and with fewer.
         for (temperature, most) in [(0.0, 12), (0.3, 5)] {
             let mut plain = session(&model, 0, temperature);
             let mut ahead = session(&model, most + 1, temperature);
@@ -76,7 +76,7 @@ const HIDDEN: usize = 24;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD: usize = 6;
-/// Values of a head that turn.
+/// Number of values of a head that are rotated.
 const TURNED: usize = 4;
 const THETA: f64 = 100.0;
 
@@ -90,7 +90,7 @@ fn attention(more: Value) -> Value {
     block("attention", parameters, Some(40))
 }
 
-/// A model of these layers with a block of attention, and which of embedding, norm and output matrix are the block's own.
+/// A model of these layers with an MTP block. The booleans select whether embedding, norm and output matrix are the block's own.
 fn with_mtp(layers: Vec<Value>, layer: Value, [embedding, norm, head]: [bool; 3]) -> Value {
     let mut described = description(HIDDEN, layers);
     described["mtp"] = json!({
@@ -99,10 +99,10 @@ fn with_mtp(layers: Vec<Value>, layer: Value, [embedding, norm, head]: [bool; 3]
     described
 }
 
-/// The keys and values of one attention, `[KV_HEADS * HEAD]` of each token.
+/// The keys and values of one attention layer, `[KV_HEADS * HEAD]` per token.
 type Cache = Vec<[Vector; 2]>;
 
-/// A layer of gated attention and a feed-forward network in f64.
+/// A layer of gated attention and a feed-forward network, in f64.
 fn layer(w: &Plain, number: usize, mut x: Vector, cache: &mut Cache) -> Vector {
     let name = |part: &str| format!("blk.{number}.{part}");
     let h = w.rms(&name("attn_norm"), &x);
@@ -150,7 +150,7 @@ fn layer(w: &Plain, number: usize, mut x: Vector, cache: &mut Cache) -> Vector {
     x
 }
 
-/// Input of the block for a token: its embedding and the previous token's hidden state.
+/// The block's input for a token: its embedding and the previous token's hidden state.
 fn joined(w: &Plain, embedding: &str, token: u32, before: &[f64]) -> Vector {
     let rows = w.values(&format!("{embedding}.weight"));
     let row = &rows[token as usize * HIDDEN..][..HIDDEN];
@@ -162,8 +162,8 @@ fn joined(w: &Plain, embedding: &str, token: u32, before: &[f64]) -> Vector {
     w.apply("blk.1.nextn.eh_proj", &pair)
 }
 
-/// The block's drafts after a text whose last token the model has not read: tokens, and the distance of their logits from the
-/// next ones.
+/// The block's drafts after a text whose last token the model has not read: each token, and the margin of its logit over the second
+/// largest.
 fn drafted(w: &Plain, own: [bool; 3], text: &[u32], count: usize) -> Vec<(u32, f64)> {
     let name = |own: bool, part: &str, other: &str| {
         if own {
@@ -228,7 +228,7 @@ fn drafts_of_an_mtp_block_are_its_equations() {
             let found = draft_of(&mut session, text[length], 6);
             assert!(state_of(&session) == before, "a draft changed the state");
             for ((expected, distance), found) in drafted(&plain, own, &text, 6).iter().zip(&found) {
-                // After a token that rounding chose, the draft differs.
+                // A near tie may be decided by rounding; all later drafts would differ.
                 if *distance < 1e-3 {
                     break;
                 }
@@ -243,8 +243,8 @@ fn drafts_of_an_mtp_block_are_its_equations() {
     assert!(compared > 80, "{compared}");
 }
 
-/// The drafts that llama.cpp's own block has made from the same files, which `tests/llama_cpp/drafts.cpp` has recorded: a token, and how
-/// far its logit is from the next one.
+/// Compares with drafts that llama.cpp's MTP block has made from the same files, recorded by `tests/llama_cpp/drafts.cpp`: each token,
+/// and the margin of its logit over the second largest.
 #[test]
 fn drafts_are_those_of_llama_cpp() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/llama_cpp");
@@ -280,8 +280,7 @@ fn drafts_are_those_of_llama_cpp() {
     }
 }
 
-/// Weights with which the block chooses mostly what the model chooses: the next token follows from the last one alone but for the
-/// little that the layers add.
+/// Changes the weights so that the block mostly agrees with the model: the next token then depends almost only on the last one.
 fn alike(weights: &mut HashMap<String, Vec<f32>>, layers: usize) {
     for (name, values) in weights.iter_mut() {
         if name.ends_with("o_proj.weight") || name.ends_with("ffn_down.weight") {
@@ -298,7 +297,7 @@ fn alike(weights: &mut HashMap<String, Vec<f32>>, layers: usize) {
     }
 }
 
-/// A hybrid whose block has this layer.
+/// A hybrid model whose MTP block has this layer.
 fn hybrid(layer: Value) -> Value {
     let delta = json!({
         "heads": 2, "value_heads": 4, "head_dim": 6, "value_dim": 5, "conv": 3, "conv_bias": false,
@@ -313,7 +312,7 @@ fn drafting(model: &Arc<Model>, mtp: usize, temperature: f32) -> Session {
     drafting_on(None, model, mtp, temperature)
 }
 
-/// A session that has read a prompt; its steps on a device are recorded.
+/// Creates a session that has read a prompt; on a device its steps are recorded.
 fn drafting_on(
     device: Option<&Arc<Device>>,
     model: &Arc<Model>,
@@ -330,7 +329,7 @@ fn drafting_on(
     session
 }
 
-/// Reads ahead this many times, and takes back some tokens at times.
+/// Reads ahead `count` times and sometimes takes tokens back.
 fn rounds(session: &mut Session, most: usize, count: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
     for round in 0..count {
@@ -389,7 +388,7 @@ fn drafts_of_an_mtp_block_change_no_token_and_no_bit_of_the_state() {
             }
         }
     }
-    // In each session some drafts are accepted, and some are not accepted whole.
+    // In each session some drafts are accepted, and some only in part.
     assert!(
         counts.iter().all(|(_, accepted)| *accepted > 5),
         "{counts:?}"
@@ -426,7 +425,7 @@ fn drafts_go_on_after_a_restored_state_a_rewind_and_a_reset() {
     session.feed(&tokens(spec.vocab, 21, 9)).expect("a prompt");
     assert_eq!(rounds(&mut session, 5, 5), first);
 
-    // A state without the block's is another one.
+    // A state without the block's tensors has another layout.
     let mut without = hybrid(attention(json!({})));
     without.as_object_mut().expect("an object").remove("mtp");
     let without = crate::synthetic::model(&described(&without), &weights);

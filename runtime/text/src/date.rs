@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use jiff::fmt::strtime::{BrokenDownTime, Config};
 
-/// Now, in UTC, by the fields of `strftime`.
+/// The current time in UTC, formatted with `strftime` fields.
 pub(super) fn now(format: &str) -> Option<String> {
     Some(strftime(format, Timestamp::now()))
 }
 
-/// Fields that `strftime` does not have stay as they are.
+/// Fields unknown to `strftime` are copied unchanged.
 fn strftime(format: &str, time: Timestamp) -> String {
     let lenient = Config::new().lenient(true);
     let text = BrokenDownTime::from(time).to_string_with_config(&lenient, format);

@@ -1,4 +1,4 @@
-//! The tokens of a whole history: rendered by the model's template, which decides which messages it accepts, and tokenized.
+//! Converts a complete history to tokens: renders it with the model's template, which decides what messages it accepts, and tokenizes it.
 
 use serde_json::Value;
 
@@ -9,16 +9,16 @@ use crate::error::{Error, Result};
 /// The tag after a thought.
 const THOUGHT_END: &str = "</think>";
 
-/// A history as a session reads it.
+/// A history in the form that a session reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct History {
-    /// Its tokens.
+    /// The history's tokens.
     pub tokens: Vec<u32>,
-    /// Positions where other histories may go on otherwise: the end of the instructions with their tools, and where an answer begins.
+    /// Positions where other histories may diverge: the end of the instructions with their tools, and the beginning of an answer.
     pub borders: Vec<usize>,
-    /// Tokens of the instructions with their tools, at its beginning.
+    /// Number of tokens at the beginning that belong to the instructions with their tools.
     pub instructions: usize,
-    /// The text after the last special token, which an answer goes on.
+    /// The text after the last special token, which an answer continues.
     pub tail: Run,
 }
 
@@ -27,18 +27,18 @@ pub struct History {
 pub struct Remembered {
     /// The text from the last special token before the answer to the answer's end.
     pub run: Run,
-    /// Its tokens.
+    /// The tokens of `run`.
     pub tokens: Vec<u32>,
-    /// The control tokens after them.
+    /// The control tokens after the answer.
     pub end: Vec<u32>,
 }
 
 impl Turns {
-    /// The tokens of `messages`. If `reply`, an answer can be generated after them; a last message that is an answer is continued.
+    /// Converts `messages` to tokens. If `reply`, an answer can follow; if the last message is an answer, it is continued.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the messages or leaves the last one out, [`Error::Invalid`] for a message whose fields
-    /// hold a control token's name, [`Error::Tokenizer`] if a text cannot be encoded, [`Error::Cancelled`].
+    /// [`Error::Template`] if the template refuses the messages or omits the last one, [`Error::Invalid`] for a message field that
+    /// contains a control token's name, [`Error::Tokenizer`] if a text cannot be encoded, [`Error::Cancelled`].
     pub fn history(&self, messages: &[Message], reply: bool, runs: &mut Runs) -> Result<History> {
         self.check_fields(messages)?;
         let messages = self.without_thoughts(messages);
@@ -65,7 +65,7 @@ impl Turns {
         }
         let (tokens, tail) = self.encode(&pieces, runs)?;
         let mut borders = Vec::new();
-        // The instructions end where the first other message begins.
+        // The instructions end where the first message with another role begins.
         let first = messages
             .iter()
             .position(|message| message.role != Role::System);
@@ -97,8 +97,8 @@ impl Turns {
         })
     }
 
-    /// Remembers the tokens that a model generated for `answer`, a text that goes on after `tail`: other tokens of the same text would
-    /// have to be read again. None, and nothing is remembered, if they do not spell it; control tokens may only end them.
+    /// Stores the tokens that a model generated for `answer`, which continues `tail`: other tokens for the same text would be read
+    /// again. Returns `None` and stores nothing unless the tokens spell the answer; control tokens may only come at its end.
     pub fn remember(
         &self,
         runs: &mut Runs,
@@ -138,8 +138,8 @@ impl Turns {
         self.tokenizer().encode_runs(&pieces, true, Some(runs))
     }
 
-    /// The messages as the template shows them once a question follows: where it leaves out thoughts, it cannot find them in a
-    /// placeholder, so they are taken out here.
+    /// Removes the thoughts from answers that precede the last question, if the template drops them: the template cannot find a thought
+    /// in a placeholder.
     fn without_thoughts(&self, messages: &[Message]) -> Vec<Message> {
         let mut messages = messages.to_vec();
         let last = messages
@@ -158,7 +158,7 @@ impl Turns {
         messages
     }
 
-    /// Fields other than contents pass through the template, so none of them may name a control token.
+    /// Refuses control token names in fields: unlike contents, fields pass through the template.
     fn check_fields(&self, messages: &[Message]) -> Result<()> {
         for (index, message) in messages.iter().enumerate() {
             let role = Value::from(message.role.name());

@@ -1,4 +1,4 @@
-//! An internal part of the crate `waterline`, without a stable interface: text in and out of the model. Tokens, byte-safe streaming, stop strings, chat templates, turns.
+//! An internal part of the crate `waterline`, without a stable interface: tokens, byte-safe streaming, stop strings, chat templates, turns.
 
 #[cfg_attr(not(feature = "tokenizer"), path = "no_date.rs")]
 mod date;

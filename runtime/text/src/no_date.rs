@@ -1,6 +1,6 @@
-//! The date in a build without the tokenizer, in which no template's text becomes tokens.
+//! The date in a build without the tokenizer, which never turns a template's text into tokens.
 
-/// None: this build has no calendar.
+/// Always `None`: this build has no calendar.
 pub(super) fn now(_: &str) -> Option<String> {
     None
 }

@@ -1,4 +1,4 @@
-//! The tokenizer in a build without it: tokens go in and out, no text.
+//! The tokenizer in a build without the feature `tokenizer`: sessions work with tokens only, not text.
 
 use crate::error::{Error, Result};
 pub use runs::{Run, Runs};
@@ -6,17 +6,17 @@ pub use runs::{Run, Runs};
 #[path = "tokenizer/runs.rs"]
 mod runs;
 
-/// Text to tokens and tokens to bytes. This build has none: the feature `tokenizer` is off.
+/// Text to tokens and tokens to bytes. Not available in this build: the feature `tokenizer` is off.
 pub struct Tokenizer {
     none: std::convert::Infallible,
 }
 
-/// Part of a rendered prompt.
+/// A part of a rendered prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// Text of a template, in which the names of special tokens mean these tokens.
+    /// Template text, in which the names of special tokens stand for the tokens.
     Template(&'a str),
-    /// Text of a user or a model, in which they are letters like any other.
+    /// Text of a user or a model, in which such names are ordinary text.
     Content(&'a str),
 }
 
@@ -32,7 +32,7 @@ impl Tokenizer {
         })
     }
 
-    /// As [`from_json`](Self::from_json).
+    /// See [`from_json`](Self::from_json).
     ///
     /// # Errors
     /// Always [`Error::Tokenizer`].
@@ -41,34 +41,34 @@ impl Tokenizer {
         Self::from_json(bytes, source_name)
     }
 
-    /// Tokens of plain text.
+    /// Encodes plain text.
     ///
     /// # Errors
-    /// None: there is no value to call it on.
+    /// None: no value of this type exists.
     pub fn encode(&self, _: &str) -> Result<Vec<u32>> {
         match self.none {}
     }
 
-    /// Tokens of a template's text.
+    /// Encodes a template's text.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub fn encode_with_special(&self, _: &str) -> Result<Vec<u32>> {
         match self.none {}
     }
 
-    /// Tokens of text put together from a template and contents.
+    /// Encodes text composed of template and content pieces.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub(crate) fn encode_pieces(&self, _: &[Piece], _: bool) -> Result<Vec<u32>> {
         match self.none {}
     }
 
-    /// Tokens of text put together from a template and contents, with runs that were seen before.
+    /// Encodes text composed of template and content pieces, reusing known runs.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub(crate) fn encode_runs(
         &self,
         _: &[Piece],
@@ -78,7 +78,7 @@ impl Tokenizer {
         match self.none {}
     }
 
-    /// True if a text holds the name of a special token.
+    /// Whether a text contains the name of a special token.
     pub(crate) fn names_special(&self, _: &str) -> bool {
         match self.none {}
     }
@@ -98,7 +98,7 @@ impl Tokenizer {
         match self.none {}
     }
 
-    /// Whether a token has a name in text.
+    /// Whether a token has a visible name.
     pub(crate) fn is_mark(&self, _: u32) -> bool {
         match self.none {}
     }

@@ -1,28 +1,28 @@
-//! Placeholders in chat templates: they mark the contents of messages in a rendering.
+//! Placeholders in chat templates, which mark the contents of messages in a rendering.
 
 use super::{Message, Piece};
 use crate::error::{Error, Result};
 
-// Noncharacters of Unicode: no text meant for exchange holds them.
+// Unicode noncharacters: text meant for interchange does not contain them.
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
-/// How often a template may repeat all messages, and how many bytes more: some show the system message in every turn.
+/// How often a template may repeat all messages, plus a number of extra bytes: some templates show the system message in every turn.
 const MAX_COPIES: usize = 4;
 const MAX_REPEATED: usize = 1 << 20;
-/// White space around a placeholder, unlike any in a template: where it is gone from the
-/// rendering, the template trims the content.
+/// White space around a placeholder, a character that no template contains. If it is missing from the rendering, the template trims the
+/// content.
 const PAD: char = '\u{205f}';
 
-/// A stretch of a rendering.
+/// A part of a rendering.
 pub(super) struct Stretch<'a> {
-    /// Index of the message with this content; none for the template's own text.
+    /// Index of the message whose content this is; `None` for the template's own text.
     pub message: Option<usize>,
-    /// Its text.
+    /// The part's text.
     pub piece: Piece<'a>,
 }
 
-/// The messages with a placeholder in place of each content. Templates leave out the text of a message that only calls tools, so
-/// no content is no placeholder there.
+/// Replaces each message's content with a placeholder. The empty content of a message that only calls tools stays empty, because
+/// templates leave it out.
 pub(super) fn placeholders(messages: &[Message]) -> Vec<Message> {
     let placeholder = |(index, message): (usize, &Message)| Message {
         content: if message.content.is_empty() && message.fields.contains_key("tool_calls") {
@@ -35,8 +35,7 @@ pub(super) fn placeholders(messages: &[Message]) -> Vec<Message> {
     messages.iter().enumerate().map(placeholder).collect()
 }
 
-/// Splits a rendering at its placeholders and puts the contents back in, trimmed where the
-/// template has trimmed the placeholder.
+/// Splits a rendering at its placeholders and inserts the contents again, trimmed where the template trims the placeholder.
 pub(super) fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Vec<Stretch<'a>>> {
     let said: usize = messages.iter().map(|message| message.content.len()).sum();
     let mut room = MAX_REPEATED + MAX_COPIES * said;
@@ -78,7 +77,7 @@ pub(super) fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Ve
     Ok(parts)
 }
 
-/// A template that cannot be used, and why.
+/// The error for a template that cannot be used.
 pub(super) fn template_error(reason: &str) -> Error {
     Error::Template {
         reason: reason.into(),

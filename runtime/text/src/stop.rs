@@ -1,10 +1,9 @@
 use crate::error::{Error, Result};
 
-/// Ends generation at any of a set of strings, wherever token borders fall.
+/// Ends a generation at any of a set of strings, wherever token boundaries fall.
 ///
-/// Text that may be the beginning of a stop string is held back. The stop string that is complete
-/// first wins, the longest if several end at the same place; so how the text was split makes no
-/// difference.
+/// Text that may begin a stop string is held back. The first stop string to be completed wins, and the longest if several end at the
+/// same place, so the result does not depend on how the text was split.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
     stops: Vec<String>,
@@ -16,7 +15,7 @@ pub struct StopStrings {
     found: Option<usize>,
 }
 
-/// The text that a push has released.
+/// The text that a push releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Released<'a> {
     /// Text to emit now.
@@ -52,7 +51,7 @@ impl StopStrings {
         })
     }
 
-    /// Takes the next piece of text. After a match nothing more is emitted.
+    /// Adds the next piece of text. After a match nothing more is released.
     pub fn push(&mut self, text: &str) -> Released<'_> {
         self.text.drain(..self.emitted);
         self.emitted = 0;
@@ -72,7 +71,7 @@ impl StopStrings {
         }
     }
 
-    /// Ends the text: returns the text that was held back. The matcher is then as new.
+    /// Ends the text and returns what was held back. The matcher can then be used again.
     pub fn finish(&mut self) -> &str {
         self.text.drain(..self.emitted);
         self.emitted = self.text.len();
@@ -81,7 +80,7 @@ impl StopStrings {
     }
 }
 
-/// Start and index of the stop string that is complete first, the longest of several.
+/// Start and index of the stop string that is completed first, the longest of several.
 fn first_match(text: &str, stops: &[String]) -> Option<(usize, usize)> {
     let starts = stops
         .iter()
@@ -90,7 +89,7 @@ fn first_match(text: &str, stops: &[String]) -> Option<(usize, usize)> {
     starts.min_by_key(|&(start, index)| (start + stops[index].len(), start))
 }
 
-/// Length of the longest end of `text` that begins a stop string.
+/// Length of the longest suffix of `text` that begins a stop string.
 fn held_back(text: &str, stops: &[String]) -> usize {
     let longest = stops.iter().map(String::len).max().unwrap_or(1) - 1;
     (1..=longest.min(text.len()))
@@ -208,7 +207,7 @@ mod tests {
         assert!(StopStrings::new(vec!["x".into(), String::new()]).is_err());
     }
 
-    /// The matcher's result on whole text: tries every end, then every start.
+    /// Reference for the matcher on complete text: tries every end, then every start.
     fn naive<'a>(text: &str, stops: &'a [String]) -> (String, Option<&'a str>) {
         for end in 0..=text.len() {
             for start in 0..end {

@@ -1,16 +1,16 @@
-/// Turns the bytes of successive tokens into text, although a token may end inside a character.
+/// Converts the bytes of successive tokens to text; a token may end inside a character.
 ///
-/// Everything pushed, then [`finish`](Self::finish)ed, reads as [`String::from_utf8_lossy`] of
-/// the whole: invalid bytes become U+FFFD, and an incomplete character waits for the next push.
+/// Everything pushed and then [`finish`](Self::finish)ed equals [`String::from_utf8_lossy`] of all bytes: invalid bytes become U+FFFD,
+/// and an incomplete character waits for the next push.
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
-    /// The incomplete character held back, followed during a push by the new bytes.
+    /// The incomplete character that is held back; during a push, followed by the new bytes.
     bytes: Vec<u8>,
     text: String,
 }
 
 impl TextStream {
-    /// A stream that holds nothing back.
+    /// Creates an empty stream.
     pub fn new() -> Self {
         Self {
             bytes: Vec::with_capacity(256),
@@ -18,8 +18,8 @@ impl TextStream {
         }
     }
 
-    /// Takes the bytes of the next token and returns the text that they complete, often all of it
-    /// and at times none. Allocates only for a token longer than any before.
+    /// Adds the bytes of the next token and returns the text that they complete, which may be empty. Allocates only for a token longer
+    /// than any before.
     pub fn push(&mut self, bytes: &[u8]) -> &str {
         self.bytes.extend_from_slice(bytes);
         self.text.clear();
@@ -41,7 +41,7 @@ impl TextStream {
         &self.text
     }
 
-    /// Ends the text: a character still incomplete becomes U+FFFD. The stream is then as new.
+    /// Ends the text: an incomplete character becomes U+FFFD. The stream can then be used again.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
         if !self.bytes.is_empty() {
@@ -52,7 +52,7 @@ impl TextStream {
     }
 }
 
-/// Whether more bytes could make a character of these, which are not one by themselves.
+/// Whether more bytes could complete these invalid ones to a character.
 fn is_incomplete(invalid: &[u8]) -> bool {
     std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none())
 }
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!((stream.bytes.capacity(), stream.text.capacity()), before);
     }
 
-    /// Pieces of characters and stray bytes, so that sequences break in every way.
+    /// Parts of characters and stray bytes, so that sequences break in every way.
     fn bytes() -> impl Strategy<Value = Vec<Vec<u8>>> {
         let byte = prop_oneof![
             any::<u8>(),

@@ -10,11 +10,11 @@ use serde_json::{Map, Value, json};
 pub enum Role {
     /// Instructions.
     System,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
-    /// Another, such as `tool` or `developer`.
+    /// Another role, such as `tool` or `developer`.
     Other(String),
 }
 
@@ -55,13 +55,13 @@ pub struct Message {
     /// The text.
     #[serde(default, deserialize_with = "content")]
     pub content: String,
-    /// Further fields for the template, such as `name` or `tool_calls`.
+    /// More fields for the template, such as `name` or `tool_calls`.
     #[serde(flatten)]
     pub fields: Map<String, Value>,
 }
 
 impl Message {
-    /// A message.
+    /// Creates a message without further fields.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
         Self {
             role,
@@ -71,7 +71,7 @@ impl Message {
     }
 }
 
-/// The content of a message in JSON: a text, none, or parts that are texts.
+/// Reads a message's content from JSON: a string, null, or a list of text parts.
 fn content<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
     let wrong = |found: &str| {
         serde::de::Error::custom(format!(
@@ -98,48 +98,48 @@ fn content<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Str
     }
 }
 
-/// Variables of a rendering other than the messages.
+/// Template variables other than the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct TemplateOptions {
-    /// Whether the model is to think before it answers; none leaves it to the template.
+    /// Whether the model should think before it answers; `None` leaves the choice to the template.
     pub thinking: Option<bool>,
     /// Functions that the model may call, as JSON schemas.
     pub tools: Vec<Value>,
 }
 
-/// A model's chat template: Jinja with the settings, globals and Python methods that transformers
-/// gives it. It is not trusted: its work and its time are bounded.
+/// A model's chat template: Jinja with the settings, globals and Python methods of transformers. Templates are untrusted: their work and
+/// time are bounded.
 pub struct ChatTemplate {
     template: Template,
-    /// Its text, or that of the template for conversations with tools.
+    /// The template's source, or that of `tool_use` if present.
     source: String,
-    /// The template of conversations with tools, if it is another one.
+    /// The template for conversations with tools, if it is a separate one.
     tool_use: Option<Template>,
     /// The texts of `bos_token`, `eos_token` and `pad_token`.
     names: [String; 3],
 }
 
-/// ChatML, with which most models are trained, for files without a template.
+/// ChatML, the format of most models, for files without a template.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 impl ChatTemplate {
-    /// The template of models whose file has none.
+    /// ChatML, for models whose file has no template.
     #[doc(hidden)]
     pub fn chatml() -> Result<Self> {
         Self::new(CHATML, "", "")
     }
 
-    /// Parses `source`; `bos` and `eos` are its variables `bos_token` and `eos_token`.
+    /// Parses `source`; `bos` and `eos` become its variables `bos_token` and `eos_token`.
     ///
     /// # Errors
-    /// [`Error::Template`] with the place of a syntax error.
+    /// [`Error::Template`] with the line of a syntax error.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
         Self::with_names(source, [bos.into(), eos.into(), String::new()])
     }
 
-    /// As [`new`](Self::new), with its variables `bos_token`, `eos_token` and `pad_token`.
+    /// Like [`new`](Self::new), with the variables `bos_token`, `eos_token` and `pad_token`.
     #[doc(hidden)]
     pub fn with_names(source: &str, names: [String; 3]) -> Result<Self> {
         Ok(Self {
@@ -150,7 +150,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The template with another one for conversations with tools.
+    /// Adds a separate template for conversations with tools.
     #[doc(hidden)]
     pub fn with_tool_use(self, source: &str) -> Result<Self> {
         Ok(Self {
@@ -160,26 +160,25 @@ impl ChatTemplate {
         })
     }
 
-    /// The text of the template that renders conversations with tools.
+    /// The source of the template that renders conversations with tools.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The conversation as the model was trained to read it. `add_generation_prompt` appends the
-    /// beginning of the answer that is to come.
+    /// Renders a conversation in the form that the model was trained on. `add_generation_prompt` appends the beginning of the next answer.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the conversation (many require user and assistant
-    /// to alternate, some have no system message), fails, or does more than a template may.
+    /// [`Error::Template`] if the template refuses the conversation (many require user and assistant to alternate, some have no system
+    /// message), fails, or exceeds the work limit.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let (options, canceller) = (TemplateOptions::default(), Canceller::default());
         self.render_with(messages, add_generation_prompt, &options, &canceller)
     }
 
-    /// As [`render`](Self::render), with tools and a thinking switch, until it is cancelled.
+    /// Like [`render`](Self::render), with tools, a thinking switch and cancellation.
     ///
     /// # Errors
-    /// As [`render`](Self::render), and [`Error::Cancelled`].
+    /// The errors of [`render`](Self::render), and [`Error::Cancelled`].
     pub(crate) fn render_with(
         &self,
         messages: &[Message],
@@ -194,7 +193,7 @@ impl ChatTemplate {
             Value::Object(fields)
         };
         let tools = if options.tools.is_empty() {
-            // As transformers passes it: defined, and none.
+            // Like transformers, defines the variable, with the value none.
             Value::Null
         } else {
             Value::Array(options.tools.clone())

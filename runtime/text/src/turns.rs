@@ -6,53 +6,49 @@ use std::sync::Arc;
 
 /// A conversation as the tokens that each turn adds.
 ///
-/// A recurrent state cannot be changed in the middle, so history is never fed again, and generated
-/// tokens stay as they are. A turn feeds the part of the rendering after the model's last answer:
-/// the end of that answer, the user's message, the beginning of the next answer.
+/// A recurrent state cannot be edited in the middle, so the history is never fed again, and generated tokens stay as they are. A turn
+/// feeds the part of the rendering after the model's last answer: the end of that answer, the user's message, the beginning of the next
+/// answer.
 ///
-/// To find it, the template is rendered with a placeholder in place of each content, and the
-/// rendering is cut at the last answer's placeholder. So it does not matter if a template renders
-/// older messages differently from newer ones (some drop a model's reasoning), and contents never
-/// pass through the template: a user who types the name of a control token gets its letters.
+/// To find that part, the template is rendered with a placeholder in place of each content, and the rendering is cut at the last
+/// answer's placeholder. So a template may render older messages differently from newer ones (some drop a model's reasoning), and
+/// contents never pass through the template: if a user types the name of a control token, it is encoded as ordinary text.
 ///
-/// The end-of-turn token (the added token with which the template closes an answer, if any) is the
-/// border: however an answer ends, it has been fed when [`assistant_done`](Self::assistant_done)'s
-/// tokens have been, and everything after it belongs to the next turn. Saving the messages is
-/// therefore enough.
+/// The end-of-turn token (the added token with which the template closes an answer, if any) is the boundary: however an answer ends,
+/// this token has been fed once the tokens of [`assistant_done`](Self::assistant_done) have been, and everything after it belongs to the
+/// next turn. Saving the messages is therefore sufficient.
 #[derive(Clone)]
 pub struct Turns {
     template: Arc<ChatTemplate>,
     tokenizer: Arc<Tokenizer>,
     options: TemplateOptions,
     canceller: Canceller,
-    /// The tokens that the template puts after an answer, up to its end-of-turn token; empty if no
-    /// added token closes an answer.
+    /// The tokens that the template puts after an answer, up to its end-of-turn token; empty if no added token closes an answer.
     end: Vec<u32>,
-    /// Whether the template leaves out the thought of an answer once another message follows.
+    /// Whether the template drops the thought of an answer once another message follows.
     drops_thoughts: bool,
     messages: Vec<Message>,
 }
 
-/// The tag around a model's thoughts.
+/// The tags around a model's thoughts.
 const THOUGHT: &str = "<think>";
 const THOUGHT_END: &str = "</think>";
 
 impl Turns {
-    /// An empty conversation. Rehearses two turns, so that a template that cannot work is an error
-    /// here and not in the middle of a conversation.
+    /// Creates an empty conversation. Renders two trial turns, so that a template that cannot work fails here and not in the middle of a
+    /// conversation.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template fails, leaves out a message, or closes an answer in
-    /// another way when a message follows it.
+    /// [`Error::Template`] if the template fails, omits a message, or closes an answer differently when a message follows it.
     pub fn new(template: Arc<ChatTemplate>, tokenizer: Arc<Tokenizer>) -> Result<Self> {
         let (options, canceller) = (TemplateOptions::default(), Canceller::default());
         Self::with_options(template, tokenizer, options, canceller)
     }
 
-    /// As [`new`](Self::new), with tools, a thinking switch, and a cancellation of renderings.
+    /// Like [`new`](Self::new), with tools, a thinking switch, and cancellation of renderings.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`Error::Cancelled`].
+    /// The errors of [`new`](Self::new), and [`Error::Cancelled`].
     #[doc(hidden)]
     pub fn with_options(
         template: Arc<ChatTemplate>,
@@ -82,16 +78,16 @@ impl Turns {
         Ok(turns)
     }
 
-    /// Variables of the template other than the messages.
+    /// The template's variables other than the messages.
     #[doc(hidden)]
     pub fn options(&self) -> &TemplateOptions {
         &self.options
     }
 
-    /// Changes the template's variables from the next turn on. On an error nothing changes.
+    /// Changes the template's variables from the next turn on. On error nothing changes.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template cannot render with them.
+    /// [`Error::Template`] if the template cannot render with these variables.
     #[doc(hidden)]
     pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
         let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
@@ -102,7 +98,7 @@ impl Turns {
         Ok(())
     }
 
-    /// Cancels renderings from now on, with [`Error::Cancelled`].
+    /// Sets the handle that cancels renderings from now on, with [`Error::Cancelled`].
     #[doc(hidden)]
     pub fn set_canceller(&mut self, canceller: Canceller) {
         self.canceller = canceller;
@@ -112,7 +108,7 @@ impl Turns {
         &self.tokenizer
     }
 
-    /// Whether the template leaves out the thought of an answer once another message follows.
+    /// Whether the template drops the thought of an answer once another message follows.
     pub(super) fn drops_thoughts(&self) -> bool {
         self.drops_thoughts
     }
@@ -127,7 +123,7 @@ impl Turns {
             .render_with(messages, add_generation_prompt, options, canceller)
     }
 
-    /// Whether the template leaves out the thought of an answer once another message follows.
+    /// Tests whether the template drops the thought of an answer once another message follows.
     fn rehearse_thought(&self) -> Result<bool> {
         let answer = format!("{THOUGHT}thought{THOUGHT_END}\n\nanswer");
         let messages = [
@@ -142,7 +138,7 @@ impl Turns {
         }
     }
 
-    /// Whether the template begins an answer inside of a thought, so that only its end is generated.
+    /// Whether the template opens a thought at the start of an answer, so that the model generates only the rest of it.
     ///
     /// # Errors
     /// [`Error::Template`] if the template fails.
@@ -154,7 +150,7 @@ impl Turns {
         Ok(last(THOUGHT) > last(THOUGHT_END))
     }
 
-    /// Whether the template has a switch for thoughts: with it on and off, a question is rendered differently.
+    /// Whether the template renders a question differently with thinking on and off.
     ///
     /// # Errors
     /// [`Error::Template`] if the template fails.
@@ -172,7 +168,7 @@ impl Turns {
         Ok(with(true)? != with(false)?)
     }
 
-    /// The template's text before the first message of the user, where there is no system message.
+    /// The text that the template writes before the first user message of a conversation without a system message.
     ///
     /// # Errors
     /// [`Error::Template`] if the template fails.
@@ -189,11 +185,10 @@ impl Turns {
         Ok(text.collect())
     }
 
-    /// Sets the system message, which the first turn feeds; an empty text removes it.
+    /// Sets the system message, which is part of the first turn; an empty text removes it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no system
-    /// message. The old one stays then.
+    /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no system message. The old message then stays.
     #[doc(hidden)]
     pub fn system(&mut self, text: &str) -> Result<()> {
         if self
@@ -219,12 +214,11 @@ impl Turns {
         Ok(())
     }
 
-    /// Adds the user's message and returns the tokens to feed, after which the model answers.
-    /// On an error the conversation is as before.
+    /// Adds the user's message and returns the tokens to feed before the model answers. On error the conversation is unchanged.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the last message has no answer yet, [`Error::Template`] if the
-    /// template refuses the conversation, [`Error::Tokenizer`] if the text cannot be encoded.
+    /// [`Error::Invalid`] if the last message has no answer yet, [`Error::Template`] if the template refuses the conversation,
+    /// [`Error::Tokenizer`] if the text cannot be encoded.
     pub fn user(&mut self, text: &str) -> Result<Vec<u32>> {
         if self
             .messages
@@ -256,9 +250,9 @@ impl Turns {
         tokens
     }
 
-    /// Adds the model's answer and returns the tokens that close it, to be fed before anything
-    /// else. `ended` says that the model generated its end token and was fed it; if it was
-    /// stopped before, by a limit or the user, the end-of-turn token is returned.
+    /// Adds the model's answer and returns the tokens that close it, which must be fed before anything else. `ended` means that the
+    /// model generated its end token and read it. If the answer was stopped earlier, by a limit or the user, the tokens include the
+    /// end-of-turn token.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no message to answer.
@@ -274,8 +268,8 @@ impl Turns {
         Ok(if ended { Vec::new() } else { self.end.clone() })
     }
 
-    /// Takes back the last message of the user and its answer, if any; returns the message. The
-    /// session must go back to its state before that turn.
+    /// Removes the last user message and its answer, if any, and returns the message. The caller must return the session to its state
+    /// before that turn.
     #[doc(hidden)]
     pub fn pop_turn(&mut self) -> Option<String> {
         let last = self
@@ -286,20 +280,20 @@ impl Turns {
         message.map(|message| message.content)
     }
 
-    /// Forgets the conversation, the system message too.
+    /// Removes all messages, including the system message.
     #[doc(hidden)]
     pub fn clear(&mut self) {
         self.messages.clear();
     }
 
-    /// The conversation, which is all that has to be saved.
+    /// The messages of the conversation, which are all that has to be saved.
     #[doc(hidden)]
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// Tokens of a whole conversation, as the model was trained to read it; the roles may come in any order that the
-    /// template takes. The conversation held here is left alone.
+    /// Encodes a complete conversation in the form that the model was trained on; the roles may come in any order that the template
+    /// accepts. Does not use or change the conversation in `self`.
     ///
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages, [`Error::Tokenizer`] if a text cannot be encoded.
@@ -310,12 +304,12 @@ impl Turns {
         self.tokenizer.encode_pieces(&pieces, true)
     }
 
-    /// The added token with which the template closes an answer: generation should stop there.
+    /// The added token that ends an answer in the template; generation should stop there.
     pub fn end_token(&self) -> Option<u32> {
         self.end.last().copied()
     }
 
-    /// Encodes the rendering after the last answer, or all of it if there is none yet.
+    /// Encodes the rendering after the last answer, or all of it if there is no answer yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
         let placeholders = placeholders(&self.messages);
         let rendered = self.render(&placeholders, add_generation_prompt)?;

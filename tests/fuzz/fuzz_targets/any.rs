@@ -1,5 +1,5 @@
-//! All targets in one program, which travels to machines without a compiler: WATERLINE_KIND names the kind of file. WATERLINE_SEEDS
-//! names a folder in which it first writes the files that fuzzing starts from.
+//! All targets in one program, which can be copied to machines without a compiler. WATERLINE_KIND names the kind of file. The program first
+//! writes the seed files for fuzzing to the folder WATERLINE_SEEDS, if it is set.
 #![no_main]
 
 mod forms;
@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use inputs::Kind;
 
-/// Forms need the library's part for them, which the tests of the C library do without.
+/// Constraints need a feature of the library that the tests of the C library do not use.
 const FORM: Kind = Kind {
     name: "form",
     is_text: true,
@@ -24,7 +24,8 @@ static USE_IT: LazyLock<fn(&[u8]) -> bool> = LazyLock::new(|| {
     let mut kinds = inputs::KINDS.iter().chain([&FORM]);
     let kind = kinds.find(|kind| kind.name == name);
     let kind = kind.expect("a kind");
-    // libFuzzer's hook ends the program at any panic, those that the library catches too; one that nobody catches ends it still.
+    // libFuzzer's hook aborts at every panic, including those that the library catches. Without the hook, an uncaught panic still ends the
+    // program.
     drop(std::panic::take_hook());
     if let Some(folder) = std::env::var_os("WATERLINE_SEEDS") {
         for (i, seed) in (kind.seeds)().into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Forms of answers: JSON schemas, regular expressions after a `/`, grammars after a `%`.
+//! Constraints on answers: JSON schemas, regular expressions after a `/`, grammars after a `%`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ thread_local! {
     };
 }
 
-/// A form that compiles leads an answer of up to 20 tokens, each the first or the last that is allowed.
+/// If a constraint compiles, it guides an answer of up to 20 tokens, each the first or the last allowed token.
 pub fn form(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return false;

@@ -5,10 +5,11 @@ use std::ptr::null_mut;
 use super::Program;
 use super::interface::{Call, Fields, Handle, OK};
 
-/// A struct with room for any size that is believed.
+/// A struct with room for any size that the library accepts.
 pub type Struct = Box<[u64; 1024]>;
 
-/// Numbers that overflow, wrap, or are none. Small ones are in range; of those between, a caller may honestly have much memory.
+/// Numbers that overflow, wrap, or are invalid. The small ones are valid. Numbers in between are left out, because a caller may really have
+/// that much memory.
 pub const NUMBERS: [u64; 12] = [
     0,
     1,
@@ -34,7 +35,7 @@ impl Arguments<'_> {
         usize::from(*first)
     }
 
-    /// One of `live`, or something that is no handle of that kind; whether it is.
+    /// Returns a handle of `live` or something that is not a live handle of that kind, and whether it is live.
     pub fn handle(&mut self, live: &[Handle], program: &Program) -> (Handle, bool) {
         let freed = program.freed.last().copied().unwrap_or(null_mut());
         match self.next() {
@@ -49,7 +50,7 @@ impl Arguments<'_> {
         }
     }
 
-    /// A struct with defaults, of which a number may be another.
+    /// Returns a struct with defaults, in which one number may be changed.
     pub fn fields(
         &mut self,
         kind: (usize, Fields),
@@ -59,7 +60,7 @@ impl Arguments<'_> {
         let mut made = Box::new([0; 1024]);
         made[0] = size as u64;
         if let Some(init) = init {
-            // SAFETY: there is room for `size` bytes.
+            // SAFETY: `made` has room for `size` bytes.
             assert_eq!(unsafe { init(made.as_mut_ptr(), size) }, OK);
         }
         let (field, number) = (self.next(), self.next());
@@ -72,7 +73,7 @@ impl Arguments<'_> {
         made
     }
 
-    /// A place, NULL, or one that is not aligned; whether it can be used.
+    /// Returns a pointer to `at`, NULL, or a misaligned pointer, and whether the pointer is valid.
     pub fn place<T>(&mut self, at: *mut T) -> (*mut T, bool) {
         match self.next() {
             252 => (null_mut(), false),
@@ -83,6 +84,6 @@ impl Arguments<'_> {
 }
 
 fn bytes_of(numbers: &mut [u64; 1024]) -> &mut [u8] {
-    // SAFETY: the bytes of numbers, all of which are values.
+    // SAFETY: these are the bytes of initialized numbers, and any bytes are valid numbers.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), 8192) }
 }

@@ -1,8 +1,9 @@
-//! The C interface as a C program sees it: its functions, and where the numbers of its structs lie.
+//! The C interface as a C program sees it: its functions, and the layout of the numbers in its
+//! structs.
 
 use std::ffi::{c_char, c_int, c_void};
 
-// Links the library, whose functions are declared below as in C.
+// Links the library, whose functions are declared below in C's types.
 use waterline_ffi as _;
 
 pub type Handle = *mut c_void;
@@ -126,7 +127,7 @@ unsafe extern "C" {
     pub fn wl_session_rewind(session: Handle, position: u64) -> Call;
 }
 
-/// The numbers of a struct that are no pointers: where they lie in bytes, and how wide they are.
+/// The offsets and widths in bytes of a struct's numbers, without its pointers.
 pub type Fields = &'static [(usize, usize)];
 
 pub const MODEL: (usize, Fields) = (16, &[(0, 4), (4, 4), (8, 4), (12, 4)]);
@@ -164,5 +165,5 @@ pub const SESSION: (usize, Fields) = (
 
 pub const GENERATE: (usize, Fields) = (48, &[(0, 4), (4, 4), (8, 8), (24, 8), (40, 8)]);
 
-/// Places to be filled: their size alone matters.
+/// Structs that the library fills: only their size matters.
 pub const FILLED: (usize, Fields) = (64, &[(0, 4)]);

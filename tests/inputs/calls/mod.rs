@@ -1,5 +1,5 @@
-//! Calls of the C interface, made from bytes: the function, the handles, the contents of the structs. Wild pointers cannot be tried;
-//! NULL, misaligned ones and every number can.
+//! Makes calls of the C interface from bytes, which choose the function, the handles and the contents of the structs. Wild pointers cannot
+//! be tested; NULL, misaligned pointers and all numbers can.
 
 mod arguments;
 mod interface;
@@ -11,13 +11,13 @@ use std::sync::OnceLock;
 use arguments::{Arguments, NUMBERS};
 use interface::*;
 
-/// Most calls of an input.
+/// The maximum number of calls in an input.
 const MOST: usize = 48;
 
-/// The bytes of each call: the function, then its arguments. Zero is a valid argument.
+/// The number of bytes per call: the function, then its arguments. Zero is always a valid argument.
 const WIDTH: usize = 8;
 
-/// Data of a callback: the calling session, and the result to return.
+/// The data of a callback: the calling session, and the result to return.
 struct Listener {
     session: Handle,
     answer: c_int,
@@ -27,7 +27,7 @@ unsafe extern "C" fn on_text(text: *const c_char, length: usize, user: *mut c_vo
     // SAFETY: the text has `length` bytes and a zero byte after them; `user` is a Listener that outlives the call.
     let (text, listener) = unsafe { (CStr::from_ptr(text), &*user.cast::<Listener>()) };
     assert!(text.to_str().is_ok() && text.to_bytes().len() <= length);
-    // SAFETY: the handle is checked by the library.
+    // SAFETY: the library checks the handle.
     let busy = unsafe { wl_session_reset(listener.session) };
     assert_ne!(busy, OK, "a session serves one call at a time");
     listener.answer
@@ -53,14 +53,14 @@ const TEXTS: [&[u8]; 6] = [
     "e\u{301}\u{1f525}\0".as_bytes(),
 ];
 
-/// Models that are opened once: one that talks, and a small one without a tokenizer.
+/// Models that are opened once: one with a chat template, and a small one without a tokenizer.
 fn models() -> [Handle; 2] {
     static OPEN: OnceLock<[usize; 2]> = OnceLock::new();
     let open = || {
         let (mut builtin, mut small) = (null_mut(), null_mut());
         let path = super::tests().join("models/gdn.gguf");
         let path = format!("{}\0", path.display());
-        // SAFETY: NULL parameters are defaults, and there are places for the models.
+        // SAFETY: NULL parameters mean the defaults, and both calls have a destination for the model.
         unsafe {
             assert_eq!(wl_model_builtin(null(), &mut builtin), OK);
             assert_eq!(wl_model_open(path.as_ptr().cast(), null(), &mut small), OK);
@@ -71,9 +71,9 @@ fn models() -> [Handle; 2] {
 }
 
 impl Program {
-    /// Records the result of a call; `good` means that it may succeed.
+    /// Records the status of a call; `good` means that the call may succeed.
     fn note(&mut self, what: &str, status: Call, good: bool) -> bool {
-        // SAFETY: a name and a sentence are always there.
+        // SAFETY: both functions always return a C string.
         let (name, said) = unsafe {
             (
                 CStr::from_ptr(wl_status_name(status)),
@@ -97,7 +97,7 @@ impl Program {
         status == OK
     }
 
-    /// Makes one call. The comment before its match is the reason of every unsafe block in it.
+    /// Makes one call. The SAFETY comment before the match covers every unsafe block in it.
     #[allow(clippy::undocumented_unsafe_blocks)]
     fn call(&mut self, function: usize, mut a: Arguments) {
         let (mut number, mut pointer, mut token) = (0usize, null::<c_char>(), 0u32);
@@ -121,8 +121,8 @@ impl Program {
             self.models = models;
             found
         };
-        // SAFETY, of all calls below: handles are checked by the library; structs have room for every size that is believed and hold no
-        // pointers but NULL; buffers have the length that is given.
+        // SAFETY, of all calls below: the library checks handles; structs have room for every size that the library accepts and hold no
+        // pointers but NULL; buffers have the length that is passed.
         match function {
             0 => {
                 let params = a.fields(SESSION, Some(wl_session_params_init));
@@ -208,7 +208,7 @@ impl Program {
             }
             7 if !models().contains(&model) => {
                 let status = unsafe { wl_model_free(model) };
-                // NULL is nothing to free.
+                // Freeing NULL does nothing.
                 if self.note("wl_model_free", status, is_model || model.is_null()) && is_model {
                     self.models.retain(|&other| other != model);
                     self.freed.push(model);
@@ -270,7 +270,7 @@ impl Program {
             }
             15 | 16 => {
                 let mut params = a.fields(GENERATE, Some(wl_generate_params_init));
-                // Limits the choice to a count that the test can wait for.
+                // Limits the number of tokens, so that the test stays fast.
                 params[1] = params[1].min(6);
                 let answer = (a.next() % 2) as c_int;
                 let mut listener = Listener { session, answer };
@@ -414,7 +414,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: handles are checked by the library.
+        // SAFETY: the library checks handles.
         unsafe {
             self.batches.drain(..).for_each(|batch| {
                 wl_batch_free(batch);
@@ -429,7 +429,7 @@ impl Drop for Program {
     }
 }
 
-/// Makes the calls; whether a session was made and none was refused.
+/// Makes the calls; returns whether a session was made and no call was rejected.
 pub fn calls(bytes: &[u8]) -> bool {
     let mut program = Program::default();
     program.models.extend(models());
@@ -439,7 +439,7 @@ pub fn calls(bytes: &[u8]) -> bool {
     program.made > 0 && !program.refused
 }
 
-/// Programs that do everything right: one that talks, one that reads tokens, one that steps several sessions together.
+/// Returns valid programs: one that chats, one that reads tokens, and one that steps two sessions together.
 pub fn calls_seeds() -> Vec<Vec<u8>> {
     const TALKS: &[usize] = &[
         0, 19, 16, 16, 21, 20, 16, 22, 23, 21, 13, 11, 12, 30, 16, 21, 20, 31, 31,

@@ -1,4 +1,4 @@
-//! How fast the same number of threads reads memory and does nothing else.
+//! The speed at which the same number of threads reads memory and does nothing else.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -6,10 +6,10 @@ use std::time::Instant;
 use waterline::{Pool, Result};
 use waterline_quant::plain_read;
 
-/// Parts of the buffer that each thread reads: as many as keep the threads in step.
+/// Parts of the buffer for each thread, enough to keep the threads in step.
 const PIECES: usize = 8;
 
-/// A buffer that no cache holds, and the threads that read it.
+/// A buffer that is larger than any cache, and the threads that read it.
 pub struct Bandwidth {
     pool: Pool,
     buffer: Vec<u8>,
@@ -18,18 +18,18 @@ pub struct Bandwidth {
 }
 
 impl Bandwidth {
-    /// A buffer of four times the last cache.
+    /// Allocates a buffer of four times the size of the last-level cache.
     pub fn new(threads: usize, cache_bytes: Option<u64>) -> Result<Self> {
         let size = (4 * cache_bytes.unwrap_or(32 << 20)).clamp(64 << 20, 2 << 30);
         Ok(Bandwidth {
             pool: Pool::new(threads)?,
-            // Not zeros: pages that were never written may all be the same one.
+            // Not zeros: pages that were never written may all share one physical page.
             buffer: vec![1; size as usize],
             passes: Vec::new(),
         })
     }
 
-    /// Bytes of the buffer.
+    /// Size of the buffer in bytes.
     pub fn bytes(&self) -> u64 {
         self.buffer.len() as u64
     }

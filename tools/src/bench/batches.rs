@@ -1,4 +1,4 @@
-//! Several sessions of one model that step in one batch.
+//! Speed of several sessions of one model that step in one batch.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::statistics::percentile;
 use crate::error::Result;
 use crate::splitmix::SplitMix64;
 
-/// Steps before the first timed one.
+/// Untimed steps before the first timed step.
 pub const UNTIMED: usize = 2;
 /// Seed of the tokens that all sessions read.
 const SEED: u64 = 2;
@@ -17,20 +17,20 @@ const SEED: u64 = 2;
 /// The speed of a batch.
 #[derive(Serialize, Deserialize)]
 pub struct BatchSpeed {
-    /// Sessions in it.
+    /// Number of sessions in the batch.
     pub sessions: usize,
-    /// Tokens of all sessions by the sum of the steps' times.
+    /// Tokens of all sessions divided by the total time of the steps.
     pub tokens_per_s: f64,
-    /// Half of the steps took at most this long.
+    /// Median time of a step.
     pub p50_us: f64,
-    /// 99 % of them.
+    /// 99th percentile of the time of a step.
     pub p99_us: f64,
     /// The time of every step.
     pub samples_us: Vec<f64>,
 }
 
-/// Times `generate` steps of batches of each of `counts` sessions, which begin after a prompt of `prompt` tokens. The session is at the end
-/// of the prompt afterwards.
+/// Times `generate` steps of batches of each size in `counts`, after a prompt of `prompt` tokens. Afterwards the
+/// session is at the end of the prompt.
 pub fn measure(
     session: &mut Session,
     counts: &[usize],
@@ -48,7 +48,7 @@ pub fn measure(
     counts.iter().map(one).collect()
 }
 
-/// A batch of `count` copies of `session`.
+/// Times a batch of `count` copies of `session`.
 fn speed(session: &Session, count: usize, generate: usize) -> Result<BatchSpeed> {
     let mut batch = Batch::new(session, count)?;
     let forks = (0..count).map(|_| session.fork());

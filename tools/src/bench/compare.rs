@@ -1,4 +1,4 @@
-//! Results side by side: the first one and the others, each with its change against the first.
+//! Comparison of results: the first result and each other result with its change against the first.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::provenance::{self, Provenance};
 use crate::text::json_line;
 use crate::units::{bytes, rounded, thousands};
 
-/// Results of one kind of run, at least two.
+/// At least two results of one kind of run.
 pub struct Comparison {
     reports: Vec<Report>,
 }
@@ -24,28 +24,28 @@ pub struct Comparison {
 const EXPLANATION: &str = "In brackets: where the change lies in 95 of 100 repetitions, from the times of the tokens (a bootstrap of blocks of 16); \
     for the prompt, the extremes of its passes. A bracket without 0 is a difference that noise within a run does not explain.";
 
-/// One number of all results.
+/// One number, for all results.
 #[derive(Serialize)]
 struct Measure {
     name: String,
     /// The number in each result.
     values: Vec<f64>,
-    /// For each result but the first: its ratio to the first.
+    /// The ratio to the first result, for each other result.
     ratios: Vec<Ratio>,
     /// Whether the numbers are bytes.
     #[serde(skip)]
     is_size: bool,
 }
 
-/// A ratio to the first result; none where that is zero.
+/// A ratio to the first result; `None` if the first number is zero.
 #[derive(Serialize)]
 struct Ratio {
     ratio: Option<f64>,
-    /// Where it lies in 95 of 100 repetitions, if that is known.
+    /// The 95 % interval of the ratio, if it is known.
     interval: Option<[f64; 2]>,
 }
 
-/// The results in a file: one, or a list of them.
+/// Reads the results in a file: one result, or a list of results.
 fn read(path: &Path) -> Result<Vec<Report>> {
     let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
     let parsed = if text.trim_ascii_start().starts_with(b"[") {
@@ -66,11 +66,11 @@ fn read(path: &Path) -> Result<Vec<Report>> {
     Ok(reports)
 }
 
-/// The comparisons that files make: of their first results with each other, their second ones, and so on; of a single file its results with each
-/// other.
+/// Pairs up the results in the files: the first results with each other, the second results with each other, and so on.
+/// The results of a single file are compared with each other.
 ///
 /// # Errors
-/// A file that holds no results, or another number of them than the first file.
+/// A file holds no results, or not as many as the first file.
 pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Comparison>> {
     let files = paths.iter().map(|path| read(path));
     let mut files = files.collect::<Result<Vec<_>>>()?;
@@ -106,7 +106,7 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// `A`, `B` and so on.
+/// Returns `A`, `B` and so on.
 fn letter(index: usize) -> String {
     match u8::try_from(index) {
         Ok(index @ 0..26) => char::from(b'A' + index).to_string(),
@@ -114,13 +114,13 @@ fn letter(index: usize) -> String {
     }
 }
 
-/// The smallest and the largest of some times.
+/// The smallest and the largest of the values.
 fn ends(values: &[f64]) -> [f64; 2] {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     [low, values.iter().copied().fold(0.0, f64::max)]
 }
 
-/// The extremes of `b`'s times to those of `a`.
+/// The range of ratios between the extreme times of `b` and of `a`.
 fn extremes(a: &[f64], b: &[f64]) -> Option<[f64; 2]> {
     let ([a_low, a_high], [b_low, b_high]) = (ends(a), ends(b));
     (a_high > 0.0 && b_high > 0.0).then_some([b_low / a_high, b_high / a_low])
@@ -135,7 +135,7 @@ impl Comparison {
         (0..self.reports.len()).map(letter).collect()
     }
 
-    /// Descriptions of the results, in a line or two each.
+    /// Descriptions of the results, a few lines for each.
     fn titles(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (name, report) in self.letters().iter().zip(&self.reports) {
@@ -157,7 +157,8 @@ impl Comparison {
         lines
     }
 
-    /// A number of all results, if each has it; `interval` says between which ratios the second of two results lies to the first.
+    /// Returns a number for all results, if each result has it. `interval` returns the interval of the ratio between
+    /// its second and its first argument.
     fn measure(
         &self,
         name: &str,
@@ -182,7 +183,7 @@ impl Comparison {
         })
     }
 
-    /// The numbers that all results have.
+    /// Returns the numbers that all results have.
     fn measures(&self) -> Vec<Measure> {
         let unknown = |_: &Report, _: &Report| None;
         let first_token =
@@ -246,7 +247,7 @@ impl Comparison {
         all.into_iter().flatten().collect()
     }
 
-    /// The times of tokens at a position.
+    /// The times of tokens at `position`.
     fn at_depth(&self, position: u64) -> [Option<Measure>; 2] {
         fn found(report: &Report, position: u64) -> Option<&Depth> {
             report
@@ -268,7 +269,7 @@ impl Comparison {
         })
     }
 
-    /// The speed of a batch of this many sessions.
+    /// The speed of a batch of `sessions` sessions.
     fn of_batch(&self, sessions: usize) -> Option<Measure> {
         fn found(report: &Report, sessions: usize) -> Option<&BatchSpeed> {
             report
@@ -286,7 +287,7 @@ impl Comparison {
         )
     }
 
-    /// A head, and a line for each number.
+    /// Returns a header row, and a row for each number.
     fn rows(&self) -> Vec<Vec<String>> {
         let percent = |ratio: f64| format!("{:+.1} %", 100.0 * (ratio - 1.0));
         let letters = self.letters();
@@ -319,7 +320,7 @@ impl Comparison {
         std::iter::once(head).chain(rows).collect()
     }
 
-    /// Whether the results have the tokens and logits of the first, a sentence for each.
+    /// Returns a sentence for each other result: whether its tokens and logits are those of the first result.
     fn verdicts(&self) -> Vec<String> {
         let plan = |report: &Report| {
             let depths = report.depths.iter().map(|depth| depth.position);
@@ -347,7 +348,7 @@ impl Comparison {
         others.map(verdict).collect()
     }
 
-    /// The table for a terminal.
+    /// Formats the table for a terminal.
     fn to_text(&self) -> String {
         format!(
             "{}\n\n{}\n{}\n{EXPLANATION}\n",
@@ -377,13 +378,13 @@ impl Comparison {
     }
 }
 
-/// The tables for a terminal.
+/// Formats the tables for a terminal.
 pub fn to_text(all: &[Comparison]) -> String {
     let parts: Vec<String> = all.iter().map(Comparison::to_text).collect();
     parts.join("\n")
 }
 
-/// One JSON object, or a list where there are several comparisons.
+/// Formats the comparisons as one JSON object, or as a list if there are several.
 pub fn to_json(all: &[Comparison]) -> String {
     let objects: Vec<_> = all.iter().map(Comparison::to_json).collect();
     match &objects[..] {
@@ -392,7 +393,7 @@ pub fn to_json(all: &[Comparison]) -> String {
     }
 }
 
-/// A line for each number and each result but the first.
+/// Formats the comparisons as CSV, with a line for each number and each result but the first.
 pub fn to_csv(all: &[Comparison]) -> String {
     let mut text =
         "model,measure,run,first,value,ratio,low,high,first_commit,commit,first_date,date\n"
@@ -426,7 +427,7 @@ pub fn to_csv(all: &[Comparison]) -> String {
     text
 }
 
-/// The tables as Markdown.
+/// Formats the tables as Markdown.
 pub fn to_markdown(all: &[Comparison]) -> String {
     let part = |comparison: &Comparison| {
         let titles = comparison.titles().join("\n");
@@ -438,7 +439,7 @@ pub fn to_markdown(all: &[Comparison]) -> String {
     parts.join("\n")
 }
 
-/// A page with the results of each comparison in one plot.
+/// Creates a page that shows the results of each comparison in one plot.
 pub fn to_page(all: &[Comparison]) -> Page {
     let models = all.iter().flat_map(|comparison| &comparison.reports);
     let mut page = Page {

@@ -1,4 +1,4 @@
-//! The energy that a machine has used, where it has counters: its processors (RAPL), the GPU that computes (NVML), or the whole
+//! The energy that a machine uses, where it has counters: for its processors (RAPL), the GPU that computes (NVML), or the whole
 //! board of a Jetson (INA3221).
 
 use std::fs::{File, read_to_string};
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::nvml::Gpu;
 
-/// A counter of energy.
+/// An energy counter.
 trait Counter {
-    /// Joules since the last call, or since the beginning.
+    /// Returns the joules used since the last call, or since the counter was created.
     fn joules(&mut self) -> f64;
 }
 
@@ -24,8 +24,8 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// The counters from now on, for a run on the processor or, with its number, on a GPU; none if the machine has
-    /// none. A Jetson's board includes both, so nothing is added to it.
+    /// Starts the counters for a run on the processor or on the GPU with this number; `None` if the machine has no
+    /// counter. A Jetson's board counter includes both processor and GPU, so no other counter is added.
     pub fn new(gpu: Option<usize>) -> Option<Self> {
         let mut counters: Vec<Box<dyn Counter>> = Vec::new();
         let mut sources = Vec::new();
@@ -48,7 +48,7 @@ impl Energy {
         })
     }
 
-    /// Joules since the last call, or since the beginning.
+    /// Returns the joules used since the last call, or since the counters were created.
     pub fn joules(&mut self) -> f64 {
         let counters = self.counters.iter_mut();
         counters.map(|counter| counter.joules()).sum()
@@ -62,20 +62,20 @@ impl Energy {
 
 const PACKAGES: &str = "/sys/class/powercap";
 
-/// The counters of all processor packages (RAPL). Linux only, and often readable by the administrator alone.
+/// The counters of all processor packages (RAPL). Linux only, and often readable only by the administrator.
 pub struct Packages {
     packages: Vec<Package>,
 }
 
 struct Package {
     counter: PathBuf,
-    /// Microjoules after which the counter begins anew.
+    /// Microjoules at which the counter wraps around.
     range: u64,
     last: u64,
 }
 
 impl Packages {
-    /// The counters from now on; none if they cannot be read.
+    /// Starts the counters; `None` if they cannot be read.
     pub fn new() -> Option<Self> {
         Self::in_folder(Path::new(PACKAGES))
     }
@@ -116,14 +116,14 @@ fn read_number(path: &Path) -> Option<u64> {
     read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// A GPU's own counter. A run of less than a few seconds is inaccurate, since it moves seldom.
+/// A GPU's energy counter. It is updated rarely, so runs of less than a few seconds are inaccurate.
 struct GpuCounter {
     gpu: Gpu,
     last: u64,
 }
 
 impl GpuCounter {
-    /// The counter of the GPU with this number; none where it does not count.
+    /// Starts the counter of the GPU with this number; `None` if the GPU does not count energy.
     fn new(ordinal: usize) -> Option<Self> {
         let gpu = Gpu::new(ordinal)?;
         let last = gpu.millijoules()?;
@@ -140,10 +140,10 @@ impl Counter for GpuCounter {
 }
 
 const SENSORS: &str = "/sys/bus/i2c/drivers/ina3221";
-/// Time between two readings; a reading of the sensor takes longer than 1 ms.
+/// Time between two readings; reading the sensor takes longer than 1 ms.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// A rail's files: millivolts and milliamperes. They stay open, so that looking at them allocates nothing.
+/// The files of a supply rail, in millivolts and milliamperes. They stay open, so that reading them allocates nothing.
 #[derive(Debug)]
 struct Rail {
     name: String,
@@ -178,7 +178,7 @@ fn rail(monitor: &Path, channel: u32) -> Option<Rail> {
     })
 }
 
-/// The rails to add up: the board's input alone where it is measured, or else all of them.
+/// The rails to add up: only the board's input if it is measured, otherwise all rails.
 fn rails(driver: &Path) -> Vec<Rail> {
     let entries = |folder: &Path| {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -199,7 +199,7 @@ fn rails(driver: &Path) -> Vec<Rail> {
     rails
 }
 
-/// A Jetson's board: INA3221 sensors measure current and voltage of its supply rails, and a thread integrates the power.
+/// A Jetson's board: INA3221 sensors measure the current and voltage of its supply rails, and a thread integrates the power.
 pub struct Board {
     microjoules: Arc<AtomicU64>,
     last: u64,
@@ -208,7 +208,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// The rails' names with a counter of their energy; none on other machines.
+    /// Starts a counter of the board's energy. Also returns the names of the rails. `None` on other machines.
     pub fn new() -> Option<(Self, String)> {
         Self::on(rails(Path::new(SENSORS)))
     }
@@ -286,7 +286,7 @@ mod tests {
         assert!(Packages::in_folder(&folder.path().join("b")).is_none());
     }
 
-    /// Without a GPU there is no counter; with one it counts on.
+    /// Without a GPU there is no counter. With a GPU the counter never decreases.
     #[test]
     fn a_counter_never_goes_back() {
         if let Some(mut gpu) = GpuCounter::new(0) {

@@ -1,4 +1,4 @@
-//! The measurement: its steps and their order.
+//! The steps of a measurement and their order.
 
 use std::time::Instant;
 
@@ -15,21 +15,21 @@ use crate::machine;
 use crate::progress::{self, Unit};
 use crate::splitmix::SplitMix64;
 
-/// Tokens that a depth generates in its turn.
+/// Number of tokens that a depth generates in one turn.
 const TURN: usize = 16;
-/// Tokens that come out before a turn is timed: the caches still hold the copied state instead of the weights.
+/// Untimed tokens at the start of a turn, when the caches still hold the copied state instead of the weights.
 const UNTIMED: usize = 1;
-/// How often the prompt is read, unless that takes long.
+/// Number of times that the prompt is read, unless that takes long.
 const PASSES: usize = 3;
-/// A prompt that takes longer, in seconds, is read once.
+/// A prompt that takes longer than this, in seconds, is read once.
 const LONG: f64 = 5.0;
-/// Copies of the state that are larger in total are not made.
+/// Maximum total size of the copies of the state; larger copies are not made.
 const MOST_COPIED: usize = 1 << 30;
-/// Memory is measured when the position has grown by this part since the last time.
+/// Memory is measured again when the position has grown by this fraction.
 const STRIDE: f64 = 0.03;
-/// Seed of the tokens that are read.
+/// Seed of the random tokens.
 const SEED: u64 = 1;
-/// About how many tokens of a prompt are read in the time of a generated one; for the bar.
+/// Approximate number of prompt tokens read in the time of one generated token; for the progress bar.
 const STEP_COST: usize = 8;
 
 /// Settings of a measurement.
@@ -38,9 +38,9 @@ pub struct RunPlan {
     pub prompt: usize,
     /// Tokens to time at each depth.
     pub generate: usize,
-    /// Positions, ascending.
+    /// Depths: positions in ascending order.
     pub depths: Vec<usize>,
-    /// The GPU whose energy is included.
+    /// The GPU whose energy is counted.
     pub gpu: Option<usize>,
 }
 
@@ -49,12 +49,12 @@ impl RunPlan {
         self.generate.div_ceil(TURN)
     }
 
-    /// Tokens to time in a turn.
+    /// Number of tokens to time in this turn.
     fn turn(&self, turn: usize) -> usize {
         TURN.min(self.generate - turn * TURN)
     }
 
-    /// Tokens that a depth generates, timed or not.
+    /// Number of tokens that a depth generates, timed or untimed.
     fn steps(&self) -> usize {
         self.generate + UNTIMED * self.turns()
     }
@@ -63,59 +63,59 @@ impl RunPlan {
         self.depths.last().copied().unwrap_or(0)
     }
 
-    /// More positions than are reached.
+    /// An upper bound of the positions that the run reaches.
     pub fn positions(&self) -> usize {
         self.prompt.max(self.deepest()) + self.depths.len() * self.steps()
     }
 
-    /// The whole run, in tokens of a prompt.
+    /// The cost of the run, in prompt tokens.
     fn cost(&self) -> usize {
         let steps = self.depths.len() * self.steps();
         PASSES * self.prompt + self.deepest() + STEP_COST * steps
     }
 }
 
-/// Everything that came out.
+/// All measured values.
 pub struct Measured {
     /// Seconds of each reading of the prompt.
     pub prompt_s: Vec<f64>,
-    /// Seconds from a prompt to the first token after it.
+    /// Seconds from the start of a prompt to the first token after it.
     pub first_token_s: Vec<f64>,
     /// The times at each depth.
     pub depths: Vec<Timed>,
-    /// Position and resident bytes, along the way to the deepest position.
+    /// Positions and resident bytes on the way to the deepest position.
     pub memory: Vec<(u64, u64)>,
-    /// The most memory that was resident.
+    /// The peak of resident memory.
     pub peak_bytes: Option<u64>,
-    /// Plain reading, in bytes per second.
+    /// Speed of plain reading, in bytes per second.
     pub read_bytes_per_s: Vec<f64>,
-    /// Allocations in [`Measured::counted_tokens`] tokens.
+    /// Number of allocations during [`Measured::counted_tokens`] tokens.
     pub allocations: u64,
-    /// Tokens that were read or generated while allocations were counted.
+    /// Number of tokens that were read or generated while allocations were counted.
     pub counted_tokens: u64,
-    /// Joules for each token of a turn, where the machine counts them.
+    /// Joules per token of each turn, where the machine counts energy.
     pub joules_per_token: Vec<f64>,
-    /// The sources of the energy.
+    /// The sources of the energy counts.
     pub energy_of: Option<String>,
     /// The speed of batches, measured by [`super::batches`].
     pub batches: Vec<BatchSpeed>,
     /// Hash of the generated tokens and the logits.
     pub hash: String,
-    /// Whether the depths took turns.
+    /// Whether the depths were interleaved.
     pub interleaved: bool,
 }
 
-/// The tokens of one depth.
+/// The measurements at one depth.
 pub struct Timed {
-    /// Position before the first of them.
+    /// The position before the first token.
     pub position: u64,
     /// Resident bytes when the depth was reached.
     pub resident_bytes: Option<u64>,
-    /// Microseconds of each token.
+    /// Time of each token, in microseconds.
     pub samples_us: Vec<f64>,
 }
 
-/// A run in progress.
+/// A measurement in progress.
 struct Run<'a> {
     session: &'a mut Session,
     bandwidth: Bandwidth,
@@ -135,7 +135,7 @@ pub fn measure(
     plan: &RunPlan,
     cache_bytes: Option<u64>,
 ) -> Result<Measured> {
-    // All of this is allocated before memory is measured first: the run itself adds nothing to it.
+    // Allocated before memory is first measured, so that the run itself adds nothing.
     let interleaved =
         plan.depths.len() > 1 && plan.depths.len() * session.state_bytes() <= MOST_COPIED;
     let copies = if interleaved { plan.depths.len() } else { 0 };
@@ -206,11 +206,11 @@ pub fn measure(
 }
 
 impl Run<'_> {
-    /// Reads a prompt from the empty state several times; leaves an empty state. Returns the seconds of each reading, and those
-    /// until the token after it was known.
+    /// Reads a prompt several times from an empty state, and leaves an empty state. Returns the seconds of each reading, and the
+    /// seconds until the next token was known.
     fn read_prompt(&mut self, length: usize) -> Result<(Vec<f64>, Vec<f64>)> {
         let prompt = self.random_tokens(length);
-        // The first use of a weight brings it into memory, which is a part of loading.
+        // The first use of a weight loads it into memory, which counts as loading.
         let chunk = self.session.options().chunk;
         self.session.feed(&prompt[..length.min(chunk)])?;
         self.session.step()?;
@@ -233,7 +233,7 @@ impl Run<'_> {
     /// Reads random tokens until the session is at `position`.
     fn read_up_to(&mut self, position: u64) -> Result<()> {
         self.look_at_memory();
-        // Tokens between two updates of bar and memory.
+        // Number of tokens between updates of the bar and of memory.
         let piece = 8 * self.session.options().chunk as u64;
         while self.session.position() < position {
             let length = piece.min(position - self.session.position());
@@ -247,7 +247,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Generates `tokens` tokens and notes the time of each.
+    /// Generates `tokens` tokens and records the time of each.
     fn turn(&mut self, tokens: usize, timed: &mut Timed) -> Result<()> {
         for _ in 0..UNTIMED {
             if self.session.position() == 0 {
@@ -257,7 +257,7 @@ impl Run<'_> {
                 self.step()?;
             }
         }
-        // Energy before the first timed token is not included.
+        // Discard the energy used before the first timed token.
         let _ = self.energy.as_mut().map(Energy::joules);
         for _ in 0..tokens {
             let start = Instant::now();
@@ -303,7 +303,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Notes the resident memory if the position has moved on since the last note.
+    /// Records the resident memory if the position has grown enough since the last record.
     fn look_at_memory(&mut self) {
         let position = self.session.position();
         let next = |&(last, _): &(u64, u64)| (last as f64 * (1.0 + STRIDE)) as u64 + 1;
@@ -315,7 +315,7 @@ impl Run<'_> {
         }
     }
 
-    /// Resident memory without the buffer of the bandwidth, which is resident as a whole.
+    /// Resident memory without the bandwidth buffer, all of which is resident.
     fn resident_bytes(&self) -> Option<u64> {
         machine::resident_bytes().map(|bytes| bytes.saturating_sub(self.bandwidth.bytes()))
     }

@@ -40,16 +40,16 @@ pub use transformer::TransformerCache;
 
 /// Measure latency, speed and memory.
 ///
-/// The prompt is read up to three times from an empty state (median): its speed, and the time to the first token. Then
-/// --depth random tokens are read, with a copy of the state at each depth. The copies then generate greedily,
-/// interleaved in runs of 16 tokens, until each has generated --gen: other load on the machine affects all depths alike.
-/// (If the copies exceed 1 GiB in total, each depth is timed when it is reached instead.) Each run begins with one
-/// untimed token. Between the runs, equally many threads read a buffer of four times the last-level cache: the median of
-/// these passes is the bandwidth with which the bytes per token are compared. Resident memory is that of the process
-/// without this buffer. Percentiles are nearest ranks; jitter is the mean difference of successive times.
+/// The prompt is read up to three times from an empty state, for its speed and the time to the first token (medians). Then random
+/// tokens are read up to each --depth, and the state is copied there. The copies then generate greedily, taking turns of 16 tokens
+/// until each has generated --gen, so that other load on the machine affects all depths alike. (If the copies exceed 1 GiB in
+/// total, each depth is timed when it is reached instead.) Each turn begins with one untimed token. Between the turns, the same
+/// number of threads reads a buffer of four times the last-level cache. The median speed of these passes is the bandwidth with
+/// which the bytes per token are compared. Resident memory is that of the process without this buffer. Percentiles are nearest
+/// ranks; jitter is the mean difference of successive times.
 ///
-/// Several models (in several number formats, for instance) or several numbers of --threads are measured one after the other and plotted
-/// together.
+/// Several models (for instance in several number formats), or several numbers of --threads, are measured one after another and
+/// plotted together.
 #[derive(clap::Args)]
 pub struct Args {
     /// GGUF files or Hugging Face directories.
@@ -57,44 +57,45 @@ pub struct Args {
     models: Vec<PathBuf>,
     #[command(flatten)]
     open: OpenArgs,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     #[arg(long, value_name = "N", default_value = "512", value_parser = count)]
     prompt: usize,
-    /// Tokens to generate at each depth.
+    /// Number of tokens to generate at each depth.
     #[arg(long = "gen", value_name = "N", default_value = "256", value_parser = count)]
     generate: usize,
-    /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
+    /// Positions at which to generate, separated by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
-    /// Numbers of sessions that step in one batch, by commas, such as 1,8,32: tokens per second of all, and the times of steps after the prompt.
+    /// Numbers of sessions that step in one batch, separated by commas, such as 1,8,32. Prints the total tokens per
+    /// second and the times of steps after the prompt.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
     sessions: Vec<usize>,
-    /// Show the time of each op of a step, after the table.
+    /// Also print the time of each op of a step, after the table.
     #[arg(long)]
     ops: bool,
     #[command(flatten)]
     outputs: Outputs,
-    /// Compare results that --json has written with those of the first file, and measure nothing; the outputs are those of a
-    /// measurement. Lists are compared entry by entry, and those in a single file with each other.
+    /// Compare results that --json has written with the results of the first file, without measuring anything. The outputs are the
+    /// same as for a measurement. Lists are compared entry by entry; the results in a single file are compared with each other.
     #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with = "models")]
     compare: Option<Vec<PathBuf>>,
     #[command(flatten)]
     session: SessionArgs,
 }
 
-/// Where to put the result besides the terminal. For each of them - is standard output, instead of the table.
+/// Outputs for the result other than the terminal. For each of them, - is standard output in place of the table.
 #[derive(clap::Args)]
 struct Outputs {
-    /// Write everything, the time of every token too, as JSON.
+    /// Write everything as JSON, including the time of every token.
     #[arg(long, value_name = "F")]
     json: Option<PathBuf>,
-    /// Write a line for each depth.
+    /// Write a CSV file with a line for each depth.
     #[arg(long, value_name = "F")]
     csv: Option<PathBuf>,
     /// Write the tables as Markdown.
     #[arg(long, value_name = "F")]
     md: Option<PathBuf>,
-    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg gives the plots alone.
+    /// Write a self-contained page with plots of latency and memory. A name that ends in .svg writes only the plots.
     #[arg(long, visible_alias = "plot", value_name = "F", value_parser = output)]
     html: Option<PathBuf>,
 }
@@ -166,7 +167,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ctrl-C for one session after the other.
+/// Directs Ctrl-C to one session after another.
 struct Interrupts(Arc<Mutex<Option<Canceller>>>);
 
 impl Interrupts {
@@ -181,7 +182,7 @@ impl Interrupts {
         Ok(Interrupts(current))
     }
 
-    /// From now on Ctrl-C stops this session.
+    /// Makes Ctrl-C stop this session from now on.
     fn stops(&self, canceller: Canceller) {
         if let Ok(mut current) = self.0.lock() {
             *current = Some(canceller);
@@ -189,10 +190,10 @@ impl Interrupts {
     }
 }
 
-/// Bytes of a device's memory that are read to measure its bandwidth: many times its caches.
+/// Bytes of device memory to read for its bandwidth: many times the device's caches.
 const DEVICE_BUFFER: usize = 1 << 30;
 
-/// The report of the model at `path`, and the table of op times if it was requested.
+/// Measures the model at `path`. Returns the report, and the table of op times if it was requested.
 fn measure(
     args: &Args,
     path: Option<&Path>,
@@ -253,7 +254,7 @@ fn measure(
     Ok((report, op_times))
 }
 
-/// A result as each output writes it.
+/// A result in the form of each output.
 struct Texts<'a> {
     terminal: &'a dyn Fn() -> String,
     json: &'a dyn Fn() -> String,
@@ -263,12 +264,12 @@ struct Texts<'a> {
 }
 
 impl Outputs {
-    /// The files to write.
+    /// The paths of the outputs.
     fn paths(&self) -> [Option<&Path>; 4] {
         [&self.json, &self.csv, &self.md, &self.html].map(Option::as_deref)
     }
 
-    /// Refuses outputs that cannot be written, before an hour of measuring.
+    /// Refuses outputs that cannot be written, before the measurement takes its time.
     fn check(&self) -> Result<()> {
         let paths = self.paths().into_iter().flatten();
         let mut files = paths.filter(|path| !is_dash(path));

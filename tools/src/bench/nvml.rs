@@ -1,4 +1,4 @@
-//! A GPU as NVML shows it: a library of the driver, loaded on first use.
+//! A GPU as seen through NVML, a library of the driver that is loaded on first use.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -15,7 +15,7 @@ type ClockInfo = unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> Status;
 /// nvmlClockType_t: the clock of the multiprocessors.
 const SM: c_uint = 1;
 
-/// Reasons of nvmlDeviceGetCurrentClocksThrottleReasons that slow a GPU against its will, in words.
+/// Reasons of nvmlDeviceGetCurrentClocksThrottleReasons that slow a GPU below its requested clocks, in words.
 const REASONS: [(c_ulonglong, &str); 5] = [
     (0x4, "its power limit"),
     (0x8, "a hardware slowdown"),
@@ -24,28 +24,28 @@ const REASONS: [(c_ulonglong, &str); 5] = [
     (0x80, "a power brake"),
 ];
 
-/// A GPU.
+/// A GPU in NVML.
 pub struct Gpu {
     handle: Handle,
     shutdown: Init,
-    /// The functions are its; it goes last, and after `drop`.
+    /// `shutdown` belongs to this library, so the library is dropped last, after `drop` has run.
     library: Library,
 }
 
 impl Gpu {
-    /// GPU number `ordinal` of those that CUDA shows; none without NVML.
+    /// Opens CUDA's GPU number `ordinal`; `None` without NVML.
     pub fn new(ordinal: usize) -> Option<Self> {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        // SAFETY: the driver's own library, whose initialisation only loads it.
+        // SAFETY: this is the driver's library, whose initialisation only loads it.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-        // SAFETY: the types are those of nvml.h.
+        // SAFETY: the types are those in nvml.h.
         let (init, shutdown) = unsafe {
             (
                 *library.get::<Init>(b"nvmlInit_v2\0").ok()?,
                 *library.get::<Init>(b"nvmlShutdown\0").ok()?,
             )
         };
-        // SAFETY: it may be called at any time.
+        // SAFETY: the function may be called at any time.
         if unsafe { init() } != 0 {
             return None;
         }
@@ -62,7 +62,7 @@ impl Gpu {
         let mut handle = std::ptr::null_mut();
         let status = match name {
             Name::Index(index) => {
-                // SAFETY: the type is that of nvml.h.
+                // SAFETY: the type is that in nvml.h.
                 let by_index = unsafe {
                     self.library
                         .get::<ByIndex>(b"nvmlDeviceGetHandleByIndex_v2\0")
@@ -71,7 +71,7 @@ impl Gpu {
                 unsafe { by_index.ok()?(*index, &mut handle) }
             }
             Name::Uuid(uuid) => {
-                // SAFETY: the type is that of nvml.h.
+                // SAFETY: the type is that in nvml.h.
                 let by_uuid = unsafe { self.library.get::<ByUuid>(b"nvmlDeviceGetHandleByUUID\0") };
                 // SAFETY: NVML is initialised, the text ends with a zero byte, and there is room for a handle.
                 unsafe { by_uuid.ok()?(uuid.as_ptr(), &mut handle) }
@@ -80,33 +80,33 @@ impl Gpu {
         (status == 0).then_some(handle)
     }
 
-    /// The number of 64 bits that a function of this name writes.
+    /// Returns the 64-bit number that the function with this name writes.
     fn number(&self, function: &[u8]) -> Option<u64> {
         let mut number = 0;
-        // SAFETY: the functions that are named below have this type in nvml.h.
+        // SAFETY: the functions that are passed below have this type in nvml.h.
         let function = unsafe { self.library.get::<Long>(function) }.ok()?;
-        // SAFETY: NVML gave the handle and is initialised, and there is room for the number.
+        // SAFETY: the handle comes from NVML, which is initialised, and there is room for the number.
         let status = unsafe { function(self.handle, &mut number) };
         (status == 0).then_some(number)
     }
 
-    /// Millijoules since the driver was loaded, of Volta and later. The counter moves every 20 to 100 ms.
+    /// Millijoules since the driver was loaded, on Volta and later. The counter is updated every 20 to 100 ms.
     pub fn millijoules(&self) -> Option<u64> {
         self.number(b"nvmlDeviceGetTotalEnergyConsumption\0")
     }
 
-    /// The clock of its multiprocessors in MHz.
+    /// The clock of the multiprocessors, in MHz.
     pub fn megahertz(&self) -> Option<f64> {
         let mut clock = 0;
-        // SAFETY: the type is that of nvml.h.
+        // SAFETY: the type is that in nvml.h.
         let function =
             unsafe { self.library.get::<ClockInfo>(b"nvmlDeviceGetClockInfo\0") }.ok()?;
-        // SAFETY: NVML gave the handle and is initialised, and there is room for the number.
+        // SAFETY: the handle comes from NVML, which is initialised, and there is room for the number.
         let status = unsafe { function(self.handle, SM, &mut clock) };
         (status == 0).then(|| f64::from(clock))
     }
 
-    /// The reasons why it is slow at this moment, in words.
+    /// Returns the reasons why the GPU is slowed at this moment, in words.
     pub fn throttled_by(&self) -> Vec<&'static str> {
         let bits = self.number(b"nvmlDeviceGetCurrentClocksThrottleReasons\0");
         in_words(bits.unwrap_or(0))
@@ -115,7 +115,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: the other half of the initialisation; the handle is not used any more.
+        // SAFETY: this undoes the initialisation, and the handle is not used afterwards.
         unsafe { (self.shutdown)() };
     }
 }
@@ -125,14 +125,14 @@ fn in_words(bits: u64) -> Vec<&'static str> {
     set.map(|(_, words)| *words).collect()
 }
 
-/// How NVML names a GPU.
+/// The name of a GPU in NVML.
 #[derive(Debug, PartialEq)]
 enum Name {
     Index(c_uint),
     Uuid(std::ffi::CString),
 }
 
-/// NVML's name of CUDA's GPU number `ordinal`, where CUDA_VISIBLE_DEVICES is `visible`: NVML counts all GPUs.
+/// Returns NVML's name of CUDA's GPU number `ordinal`. NVML counts all GPUs, CUDA only those in CUDA_VISIBLE_DEVICES (`visible`).
 fn name(visible: Option<&str>, ordinal: usize) -> Option<Name> {
     let Some(visible) = visible else {
         return c_uint::try_from(ordinal).ok().map(Name::Index);

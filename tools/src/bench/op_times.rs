@@ -6,20 +6,20 @@ use waterline::Session;
 
 use crate::error::Result;
 
-/// Steps to take the mean of.
+/// Number of steps over which the mean is taken.
 const STEPS: usize = 64;
 
 /// The runs of one function.
 struct Row {
     function: String,
     runs: usize,
-    /// Clock cycles.
+    /// Clock cycles of waiting; `work` is in cycles too.
     wait: u64,
     work: u64,
 }
 
-/// A table of the ops of a step: how often each runs, and its mean time in microseconds (on a GPU, that of the first SM), scaled to a step
-/// of `step_us`. None if a step is a recorded graph.
+/// Returns a table of the ops of a step: the number of runs of each op and its mean time in microseconds (on a GPU, the
+/// time on the first SM), scaled to a step of `step_us`. `None` if a step is a recorded graph.
 pub fn table(session: &mut Session, step_us: f64) -> Result<Option<String>> {
     let mut rows: Vec<Row> = Vec::new();
     for _ in 0..STEPS {

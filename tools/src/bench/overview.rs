@@ -1,11 +1,11 @@
-//! One or several results as text, JSON, CSV and Markdown.
+//! Results as text, JSON, CSV and Markdown.
 
 use super::report::Report;
 use super::statistics::spread;
 use crate::text::json_line;
 use crate::units::{bytes, rounded};
 
-/// Labels of the results: the model's file, and the number of threads if one model has several.
+/// Returns a label for each result: whichever of model file, number format and number of threads differ.
 pub fn labels(reports: &[Report]) -> Vec<String> {
     let differ = |of: fn(&Report) -> String| {
         let mut values = reports.iter().map(of);
@@ -32,7 +32,7 @@ pub fn labels(reports: &[Report]) -> Vec<String> {
     reports.iter().map(label).collect()
 }
 
-/// A line for each result below a head.
+/// Returns a header row, and a row for each result.
 pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
     let mut head = vec![
         "run",
@@ -74,7 +74,7 @@ pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
     std::iter::once(head).chain(rows).collect()
 }
 
-/// The tables for a terminal: where there are several results, first all of them in a line each.
+/// Formats the tables for a terminal. If there are several results, an overview with one line each comes first.
 pub fn to_text(reports: &[Report]) -> String {
     let mut parts: Vec<String> = Vec::new();
     if reports.len() > 1 {
@@ -84,7 +84,7 @@ pub fn to_text(reports: &[Report]) -> String {
     parts.join("\n")
 }
 
-/// Rows with their cells below each other.
+/// Aligns the cells of rows in columns.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let length = |cell: &String| cell.chars().count();
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -104,7 +104,7 @@ pub fn columns(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// One JSON object; a list of them where there are several results.
+/// Formats the results as one JSON object, or as a list if there are several.
 pub fn to_json(reports: &[Report]) -> String {
     match reports {
         [report] => json_line(report),
@@ -112,14 +112,14 @@ pub fn to_json(reports: &[Report]) -> String {
     }
 }
 
-/// A line for each depth of each result.
+/// Formats the results as CSV, with a line for each depth of each result.
 pub fn to_csv(reports: &[Report]) -> String {
     let lines = reports.iter().flat_map(Report::csv_lines);
     let head = std::iter::once(Report::CSV_HEAD.to_string());
     head.chain(lines).map(|line| line + "\n").collect()
 }
 
-/// The tables as Markdown.
+/// Formats the tables as Markdown.
 pub fn to_markdown(reports: &[Report]) -> String {
     let mut parts: Vec<String> = Vec::new();
     if reports.len() > 1 {
@@ -129,7 +129,7 @@ pub fn to_markdown(reports: &[Report]) -> String {
     parts.join("\n")
 }
 
-/// A table as Markdown; the first row is its head.
+/// Formats a table as Markdown; the first row is the header.
 pub fn markdown(rows: &[Vec<String>]) -> String {
     let line = |cells: &Vec<String>| format!("| {} |\n", cells.join(" | "));
     let rule = |head: &Vec<String>| format!("|{}\n", "--:|".repeat(head.len()));
@@ -139,7 +139,7 @@ pub fn markdown(rows: &[Vec<String>]) -> String {
     line(head) + &rule(head) + &body.iter().map(line).collect::<String>()
 }
 
-/// A table of all results by position, below a head, and one of their batches where some were measured.
+/// Returns a table of all results by position, with a header row, and a table of their batches if any were measured.
 pub fn by_position(reports: &[Report]) -> Vec<Vec<Vec<String>>> {
     let labelled = |of: fn(&Report) -> Vec<Vec<String>>| {
         let mut table: Vec<Vec<String>> = Vec::new();

@@ -9,12 +9,12 @@ use crate::provenance::{self, Provenance};
 use crate::text::lines_of;
 use crate::units;
 
-/// Points of a computed line.
+/// Number of points of a computed line.
 const COMPUTED: usize = 48;
-/// Characters that fit on a line below a plot.
+/// Maximum characters of a line below a plot.
 const NOTE: usize = 120;
 
-/// The page.
+/// Creates the page.
 pub fn page(reports: &[Report]) -> Page {
     let labels = overview::labels(reports);
     let figures = figures(reports, &labels);
@@ -52,7 +52,7 @@ pub fn page(reports: &[Report]) -> Page {
     }
 }
 
-/// The models of results, each once.
+/// Names of the models in the results, without repetition.
 pub fn names<'a>(reports: impl IntoIterator<Item = &'a Report>) -> String {
     let mut names: Vec<&str> = Vec::new();
     for report in reports {
@@ -71,7 +71,7 @@ fn warnings(reports: &[Report], labels: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Where results come from, in lines that fit below a plot.
+/// Returns the origins of the results, in lines that fit below a plot.
 pub fn notes(reports: &[Report], labels: &[String]) -> Vec<String> {
     let mut notes = Vec::new();
     for (label, report) in labels.iter().zip(reports) {
@@ -94,7 +94,7 @@ pub fn notes(reports: &[Report], labels: &[String]) -> Vec<String> {
     notes.iter().flat_map(|note| lines_of(note, NOTE)).collect()
 }
 
-/// Latency and memory of all results, over each other, by their labels.
+/// Plots latency and memory of all results together, with their labels.
 pub fn figures(reports: &[Report], labels: &[String]) -> Vec<Figure> {
     match reports {
         [] => Vec::new(),
@@ -105,7 +105,7 @@ pub fn figures(reports: &[Report], labels: &[String]) -> Vec<Figure> {
     }
 }
 
-/// The last position that is shown.
+/// The last position on the axis.
 fn last(reports: &[Report]) -> f64 {
     let depths = reports.iter().flat_map(|report| &report.depths);
     let positions = depths.map(|depth| depth.position);
@@ -122,12 +122,12 @@ fn positions(reports: &[Report]) -> Axis {
     )
 }
 
-/// `1.00 K` and `10.0 K` without their zeros.
+/// Shortens `1.00 K` and `10.0 K` by their zero decimals.
 fn round(number: String) -> String {
     number.replace(".00 ", " ").replace(".0 ", " ")
 }
 
-/// Positions at equal distances on the axis, each with a number computed from it.
+/// Computes a value at positions that are evenly spaced on the logarithmic axis.
 fn computed(last: f64, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
     let at = |i: usize| last.powf(i as f64 / COMPUTED as f64);
     (0..=COMPUTED).map(|i| (at(i), value(at(i)))).collect()
@@ -137,10 +137,10 @@ fn cache_bytes(cache: &TransformerCache, position: f64) -> f64 {
     cache.bytes_per_token as f64 * position
 }
 
-/// The number of grey.
+/// The index of grey in the palette.
 const GREY: usize = 5;
 
-/// The colour of computed curves: a separate one for a single result, grey for several.
+/// The colour of computed curves: the second colour for a single result, grey for several.
 fn computed_color(reports: &[Report]) -> usize {
     match reports.len() {
         1 => 1,
@@ -148,7 +148,7 @@ fn computed_color(reports: &[Report]) -> usize {
     }
 }
 
-/// The colours of results: all but grey.
+/// The colours of results: all except grey.
 fn colors() -> impl Iterator<Item = usize> {
     (0..).filter(|&number| number % COLORS != GREY)
 }
@@ -239,9 +239,9 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
     }
 }
 
-/// An axis of times: from zero, or, where slow tokens would press the medians to its bottom, by the logarithm.
+/// A time axis: linear from zero, or logarithmic if slow tokens would press the medians to the bottom.
 fn time_axis(unit: &str, lowest: f64, highest: f64) -> Axis {
-    /// The longest times to the shortest median from which on it is logarithmic.
+    /// The ratio of the longest time to the shortest median from which the axis is logarithmic.
     const WIDE: f64 = 6.0;
     let label = format!("time of a token ({unit})");
     if highest < WIDE * lowest {

@@ -1,11 +1,11 @@
-//! How the result of a run is printed: for a terminal, as Markdown, as CSV.
+//! Formats the result of a run for a terminal, as Markdown and as CSV.
 
 use super::batches::BatchSpeed;
 use super::report::{Depth, Report};
 use super::statistics::{jitter, percentile, spread};
 use crate::units::{self, rounded, thousands};
 
-/// Text in place of the energy if there is no counter.
+/// Shown in place of the energy if there is no counter.
 const NO_COUNTER: &str = "unknown: no counter can be read (RAPL, NVML, the sensors of a Jetson)";
 const TOO_SHORT: &str = "unknown: the counter moved too seldom; a larger --gen tells it";
 
@@ -15,7 +15,7 @@ impl Report {
         prompt,prefill_tokens_per_s,time_to_first_token_ms,context,\
         model,model_sha256,formats,device,threads,commit,date,others_cores,cpu,gpu,load_before,load_after,mhz_before,mhz_after,throttled,joules_per_token,warning,command";
 
-    /// A line for each depth, and one for each batch, with the time of a step of all its sessions.
+    /// Returns a line for each depth and for each batch; a batch's times are of a step of all its sessions.
     pub fn csv_lines(&self) -> Vec<String> {
         let text = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
         let from = &self.provenance;
@@ -87,7 +87,7 @@ impl Report {
         depths.chain(self.batches.iter().map(batch)).collect()
     }
 
-    /// The model and the machine, in a line each.
+    /// Describes the model and the machine, in one line each.
     pub fn titles(&self) -> [String; 2] {
         let (model, machine) = (&self.model, &self.machine);
         let threads = if self.threads == 1 { "" } else { "s" };
@@ -205,7 +205,7 @@ impl Report {
         facts
     }
 
-    /// The table of depths: a head, then a line for each.
+    /// The table of depths: a header row, and a row for each depth.
     pub fn rows(&self) -> Vec<[String; 8]> {
         let head = [
             "position",
@@ -237,7 +237,7 @@ impl Report {
             .collect()
     }
 
-    /// The table of batches: a head, then a line for each; nothing where none was measured.
+    /// The table of batches: a header row, and a row for each batch. Empty if no batch was measured.
     pub fn batch_rows(&self) -> Vec<[String; 5]> {
         let head = ["sessions", "tokens/s", "of each", "p50 us", "p99 us"];
         let row = |batch: &BatchSpeed| {
@@ -256,7 +256,7 @@ impl Report {
             .collect()
     }
 
-    /// The tables for a terminal.
+    /// Formats the tables for a terminal.
     pub fn to_text(&self) -> String {
         let mut lines = self.titles().to_vec();
         lines.extend(self.provenance.warning());
@@ -278,7 +278,7 @@ impl Report {
         lines.join("\n") + "\n"
     }
 
-    /// The tables as Markdown.
+    /// Formats the tables as Markdown.
     pub fn to_markdown(&self) -> String {
         let mut lines = vec![self.titles().join("; "), String::new()];
         let warning = self.provenance.warning().into_iter();

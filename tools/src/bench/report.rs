@@ -1,4 +1,4 @@
-//! The result of a run: the definitions of its figures.
+//! The result of a run and the definitions of its numbers.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::transformer::TransformerCache;
 use crate::machine::Machine;
 use crate::provenance::Provenance;
 
-/// Everything that `--json` writes.
+/// The object that `--json` writes.
 #[derive(Serialize, Deserialize)]
 pub struct Report {
     /// Version of the program.
@@ -22,80 +22,80 @@ pub struct Report {
     pub provenance: Provenance,
     /// The model.
     pub model: ModelInfo,
-    /// Where it computed.
+    /// The device that computed.
     pub device: String,
-    /// Threads that computed.
+    /// Number of threads that computed.
     pub threads: usize,
-    /// Most tokens of a prompt that were read at once.
+    /// Maximum tokens of a prompt that were read at once.
     pub chunk: usize,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt: usize,
-    /// Tokens that were timed at each depth.
+    /// Number of tokens timed at each depth.
     pub r#gen: usize,
     /// The computer.
     pub machine: Machine,
-    /// Opening the model and a session.
+    /// Time to open the model and a session.
     pub load_ms: f64,
-    /// Tokens of the prompt by the median time to read it.
+    /// Prompt tokens divided by the median time to read them.
     pub prefill_tokens_per_s: f64,
-    /// Seconds of each reading.
+    /// Seconds of each reading of the prompt.
     pub prefill_samples_s: Vec<f64>,
-    /// From a prompt to the first token after it; median.
+    /// Median time from a prompt to the first token after it.
     pub time_to_first_token_ms: f64,
-    /// Seconds of each of them.
+    /// Seconds to the first token, of each reading.
     #[serde(default)]
     pub first_token_samples_s: Vec<f64>,
-    /// Timed tokens of all depths by the sum of their times.
+    /// Timed tokens of all depths divided by the sum of their times.
     pub decode_tokens_per_s: f64,
-    /// Whether the depths took turns.
+    /// Whether the depths were interleaved.
     pub interleaved: bool,
     /// Latency at each depth.
     pub depths: Vec<Depth>,
-    /// Sessions that step in one batch.
+    /// Speeds of sessions that step in one batch.
     #[serde(default)]
     pub batches: Vec<BatchSpeed>,
-    /// Tokens that full attention can look back on.
+    /// Number of tokens that full attention can see.
     #[serde(default)]
     pub context: usize,
-    /// Bytes that a token must move: the mean of the depths.
+    /// Bytes that a token must move, as the mean over the depths.
     pub bytes_per_token: u64,
-    /// Plain reading with as many threads: the median of passes between the timed tokens.
+    /// Bandwidth of plain reading with the same number of threads: the median of passes between the timed tokens.
     pub read_bytes_per_s: f64,
-    /// Each of these passes.
+    /// The bandwidth of each of these passes.
     #[serde(default)]
     pub read_samples_bytes_per_s: Vec<f64>,
-    /// Joules for each timed token, where the machine counts them.
+    /// Joules per timed token, where the machine counts energy.
     #[serde(default)]
     pub joules_per_token: Option<f64>,
-    /// For each run of 16 tokens.
+    /// Joules per token of each run of 16 tokens.
     #[serde(default)]
     pub joules_samples: Vec<f64>,
-    /// The sources of the energy.
+    /// The sources of the energy counts.
     #[serde(default)]
     pub energy_of: Option<String>,
-    /// The mean of the depths' shares.
+    /// Share of the bandwidth that decoding uses, as the mean over the depths.
     pub bandwidth_share: f64,
-    /// Allocations while tokens were read and generated, for each of them.
+    /// Allocations per token that was read or generated.
     pub allocations_per_token: f64,
-    /// The most memory of the process that was resident.
+    /// Peak of the process's resident memory.
     pub peak_rss_bytes: Option<u64>,
-    /// Memory of the device besides that.
+    /// Device memory, in addition to the process's memory.
     pub device_bytes: u64,
-    /// Weights that the device reads in the host's memory instead, where the file is mapped.
+    /// Bytes of weights that the device reads from host memory, where the file is mapped.
     #[serde(default)]
     pub shared_bytes: u64,
-    /// Resident memory along the way to the deepest position.
+    /// Resident memory on the way to the deepest position.
     pub memory: Vec<Memory>,
-    /// Equal if two runs generated the same tokens and the same logits, bit for bit.
+    /// Hash of tokens and logits: equal if two runs generated the same ones, bit for bit.
     pub hash: String,
 }
 
 /// The model.
 #[derive(Serialize, Deserialize)]
 pub struct ModelInfo {
-    /// The file.
+    /// The file's path.
     pub file: String,
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// Number of parameters.
     pub parameters: usize,
@@ -103,53 +103,53 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Bytes of a session's state.
     pub session_bytes: u64,
-    /// The cache of a Transformer of this size; none if the model is one.
+    /// The cache of a Transformer of this size; `None` if the model is a Transformer.
     #[serde(default)]
     pub transformer: Option<TransformerCache>,
 }
 
-/// The time of a token at one depth.
+/// Times of tokens at one depth.
 #[derive(Serialize, Deserialize)]
 pub struct Depth {
-    /// Position before the first timed token.
+    /// The position before the first timed token.
     pub position: u64,
-    /// Half of the tokens took at most this long.
+    /// Median time of a token.
     pub p50_us: f64,
-    /// 90 % of them.
+    /// 90th percentile.
     pub p90_us: f64,
-    /// 99 % of them.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// All of them.
+    /// The longest time.
     pub max_us: f64,
-    /// Mean difference of successive times.
+    /// Mean difference between successive times.
     pub jitter_us: f64,
-    /// Bytes that a token must move at this depth, see [`bytes_per_token`].
+    /// Bytes that a token must move at this depth; see [`bytes_per_token`].
     pub bytes_per_token: u64,
-    /// These bytes in the median time, as a share of plain reading. Above 1 if caches hold the weights.
+    /// The bandwidth of moving these bytes in the median time, as a share of plain reading. Above 1 if caches hold the weights.
     pub bandwidth_share: f64,
     /// Resident memory when the depth was reached.
     pub rss_bytes: Option<u64>,
-    /// Every time, in order.
+    /// All times, in order.
     pub samples_us: Vec<f64>,
 }
 
 /// Resident memory at a position.
 #[derive(Serialize, Deserialize)]
 pub struct Memory {
-    /// Tokens read.
+    /// Number of tokens read.
     pub position: u64,
-    /// Bytes of the process.
+    /// Resident bytes of the process.
     pub rss_bytes: u64,
 }
 
 impl ModelInfo {
-    /// The file without its folder.
+    /// The file name without its folder.
     pub fn title(&self) -> &str {
         let file = Path::new(&self.file).file_name();
         file.and_then(|name| name.to_str()).unwrap_or(&self.file)
     }
 
-    /// The model of a session.
+    /// Describes the model of a session.
     pub fn new(session: &Session) -> Self {
         let model = session.model();
         let spec = model.spec();
@@ -164,7 +164,7 @@ impl ModelInfo {
     }
 }
 
-/// Bytes that the token at `position` must move: every weight once, and its reads and writes of the state.
+/// Returns the bytes that the token at `position` must move: every weight once, and the state that it reads and writes.
 fn bytes_per_token(session: &Session, plan: &StatePlan, position: u64) -> u64 {
     let model = session.model();
     (model.weight_bytes() + model.state_bytes(plan, position)) as u64
@@ -194,30 +194,30 @@ impl Depth {
         }
     }
 
-    /// Tokens by the sum of their times.
+    /// Number of tokens divided by the sum of their times.
     pub fn tokens_per_s(&self) -> f64 {
         1e6 * self.samples_us.len() as f64 / self.samples_us.iter().sum::<f64>()
     }
 }
 
-/// Measured values that are not part of the plan.
+/// Inputs of a report that are neither planned nor measured over time.
 pub struct Measurement<'a> {
-    /// Where the result comes from.
+    /// The origin of the result.
     pub provenance: Provenance,
     /// The computer.
     pub machine: Machine,
-    /// Where it computed, as the user gave it.
+    /// The device that computed, as the user gave it.
     pub device: &'a str,
     /// The session.
     pub session: &'a Session,
-    /// Its state.
+    /// The session's state.
     pub state: &'a StatePlan,
-    /// Milliseconds to open model and session.
+    /// Milliseconds to open the model and the session.
     pub load_ms: f64,
 }
 
 impl Report {
-    /// Puts a run's numbers together.
+    /// Assembles the result of a run.
     pub fn new(plan: &RunPlan, measured: Measured, on: Measurement) -> Self {
         let Measurement {
             provenance,
@@ -286,8 +286,9 @@ impl Report {
     }
 }
 
-/// The mean energy of runs. A GPU's counter is updated only about ten times a second, so that most runs see no change, and the one
-/// that sees a change has the energy of many: the mean is meaningful after ten updates.
+/// Returns the mean energy of runs. A GPU's counter is updated only about ten times a second, so most runs see no
+/// change, and a run that does see one counts the energy of many. The mean is therefore meaningful only after ten
+/// updates.
 fn known_energy(turns: &[f64]) -> Option<f64> {
     let moves = turns.iter().filter(|&&joules| joules > 0.0).count();
     let known = moves > 0 && (moves == turns.len() || moves >= 10);

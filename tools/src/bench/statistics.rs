@@ -2,23 +2,24 @@
 
 use crate::splitmix::SplitMix64;
 
-/// The nearest-rank percentile of `sorted` (ascending, not empty): the smallest value that `share` of all do not exceed.
+/// Returns the nearest-rank percentile of `sorted` (ascending, not empty): the smallest value that at least `share` of
+/// all values do not exceed.
 pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
-/// The median, as a percentile.
+/// Returns the median, as a nearest-rank percentile.
 pub fn median(values: &[f64]) -> f64 {
     percentile(&sorted(values), 0.5)
 }
 
-/// The value that 99 % of the values do not exceed.
+/// Returns the value that 99 % of the values do not exceed.
 pub fn p99(values: &[f64]) -> f64 {
     percentile(&sorted(values), 0.99)
 }
 
-/// The mean of a list that is not empty.
+/// Returns the mean of a list that is not empty.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
@@ -29,7 +30,7 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// Where the middle nine tenths of the values lie; of fewer than 20 all of them.
+/// Returns the bounds of the middle nine tenths of the values, or of all if they are fewer than 20.
 pub fn spread(values: &[f64]) -> [f64; 2] {
     let sorted = sorted(values);
     let rest = (sorted.len() as f64 * 0.05).floor() as usize;
@@ -37,12 +38,13 @@ pub fn spread(values: &[f64]) -> [f64; 2] {
     [inner[0], inner[inner.len() - 1]]
 }
 
-/// Times that follow one another in a turn, and are alike for that reason.
+/// Number of successive times in a turn, which are correlated.
 const BLOCK: usize = 16;
-/// How often the times are drawn anew.
+/// Number of bootstrap resamples.
 const DRAWS: usize = 2000;
 
-/// The ratio of the statistic `of` of `b` to that of `a`, and its 95 % interval by a block bootstrap over successive times.
+/// Returns the ratio of the statistic `of` for `b` to that for `a`, and its 95 % interval by a block bootstrap over
+/// successive times.
 pub fn ratio(a: &[f64], b: &[f64], of: fn(&[f64]) -> f64) -> (f64, [f64; 2]) {
     let mut random = SplitMix64(1);
     let mut drawn = |values: &[f64]| {
@@ -57,17 +59,17 @@ pub fn ratio(a: &[f64], b: &[f64], of: fn(&[f64]) -> f64) -> (f64, [f64; 2]) {
     (of(b) / of(a), ends)
 }
 
-/// How much a time differs from the one before it, on average. 0 for a single time.
+/// Returns the mean absolute difference of successive times; 0 for a single time.
 pub fn jitter(times: &[f64]) -> f64 {
     let sum: f64 = times.windows(2).map(|pair| (pair[1] - pair[0]).abs()).sum();
     sum / times.len().saturating_sub(1).max(1) as f64
 }
 
-/// FNV-1a, 64 bits: enough to see that two runs gave the same tokens and logits.
+/// FNV-1a with 64 bits, enough to detect that two runs gave different tokens or logits.
 pub struct Hash(u64);
 
 impl Hash {
-    /// Nothing hashed yet.
+    /// Creates the hash of nothing.
     pub fn new() -> Self {
         Hash(0xcbf2_9ce4_8422_2325)
     }
@@ -79,7 +81,7 @@ impl Hash {
         }
     }
 
-    /// Sixteen hexadecimal digits.
+    /// Returns sixteen hexadecimal digits.
     pub fn digits(&self) -> String {
         format!("{:016x}", self.0)
     }
@@ -136,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_interval_is_of_what_is_compared() {
-        // One token in sixteen is slow: the mean shows it, the median does not.
+        // One token in sixteen is slow, which changes the mean but not the median.
         let slow = |every: usize| -> Vec<f64> {
             let time = |i: usize| {
                 if i.is_multiple_of(every) {

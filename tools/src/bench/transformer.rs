@@ -1,23 +1,23 @@
-//! The KV cache of a Transformer of a model's size, to compare its state with.
+//! The KV cache of a Transformer of a model's size, for comparison with the model's state.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waterline::ModelSpec;
 
-/// Hidden width over the width of all keys in the preset `transformer-1.3b`: 32 query heads share 8 KV heads.
+/// Ratio of the hidden width to the width of all keys in the preset `transformer-1.3b`, where 32 query heads share 8 KV heads.
 const ASSUMED_SHARING: usize = 4;
 
-/// The cache of a Transformer with as many layers: a key and a value for each layer and token, 16 bits a number.
+/// The cache of a Transformer with the same number of layers: a key and a value per layer and token, 16 bits per number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransformerCache {
-    /// Bytes added by every token.
+    /// Bytes added by each token.
     pub bytes_per_token: u64,
-    /// Whether the KV heads are those of the model's own attention; otherwise their width is a quarter of the hidden width.
+    /// Whether the KV heads are those of the model's attention; otherwise their width is a quarter of the hidden width.
     pub own_kv_heads: bool,
 }
 
 impl TransformerCache {
-    /// The cache for a model that is not a Transformer itself.
+    /// Returns the cache for a model that is not itself a Transformer.
     pub fn new(spec: &ModelSpec) -> Option<Self> {
         let layers: Vec<Value> = spec.layers.iter().map(|layer| layer.to_json()).collect();
         let mixers = layers.iter().filter(|layer| layer.get("mixer").is_some());
@@ -35,12 +35,12 @@ impl TransformerCache {
         })
     }
 
-    /// Its size after `tokens`.
+    /// Size of the cache after `tokens` tokens.
     pub fn bytes(&self, tokens: u64) -> u64 {
         self.bytes_per_token.saturating_mul(tokens)
     }
 
-    /// Where the number of KV heads is from.
+    /// Describes the origin of the number of KV heads.
     pub fn heads(&self) -> &'static str {
         if self.own_kv_heads {
             "the model's KV heads"
@@ -50,7 +50,7 @@ impl TransformerCache {
     }
 }
 
-/// The width of all keys of a layer with attention.
+/// Returns the width of all keys of a layer with attention.
 fn kv_width(layer: &Value) -> Option<u64> {
     let is_attention =
         |part: &&Value| part["mixer"] == "attention" || part["mixer"] == "shared_block";

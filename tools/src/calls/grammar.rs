@@ -1,27 +1,27 @@
-//! Grammars of answers with calls, in llguidance's variant of Lark: answers that have to call a tool, and calls whose arguments fit the
-//! tool's schema.
+//! Grammars of answers with tool calls, in llguidance's variant of Lark: for answers that must call a tool, and for calls whose
+//! arguments fit the tool's schema.
 
 use serde_json::{Value, json};
 use waterline::Grammar;
 
 use super::Format;
 
-/// How many calls an answer has.
+/// The calls that an answer must contain.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Needed {
-    /// Text and calls as they come.
+    /// Any text and calls.
     Any,
-    /// At least one, and no text.
+    /// At least one call, and no text.
     Some,
-    /// One, and no text.
+    /// Exactly one call, and no text.
     One,
 }
 
 impl Format {
-    /// A grammar of answers with calls of `tools`. `control` gives the number of a control token by its name.
+    /// Returns a grammar of answers with calls of `tools`. `control` returns the id of the control token with a name.
     ///
     /// # Errors
-    /// Why a tool cannot be described.
+    /// Returns the reason why a tool cannot be described.
     pub fn grammar(
         &self,
         tools: &[&Value],
@@ -32,7 +32,7 @@ impl Format {
             Some(id) => format!("<[{id}]>"),
             None => quoted(mark),
         };
-        // A call that opens an answer brings its own first character.
+        // Where calls only open an answer, the call itself begins with the opening text.
         let open = if self.only_first { "" } else { self.open };
         let [before, between, after] = self.around.map(quoted);
         let mut rules = String::new();
@@ -76,12 +76,12 @@ impl Format {
     }
 }
 
-/// A text as Lark quotes it.
+/// Quotes a text for Lark.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A text inside of a regular expression.
+/// Escapes a text for a regular expression.
 fn escaped(text: &str) -> String {
     let escape = |c: char| {
         if c.is_alphanumeric() || "_<>".contains(c) {
@@ -93,19 +93,19 @@ fn escaped(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// JSON that a schema describes.
+/// Lark for JSON that fits a schema.
 fn json_of(schema: &Value) -> String {
     let any = json!({ "type": "object" });
     let schema = if schema.is_null() { &any } else { schema };
     format!("%json {}", Grammar::spaced(schema))
 }
 
-/// A call as an object with `arguments`.
+/// Grammar of a call as an object with `arguments`.
 pub fn arguments(name: &str, schema: &Value, _: usize) -> String {
     object(name, "arguments", schema)
 }
 
-/// A call as an object with `parameters`.
+/// Grammar of a call as an object with `parameters`.
 pub fn parameters(name: &str, schema: &Value, _: usize) -> String {
     object(name, "parameters", schema)
 }
@@ -122,14 +122,14 @@ struct Argument<'a> {
     is_required: bool,
 }
 
-/// The arguments that a schema names, those that are required first.
+/// Returns the arguments that a schema names, required arguments first.
 fn listed(schema: &Value) -> Vec<Argument<'_>> {
     let required = schema["required"].as_array();
     let is_required = |key: &str| required.is_some_and(|list| list.iter().any(|item| item == key));
     let mut all = Vec::new();
     for (key, value) in schema["properties"].as_object().into_iter().flatten() {
         let mut own = value.clone();
-        // References are to definitions of the whole.
+        // References point to definitions of the complete schema.
         for name in ["$defs", "definitions"] {
             if let (Some(own), Some(shared)) = (own.as_object_mut(), schema.get(name)) {
                 own.insert(name.into(), shared.clone());
@@ -146,7 +146,8 @@ fn listed(schema: &Value) -> Vec<Argument<'_>> {
     all
 }
 
-/// A call as tags: each argument between `before` and `after` its value. Texts are not quoted.
+/// Grammar of the arguments as tags: each value is preceded by the key between `open` and `key_end`, and followed by
+/// `after`. Strings are not quoted.
 fn tagged(schema: &Value, index: usize, [open, key_end, after]: [&str; 3]) -> (String, String) {
     let (mut arguments, mut rules) = (String::new(), String::new());
     for (number, argument) in listed(schema).into_iter().enumerate() {
@@ -175,7 +176,7 @@ fn tagged(schema: &Value, index: usize, [open, key_end, after]: [&str; 3]) -> (S
     (arguments, rules)
 }
 
-/// `<function=NAME>` with a tag for each argument.
+/// Grammar of `<function=NAME>` with a tag for each argument.
 pub fn functions(name: &str, schema: &Value, index: usize) -> String {
     let tags = ["<parameter=", ">\n", "\n</parameter>\n"];
     let (arguments, rules) = tagged(schema, index, tags);
@@ -183,14 +184,14 @@ pub fn functions(name: &str, schema: &Value, index: usize) -> String {
     format!("{head} {arguments} \"</function>\" {rules}")
 }
 
-/// The name, then pairs of keys and values.
+/// Grammar of the name, followed by pairs of keys and values.
 pub fn pairs(name: &str, schema: &Value, index: usize) -> String {
     let tags = ["<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"];
     let (arguments, rules) = tagged(schema, index, tags);
     format!("{} {arguments} {rules}", quoted(&format!("{name}\n")))
 }
 
-/// A call of Python with named arguments.
+/// Grammar of a Python call with named arguments.
 pub fn python(name: &str, schema: &Value, _: usize) -> String {
     let all = listed(schema);
     let one = |argument: &Argument| {
@@ -207,7 +208,7 @@ pub fn python(name: &str, schema: &Value, _: usize) -> String {
         };
         all[from..].iter().map(other).collect()
     };
-    // Where nothing is required any argument may be the first.
+    // If no argument is required, any argument may be the first.
     let firsts = match all.first() {
         Some(first) if first.is_required => 1,
         _ => all.len(),

@@ -1,13 +1,13 @@
-//! Calls as JSON: objects with a name and arguments, or lists of them, one after the other.
+//! Calls as JSON: one or more objects with a name and arguments, or lists of such objects.
 
 use serde_json::{Map, Value};
 
 use super::{Call, Tools};
 
-/// The calls of a text; none if it holds anything else.
+/// Parses the calls of a text; `None` if the text holds anything else.
 pub fn calls(text: &str, _: &Tools) -> Option<Vec<Call>> {
     let mut calls = Vec::new();
-    // Llama separates several by semicolons.
+    // Llama separates calls by semicolons.
     let mut rest = text.trim();
     while !rest.is_empty() {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();

@@ -1,7 +1,7 @@
-//! Calls of tools in a model's answer. Models write them in the format that their chat template shows them; a format is one row of a
-//! table: what comes before a call, what comes after it, and how the text between is read.
+//! Tool calls in a model's answer. Models write them in the format that their chat template shows. Each format is a row
+//! of a table: the text before a call, the text after it, and the parser of the text in between.
 
-// The server alone restricts calls.
+// Only the server restricts calls.
 #[cfg_attr(not(feature = "serve"), allow(dead_code))]
 mod grammar;
 mod json;
@@ -14,7 +14,7 @@ mod tests;
 pub use grammar::Needed;
 use serde_json::Value;
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
     pub name: String,
@@ -22,7 +22,7 @@ pub struct Call {
     pub arguments: Value,
 }
 
-/// A part of an answer outside of thoughts.
+/// A part of an answer outside thoughts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Said {
     Text(String),
@@ -30,28 +30,29 @@ pub enum Said {
 }
 
 /// A format of calls.
-// Its name and its grammar are for the server.
+// Only the server uses the name and the grammar.
 #[cfg_attr(not(feature = "serve"), allow(dead_code))]
 #[derive(Debug)]
 pub struct Format {
     pub name: &'static str,
-    /// A text of which the template holds one, in all of these.
+    /// Texts that a template of this format contains, all of them.
     shown: &'static [&'static str],
-    /// The text before calls.
+    /// The text before the calls.
     pub open: &'static str,
-    /// The text after them; the end of the answer if empty.
+    /// The text after the calls; if empty, they extend to the end of the answer.
     pub close: &'static str,
-    /// Calls open an answer or are not there.
+    /// Whether calls can occur only at the start of an answer.
     only_first: bool,
-    /// Reads the text between; none if it is no call.
+    /// Parses the text between `open` and `close`; `None` if it is not a call.
     read: fn(&str, &Tools) -> Option<Vec<Call>>,
-    /// The texts before the first call, between two, and after the last one; nothing is between calls that have marks of their own.
+    /// The texts before the first call, between two calls, and after the last call. The text between is empty if each
+    /// call has its marks.
     around: [&'static str; 3],
-    /// Writes a grammar of the calls of a function: its name, the schema of its arguments, and its number.
+    /// Writes the grammar of the calls of a function, from its name, the schema of its arguments, and its number.
     write: fn(&str, &Value, usize) -> String,
 }
 
-/// The formats, those with the most particular texts first.
+/// The formats, those with the most specific texts first.
 static FORMATS: [Format; 8] = [
     Format {
         name: "qwen3_coder",
@@ -136,13 +137,13 @@ static FORMATS: [Format; 8] = [
 ];
 
 impl Format {
-    /// The format that a chat template shows its model; none if it has no calls.
+    /// The format that a chat template shows to its model; `None` if the template has no calls.
     pub fn of_template(source: &str) -> Option<&'static Format> {
         let shows = |format: &&Format| format.shown.iter().all(|text| source.contains(text));
         FORMATS.iter().find(shows)
     }
 
-    /// The control tokens that calls are made of, by their names.
+    /// Names of the control tokens that calls contain.
     pub fn marks(&self) -> impl Iterator<Item = &'static str> {
         [self.open, self.close, PYTHON_TAG]
             .into_iter()
@@ -150,15 +151,15 @@ impl Format {
     }
 }
 
-/// A control token before a call of Llama 3, which says no more than that it is one.
+/// A control token that marks a call of Llama 3.
 const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// The tools that may be called, as JSON schemas of functions.
+/// JSON schemas of the functions that may be called.
 #[derive(Debug, Clone, Default)]
 pub struct Tools(pub Vec<Value>);
 
 impl Tools {
-    /// The value of an argument that a model wrote without quotes, by the type that the function's schema gives it.
+    /// Parses an argument that a model wrote without quotes, as the type in the function's schema.
     fn value(&self, function: &str, key: &str, text: &str) -> Value {
         let functions = self
             .0
@@ -181,20 +182,20 @@ impl Tools {
     }
 }
 
-/// Finds calls in an answer that comes in pieces.
+/// Finds calls in an answer that arrives in pieces.
 pub struct Calls {
     format: &'static Format,
     tools: Tools,
-    /// Text that is not known to be one thing or the other.
+    /// Text that cannot yet be classified as text or call.
     held: String,
     inside: bool,
-    /// Something was said or called before.
+    /// Whether any text preceded.
     begun: bool,
     called: bool,
 }
 
 impl Calls {
-    /// An answer in a format, of a model that may call `tools`.
+    /// Starts an answer in `format`, of a model that may call `tools`.
     pub fn new(format: &'static Format, tools: Tools) -> Self {
         Calls {
             format,
@@ -214,7 +215,7 @@ impl Calls {
         found
     }
 
-    /// The rest of the answer, at its end. A call that is not whole is text.
+    /// Returns the rest at the end of the answer. An incomplete call is text.
     pub fn finish(&mut self) -> Vec<Said> {
         let mut found = Vec::new();
         let rest = std::mem::take(&mut self.held);
@@ -230,7 +231,7 @@ impl Calls {
         found
     }
 
-    /// The text before a call that is not a part of it.
+    /// The text before a call that is not part of the call.
     fn opening(&self) -> &'static str {
         if self.format.only_first {
             ""
@@ -239,7 +240,7 @@ impl Calls {
         }
     }
 
-    /// One call or text; false if more has to come.
+    /// Finds one call or text; returns false if more input is needed.
     fn advance(&mut self, found: &mut Vec<Said>) -> bool {
         if self.inside {
             return self.close(found);
@@ -275,7 +276,8 @@ impl Calls {
         false
     }
 
-    /// The calls before a closing text. One inside of an argument closes nothing: what is before it cannot be read.
+    /// Finds the calls before a closing text. A closing text inside an argument is skipped, since the text before it
+    /// cannot be parsed.
     fn close(&mut self, found: &mut Vec<Said>) -> bool {
         let close = self.format.close;
         if close.is_empty() {
@@ -296,7 +298,7 @@ impl Calls {
     }
 
     fn say(&mut self, text: &str, found: &mut Vec<Said>) {
-        // White space between calls is no text.
+        // White space between calls is not text.
         if text.is_empty() || (self.called && text.trim().is_empty()) {
             return;
         }
@@ -305,7 +307,7 @@ impl Calls {
     }
 }
 
-/// The text of a call without the control token before it.
+/// Removes the control token before a call.
 fn body(text: &str) -> &str {
     let text = text.trim();
     text.strip_prefix(PYTHON_TAG).unwrap_or(text)

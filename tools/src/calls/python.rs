@@ -1,13 +1,13 @@
-//! Calls as a list of Python calls with literals, as LFM2 writes them: `[get_weather(city="Paris", days=3)]`.
+//! Calls as a list of Python calls with literals, in the format of LFM2: `[get_weather(city="Paris", days=3)]`.
 
 use serde_json::{Map, Number, Value};
 
 use super::{Call, Tools, json};
 
-/// Depth of lists in lists.
+/// Maximum nesting of lists.
 const DEEPEST: usize = 64;
 
-/// The calls of a text, as Python or, where the prompt asked for it, JSON.
+/// Parses the calls of a text as Python, or as JSON if the prompt requested that.
 pub fn calls(text: &str, tools: &Tools) -> Option<Vec<Call>> {
     let mut reader = Reader { rest: text.trim() };
     reader.calls().or_else(|| json::calls(text, tools))
@@ -52,7 +52,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Takes a text after white space, if it comes next.
+    /// Consumes leading white space and `text`, if `text` comes next.
     fn takes(&mut self, text: &str) -> bool {
         let rest = self.rest.trim_start();
         match rest.strip_prefix(text) {
@@ -117,7 +117,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A number or a name of a value.
+    /// Parses a number or a named constant.
     fn plain(&mut self) -> Option<Value> {
         let rest = self.rest.trim_start();
         let end = rest.find(|c: char| !(c.is_alphanumeric() || "_.+-".contains(c)));
@@ -131,7 +131,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A string after its opening quote.
+    /// Parses the rest of a string after its opening quote.
     fn string(&mut self, quote: char) -> Option<String> {
         let mut text = String::new();
         let mut characters = self.rest.chars();
@@ -160,7 +160,7 @@ impl Reader<'_> {
                     let code = hex(&mut characters, digits)?;
                     text.push(match code {
                         0xd800..0xdc00 => {
-                            // JSON's pairs of surrogates.
+                            // A surrogate pair, as in JSON.
                             let low = (characters.next()? == '\\' && characters.next()? == 'u')
                                 .then(|| hex(&mut characters, 4))??;
                             let pair =
@@ -172,7 +172,7 @@ impl Reader<'_> {
                 }
                 '\n' => {}
                 other @ ('\\' | '\'' | '"' | '/') => text.push(other),
-                // Python keeps the backslash of an escape that it does not know.
+                // Python keeps the backslash of an unknown escape.
                 other => text.extend(['\\', other]),
             }
         }

@@ -1,11 +1,11 @@
-//! Calls between tags: `<function=NAME><parameter=KEY>VALUE</parameter></function>`, as Qwen3-Coder, Qwen3.5 and Nemotron 3 write
-//! them, and `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` of Bailing's models.
+//! Calls between tags: `<function=NAME><parameter=KEY>VALUE</parameter></function>` of Qwen3-Coder, Qwen3.5 and Nemotron 3, and
+//! `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` of Bailing's models.
 
 use serde_json::{Map, Value};
 
 use super::{Call, Tools};
 
-/// `<function=NAME> <parameter=KEY> VALUE </parameter> </function>`
+/// Parses `<function=NAME> <parameter=KEY> VALUE </parameter> </function>`.
 pub fn functions(text: &str, tools: &Tools) -> Option<Vec<Call>> {
     let mut calls = Vec::new();
     let mut rest = text.trim();
@@ -32,7 +32,7 @@ pub fn functions(text: &str, tools: &Tools) -> Option<Vec<Call>> {
     (!calls.is_empty()).then_some(calls)
 }
 
-/// `NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value>`
+/// Parses `NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value>`.
 pub fn pairs(text: &str, tools: &Tools) -> Option<Vec<Call>> {
     let end = text.find("<arg_key>").unwrap_or(text.len());
     let name = text[..end].trim();
@@ -54,7 +54,7 @@ pub fn pairs(text: &str, tools: &Tools) -> Option<Vec<Call>> {
     }])
 }
 
-/// The text before the first `close` after which one of `next` comes, or nothing: a value may hold the tag.
+/// Splits the text at the first `close` that is followed by one of `next` or by nothing, because a value may contain the tag.
 fn value_before<'a>(text: &'a str, close: &str, next: &[&str]) -> Option<(&'a str, &'a str)> {
     let ends = text.match_indices(close);
     let parts = ends.map(|(at, tag)| (&text[..at], &text[at + tag.len()..]));
@@ -65,7 +65,7 @@ fn value_before<'a>(text: &'a str, close: &str, next: &[&str]) -> Option<(&'a st
     fitting.next()
 }
 
-/// A value without the line breaks around it.
+/// Removes one line break on each side of a value.
 fn unwrapped(value: &str) -> &str {
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)

@@ -1,4 +1,4 @@
-//! Calls as chat templates write them, with random arguments, in pieces that end anywhere.
+//! Parses calls as chat templates write them, with random arguments, split into pieces at random positions.
 
 use serde_json::{Map, Value, json};
 use waterline::{ChatTemplate, Message};
@@ -6,7 +6,7 @@ use waterline::{ChatTemplate, Message};
 use super::*;
 use crate::splitmix::SplitMix64;
 
-/// The lines by which published templates write a model's calls; the last one, LFM2's, is of Python.
+/// Parts of published templates that write a model's calls. The last format, LFM2's, is written by Rust code.
 const TEMPLATES: [(&str, &str); 8] = [
     (
         "hermes",
@@ -39,7 +39,7 @@ const TEMPLATES: [(&str, &str); 8] = [
     ("lfm2", ""),
 ];
 
-/// Calls of each format.
+/// Number of calls for each format.
 const CALLS: usize = 200;
 
 struct Random(SplitMix64);
@@ -53,7 +53,7 @@ impl Random {
         self.0.one_of(of)
     }
 
-    /// A text with all that formats could take for their own.
+    /// A text with characters that formats could mistake for their syntax.
     fn text(&mut self) -> String {
         const PARTS: [&str; 14] = [
             "Paris",
@@ -73,7 +73,7 @@ impl Random {
         ];
         let count = 1 + self.below(5);
         let text: String = (0..count).map(|_| self.pick(&PARTS)).collect();
-        // Tags hold texts without white space around them.
+        // Tags hold texts without surrounding white space.
         format!("t{}t", text)
     }
 
@@ -112,7 +112,7 @@ impl Random {
     }
 }
 
-/// The tools with the types of the calls' arguments.
+/// The tools, with the types of the calls' arguments.
 fn tools(calls: &[Call]) -> Tools {
     let kind = |value: &Value| match value {
         Value::String(_) => "string",
@@ -133,7 +133,7 @@ fn tools(calls: &[Call]) -> Tools {
     Tools(calls.iter().map(tool).collect())
 }
 
-/// A value as Python writes it.
+/// Formats a value as Python.
 fn python(value: &Value) -> String {
     match value {
         Value::Null => "None".into(),
@@ -162,7 +162,7 @@ fn python(value: &Value) -> String {
     }
 }
 
-/// The answer that a model of the format writes for these calls.
+/// The answer that a model with this format writes for these calls.
 fn written(format: &str, template: &str, calls: &[Call]) -> String {
     if format == "lfm2" {
         let argument = |(key, value): (&String, &Value)| format!("{key}={}", python(value));
@@ -342,7 +342,7 @@ fn any_text_is_read_in_bounded_time() {
     }
 }
 
-/// The tools that a model has to call in the tests of grammars.
+/// The tools that a model must call in the tests of grammars.
 fn two_tools() -> Vec<Value> {
     vec![
         json!({ "type": "function", "function": { "name": "get_weather", "parameters": {
@@ -365,7 +365,7 @@ fn two_tools() -> Vec<Value> {
     ]
 }
 
-/// Whether a call is one of [`two_tools`] with arguments that fit.
+/// Whether a call is of one of [`two_tools`], with arguments that fit.
 fn fits(call: &Call) -> bool {
     let fields = call.arguments.as_object().expect("an object");
     let fits = |(key, value): (&String, &Value)| match (call.name.as_str(), key.as_str()) {
@@ -381,7 +381,7 @@ fn fits(call: &Call) -> bool {
     (call.name == "note" || fields.contains_key("city")) && fields.iter().all(fits)
 }
 
-/// A model that has never seen a tool calls one in any format, with arguments that fit.
+/// A model that has never seen a tool calls a tool in any format, with arguments that fit.
 #[cfg(all(feature = "constraints", feature = "builtin-model"))]
 #[test]
 fn answers_that_must_call_call_in_every_format() {
@@ -438,7 +438,7 @@ fn answers_that_must_call_call_in_every_format() {
     }
 }
 
-/// Text that comes before a call is free; a call in it fits its schema.
+/// Text before a call is free; the call must fit its schema.
 #[cfg(all(feature = "constraints", feature = "builtin-model"))]
 #[test]
 fn calls_that_are_free_to_come_still_fit() {

@@ -14,9 +14,9 @@ use crate::write_model::check_output;
 /// A command: its names, arguments and description.
 pub struct Help {
     command: Command,
-    /// The first is the one that is listed; the others are aliases.
+    /// The first name is listed; the others are aliases.
     pub names: &'static [&'static str],
-    /// Arguments; empty if there are none.
+    /// Arguments, empty if the command takes no arguments.
     pub arguments: &'static str,
     /// Description.
     about: &'static str,
@@ -58,7 +58,7 @@ const fn help(
     }
 }
 
-/// Every command.
+/// All commands.
 pub const COMMANDS: [Help; 18] = [
     help(Command::Help, &["help", "?"], "", "list the commands"),
     help(
@@ -175,7 +175,7 @@ pub enum Action {
     Quit,
 }
 
-/// Commands, and the forks they have created.
+/// The command interpreter, with the forks and saved conversations.
 pub struct Commands {
     /// The forks of the conversation.
     pub forks: Forks,
@@ -184,7 +184,7 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Commands of a conversation that `sessions` saves.
+    /// Creates the commands for a conversation that `sessions` saves.
     pub fn new(sessions: Sessions) -> Self {
         Commands {
             forks: Forks::new(),
@@ -270,7 +270,8 @@ impl Commands {
         Ok(Action::Done)
     }
 
-    /// Saves the conversation to `file`; without one to the file that it has, or else to one in the user's folder.
+    /// Saves the conversation to `file`. Without `file`, saves to the conversation's file, or else to a new file in the
+    /// user's folder.
     fn save(&mut self, file: &str, replace: bool, conversation: &Conversation) -> Result<String> {
         let path = match (file, &self.sessions.named) {
             ("", _) if replace => return Err(Error::usage("/save! FILE: which file?")),
@@ -298,7 +299,7 @@ impl Commands {
         Ok(said)
     }
 
-    /// Lists the conversations in the user's folder, or goes on with one of them.
+    /// Lists the conversations in the user's folder, or continues the one with this number.
     fn sessions(&mut self, number: &str, conversation: &mut Conversation) -> Result<String> {
         let list = self.sessions.list();
         let present = self.sessions.present().filter(|_| number.is_empty());
@@ -321,7 +322,7 @@ impl Commands {
         self.sessions.open(&saved.path, conversation)
     }
 
-    /// The saved conversation with this number, for a command.
+    /// The saved conversation with this number; `command` is named in errors.
     fn numbered(&self, command: &str, number: &str) -> Result<Saved> {
         let mut list = self.sessions.list();
         let chosen = number.parse::<usize>().ok().and_then(|n| n.checked_sub(1));
@@ -335,7 +336,7 @@ impl Commands {
     }
 }
 
-/// The text that the model has read, or that it will read first.
+/// The text that the model has read, or the text that it will read first.
 fn prompt(conversation: &Conversation) -> Result<String> {
     let read = conversation.last_text(usize::MAX);
     if read.is_empty() {
@@ -428,7 +429,7 @@ fn stats(conversation: &Conversation) -> String {
     .join("\n")
 }
 
-/// The size of a Transformer's cache after as many tokens, where the state does not grow.
+/// The size of a Transformer's cache after the same number of tokens, shown where the state does not grow.
 fn compared(conversation: &Conversation) -> String {
     let session = conversation.session();
     let cache = TransformerCache::new(session.model().spec());

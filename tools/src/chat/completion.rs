@@ -7,13 +7,13 @@ use rustyline::completion::{FilenameCompleter, unescape};
 use super::commands::COMMANDS;
 use super::settings;
 
-/// The start of a completion, and the candidates.
+/// The position where the completed word starts, and the candidates.
 pub type Completions = (usize, Vec<String>);
 
-/// Completions at the end of `line`, with these forks.
+/// Completes the end of `line`; `forks` are the candidates for `/fork`.
 pub fn complete(line: &str, forks: &[String]) -> Completions {
     let Some((command, arguments)) = line.split_once(' ') else {
-        // A candidate that takes arguments ends in a space, after which the next Tab continues.
+        // A candidate that takes arguments ends in a space, so that the next Tab completes an argument.
         let names = COMMANDS.iter().flat_map(|help| {
             let space = if help.arguments.is_empty() { "" } else { " " };
             help.names.iter().map(move |name| format!("/{name}{space}"))
@@ -43,9 +43,9 @@ pub fn complete(line: &str, forks: &[String]) -> Completions {
     }
 }
 
-/// The path that `typed` means, as a completion writes it: with a backslash before a space, and with ~ for the home folder.
+/// The path for `typed`, which is escaped like a completion: a backslash before a space, and ~ for the home folder.
 pub fn path(typed: &str) -> PathBuf {
-    // On Windows a backslash is a part of the path.
+    // On Windows a backslash is part of the path.
     let escape = (!cfg!(windows)).then_some('\\');
     let plain = unescape(typed, escape);
     match (plain.strip_prefix("~/"), std::env::home_dir()) {

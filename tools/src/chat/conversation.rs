@@ -15,7 +15,7 @@ use crate::prompt::rendered;
 use crate::session::{LimitArgs, ReadingBar};
 use crate::thoughts::Thoughts;
 
-/// Most answers in a row that call tools.
+/// Limit on consecutive answers that call tools.
 const MOST_ROUNDS: usize = 16;
 
 /// A conversation with a model.
@@ -23,50 +23,50 @@ pub struct Conversation {
     session: Session,
     chat: Chat,
     limits: GenerateOptions,
-    /// The form of answers.
+    /// The grammar of the answers.
     form: Option<Constraint>,
     tools: Option<Tools>,
     totals: Totals,
-    /// Tokens that the session can read, if its state has such a bound.
+    /// The most tokens that the session can read, if its state has such a limit.
     context: Option<usize>,
 }
 
-/// Sums over the turns.
+/// Totals over all turns.
 #[derive(Clone, Copy, Default)]
 pub struct Totals {
-    /// Tokens of messages.
+    /// Tokens read from messages.
     pub read: usize,
     /// Seconds that reading took.
     pub read_seconds: f64,
-    /// Tokens of answers.
+    /// Tokens generated for answers.
     pub generated: usize,
     /// Seconds that generating took.
     pub generate_seconds: f64,
 }
 
-/// How an answer came about.
+/// Statistics of one answer.
 pub struct Reply {
-    /// Its tokens.
+    /// Generated tokens.
     pub tokens: usize,
-    /// How long they took.
+    /// Seconds of generation.
     pub seconds: f64,
-    /// Tokens of the conversation before it, reused and read.
+    /// Tokens of the conversation before the answer, reused and read.
     pub read: HistoryRead,
     /// Seconds from the message to the first token.
     pub first: f64,
-    /// Whether Ctrl-C ended it.
+    /// Whether Ctrl-C stopped the answer.
     pub stopped: bool,
 }
 
 impl Reply {
-    /// Tokens of the answer by the time they took.
+    /// Generated tokens per second of generation.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.seconds.max(1e-9)
     }
 }
 
 impl Conversation {
-    /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
+    /// Starts an empty conversation. Fails if the model has no tokenizer or no usable chat template.
     pub fn new(session: Session, limits: &LimitArgs) -> Result<Self> {
         let chat = Chat::new(&session)?;
         let context = context(&session)?;
@@ -91,36 +91,36 @@ impl Conversation {
         self.chat.messages()
     }
 
-    /// The first thing that was said.
+    /// The user's first message.
     pub fn first_message(&self) -> Option<&str> {
         let mut said = self.messages().iter().filter(|m| m.role == Role::User);
         said.next().map(|message| message.content.as_str())
     }
 
-    /// The instructions ahead of the conversation.
+    /// The instructions (system prompt) of the conversation.
     pub fn system(&self) -> Option<&str> {
         let first = self.messages().first()?;
         (first.role == Role::System).then_some(&first.content)
     }
 
-    /// Tokens that the session can read, if its state has such a bound.
+    /// The most tokens that the session can read, if its state has such a limit.
     pub fn context(&self) -> Option<usize> {
         self.context
     }
 
-    /// Whether tokens are forgotten when the context is full.
+    /// Whether the oldest tokens are forgotten when the context is full.
     pub fn forgets(&self) -> bool {
         self.session.options().context_end != ContextEnd::Refuse
     }
 
-    /// The text of the last `tokens` tokens, as far as the history reaches, with the template's text between messages.
+    /// The text of the last `tokens` tokens, as far as the history reaches, including the template's text between messages.
     pub fn last_text(&self, tokens: usize) -> String {
         let (older, newer) = self.session.recent();
         let history: Vec<u32> = older.iter().chain(newer).copied().collect();
         self.text(&history[history.len().saturating_sub(tokens)..])
     }
 
-    /// The text of the token at a position, if the history reaches so far back.
+    /// The text of the token at `position`, if the history reaches back that far.
     pub fn token_text(&self, position: u64) -> Option<String> {
         let (older, newer) = self.session.recent();
         let first = self.session.position() - (older.len() + newer.len()) as u64;
@@ -134,27 +134,27 @@ impl Conversation {
         tokenizer.map_or_else(|_| String::new(), |tokenizer| rendered(&tokenizer, tokens))
     }
 
-    /// Sums over all turns so far, those that were taken back included.
+    /// Totals over all turns so far, including undone turns.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// When an answer ends.
+    /// The limits at which an answer ends.
     pub fn limits(&mut self) -> &mut GenerateOptions {
         &mut self.limits
     }
 
-    /// Changes how tokens are chosen.
+    /// Changes the sampling parameters.
     pub fn set_sampler(&mut self, params: SamplerParams) -> Result<()> {
         Ok(self.session.set_sampler(params)?)
     }
 
-    /// The template's text before the first message of the user, where there are no instructions.
+    /// The template's text before the user's first message when there are no instructions.
     pub fn beginning(&self) -> Result<String> {
         Ok(self.chat.beginning()?)
     }
 
-    /// Sets the instructions ahead of the conversation, before its first message.
+    /// Sets the instructions (system prompt), before the first message.
     pub fn set_system(&mut self, text: &str) -> Result<()> {
         Ok(self.chat.set_system(text)?)
     }
@@ -164,7 +164,7 @@ impl Conversation {
         self.chat.thinking()
     }
 
-    /// Sets whether the template requests a thought before the answer, if given. Fails where it has no switch for that.
+    /// Sets whether the template requests a thought before the answer, if given. Fails if the template has no switch for thoughts.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         if thinking.is_none() {
             return Ok(());
@@ -177,13 +177,13 @@ impl Conversation {
         Ok(self.chat.set_thinking(thinking)?)
     }
 
-    /// Sets the form of all answers.
+    /// Sets the grammar of all answers.
     pub fn set_form(&mut self, form: &GrammarArgs) -> Result<()> {
         self.form = form.constraint(self.session.model())?;
         Ok(())
     }
 
-    /// Names the tools that the model may call.
+    /// Sets the tools that the model may call.
     pub fn set_tools(&mut self, tools: &[Tool]) -> Result<()> {
         if tools.is_empty() {
             return Ok(());
@@ -198,7 +198,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Runs the tools that an answer calls and shows the answer to what they say, as long as it calls others.
+    /// Runs the tools that an answer calls and shows the next answer, until an answer calls no tool.
     fn run_tools(&mut self, mut reply: Reply, screen: &mut Screen) -> Result<Reply> {
         for _ in 0..MOST_ROUNDS {
             let answer = self.messages().last().map(|last| last.content.clone());
@@ -227,9 +227,9 @@ impl Conversation {
     }
 
     /// Sends a message and shows the answer. A message that cannot be read completely is not sent. After any other
-    /// error, the partial answer is part of the conversation.
+    /// error, the partial answer stays in the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
-        // First: Ctrl-C may end it, and a message that is sent must be answered.
+        // Done first because Ctrl-C may end it, and a sent message must be answered.
         let thoughts = Thoughts::new(self.chat.opens_thought()?);
         let clock = Instant::now();
         let bar = ReadingBar::new();
@@ -296,12 +296,12 @@ impl Conversation {
         })
     }
 
-    /// Takes back the last message and its answer; returns the message, if there was one.
+    /// Removes the last message and its answer; returns the message, if there was one.
     pub fn undo(&mut self) -> Result<Option<String>> {
         Ok(self.chat.undo(&mut self.session)?)
     }
 
-    /// Takes back the last answer and gives another one: the random numbers go on.
+    /// Removes the last answer and generates another one. The sampler's random numbers continue, so the answer can differ.
     pub fn say_again(&mut self, screen: &mut Screen) -> Result<Reply> {
         let asked = self
             .messages()
@@ -320,39 +320,39 @@ impl Conversation {
         self.run_tools(Reply { read, ..reply }, screen)
     }
 
-    /// Forgets all but the instructions ahead of the conversation.
+    /// Forgets everything but the instructions.
     pub fn clear(&mut self) -> Result<()> {
         Ok(self.chat.clear(&mut self.session)?)
     }
 
-    /// The whole conversation as a value.
+    /// A snapshot of the messages and the state.
     pub fn snapshot(&self) -> Result<Snapshot> {
         Ok(self.chat.snapshot(&self.session)?)
     }
 
-    /// The messages and the sampling parameters as a value.
+    /// The messages and the sampling parameters, serialised.
     pub fn note(&self) -> Result<Vec<u8>> {
         Ok(self.chat.note(&self.session)?)
     }
 
-    /// Continues a conversation from its messages alone, which are read with the next one.
+    /// Continues a conversation from its messages alone; the session reads them with the next message.
     pub fn restore_note(&mut self, note: &[u8]) -> Result<()> {
         Ok(self.chat.restore_note(&mut self.session, note)?)
     }
 
-    /// Continues a conversation from a value. On an error this conversation is as it was.
+    /// Continues a conversation from a snapshot. On an error the present conversation is unchanged.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         Ok(self.chat.restore(&mut self.session, snapshot)?)
     }
 }
 
-/// The context of a session whose state grows with its context.
+/// The context of a session whose state grows with its context, `None` for a state of fixed size.
 fn context(session: &Session) -> Result<Option<usize>> {
     let state = session.options().state;
     let mut larger = state;
     larger.context = state.context.saturating_add(4096);
     let model = session.model();
-    // A plan that is too large to lay out is one that grows.
+    // A plan that is too large to lay out also grows.
     let grows = match model.plan(&larger) {
         Ok(larger) => larger.bytes() != model.plan(&state)?.bytes(),
         Err(_) => true,

@@ -1,4 +1,4 @@
-//! Forks of a conversation: states to return to, by name.
+//! Forks of a conversation: named states to return to.
 
 use std::path::PathBuf;
 
@@ -9,23 +9,23 @@ use super::sessions::Sessions;
 use crate::error::Result;
 use crate::units::{bytes, thousands};
 
-/// A fork as it was left.
+/// A fork that is not current, as it was left.
 struct Fork {
     name: String,
     state: Snapshot,
-    /// The file of its conversation.
+    /// The file of the fork's conversation.
     file: Option<PathBuf>,
 }
 
 /// The forks of a conversation.
 pub struct Forks {
-    /// The name of the one that the conversation is.
+    /// The name of the current fork.
     current: String,
     others: Vec<Fork>,
 }
 
 impl Forks {
-    /// A conversation without forks.
+    /// Creates a conversation's forks with only the current one, `main`.
     pub fn new() -> Self {
         Forks {
             current: "main".into(),
@@ -33,12 +33,12 @@ impl Forks {
         }
     }
 
-    /// The forks that one can go to.
+    /// The names of the other forks.
     pub fn names(&self) -> Vec<String> {
         self.others.iter().map(|fork| fork.name.clone()).collect()
     }
 
-    /// Leaves the present fork as it is and goes to `name`, which begins here if it is new.
+    /// Saves the current fork and switches to `name`. A new fork starts from the current state.
     pub fn go_to(
         &mut self,
         name: &str,
@@ -71,7 +71,7 @@ impl Forks {
         Ok(said)
     }
 
-    /// The forks, the present one first.
+    /// Lists the forks, the current one first.
     pub fn list(&self, conversation: &Conversation) -> String {
         let read = thousands(conversation.session().position());
         let mut lines = vec![format!("* {}, {read} tokens read", self.current)];

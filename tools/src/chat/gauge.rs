@@ -1,5 +1,4 @@
-//! The contents of a session's state as gauges: the window, the retained tokens, the matrices; or tensor by
-//! tensor.
+//! `/state`: the contents of a session's state as gauges (windows, retained tokens, matrices) or tensor by tensor.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +11,14 @@ use crate::retention::{self, LayerSets, u32s};
 use crate::text::{shown_end, shown_line};
 use crate::units::{bytes, thousands};
 
-/// Characters of a gauge.
+/// Width of a gauge, in characters.
 const GAUGE: usize = 20;
-/// Characters of shown text.
+/// Maximum length of shown text, in characters.
 const TEXT: usize = 56;
-/// Retained tokens that are shown with their text.
+/// Number of retained tokens whose text is shown.
 const SHOWN: usize = 24;
 
-/// The gauges.
+/// Shows the state as gauges.
 pub fn gauges(conversation: &Conversation) -> Result<String> {
     let session = conversation.session();
     let snapshot = session.snapshot()?;
@@ -99,7 +98,7 @@ fn matrices(snapshot: &Snapshot) -> Option<String> {
     })
 }
 
-/// The lengths of the windows, and how many layers have each.
+/// The lengths of the windows, each with its number of layers.
 fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
     let mut windows: Vec<(usize, usize)> = Vec::new();
     let is_window = |tensor: &StateTensorPlan| {
@@ -115,7 +114,7 @@ fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
     windows
 }
 
-/// How full the sets of retained tokens are: the mean, and the range over layers and heads.
+/// The fill level of the sets of retained tokens: the mean, and the range over layers and heads.
 fn retained(sets: &[LayerSets]) -> Option<String> {
     let counts: Vec<u64> = sets
         .iter()
@@ -131,23 +130,23 @@ fn retained(sets: &[LayerSets]) -> Option<String> {
     Some(gauge("retained", mean, capacity, &rest))
 }
 
-/// The state tensors that hold positions of retained tokens.
+/// The state tensors that hold the positions of retained tokens.
 fn position_tensors(snapshot: &Snapshot) -> impl Iterator<Item = (&StateTensorPlan, &[u8])> {
     let tensors = snapshot.tensors();
     tensors.filter(|(tensor, _)| tensor.name.ends_with("_positions"))
 }
 
-/// Tokens that all layers can retain.
+/// The number of tokens that all layers together can retain.
 fn positions_capacity(snapshot: &Snapshot) -> u64 {
     let rows = position_tensors(snapshot).map(|(tensor, _)| tensor.shape.iter().product::<usize>());
     rows.sum::<usize>() as u64
 }
 
-/// The positions of retained tokens, and how many layers and heads hold each.
+/// The positions of retained tokens, each with the number of layers and heads that hold it.
 fn retained_positions(snapshot: &Snapshot) -> BTreeMap<u64, usize> {
     let mut holders = BTreeMap::new();
     for (_, data) in position_tensors(snapshot) {
-        // One more than the position; 0 is an empty row.
+        // The tensors store the position plus one; 0 marks an empty row.
         let stored = data.as_chunks::<8>().0.iter();
         let positions = stored.filter_map(|&p| u64::from_le_bytes(p).checked_sub(1));
         for position in positions {
@@ -157,7 +156,7 @@ fn retained_positions(snapshot: &Snapshot) -> BTreeMap<u64, usize> {
     holders
 }
 
-/// The text of the retained tokens that most layers and heads hold, as far as the history reaches, in the order of the text.
+/// The text of the retained tokens that most layers and heads hold, as far as the history reaches, in text order.
 fn retained_text(holders: &BTreeMap<u64, usize>, conversation: &Conversation) -> Option<String> {
     let mut positions: Vec<u64> = holders.keys().copied().collect();
     positions.sort_by_key(|position| std::cmp::Reverse(holders[position]));
@@ -169,7 +168,7 @@ fn retained_text(holders: &BTreeMap<u64, usize>, conversation: &Conversation) ->
     let mut text = String::new();
     let mut last = None;
     for (position, word) in words {
-        // Consecutive tokens are shown as one text.
+        // Consecutive tokens are joined.
         let follows = last.is_none_or(|last| position == last + 1);
         text += if follows { "" } else { "|" };
         text += &word;
@@ -178,7 +177,7 @@ fn retained_text(holders: &BTreeMap<u64, usize>, conversation: &Conversation) ->
     (!text.is_empty()).then(|| format!("{:9} among them: {}", "", shown_line(&text, TEXT)))
 }
 
-/// Every state tensor of the state: those of one name and shape together, and the values of counters.
+/// Lists every state tensor, grouped by name and shape, and the values of counters.
 pub fn tensors(conversation: &Conversation) -> Result<String> {
     let session = conversation.session();
     let snapshot = session.snapshot()?;

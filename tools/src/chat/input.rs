@@ -1,4 +1,4 @@
-//! Lines from a person, with editing and history, or from a pipe.
+//! Input lines: from a person at a terminal, with editing and history, or from a pipe.
 
 use std::io::{BufRead, ErrorKind};
 use std::path::PathBuf;
@@ -22,31 +22,31 @@ use super::sessions::state_folder;
 use crate::error::{Error, Result};
 use crate::text::utf8;
 
-/// An input.
+/// One input.
 pub enum Line {
     /// One message or command; a message may have several lines.
     Text(String),
     /// A message in quotes, which may begin with a slash.
     Quoted(String),
-    /// Something that is no text.
+    /// Input that is not valid text.
     Unreadable(Error),
-    /// Ctrl-C where nothing was typed.
+    /// Ctrl-C on an empty line.
     Hint,
-    /// No more.
+    /// End of input.
     End,
 }
 
-/// Where lines come from.
+/// The source of input lines.
 pub enum Input {
-    /// A person.
+    /// A person at a terminal.
     Person(Box<Person>),
     /// A pipe or file.
     Pipe,
 }
 
 impl Input {
-    /// Reads from a person if `screen` is a terminal. The history is saved in `history`, or else in the user's state
-    /// folder, unless it is private.
+    /// Reads from a person if `screen` is interactive. The history is saved in `history`, or else in the user's state
+    /// folder, unless `private` is set.
     pub fn new(history: Option<PathBuf>, private: bool, screen: &mut Screen) -> Result<Self> {
         if !screen.interactive() {
             return Ok(Input::Pipe);
@@ -57,7 +57,7 @@ impl Input {
         )?)))
     }
 
-    /// Waits for the next message or command; Tab completes the names of `forks`.
+    /// Waits for the next message or command; Tab completes the names in `forks`.
     pub fn next(&mut self, screen: &mut Screen, forks: Vec<String>) -> Result<Line> {
         match self {
             Input::Person(person) => person.next(screen, forks),
@@ -69,7 +69,7 @@ impl Input {
 /// Begins and ends a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Whether the input continues in the next line: it ends in a backslash, or quotes are open.
+/// Whether the input continues on the next line: it ends in a backslash, or quotes are open.
 fn goes_on(typed: &str) -> bool {
     let text = typed.trim();
     match text.strip_prefix(QUOTES) {
@@ -78,7 +78,7 @@ fn goes_on(typed: &str) -> bool {
     }
 }
 
-/// The line or lines that were typed.
+/// Converts the typed text, which may span several lines.
 fn line(typed: &str) -> Line {
     let text = typed.trim();
     match text.strip_prefix(QUOTES) {
@@ -90,7 +90,7 @@ fn line(typed: &str) -> Line {
     }
 }
 
-/// A message of one or several lines.
+/// Reads a message of one or more lines.
 fn next_from_pipe() -> Result<Line> {
     let mut bytes = Vec::new();
     let mut stdin = std::io::stdin().lock();
@@ -122,7 +122,7 @@ pub struct Person {
     history: Option<PathBuf>,
     /// Whether the line was empty when Ctrl-C was pressed.
     was_empty: Arc<AtomicBool>,
-    /// Whether the last thing that happened was a Ctrl-C on an empty line.
+    /// Whether the last input was Ctrl-C on an empty line.
     about_to_leave: bool,
 }
 
@@ -157,7 +157,7 @@ impl Person {
         Ok(person)
     }
 
-    /// Reads the lines of earlier conversations; returns the reason if none can be saved.
+    /// Loads the lines of earlier conversations. Fails if the history cannot be saved.
     fn open_history(&mut self) -> std::result::Result<(), ReadlineError> {
         let Some(path) = &self.history else {
             return Ok(());
@@ -171,7 +171,7 @@ impl Person {
         }
     }
 
-    /// Goes on without a history, and says so once.
+    /// Continues without a history and reports the reason once.
     fn give_up_history(&mut self, error: ReadlineError, screen: &mut Screen) -> Result<()> {
         match self.history.take() {
             Some(path) => {
@@ -219,7 +219,7 @@ fn default_history() -> Option<PathBuf> {
     Some(state_folder()?.join("history"))
 }
 
-/// Remembers whether there was anything to clear when Ctrl-C was pressed.
+/// Records whether the line was empty when Ctrl-C was pressed.
 struct WatchInterrupt(Arc<AtomicBool>);
 
 impl ConditionalEventHandler for WatchInterrupt {
@@ -229,7 +229,7 @@ impl ConditionalEventHandler for WatchInterrupt {
     }
 }
 
-/// Key bindings: Enter begins a new line if a message continues, Tab completes commands.
+/// Key bindings: Enter starts a new line if the message continues, and Tab completes commands.
 #[derive(Default)]
 struct Keys {
     forks: Vec<String>,

@@ -33,41 +33,41 @@ use input::{Input, Line};
 use screen::Screen;
 use sessions::{Kept, Sessions};
 
-/// Talk with a model.
+/// Chat with a model.
 ///
-/// On a terminal /help lists the commands; Ctrl-C stops an answer. Through a pipe each line is a message, only answers
-/// go to standard output, and the status is 1 if any message or command failed. To send a message that begins with a
-/// slash, type a second slash or put it in """.
+/// On a terminal, /help lists the commands and Ctrl-C stops an answer. Through a pipe, each line is a message, only answers go
+/// to standard output, and the exit status is 1 if any message or command failed. To send a message that begins with a slash,
+/// type a second slash or put the message in """.
 ///
-/// Conversations on a terminal are saved below $XDG_STATE_HOME, %LOCALAPPDATA% (Windows) or ~/.local/state, readable
-/// by their owner only: the messages as JSON always, and the state if it takes at most 64 MiB.
+/// Conversations on a terminal are saved below $XDG_STATE_HOME, %LOCALAPPDATA% (Windows) or ~/.local/state, readable only by
+/// their owner: always the messages as JSON, and the state if it takes at most 64 MiB.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
     #[command(flatten)]
     open: OpenArgs,
-    /// Instructions ahead of the conversation.
+    /// Instructions for the model (system prompt).
     #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
-    /// Whether the model thinks before it answers, where its template has such a switch.
+    /// Turn thinking before answers on or off, if the chat template has a switch for it.
     #[arg(long, value_name = "on|off", value_parser = settings::thinking)]
     thinking: Option<bool>,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
     form: GrammarArgs,
-    /// A command that the model may call by this name. It runs after you agree, reads the call's arguments as JSON, and what it prints is
-    /// the result. May be repeated.
+    /// A command that the model may call under this name. It runs after you agree and reads the call's arguments as JSON from
+    /// standard input; its output is the result. May be repeated.
     #[arg(long = "tool", value_name = "NAME=COMMAND")]
     tools: Vec<tools::Tool>,
-    /// Where to keep the lines that were typed.
+    /// File for the history of typed lines.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
-    /// Go on with the last conversation with this model.
+    /// Continue the last conversation with this model.
     #[arg(long)]
     resume: bool,
-    /// Keep nothing: neither the lines that are typed nor the conversation, so that nothing can be resumed.
+    /// Save nothing: neither the typed lines nor the conversation, so that nothing can be resumed.
     #[arg(long, conflicts_with = "history")]
     private: bool,
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub struct Args {
     drafts: DraftArgs,
 }
 
-/// Memory for the states that /undo, /regen and dropped thoughts return to.
+/// Memory for the states to which /undo, /regen and dropped thoughts return.
 const STORE_BYTES: usize = 512 << 20;
 
 /// Runs the command.
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         said: false,
         conversation,
     };
-    // While a line is read Ctrl-C is a key, so any signal is SIGTERM or SIGHUP; through a pipe each of them ends the program.
+    // While a line is read, Ctrl-C is a key, so a signal is SIGTERM or SIGHUP. Through a pipe every signal ends the program.
     let ends = talk.ends_at_signal.clone();
     let canceller = talk.conversation.session().canceller();
     on_interrupt(move || {
@@ -137,16 +137,16 @@ struct Talk {
     commands: Commands,
     /// Whether the conversation is saved after each answer.
     keeps: bool,
-    /// Set when the warning about the model's training was shown.
+    /// Set once the warning about the model's training length was shown.
     warned: bool,
     /// Set while a signal ends the program rather than an answer.
     ends_at_signal: Arc<AtomicBool>,
-    /// True once the person has been told that only the messages are saved.
+    /// Set once the notice that only the messages are saved was shown.
     said: bool,
 }
 
 impl Talk {
-    /// Takes lines until there are no more. Returns whether one of them failed.
+    /// Reads and answers lines until the input ends. Returns whether any line failed.
     fn converse(&mut self, input: &mut Input, screen: &mut Screen) -> Result<bool> {
         let mut failed = false;
         loop {
@@ -185,7 +185,7 @@ impl Talk {
         }
     }
 
-    /// Runs a line; returns whether the conversation continues. In quotes, or after a second slash, a line is a message.
+    /// Handles a line. Returns whether the conversation continues. A quoted line, or one after a second slash, is a message.
     fn answer(&mut self, line: String, quoted: bool, screen: &mut Screen) -> Result<bool> {
         let action = match line.strip_prefix('/').filter(|_| !quoted) {
             Some(message) if message.starts_with('/') => Action::Say(message.into()),
@@ -207,7 +207,7 @@ impl Talk {
         reply.map(|_| true)
     }
 
-    /// Shows the lines below an answer.
+    /// Shows the notices below an answer.
     fn show_reply(&mut self, reply: &Reply, screen: &mut Screen) -> Result<()> {
         screen.notice(&status::after(&self.conversation, reply))?;
         if let Some(warning) = status::nearly_full(&self.conversation) {
@@ -220,7 +220,7 @@ impl Talk {
         }
     }
 
-    /// Keeps the conversation, so that it can go on after a crash. Where that cannot be done, it is said once.
+    /// Saves the conversation, so that it survives a crash. If saving fails, reports the reason once and stops saving.
     fn keep(&mut self, screen: &mut Screen) -> Result<()> {
         if !self.keeps {
             return Ok(());

@@ -6,19 +6,19 @@ use super::wrap::Wrap;
 use crate::error::{Error, Result};
 use crate::text::shown;
 
-/// Where answers and remarks go.
+/// The output for answers and notices.
 pub struct Screen {
-    /// Whether a person sits at both ends.
+    /// Whether a person is at both input and output.
     interactive: bool,
     colour: bool,
     /// Whether the last answer ended in the middle of a line.
     open_line: bool,
-    /// The answer that is being shown.
+    /// Wraps the answer that is being shown.
     answer: Wrap,
 }
 
 impl Screen {
-    /// Finds out where the output goes.
+    /// Detects the kind of output.
     pub fn new() -> Self {
         let terminal = std::io::stdout().is_terminal();
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -30,12 +30,12 @@ impl Screen {
         }
     }
 
-    /// Whether a person sits at both ends; otherwise only answers go to standard output.
+    /// Whether a person is at both input and output. Otherwise only answers go to standard output.
     pub fn interactive(&self) -> bool {
         self.interactive
     }
 
-    /// Columns of the terminal; none without a terminal, or where it cannot erase a word.
+    /// The terminal's width in columns; `None` without a terminal, or if the terminal cannot erase a word.
     pub fn columns(&self) -> Option<usize> {
         let plain = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let size = console::Term::stdout().size_checked();
@@ -43,10 +43,10 @@ impl Screen {
             .filter(|_| self.interactive && !plain)
     }
 
-    /// A piece of an answer; a thought is dimmed.
+    /// Shows a piece of an answer; thoughts are dimmed.
     pub fn answer(&mut self, text: &str, thought: bool) -> Result<()> {
         if self.interactive && !self.open_line {
-            // The window may have another size by now.
+            // The window may have been resized.
             self.answer = Wrap::new(self.columns());
         }
         let wrapped = if self.interactive {
@@ -67,7 +67,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Ends the answer's last line; an empty answer is an empty line.
+    /// Ends the answer's last line. An empty answer is shown as an empty line.
     pub fn end_answer(&mut self, empty: bool) -> Result<()> {
         if self.open_line || empty {
             self.open_line = false;
@@ -76,11 +76,11 @@ impl Screen {
         Ok(())
     }
 
-    /// A remark of the program's.
+    /// Shows a notice from the program.
     pub fn notice(&mut self, text: &str) -> Result<()> {
         let text = shown(text);
         if !self.interactive {
-            // Remarks in a pipe are a courtesy.
+            // Notices through a pipe are optional, so errors are ignored.
             let _ = writeln!(std::io::stderr(), "{text}");
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl Screen {
         writeln!(std::io::stdout(), "{}", self.dimmed(&text)).map_err(Error::Stdout)
     }
 
-    /// The text in a dimmer colour, where the terminal has colours.
+    /// The text in a dimmer colour, if the terminal has colours.
     fn dimmed(&self, text: &str) -> String {
         if self.interactive && self.colour {
             format!("\x1b[2m{text}\x1b[0m")
@@ -97,7 +97,7 @@ impl Screen {
         }
     }
 
-    /// Something that did not work. The conversation goes on.
+    /// Shows an error after which the conversation continues.
     pub fn problem(&mut self, error: &Error) -> Result<()> {
         self.notice(&error.sentence())
     }

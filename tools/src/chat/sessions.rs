@@ -13,24 +13,24 @@ use crate::error::{Error, Result};
 use crate::text::shown_line;
 use crate::units;
 
-/// Number of conversations that are saved automatically, for each model.
+/// Number of automatically saved conversations to keep for each model.
 const KEPT: usize = 20;
-/// Larger states are not written after every answer: the messages alone are.
+/// Above this size the state is not written after each answer, only the messages.
 const LARGEST: u64 = 64 << 20;
-/// Prefix of the names of conversations that were saved automatically.
+/// File name prefix of automatically saved conversations.
 const AUTOMATIC: &str = "auto-";
-/// The extension of a state with its messages.
+/// Extension of files with a state and its messages.
 const EXTENSION: &str = "state";
-/// The extension of messages alone.
+/// Extension of files with messages only.
 const MESSAGES: &str = "json";
 
-/// How a conversation was saved.
+/// The outcome of saving a conversation.
 pub enum Kept {
-    /// There is no place to keep it.
+    /// Nothing was saved: there is no home folder.
     Nothing,
-    /// Its messages.
+    /// Only the messages were saved.
     Messages,
-    /// Its messages and its state.
+    /// The messages and the state were saved.
     Whole,
 }
 
@@ -48,17 +48,17 @@ pub fn state_folder() -> Option<PathBuf> {
 pub struct Saved {
     /// The file.
     pub path: PathBuf,
-    /// When it was written.
+    /// The modification time.
     pub written: SystemTime,
-    /// Its size.
+    /// The file's size.
     pub bytes: u64,
 }
 
 impl Saved {
-    /// The conversation in a file, if there is one.
+    /// The conversation in the file at `path`, if it holds one.
     fn at(path: PathBuf) -> Option<Self> {
         let kind = path.extension()?;
-        // A state has its messages inside.
+        // The messages are also inside the state's file, so they are not listed twice.
         let is_saved =
             kind == EXTENSION || kind == MESSAGES && !path.with_extension(EXTENSION).exists();
         let about = std::fs::metadata(&path).ok()?;
@@ -74,7 +74,7 @@ impl Saved {
         title_of(&self.path)
     }
 
-    /// When it was written, as people say it: `24 Nov 03:15`.
+    /// The modification time for display: `24 Nov 03:15`.
     pub fn when(&self) -> String {
         ZonedDateTime::try_from(self.written).map_or_else(
             |_| "at an unknown time".into(),
@@ -82,7 +82,7 @@ impl Saved {
         )
     }
 
-    /// A line of a list.
+    /// The conversation's line in a list.
     pub fn line(&self) -> String {
         let size = units::bytes(self.bytes as usize);
         format!(
@@ -93,20 +93,20 @@ impl Saved {
     }
 }
 
-/// The saved conversations of one model, and the file of the present one.
+/// The saved conversations with one model, and the files of the present one.
 pub struct Sessions {
-    /// None if nothing is saved.
+    /// `None` if nothing is saved.
     folder: Option<PathBuf>,
     /// The file to which the present conversation is saved after each answer.
     automatic: Option<PathBuf>,
-    /// The file of an earlier chat, until this one has its own: the earlier chat may still be running.
+    /// The automatic file of an earlier chat, until this chat has a file: the earlier chat may still be running.
     earlier: Option<PathBuf>,
-    /// The file that the user gave it.
+    /// The file that the user chose for the conversation.
     pub named: Option<PathBuf>,
 }
 
 impl Sessions {
-    /// The conversations with `model`.
+    /// Finds the folder of conversations with `model`.
     pub fn new(model: &Model) -> Self {
         let name = format!("{}-{:016x}", slug(model.name()), model.fingerprint());
         Sessions {
@@ -117,7 +117,7 @@ impl Sessions {
         }
     }
 
-    /// All of them but the present one, the newest first.
+    /// Lists all saved conversations but the present one, newest first.
     pub fn list(&self) -> Vec<Saved> {
         let entries = self.folder.iter().filter_map(|f| std::fs::read_dir(f).ok());
         let saved = |entry: std::io::Result<std::fs::DirEntry>| Saved::at(entry.ok()?.path());
@@ -132,20 +132,19 @@ impl Sessions {
         list
     }
 
-    /// The present one, where it is in the user's folder.
+    /// The present conversation, if it is saved in the user's folder.
     pub fn present(&self) -> Option<Saved> {
         let own = [&self.automatic, &self.named].into_iter().flatten();
         let path = own.clone().find(|path| self.has(path))?;
         Saved::at(path.clone()).or_else(|| Saved::at(path.with_extension(MESSAGES)))
     }
 
-    /// Starts another conversation: it gets a new file with its first answer.
+    /// Starts another conversation, which gets a new file with its first answer.
     pub fn begin(&mut self) {
         (self.automatic, self.earlier, self.named) = (None, None, None);
     }
 
-    /// The conversation goes on in `path`: a file that the user saved stays, an automatic one moves to a new
-    /// file.
+    /// Continues the conversation in `path`: it keeps a file that the user chose, and moves from an automatic file to a new one.
     fn take_over(&mut self, path: PathBuf) {
         self.begin();
         if is_automatic(&path) && self.has(&path) {
@@ -155,8 +154,8 @@ impl Sessions {
         }
     }
 
-    /// Goes on with the conversation in `path`. A state that this session cannot have (another context, type of cache) is left, and the
-    /// messages are read with the next one; so are messages that were kept after the state.
+    /// Continues the conversation in `path`. If this session cannot hold the state (another context or type of cache),
+    /// or if newer messages were saved after it, only the messages are restored, and read with the next one.
     pub fn open(&mut self, path: &Path, conversation: &mut Conversation) -> Result<String> {
         let messages_only = match Snapshot::load(path) {
             Ok(snapshot) => {
@@ -207,7 +206,7 @@ impl Sessions {
         Ok(said)
     }
 
-    /// Display name of a conversation's file: its title if it has one.
+    /// The display name of a conversation's file: its title, or else its path.
     pub fn name(&self, path: &Path) -> String {
         if self.has(path) {
             format!("\"{}\"", title_of(path))
@@ -216,12 +215,12 @@ impl Sessions {
         }
     }
 
-    /// Whether a file is one of those in the user's folder, which have titles.
+    /// Whether `path` is in the user's folder, whose files have titles.
     pub fn has(&self, path: &Path) -> bool {
         self.folder.is_some() && path.parent() == self.folder.as_deref()
     }
 
-    /// Saves the conversation to `path` from now on, which is never removed automatically.
+    /// Saves the conversation to `path` from now on. That file is never removed automatically.
     pub fn pin(&mut self, path: &Path) {
         let before = self.automatic.replace(path.into());
         if let Some(before) = before.filter(|before| before != path) {
@@ -229,13 +228,13 @@ impl Sessions {
         }
     }
 
-    /// The file of the present conversation; exchanged when forks are.
+    /// Replaces the file of the present conversation, when forks are switched. Returns the previous file.
     pub fn exchange_automatic(&mut self, other: Option<PathBuf>) -> Option<PathBuf> {
         std::mem::replace(&mut self.automatic, other)
     }
 
-    /// Saves the conversation, so that it can continue after a crash: the messages, and the state unless it is large. An empty one is
-    /// not saved.
+    /// Saves the conversation, so that it survives a crash: the messages, and the state unless it is large. An empty
+    /// conversation is not saved.
     pub fn keep(&mut self, conversation: &Conversation) -> Result<Kept> {
         if self.folder.is_none() {
             return Ok(Kept::Nothing);
@@ -264,7 +263,7 @@ impl Sessions {
         if is_small {
             snapshot.save(&path)?;
         } else {
-            // An older state would go on from the middle.
+            // A leftover older state would be resumed in its place.
             let _ = std::fs::remove_file(&path);
         }
         if let Some(earlier) = self.earlier.take() {
@@ -278,7 +277,7 @@ impl Sessions {
         })
     }
 
-    /// The messages of a saved conversation whose state cannot be read.
+    /// The messages of a saved conversation whose state cannot be used.
     fn messages(&self, path: &Path) -> Option<Vec<u8>> {
         let path = path.with_extension(MESSAGES);
         waterline_quant::read_file(&path, 1 << 28)
@@ -286,7 +285,7 @@ impl Sessions {
             .filter(|_| self.has(&path))
     }
 
-    /// The messages of a saved conversation that were written after its state, if the program ended between the two.
+    /// The messages of a saved conversation if they are newer than its state: the program ended between the two writes.
     fn newer_messages(&self, path: &Path) -> Option<Vec<u8>> {
         let written = |path: &Path| std::fs::metadata(path).and_then(|about| about.modified());
         let messages = written(&path.with_extension(MESSAGES)).ok()?;
@@ -300,7 +299,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Gives a saved conversation a name, which exempts it from automatic removal.
+    /// Renames a saved conversation, which exempts it from automatic removal.
     pub fn rename(&self, saved: &Saved, name: &str) -> Result<PathBuf> {
         let free = self.free(&slug(name))?;
         for extension in [EXTENSION, MESSAGES] {
@@ -315,7 +314,7 @@ impl Sessions {
         Ok(free)
     }
 
-    /// The saved conversation with this title, as it is printed when it is saved.
+    /// The saved conversation with this title, as printed when it was saved.
     pub fn titled(&self, title: &str) -> Option<PathBuf> {
         let title = title.trim_matches('"');
         let present = self.present().into_iter();
@@ -324,12 +323,12 @@ impl Sessions {
             .map(|saved| saved.path)
     }
 
-    /// A file in the folder for a conversation that the user saves.
+    /// A free file name in the user's folder for a conversation that the user saves.
     pub fn free_name(&self, conversation: &Conversation) -> Result<PathBuf> {
         self.free(&title(conversation))
     }
 
-    /// A file called `name` that is not there yet; its folder is made.
+    /// A path for `name` that does not exist yet. Creates the folder.
     fn free(&self, name: &str) -> Result<PathBuf> {
         let folder = self
             .folder
@@ -346,7 +345,7 @@ impl Sessions {
         free.ok_or_else(|| Error::input(folder, "no name is free"))
     }
 
-    /// Removes the oldest of those saved automatically.
+    /// Removes the oldest automatically saved conversations.
     fn drop_oldest(&self) {
         let list = self.list().into_iter();
         let automatic = list.filter(|saved| is_automatic(&saved.path));
@@ -356,7 +355,7 @@ impl Sessions {
     }
 }
 
-/// Removes the files of a conversation; one that cannot be removed is a copy too many.
+/// Removes the files of a conversation. Errors are ignored: a leftover file is only a spare copy.
 fn remove(path: &Path) {
     for extension in [EXTENSION, MESSAGES] {
         let _ = std::fs::remove_file(path.with_extension(extension));
@@ -379,13 +378,13 @@ fn is_automatic(path: &Path) -> bool {
     name.starts_with(AUTOMATIC)
 }
 
-/// The first words that were said, as part of a file's name.
+/// The user's first words, as part of a file name.
 fn title(conversation: &Conversation) -> String {
     let first = conversation.first_message().unwrap_or_default();
     slug(first)
 }
 
-/// The first words of a text in small letters and hyphens.
+/// The first words of a text in lower case, joined by hyphens.
 fn slug(text: &str) -> String {
     const LONGEST: usize = 40;
     let mut slug = String::new();

@@ -8,12 +8,12 @@ use crate::session::max_tokens;
 const MAX_TOKENS: &str = "max-tokens";
 const THINKING: &str = "thinking";
 
-/// Every setting.
+/// The names of all settings.
 pub fn names() -> impl Iterator<Item = &'static str> {
     sampling::NAMES.into_iter().chain([MAX_TOKENS, THINKING])
 }
 
-/// Sets one (`KEY VALUE`), or lists one or all; returns the text to show.
+/// Sets one setting (`KEY VALUE`), or lists one or all. Returns the text to show.
 pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
     let unknown = |key: &str| {
         let reason = format!("there is no setting {key:?}; /set lists them");
@@ -52,7 +52,7 @@ pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
     Ok(format!("{key} {value}"))
 }
 
-/// Reads the switch of `thinking`.
+/// Parses the value of `thinking`.
 pub fn thinking(value: &str) -> std::result::Result<bool, String> {
     match value {
         "on" => Ok(true),

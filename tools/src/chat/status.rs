@@ -1,4 +1,4 @@
-//! The lines about a conversation: at its start, after each answer, and before its context is full.
+//! Notices about a conversation: at its start, after each answer, and before its context is full.
 
 use super::conversation::{Conversation, Reply};
 use super::sessions::Sessions;
@@ -6,10 +6,10 @@ use crate::builtin;
 use crate::text::shown_line;
 use crate::units::{bytes, count, rounded, thousands};
 
-/// The share of a context from which on it is said to be nearly full.
+/// The filled share of the context from which the warning is shown.
 const NEARLY_FULL: f64 = 0.75;
 
-/// The lines above the first prompt.
+/// Returns the lines above the first prompt.
 pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
     let session = conversation.session();
     let model = session.model();
@@ -44,7 +44,7 @@ pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
     lines.join("\n")
 }
 
-/// Three messages to begin with.
+/// Three suggestions for a first message.
 fn openings(builtin: bool) -> [&'static str; 3] {
     if builtin {
         [
@@ -61,7 +61,7 @@ fn openings(builtin: bool) -> [&'static str; 3] {
     }
 }
 
-/// The line below an answer: its speed, tokens read and reused, the time to its first token, the size of the state.
+/// Returns the line below an answer: its speed, tokens read and reused, the time to its first token, the size of the state.
 pub fn after(conversation: &Conversation, reply: &Reply) -> String {
     let session = conversation.session();
     format!(
@@ -76,7 +76,7 @@ pub fn after(conversation: &Conversation, reply: &Reply) -> String {
     )
 }
 
-/// A warning once the context is nearly full, with the flags that help; none before, and none for a state without such a bound.
+/// Returns a warning once the context is nearly full, naming the flags that help. States without such a limit never get one.
 pub fn nearly_full(conversation: &Conversation) -> Option<String> {
     let context = conversation.context()? as u64;
     let read = conversation.session().position();

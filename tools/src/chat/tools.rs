@@ -1,4 +1,4 @@
-//! Tools of a conversation: local commands that the model calls and that run after the person has agreed.
+//! Tools of a conversation: local commands that the model calls. Each call runs only after the person agrees.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 use crate::text::shown;
 use crate::thoughts::Thoughts;
 
-/// Most bytes of a command's output that the model reads.
+/// Maximum bytes of a command's output that the model reads.
 const MOST_OUTPUT: usize = 16 << 10;
 
-/// A command under the name by which the model calls it.
+/// A command and its name in calls.
 #[derive(Clone)]
 pub struct Tool {
     name: String,
@@ -45,7 +45,7 @@ pub struct Tools {
 
 impl Tools {
     /// # Errors
-    /// A template that shows its model no calls.
+    /// Returns an error if the chat template has no format for tool calls.
     pub fn new(tools: &[Tool], template: &str) -> Result<Self> {
         let format = Format::of_template(template);
         let format = format.ok_or_else(|| {
@@ -57,12 +57,12 @@ impl Tools {
         })
     }
 
-    /// The control tokens that calls are made of, by their names.
+    /// Names of the control tokens that tool calls contain.
     pub fn marks(&self) -> impl Iterator<Item = &'static str> {
         self.format.marks()
     }
 
-    /// The tools as the model sees them. Their arguments are free.
+    /// The schemas that the model sees. They allow any arguments.
     pub fn schemas(&self) -> Vec<Value> {
         let schema = |tool: &Tool| {
             json!({ "type": "function", "function": {
@@ -74,7 +74,7 @@ impl Tools {
         self.tools.iter().map(schema).collect()
     }
 
-    /// The calls of an answer, which may begin inside of a thought.
+    /// Returns the tool calls of an answer, which may begin inside a thought.
     pub fn calls(&self, answer: &str, opens_thought: bool) -> Vec<Call> {
         let mut thoughts = Thoughts::new(opens_thought);
         let mut parts = thoughts.push(answer);
@@ -92,7 +92,7 @@ impl Tools {
         said.into_iter().filter_map(call).collect()
     }
 
-    /// The result of a call: the command's output if the person agrees, else why there is none.
+    /// Runs a call if the person agrees. Returns the command's output, or the reason why it did not run.
     pub fn run(&self, call: &Call, screen: &mut Screen) -> Result<String> {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == call.name) else {
             return Ok(format!("There is no tool {:?}.", call.name));
@@ -115,7 +115,7 @@ impl Tools {
     }
 }
 
-/// The output of a command that reads `input`.
+/// Runs a command with `input` on its standard input and returns its output.
 fn run(command: &str, input: &str) -> std::io::Result<String> {
     let (shell, flag) = if cfg!(windows) {
         ("cmd", "/C")
@@ -127,14 +127,14 @@ fn run(command: &str, input: &str) -> std::io::Result<String> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    // A command may end without reading its arguments, which fit into a pipe or wait for it.
+    // The command may exit without reading its arguments, or the arguments may not fit into the pipe, so a thread writes them.
     let stdin = child.stdin.take();
     let input = input.to_string();
     let writer =
         std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
     let mut bytes = Vec::new();
     if let Some(stdout) = child.stdout.take() {
-        // Afterwards the pipe is closed, which ends a command that goes on writing.
+        // Closing the pipe afterwards ends a command that keeps writing.
         let mut most = stdout.take(MOST_OUTPUT as u64 + 1);
         most.read_to_end(&mut bytes)?;
     }

@@ -1,27 +1,27 @@
-//! Lines that break between words while the text still comes in pieces.
+//! Breaks lines between words while the text arrives in pieces.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Narrower terminals break lines as they like.
+/// Lines on narrower terminals are not wrapped here.
 const NARROWEST: usize = 20;
 
-/// A text on its way to a terminal.
+/// Wraps a text for a terminal.
 ///
-/// Each piece is shown at once. A word that turns out to be too long for its line is taken off it and set on the next.
+/// Each piece is shown immediately. A word that turns out not to fit its line is erased and written again on the next line.
 #[derive(Default)]
 pub struct Wrap {
-    /// Columns of a line; 0: lines are not broken.
+    /// Columns of a line; 0 if lines are not broken.
     width: usize,
-    /// Columns of the line that are taken.
+    /// Columns used in the current line.
     column: usize,
     /// The word at the end of the line.
     word: String,
-    /// Its columns.
+    /// The word's width in columns.
     word_width: usize,
 }
 
 impl Wrap {
-    /// A text that begins a line on a terminal of this width; without a width lines are not broken.
+    /// Starts a text at the beginning of a line, on a terminal of this width; `None` turns wrapping off.
     pub fn new(columns: Option<usize>) -> Self {
         Wrap {
             // Terminals differ in the cursor's position after the last column, so that column stays free.
@@ -30,7 +30,7 @@ impl Wrap {
         }
     }
 
-    /// The terminal output for the next piece of the text.
+    /// Returns the terminal output for the next piece of the text.
     pub fn push(&mut self, text: &str) -> String {
         if self.width == 0 {
             return text.into();
@@ -46,8 +46,8 @@ impl Wrap {
         out
     }
 
-    /// The terminal output for a complete text: no word needs to be taken back. In a line with a label and a text, separated by
-    /// two spaces or more, the text is indented to its own beginning.
+    /// Returns the terminal output for a complete text, in which no word needs to be erased. After a label and two or
+    /// more spaces, the continuation lines of the text are indented to its column.
     pub fn push_whole(&mut self, text: &str) -> String {
         let mut out = String::new();
         for line in text.split_inclusive('\n') {
@@ -76,7 +76,7 @@ impl Wrap {
         self.word.clear();
     }
 
-    /// A space that would begin a line is left out.
+    /// Writes a space; a space that would exceed the line becomes a line break.
     fn space(&mut self, out: &mut String) {
         if self.column + 1 > self.width {
             return self.new_line(out);
@@ -104,7 +104,7 @@ impl Wrap {
         out.push(c);
         self.column += width;
         if width > 1 {
-            // Scripts of wide characters have no spaces: a line may break after each.
+            // Scripts of wide characters have no spaces, so a line may break after any character.
             self.word.clear();
             self.word_width = 0;
         } else {
@@ -114,7 +114,7 @@ impl Wrap {
     }
 }
 
-/// The column at which the text of a line begins that has a label before it, 0 without a label.
+/// The column of the text after a line's label; without a label, the line's indentation.
 fn text_column(line: &str) -> usize {
     const WIDEST_LABEL: usize = 24;
     let label = line.trim_start().split("  ").next().unwrap_or_default();
@@ -123,7 +123,7 @@ fn text_column(line: &str) -> usize {
     let after = &line[start..][label.len()..];
     match (is_label, start) {
         (true, _) => start + label.width() + after.len() - after.trim_start().len(),
-        // A line that is indented goes on as it began.
+        // Continuation lines keep the indentation of an indented line.
         (false, start) => start,
     }
 }
@@ -132,7 +132,7 @@ fn text_column(line: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// The contents of a terminal of this width after these pieces.
+    /// Returns the lines of a terminal of this width after it received these pieces.
     fn screen(columns: usize, pieces: &[&str]) -> Vec<String> {
         let mut wrap = Wrap::new(Some(columns));
         let sent: String = pieces.iter().map(|piece| wrap.push(piece)).collect();

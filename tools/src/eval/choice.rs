@@ -1,4 +1,4 @@
-//! `waterline eval choice`: questions with several answers, as lm-evaluation-harness scores them.
+//! `waterline eval choice`: multiple-choice questions, scored like lm-evaluation-harness.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,10 +18,10 @@ use crate::progress::{self, Unit};
 use crate::session::SessionArgs;
 use crate::text::read_text;
 
-/// FILE has a JSON object a line, as the data sets ARC ("question", "choices", "answerKey") and HellaSwag ("activity_label", "ctx_a",
-/// "ctx_b" or "ctx", "endings", "label") are published. The model does not see the answers together: each is read after the question, and
-/// the most probable one counts as given (acc), or the one with the largest logarithm of its probability per letter (acc_norm).
-/// Prompts are those of lm-evaluation-harness without examples.
+/// FILE holds one JSON object per line, in the published format of ARC ("question", "choices", "answerKey") or HellaSwag
+/// ("activity_label", "ctx_a", "ctx_b" or "ctx", "endings", "label"). The model does not see the answers together: each is read
+/// after the question. The model's answer is the most probable one (acc), or the one with the largest log-probability per letter
+/// (acc_norm). Prompts are those of lm-evaluation-harness without examples.
 #[derive(clap::Args)]
 pub struct Args {
     /// A JSONL file; - is standard input.
@@ -30,7 +30,7 @@ pub struct Args {
     model: Option<PathBuf>,
     #[command(flatten)]
     open: OpenArgs,
-    /// Most questions.
+    /// Maximum number of questions.
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     limit: usize,
     #[command(flatten)]
@@ -71,7 +71,7 @@ struct Choices {
 struct Question {
     prompt: String,
     answers: Vec<String>,
-    /// Place of the right answer.
+    /// Index of the right answer.
     right: usize,
 }
 
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let questions = read(&args.file, args.limit)?;
     let (model, from) = output::open(args.open, args.model.as_deref())?;
     let tokenizer = model.tokenizer()?;
-    // One mark: where a question ends and each of its answers begins.
+    // One mark: at the end of the question, where each of its answers begins.
     let mut session = args.session.open(&model, SamplerParams::default(), 1)?;
     let canceller = session.canceller();
     on_first_interrupt(move || canceller.cancel())?;
@@ -132,7 +132,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     args.output.print(&shown, values, &from)
 }
 
-/// -ln(probability) of each answer.
+/// Returns -ln(probability) of each answer.
 fn answer(
     session: &mut Session,
     tokenizer: &Tokenizer,
@@ -167,7 +167,7 @@ fn answer(
     Ok(all)
 }
 
-/// The place of the least value, the first one of equals.
+/// The index of the smallest value; the first of equal values.
 fn least(values: impl Iterator<Item = f64>) -> usize {
     let found = values.enumerate().min_by(|a, b| a.1.total_cmp(&b.1));
     found.map_or(0, |(place, _)| place)
@@ -187,7 +187,7 @@ fn read(path: &Path, limit: usize) -> Result<Vec<Question>> {
     Ok(questions)
 }
 
-/// A question from a line.
+/// Parses a question.
 fn question(line: &str) -> Result<Question, String> {
     const EXPECTED: &str = "expected \"question\", \"choices\" and \"answerKey\" (ARC), or \"ctx\", \"endings\" and \"label\" (HellaSwag)";
     let line: Line = serde_json::from_str(line).map_err(|e| {
@@ -243,14 +243,14 @@ fn question(line: &str) -> Result<Question, String> {
     Ok(question)
 }
 
-/// A text whose first letter alone is a capital.
+/// Makes the first letter a capital and all others lower case.
 fn capitalized(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().into_iter().flat_map(char::to_uppercase);
     first.chain(letters.flat_map(char::to_lowercase)).collect()
 }
 
-/// HellaSwag's texts without the marks of WikiHow.
+/// Removes WikiHow's marks from HellaSwag's texts.
 fn cleaned(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let mut clean = String::with_capacity(text.len());

@@ -25,8 +25,8 @@ struct Line {
     messages: Option<Vec<Message>>,
 }
 
-/// Reads a file, `-` being standard input: JSONL if its first line is an object with "text" or "messages", otherwise
-/// one document of plain text.
+/// Reads a file; `-` is standard input. The file is JSONL if its name ends in .jsonl or its first line is an object with
+/// "text" or "messages". Otherwise it is one document of plain text.
 pub fn read(path: &Path, limit: usize) -> Result<Vec<Document>> {
     let text = read_text(path)?;
     let documents = if is_jsonl(path, &text) {
@@ -63,16 +63,16 @@ fn parse(line: &str) -> Result<Document, String> {
     }
 }
 
-/// Turns documents into the tokens that the model was trained to read.
+/// Encodes documents as the tokens that the model was trained to read.
 pub struct Encoder {
     model: Arc<Model>,
     tokenizer: Arc<Tokenizer>,
-    /// None until a conversation is met: a model for plain text has no chat template.
+    /// `None` until the first conversation, since a model for plain text has no chat template.
     turns: Option<Turns>,
 }
 
 impl Encoder {
-    /// An encoder with the model's tokenizer and chat template.
+    /// Creates an encoder with the model's tokenizer and chat template.
     pub fn new(model: &Arc<Model>) -> Result<Self> {
         Ok(Encoder {
             tokenizer: model.tokenizer()?,
@@ -81,7 +81,7 @@ impl Encoder {
         })
     }
 
-    /// Tokens of a document: a conversation by the chat template, a text between the tokens that begin and end one.
+    /// Encodes a document: a conversation with the chat template, a text between the BOS and EOS tokens.
     pub fn encode(&mut self, document: &Document) -> Result<Vec<u32>> {
         let messages = match document {
             Document::Text(text) => {
@@ -101,7 +101,7 @@ impl Encoder {
         Ok(turns.transcript(messages)?)
     }
 
-    /// Bytes of text that the tokens decode to; control tokens have none.
+    /// The number of text bytes that the tokens decode to; control tokens count none.
     pub fn text_bytes(&self, tokens: &[u32]) -> usize {
         let text = |&&token: &&u32| !self.tokenizer.is_special(token);
         let bytes = |&token: &u32| self.tokenizer.token_bytes(token).len();

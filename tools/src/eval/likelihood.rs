@@ -1,4 +1,4 @@
-//! `waterline eval bpb` and `ppl`: the probability that a model gives to a text.
+//! `waterline eval bpb` and `ppl`: the probability that a model assigns to a text.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,10 +19,11 @@ use crate::interrupt::on_first_interrupt;
 use crate::progress::{self, Unit};
 use crate::session::SessionArgs;
 
-/// FILE is plain text, which makes one document, or JSON lines with {"text": ...} or {"messages": [{"role", "content"},
-/// ...]}. Every document is read from an empty memory (a beginning that it shares with the one before only once), a longer one than --tokens in several pieces; the logarithms of the
-/// probabilities of all tokens but the first of each piece are summed, those of control tokens too. Bits per byte divides by the bytes of
-/// the text, perplexity is per token. The standard error is over documents.
+/// FILE is plain text, which is one document, or JSON lines with {"text": ...} or {"messages": [{"role", "content"}, ...]}.
+/// Every document is read from an empty state, except that a beginning shared with the previous document is read only once. A
+/// document longer than --tokens is read in several pieces. The log-probabilities of all tokens but the first of each piece are
+/// summed, including control tokens. Bits per byte divides the sum by the bytes of the text; perplexity is per token. The standard
+/// error is over documents.
 #[derive(clap::Args)]
 pub struct Args {
     /// A text or JSONL file; - is standard input.
@@ -31,10 +32,10 @@ pub struct Args {
     pub(super) model: Option<PathBuf>,
     #[command(flatten)]
     pub(super) open: OpenArgs,
-    /// Most tokens that are read from one empty memory.
+    /// Maximum tokens to read from one empty state.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
     tokens: usize,
-    /// Most documents.
+    /// Maximum number of documents.
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     limit: usize,
     #[command(flatten)]
@@ -43,7 +44,7 @@ pub struct Args {
     pub(super) session: SessionArgs,
 }
 
-/// Which number is printed first.
+/// The measure that is printed first.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Headline {
     /// `bpb`.
@@ -56,9 +57,9 @@ pub enum Headline {
 #[derive(Clone, Copy, Default)]
 struct Cost {
     bits: f64,
-    /// Tokens that were predicted.
+    /// Predicted tokens.
     tokens: usize,
-    /// Bytes of text in them.
+    /// Bytes of text in the predicted tokens.
     bytes: usize,
 }
 
@@ -120,7 +121,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let per_token = Ratio::over(costs.iter().map(|cost| (cost.bits, cost.tokens as f64)));
     let perplexity = Ratio {
         value: per_token.value.exp2(),
-        // The first term of the power series.
+        // First-order error propagation.
         error: per_token
             .error
             .map(|error| error * std::f64::consts::LN_2 * per_token.value.exp2()),
@@ -166,7 +167,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     args.output.print(&shown, values, &from)
 }
 
-/// Minus the logarithm to base 2 of the probability of `token`.
+/// Returns -log2(probability) of `token`.
 pub(super) fn surprise(logits: &[f32], token: u32) -> f64 {
     -LogSum::new(logits).log_probability(logits[token as usize]) / std::f64::consts::LN_2
 }

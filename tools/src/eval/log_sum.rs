@@ -1,6 +1,6 @@
-//! Normalization of logits where every token of a long text needs one.
+//! Normalization of logits for every token of a long text.
 
-/// The logarithm of the sum of exponentials; these are f32, which a vocabulary at every token asks for, and their sum f64.
+/// The logarithm of a sum of exponentials. The exponentials are f32, for speed over a vocabulary at every token; their sum is f64.
 #[derive(Clone, Copy)]
 pub struct LogSum {
     /// The largest logit.
@@ -10,7 +10,7 @@ pub struct LogSum {
 }
 
 impl LogSum {
-    /// That of the logits `[vocab]`.
+    /// Computes the logarithm for the logits `[vocab]`.
     pub fn new(logits: &[f32]) -> Self {
         let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let exponentials = logits.iter().map(|logit| f64::from((logit - peak).exp()));
@@ -20,7 +20,7 @@ impl LogSum {
         }
     }
 
-    /// The log-probability, base e, of a token with this logit.
+    /// The log-probability (base e) of a token with this logit.
     pub fn log_probability(&self, logit: f32) -> f64 {
         f64::from(logit - self.peak) - self.log
     }

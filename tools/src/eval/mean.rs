@@ -1,6 +1,6 @@
 //! A mean over tokens with its standard error.
 
-/// Sums of what was seen.
+/// Running sums over the values.
 #[derive(Clone, Copy, Default)]
 pub struct Mean {
     count: f64,
@@ -9,7 +9,7 @@ pub struct Mean {
 }
 
 impl Mean {
-    /// Takes one more value in.
+    /// Adds a value.
     pub fn add(&mut self, value: f64) {
         self.count += 1.0;
         self.sum += value;
@@ -32,7 +32,7 @@ impl Mean {
         (variance.max(0.0) / (self.count - 1.0).max(1.0)).sqrt()
     }
 
-    /// `e` to the mean and its standard error, to first order: perplexity of a mean of -ln(probability).
+    /// The exponential of the mean and its standard error, to first order. For a mean of -ln(probability), this is perplexity.
     pub fn exp(&self) -> (f64, f64) {
         let value = self.value().exp();
         (value, value * self.error())
@@ -50,7 +50,7 @@ mod tests {
             .into_iter()
             .for_each(|value| mean.add(value));
         assert_eq!((mean.count(), mean.value()), (4, 3.0));
-        // The sample's variance, 14 / 3, over 4.
+        // The sample variance 14 / 3, divided by 4.
         assert!((mean.error() - (14.0f64 / 12.0).sqrt()).abs() < 1e-12);
     }
 }

@@ -19,7 +19,7 @@ pub use windows::Windows;
 
 use crate::error::Result;
 
-/// Measure how well a model predicts.
+/// Measure a model's predictions.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// The place of the largest value, the first one of equals.
+/// The index of the largest value; the first of equal values.
 fn largest(values: &[f32]) -> usize {
     let mut best = 0;
     for (i, value) in values.iter().enumerate() {

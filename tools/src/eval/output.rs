@@ -1,4 +1,4 @@
-//! How an evaluation is printed: lines for a person, or one JSON object, and a file of comma-separated values.
+//! Prints an evaluation: lines for a person or one JSON object, and optionally a CSV file.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,32 +14,32 @@ use crate::provenance::Provenance;
 use crate::text::json_line;
 use crate::write_model::check_output;
 
-/// Where the result goes besides the terminal.
+/// Options for the output of a result.
 #[derive(clap::Args)]
 pub struct OutputArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Write the same values to FILE, a row of names and a row of values.
+    /// Also write the values to FILE as CSV, a row of names and a row of values.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 }
 
 impl OutputArgs {
-    /// Refuses a path that cannot be written before the work is done.
+    /// Checks, before the work is done, that the CSV file can be written.
     ///
     /// # Errors
-    /// As [`check_output`].
+    /// The errors of [`check_output`].
     pub fn check(&self) -> Result<()> {
         self.csv
             .iter()
             .try_for_each(|path| check_output(path, None))
     }
 
-    /// Prints `text`, or the values in its place.
+    /// Prints `text`, or the values as JSON, and writes the CSV file.
     ///
     /// # Errors
-    /// [`Error::Stdout`], or a file that cannot be written.
+    /// [`Error::Stdout`], or the error of a file that cannot be written.
     pub fn print(
         &self,
         text: &str,
@@ -70,17 +70,17 @@ impl OutputArgs {
     }
 }
 
-/// Opens a model and notes where it comes from.
+/// Opens a model and records its origin.
 ///
 /// # Errors
-/// A model that cannot be opened.
+/// The model cannot be opened.
 pub fn open(args: OpenArgs, path: Option<&Path>) -> Result<(Arc<Model>, Provenance)> {
     let checkpoint = args.checkpoint(path)?;
     let from = Provenance::new(path, &checkpoint)?;
     Ok((Model::bind(checkpoint)?, from))
 }
 
-/// A row of names and a row of values.
+/// Formats a row of names and a row of values.
 fn csv(values: &Map<String, Value>) -> String {
     let row = |cells: Vec<String>| cells.join(",") + "\n";
     let names = values.keys().map(|name| cell(name)).collect();
@@ -92,7 +92,7 @@ fn csv(values: &Map<String, Value>) -> String {
     row(names) + &row(cells.collect())
 }
 
-/// RFC 4180: quotes around a text with a comma, a quote or a line break.
+/// Quotes a text with a comma, a quote or a line break, as in RFC 4180.
 pub(super) fn cell(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))

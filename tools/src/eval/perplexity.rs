@@ -1,4 +1,4 @@
-//! `waterline eval ppl`: perplexity of documents, or of the windows of llama-perplexity, and the distance from saved logits.
+//! `waterline eval ppl`: perplexity of documents or of llama-perplexity's windows, and the distance from saved logits.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,22 +19,22 @@ use crate::progress::{self, Unit};
 use crate::text::read_text;
 use crate::write_model::check_output;
 
-/// With --ctx or --kl, FILE is one plain text, read as llama-perplexity reads it: in windows of N tokens, each from an empty state, of which
-/// the tokens after the middle are counted. The first token of a window is the one that the tokenizer puts before texts, if it does. The
-/// standard error is over tokens.
+/// With --ctx or --kl, FILE is one plain text, read as llama-perplexity reads it: in windows of N tokens, each from an empty
+/// state. The tokens after the middle of each window are counted. The first token of a window is replaced by the token that the
+/// tokenizer puts before texts, if there is one. The standard error is over tokens.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
     #[command(flatten)]
     text: likelihood::Args,
-    /// Tokens of a window.
+    /// Tokens per window.
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(4..1 << 20))]
     ctx: Option<usize>,
-    /// Write the probabilities of all tokens to FILE, in the format of llama-perplexity.
+    /// Write the probabilities of all tokens to FILE, in llama-perplexity's format.
     #[arg(long, value_name = "FILE", requires = "ctx")]
     save_logits: Option<PathBuf>,
-    /// Compare with the probabilities in FILE, which --save-logits or llama-perplexity wrote for the same text: Kullback-Leibler
-    /// divergence, and how often the most probable token is the same one.
+    /// Compare with the probabilities in FILE, which --save-logits or llama-perplexity wrote for the same text. Prints the
+    /// Kullback-Leibler divergence and how often the most probable tokens agree.
     #[arg(long, value_name = "FILE", conflicts_with = "save_logits")]
     kl: Option<PathBuf>,
 }
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some(path) => {
             let (base, length, tokens) = Base::open(path, args.ctx, vocab)?;
             let mut windows = Windows::new(&file, &tokenizer, model.bos(), length)?;
-            // --chunks of llama-perplexity leaves windows out.
+            // llama-perplexity's --chunks leaves windows out.
             if windows.tokens.get(..tokens.len()) != Some(&tokens) {
                 let reason = "was written for another text, or by another tokenizer";
                 return Err(Error::input(path, reason));
@@ -111,7 +111,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     text.output.print(&shown, values, &from)
 }
 
-/// Reads all windows: -ln(probability) of the tokens that are counted.
+/// Reads all windows. Returns the mean of -ln(probability) over the counted tokens.
 fn measure(
     session: &mut Session,
     windows: &Windows,
@@ -143,21 +143,21 @@ fn measure(
     Ok(nats)
 }
 
-/// The distance from saved probabilities.
+/// Comparison with saved probabilities.
 struct Base {
     reader: Reader,
     log_probabilities: Vec<f32>,
     nats: Mean,
     divergence: Mean,
-    /// Each token's divergence.
+    /// The divergence at each position.
     all: Vec<f64>,
     same_top: Mean,
-    /// Squared difference of the probability of the text's own token.
+    /// Squared difference of the probabilities of the text's next token.
     difference: Mean,
 }
 
 impl Base {
-    /// Opens a file of saved logits: with the length of its windows and their tokens.
+    /// Opens a file of saved logits. Also returns the length of its windows and their tokens.
     fn open(path: &Path, ctx: Option<usize>, vocab: usize) -> Result<(Self, usize, Vec<u32>)> {
         let (reader, length, tokens) = Reader::open(path)?;
         if let Some(ctx) = ctx.filter(|&ctx| ctx != length) {
@@ -181,13 +181,13 @@ impl Base {
         Ok((base, length, tokens))
     }
 
-    /// Takes one place in, before the text's token `next`.
+    /// Adds one position, before the text's token `next`.
     fn compare(&mut self, logits: &[f32], log_sum: LogSum, next: u32) -> Result<()> {
         self.reader.next(&mut self.log_probabilities)?;
         let base = &self.log_probabilities;
         let mut divergence = 0.0;
         for (&base, &logit) in base.iter().zip(logits) {
-            // Lower ones are not told apart in the file.
+            // The file does not distinguish lower log probabilities.
             if base > -16.0 {
                 let base = f64::from(base);
                 divergence += base.exp() * (base - log_sum.log_probability(logit));
@@ -204,7 +204,7 @@ impl Base {
         Ok(())
     }
 
-    /// Lines for a person; the values go into `values`.
+    /// Returns lines for a person and adds the values to `values`.
     fn report(mut self, values: &mut Map<String, Value>) -> String {
         self.all.sort_by(f64::total_cmp);
         let rank = |share: f64| {

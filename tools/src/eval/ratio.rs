@@ -1,15 +1,15 @@
-//! A quotient of sums over documents or sequences, with its standard error.
+//! A ratio of sums over documents or sequences, with its standard error.
 
-/// A quotient of two sums, and its standard error if there are several pairs.
+/// A ratio of two sums, and its standard error if there is more than one pair.
 pub struct Ratio {
-    /// The quotient.
+    /// The ratio.
     pub value: f64,
     /// Its standard error.
     pub error: Option<f64>,
 }
 
 impl Ratio {
-    /// The sum of the first numbers divided by the sum of the second ones.
+    /// Divides the sum of the first numbers by the sum of the second numbers.
     pub fn over(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> Self {
         let count = pairs.clone().count() as f64;
         let (above, below) = pairs
@@ -21,7 +21,7 @@ impl Ratio {
         Ratio { value, error }
     }
 
-    /// `1.5000 ± 0.0200`.
+    /// Formats the ratio as `1.5000 ± 0.0200`.
     pub fn show(&self) -> String {
         match self.error {
             Some(error) => format!("{:.4} ± {error:.4}", self.value),

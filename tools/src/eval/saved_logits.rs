@@ -1,8 +1,9 @@
-//! Probabilities of all tokens at each place, in the file format of llama-perplexity's `--kl-divergence-base`.
+//! Probabilities of all tokens at each position, in the file format of llama-perplexity's `--kl-divergence-base`.
 //!
-//! `_logits_`, then as 32-bit integers the window's length, the vocabulary, the number of windows, and the tokens of all windows. Then, for
-//! each counted place, two f32 (a step and the least log probability) and one 16-bit code a token: the log probability is
-//! `code * step + least`. An odd vocabulary has one code more. Probabilities under e^-16 of the largest are not told apart.
+//! The file holds `_logits_`, then as 32-bit integers the window's length, the vocabulary size, the number of windows,
+//! and the tokens of all windows. Each counted position follows with two f32 (a step and the least log probability) and
+//! one 16-bit code per token: the log probability is `code * step + least`. An odd vocabulary has one extra code.
+//! Probabilities below e^-16 of the largest are not distinguished.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -15,17 +16,17 @@ use super::windows::Windows;
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"_logits_";
-/// Logits further below the largest one share the lowest code.
+/// Logits that are further below the largest share the lowest code.
 const RANGE: f32 = 16.0;
-/// The longest window that is believed.
+/// Maximum window length that is accepted.
 const MOST_LENGTH: usize = 1 << 20;
 
-/// 16-bit words of one place.
+/// Number of 16-bit words for one position.
 fn words(vocab: usize) -> usize {
     vocab.next_multiple_of(2) + 4
 }
 
-/// A file that is being written; it appears when it is whole.
+/// A file that is being written; it appears only when it is complete.
 pub struct Writer {
     path: PathBuf,
     file: BufWriter<NewFile>,
@@ -33,10 +34,10 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Writes the head of a file of `windows`.
+    /// Creates a file and writes the header for `windows`.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// The file cannot be written.
     pub fn create(path: &Path, windows: &Windows, vocab: usize) -> Result<Self> {
         let file = NewFile::create(path).map_err(|e| Error::io(path, e))?;
         let mut writer = Writer {
@@ -57,7 +58,7 @@ impl Writer {
     /// Writes the probabilities that follow from `logits`.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// The file cannot be written.
     pub fn push(&mut self, logits: &[f32], log_sum: LogSum) -> Result<()> {
         let largest = log_sum.peak;
         let smallest = logits.iter().copied().fold(f32::INFINITY, f32::min);
@@ -81,10 +82,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the file.
+    /// Completes the file.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// The file cannot be written.
     pub fn finish(self) -> Result<()> {
         let path = self.path;
         let file = self.file.into_inner().map_err(|e| e.into_error());
@@ -98,7 +99,7 @@ impl Writer {
     }
 }
 
-/// A file that is read place by place.
+/// A file that is read position by position.
 pub struct Reader {
     path: PathBuf,
     file: BufReader<File>,
@@ -107,10 +108,10 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens a file and reads its head: window length and tokens.
+    /// Opens a file and reads its header. Also returns the window length and the tokens.
     ///
     /// # Errors
-    /// A file that is none of these, or whose length is not the one that its head says.
+    /// The file is not in this format, or its length does not match its header.
     pub fn open(path: &Path) -> Result<(Self, usize, Vec<u32>)> {
         let bad = |reason: String| Error::input(path, reason);
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
@@ -156,15 +157,15 @@ impl Reader {
         Ok((reader, length, tokens))
     }
 
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
 
-    /// The next place's log probabilities (base e) of all tokens.
+    /// Reads the log probabilities (base e) of all tokens at the next position.
     ///
     /// # Errors
-    /// A file that cannot be read, or numbers that are no probabilities.
+    /// The file cannot be read, or its numbers are not probabilities.
     pub fn next(&mut self, log_probabilities: &mut Vec<f32>) -> Result<()> {
         let mut row = std::mem::take(&mut self.row);
         self.read(&mut row)?;

@@ -1,4 +1,4 @@
-//! Documents that begin alike: a session reads what two in a row share only once.
+//! Documents with shared beginnings: a session reads the beginning that two consecutive documents share only once.
 
 use std::ops::Range;
 
@@ -7,16 +7,16 @@ use waterline::Session;
 use super::likelihood::surprise;
 use crate::error::Result;
 
-/// Shorter beginnings are read again.
+/// Minimum length of a shared beginning; shorter ones are read again.
 const LEAST_SHARED: usize = 16;
 
-/// Reads documents one after the other.
+/// Reads documents one after another.
 pub struct Reader {
     session: Session,
-    /// The tokens of the last document, and for each of them but the last one the bits of the next.
+    /// The tokens of the last document. `costs` holds the bits of each of them but the first.
     before: Vec<u32>,
     costs: Vec<f64>,
-    /// Tokens that were not read again.
+    /// Number of tokens that were not read again.
     pub shared: usize,
 }
 
@@ -30,8 +30,8 @@ impl Reader {
         }
     }
 
-    /// Minus the logarithm to base 2 of the probability of all tokens but the first. A checkpoint is taken where `next`, the
-    /// document after this one, goes on otherwise.
+    /// Returns -log2(probability) of all tokens but the first. Takes a checkpoint where `next`, the document after this
+    /// one, diverges.
     pub fn bits(&mut self, tokens: &[u32], next: &[u32]) -> Result<f64> {
         let end = tokens.len().saturating_sub(1);
         let shared = shared(&tokens[..end], &self.before);
@@ -60,7 +60,7 @@ impl Reader {
     }
 }
 
-/// Tokens that two documents begin with, or 0 if they are few.
+/// The number of tokens that two documents have in common at their beginning, or 0 if they are few.
 fn shared(one: &[u32], other: &[u32]) -> usize {
     let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
     if same < LEAST_SHARED { 0 } else { same }

@@ -1,4 +1,4 @@
-//! The windows of llama-perplexity: a text cut into equal parts, each read from an empty state, the second half of each counted.
+//! The windows of llama-perplexity: a text cut into equal parts. Each is read from an empty state, and its second half is counted.
 
 use waterline::{Session, Tokenizer};
 
@@ -6,11 +6,11 @@ use crate::error::{Error, Result};
 
 /// A text as windows of `length` tokens.
 pub struct Windows {
-    /// The text's tokens; those that fill no window are left out.
+    /// The text's tokens, without the last ones that fill no window.
     pub tokens: Vec<u32>,
-    /// Tokens of a window.
+    /// Tokens per window.
     pub length: usize,
-    /// The token that takes the place of each window's first one, where the tokenizer puts one before a text.
+    /// The token that replaces the first token of each window, if the tokenizer puts one before a text.
     pub begin: Option<u32>,
 }
 
@@ -18,7 +18,7 @@ impl Windows {
     /// Cuts a text. One line break at its end is dropped, as llama-perplexity does with a file.
     ///
     /// # Errors
-    /// A text shorter than two windows.
+    /// The text is shorter than two windows.
     pub fn new(
         text: &str,
         tokenizer: &Tokenizer,
@@ -48,10 +48,10 @@ impl Windows {
         self.tokens.len() / self.length
     }
 
-    /// Reads window `index` from an empty state and shows, for each token that is counted, the logits before it and the token.
+    /// Reads window `index` from an empty state. Calls `each` for every counted token, with the logits before it and the token.
     ///
     /// # Errors
-    /// As [`Session::feed_each`].
+    /// The errors of [`Session::feed_each`].
     pub fn read(
         &self,
         session: &mut Session,

@@ -1,4 +1,4 @@
-//! The sums of squares of the inputs of a file's matrices.
+//! Sums the squares of the inputs of a file's matrices.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,33 +14,33 @@ use waterline_quant::{F32, ObservedProduct, ProductObserver, Tensor};
 use crate::error::{Error, Result};
 use crate::mix::is_quantized;
 
-/// Sums up what products read.
+/// Sums the squared inputs of matrix products.
 pub struct Collector(Arc<Vec<Entry>>);
 
-/// A matrix of the file, or several of one shape.
+/// A tensor of the file: one matrix, or several of one shape.
 struct Entry {
     name: String,
-    /// Addresses of its bytes.
+    /// The addresses of the tensor's bytes.
     bytes: Range<usize>,
-    /// Bytes of one matrix.
+    /// Size of one matrix in bytes.
     stride: usize,
     cols: usize,
     sums: Mutex<Sums>,
 }
 
 struct Sums {
-    /// Squares of the inputs, a row of columns for each matrix.
+    /// Sums of squared inputs, `cols` numbers for each matrix.
     squares: Vec<f32>,
-    /// Inputs of each matrix.
+    /// Number of inputs of each matrix.
     counts: Vec<f32>,
 }
 
 impl Collector {
-    /// Nothing yet, for the matrices of a file that llama-quantize quantizes but embedding and output; `opened` are the tensors that the
-    /// model reads.
+    /// Starts with empty sums for the file's matrices that llama-quantize quantizes, except embedding and output.
+    /// `opened` are the tensors that the model reads.
     ///
     /// # Errors
-    /// A tensor of a format that is not known.
+    /// A tensor has an unknown format.
     pub fn new(gguf: &Gguf, opened: &Tensors) -> Result<Self> {
         let places: Vec<Range<usize>> = opened.values().map(addresses).collect();
         let in_file = |at: usize| {
@@ -50,7 +50,7 @@ impl Collector {
                 tensor.is_ok_and(|tensor| addresses(&tensor).contains(&at))
             })
         };
-        // A model has some matrices with their rows in another order, in memory of their own.
+        // The model keeps copies of some matrices, with the rows in another order.
         let copies = opened.values().zip(&places);
         let copies: HashMap<u64, Range<usize>> = copies
             .filter(|(_, place)| !in_file(place.start))
@@ -84,7 +84,7 @@ impl Collector {
         Ok(Collector(Arc::new(entries)))
     }
 
-    /// The observer of a session's products, which adds to the sums.
+    /// Returns an observer of a session's products that adds to the sums.
     pub fn observer(&self) -> ProductObserver {
         let entries = Arc::clone(&self.0);
         Arc::new(move |product| {
@@ -97,7 +97,7 @@ impl Collector {
         })
     }
 
-    /// Writes the file of llama-imatrix; `read` are the windows and the tokens of each. Returns a sentence on it.
+    /// Writes the sums in llama-imatrix's format. `read` holds the number of windows and the tokens of each. Returns a summary.
     ///
     /// # Errors
     /// No matrix was read, or the file cannot be written.
@@ -153,7 +153,7 @@ fn addresses(tensor: &Tensor) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
-/// A hash of a tensor's rows, whatever their order.
+/// A hash of a tensor's rows that does not depend on their order.
 fn rows_hash(tensor: &Tensor) -> u64 {
     let (rows, _) = tensor.rows_cols();
     let row_bytes = (tensor.data.len() / rows.max(1)).max(1);
@@ -171,7 +171,8 @@ impl Entry {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts the inputs of the product whose rows begin at `address`, once for each matrix: with its first row.
+    /// Adds the inputs of the product whose rows begin at `address`. Only the product with a matrix's first row counts,
+    /// so each input is counted once.
     fn add(&self, address: usize, product: &ObservedProduct) {
         let offset = address - self.bytes.start;
         if !offset.is_multiple_of(self.stride) {

@@ -1,4 +1,4 @@
-//! A file of importances, and the tensors that it names.
+//! An importance matrix file, and the tensors that it names.
 
 use std::path::{Path, PathBuf};
 
@@ -8,17 +8,17 @@ use waterline_quant::imatrix::{Importances, SUMS};
 use crate::error::{Error, Result};
 use crate::write_model::TensorSource;
 
-/// An importance matrix of a model.
+/// The importance matrix of a model.
 pub struct Imatrix {
     path: PathBuf,
     importances: Importances,
 }
 
 impl Imatrix {
-    /// Reads a file of `waterline imatrix` or llama-imatrix (GGUF).
+    /// Reads a file written by `waterline imatrix` or llama-imatrix (GGUF).
     ///
     /// # Errors
-    /// As [`Importances::new`].
+    /// The errors of [`Importances::new`].
     pub fn open(path: &Path) -> Result<Self> {
         Ok(Imatrix {
             path: path.into(),
@@ -26,10 +26,10 @@ impl Imatrix {
         })
     }
 
-    /// Gives each source that the file names the importance of its columns.
+    /// Sets the column importance of each source that the file names.
     ///
     /// # Errors
-    /// A tensor has another number of columns than the file says.
+    /// A tensor's number of columns differs from the file's.
     pub fn apply(&self, sources: &mut [TensorSource]) -> Result<()> {
         for source in sources {
             let name = &source.weight.name;
@@ -42,7 +42,7 @@ impl Imatrix {
             if columns == expected {
                 source.importance = self.importances.mean_squares(name)?;
             } else if name != "token_embd.weight" {
-                // The inputs of an embedding are those of the output that it is tied to.
+                // The entry of an embedding holds the inputs of the output matrix that it is tied to.
                 let message = format!(
                     "{name}{SUMS} has {columns} numbers; the model's tensor of shape {shape:?} needs {expected}"
                 );
@@ -52,7 +52,7 @@ impl Imatrix {
         Ok(())
     }
 
-    /// The keys by which llama-quantize names the matrix that a file was made with.
+    /// The metadata keys in which llama-quantize records the importance matrix that a file was made with.
     pub fn metadata(&self) -> Vec<(String, Value)> {
         let file = self.path.display().to_string();
         let mut pairs = vec![("quantize.imatrix.file".to_string(), Value::String(file))];

@@ -1,4 +1,4 @@
-//! `waterline imatrix`: how large the inputs of each matrix are on a text, for `quantize --imatrix`.
+//! `waterline imatrix`: measures the inputs of each matrix on a text, for `quantize --imatrix`.
 
 mod collect;
 mod file;
@@ -23,23 +23,23 @@ use crate::text::read_text;
 use crate::write_model::check_output;
 use collect::Collector;
 
-/// Measure how large the inputs of each matrix are on a text: an importance matrix, with which quantize loses less.
+/// Measure the inputs of each matrix on a text: an importance matrix, with which quantize loses less.
 ///
-/// The text is read in windows, each from an empty state. The file is that of llama-imatrix, which llama-quantize reads too; embedding and
-/// output are left out, as there.
+/// The text is read in windows, each from an empty state. The output has llama-imatrix's format, which llama-quantize also
+/// reads; embedding and output are left out, as there.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plain text, such as the model will write. A few hundred thousand characters are enough.
+    /// A plain text, similar to what the model will write. A few hundred thousand characters are enough.
     text: PathBuf,
-    /// A GGUF file, best in f16 or bf16.
+    /// A GGUF file, preferably in f16 or bf16.
     model: PathBuf,
-    /// The file to write; it appears when it is complete.
+    /// The file to write; it appears only when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Tokens of a window.
+    /// Tokens per window.
     #[arg(long, value_name = "N", default_value = "512", value_parser = RangedU64ValueParser::<usize>::new().range(4..1 << 20))]
     ctx: usize,
-    /// Read the first N windows only.
+    /// Read only the first N windows.
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     windows: Option<usize>,
     #[command(flatten)]
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let message = "is a directory; convert makes a GGUF file of it";
         return Err(Error::input(&args.model, message));
     }
-    // One mapping, so that an address tells which tensor of the file a product reads.
+    // A single mapping, so that the address of a product's rows identifies the tensor of the file.
     let bytes = Bytes::map_file(&args.model)?;
     let name = args.model.display().to_string();
     let gguf = Gguf::parse(bytes.clone(), &name)?;

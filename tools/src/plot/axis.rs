@@ -1,14 +1,14 @@
-//! Axes: where values lie, and which are marked.
+//! Axes: positions of values, and tick marks.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::Ranged;
 
-/// How values become places on an axis.
+/// The mapping of values to positions on an axis.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Scale {
-    /// Evenly.
+    /// Linear.
     Linear,
     /// Logarithmic; values below `min` are drawn at `min`.
     Log,
@@ -17,20 +17,20 @@ pub enum Scale {
 /// One axis.
 #[derive(Clone)]
 pub struct Axis {
-    /// Its title.
+    /// The title.
     pub label: String,
-    /// First value.
+    /// The first value.
     pub min: f64,
-    /// Last value.
+    /// The last value.
     pub max: f64,
-    /// Distances on it.
+    /// The mapping of values to positions.
     pub scale: Scale,
-    /// Marked values and their labels.
+    /// Tick marks: values and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
 impl Axis {
-    /// From zero to a round number, with three to seven marked.
+    /// Creates an axis from zero to a round number, with three to seven ticks.
     pub fn linear(label: &str, max: f64) -> Self {
         let max = if max > 0.0 { max } else { 1.0 };
         let step = round_step(max / 5.0);
@@ -46,9 +46,9 @@ impl Axis {
         }
     }
 
-    /// By the logarithm, with both ends and the powers of `base` between them written as `name` says.
+    /// Creates a logarithmic axis, with ticks at both ends and at the powers of `base` in between, labelled by `name`.
     pub fn log(label: &str, min: f64, max: f64, base: f64, name: impl Fn(f64) -> String) -> Self {
-        /// Marks that are closer than this to an end would write over its number.
+        /// Ticks that are closer than this to an end are left out, because their labels would overlap.
         const CLOSE: f64 = 0.07;
         let mut axis = Axis {
             label: label.into(),
@@ -66,7 +66,7 @@ impl Axis {
         axis
     }
 
-    /// Where a value lies, from 0 to 1 between the ends.
+    /// The position of a value, from 0 to 1 between the ends.
     pub(super) fn place(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => (value - self.min) / (self.max - self.min),
@@ -92,7 +92,7 @@ impl Ranged for Axis {
     }
 }
 
-/// The largest of 1, 2 and 5 times a power of ten that is not above `value`.
+/// The largest number of the form 1, 2 or 5 times a power of ten that is at most `value`.
 pub fn round_below(value: f64) -> f64 {
     let above = round_step(value);
     let lower = [above / 2.0, above / 2.5];
@@ -102,7 +102,7 @@ pub fn round_below(value: f64) -> f64 {
     candidates.find(fits).unwrap_or(value)
 }
 
-/// The smallest of 1, 2 and 5 times a power of ten that is not below `step`.
+/// The smallest number of the form 1, 2 or 5 times a power of ten that is at least `step`.
 pub fn round_step(step: f64) -> f64 {
     let power = 10f64.powf(step.log10().floor());
     let factors = [1.0, 2.0, 5.0, 10.0];

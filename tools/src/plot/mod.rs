@@ -1,5 +1,5 @@
-//! Line plots as SVG. Each element has its colour, so that every viewer shows it; a style sheet overrides the colours in
-//! viewers that support style sheets, for readers who prefer dark pages.
+//! Line plots as SVG. Each element has its colour as an attribute, so that every viewer shows it. For dark pages, a style sheet
+//! overrides the colours in viewers that support style sheets.
 
 mod axis;
 
@@ -16,13 +16,13 @@ pub struct Series {
     pub label: String,
     /// Points.
     pub points: Vec<(f64, f64)>,
-    /// Number of its colour.
+    /// Number of the line's colour.
     pub color: usize,
-    /// Whether the line is dashed: something computed, not measured.
+    /// Whether the line is dashed, which marks computed values.
     pub dashed: bool,
-    /// Whether each point has a dot, which is within the axes then.
+    /// Whether each point has a dot. Points with dots must be within the axes.
     pub dots: bool,
-    /// The standard error of each point, drawn as a bar up and down; none for points without.
+    /// The standard error of each point, drawn as a vertical bar. Empty if the points have no errors.
     pub errors: Vec<f64>,
 }
 
@@ -32,7 +32,7 @@ pub struct Band {
     pub label: String,
     /// Positions with their lower and upper value.
     pub points: Vec<(f64, f64, f64)>,
-    /// Number of its colour.
+    /// Number of the area's colour.
     pub color: usize,
 }
 
@@ -40,25 +40,25 @@ pub struct Band {
 pub struct Plot {
     /// A description for screen readers.
     pub description: String,
-    /// To the right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// The vertical axis.
     pub y: Axis,
-    /// Drawn below the lines.
+    /// Areas, drawn below the lines.
     pub bands: Vec<Band>,
-    /// Lines. Where they leave the axes they are cut.
+    /// Lines, cut off where they leave the axes.
     pub series: Vec<Series>,
 }
 
 /// Width of every plot, in the units of its `svg` element.
 const WIDTH: u32 = 760;
 
-/// Height of a plot without its legend, and of a title.
+/// Height of a plot without its legend.
 const HEIGHT: u32 = 400;
 
 const TITLE: u32 = 40;
 
-/// Height of a note below the plots.
+/// Height of a line of notes below the plots.
 const NOTE: u32 = 18;
 
 const LEFT: i32 = 76;
@@ -67,10 +67,10 @@ const RIGHT: i32 = 24;
 
 const BOTTOM: u32 = 52;
 
-/// Height of a line of the legend.
+/// Height of a row of the legend.
 const LINE: i32 = 22;
 
-/// Characters of a label that fit into half of the legend.
+/// Maximum characters of a label that fits into half of the legend.
 const HALF_LABEL: usize = 45;
 
 /// Space above the notes.
@@ -78,7 +78,7 @@ const GAP: u32 = 14;
 
 const FONT: &str = "system-ui, Arial, Helvetica, DejaVu Sans, sans-serif";
 
-/// A colour on light pages and its counterpart on dark ones.
+/// A colour on light pages and the corresponding colour on dark pages.
 struct Ink {
     light: RGBColor,
     dark: RGBColor,
@@ -103,10 +103,10 @@ const QUIET: Ink = ink(0x60676f, 0x9aa3ad);
 
 const RULE: Ink = ink(0xe3e5e8, 0x31363c);
 
-/// How many colours series may have.
+/// Number of colours for series.
 pub const COLORS: usize = 8;
 
-/// The colours of series, by number.
+/// The colours of series, by their numbers.
 const SERIES: [Ink; COLORS] = [
     ink(0x0f6cbd, 0x6cb6ff),
     ink(0xc2570c, 0xf0a35e),
@@ -122,7 +122,7 @@ fn color(number: usize) -> RGBColor {
     SERIES[number % SERIES.len()].light
 }
 
-/// The rules that give each colour its counterpart on dark pages.
+/// Style rules that replace each colour on dark pages.
 fn dark_style() -> String {
     let hex = |color: &RGBColor| format!("#{:02X}{:02X}{:02X}", color.0, color.1, color.2);
     let inks = [CARD, TEXT, QUIET, RULE];
@@ -140,7 +140,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 impl Plot {
-    /// The plot as an `svg` element of a page.
+    /// Returns the plot as an `svg` element of a page.
     pub fn to_svg(&self) -> String {
         let label = escape(&self.description);
         let picture = Picture {
@@ -160,7 +160,7 @@ impl Plot {
         14 + LINE as u32 * entries.div_ceil(self.legend_columns()) as u32
     }
 
-    /// Two, unless a label is too long for half of the width.
+    /// Returns two columns, unless a label is too long for half of the width.
     fn legend_columns(&self) -> usize {
         let labels = self.series.iter().map(|series| &series.label);
         let mut labels = labels.chain(self.bands.iter().map(|band| &band.label));
@@ -205,7 +205,7 @@ impl Plot {
             chart.draw_series([Polygon::new(outline, fill)])?;
         }
         for (index, series) in self.series.iter().enumerate() {
-            // A line below others shows at both sides of them.
+            // A line below others is wider, so that it shows on both sides of them.
             let width = 2 + 3 * self.coverings(index);
             let style = color(series.color).stroke_width(width);
             let line = self.cut(&series.points);
@@ -229,9 +229,9 @@ impl Plot {
         Ok(())
     }
 
-    /// How many later lines lie on a line, wherever it is.
+    /// Counts the later lines that cover a line along its complete length.
     fn coverings(&self, index: usize) -> u32 {
-        /// Lines that are closer than this part of the plot's height look like one.
+        /// Lines that are closer than this fraction of the plot's height look like one line.
         const CLOSE: f64 = 0.01;
         let line = &self.series[index];
         let covers = |other: &&Series| {
@@ -244,7 +244,7 @@ impl Plot {
         self.series[index + 1..].iter().filter(covers).count() as u32
     }
 
-    /// A line's points, up to where it leaves the axes at the top.
+    /// Returns a line's points up to where the line leaves the axes at the top.
     fn cut(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let mut line: Vec<(f64, f64)> = Vec::new();
         for &(x, y) in points {
@@ -253,7 +253,7 @@ impl Plot {
                 continue;
             }
             if let Some(&(x0, y0)) = line.last() {
-                // Points of a line lie close together, so it may be cut as if both axes were linear.
+                // Points of a line are close together, so cutting as on linear axes is accurate enough.
                 let share = (self.y.max - y0) / (y - y0);
                 line.push((x0 + share * (x - x0), self.y.max));
             }
@@ -262,7 +262,7 @@ impl Plot {
         line
     }
 
-    /// One or two columns above the plot.
+    /// Draws the legend above the plot, in one or two columns.
     fn draw_legend(&self, area: &Area) -> Drawn {
         let bands = self.bands.iter().map(|b| (&b.label, b.color, None));
         let lines = self.series.iter();
@@ -299,7 +299,7 @@ impl Plot {
     }
 }
 
-/// Where a line through points in ascending order is at `x`; none before and after it.
+/// The height at `x` of a line through points in ascending order; `None` outside the line.
 fn height_at(points: &[(f64, f64)], x: f64) -> Option<f64> {
     let after = points.iter().position(|point| point.0 >= x)?;
     let (x1, y1) = points[after];
@@ -310,21 +310,21 @@ fn height_at(points: &[(f64, f64)], x: f64) -> Option<f64> {
     Some(y0 + (x - x0) / (x1 - x0) * (y1 - y0))
 }
 
-/// Plots one below the other, each below its title if it has one, and notes in small print below them all.
+/// Plots one below another, each below its optional title, with notes in small print at the bottom.
 pub struct Picture<'a> {
     /// Titles and plots.
     pub plots: &'a [(Option<&'a str>, &'a Plot)],
-    /// The measurement, its date and its machine, a line each.
+    /// The measurement, its date and its machine, one line each.
     pub notes: &'a [String],
 }
 
 impl Picture<'_> {
-    /// The picture as an SVG document.
+    /// Returns the picture as an SVG document.
     pub fn to_document(&self) -> String {
         self.to_svg("xmlns=\"http://www.w3.org/2000/svg\"")
     }
 
-    /// The picture as an `svg` element with these attributes.
+    /// Returns the picture as an `svg` element with these attributes.
     fn to_svg(&self, attributes: &str) -> String {
         let height = self.height();
         let mut drawn = String::new();
@@ -382,7 +382,7 @@ fn title_height(title: &Option<&str>) -> u32 {
     title.map_or(0, |_| TITLE)
 }
 
-/// Text escaped for a page.
+/// Escapes a text for a page.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

@@ -1,4 +1,4 @@
-//! Which files of a repository make the model that was named.
+//! Chooses the files of a repository that make up the named model.
 
 use super::hub::File;
 use crate::error::{Error, Result};
@@ -8,18 +8,18 @@ use crate::units::bytes;
 #[derive(Debug)]
 pub struct Choice {
     pub files: Vec<File>,
-    /// The GGUF file that opens the model; none if it is the whole directory.
+    /// The GGUF file that opens the model; `None` if the model is the directory.
     pub path: Option<String>,
-    /// A sentence about the choice, if the file was not named.
+    /// A note on the choice, if the user named no file.
     pub note: Option<String>,
 }
 
-/// The files of a Hugging Face directory that a model is opened from.
+/// Endings of the files in a Hugging Face directory from which a model is opened.
 const DIRECTORY: [&str; 3] = [".json", ".safetensors", ".jinja"];
 /// Names of formats that are not quantized.
 const PLAIN: [&str; 3] = ["F32", "BF16", "F16"];
 
-/// Chooses by what is wanted, or else by what fits into memory.
+/// Chooses the file that matches `wanted`, or else a file that fits into memory.
 pub fn choose(name: &str, files: &[File], wanted: Option<&str>) -> Result<Choice> {
     let is_model = |file: &&File| file.name.ends_with(".gguf") && !file.name.contains("mmproj");
     let models: Vec<&File> = files.iter().filter(is_model).collect();
@@ -60,7 +60,7 @@ pub fn choose(name: &str, files: &[File], wanted: Option<&str>) -> Result<Choice
     }
 }
 
-/// The largest quantization that takes at most half of the free memory, or else the smallest file.
+/// Chooses the largest quantization that takes at most half of the free memory, or else the smallest file.
 fn fitting(models: &[&File], files: &[File], free: Option<u64>) -> Choice {
     let size = |file: &File| parts(file, files).iter().map(|part| part.size).sum::<u64>();
     let is_first = |file: &&&File| split(&file.name).is_none_or(|(_, number, _)| number == 1);
@@ -93,7 +93,7 @@ fn of_gguf(file: &File, files: &[File], note: Option<String>) -> Choice {
     }
 }
 
-/// The file with the others that it is split into.
+/// The file and all other parts of its split.
 fn parts(file: &File, files: &[File]) -> Vec<File> {
     let Some((stem, _, count)) = split(&file.name) else {
         return vec![file.clone()];
@@ -103,14 +103,14 @@ fn parts(file: &File, files: &[File]) -> Vec<File> {
     files.iter().filter(is_part).cloned().collect()
 }
 
-/// The stem, number and count in `stem-00001-of-00003.gguf`.
+/// Splits `stem-00001-of-00003.gguf` into stem, number and count.
 fn split(name: &str) -> Option<(&str, u32, u32)> {
     let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, number) = stem.rsplit_once('-')?;
     Some((stem, number.parse().ok()?, count.parse().ok()?))
 }
 
-/// Bytes of memory that programs can have, as far as Linux says so.
+/// Bytes of memory available to programs, if Linux reports it.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text

@@ -1,4 +1,4 @@
-//! A hub: what a repository holds, and its files in the cache that Hugging Face's programs share:
+//! A hub: the contents of a repository, and its files in the cache that Hugging Face's programs share:
 //! `models--org--name/{blobs/HASH, snapshots/REVISION/FILE -> blob, refs/main}`.
 
 use std::fs;
@@ -15,9 +15,9 @@ use ureq::{Agent, Body};
 use crate::error::{Error, Result};
 use crate::sha256;
 
-/// The hub, unless HF_ENDPOINT names another.
+/// The default hub, which HF_ENDPOINT overrides.
 const ENDPOINT: &str = "https://huggingface.co";
-/// How often a connection may end without a byte before the download does.
+/// Number of consecutive connections without a byte after which a download fails.
 const ATTEMPTS: usize = 5;
 
 /// A file of a repository.
@@ -25,13 +25,13 @@ const ATTEMPTS: usize = 5;
 pub struct File {
     pub name: String,
     pub size: u64,
-    /// Known of large files.
+    /// Known for large files only.
     pub sha256: Option<String>,
-    /// The name of its content: the hash above, or git's own.
+    /// The name of the content: the hash above, or git's hash.
     pub blob: String,
 }
 
-/// The state of a repository.
+/// A revision of a repository.
 pub struct Revision {
     pub files: Vec<File>,
     sha: String,
@@ -68,7 +68,7 @@ struct Lfs {
 }
 
 impl Hub {
-    /// The repository `name`, as the environment says where hub and cache are.
+    /// Sets up the repository `name`, with the hub and the cache that the environment names.
     pub fn new(name: &str) -> Result<Self> {
         let set = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
         let home = || Some(PathBuf::from(set("HOME").or_else(|| set("USERPROFILE"))?));
@@ -96,7 +96,7 @@ impl Hub {
         })
     }
 
-    /// The files of the repository as it is now. Without a hub, those that a download of it left in the cache.
+    /// Lists the present files of the repository. If the hub does not answer, lists the files that a download left in the cache.
     pub fn revision(&self) -> Result<Revision> {
         self.listed().or_else(|error| {
             let cached = self.cached().ok_or(error)?;
@@ -108,7 +108,7 @@ impl Hub {
         })
     }
 
-    /// The files of the newest snapshot in the cache.
+    /// Lists the files of the newest snapshot in the cache.
     fn cached(&self) -> Option<Revision> {
         let sha = fs::read_to_string(self.folder.join("refs/main")).ok()?;
         let snapshot = self.folder.join("snapshots").join(&sha);
@@ -168,12 +168,12 @@ impl Hub {
         }
     }
 
-    /// Where the files of a revision are.
+    /// The folder with the files of a revision.
     pub fn snapshot(&self, revision: &Revision) -> PathBuf {
         self.folder.join("snapshots").join(&revision.sha)
     }
 
-    /// Downloads a file that is not in the cache.
+    /// Downloads a file unless it is in the cache.
     pub fn fetch(&self, revision: &Revision, file: &File) -> Result<()> {
         let blobs = self.folder.join("blobs");
         let blob = blobs.join(&file.blob);
@@ -200,7 +200,7 @@ impl Hub {
         fs::write(&main, &revision.sha).map_err(|e| Error::io(&main, e))
     }
 
-    /// Downloads what is missing of a file. A connection that ends early is taken up again.
+    /// Downloads the missing part of a file. Reconnects after a connection that ends early.
     fn complete(&self, revision: &Revision, file: &File, part: &Path) -> Result<()> {
         let url = format!(
             "{}/{}/resolve/{}/{}",
@@ -217,7 +217,7 @@ impl Hub {
             if have == file.size {
                 break;
             }
-            // More than there is cannot be its beginning.
+            // A part longer than the file cannot be its beginning.
             let mut have = if have > file.size { 0 } else { have };
             let outcome = self.get(&url, have).and_then(|response| {
                 if response.status() != 206 {
@@ -250,7 +250,7 @@ impl Hub {
         Ok(())
     }
 
-    /// A response to a request for what is at `url`, from byte `start` on.
+    /// Requests `url`, from byte `start` on.
     fn get(&self, url: &str, start: u64) -> Result<Response<Body>> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.token {
@@ -274,7 +274,7 @@ impl Hub {
     }
 }
 
-/// Copies all that comes until the connection ends, early or not.
+/// Copies data until the connection ends, early or not.
 fn copy(body: &mut impl Read, out: &mut fs::File, bar: &ProgressBar) -> std::io::Result<()> {
     let mut buffer = vec![0; 1 << 16];
     while let Ok(count @ 1..) = body.read(&mut buffer) {
@@ -284,7 +284,7 @@ fn copy(body: &mut impl Read, out: &mut fs::File, bar: &ProgressBar) -> std::io:
     Ok(())
 }
 
-/// Checks size and hash of a whole file.
+/// Checks the hash of a complete file, if it is known.
 fn check(file: &File, path: &Path) -> Result<()> {
     let Some(expected) = &file.sha256 else {
         return Ok(());
@@ -300,7 +300,8 @@ fn check(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// A link from a snapshot to a blob, relative as Hugging Face's own; `depth` folders and the file are below the snapshot.
+/// Creates a link from a snapshot to a blob, relative like Hugging Face's. `depth` counts the folders below the
+/// snapshot and the file.
 #[cfg(unix)]
 fn link(blob: &Path, place: &Path, depth: usize) -> std::io::Result<()> {
     let up = "../".repeat(depth + 1);
@@ -308,7 +309,7 @@ fn link(blob: &Path, place: &Path, depth: usize) -> std::io::Result<()> {
     std::os::unix::fs::symlink(Path::new(&up).join("blobs").join(name), place)
 }
 
-/// Links need rights that few have there, so the file has two names.
+/// Symbolic links need rights that few users have there, so this is a hard link.
 #[cfg(not(unix))]
 fn link(blob: &Path, place: &Path, _: usize) -> std::io::Result<()> {
     fs::hard_link(blob, place)

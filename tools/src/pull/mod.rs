@@ -1,4 +1,4 @@
-//! `waterline pull`, and `hf:org/name` where a model is named: models from a hub, kept where other programs look for them too.
+//! `waterline pull`, and `hf:org/name` in place of a model: models from a hub, stored in the cache that other programs share.
 
 mod choice;
 mod hub;
@@ -9,15 +9,15 @@ use std::process::ExitCode;
 use crate::error::{Error, Result};
 use hub::Hub;
 
-/// Before the name of a model on the hub.
+/// Prefixes of a model's name on the hub.
 const SCHEMES: [&str; 2] = ["hf://", "hf:"];
 
-/// Download a model, and print where it is.
+/// Download a model and print its path.
 ///
-/// A repository with GGUF files gives the largest quantization that fits into half of this machine's free memory, or the one that is
-/// named after a colon, by its file or by a part of its name such as Q4_K_M. Others give a Hugging Face directory. Files are kept in
-/// the cache that Hugging Face's programs share (HF_HOME, HF_HUB_CACHE); what was cut off goes on where it ended. HF_TOKEN is the
-/// token for models that need one, HF_ENDPOINT another hub.
+/// From a repository with GGUF files, this downloads the largest quantization that fits into half of this machine's free
+/// memory, or the file named after a colon, by its name or a part of it such as Q4_K_M. Other repositories are downloaded as
+/// Hugging Face directories. Files are stored in the cache that Hugging Face's programs share (HF_HOME, HF_HUB_CACHE), and an
+/// interrupted download resumes where it ended. HF_TOKEN is the token for models that need one; HF_ENDPOINT names another hub.
 #[derive(clap::Args)]
 pub struct Args {
     /// org/name or org/name:FILE
@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name on the hub, if this is how one is named.
+/// The model's name on the hub, if the path has a prefix of one.
 pub fn on_hub(path: &Path) -> Option<&str> {
     without_scheme(path.to_str()?)
 }
@@ -41,7 +41,7 @@ fn without_scheme(text: &str) -> Option<&str> {
     SCHEMES.iter().find_map(|scheme| text.strip_prefix(scheme))
 }
 
-/// The GGUF file or the directory of a model on the hub, downloaded where it is not in the cache.
+/// Downloads a model from the hub unless it is in the cache. Returns the path of its GGUF file or directory.
 pub fn download(model: &str) -> Result<PathBuf> {
     let (name, wanted) = match model.split_once(':') {
         Some((name, wanted)) => (name, Some(wanted)),

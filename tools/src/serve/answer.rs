@@ -1,4 +1,4 @@
-//! An answer's text as it comes, in parts: thought, text, calls of tools.
+//! An answer's text as it arrives, split into thoughts, text and tool calls.
 
 use waterline::Finish;
 
@@ -15,16 +15,16 @@ pub enum Part {
     Call(Call),
 }
 
-/// Splits an answer that comes in pieces.
+/// Splits an answer that arrives in pieces.
 pub struct Parts {
     thoughts: Thoughts,
     calls: Option<Calls>,
-    /// Whether white space is left out, as it is around thoughts.
+    /// Whether leading white space of the next part is dropped, as it is around thoughts.
     trims: bool,
 }
 
 impl Parts {
-    /// An answer that begins inside of a thought, or outside, and may hold calls in this format.
+    /// Splits an answer that begins inside or outside a thought and may hold tool calls in this format.
     pub fn new(opens_thought: bool, calls: Option<Calls>) -> Self {
         Parts {
             thoughts: Thoughts::new(opens_thought),
@@ -43,7 +43,7 @@ impl Parts {
         parts
     }
 
-    /// The rest of the answer, at its end.
+    /// Returns the remaining parts at the end of the answer.
     pub fn finish(&mut self) -> Vec<Part> {
         let (is_thought, text) = self.thoughts.finish();
         let mut parts = Vec::new();
@@ -59,7 +59,7 @@ impl Parts {
     fn stretch(&mut self, is_thought: bool, text: &str, parts: &mut Vec<Part>) {
         let mut text = text;
         if is_thought {
-            // A tag is a stretch or the end of one.
+            // An opening tag is a stretch; a closing tag is the end of one.
             if let Some(rest) = text.strip_prefix("<think>") {
                 (text, self.trims) = (rest, true);
             }
@@ -94,12 +94,12 @@ impl Parts {
     }
 }
 
-/// An answer so far.
+/// The answer so far.
 #[derive(Default)]
 pub struct Reply {
-    /// None: the text is of one part.
+    /// `None` if the text is not split.
     parts: Option<Parts>,
-    /// The prompt's text, where it is a part of the answer, and how many of its first tokens are not.
+    /// The prompt's text if the answer includes it, and the number of the prompt's first tokens that the answer leaves out.
     echo: (String, usize),
     pub thought: String,
     pub text: String,
@@ -108,19 +108,19 @@ pub struct Reply {
     pub finish: Option<Finish>,
 }
 
-/// The news of an event.
+/// The additions of one event to an answer.
 #[derive(Default)]
 pub struct Added {
-    /// Whether the answer begins.
+    /// Whether the event begins the answer.
     pub begins: bool,
     pub parts: Vec<Part>,
     pub logprobs: Vec<TokenLogprob>,
-    /// Whether the answer ends.
+    /// Whether the event ends the answer.
     pub ends: bool,
 }
 
 impl Reply {
-    /// An empty answer, whose text is split.
+    /// An empty answer whose text is split into parts.
     pub fn of_parts(parts: Parts) -> Self {
         Reply {
             parts: Some(parts),
@@ -128,7 +128,7 @@ impl Reply {
         }
     }
 
-    /// An empty answer after a text, whose first `hidden` tokens are not a part of it.
+    /// An empty answer after the echoed prompt `echo`, without the prompt's first `hidden` tokens.
     pub fn after(echo: String, hidden: usize) -> Self {
         Reply {
             echo: (echo, hidden),
@@ -136,10 +136,10 @@ impl Reply {
         }
     }
 
-    /// Takes in an event.
+    /// Adds an event to the answer.
     ///
     /// # Errors
-    /// Why the answer failed.
+    /// Returns the error with which the answer failed.
     pub fn take(&mut self, event: Event) -> waterline::Result<Added> {
         let mut added = Added::default();
         match event {

@@ -1,4 +1,4 @@
-//! The way from prompts to answers, which all interfaces share; each has its own form of them.
+//! The path from prompts to answers that all interfaces share. Each interface has its own response format.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use super::prompt::Prompt;
 use super::request::Settings;
 use super::scheduler::{Event, Job};
 
-/// How an interface writes answers.
+/// The response format of an interface.
 pub trait Form: Send + 'static {
-    /// The whole answers.
+    /// Returns the complete answers.
     fn whole(&self, app: &App, replies: &[Reply], usage: &Usage) -> Value;
 
-    /// The events of a stream for what was added to the answer at `index`.
+    /// Returns the stream events for the additions to the answer with index `answer.0`.
     fn events(
         &mut self,
         app: &App,
@@ -29,13 +29,13 @@ pub trait Form: Send + 'static {
         usage: &Usage,
     ) -> Vec<Value>;
 
-    /// The text at the end of a stream.
+    /// Returns the text that ends a stream.
     fn last(&self, _: &App, _: &Usage) -> String {
         String::new()
     }
 }
 
-/// The answers to a request, as they come.
+/// The answers to a request, as they arrive.
 struct Answers {
     receiver: UnboundedReceiver<(usize, Event)>,
     replies: Vec<Reply>,
@@ -43,7 +43,7 @@ struct Answers {
     usage: Usage,
 }
 
-/// Tokens and times of a request.
+/// Token counts and times of a request.
 #[derive(Default)]
 pub struct Usage {
     prompt: usize,
@@ -54,7 +54,7 @@ pub struct Usage {
 }
 
 impl Answers {
-    /// The next event of one of them; none once all have ended.
+    /// Waits for the next event of any answer. Returns `None` once all answers have ended.
     async fn next(&mut self) -> Option<Result<(usize, Added), Refusal>> {
         if self.left == 0 {
             return None;
@@ -85,7 +85,7 @@ impl Answers {
 }
 
 impl Usage {
-    /// As OpenAI's clients read it.
+    /// The usage in OpenAI's format.
     pub fn openai(&self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
@@ -95,7 +95,7 @@ impl Usage {
         })
     }
 
-    /// As Anthropic's clients read it.
+    /// The usage in Anthropic's format.
     pub fn anthropic(&self) -> Value {
         json!({
             "input_tokens": self.prompt - self.reused,
@@ -105,7 +105,7 @@ impl Usage {
         })
     }
 
-    /// As llama.cpp's clients read it.
+    /// The timings in llama.cpp's format.
     pub fn timings(&self) -> Value {
         let now = Instant::now();
         let (begun, read) = (self.begun.unwrap_or(now), self.read.unwrap_or(now));
@@ -123,8 +123,8 @@ impl Usage {
 }
 
 impl App {
-    /// Answers prompts: `settings.n` answers to each, whose empty `replies` are in the order of the prompts. Whole, or as a stream from
-    /// the first prompt on that is read.
+    /// Generates `settings.n` answers to each prompt. `replies` holds one empty reply per answer, in the order of the
+    /// prompts. The response is complete, or a stream that starts once the first prompt is read.
     pub async fn respond(
         self: &Arc<Self>,
         (prompts, replies): (Vec<Prompt>, Vec<Reply>),
@@ -145,7 +145,7 @@ impl App {
             )));
         }
         let mut next = answers.next().await;
-        // A prompt that cannot be read is a refusal, not a stream.
+        // Errors before the first event are refusals, not streams.
         if let Some(Err(error)) = next {
             return Err(error);
         }
@@ -175,7 +175,7 @@ impl App {
         Ok(response)
     }
 
-    /// Hands prompts over to the scheduler.
+    /// Submits prompts to the scheduler.
     async fn hand_over(
         self: &Arc<Self>,
         prompts: Vec<Prompt>,

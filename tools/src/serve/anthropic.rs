@@ -1,4 +1,4 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients speak.
+//! `/v1/messages` and `/v1/messages/count_tokens` of Anthropic's API.
 
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ struct Tool {
 }
 
 impl Content {
-    /// The text of blocks that hold nothing else.
+    /// Returns the text; fails if a block holds anything else.
     fn text(self) -> Result<String, Refusal> {
         let blocks = match self {
             Content::Text(text) => return Ok(text),
@@ -118,7 +118,7 @@ impl Content {
 }
 
 impl Turn {
-    /// The messages that a template has for it: results of tools are messages of their own.
+    /// Converts the turn to template messages. Each tool result becomes a separate message.
     fn messages(self) -> Result<Vec<Value>, Refusal> {
         let blocks = match self.content {
             Content::Text(text) => {
@@ -167,7 +167,8 @@ impl Turn {
     }
 }
 
-/// Instructions without the line that some clients change with every request, so that what follows it is read once.
+/// Removes the first line of the instructions if it is a client's header that changes with every request: the unchanged
+/// rest is then found in the prefix store.
 fn stable(system: String) -> String {
     match system.split_once('\n') {
         Some((first, rest)) if first.starts_with("x-anthropic-") => rest.into(),
@@ -176,7 +177,7 @@ fn stable(system: String) -> String {
 }
 
 impl Request {
-    /// The conversation, which is taken out of the request.
+    /// Moves the conversation out of the request.
     fn conversation(&mut self, app: &App) -> Result<Conversation, Refusal> {
         let mut all = Vec::new();
         if let Some(system) = self.system.take() {
@@ -254,15 +255,15 @@ pub async fn answer(
     app.converse(conversation, settings, form, stuck).await
 }
 
-/// The form of Anthropic's answers.
+/// The format of Anthropic's responses.
 struct Anthropic {
     id: String,
-    /// The next block of a stream, or the one that is open, and its kind.
+    /// The index of the open block of a stream, or else of the next block.
     index: usize,
     open: Option<&'static str>,
 }
 
-/// The block of a part: its kind, its beginning, and what the part adds to it.
+/// The block for a part: its kind, its empty start, and the delta with the part's content.
 fn block(app: &App, part: &Part) -> (&'static str, Value, Value) {
     match part {
         Part::Thought(text) => (
@@ -300,7 +301,7 @@ impl Anthropic {
         })
     }
 
-    /// Ends the block that is open.
+    /// Ends the open block.
     fn close(&mut self, events: &mut Vec<Value>) {
         if self.open.take().is_some() {
             events.push(json!({ "type": "content_block_stop", "index": self.index }));
@@ -344,7 +345,7 @@ impl Form for Anthropic {
         }
         for part in &added.parts {
             let (kind, empty, delta) = block(app, part);
-            // Each call is a block; text goes on in the block that is open.
+            // Each call is a separate block; text continues in the open block.
             if self.open != Some(kind) || kind == "tool_use" {
                 self.close(&mut events);
                 events.push(json!({

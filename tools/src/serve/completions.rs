@@ -1,4 +1,4 @@
-//! `/v1/completions`, `/tokenize` and `/detokenize`: texts and tokens without a template.
+//! `/v1/completions`, `/tokenize` and `/detokenize`: text and tokens without a template.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use super::openai::OpenAi;
 use super::prompt::Prompt;
 use super::request::{Common, MOST_IDS, MOST_LOGPROBS, parse};
 
-/// Most prompts of a request.
+/// Maximum prompts of a request.
 const MOST_PROMPTS: usize = 1024;
-/// Tokens of a completion whose request gives no number, as OpenAI's interface has it.
+/// Default number of tokens of a completion, as in OpenAI's API.
 const TOKENS: usize = 16;
 
 #[derive(Deserialize)]
@@ -66,7 +66,7 @@ pub async fn complete(
         } else {
             String::new()
         };
-        // Tokens that the request did not name are not echoed.
+        // The BOS token, which the request did not contain, is not echoed.
         let reply = || Reply::after(echo.clone(), prompt.hidden);
         replies.extend(std::iter::repeat_with(reply).take(settings.n));
     }
@@ -100,7 +100,7 @@ struct ToTokens {
     add_special: bool,
 }
 
-/// `/tokenize`: the tokens of a text.
+/// `/tokenize`: returns the tokens of a text.
 pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let request: ToTokens = parse(body, MOST_IDS)?;
     let tokens = app
@@ -122,7 +122,7 @@ struct ToText {
     tokens: Vec<u32>,
 }
 
-/// `/detokenize`: the text of tokens.
+/// `/detokenize`: returns the text of tokens.
 pub fn detokenize(app: &App, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let request: ToText = parse(body, MOST_IDS)?;
     let text = decode(app, &request.tokens);

@@ -1,4 +1,4 @@
-//! HTTP/1.1: connections, bodies, refusals. The other files answer requests.
+//! HTTP/1.1: connections, bodies and refusals. Other modules answer the requests.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -20,25 +20,25 @@ use tokio::time::timeout;
 use super::App;
 use super::metrics::Count;
 
-/// Most connections at once.
+/// Maximum concurrent connections.
 const MOST_CONNECTIONS: usize = 1024;
-/// How long a client may take for its headers, for its body, and to take in a part of an answer.
+/// Time limit for a client's headers, for its body, and for accepting each part of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Parts of an answer that wait for a slow reader, besides the socket's own.
+/// Parts of an answer that may wait for a slow reader, in addition to the socket's buffer.
 const PARTS: usize = 16;
 
-/// A body: whole, or in parts as they come.
+/// A response body: complete, or streamed in parts.
 pub type Body = Either<Full<Bytes>, Channel<Bytes>>;
 
-/// The writing end of a body in parts, as server-sent events.
+/// The sending end of a streamed body of server-sent events.
 pub struct Events {
     parts: Sender<Bytes>,
-    /// Ends the connection of a client that reads no more.
+    /// Notified to end the connection of a client that stopped reading.
     stuck: Arc<Notify>,
 }
 
 impl Events {
-    /// Events, and the response that carries them.
+    /// Creates the sender of events, and the response that carries them.
     pub fn new(stuck: &Arc<Notify>) -> (Self, Response<Body>) {
         let (parts, body) = Channel::new(PARTS);
         let mut response = Response::new(Either::Right(body));
@@ -49,14 +49,14 @@ impl Events {
         (Events { parts, stuck }, response)
     }
 
-    /// Sends an event, which has the name of its `type` if it has one; false if nobody reads.
+    /// Sends an event, named by its `type` if it has one. Returns false if the client no longer reads.
     pub async fn send(&mut self, event: &Value) -> bool {
         let name = event["type"].as_str();
         let name = name.map_or_else(String::new, |name| format!("event: {name}\n"));
         self.send_text(format!("{name}data: {event}\n\n")).await
     }
 
-    /// Sends the text of an event; false if nobody reads.
+    /// Sends an event's text. Returns false if the client no longer reads.
     pub async fn send_text(&mut self, text: impl Into<Bytes>) -> bool {
         match timeout(PATIENCE, self.parts.send_data(text.into())).await {
             Ok(sent) => sent.is_ok(),
@@ -68,7 +68,7 @@ impl Events {
     }
 }
 
-/// A request that is not served, and why.
+/// A refused request: the status and the reason.
 #[derive(Debug)]
 pub struct Refusal {
     pub status: StatusCode,
@@ -76,7 +76,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The client's mistake.
+    /// A refusal of an invalid request, with status 400.
     pub fn bad(message: impl Into<String>) -> Self {
         Refusal::new(StatusCode::BAD_REQUEST, message)
     }
@@ -86,7 +86,7 @@ impl Refusal {
         Refusal { status, message }
     }
 
-    /// The kind of error, in OpenAI's and Anthropic's words.
+    /// The kind of error, as OpenAI's and Anthropic's APIs name it.
     pub fn kind(&self) -> &'static str {
         match self.status.as_u16() {
             401 => "authentication_error",
@@ -99,7 +99,7 @@ impl Refusal {
         }
     }
 
-    /// The response: `error` is what OpenAI's clients read, `type` what Anthropic's do.
+    /// The response. OpenAI's clients read `error`; Anthropic's clients read `type`.
     pub fn response(&self) -> Response<Body> {
         let mut response = json_response(&self.value());
         *response.status_mut() = self.status;
@@ -131,7 +131,7 @@ impl From<waterline::Error> for Refusal {
             | Library::Template { .. }
             | Library::Invalid { .. }
             | Library::Tokenizer { .. } => StatusCode::BAD_REQUEST,
-            // By the limit of time: nobody reads this where the client has left.
+            // The time limit cancelled the request. If the client left instead, this response is never sent.
             Library::Cancelled { .. } => StatusCode::REQUEST_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -139,12 +139,12 @@ impl From<waterline::Error> for Refusal {
     }
 }
 
-/// A response of one JSON value.
+/// Returns a response with a JSON value.
 pub fn json_response(value: &Value) -> Response<Body> {
     text_response("application/json", value.to_string())
 }
 
-/// A response of one text.
+/// Returns a response with a text.
 pub fn text_response(kind: &'static str, text: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(text.into())));
     let headers = response.headers_mut();
@@ -152,7 +152,7 @@ pub fn text_response(kind: &'static str, text: impl Into<Bytes>) -> Response<Bod
     response
 }
 
-/// The body of a request, of at most `most` bytes.
+/// Reads the body of a request, at most `most` bytes.
 pub async fn read_body(body: Incoming, most: usize) -> Result<Bytes, Refusal> {
     let read = timeout(PATIENCE, Limited::new(body, most).collect());
     match read.await {
@@ -169,7 +169,7 @@ pub async fn read_body(body: Incoming, most: usize) -> Result<Bytes, Refusal> {
     }
 }
 
-/// Serves until `stop` becomes true; then running requests have `grace` to end.
+/// Serves until `stop` becomes true. Running requests then have `grace` to finish.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
@@ -193,7 +193,7 @@ pub async fn serve(
                     drop(place);
                 });
             }
-            // Too many open files, or a client that left: neither ends the server.
+            // Neither too many open files nor a client that left ends the server.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
@@ -203,7 +203,7 @@ pub async fn serve(
 }
 
 async fn connection(stream: TcpStream, app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    // Tokens go out one by one.
+    // Tokens are sent one at a time and must not be delayed.
     let _ = stream.set_nodelay(true);
     let stuck = Arc::new(Notify::new());
     let service = service_fn(|request: Request<Incoming>| {

@@ -1,20 +1,20 @@
-//! Log-probabilities of tokens, by the model alone: before bias, penalties and temperature.
+//! Log-probabilities of tokens under the model alone: before bias, penalties and temperature.
 
 use serde_json::{Value, json};
 use waterline::Tokenizer;
 use waterline::internal::LogSoftmax;
 
-/// A token with its log-probability and those of the most probable tokens.
+/// A token's log-probability, and the most probable tokens with theirs.
 #[derive(Clone)]
 pub struct TokenLogprob {
     pub token: u32,
-    /// None for the first token of a text, before which there is nothing.
+    /// `None` for the first token of a text, which nothing precedes.
     pub logprob: Option<f32>,
     pub top: Vec<(u32, f32)>,
 }
 
 impl TokenLogprob {
-    /// Those of `token` and of the `top` most probable ones, by the logits `[vocab]` before it.
+    /// Computes the log-probabilities of `token` and of the `top` most probable tokens from the preceding logits `[vocab]`.
     pub fn new(logits: &[f32], token: u32, top: usize) -> Self {
         let softmax = LogSoftmax::new(logits);
         let of = |token: u32| softmax.log_probability(logits[token as usize]);
@@ -34,7 +34,7 @@ impl TokenLogprob {
         }
     }
 
-    /// Those of a text's first token.
+    /// An entry for a text's first token, which has no log-probability.
     pub fn unknown(token: u32) -> Self {
         TokenLogprob {
             token,
@@ -43,12 +43,12 @@ impl TokenLogprob {
         }
     }
 
-    /// The length of its text.
+    /// The length of the token's text, in characters.
     pub fn characters(&self, tokenizer: &Tokenizer) -> usize {
         text(tokenizer, self.token).chars().count()
     }
 
-    /// An entry of `logprobs.content` of a chat completion.
+    /// Returns an entry of `logprobs.content` of a chat completion.
     pub fn entry(&self, tokenizer: &Tokenizer) -> Value {
         let of = |token: u32, logprob: Option<f32>| {
             json!({
@@ -64,12 +64,12 @@ impl TokenLogprob {
     }
 }
 
-/// The text of a token; bytes that are no whole characters are marks of replacement.
+/// The text of a token; incomplete UTF-8 becomes replacement characters.
 fn text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
 }
 
-/// `logprobs` of a text completion. `offset` is the length of the text before, in characters.
+/// Returns `logprobs` of a text completion. `offset` is the length of the preceding text, in characters.
 pub fn of_completion(tokenizer: &Tokenizer, tokens: &[TokenLogprob], mut offset: usize) -> Value {
     let (mut texts, mut offsets, mut tops) = (Vec::new(), Vec::new(), Vec::new());
     for token in tokens {

@@ -1,4 +1,4 @@
-//! Counters, as `/metrics` shows them in Prometheus' text format.
+//! Counters, which `/metrics` shows in Prometheus' text format.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use waterline::PrefixStoreStats;
 
-/// A counter: its place in the table.
+/// A counter; its value is the index in the table.
 #[derive(Clone, Copy)]
 pub enum Count {
     Requests,
@@ -21,7 +21,7 @@ pub enum Count {
     StepTime,
 }
 
-/// Names and meanings. Times are counted in microseconds and shown in seconds.
+/// Names and help texts. Times are counted in microseconds and shown in seconds.
 const COUNTERS: [(&str, &str); 10] = [
     ("requests_total", "HTTP requests."),
     ("requests_refused_total", "Requests answered by an error."),
@@ -43,17 +43,17 @@ const COUNTERS: [(&str, &str); 10] = [
 pub struct Metrics([AtomicU64; COUNTERS.len()]);
 
 impl Metrics {
-    /// Counts `by` more.
+    /// Adds `by` to a counter.
     pub fn add(&self, counter: Count, by: usize) {
         self.0[counter as usize].fetch_add(by as u64, Relaxed);
     }
 
-    /// Counts a time.
+    /// Adds a time to a counter.
     pub fn add_time(&self, counter: Count, time: Duration) {
         self.add(counter, time.as_micros() as usize);
     }
 
-    /// The page.
+    /// Returns the page of `/metrics`.
     pub fn page(&self, waiting: usize, store: &PrefixStoreStats) -> String {
         let mut page = String::new();
         let mut row = |name: &str, kind: &str, help: &str, value: f64| {

@@ -1,5 +1,5 @@
-//! `waterline serve`: the HTTP interfaces that clients of language models speak. One thread owns the model (`scheduler`); connections
-//! (`http`) make prompts, hand them over and show what comes back.
+//! `waterline serve`: the HTTP APIs that language model clients use. One thread owns the model (`scheduler`).
+//! Connections (`http`) build prompts, submit them and send the answers.
 
 mod answer;
 mod answers;
@@ -37,26 +37,27 @@ use metrics::Metrics;
 use prompt::{Known, Prompter};
 use scheduler::{Job, Scheduler};
 
-/// Serve a model over HTTP, as clients of OpenAI's and Anthropic's interfaces expect it.
+/// Serve a model over HTTP, compatible with OpenAI's and Anthropic's APIs.
 ///
-/// Requests of all clients are answered together, one token of each at a time. What was read once is not read again (the prefix
-/// store). Ctrl-C lets running answers end; a second one ends at once. runtime/docs/serve.md has the endpoints.
+/// Requests of all clients are answered together, one token of each per step. A prompt's beginning that was read before is not read
+/// again (the prefix store). The first Ctrl-C lets running answers finish; a second one ends them.
+/// runtime/docs/serve.md lists the endpoints.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
     #[command(flatten)]
     open: OpenArgs,
-    /// Where to listen. Other machines can connect only if it is one of this machine's addresses to them, such as 0.0.0.0.
+    /// The address to listen on. Other machines can connect only if it is one of this machine's network addresses or 0.0.0.0.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: std::net::IpAddr,
-    /// The port; 0 takes a free one.
+    /// The port to listen on; 0 picks a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// A name besides this machine's own by which a proxy on it passes requests on.
+    /// Another host name to accept, if a proxy on this machine passes requests on under that name.
     #[arg(long = "allow-host", value_name = "NAME")]
     allowed_hosts: Vec<String>,
-    /// The key that clients must send.
+    /// The API key that clients must send.
     #[arg(
         long,
         value_name = "KEY",
@@ -64,10 +65,10 @@ pub struct Args {
         hide_env_values = true
     )]
     api_key: Option<String>,
-    /// The model's name to clients.
+    /// The model's name as clients see it.
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
-    /// Answers that are generated together; memory for each is allocated at the start.
+    /// Answers that are generated together; memory for each is allocated at startup.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     parallel: u16,
     #[command(flatten)]
@@ -82,20 +83,20 @@ pub struct Args {
     drafts: DraftArgs,
 }
 
-/// Bounds of a request.
+/// Limits of requests.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Limits")]
 pub struct Limits {
-    /// Answers that may wait; more are refused, to be tried again.
+    /// Answers that may wait in the queue; further requests are refused and can be retried.
     #[arg(long = "queue", value_name = "N", default_value_t = 64)]
     queue: usize,
-    /// Most bytes of a request.
+    /// Maximum size of a request body.
     #[arg(long = "max-body", value_name = "BYTES", default_value_t = 16 << 20)]
     body: usize,
-    /// Most messages of a conversation.
+    /// Maximum number of messages in a conversation.
     #[arg(long = "max-messages", value_name = "N", default_value_t = 4096)]
     messages: usize,
-    /// Most tokens of an answer, and of one whose request gives no number.
+    /// Maximum tokens of an answer, and the default for chats.
     #[arg(
         short = 'n',
         long = "max-tokens",
@@ -103,7 +104,7 @@ pub struct Limits {
         default_value_t = 4096
     )]
     tokens: usize,
-    /// Longest time from a request to the end of its answer.
+    /// Maximum time from a request to the end of its answer.
     #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 600)]
     seconds: u64,
 }
@@ -112,24 +113,24 @@ pub struct Limits {
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Prefix store")]
 struct StoreArgs {
-    /// Most MiB of checkpoints in memory.
+    /// Maximum size of the checkpoints in memory, in MiB.
     #[arg(long = "store", value_name = "MIB", default_value_t = 1024)]
     mib: usize,
-    /// A folder where checkpoints are kept for later runs.
+    /// A folder that keeps checkpoints for later runs.
     #[arg(long = "store-dir", value_name = "DIR")]
     directory: Option<PathBuf>,
 }
 
-/// The way into the scheduler.
+/// The queue of jobs for the scheduler.
 struct Queue {
     jobs: mpsc::Sender<Job>,
-    /// The places that are free.
+    /// One permit per free place in the queue.
     places: Arc<Semaphore>,
     most: usize,
 }
 
 impl Queue {
-    /// Jobs that wait.
+    /// The number of jobs that wait.
     fn waiting(&self) -> usize {
         self.most - self.places.available_permits()
     }
@@ -137,7 +138,7 @@ impl Queue {
 
 /// The state that connections share.
 pub struct App {
-    /// The model's name to clients.
+    /// The model's name as clients see it.
     name: String,
     prompter: Prompter,
     queue: Queue,
@@ -146,21 +147,21 @@ pub struct App {
     limits: Limits,
     sampling: SamplingArgs,
     api_key: Option<String>,
-    /// Where it listens.
+    /// The address that the server listens on.
     address: SocketAddr,
     allowed_hosts: Vec<String>,
-    /// The format of the model's calls of tools.
+    /// The format of the model's tool calls.
     format: Option<&'static Format>,
-    /// Tokens that a session can read; none if that has no bound.
+    /// The most tokens that a session can read; `None` if there is no limit.
     context: Option<usize>,
-    /// Bytes of a session's state.
+    /// Size of a session's state in bytes.
     state_bytes: usize,
     started: u64,
     ids: AtomicU64,
 }
 
 impl App {
-    /// A name that no other object of this server has.
+    /// Returns an id that is unique in this server.
     fn id(&self, prefix: &str) -> String {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}{number:06x}", self.started)
@@ -230,7 +231,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .build()
         .map_err(|e| Error::io("the server", e))?;
     runtime.block_on(listen(app))?;
-    // With the runtime the last clients of the queue are gone.
+    // Shutting the runtime down drops the last queue senders, so the model's thread ends.
     runtime.shutdown_timeout(Duration::from_secs(1));
     let _ = model_thread.join();
     Ok(ExitCode::SUCCESS)
@@ -250,7 +251,7 @@ async fn listen(mut app: App) -> Result<()> {
     Ok(())
 }
 
-/// The model's name to clients.
+/// The model's name as clients see it.
 fn name(args: &Args, model: &Model) -> String {
     let stem = args.model.as_ref().and_then(|path| path.file_stem());
     match (&args.alias, stem) {

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`, and the objects that it shares with `/v1/completions`.
+//! `/v1/chat/completions`, and the objects shared with `/v1/completions`.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl ResponseFormat {
 }
 
 impl Request {
-    /// Whether the model is to think; none leaves it to the template.
+    /// Whether the model should think; `None` leaves it to the template.
     fn thinking(&self) -> Option<bool> {
         let from_template = self.chat_template_kwargs.as_ref().and_then(|options| {
             let names = ["enable_thinking", "thinking"];
@@ -121,14 +121,14 @@ pub async fn chat(
     app.converse(conversation, settings, form, stuck).await
 }
 
-/// The form of OpenAI's answers, of chats and of texts.
+/// The format of OpenAI's responses, for chats and text completions.
 pub struct OpenAi {
     id: String,
     created: u64,
     is_chat: bool,
-    /// Whether a stream ends with the usage.
+    /// Whether a stream ends with a usage chunk.
     with_usage: bool,
-    /// Characters of each answer's tokens so far, as far as their log-probabilities are reported.
+    /// For each answer, the number of characters in the tokens whose log-probabilities were reported so far.
     offsets: Vec<usize>,
 }
 
@@ -250,7 +250,7 @@ impl Form for OpenAi {
                 }
             });
         }
-        // A separate choice for a delta without text.
+        // The end of an answer, or log-probabilities without text, need a choice with an empty delta.
         if added.ends || (deltas.is_empty() && !logprobs.is_null()) {
             deltas.push(json!({}));
         }

@@ -1,4 +1,4 @@
-//! Prompts: messages by the model's template, or texts, as tokens.
+//! Prompts as tokens, made from messages with the model's template or from plain text.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,26 +7,26 @@ use waterline::{
     ChatTemplate, Message, Model, Result, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
 };
 
-/// A prompt, and what the template says about the answer to it.
+/// A prompt, with the template's information for its answer.
 pub struct Prompt {
     pub tokens: Vec<u32>,
     pub borders: Vec<usize>,
-    /// Tokens before the text that was given: the one that begins texts.
+    /// The number of tokens before the given text: the BOS token, if there is one.
     pub hidden: usize,
     pub template: Option<Templated>,
 }
 
-/// A prompt that a template made.
+/// Information from the template that made a prompt.
 #[derive(Clone)]
 pub struct Templated {
     pub turns: Arc<Turns>,
     /// The text after the last control token.
     pub tail: Run,
-    /// Whether the answer begins inside of a thought.
+    /// Whether the answer begins inside a thought.
     pub opens_thought: bool,
 }
 
-/// An answer with the tokens that the model generated for it.
+/// An answer and the tokens that the model generated for it.
 pub struct Generated {
     pub turns: Arc<Turns>,
     pub tail: Run,
@@ -34,16 +34,16 @@ pub struct Generated {
     pub tokens: Vec<u32>,
 }
 
-/// Texts with their tokens; those of answers are the ones that the model generated.
+/// Known texts with their tokens; an answer has the tokens that the model generated.
 #[derive(Default)]
 pub struct Known {
     runs: Mutex<Runs>,
-    /// Answers that are not among the runs yet: the model's thread never waits for a prompt that is being made.
+    /// Answers not yet added to `runs`. They are queued here so that the model's thread never waits while a prompt is made.
     new: Mutex<Vec<Generated>>,
 }
 
 impl Known {
-    /// An answer has ended.
+    /// Adds an answer that has ended.
     pub fn add(&self, answer: Generated) {
         lock(&self.new).push(answer);
     }
@@ -67,18 +67,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes prompts.
+/// Converts requests to prompts.
 pub struct Prompter {
     model: Arc<Model>,
     pub tokenizer: Arc<Tokenizer>,
     pub template: Arc<ChatTemplate>,
     known: Arc<Known>,
-    /// The template as it was used last, which has been rehearsed.
+    /// The last used template options, already prepared, and whether their answers begin inside a thought.
     last: Mutex<Option<(Arc<Turns>, bool)>>,
 }
 
 impl Prompter {
-    /// Fails if the model has no tokenizer or a template that cannot be used.
+    /// Creates the prompter. Fails if the model has no tokenizer or an unusable template.
     pub fn new(model: &Arc<Model>, known: Arc<Known>) -> Result<Self> {
         let prompter = Prompter {
             tokenizer: model.tokenizer()?,
@@ -96,7 +96,7 @@ impl Prompter {
         &self.model
     }
 
-    /// The tokens that begin and end texts, and the template, as vLLM's server shows them.
+    /// The BOS and EOS tokens and the template, in the format of vLLM's server.
     pub fn info(&self) -> Value {
         let name = |token: Option<u32>| {
             let bytes = token.map(|token| self.tokenizer.token_bytes(token));
@@ -109,7 +109,7 @@ impl Prompter {
         })
     }
 
-    /// The tokens of a conversation, after which its answer comes.
+    /// Returns the tokens of a conversation, up to the beginning of its answer.
     pub fn chat(&self, messages: &[Message], options: TemplateOptions) -> Result<Prompt> {
         let (turns, opens_thought) = self.turns(options)?;
         let history = turns.history(messages, true, &mut self.known.runs())?;
@@ -128,7 +128,7 @@ impl Prompter {
         })
     }
 
-    /// The tokens of a text, after the one that begins texts.
+    /// Returns the tokens of a text, after the BOS token.
     pub fn text(&self, text: &str) -> Result<Prompt> {
         let (bos, tokens) = (self.model.bos(), self.tokenizer.encode(text)?);
         Ok(Prompt {
@@ -137,7 +137,7 @@ impl Prompter {
         })
     }
 
-    /// A prompt of tokens.
+    /// Returns a prompt of the given tokens.
     pub fn tokens(&self, tokens: Vec<u32>) -> Prompt {
         Prompt {
             tokens,

@@ -1,4 +1,4 @@
-//! Fields that requests of all interfaces have, and the conversation that they ask to go on.
+//! Fields shared by the requests of all interfaces, and the conversation that a request continues.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use super::http::{Body, Refusal};
 use super::{App, Limits};
 use crate::calls::{Calls, Format, Needed, Tools};
 
-/// Most answers to a request.
+/// Maximum answers to a request.
 const MOST_ANSWERS: usize = 128;
-/// Most stop texts.
+/// Maximum stop texts.
 const MOST_STOPS: usize = 64;
-/// Most values of a body: those of a conversation take up to a hundred bytes each, ids of tokens less.
+/// Maximum JSON values in a body: the values of a conversation take up to a hundred bytes each, token ids take fewer.
 pub const MOST_VALUES: usize = 1 << 18;
 pub const MOST_IDS: usize = 1 << 20;
-/// Most alternatives that are reported for a token.
+/// Maximum alternatives that are reported for a token.
 pub const MOST_LOGPROBS: usize = 20;
 
-/// One thing or a list of them.
+/// A single value or a list.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum OneOrMany<T> {
@@ -35,7 +35,7 @@ enum OneOrMany<T> {
     Many(Vec<T>),
 }
 
-/// How many tokens are generated and how they are chosen, under the names that clients use.
+/// The length of the answer and the sampling parameters, under the names that clients use.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub struct Common {
@@ -65,10 +65,10 @@ pub struct StreamOptions {
 }
 
 impl Common {
-    /// The sampler's parameters; what the request leaves out is the server's.
+    /// Returns the sampler's parameters. Parameters that the request omits keep their values in `params`, the server's.
     fn params(self, mut params: SamplerParams) -> Result<SamplerParams, Refusal> {
         let set = |value: Option<f32>, to: &mut f32| *to = value.unwrap_or(*to);
-        // Zero keeps the most probable token alone.
+        // Zero keeps only the most probable token.
         let top_p = self.top_p.map(|p| p.max(f32::MIN_POSITIVE));
         set(self.temperature, &mut params.temperature);
         set(top_p, &mut params.top_p);
@@ -94,20 +94,20 @@ impl Common {
     }
 }
 
-/// How answers are generated.
+/// The settings with which answers are generated.
 pub struct Settings {
     pub sampler: SamplerParams,
     pub generate: GenerateOptions,
     pub stream: bool,
-    /// Answers to each prompt.
+    /// Answers per prompt.
     pub n: usize,
     pub logprobs: Option<usize>,
     pub echo: bool,
-    /// The form of answers.
+    /// The grammar of the answers.
     pub form: Option<Grammar>,
 }
 
-/// The JSON of a body of at most `most` values.
+/// Parses the JSON of a body with at most `most` values.
 pub fn parse<T: DeserializeOwned>(body: &[u8], most: usize) -> Result<T, Refusal> {
     let values = values_at_most(body);
     if values > most {
@@ -118,7 +118,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], most: usize) -> Result<T, Refusal
     serde_json::from_slice(body).map_err(|error| Refusal::bad(format!("the body: {error}")))
 }
 
-/// Messages as a template takes them: instructions are the system's, and arguments of calls are values.
+/// Converts messages for the template: the developer's role becomes the system's, and arguments of tool calls become JSON values.
 pub fn messages(values: Vec<Value>, limits: &Limits) -> Result<Vec<Message>, Refusal> {
     if values.is_empty() || values.len() > limits.messages {
         let most = limits.messages;
@@ -135,7 +135,7 @@ fn message((index, mut value): (usize, Value)) -> Result<Message, Refusal> {
     }
     let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
     for call in calls.into_iter().flatten() {
-        // A call that is no object is an error of the template.
+        // The template rejects a call that is not an object.
         if let Some(arguments) = call.pointer_mut("/function/arguments")
             && let Some(text) = arguments.as_str()
             && let Ok(object @ Value::Object(_)) = serde_json::from_str(text)
@@ -147,7 +147,7 @@ fn message((index, mut value): (usize, Value)) -> Result<Message, Refusal> {
         .map_err(|error| Refusal::bad(format!("messages[{index}]: {error}")))
 }
 
-/// Which tools an answer calls.
+/// The tools that an answer may or must call.
 #[derive(PartialEq)]
 pub enum ToolChoice {
     None,
@@ -156,7 +156,7 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// A conversation that an answer continues.
+/// The conversation that an answer continues.
 pub struct Conversation {
     pub messages: Vec<Message>,
     /// JSON schemas of functions.
@@ -164,12 +164,12 @@ pub struct Conversation {
     pub choice: ToolChoice,
     /// Whether an answer may call more than one tool.
     pub parallel: bool,
-    /// Whether the model is to think; none leaves it to the template.
+    /// Whether the model should think; `None` leaves it to the template.
     pub thinking: Option<bool>,
 }
 
 impl Conversation {
-    /// The tools that the model sees.
+    /// The template's options, with the tools that the model sees.
     pub fn options(&self) -> TemplateOptions {
         let mut options = TemplateOptions::default();
         options.thinking = self.thinking;
@@ -179,7 +179,7 @@ impl Conversation {
         options
     }
 
-    /// The form of answers with calls: none if they are free.
+    /// The grammar for tool calls; `None` if the answer is unrestricted.
     fn calls(&self, app: &App) -> Result<Option<Grammar>, Refusal> {
         let mut tools: Vec<&Value> = self.tools.iter().collect();
         let is_strict = |tool: &&Value| tool["function"]["strict"] == true;
@@ -212,7 +212,7 @@ impl Conversation {
 }
 
 impl App {
-    /// The settings of a request.
+    /// Checks the fields of a request and returns its settings.
     pub fn settings(&self, mut request: Common) -> Result<Settings, Refusal> {
         let n = request.n.unwrap_or(1);
         if !(1..=MOST_ANSWERS).contains(&n) {
@@ -284,7 +284,7 @@ impl App {
             .await
     }
 
-    /// Runs what may take a while apart from the connections.
+    /// Runs slow work on a separate thread, so that it does not block the connections.
     pub async fn make<T: Send + 'static>(
         self: &Arc<Self>,
         make: impl FnOnce(&App) -> waterline::Result<T> + Send + 'static,
@@ -295,7 +295,7 @@ impl App {
         Ok(made.map_err(failed)??)
     }
 
-    /// A grammar, compiled; it holds after the thought in which an answer begins.
+    /// Compiles a grammar. It applies after the thought if the answer begins inside one.
     pub async fn form(
         self: &Arc<Self>,
         grammar: Option<Grammar>,

@@ -1,4 +1,4 @@
-//! The paths, and who may use them.
+//! The routes and their access control.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ const ROUTES: [(&str, Method); 12] = [
 ];
 
 impl App {
-    /// The response to a request.
+    /// Responds to a request.
     pub async fn answer(
         self: &Arc<Self>,
         request: Request<Incoming>,
@@ -46,7 +46,7 @@ impl App {
     ) -> Result<Response<Body>, Refusal> {
         let full = request.uri().path().to_string();
         self.check_place(request.headers())?;
-        // A model's own address has the model's card alone.
+        // `/v1/models/NAME` returns only that model's card.
         let of_model = full.strip_prefix("/v1/models/");
         let listed = of_model.map_or(&*full, |_| "/v1/models");
         let found = ROUTES.iter().find(|(path, _)| *path == listed);
@@ -98,7 +98,7 @@ impl App {
         }
     }
 
-    /// The model, as lists of models show it.
+    /// The model's entry in lists of models.
     fn card(&self) -> Value {
         json!({
             "id": self.name,
@@ -111,7 +111,7 @@ impl App {
         })
     }
 
-    /// A page of another server, which a browser shows on this machine, may not use this one.
+    /// Rejects requests from web pages of other servers, which a browser on this machine may show.
     fn check_place(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let text = |name| {
             headers
@@ -158,7 +158,7 @@ impl App {
     }
 }
 
-/// The page with a chat, which loads nothing from elsewhere.
+/// The chat page, which loads nothing from other servers.
 fn page() -> Response<Body> {
     const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                           form-action 'none'; frame-ancestors 'none'; base-uri 'none'";

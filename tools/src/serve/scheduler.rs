@@ -1,5 +1,5 @@
-//! The thread that owns the sessions. Requests join and leave a batch at token borders. Prompts are read one at a time; after each
-//! chunk of one, all running answers step once. An answer that runs alone may draft.
+//! The thread that owns the sessions. Requests join and leave the batch between tokens. Prompts are read one at a time;
+//! after each chunk of a prompt, every running answer takes one step. An answer that runs alone may draft.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,43 +18,43 @@ use super::metrics::{Count, Metrics};
 use super::prompt::{Generated, Known};
 use super::scores::Scores;
 
-/// An answer that is to be generated.
+/// An answer to generate.
 pub struct Job {
-    /// Which of the answers to a request this is.
+    /// The index of this answer among the answers to its request.
     pub index: usize,
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
-    /// Positions where other prompts may go on otherwise.
+    /// Positions where other prompts may continue differently.
     pub borders: Vec<usize>,
-    /// How tokens are chosen.
+    /// The sampling parameters.
     pub sampler: SamplerParams,
-    /// When the answer ends.
+    /// The conditions that end the answer.
     pub generate: GenerateOptions,
-    /// The form of the answer.
+    /// The grammar of the answer.
     pub form: Option<Constraint>,
-    /// How many of the most probable tokens are reported for each token; none reports nothing.
+    /// The number of most probable tokens to report for each token; `None` reports no log-probabilities.
     pub logprobs: Option<usize>,
-    /// Whether the prompt's tokens are reported too.
+    /// Whether the prompt's tokens are also reported.
     pub echo: bool,
-    /// When the answer ends at the latest.
+    /// The latest time at which the answer ends.
     pub deadline: Instant,
     /// The template that made the prompt, and its text after the last control token.
     pub turns: Option<(Arc<Turns>, Run)>,
-    /// Where events go. A receiver that is gone cancels the job.
+    /// The channel for events. Dropping its receiver cancels the job.
     pub events: UnboundedSender<(usize, Event)>,
-    /// The place in the queue, until the prompt is read.
+    /// The place in the queue, released when reading the prompt starts.
     pub place: Option<OwnedSemaphorePermit>,
 }
 
-/// News of a job.
+/// A report on a job.
 pub enum Event {
-    /// The prompt was read: how many of its tokens were known, how many were read, and their log-probabilities if requested.
+    /// The prompt was read: the numbers of reused and newly read tokens, and the prompt's log-probabilities if requested.
     Read(usize, usize, Vec<TokenLogprob>),
-    /// A piece of the answer; the last one says why it ended.
+    /// A piece of the answer; the last piece holds the reason for the end.
     Piece(Piece, Option<TokenLogprob>),
-    /// The answer ends here, for want of time or room.
+    /// The answer ends here for lack of time or room.
     Cut,
-    /// Nothing more will come.
+    /// The job failed; no event follows.
     Failed(Error),
 }
 
@@ -68,7 +68,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// An answer to the prompt that `session` has read.
+    /// Starts the answer to the prompt that `session` has read.
     fn new(session: Session, mut job: Job, mut generation: Generation) -> Self {
         if job.logprobs.is_none() {
             generation = generation.with_drafts(&session);
@@ -89,14 +89,14 @@ impl Answer {
         let _ = self.job.events.send((self.job.index, event));
     }
 
-    /// Takes in a piece, whose token the session has read.
+    /// Adds a piece whose token the session has read.
     fn take(&mut self, piece: Piece, logprob: Option<TokenLogprob>) {
         self.tokens.extend(piece.token);
         self.text.push_str(&piece.text);
         self.send(Event::Piece(piece, logprob));
     }
 
-    /// Generates a token, and those of a draft that are accepted with it.
+    /// Generates a token, and the draft tokens that are accepted with it.
     fn step(&mut self) -> Result<()> {
         loop {
             match self.generation.next(&mut self.session) {
@@ -109,7 +109,7 @@ impl Answer {
         }
     }
 
-    /// Chooses a token by logits on the host, without reading it; with its log-probability if requested.
+    /// Chooses a token from logits on the host, without feeding it. Returns its log-probability if requested.
     fn choose(&mut self) -> Result<(u32, Option<TokenLogprob>)> {
         let token = self.generation.choose(&mut self.session)?;
         let logprob = match self.job.logprobs {
@@ -119,12 +119,12 @@ impl Answer {
         Ok((token, logprob))
     }
 
-    /// True if its tokens are chosen by logits on the host.
+    /// Whether tokens are chosen from logits on the host.
     fn chooses(&self) -> bool {
         self.job.logprobs.is_some() || self.generation.chooses()
     }
 
-    /// True if nothing more can follow, although the answer has not ended.
+    /// Whether the answer must be cut off before its end.
     fn is_cut(&self, now: Instant) -> bool {
         let options = self.session.options();
         let is_full = self.session.model().reads_context()
@@ -142,7 +142,7 @@ struct Group {
     metrics: Arc<Metrics>,
 }
 
-/// The thread's own.
+/// The state of the model's thread.
 pub struct Scheduler {
     idle: Vec<Session>,
     group: Group,
@@ -152,10 +152,10 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler over these sessions, which share a model, a device and a pool.
+    /// Creates a scheduler over sessions that share a model, a device and a pool.
     ///
     /// # Errors
-    /// As [`Batch::new`].
+    /// The errors of [`Batch::new`].
     pub fn new(
         idle: Vec<Session>,
         jobs: Receiver<Job>,
@@ -177,7 +177,7 @@ impl Scheduler {
         })
     }
 
-    /// Works until nobody can send jobs any more and all have ended.
+    /// Runs until all senders of jobs are gone and all answers have ended.
     pub fn run(mut self) {
         loop {
             let is_open = receive(&self.jobs, &mut self.waiting);
@@ -198,7 +198,7 @@ impl Scheduler {
         }
     }
 
-    /// Reads a prompt, after which its answer is one of the group.
+    /// Reads a prompt and adds its answer to the group.
     fn begin(&mut self, mut session: Session, mut job: Job) {
         job.place = None;
         let generation = self.read(&mut session, &job).and_then(|event| {
@@ -253,7 +253,7 @@ impl Scheduler {
     }
 }
 
-/// Takes in the jobs that have come, without those that nobody waits for; false if no more can come.
+/// Moves new jobs to `waiting` and drops waiting jobs whose client left. Returns false if no more jobs can arrive.
 fn receive(jobs: &Receiver<Job>, waiting: &mut VecDeque<Job>) -> bool {
     let is_open = loop {
         match jobs.try_recv() {
@@ -267,7 +267,8 @@ fn receive(jobs: &Receiver<Job>, waiting: &mut VecDeque<Job>) -> bool {
 }
 
 impl Group {
-    /// One token of every answer, or more of one that drafts. An answer alone needs no batch, whose steps on a GPU are slower. The sessions of those that end are idle.
+    /// Generates one token of every answer, or more if a single answer drafts. A single answer skips the batch, whose
+    /// steps are slower on a GPU. Sessions of answers that end become idle.
     fn step(&mut self, idle: &mut Vec<Session>) {
         self.leave(idle);
         if self.answers.is_empty() {
@@ -289,12 +290,12 @@ impl Group {
         }
     }
 
-    /// Tokens of the running answers.
+    /// Returns the number of tokens generated for the running answers.
     fn tokens(&self) -> usize {
         self.answers.iter().map(|answer| answer.tokens.len()).sum()
     }
 
-    /// One token of every answer in one pass over the weights.
+    /// Generates one token of every answer in one pass over the weights.
     fn step_together(&mut self, idle: &mut Vec<Session>) -> Result<()> {
         let chosen = self.answers.iter().any(Answer::chooses);
         let chosen = chosen.then(|| self.choose(idle));
@@ -318,7 +319,7 @@ impl Group {
         Ok(())
     }
 
-    /// Chooses each answer's token by logits on the host. Those of which none can be chosen leave the group.
+    /// Chooses each answer's token from logits on the host. Answers for which this fails leave the group.
     fn choose(&mut self, idle: &mut Vec<Session>) -> Vec<(u32, Option<TokenLogprob>)> {
         let mut chosen = Vec::with_capacity(self.answers.len());
         while let Some(answer) = self.answers.get_mut(chosen.len()) {
@@ -333,13 +334,13 @@ impl Group {
         chosen
     }
 
-    /// Answers that have ended, or that must, leave the group.
+    /// Removes answers that have ended, or must end, from the group.
     fn leave(&mut self, idle: &mut Vec<Session>) {
         let now = Instant::now();
         for index in (0..self.answers.len()).rev() {
             let answer = &self.answers[index];
             let has_ended = answer.generation.finish().is_some();
-            // A client that has its answer may leave before it is counted.
+            // A client that has its complete answer may leave before the answer is counted.
             let is_gone = !has_ended && answer.job.events.is_closed();
             if !(has_ended || is_gone || answer.is_cut(now)) {
                 continue;
@@ -348,7 +349,7 @@ impl Group {
             if !has_ended {
                 answer.send(Event::Cut);
             }
-            // The next message may go on from here.
+            // The next message may continue from here.
             if let Some((turns, tail)) = answer.job.turns.take().filter(|_| !is_gone) {
                 self.known.add(Generated {
                     turns,
@@ -364,7 +365,7 @@ impl Group {
         }
     }
 
-    /// The answers whose sessions cannot go on leave the group; all of them if that is not known.
+    /// Removes the answers whose sessions failed, or all answers if it is unknown which failed.
     fn drop_failed(&mut self, idle: &mut Vec<Session>, error: Error) {
         let has_failed = |answer: &Answer| answer.session.check_logits().is_err();
         let is_known = self.answers.iter().any(has_failed);

@@ -1,4 +1,5 @@
-//! Log-probabilities of the tokens of prompts. Those of an evaluation begin alike: a beginning that was scored is not read again.
+//! Log-probabilities of the tokens of prompts. The prompts of an evaluation share beginnings; a beginning that was
+//! scored is not read again.
 
 use std::collections::VecDeque;
 
@@ -6,10 +7,10 @@ use waterline::{Result, Session};
 
 use super::logprobs::TokenLogprob;
 
-/// Most tokens whose log-probabilities are kept.
+/// Maximum number of log-probabilities to keep.
 const MOST_TOKENS: usize = 1 << 16;
 
-/// The prompts that were scored last, the newest first.
+/// The most recently scored prompts, newest first.
 #[derive(Default)]
 pub struct Scores {
     prompts: VecDeque<Scored>,
@@ -17,13 +18,13 @@ pub struct Scores {
 
 struct Scored {
     tokens: Vec<u32>,
-    /// Alternatives to each token.
+    /// Number of alternatives for each token.
     top: usize,
     logprobs: Vec<TokenLogprob>,
 }
 
 impl Scored {
-    /// Tokens with which a prompt begins like this one.
+    /// The number of tokens that `prompt` shares with the beginning of this prompt.
     fn common(&self, prompt: &[u32]) -> usize {
         let both = self.tokens.iter().zip(prompt);
         both.take_while(|(own, other)| own == other).count()
@@ -31,11 +32,11 @@ impl Scored {
 }
 
 impl Scores {
-    /// Reads a prompt into the session. Returns how many of its tokens were not read again, and the log-probabilities of all, with `top`
-    /// alternatives to each. `between` is called between chunks.
+    /// Reads a prompt into the session. Returns the number of tokens that were not read again, and the
+    /// log-probabilities of all tokens, with `top` alternatives each. Calls `between` between chunks.
     ///
     /// # Errors
-    /// As [`Session::read_history`].
+    /// The errors of [`Session::read_history`].
     pub fn read(
         &mut self,
         session: &mut Session,

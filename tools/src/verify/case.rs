@@ -1,4 +1,4 @@
-//! A recorded case: tokens, and logits at some of the positions.
+//! A recorded case: tokens, and the logits at some of their positions.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ use crate::error::{Error, Result};
 
 /// A recorded case.
 pub(super) struct Case {
-    /// Input of the model.
+    /// The model's input.
     pub tokens: Vec<u32>,
     /// The recorded outputs.
     pub recorded: Vec<Recorded>,
-    /// Whether every tensor is decoded to f32 first; else the model runs in the formats of its file.
+    /// Whether every tensor is decoded to f32 first; otherwise the model runs in the file's formats.
     pub in_f32: bool,
-    /// Whether a difference is no failure.
+    /// Whether differences are reported without being a failure.
     pub informational: bool,
-    /// Why it is none.
+    /// The reason why the case is informational.
     pub why: String,
     tolerance: f32,
 }
@@ -28,36 +28,36 @@ pub(super) struct Recorded {
     pub name: String,
     /// The first position.
     pub first: usize,
-    /// Positions.
+    /// Number of positions.
     pub rows: usize,
-    /// Which logits of each.
+    /// The logits that are recorded for each position.
     pub columns: Columns,
     /// `[rows, columns]`.
     pub logits: Vec<f32>,
-    /// The most probable token of each position, where that is compared.
+    /// The most probable token of each position, if these are compared.
     pub best: Vec<Best>,
 }
 
-/// Which logits of a position are recorded.
+/// Selects the recorded logits of a position.
 #[derive(Clone, Copy)]
 pub(super) enum Columns {
     /// Logits of the first n tokens.
     First(usize),
-    /// The largest n logits, which differ by no more than all logits do.
+    /// The largest n logits, whose differences are at most those of all logits.
     Largest(usize),
 }
 
-/// The most probable token of a position, and how far its logit lies before the second best.
+/// The most probable token of a position, and the lead of its logit over the second best.
 #[derive(Clone, Copy)]
 pub(super) struct Best {
     pub token: usize,
     pub lead: f32,
 }
 
-/// Largest tolerance of a GGUF case on a GPU, unless the recorded one is larger.
+/// Maximum tolerance of a GGUF case on a GPU, unless the recorded tolerance is larger.
 const GGUF_TOLERANCE_ON_GPU: f32 = 0.05;
 
-/// `meta.json`.
+/// The contents of `meta.json`.
 #[derive(Deserialize)]
 struct Meta {
     compare: Vec<String>,
@@ -68,7 +68,7 @@ struct Meta {
     why: String,
 }
 
-/// `expect.json`.
+/// The contents of `expect.json`.
 #[derive(Deserialize)]
 struct Expect {
     prompt: Vec<u32>,
@@ -80,7 +80,7 @@ struct Expect {
 
 const EXPECT: &str = "expect.json";
 
-/// The model of the case in `dir`: a GGUF file in it, or the folder itself.
+/// The path of the model of the case in `dir`: a GGUF file in the folder, or the folder itself.
 pub(super) fn model_path(dir: &Path) -> PathBuf {
     if dir.join(EXPECT).is_file() {
         dir.join("model.gguf")
@@ -89,7 +89,7 @@ pub(super) fn model_path(dir: &Path) -> PathBuf {
     }
 }
 
-/// The cases in the folders of `dir`, by name; none if it is a case or a model itself, or has no such folders.
+/// Lists the cases in the folders of `dir`, by name. Empty if `dir` is a case or a model itself, or has no such folders.
 pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
     let is_case = |dir: &Path| dir.join(EXPECT).is_file() || dir.join("meta.json").is_file();
     if is_case(dir) || dir.join("config.json").is_file() {
@@ -103,7 +103,7 @@ pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Case {
-    /// Reads the case in `dir` of a model with `vocab` tokens.
+    /// Reads the case in `dir`, for a model with `vocab` tokens.
     pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
         if dir.join(EXPECT).is_file() {
             Self::read_gguf(&dir.join(EXPECT), vocab)
@@ -112,8 +112,8 @@ impl Case {
         }
     }
 
-    /// The largest difference allowed. On a GPU sums have another order in every kernel, and chunks of 16-bit weights are
-    /// multiplied in 16 bits.
+    /// The largest allowed difference. On a GPU every kernel sums in another order, and chunks of 16-bit weights are multiplied in
+    /// 16 bits.
     pub fn tolerance(&self, on_gpu: bool) -> f32 {
         match (on_gpu, self.in_f32) {
             (false, _) => self.tolerance,
@@ -144,7 +144,7 @@ impl Case {
         })
     }
 
-    /// Logits before each of the tokens `ids` that llama.cpp chose after the prompt. The last of them is not read.
+    /// Reads the logits before each of the tokens `ids` that llama.cpp chose after the prompt. The last of these tokens is not fed.
     fn read_gguf(path: &Path, vocab: usize) -> Result<Self> {
         let Expect {
             prompt,
@@ -198,7 +198,7 @@ impl Case {
 }
 
 impl Columns {
-    /// The recorded ones among all logits of `rows` positions, `[rows, vocab]`.
+    /// Selects the recorded logits from all logits of `rows` positions, `[rows, vocab]`.
     pub fn select(self, logits: &[f32], vocab: usize, rows: usize) -> Vec<f32> {
         let rows = logits.chunks_exact(vocab).take(rows);
         match self {
@@ -216,7 +216,7 @@ fn largest(row: &[f32], count: usize) -> Vec<f32> {
 }
 
 impl Best {
-    /// The best of all logits of a position; the first of equal ones.
+    /// Finds the best of all logits of a position; the first of equal logits.
     pub fn new(row: &[f32]) -> Self {
         let mut best = Best {
             token: 0,
@@ -256,7 +256,7 @@ fn read_tokens(case: &safetensors::Checkpoint) -> Result<Vec<u32>> {
     }
 }
 
-/// The recorded array `name`: `logits` and `prefill_logits` begin at position 0, `decode_logits` end with the input.
+/// Reads the recorded array `name`: `logits` and `prefill_logits` begin at position 0, `decode_logits` end with the input.
 fn read_array(
     case: &safetensors::Checkpoint,
     name: &str,

@@ -7,11 +7,11 @@ from mixers import linear
 from model import Router, rotary, rotate
 from scan import running_best
 
-PRICE = 0.1  # of a score above zero, so that what is never read is let go
+PRICE = 0.1  # of a score above zero, so that tokens that are never read are dropped
 
 
 class Attention(nn.Module):
-    """Causal softmax attention over the last `window_size` keys, the current one included, or over all."""
+    """Causal softmax attention over the last `window_size` keys, including the current one, or over all keys."""
 
     def __init__(self, c):
         super().__init__()
@@ -22,7 +22,7 @@ class Attention(nn.Module):
         self.k_proj, self.v_proj = (linear(D, self.kv_heads * self.d) for _ in range(2))
 
     def project(self, x):
-        """Queries, keys (before the rotation) and values, [B, T, heads, d]."""
+        """Returns queries, keys (before the rotation) and values, [B, T, heads, d]."""
         sizes = ((self.q_proj, self.heads), (self.k_proj, self.kv_heads), (self.v_proj, self.kv_heads))
         return [proj(x).unflatten(-1, (heads, -1)) for proj, heads in sizes]
 
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         return self.o_proj((p @ v).transpose(1, 2).flatten(2))
 
     def window(self, T, device):
-        """[query, key]."""
+        """Returns the window's mask [query, key]."""
         return torch.ones(T, T, dtype=torch.bool, device=device).tril().triu(1 - self.keys)
 
     def forward(self, x, row):
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class LTE(Attention):
-    """A window, and of the older tokens the `buffer_size` that a router scored highest, for each key head."""
+    """A window, plus the `buffer_size` older tokens with the router's highest scores, for each key head."""
 
     def __init__(self, c):
         super().__init__(c)
@@ -63,7 +63,7 @@ class LTE(Attention):
         s = torch.where((row["pos"] < self.sinks)[:, None], torch.inf, torch.where(s > 0, s, -torch.inf))
         T = x.shape[1]
         best = running_best(s, self.buffer)
-        # What a query sees of the set is what it held when the token `keys` before the query had left the window.
+        # A query sees the set as it was when the token `keys` before the query had left the window.
         best = torch.cat([torch.zeros_like(best[:, :, : self.keys]), best[:, :, : max(0, T - self.keys)]], 2)[:, :, :T]
         near = self.window(T, x.device)
         older = torch.ones_like(near).tril(-self.keys)

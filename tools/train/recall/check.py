@@ -1,5 +1,5 @@
-"""Proves the training forms: check.py DIR... compares recorded logits with ours; check.py --write DIR writes a case of every
-model and every arm of the experiments.
+"""Checks the training forms: check.py DIR... compares recorded logits with ours; check.py --write DIR writes a case of every model and
+every arm of the experiments.
 
 A case of `--write` has random weights and our logits, for `waterline verify`. A DIR holds config.json, model.safetensors and
 case.safetensors (input_ids [T], logits [T, V]).

@@ -1,6 +1,7 @@
-"""Accuracy from PyTorch and from waterline side by side: compare.py PYTORCH.csv WATERLINE.csv...
+"""Compares accuracy from PyTorch and from waterline: compare.py PYTORCH.csv WATERLINE.csv...
 
-Prints a Markdown table of the settings that every model has in both (percent; where they differ, PyTorch first) and fails if a setting differs by more than half a point.
+Prints a Markdown table of the settings that both have for every model (percent; where they differ, PyTorch first) and fails if a setting
+differs by more than half a point.
 """
 
 import csv

@@ -1,6 +1,6 @@
-"""Rows to train on, drawn on the device: a third each of mqar, needles and joint recall, laid out as `tasks.sequence` does.
+"""Draws training rows on the device: a third each of mqar, needles and joint recall, laid out like `tasks.sequence`.
 
-The random numbers are PyTorch's, so a row is none of those that the evaluation asks.
+The random numbers are PyTorch's, so no row equals one of the evaluation.
 """
 
 import torch
@@ -8,36 +8,36 @@ import torch
 from tasks import ASK, BOS, CONTEXTS, FILLER, JOINT_CONTEXTS, KEYS, MARK, MARKED_VALUES, VALUES, shortest
 
 TASKS = ("mqar", "needles", "joint")
-NEEDLES = 8  # most pairs in a row of needles
+NEEDLES = 8  # maximum number of pairs in a row of needles
 
 
 def below(generator, limit, *shape):
-    """Whole numbers in 0..limit; `limit` is a number or a tensor that broadcasts to `shape`."""
+    """Returns integers in 0..limit; `limit` is a number or a tensor that broadcasts to `shape`."""
     return (torch.rand(shape, generator=generator, device=generator.device) * limit).long()
 
 
 def ranks(generator, present):
-    """A random order of the present entries of each row of `present` [..., n]; absent ones come last."""
+    """Returns a random order of the present entries of each row of `present` [..., n]; absent entries come last."""
     priority = torch.rand(present.shape, generator=generator, device=generator.device) + ~present
     return priority.argsort(-1).argsort(-1)
 
 
 def distinct(generator, tokens, rows, n):
-    """n different tokens for each row: [rows, n]."""
+    """Returns n different tokens for each row: [rows, n]."""
     return tokens.start + torch.rand(rows, len(tokens), generator=generator, device=generator.device).argsort(-1)[:, :n]
 
 
 class Rows:
-    """Tokens [rows, length], padded with zeros, and which of them are followed by a value that was asked for."""
+    """Tokens [rows, length], padded with zeros, and a mask of the tokens that are followed by a requested value."""
 
     def __init__(self, rows, length, device):
         self.length = length
-        self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)  # the last column takes what is absent
+        self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)  # the last column receives absent entries
         self.asked = torch.zeros(rows, length + 1, dtype=torch.bool, device=device)
         self.tokens[:, 0] = BOS
 
     def put(self, position, tokens, present):
-        """All three [rows, n]."""
+        """Writes tokens where present. All three [rows, n]."""
         self.tokens.scatter_(1, torch.where(present, position, self.length), tokens)
 
     def result(self):
@@ -45,7 +45,8 @@ class Rows:
 
 
 def lay_out(generator, sizes, present, filler):
-    """A random order of a row's items and filler tokens: where each item starts [rows, n], where each filler lies, where the body ends."""
+    """Draws a random order of a row's items and filler tokens: the start of each item [rows, n], the position of each filler, the end of
+    the body."""
     rows, n = sizes.shape
     most = max(1, int(filler.max()))
     fillers = torch.arange(most, device=sizes.device) < filler[:, None]
@@ -67,7 +68,7 @@ def ask(generator, rows, end, cues, values, present):
 
 
 def pairs(generator, count, length, keys, filler):
-    """Rows of `keys` [count] pairs among `filler` [count] tokens."""
+    """Returns rows of `keys` [count] pairs among `filler` [count] tokens."""
     rows, device = Rows(count, length, generator.device), generator.device
     most = int(keys.max())
     present = torch.arange(most, device=device) < keys[:, None]
@@ -81,7 +82,7 @@ def pairs(generator, count, length, keys, filler):
 
 
 def tables(generator, count, length, keys, filler):
-    """Rows of joint recall: `keys` [count] keys in each of JOINT_CONTEXTS contexts."""
+    """Returns rows of joint recall: `keys` [count] keys in each of JOINT_CONTEXTS contexts."""
     rows, device = Rows(count, length, generator.device), generator.device
     most = int(keys.max())
     present = (torch.arange(most, device=device) < keys[:, None])[:, None].expand(-1, JOINT_CONTEXTS, -1)
@@ -102,7 +103,7 @@ def tables(generator, count, length, keys, filler):
 
 
 def marked(generator, count, length, keys, plain):
-    """Rows of `keys` [count] marked pairs among `plain` [count] others, which are not asked for."""
+    """Returns rows of `keys` [count] marked pairs among `plain` [count] other pairs, which are not asked for."""
     rows, device = Rows(count, length, generator.device), generator.device
     most, others = int(keys.max()), max(1, int(plain.max()))
     present = torch.cat([torch.arange(n, device=device) < number[:, None] for n, number in ((most, keys), (others, plain))], 1)
@@ -129,9 +130,10 @@ def marked(generator, count, length, keys, plain):
 
 
 def draw(generator, count, length, most, tasks=TASKS):
-    """`count` rows of up to `length` tokens and `most` pairs: tokens [count, length], asked [count, length], task [count], shuffled.
+    """Returns `count` rows of up to `length` tokens and `most` pairs: tokens [count, length], asked [count, length], task [count],
+    shuffled.
 
-    A quarter of the rows of mqar and joint recall has filler, of needles all have.
+    A quarter of the rows of mqar and joint recall, and all rows of needles, have filler.
     """
     device = generator.device
     parts, task = [], []
@@ -141,7 +143,7 @@ def draw(generator, count, length, most, tasks=TASKS):
         if name == "marked":
             keys = 1 + below(generator, most, n)
             room = length - shortest(name, keys)
-            # Half of the rows are full, the others of any length.
+            # Half of the rows are full, the others have any length.
             plain = torch.where(below(generator, 2, n) == 0, room, below(generator, room + 1, n)) // 2
             parts.append(marked(generator, n, length, keys, plain))
             continue

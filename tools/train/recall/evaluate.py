@@ -1,7 +1,7 @@
 """Accuracy of exported models on the evaluation sequences: evaluate.py DIR... --csv FILE --json FILE
 
-The same sequences, counted in the same way, as `waterline eval recall`: whole sequences with the right answers in them; a question counts
-as right if the largest of all logits is the value's.
+Uses the same sequences and the same counting as `waterline eval recall`: complete sequences that include the right answers; a question
+counts as right if the largest of all logits is the value's.
 """
 
 import argparse
@@ -22,7 +22,7 @@ BATCH_TOKENS = 8192
 
 @torch.no_grad()
 def evaluate(model, task, keys, length, count, seed, device):
-    """Questions and right answers, in all and by distance (upper bound 64, 128, 256, ...)."""
+    """Returns the numbers of questions and right answers, in total and by distance (upper bound 64, 128, 256, ...)."""
     sequences = [sequence(task, keys, length, seed + i) for i in range(count)]
     T = len(sequences[0].tokens)
     rows = max(1, BATCH_TOKENS // T)

@@ -1,7 +1,7 @@
-"""The experiments: for each paper the models that are compared, their initial values, their rows, and what they are asked.
+"""The experiments: for each paper the models to compare, their initial values, their training rows, and their questions.
 
-An arm is one model of an experiment. Its configuration is what config.json holds; `prepare` changes initial values that no
-configuration has. All arms of an experiment see the same rows in the same order.
+An arm is one model of an experiment. Its configuration is the content of config.json; `prepare` changes initial values that no
+configuration covers. All arms of an experiment see the same rows in the same order.
 """
 
 import math
@@ -17,7 +17,7 @@ SEEDS = (1, 2, 3)
 @dataclass
 class Stage:
     steps: int
-    rows: int  # of each seed in a step
+    rows: int  # for each seed in a step
     length: int  # tokens of a row
     most: int  # pairs
 
@@ -44,7 +44,7 @@ FLA = SMALL | {"num_hidden_layers": 2, "intermediate_size": 128, "hidden_act": "
 
 
 def gla(heads=4, expand_k=1.0, expand_v=1.0, gates=None):
-    """With `gates` softmax linear attention, whose gates look at `hidden` or at each `head`."""
+    """Returns GLA, or with `gates` softmax linear attention, whose gates read `hidden` or each `head`."""
     config = FLA | {"model_type": "gla", "num_heads": heads, "expand_k": expand_k, "expand_v": expand_v, "use_output_gate": True}
     return config if gates is None else config | {"model_type": "softmax_gla", "sla_gate_input": gates}
 
@@ -65,13 +65,13 @@ def gsa(slots, normalizer=64):
         "gate_logit_normalizer": normalizer}
 
 
-# A first layer that sees four tokens binds a value to its key, so that the second one needs no convolutions, which SSE's partitions lack.
+# A first layer that sees four tokens binds a value to its key, so that the second layer needs no convolutions, which SSE's partitions lack.
 BINDING = {"attn": {"layers": [0], "num_heads": 4, "num_kv_heads": 4, "window_size": 4, "qkv_bias": False, "rope_theta": 1e4},
     "use_short_conv": False}
 
 
 def sse(partitions, softmax_keys=True, read=True, write=True):
-    """Two heads of 16, one partition used by each token, after a layer that binds."""
+    """Returns SSE with two heads of 16, where each token uses one partition, after a layer that binds."""
     return FLA | BINDING | {"model_type": "sse_swa_moba", "layer_types": ["sliding_attention", "sse"], "num_heads": 2, "head_dim": 16,
         "expand_v": 1.0, "linear_attn_type": "gla", "num_sparse_partition": partitions, "num_writer": 1, "num_reader": 1, "sse_lora": True,
         "use_output_gate": True, "sse_layer_defaults": {"emulk": write, "emulq": read, "gate_logit_normalizer": 16,
@@ -79,7 +79,7 @@ def sse(partitions, softmax_keys=True, read=True, write=True):
 
 
 def mamba2(sources=None, hidden=64):
-    """`sources` of HAX see 32 tokens in all, of rows of up to 334."""
+    """Returns Mamba-2; `sources` of HAX see 32 tokens in total, in rows of up to 334."""
     config = SHARED | {"hidden_size": hidden, "model_type": "mamba2", "num_hidden_layers": 2, "state_size": 32, "expand": 2,
         "num_heads": hidden // 16, "head_dim": 32, "n_groups": 1, "conv_kernel": 4, "use_conv_bias": True, "use_bias": False,
         "hidden_act": "silu", "layer_norm_epsilon": 1e-5}
@@ -90,7 +90,7 @@ def mamba2(sources=None, hidden=64):
 
 
 def hybrid(**attention):
-    """Gated DeltaNet of one head of 16, then attention. LTE has a window of 16 and retains 32 older tokens."""
+    """Returns one head of 16 of Gated DeltaNet, followed by attention. LTE has a window of 16 and retains 32 older tokens."""
     base = {"layers": [1], "num_heads": 4, "num_kv_heads": 4, "qkv_bias": False, "rope_theta": 1e6}
     return gdn(heads=1, attn=base | attention)
 
@@ -103,7 +103,7 @@ def lte(taps):
 
 
 def memory(tokens):
-    """GLA's channels begin with this memory, all of them."""
+    """Initializes all channels of GLA with this memory."""
     share = math.exp(-16 / tokens)
 
     def prepare(model):
@@ -115,16 +115,16 @@ def memory(tokens):
 
 
 def partitions_first(model):
-    """In open rows SSE is without its shared state, so that recall is learned from the partitions first."""
+    """Disables SSE's shared state in open rows, so that recall is learned from the partitions first."""
     model.model.layers[-1].attn.closes = True
 
 
 OF_SSE = ("partitions", "shared")
 OF_GATES = ("read-gate", "write-gate", "read-gate,write-gate")
-# Of GSA's slots with normalizer 64 and 8: sigmoid(0)^(1/64) and sigmoid(0)^(1/8) a token.
+# The memory of GSA's slots with normalizer 64 and 8: sigmoid(0)^(1/64) and sigmoid(0)^(1/8) per token.
 LONG, SHORT = 64 / math.log(2), 8 / math.log(2)
 
-# As many tokens as LTE has, of the model with attention to all.
+# As many tokens as LTE retains, for the model with attention to all tokens.
 RETAINED = ("--window", "16", "--retained", "32", "--sink", "1")
 
 FIRST = (Stage(3000, 128, 32, 6), Stage(1200, 64, 96, 22), Stage(1000, 48, 224, 54))
@@ -203,7 +203,7 @@ EXPERIMENTS = {
 
 
 def runs(names):
-    """(experiment, arm) for names such as `sse` or `sse/n4`, in their order."""
+    """Yields (experiment, arm) for names such as `sse` or `sse/n4`, in their order."""
     for name in names:
         experiment, _, arm = name.partition("/")
         for found in EXPERIMENTS[experiment].arms:

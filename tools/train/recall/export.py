@@ -7,14 +7,14 @@ from safetensors.torch import save_file
 
 
 def is_matrix(name, p):
-    """What a GGUF stores in a number format of choice. All else must stay exact."""
+    """Returns whether GGUF files store a tensor in a selectable number format. All other tensors must stay exact."""
     small = ("a_proj.weight", "b_proj.weight", "lsh_hash")
     return p.dim() == 2 and not name.endswith(small) and "dx_proj" not in name
 
 
 @torch.no_grad()
 def round_matrices(model):
-    """Rounds the model's matrices to f16, so that what is measured is what is written."""
+    """Rounds the model's matrices to f16, so that the measured model equals the written one."""
     for name, p in model.named_parameters():
         if is_matrix(name, p):
             p.copy_(p.half().float())

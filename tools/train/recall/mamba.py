@@ -1,4 +1,4 @@
-"""Mamba-2 in training form, alone or with the sparse attention of HAX, whose statistics run with the sequence."""
+"""Mamba-2 in training form, alone or with the sparse attention of HAX, whose statistics are running over the sequence."""
 
 import math
 
@@ -20,8 +20,8 @@ class Mamba2(nn.Module):
         convolved = self.inner + 2 * self.state
         self.in_proj = linear(D, self.inner + convolved + self.heads)
         self.conv1d = Weight(convolved, 1, c["conv_kernel"], bias=convolved)
-        # Time steps log-uniform in 0.1..1, rates from 1/500 to 1/10. (With the authors' 0.001..0.1 and 1..16 what a token writes is a
-        # hundred times smaller, next to nothing beside D x, and so small a model did not learn to read it.)
+        # Time steps are log-uniform in 0.1..1, rates from 1/500 to 1/10. (With the authors' 0.001..0.1 and 1..16, a token's write is a
+        # hundred times smaller, negligible compared with D x, and a model of this size did not learn to read it.)
         dt = torch.exp(-torch.rand(self.heads) * math.log(10))
         self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
         self.A_log = nn.Parameter(torch.linspace(math.log(1 / 500), math.log(1 / 10), self.heads))
@@ -53,7 +53,7 @@ class Mamba2(nn.Module):
         return self.out_proj(rms(o * F.silu(z), self.norm.weight, self.eps)), None
 
     def attention(self, x):
-        """Each query sees what its sources have: x [B, T, inner]."""
+        """Returns attention in which each query sees the tokens of its sources: x [B, T, inner]."""
         k, q = self.xx_proj(x).chunk(2, -1)
         k = k * self.state**-0.5
         T = x.shape[1]
@@ -66,7 +66,7 @@ class Mamba2(nn.Module):
         if "sink" in self.sparse:
             seen = seen | (at < self.keys)
         if "dilated" in self.sparse:
-            number = count // self.every  # of this source's tokens so far
+            number = count // self.every  # the number of this source's tokens so far
             seen = seen | ((at + 1) % self.every == 0) & (number - (at + 1) // self.every < self.keys)
         if "key_selection" in self.sparse:
             direction = F.normalize(mean_q, dim=-1)
@@ -74,18 +74,18 @@ class Mamba2(nn.Module):
             score = self.dx_proj_3(F.relu(self.dx_proj_2(h)))[..., 0]
             best = running_best(score.detach(), self.keys)
             seen = seen | best
-            # Straight through: the selection is not weighed, but a selected key's score learns what its weight would.
+            # Straight through: the selection is not weighted, but a selected key's score learns the gradient of its weight.
             learn = torch.where(best, (score - score.detach())[:, None], 0.0)
         if "sign_bin_lsh" in self.sparse:
             seen = seen | self.same_bin(q - mean_q, k - k.cumsum(1) / count)
         seen = seen & (at[:, None] >= at)
-        # A finite mask, so that a query that sees nothing has no NaN; its sum is made zero.
+        # A finite mask, so that a query that sees no key gives no NaN; its sum is then set to zero.
         weights = (q @ k.transpose(1, 2) + learn).masked_fill(~seen, -1e9).softmax(-1)
         return (weights * seen) @ x
 
     @torch.no_grad()
     def same_bin(self, q, k):
-        """[B, query, key]: the last `keys` keys in the query's bin, whose number is made of signs."""
+        """Returns [B, query, key]: the last `keys` keys in the query's bin, whose number is a code of signs."""
         power = 2 ** torch.arange(self.lsh_hash.shape[1], device=q.device)
         bin_q, bin_k = (((y @ self.lsh_hash > 0) * power).sum(-1) for y in (q, k))
         number = (bin_k[..., None] == torch.arange(2 ** len(power), device=q.device)).int().cumsum(1)  # [B, T, bins]: keys so far in each bin

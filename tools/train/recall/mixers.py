@@ -1,4 +1,4 @@
-"""Linear mixers in training form, by the tensor names of flash-linear-attention: RetNet, GLA and Gated DeltaNet (with or without softmax
+"""Linear mixers in training form, with the tensor names of flash-linear-attention: RetNet, GLA and Gated DeltaNet (with or without softmax
 head gates), GSA, SSE.
 
 Every mixer takes x [B, T, D] and `row` (see models.py) and returns its output and a penalty to add to the loss (or None).
@@ -35,7 +35,7 @@ def split(x, heads):
 
 
 class HeadGates(nn.Module):
-    """Softmax linear attention: a softmax over the heads weighs what is written and read. Gates look at x, or each at its head's q or k."""
+    """Softmax linear attention: a softmax over the heads weights writes and reads. The gates read x, or each reads its head's q or k."""
 
     def __init__(self, c, key_width):
         super().__init__()
@@ -45,7 +45,7 @@ class HeadGates(nn.Module):
         self.gate_q_proj, self.gate_k_proj = linear(width, heads), linear(width, heads)
 
     def gates(self, x, q, k):
-        """For reading and writing, [B, H, T, 1]; q, k [B, H, T, dk] as the recurrence takes them."""
+        """Returns the read and write gates, [B, H, T, 1]; q, k [B, H, T, dk] in the layout of the recurrence."""
         if self.per_head:
             logits = [(y * proj.weight[:, None]).sum(-1) for y, proj in ((q, self.gate_q_proj), (k, self.gate_k_proj))]
             return [y.softmax(1)[..., None] for y in logits]
@@ -84,7 +84,7 @@ class RetNet(HeadGates):
 
 
 class GatedDeltaNet(model.GatedDeltaNet):
-    """Gated DeltaNet, by `c` a dict; with head gates those of softmax linear attention on values and outputs."""
+    """Gated DeltaNet from a dict `c`; its head gates are those of softmax linear attention, on values and outputs."""
 
     def __init__(self, c):
         super().__init__(SimpleNamespace(**c))
@@ -143,7 +143,7 @@ class GLA(HeadGates):
 
 
 class GSA(nn.Module):
-    """Gated slot attention: keys and values fade slot by slot, and a softmax over the slots reads them."""
+    """Gated slot attention: keys and values decay per slot, and a softmax over the slots reads them."""
 
     def __init__(self, c):
         super().__init__()
@@ -170,7 +170,7 @@ class GSA(nn.Module):
 
 
 class SSE(nn.Module):
-    """Sparse state expansion with gated linear attention: a shared state, and partitions of which each token uses the best few."""
+    """Sparse state expansion with gated linear attention: a shared state, and partitions, of which each token uses the best few."""
 
     def __init__(self, c):
         super().__init__()
@@ -178,7 +178,7 @@ class SSE(nn.Module):
         self.partitions, self.used = c["num_sparse_partition"], c["num_writer"]
         assert c["num_reader"] == self.used and c["linear_attn_type"] == "gla" and c["sse_lora"] and c["use_output_gate"]
         options = c["sse_layer_defaults"]
-        self.closes = False  # whether the shared state is missing in the rows that are open
+        self.closes = False  # whether the shared state is missing in open rows
         self.softmax_keys, self.weighs_queries, self.weighs_keys = options["use_k_softmax"], options["emulq"], options["emulk"]
         K = self.heads * d
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = linear(D, K), linear(D, K), linear(D, K), linear(K, D)
@@ -206,7 +206,7 @@ class SSE(nn.Module):
         weights, chosen = p.topk(self.used, -1)  # [B, T, used]
 
         def repeated(y, weigh=False):
-            """[B, H, T used, d]: a token once for each partition that it uses."""
+            """Returns [B, H, T used, d]: each token once per partition that it uses."""
             y = y[..., None, :].expand(*y.shape[:-1], self.used, y.shape[-1])
             return (y * weights[:, None, ..., None] if weigh else y).flatten(2, 3)
 
@@ -217,6 +217,6 @@ class SSE(nn.Module):
             shared = shared * ~row["open"][:, None, None, None]
         o = (shared + sparse).transpose(1, 2) * v.shape[-1] ** -0.5
         o = rms(o, self.o_norm.weight, self.eps).flatten(2) * F.silu(self.g_proj(x))
-        # As mixtures of experts do it: shares of use times mean weights, least when all partitions are used alike.
+        # As in mixtures of experts: shares of use times mean weights, minimal when all partitions are used equally.
         share = torch.zeros_like(p).scatter(-1, chosen, 1.0).mean((0, 1))
         return self.o_proj(o), 0.01 * self.partitions * (share * p.mean((0, 1))).sum()

@@ -1,4 +1,4 @@
-"""The models that are compared: their configurations, and the model of any of them. Tensor names are the checkpoints' own."""
+"""The compared models: their configurations, and the model for any of them. Tensor names are those of the checkpoints."""
 
 import sys
 from pathlib import Path
@@ -51,7 +51,7 @@ def mixer(c, layer):
 
 
 class Block(nn.Module):
-    """A mixer and a feed-forward network."""
+    """A mixer and an MLP."""
 
     def __init__(self, c, layer):
         super().__init__()
@@ -66,7 +66,7 @@ class Block(nn.Module):
 
 
 class MambaBlock(nn.Module):
-    """A mixer alone."""
+    """Only a mixer."""
 
     def __init__(self, c, _):
         super().__init__()
@@ -79,7 +79,7 @@ class MambaBlock(nn.Module):
 
 
 class Model(nn.Module):
-    """Any of the models, from its config.json."""
+    """Any of the models, built from its config.json."""
 
     def __init__(self, c):
         super().__init__()
@@ -106,7 +106,8 @@ class Model(nn.Module):
                 nn.init.constant_(p, 0.5)
 
     def forward(self, tokens, open_rows=None):
-        """Logits [B, T, V] and the sum of the mixers' penalties. LTE keeps every token of the rows in `open_rows` [B] (see also SSE)."""
+        """Returns logits [B, T, V] and the sum of the mixers' penalties. LTE keeps every token of the rows in `open_rows` [B] (see also
+        SSE)."""
         B, T = tokens.shape
         if open_rows is None:
             open_rows = torch.zeros(B, dtype=torch.bool, device=tokens.device)

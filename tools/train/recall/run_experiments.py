@@ -1,11 +1,11 @@
-"""Trains experiments on all GPUs in a given time and asks the models: run_experiments.py sse hax/window... --out DIR --seconds N
+"""Trains experiments on all GPUs in a given time and evaluates the models: run_experiments.py sse hax/window... --out DIR --seconds N
 
-A run is an arm of an experiment with all its seeds, a process of its own (`train_stacked.py`); the longest begin first, EACH on a GPU at once. A
-run that fails is tried once more, with a GPU to itself as far as CUDA knows and without graphs. A run whose log of losses is in DIR is
-skipped. With --waterline trained models are asked by idle cores. Writes
+A run is an arm of an experiment with all its seeds, in a separate process (`train_stacked.py`); the longest runs begin first, EACH at a
+time per GPU. A run that fails is tried once more, with a GPU to itself as far as CUDA can ensure that, and without graphs. A run whose log
+of losses is in DIR is skipped. With --waterline, idle cores evaluate the trained models. Writes
 
-    DIR/EXPERIMENT.tar   of each experiment what is done, appended at once: EXPERIMENT.ARM.SEED/, EXPERIMENT.ARM.csv, MODEL.recall.csv
-    DIR/log.txt          a line for each beginning and end of a run, what the runs print, at last what is complete and what is left
+    DIR/EXPERIMENT.tar   the finished parts of each experiment, appended at once: EXPERIMENT.ARM.SEED/, EXPERIMENT.ARM.csv, MODEL.recall.csv
+    DIR/log.txt          a line for each start and end of a run, the output of the runs, and finally what is complete and what is left
 """
 
 import argparse
@@ -23,11 +23,11 @@ from table import answer, files
 from train_stacked import LATE
 
 HERE = Path(__file__).resolve().parent
-EACH = 6  # runs on a GPU at once: a step is a thousand small kernels, which leave most of a GPU idle
-ASKING = 45  # seconds at the end for questions to the models that were trained last
+EACH = 6  # runs per GPU at a time: a step has a thousand small kernels, which leave most of a GPU idle
+ASKING = 45  # seconds reserved at the end for evaluating the models trained last
 CONTROL = "nvidia-cuda-mps-control"
 PROBE = "import torch; x = torch.ones(64, 64, device='cuda'); print((x @ x).sum().item())"
-ALONE = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}  # a process that takes no part in the sharing
+ALONE = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}  # excludes a process from the sharing
 
 
 class Log:
@@ -50,7 +50,7 @@ def gpus():
 
 
 def share(names, log):
-    """Has processes compute on a GPU at the same time (CUDA MPS) if that is to be had; says which variables a process needs."""
+    """Lets processes compute on a GPU at the same time (CUDA MPS) if available; returns the variables that a process needs."""
     if not names or not shutil.which(CONTROL):
         log.say("kernels of different runs take turns")
         return {}
@@ -81,19 +81,19 @@ def unshare():
 
 
 def cost(run):
-    """About how long a run takes, for the order."""
+    """Returns the approximate duration of a run, for ordering."""
     experiment, arm = run
     stages = EXPERIMENTS[experiment].stages
-    square = 3e-3 if experiment == "lalte" and arm != "gdn" or experiment == "hax" else 0.0  # of attention over whole rows
+    square = 3e-3 if experiment == "lalte" and arm != "gdn" or experiment == "hax" else 0.0  # for attention over complete rows
     return sum(s.steps * s.rows * s.length * (1 + square * s.length) for s in stages)
 
 
 class Queue:
-    """Runs, and the places on the GPUs where they train."""
+    """Runs, and the slots on the GPUs where they train."""
 
     def __init__(self, todo, names, variables, args, log):
         self.todo = [(run, 1) for run in sorted(todo, key=cost, reverse=True)]
-        # Places of different GPUs in turn, so that the longest runs do not share one.
+        # Slots of different GPUs alternate, so that the longest runs do not share one.
         self.places = [{"gpu": name, "process": None} for _ in range(args.each) for name in names or [""]]
         self.variables, self.args, self.log = variables, args, log
 
@@ -112,7 +112,7 @@ class Queue:
                 self.log.say(f"{name} begins" + (f" on GPU {place['gpu']}" if place["gpu"] else ""))
 
     def ended(self):
-        """The runs that have been trained since the last call."""
+        """Returns the runs that finished training since the last call."""
         done = []
         for place in self.places:
             if place["process"] is None or place["process"].poll() is None:
@@ -197,7 +197,7 @@ def main():
     log.say("left: " + " ".join("/".join(run) for run in wanted if not trained(args.work, run)))
     log.say(f"{len(asked)} models not asked to the end")
     unshare()
-    os._exit(0)  # questions that are still being asked end with the program
+    os._exit(0)  # questions still running end with the program
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Linear recurrences over whole rows: within a chunk as matrix products, from chunk to chunk step by step."""
+"""Linear recurrences over complete rows: matrix products within a chunk, step by step from chunk to chunk."""
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +40,10 @@ def linear_scan(q, k, v, gk=None, gv=None):
 
 
 def grouped_scan(q, k, v, gk, group):
-    """`linear_scan` with a state for each group: a token of `group` [B, T] decays, writes and reads the state of its group alone.
+    """Like `linear_scan`, with a state for each group: a token of `group` [B, T] decays, writes and reads only the state of its group.
 
-    Tokens are sorted by group, so that the cost does not depend on the number of groups. A chunk then passes on the state of
-    its last token's group, and only tokens of that group in later chunks read it.
+    Tokens are sorted by group, so that the cost does not depend on the number of groups. A chunk then passes on the state of its last
+    token's group, which only tokens of that group in later chunks read.
     """
     B, H, T, _ = q.shape
     order = group.sort(dim=-1, stable=True).indices  # [B, T]
@@ -70,9 +70,10 @@ def grouped_scan(q, k, v, gk, group):
 
 
 def passed_on(written, end, passed=None):
-    """The state before each chunk: written [B, H, N, d, e] (as if before the chunk's first decay), end [B, H, N, d] the chunk's log decay.
+    """Returns the state before each chunk: written [B, H, N, d, e] (as if before the chunk's first decay), end [B, H, N, d] the chunk's log
+    decay.
 
-    Where `passed` [B, N, N] is given, only where it holds does what chunk m wrote reach chunk n.
+    If `passed` [B, N, N] is given, the writes of chunk m reach chunk n only where it is true.
     """
     total = end.cumsum(2).transpose(2, 3)  # [B, H, d, N]
     before = total - end.transpose(2, 3)
@@ -80,7 +81,7 @@ def passed_on(written, end, passed=None):
     earlier = torch.ones(N, N, dtype=torch.bool, device=end.device).tril(-1)
     if passed is not None:
         earlier = (earlier & passed)[:, None, None]
-    # What chunk m wrote decays until the end of chunk n - 1.
+    # The writes of chunk m decay until the end of chunk n - 1.
     share = (before[..., :, None] - before[..., None, :]).masked_fill(~earlier, -torch.inf).exp()
     return (share @ written.transpose(2, 3)).transpose(2, 3)
 
@@ -88,7 +89,7 @@ def passed_on(written, end, passed=None):
 def scalar_scan(q, k, v, g):
     """`S_t = e^(g_t) S_{t-1} + k_t^T v_t; o_t = q_t S_t` with one decay per head: g [B, H, T]; q and k may have one head for all.
 
-    The plain quadratic form, since a step may forget everything.
+    Uses the plain quadratic form, because a step may forget everything.
     """
     G = g.cumsum(-1)
     lower = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()
@@ -98,9 +99,9 @@ def scalar_scan(q, k, v, g):
 
 @torch.no_grad()
 def running_best(score, n):
-    """Which tokens are among the n best so far: [..., t, j] is true if fewer than n of the tokens 0..t beat token j.
+    """Returns which tokens are among the n best so far: [..., t, j] is true if fewer than n of the tokens 0..t beat token j.
 
-    score [..., T]; of equal scores the older one wins; minus infinity never counts. Says nothing about j > t.
+    score [..., T]; of equal scores the older one wins; minus infinity never counts. Entries with j > t are meaningless.
     """
     T = score.shape[-1]
     older = torch.ones(T, T, dtype=torch.bool, device=score.device).triu(1)  # [i, j]: i < j

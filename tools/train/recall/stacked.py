@@ -1,7 +1,7 @@
-"""Models of one configuration that differ in their seed, computed as one: every operation has a leading dimension of seeds.
+"""Models of one configuration with different seeds, computed together: every operation has a leading seed dimension.
 
-So three seeds cost little more than one where kernels are small. All trained parameters are one matrix [seeds, parameters], which
-makes the optimizer a dozen kernels.
+Three seeds then cost little more than one if kernels are small. All trained parameters form one matrix [seeds, parameters], which reduces
+the optimizer to a dozen kernels.
 """
 
 import torch
@@ -11,11 +11,12 @@ from torch.func import functional_call
 from model import rms
 from models import Model
 
-ALIGN = 8  # parameters begin at multiples of it, for vector loads
+ALIGN = 8  # parameters begin at multiples of this, for vector loads
 
 
 class Stacked:
-    """`forward` maps tokens [seeds, B, T] to logits [seeds, B, T, V] and penalties [seeds]; `flat` [seeds, parameters] is what is trained."""
+    """`forward` maps tokens [seeds, B, T] to logits [seeds, B, T, V] and penalties [seeds]; `flat` [seeds, parameters] holds the trained
+    parameters."""
 
     def __init__(self, config, prepare, seeds, device):
         """`prepare(model)` changes initial values."""
@@ -34,19 +35,19 @@ class Stacked:
         self.sizes = [p.numel() + -p.numel() % ALIGN for p in trained.values()]
         flat = [F.pad(stack[name].flatten(1), (0, size - stack[name][0].numel())) for name, size in zip(self.names, self.sizes)]
         self.flat = torch.cat(flat, 1).requires_grad_()
-        # Matrices decay, all else does not.
+        # Weight decay applies to matrices only.
         decays = [p.dim() == 2 and "embeddings" not in name for name, p in trained.items()]
         self.decays = torch.cat([torch.full((size,), float(d), device=device) for size, d in zip(self.sizes, decays)])
         self.calls = [self.layer(block) for block in self.template.body[0].layers]
 
     def parameters(self):
-        """The trained parameters by name, [seeds, ...], as views of `flat`."""
+        """Returns the trained parameters by name, [seeds, ...], as views of `flat`."""
         parts = self.flat.split(self.sizes, 1)
         named = {name: part[:, : shape.numel()].unflatten(1, shape) for name, part, shape in zip(self.names, parts, self.shapes)}
         return named | self.fixed
 
     def layer(self, block):
-        """The function of a layer: (parameters, x [seeds, B, T, D], pos, open) to (x, penalty [seeds])."""
+        """Returns the function of a layer: (parameters, x [seeds, B, T, D], pos, open) to (x, penalty [seeds])."""
         def call(parameters, x, pos, open_rows):
             y, penalty = functional_call(block, parameters, (x, {"pos": pos, "open": open_rows}))
             return y, x.new_zeros(()) if penalty is None else penalty
@@ -74,14 +75,14 @@ class Stacked:
 
     @torch.no_grad()
     def one(self, index):
-        """The model of one seed."""
+        """Returns the model of one seed."""
         model = Model(self.config).to(self.device)
         model.load_state_dict({name: p[index] for name, p in self.parameters().items()})
         return model
 
 
 class AdamW:
-    """AdamW on a Stacked's matrix, with the gradient of each seed clipped to norm 1. All state is on the device, for CUDA graphs."""
+    """AdamW on the matrix of a `Stacked`, with the gradient of each seed clipped to norm 1. All state is on the device, for CUDA graphs."""
 
     BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
 

@@ -1,9 +1,10 @@
-"""Recall of trained models, as they are and with mechanisms switched off, as Markdown: table.py WATERLINE shipped FOLDER SCRATCH or
-table.py WATERLINE EXPERIMENT DIR
+"""Recall of trained models, unchanged and with mechanisms disabled, as Markdown: table.py WATERLINE shipped FOLDER SCRATCH or table.py
+WATERLINE EXPERIMENT DIR
 
-`shipped`: the GGUFs of tests/models. Else an experiment of `experiments.py` whose models are in DIR (see README.md): each is converted to f16 and
-asked the experiment's questions with every switch of its arm. SCRATCH or DIR gets MODEL.recall.csv with a line for each count; what is in it
-is not asked again. Cells are the mean over seeds of the right answers in percent, with the range over seeds; of one file with its standard error.
+`shipped`: the GGUFs of tests/models. Otherwise an experiment of `experiments.py` whose models are in DIR (see README.md): each model is
+converted to f16 and evaluated on the experiment's questions with every switch of its arm. SCRATCH or DIR gets MODEL.recall.csv with a line
+for each count; lines that exist are not computed again. Cells are the mean over seeds of the right answers in percent, with the range over
+seeds; for a single file, with its standard error.
 """
 
 import csv
@@ -25,7 +26,7 @@ def run(*command):
 
 
 def ask(waterline, model, asked, switches, path):
-    """Asks what is not in the table at `path`: (switches, task, keys, length) to the fields of a line."""
+    """Evaluates what the table at `path` lacks; returns (switches, task, keys, length) to the fields of a line."""
     table = read(path)
     for without in ("",) + switches:
         for task, length in dict.fromkeys((task, length) for task, _, length in asked):
@@ -52,13 +53,13 @@ def read(path):
 
 
 def files(experiment, arm, seed):
-    """The models that come of a trained one: (arm, name, options of `waterline convert`)."""
+    """Returns the models derived from a trained one: (arm, name, options of `waterline convert`)."""
     converted = {arm: ()} | EXPERIMENTS[experiment].arms[arm].converted
     return [(title, f"{experiment}.{title}.{seed}", options) for title, options in converted.items()]
 
 
 def answer(waterline, folder, experiment, arm, seed):
-    """Converts and asks what comes of one trained model in `folder`."""
+    """Converts and evaluates the models derived from one trained model in `folder`."""
     setup = EXPERIMENTS[experiment]
     for _, name, options in files(experiment, arm, seed):
         model = folder / f"{name}.gguf"
@@ -76,7 +77,7 @@ def cell(rows):
 
 
 def show(arms, asked):
-    """`arms` maps a row's title to its tables, one of each seed, and its switches."""
+    """Prints the table. `arms` maps a row's title to its tables, one per seed, and its switches."""
     tables = [table for found, _ in arms.values() for table in found]
     questions = [next((table["", *a]["questions"] for table in tables if ("", *a) in table), "none") for a in asked]
     heads = [f"{task} {keys}" + (f" in {length}" if length else "") + f", of {n}" for (task, keys, length), n in zip(asked, questions)]

@@ -1,11 +1,11 @@
-"""The recall tasks: exact evaluation sequences, and batches to train on.
+"""The recall tasks: exact evaluation sequences, and training batches.
 
-A sequence writes pairs of key and value, then asks for them: BOS, body, ASK, questions. The body holds the pairs and filler in random order.
-A question is a key (in joint recall a context and a key); the model must name the value next, and is then told it. Vocabulary:
+A sequence writes pairs of key and value, then asks for them: BOS, body, ASK, questions. The body holds the pairs and filler in random
+order. A question is a key (in joint recall a context and a key); the model must predict the value next, and then reads it. Vocabulary:
 
     0 PAD | 1 BOS | 2 ASK | 3 MARK | 16..32 contexts | 32..160 keys | 160..224 values | 224..256 filler
 
-`waterline eval recall` draws the very same sequences: every random number comes from SplitMix64, in the order of the code below.
+`waterline eval recall` draws exactly the same sequences: every random number comes from SplitMix64, in the order of the code below.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ MARKED_VALUES = 4  # tokens of a marked pair's value
 
 
 class SplitMix64:
-    """Steele, Lea and Flood's generator."""
+    """The generator of Steele, Lea and Flood."""
 
     def __init__(self, seed):
         self.state = seed & (2**64 - 1)
@@ -32,20 +32,20 @@ class SplitMix64:
         return z ^ (z >> 31)
 
     def below(self, n):
-        """A number in 0..n."""
+        """Returns a number in 0..n."""
         return self.next() % n
 
     def one_of(self, tokens):
         return tokens[self.below(len(tokens))]
 
     def shuffle(self, items):
-        """Fisher and Yates, from the last item down."""
+        """Shuffles like Fisher and Yates, from the last item down."""
         for i in range(len(items) - 1, 0, -1):
             j = self.below(i + 1)
             items[i], items[j] = items[j], items[i]
 
     def distinct(self, tokens, n):
-        """n different tokens: the first n of a shuffle from the first item up."""
+        """Returns n different tokens: the first n of a shuffle from the first item up."""
         pool = list(tokens)
         for i in range(n):
             j = i + self.below(len(pool) - i)
@@ -61,7 +61,7 @@ class Sequence:
 
 
 def shortest(task, keys):
-    """Tokens of a sequence without filler."""
+    """Returns the number of tokens of a sequence without filler."""
     if task == "marked":
         return 2 + (3 + 2 * MARKED_VALUES) * keys
     if task == "levels":
@@ -70,12 +70,14 @@ def shortest(task, keys):
 
 
 def sequence(task, keys, length, seed):
-    """One sequence of `task` (mqar, needle, needles, marked, joint or levels) with `keys` pairs, filled up to `length` tokens (0: no filler).
+    """Returns one sequence of `task` (mqar, needle, needles, marked, joint or levels) with `keys` pairs, filled up to `length` tokens (0:
+    no filler).
 
     mqar, needle and needles differ only in their usual numbers: many pairs without filler, one pair in filler, several pairs in filler.
     marked: pairs after a mark, with values of several tokens, among plain pairs of other keys, which are not asked for.
-    joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are whole contexts.
-    levels: joint recall with LEVEL_CONTEXTS contexts within each of LEVEL_CONTEXTS others; the body's items are whole outer contexts.
+    joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are complete
+    contexts.
+    levels: joint recall with LEVEL_CONTEXTS contexts within each of LEVEL_CONTEXTS others; the body's items are complete outer contexts.
     """
     if task == "marked":
         return marked(keys, length, SplitMix64(seed))
@@ -107,7 +109,7 @@ def sequence(task, keys, length, seed):
         if item is None:
             s.tokens.append(rng.one_of(FILLER))
             continue
-        s.tokens += cues[item[0]][:-1]  # the context, if there is one
+        s.tokens += cues[item[0]][:-1]  # the context, if any
         for i in item:
             s.tokens += [cues[i][-1], values[i]]
             written[i] = len(s.tokens) - 1
@@ -115,7 +117,7 @@ def sequence(task, keys, length, seed):
 
 
 def ask(s, cues, values, written, rng):
-    """Ends a sequence with one question for each cue, in random order; `written` has the places of the values."""
+    """Ends a sequence with one question for each cue, in random order; `written` holds the positions of the values."""
     s.tokens.append(ASK)
     order = list(range(len(cues)))
     rng.shuffle(order)

@@ -1,10 +1,10 @@
-"""Trains models on the recall tasks, side by side in one process: train.py [MODEL...] --out DIR
+"""Trains models on the recall tasks, concurrently in one process: train.py [MODEL...] --out DIR
 
 Every model sees the same rows in the same order, with the same optimizer and schedule. A model's step, a few thousand small kernels, is
-recorded as a CUDA graph and replayed on a stream of its own, so that the models fill the gaps between each other's kernels. Rows
-grow from a few pairs to many (STAGES): binding a value to its key is learned where there are few, then it carries over.
+recorded as a CUDA graph and replayed on a separate stream, so that the models fill the gaps between each other's kernels. Rows grow from a
+few pairs to many (STAGES): the model learns to bind values to keys with few pairs, and that carries over.
 
-Writes DIR/MODEL (a Hugging Face directory, renewed after every stage) and DIR/MODEL.loss.csv.
+Writes DIR/MODEL (a Hugging Face directory, rewritten after every stage) and DIR/MODEL.loss.csv.
 """
 
 import argparse
@@ -20,24 +20,24 @@ from draw import TASKS, draw
 from export import export, round_matrices
 from models import CONFIGS, Model
 
-# Progress at the end of the stage, its steps, tokens of a row, most pairs in it, rows of a step.
+# Per stage: progress at its end, steps, tokens of a row, maximum number of pairs in a row, rows of a step.
 STAGES = ((0.12, 1680, 32, 6, 256), (0.25, 740, 64, 14, 256), (0.45, 840, 128, 30, 128), (1.0, 2600, 384, 64, 64))
-WARMUP, DECAY = 0.02, 0.5  # the learning rate rises until, and falls from
-OPEN = ((0.3, 1.0), (0.85, 0.15), (1.0, 0.0))  # until when LTE keeps all tokens of which share of the rows
+WARMUP, DECAY = 0.02, 0.5  # progress until which the learning rate rises, and from which it falls
+OPEN = ((0.3, 1.0), (0.85, 0.15), (1.0, 0.0))  # (progress, share): until this progress, LTE keeps all tokens in this share of the rows
 BLOCK = 20  # steps between two changes of the learning rate
-POOL = 200  # steps for which rows are drawn at once
-LOG = 100  # steps of a line in the log
+POOL = 200  # steps whose rows are drawn together
+LOG = 100  # steps per line of the log
 
 
 def rate(p):
-    """Share of the full learning rate at progress p."""
+    """Returns the share of the full learning rate at progress p."""
     if p < DECAY:
         return min(1.0, p / WARMUP)
     return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (p - DECAY) / (1 - DECAY)))
 
 
 def optimizer(model, lr):
-    """AdamW; matrices decay, all else does not. The learning rate is a tensor, so that a recorded step can change it."""
+    """Returns AdamW with weight decay on matrices only. The learning rate is a tensor, so that a recorded step can change it."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     decayed = [p for n, p in named if p.dim() == 2 and "embeddings" not in n]
     plain = [p for n, p in named if p.dim() != 2 or "embeddings" in n]
@@ -71,7 +71,7 @@ class Trainee:
         self.model = Model(CONFIGS[name]).to(device)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.opt = optimizer(self.model, lr)
-        self.at = torch.zeros((), dtype=torch.long, device=device)  # the next step's place in the pool
+        self.at = torch.zeros((), dtype=torch.long, device=device)  # the next step's index in the pool
         self.sums = torch.zeros(len(TASKS), 3, device=device)  # loss, right, questions
         self.stream = torch.cuda.Stream() if device == "cuda" else None
         self.file = open(folder / f"{name}.loss.csv", "w", newline="")
@@ -85,7 +85,7 @@ class Trainee:
         logits, penalty = self.model(tokens, stage.open)
         target = tokens.roll(-1, 1)
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(target)
-        # Rows count alike, whatever the number of their questions.
+        # Rows have equal weight, whatever the number of their questions.
         mean = ((loss * asked).sum(1) / asked.sum(1).clamp(min=1)).mean()
         self.opt.zero_grad(set_to_none=True)
         (mean + penalty).backward()
@@ -96,7 +96,8 @@ class Trainee:
         self.sums.index_add_(0, task, rows)
 
     def prepare(self, stage):
-        """Sets `advance`, which makes a step of the stage. Recording needs a few steps first; without a learning rate they change nothing."""
+        """Sets `advance`, which does a step of the stage. Recording needs a few steps first; with a learning rate of zero they change
+        nothing."""
         if self.stream is None:
             self.advance = lambda: self.step(stage)
             return
@@ -106,7 +107,7 @@ class Trainee:
                 self.step(stage)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):  # a stream of its own, since cuBLAS keeps scratch memory for each stream
+        with torch.cuda.graph(graph, stream=self.stream):  # a separate stream, since cuBLAS keeps scratch memory for each stream
             self.step(stage)
         torch.cuda.synchronize()
 
@@ -117,7 +118,7 @@ class Trainee:
         self.advance = replay
 
     def write(self, step, seconds):
-        """Writes a line of the log; says whether the loss is finite."""
+        """Writes a line of the log; returns whether the loss is finite."""
         sums = self.sums.cpu().clone()
         self.sums.zero_()
         self.loss, self.right = sums[:, 0] / sums[:, 2].clamp(min=1), sums[:, 1] / sums[:, 2].clamp(min=1)
@@ -177,7 +178,7 @@ def main():
             if (step - first) % LOG:
                 trainee.write(step, time.time() - start)
             print(f"  {trainee}", flush=True)
-            trainee.advance = None  # gives a recorded step's memory back
+            trainee.advance = None  # releases a recorded step's memory
             if number + 1 == len(STAGES):
                 round_matrices(trainee.model)
             export(trainee.model, args.out / trainee.name)

@@ -1,6 +1,6 @@
 """Trains one arm of an experiment, all seeds at once: train_stacked.py EXPERIMENT/ARM --out DIR
 
-Writes DIR/EXPERIMENT.ARM.SEED/{config.json,model.safetensors} of each seed and, at last, DIR/EXPERIMENT.ARM.csv with loss and accuracy.
+Writes DIR/EXPERIMENT.ARM.SEED/{config.json,model.safetensors} for each seed and finally DIR/EXPERIMENT.ARM.csv with loss and accuracy.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from export import export, round_matrices
 from stacked import AdamW, Stacked
 from train import BLOCK, OPEN, rate
 
-POOL = 100  # steps for which rows are drawn at once
+POOL = 100  # steps whose rows are drawn together
 LR = 3e-3
-LATE = 3  # exit status of a run that its time did not suffice for
+LATE = 3  # exit status of a run that ran out of time
 
 
 class Run:
@@ -32,29 +32,29 @@ class Run:
         self.model = Stacked(self.setup.arms[arm].config, self.setup.arms[arm].prepare, seeds, self.device)
 
     def warm_up(self, stage):
-        """A pass forward and backward over rows without questions, which changes nothing."""
+        """Runs forward and backward over rows without questions, which changes nothing."""
         shape = len(self.seeds), stage.rows, stage.length
         tokens = torch.ones(shape, dtype=torch.long, device=self.device)
         loss, _ = self.loss(tokens, torch.zeros(shape, device=self.device), self.open(stage, 0.0))
         torch.autograd.grad(loss, self.model.flat)
 
     def open(self, stage, progress):
-        """Rows in which LTE keeps all tokens, and an SSE layer that closes is without its shared state."""
+        """Returns the rows in which LTE keeps all tokens, and in which an SSE layer that closes lacks its shared state."""
         share = next(share for until, share in OPEN if progress < until)
         return torch.arange(stage.rows, device=self.device) < share * stage.rows
 
     def loss(self, tokens, asked, open_rows):
-        """The sum over seeds, which share no parameter; and for each row loss, right answers, questions [seeds, rows, 3]."""
+        """Returns the sum over seeds, which share no parameters; and for each row loss, right answers, questions [seeds, rows, 3]."""
         logits, penalties = self.model.forward(tokens, open_rows)
         target = tokens.roll(-1, 2)
         loss = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none").view_as(target) * asked
-        # Rows count alike, whatever the number of their questions.
+        # Rows have equal weight, whatever the number of their questions.
         mean = (loss.sum(2) / asked.sum(2).clamp(min=1)).mean(1)
         right = (logits.detach().argmax(-1) == target) * asked
         return (mean + penalties).sum(), torch.stack([loss.detach().sum(2), right.sum(2), asked.sum(2)], 2)
 
     def draw(self, stage, generators):
-        """A pool of rows of every seed: tokens, asked [seeds, POOL rows, length], task [seeds, POOL rows]."""
+        """Draws a pool of rows for every seed: tokens, asked [seeds, POOL rows, length], task [seeds, POOL rows]."""
         drawn = [draw(g, POOL * stage.rows, stage.length, stage.most, self.setup.tasks) for g in generators]
         return [torch.stack(parts) for parts in zip(*drawn)]
 
@@ -68,7 +68,7 @@ class Run:
             self.sums[:, i] += (counts * (task == i)[..., None]).sum(1)
 
     def recorded(self, stage, graphs):
-        """A function that makes a step: on a GPU with `graphs` a CUDA graph."""
+        """Returns a function that does a step: on a GPU with `graphs` a CUDA graph."""
         if self.device == "cpu" or not graphs:
             return lambda: self.step(stage)
         side = torch.cuda.Stream()
@@ -85,7 +85,7 @@ class Run:
         return graph.replay
 
     def train(self, out, end, graphs):
-        """Trains, and writes the models and the log of losses. Says whether it came to its end before `end` (of `time.time`)."""
+        """Trains, and writes the models and the log of losses. Returns whether it finished before `end` (of `time.time`)."""
         self.optimizer = AdamW(self.model)
         generators = [torch.Generator(self.device).manual_seed(seed) for seed in self.seeds]
         self.at = torch.zeros((), dtype=torch.long, device=self.device)
@@ -127,7 +127,8 @@ class Run:
         return True
 
     def line(self, step):
-        """Loss of a question and accuracy by task since the last line, for every seed. A loss that is not finite ends the run."""
+        """Returns the loss per question and the accuracy by task since the last line, for every seed. A loss that is not finite ends the
+        run."""
         sums = self.sums.cpu().clone()
         self.sums.zero_()
         lines = []

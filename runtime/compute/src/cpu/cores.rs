@@ -1,32 +1,32 @@
-//! How many threads decode best on this machine.
+//! The default number of threads on this machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Physical cores that this process may use: the default number of threads.
 ///
-/// On Linux these are the cores of the affinity mask, one thread of each, at most as many as the control group's quota
-/// allows, and without the efficiency cores of a hybrid processor where the mask holds faster ones.
+/// On Linux these are the cores in the affinity mask, counted once per core, at most as many as the control group's quota allows.
+/// Efficiency cores of a hybrid processor do not count if the mask also holds faster cores.
 pub fn physical_cores() -> usize {
-    // The smaller of the affinity mask and the quota, where the system has such things.
+    // The smaller of the affinity mask and the quota, on systems that have them.
     let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
     let cores = Topology::read(Path::new("/")).map_or(allowed, |topology| topology.fast_cores());
     cores.clamp(1, allowed)
 }
 
-/// The processors of the affinity mask, as Linux describes them.
+/// The processors in the affinity mask, as Linux describes them.
 struct Topology {
-    /// For each: the first hardware thread of its core, and how fast it is.
+    /// For each processor: the first hardware thread of its core, and its speed.
     processors: Vec<(usize, u64)>,
 }
 
 impl Topology {
-    /// Reads the files under `root`; none on other systems.
+    /// Reads the files under `root`; `None` on systems without them.
     fn read(root: &Path) -> Option<Topology> {
         let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
         let mask = (status.lines()).find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         let folder = root.join("sys/devices/system/cpu");
-        // Intel hybrid processors, whose two kinds of cores run at equal clocks.
+        // Intel hybrid processors, whose two kinds of cores may report similar clocks.
         let performance = read_list(root.join("sys/devices/cpu_core/cpus"));
         let processors = parse_list(mask)?.into_iter().map(|cpu| {
             let own = folder.join(format!("cpu{cpu}"));
@@ -44,8 +44,8 @@ impl Topology {
         })
     }
 
-    /// Cores that are at least half as fast as the fastest. Hardware threads of one core count once: they share its vector
-    /// units and its way to memory.
+    /// Number of cores at least half as fast as the fastest. Hardware threads of one core count once: they share its vector units and its
+    /// memory bandwidth.
     fn fast_cores(&self) -> usize {
         let speeds = self.processors.iter().map(|&(_, speed)| speed);
         let least = speeds.max().unwrap_or(0).div_ceil(2);
@@ -62,13 +62,13 @@ fn read_list(path: PathBuf) -> Option<BTreeSet<usize>> {
     parse_list(&std::fs::read_to_string(path).ok()?)
 }
 
-/// Numbers of a list such as "0-3,8".
+/// Parses a list of numbers such as "0-3,8".
 fn parse_list(list: &str) -> Option<BTreeSet<usize>> {
     let mut numbers = BTreeSet::new();
     for part in list.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        // No kernel counts more processors.
+        // No kernel supports more processors.
         if last > 1 << 16 {
             return None;
         }
@@ -81,7 +81,7 @@ fn parse_list(list: &str) -> Option<BTreeSet<usize>> {
 mod tests {
     use super::*;
 
-    /// A machine whose processors have these siblings, and this file with this value.
+    /// A machine whose processors have these siblings, and this file with this number.
     fn machine(mask: &str, processors: &[(&str, &str, u64)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let write = |path: String, text: &str| {

@@ -8,10 +8,10 @@ use super::Pool;
 use crate::error::{Error, Result};
 use crate::state::Arena;
 
-/// Zeros that are allocated while a session is made.
+/// Allocates zeroed working memory while a session is created.
 ///
 /// # Errors
-/// [`Error::Memory`] if the system refuses them.
+/// [`Error::Memory`] if the system refuses the allocation.
 pub fn room(floats: usize) -> Result<Vec<f32>> {
     zeroed(floats).map_err(|_| {
         let bytes = floats.saturating_mul(size_of::<f32>());
@@ -25,13 +25,13 @@ pub fn room(floats: usize) -> Result<Vec<f32>> {
 pub struct Buffers(Vec<Vec<f32>>);
 
 impl Buffers {
-    /// Room for `tokens` rows of each width.
+    /// Allocates `tokens` rows of each width.
     pub fn new(widths: &[usize], tokens: usize) -> Result<Self> {
         let buffers = widths.iter().map(|width| room(width * tokens));
         Ok(Buffers(buffers.collect::<Result<_>>()?))
     }
 
-    /// Values of all buffers.
+    /// Number of values in all buffers.
     pub fn floats(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
@@ -41,17 +41,17 @@ impl Buffers {
         self.0.len()
     }
 
-    /// Values of a buffer, row by row.
+    /// Values of a buffer, row after row.
     pub fn get(&self, buffer: usize) -> &[f32] {
         &self.0[buffer]
     }
 
-    /// Values of a buffer, to change.
+    /// Values of a buffer, mutable.
     pub fn get_mut(&mut self, buffer: usize) -> &mut [f32] {
         &mut self.0[buffer]
     }
 
-    /// Takes a buffer out, so that it can be written while others are read; [`Buffers::put`] it back.
+    /// Takes a buffer out, so that it can be written while others are read. [`Buffers::put`] puts it back.
     pub fn take(&mut self, buffer: usize) -> Vec<f32> {
         std::mem::take(&mut self.0[buffer])
     }
@@ -67,14 +67,15 @@ pub struct Frame<'a> {
     pub pool: &'a Pool,
     pub buffers: &'a mut Buffers,
     pub inputs: &'a mut Activations,
-    /// Room for each worker.
+    /// Scratch memory of each worker.
     pub scratch: &'a [Mutex<Vec<f32>>],
-    /// Room that all workers see.
+    /// Scratch memory that all workers share.
     pub common: &'a mut [f32],
     pub arena: &'a mut Arena,
     pub tokens: &'a [u32],
     /// Tokens read before the chunk.
     pub position: u64,
-    /// Every token gets the bits of a step, from ops that have [`CpuOp::reads_chunks_as_steps`](crate::ops::CpuOp::reads_chunks_as_steps).
+    /// Every token gets the bits that a single-token step would give it, in ops that have
+    /// [`CpuOp::reads_chunks_as_steps`](crate::ops::CpuOp::reads_chunks_as_steps).
     pub in_step_order: bool,
 }

@@ -1,32 +1,32 @@
-//! A pool of threads for the short parallel regions of a token, on a machine that other programs use too.
+//! A thread pool for the short parallel regions of a token, on a machine that other programs use too.
 //!
-//! A region ends when its tasks are done. No region waits for a worker that has not started on it: the tasks of such a worker are taken
-//! over, and its offer is withdrawn.
+//! A region ends when its tasks are done. It never waits for a worker that has not entered it: other threads run the tasks of that worker,
+//! and its offer is withdrawn.
 //!
 //! # Protocol
 //! Every worker has one atomic word:
 //!
 //! | from | to | by | meaning |
 //! |---|---|---|---|
-//! | `IDLE` | `OFFERED` | owner of the region | the job may be entered |
-//! | `OFFERED` | `BUSY` | worker | it has entered: the region waits for it now |
+//! | `IDLE` | `OFFERED` | owner of the region | the worker may enter the job |
+//! | `OFFERED` | `BUSY` | worker | it has entered: the region now waits for it |
 //! | `OFFERED` | `IDLE` | owner | withdrawn: the worker can no longer enter |
 //! | `BUSY` | `AWAITED` | owner | it has spun for [`PATIENCE`] and parks |
-//! | `BUSY`, `AWAITED` | `IDLE` | worker | it has left and does not read the job again; an owner that waits is unparked |
+//! | `BUSY`, `AWAITED` | `IDLE` | worker | it has left and does not read the job again; a waiting owner is unparked |
 //! | any but `BUSY`, `AWAITED` | `STOP` | the pool's drop | the thread ends |
 //!
-//! The job is a borrowed closure with an erased lifetime. It is read only between `BUSY` and the `IDLE` after it, and
-//! `OFFERED` goes either to `BUSY` or to `IDLE`, never to both, since both are compare-and-swap on one word. The owner
-//! returns only when each word that it offered is none of `OFFERED`, `BUSY` and `AWAITED`. So no worker, however late, reads the closure
-//! after its region. The cell that holds the job is written only by the owner of the region lock, before its offers, when no word is one
-//! of these. Only the owner of the region lock changes an `IDLE` word, so an offer is a plain store: with 16 threads the stores of all
-//! offers take less time than two compare-and-swap operations on lines of other cores.
+//! The job is a borrowed closure with an erased lifetime. It is read only between `BUSY` and the following `IDLE`. `OFFERED` changes either
+//! to `BUSY` or to `IDLE`, never to both, since both changes are compare-and-swap operations on one word. The owner returns only when no
+//! word is `OFFERED`, `BUSY` or `AWAITED`, so no worker, however late, reads the closure after its region. The cell that holds the job is
+//! written only by the owner of the region lock, before its offers, when no word has one of these three values. Only the owner of the
+//! region lock changes an `IDLE` word, so an offer is a plain store: with 16 threads, the stores of all offers take less time than two
+//! compare-and-swap operations on cache lines of other cores.
 //!
-//! A worker that has spun for [`SPIN`] sets `asleep`, then looks at its word once more, and parks. The owner stores its offers, then looks
-//! at `asleep`. A fence lies between the two steps of each, so that either the worker finds the offer or the owner unparks it.
+//! A worker that has spun for [`SPIN`] sets `asleep`, then checks its word once more, and parks. The owner stores its offers, then checks
+//! `asleep`. Both put a fence between their two steps, so either the worker finds the offer or the owner unparks the worker.
 //!
-//! In a child made by fork(2) there are no workers: offers are withdrawn, or, where a region was open in the parent, the region lock stays
-//! locked. In both cases the calling thread does all tasks.
+//! A child made by fork(2) has no workers: its offers are withdrawn, or, if a region was open in the parent, its region lock stays locked.
+//! In both cases the calling thread runs all tasks.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -40,19 +40,19 @@ use super::cores::physical_cores;
 use super::processor;
 use crate::error::{Error, Result};
 
-/// How long an idle worker spins before it sleeps: longer than the serial part between two regions.
+/// How long an idle worker spins before it parks: longer than the serial part between two regions.
 const SPIN: Duration = Duration::from_micros(200);
-/// How long the owner of a region spins for a worker before it parks. Asleep it keeps its share of a core that another program uses too,
-/// and has it as soon as the worker is done, so that both come to run at the same time.
+/// How long the owner of a region spins for a worker before it parks. A parked owner keeps its share of a core that another program also
+/// uses, and gets it as soon as the worker is done.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// Most threads of a pool.
+/// Largest number of threads in a pool.
 const MAX_THREADS: usize = 1024;
-/// Most bytes that a thread maps while it starts: its stack, followed by its signal stack.
+/// Upper bound on the bytes that a thread maps while it starts: its stack, then its signal stack.
 const THREAD_BYTES: usize = 4 << 20;
-/// Bytes that glibc maps for a thread's heap, if they are there, after its stack and before its signal stack.
+/// Bytes that glibc maps for a thread's heap, if available, after its stack and before its signal stack.
 const HEAP_BYTES: usize = 64 << 20;
 
-/// No processor.
+/// Marks an unknown processor.
 const NOWHERE: usize = usize::MAX;
 
 const STARTING: u32 = 0;
@@ -65,18 +65,18 @@ const STOP: u32 = 5;
 type Job = *const (dyn Fn(usize) + Sync);
 type Panic = Box<dyn Any + Send>;
 
-/// State of one thread. Its tasks have a cache line pair to themselves: other threads that look for work read them while this one
-/// waits for its word.
+/// State of one thread. Its tasks have their own pair of cache lines, since other threads that look for work read them while this thread
+/// polls its word.
 #[repr(align(128))]
 struct Lane {
-    /// State of the worker; not used in the caller's lane.
+    /// State of the worker; unused in the caller's lane.
     word: AtomicU32,
-    /// Set while the worker is about to park, or parks.
+    /// Set while the worker is about to park, and while it is parked.
     asleep: AtomicBool,
     tasks: Tasks,
 }
 
-/// Unclaimed tasks: the first in the high half, the end in the low half.
+/// The range of unclaimed tasks: the first index in the high half, the end in the low half.
 #[repr(align(128))]
 struct Tasks(AtomicU64);
 
@@ -86,7 +86,7 @@ impl Lane {
         self.tasks.0.store(range, Ordering::Relaxed);
     }
 
-    /// Claims the first task (the owner's way) or the last one (a thief's).
+    /// Claims the first task (as the lane's owner does) or the last task (as a thief does).
     fn claim(&self, from_front: bool) -> Option<usize> {
         let mut range = self.tasks.0.load(Ordering::Relaxed);
         loop {
@@ -99,8 +99,7 @@ impl Lane {
             } else {
                 (end - 1, range - 1)
             };
-            // Relaxed: only the tasks' numbers are transferred here; the words order the data that tasks
-            // read and write.
+            // Relaxed: only task numbers are transferred here. The lanes' words order the data that tasks read and write.
             let order = Ordering::Relaxed;
             match self
                 .tasks
@@ -115,24 +114,24 @@ impl Lane {
 }
 
 struct State {
-    /// Lane 0 is the caller's, the others are the workers'.
+    /// Lane 0 is the caller's; the others are the workers'.
     lanes: Vec<Lane>,
     job: UnsafeCell<Option<Job>>,
-    /// The first panic of a worker in this region.
+    /// The first panic of a worker in the current region.
     panic: Mutex<Option<Panic>>,
-    /// The thread that the worker of an `AWAITED` word unparks.
+    /// The thread that the worker of an `AWAITED` word must unpark.
     owner: Mutex<Option<Thread>>,
-    /// The processor of the owner when it last woke a worker; `NOWHERE` where the system does not say.
+    /// The processor of the owner when it last woke a worker; `NOWHERE` if the system does not report it.
     owner_processor: AtomicUsize,
 }
 
-// SAFETY: `job` is written and read only as the protocol above says, which orders every write before every read.
+// SAFETY: `job` is accessed only under the protocol above, which orders every write before every read.
 unsafe impl Sync for State {}
 // SAFETY: the pointer in `job` is used only while the region that stored it keeps its target alive.
 unsafe impl Send for State {}
 
 impl State {
-    /// A task for this worker: from its share, or else one that another worker has not started.
+    /// Claims a task for this worker: from its share, or else a task that another worker has not started.
     fn claim(&self, worker: usize) -> Option<usize> {
         let (before, from) = self.lanes.split_at(worker);
         let own = from[0].claim(true);
@@ -156,8 +155,8 @@ impl State {
     }
 }
 
-/// Threads for parallel regions. Shared by all sessions of a model. While one of them has a region, regions of the
-/// others run on their own threads.
+/// Threads for parallel regions, shared by all sessions of a model. While one session has a region open, regions of other sessions run on
+/// their calling threads.
 pub struct Pool {
     state: Arc<State>,
     workers: Vec<(JoinHandle<()>, Thread)>,
@@ -167,7 +166,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's included, at most 1024; 0 means [`physical_cores`].
+    /// Creates a pool of `threads` threads, including the caller's, at most 1024; 0 means [`physical_cores`].
     ///
     /// # Errors
     /// [`Error::Memory`] if a thread cannot be started.
@@ -196,7 +195,7 @@ impl Pool {
         };
         for index in 1..threads {
             if let Err(reason) = pool.start(index) {
-                // Without their stacks there is memory for a sentence.
+                // Dropping the pool frees the stacks, which leaves memory for the error message.
                 drop(pool);
                 let what = format!("thread {} of {threads} ({reason})", index + 1);
                 return Err(Error::memory(what, "choose fewer threads"));
@@ -207,7 +206,7 @@ impl Pool {
 
     /// Starts worker `index` and returns when it runs: a thread allocates while it starts, and never afterwards.
     fn start(&mut self, index: usize) -> std::io::Result<()> {
-        // The new thread would abort the process if it could not map its signal stack.
+        // If the new thread could not map its signal stack, it would abort the process.
         let room = |bytes| Vec::<u8>::new().try_reserve_exact(bytes);
         room(THREAD_BYTES)?;
         if room(HEAP_BYTES - THREAD_BYTES).is_ok() {
@@ -228,24 +227,24 @@ impl Pool {
         Ok(())
     }
 
-    /// Number of threads, the caller's included.
+    /// Number of threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `task(worker, index)` once for every index below `count` and returns when all have finished. `worker` is
-    /// below [`Pool::threads`], and no two tasks of one region have the same one at the same time.
+    /// Runs `task(worker, index)` once for every index below `count` and returns when all have finished. `worker` is below
+    /// [`Pool::threads`], and no two tasks that run at the same time in one region have the same `worker`.
     ///
-    /// Every thread has an equal part of the indices, the same one in each region of `count` tasks; a thread that has finished
-    /// its own takes over from others.
+    /// The indices are divided equally among the threads, in the same way for each region of `count` tasks. A thread that has finished its
+    /// share takes tasks from others.
     ///
     /// # Panics
-    /// If a task panics, with its payload; tasks that have not started are dropped then.
+    /// If a task panics, with its payload; tasks that have not started are then dropped.
     pub fn each(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
         self.each_of(count, &task);
     }
 
-    /// Compiled once for all tasks.
+    /// Takes a trait object, so that this function is compiled only once.
     fn each_of(&self, count: usize, task: &(dyn Fn(usize, usize) + Sync)) {
         let alone = || (0..count).for_each(|index| task(0, index));
         if count <= 1 || self.workers.is_empty() {
@@ -254,7 +253,7 @@ impl Pool {
         let region = match self.region.try_lock() {
             Ok(region) => region,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another session's region: this thread would only wait.
+            // Another session has a region open: this thread would only wait.
             Err(TryLockError::WouldBlock) => return alone(),
         };
         let threads = self.threads();
@@ -273,7 +272,7 @@ impl Pool {
             self.state.abandon();
         }
         self.close();
-        // While the region is this call's: afterwards a panic may be that of the next one.
+        // Taken before the region lock is released: later, the panic could be one of the next region.
         let theirs = self.state.panic().take();
         drop(region);
         match (mine, theirs) {
@@ -287,12 +286,11 @@ impl Pool {
         }
     }
 
-    /// Lets the workers enter `job`. [`Pool::close`] must follow before `job` ends.
+    /// Offers `job` to the workers. [`Pool::close`] must be called before `job` ends.
     fn offer(&self, job: &(dyn Fn(usize) + Sync)) {
         // SAFETY: only the lifetime is erased; `close` ends every use of the pointer.
         let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: the region lock is held and no word is `OFFERED`, `BUSY` or `AWAITED`, so no thread reads the cell
-        // now.
+        // SAFETY: the region lock is held and no word is `OFFERED`, `BUSY` or `AWAITED`, so no thread reads the cell now.
         unsafe { *self.state.job.get() = Some(job) };
         let workers = &self.state.lanes[1..];
         for lane in workers {
@@ -312,7 +310,7 @@ impl Pool {
     fn close(&self) {
         let workers = &self.state.lanes[1..];
         for lane in workers {
-            // Most workers have entered by now: reading first leaves them the line of their word.
+            // Most workers have entered by now: a plain read leaves the cache line of the word with its worker.
             if lane.word.load(Ordering::Relaxed) == OFFERED {
                 let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
                 // Fails if the worker has just entered; the loop below then waits for it.
@@ -349,13 +347,13 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if std::process::id() != self.process {
-            // The threads are the parent's: none is here to be joined or detached.
+            // The threads belong to the parent process: there is nothing to join or detach here.
             return std::mem::forget(std::mem::take(&mut self.workers));
         }
         for ((handle, thread), lane) in self.workers.drain(..).zip(&self.state.lanes[1..]) {
             lane.word.store(STOP, Ordering::Release);
             thread.unpark();
-            // A worker's panic was raised by the region that it happened in.
+            // A worker's panic was already raised by its region.
             let _ = handle.join();
         }
     }
@@ -410,14 +408,14 @@ fn wait(state: &State, lane: &Lane) -> u32 {
             }
             lane.asleep.store(false, Ordering::Relaxed);
             leave_the_owner(state);
-            // A worker that wakes after its offer was withdrawn spins for the next one.
+            // A worker that wakes after its offer was withdrawn spins for the next offer.
             since = Instant::now();
         }
     }
 }
 
-/// Moves a worker that was woken on its owner's processor to another one: it would run instead of the owner. A scheduler leaves both where
-/// they are for as long as other programs keep all other processors as busy.
+/// Moves a worker that was woken on its owner's processor to another processor, where it does not displace the owner. A scheduler leaves
+/// both on one processor for as long as other programs keep all other processors equally busy.
 fn leave_the_owner(state: &State) {
     let owner = state.owner_processor.load(Ordering::Relaxed);
     if processor::current() == Some(owner) {

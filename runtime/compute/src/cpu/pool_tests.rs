@@ -1,14 +1,14 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// Runs for about `rounds` turns of a loop.
+/// Spins for `rounds` iterations.
 fn dawdle(rounds: usize) {
     for i in 0..rounds {
         std::hint::black_box(i);
     }
 }
 
-/// A small generator of numbers that look random.
+/// A small pseudorandom number generator.
 fn random(state: &mut u64) -> usize {
     *state = state
         .wrapping_mul(6364136223846793005)
@@ -29,8 +29,8 @@ fn every_index_runs_once_in_many_regions() {
     }
 }
 
-/// Catches a late worker: the closure and all its borrows live on the region's stack, are overwritten with poison when
-/// it ends, and differ in the next region.
+/// Catches a late worker: the closure and its borrows live on the region's stack, are overwritten with poison when the region ends, and
+/// differ in the next region.
 #[test]
 fn nobody_enters_a_region_that_has_ended() {
     let rounds = if cfg!(miri) { 50 } else { 3000 };
@@ -59,7 +59,7 @@ fn nobody_enters_a_region_that_has_ended() {
             results.iter().enumerate().all(|(i, &r)| r == i * round),
             "round {round}"
         );
-        // Long enough now and then for workers to fall asleep, or to come too late.
+        // Now and then long enough for workers to fall asleep, or to arrive too late.
         dawdle(if round % 7 == 0 { 50 * pause } else { pause });
     }
 }
@@ -67,7 +67,7 @@ fn nobody_enters_a_region_that_has_ended() {
 #[test]
 fn a_region_ends_without_workers_that_never_come() {
     let pool = Pool::new(3).unwrap();
-    // Threads that have ended take no offer, like threads that never get a core.
+    // Threads that have ended take no offer, like threads that are never scheduled.
     for (lane, (handle, thread)) in pool.state.lanes[1..].iter().zip(&pool.workers) {
         lane.word.store(STOP, Ordering::Release);
         thread.unpark();
@@ -153,9 +153,9 @@ fn more_threads_than_can_be_are_an_error() {
 mod forked {
     use super::*;
 
-    /// Runs `body` in a child made by fork(2). Its exit status, or none if it had to be killed after a minute.
+    /// Runs `body` in a child made by fork(2). Returns its exit status, or `None` if it had to be killed after a minute.
     fn in_child(body: impl FnOnce() -> bool) -> Option<i32> {
-        // SAFETY: the child calls nothing but `body`, which this test supplies, and ends itself.
+        // SAFETY: the child calls only `body`, which this test supplies, and then exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let good = catch_unwind(AssertUnwindSafe(body)).unwrap_or(false);
@@ -165,7 +165,7 @@ mod forked {
         assert!(child > 0, "no child");
         let mut status = 0;
         for _ in 0..6000 {
-            // SAFETY: the child is this process's.
+            // SAFETY: `child` is a child of this process.
             if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
                 return Some(status >> 8);
             }
@@ -190,7 +190,7 @@ mod forked {
     fn a_child_computes_on_its_own_thread_and_ends() {
         let mut pool = Some(Pool::new(3).unwrap());
         assert!(works(pool.as_ref().unwrap()));
-        // Workers spin, and then they sleep.
+        // The workers spin at first, and later sleep.
         for pause in [0, 20] {
             std::thread::sleep(Duration::from_millis(pause));
             let child = in_child(|| {

@@ -1,21 +1,21 @@
-//! Which processor a thread runs on, and how it gets to another one.
+//! The processor that a thread runs on, and moving a thread to another processor.
 
-/// The processor that the calling thread runs on, where the system says so.
+/// The processor that the calling thread runs on; `None` if the system does not report it.
 #[cfg(target_os = "linux")]
 pub(super) fn current() -> Option<usize> {
-    // SAFETY: it takes nothing and has no conditions.
+    // SAFETY: the call takes no arguments and has no preconditions.
     usize::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
-/// Moves the calling thread to any other processor of its affinity mask, which stays as it is. Does nothing where there is none.
+/// Moves the calling thread to any other processor of its affinity mask, and leaves the mask unchanged. Does nothing if there is no other.
 #[cfg(target_os = "linux")]
 pub(super) fn leave(processor: usize) {
     const BYTES: usize = size_of::<libc::cpu_set_t>();
     if processor >= 8 * BYTES {
         return;
     }
-    // SAFETY: `cpu_set_t` is an array of integers, for which zero is a value. The system calls write and read `BYTES` bytes of it, and
-    // `CPU_CLR` is given a bit inside it.
+    // SAFETY: `cpu_set_t` is an array of integers, for which zero is valid. The system calls write and read `BYTES` bytes of it, and the
+    // bit given to `CPU_CLR` is inside it.
     unsafe {
         let mut mask: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, BYTES, &mut mask) != 0 {
@@ -23,7 +23,7 @@ pub(super) fn leave(processor: usize) {
         }
         let mut others = mask;
         libc::CPU_CLR(processor, &mut others);
-        // A mask without the processor that a thread runs on moves it at once. An empty one is refused.
+        // The kernel moves a thread at once if its mask lacks its current processor. An empty mask is refused.
         libc::sched_setaffinity(0, BYTES, &others);
         libc::sched_setaffinity(0, BYTES, &mask);
     }
@@ -45,7 +45,7 @@ mod tests {
     fn a_thread_leaves_its_processor_and_keeps_its_mask() {
         let parallelism = || std::thread::available_parallelism().unwrap().get();
         let before = parallelism();
-        // It may come back at once, but not always.
+        // The scheduler may move the thread back at once, but not every time.
         let left = (0..1000).any(|_| {
             let here = current().unwrap();
             leave(here);

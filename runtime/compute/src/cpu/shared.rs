@@ -1,4 +1,4 @@
-//! Disjoint parts of one buffer, written by several workers at once.
+//! Disjoint parts of one buffer, written by multiple workers at once.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -7,14 +7,14 @@ use bytemuck::Pod;
 
 use crate::state::{Arena, StatePlan};
 
-/// A buffer that is handed out in parts across threads.
+/// A buffer whose parts are handed out to threads.
 pub(crate) struct Shared<'a, T> {
     start: *mut T,
     len: usize,
     buffer: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the only access is `part`, whose contract forbids overlapping parts.
+// SAFETY: the only access is through `part` and `read`, whose contracts forbid a write that overlaps another part.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
@@ -26,7 +26,7 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
-    /// The values in `range`. Panics outside the buffer.
+    /// The values in `range`, mutable. Panics if the range is outside the buffer.
     ///
     /// # Safety
     /// While the returned slice is in use, no other thread may hold a part that overlaps it.
@@ -34,30 +34,30 @@ impl<'a, T> Shared<'a, T> {
     #[inline]
     pub unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: inside the borrowed buffer, and exclusive by the caller's contract.
+        // SAFETY: the range is inside the borrowed buffer, and exclusive by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// The values in `range`, to read. Panics outside the buffer.
+    /// The values in `range`. Panics if the range is outside the buffer.
     ///
     /// # Safety
     /// While the returned slice is in use, no other thread may hold a [`Shared::part`] that overlaps it.
     #[inline]
     pub unsafe fn read(&self, range: Range<usize>) -> &'a [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: inside the borrowed buffer; the caller guarantees that no thread writes it.
+        // SAFETY: the range is inside the borrowed buffer, and the caller guarantees that no thread writes it.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 }
 
-/// A session's state, whose tensors several workers change concurrently.
+/// A session's state whose tensors multiple workers change concurrently.
 pub(crate) struct SharedArena<'a> {
     plan: std::sync::Arc<StatePlan>,
     bytes: Shared<'a, u8>,
 }
 
 impl SharedArena<'_> {
-    /// Values `range` of a state tensor.
+    /// Values `range` of a state tensor, mutable.
     ///
     /// # Safety
     /// While the returned slice is in use, no other thread may hold values of the state tensor that overlap it.
@@ -73,7 +73,7 @@ impl SharedArena<'_> {
         })
     }
 
-    /// Values `range` of a state tensor, to read.
+    /// Values `range` of a state tensor.
     ///
     /// # Safety
     /// While the returned slice is in use, no other thread may hold a [`SharedArena::tensor`] that overlaps it.
@@ -86,14 +86,14 @@ impl SharedArena<'_> {
         bytemuck::cast_slice(unsafe { self.bytes.read(tensor.offset + start..tensor.offset + end) })
     }
 
-    /// The second dimension of a state tensor: rows of each head.
+    /// The second dimension of a state tensor: the number of rows per head.
     pub fn rows(&self, tensor: usize) -> usize {
         self.plan.tensors()[tensor].shape[1]
     }
 }
 
 impl Arena {
-    /// The state, to be changed by several workers.
+    /// Wraps the state, so that multiple workers can change it.
     pub(crate) fn shared(&mut self) -> SharedArena<'_> {
         SharedArena {
             plan: self.plan().clone(),

@@ -20,13 +20,13 @@ use crate::state::Kv;
 /// The owner of weights: a model.
 type Owner = dyn Any + Send + Sync;
 
-/// Kernels of a source text. A thread that needs kernels which another one compiles waits for it.
+/// Kernels of a source text. A thread that needs kernels that another thread is compiling waits for them.
 type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 
 /// Parameters that determine the memory of chunks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ChunkKey {
-    /// Address of the model, which its sessions keep.
+    /// Address of the model, which its sessions keep alive.
     pub model: usize,
     /// Bytes of a state.
     pub state: usize,
@@ -36,22 +36,22 @@ pub struct ChunkKey {
     pub kv: Kv,
 }
 
-/// Buffers and working memory of chunks. Sessions of a model use them one at a time: the holder of the lock waits for the device
-/// before it releases it.
+/// Buffers and working memory of chunks. Sessions of a model use them one at a time: the holder of the lock waits for the device before it
+/// releases the lock.
 #[derive(Default)]
 pub struct ChunkMemory {
     /// The buffers between ops.
     pub buffers: Vec<Memory>,
     /// Workspaces, in the order in which ops take them.
     pub scratch: Vec<Memory>,
-    /// The way of checkpoints to the host; none while one is on its way.
+    /// Transfers checkpoints to the host; `None` while a transfer is under way.
     pub transfer: Option<Transfer>,
-    /// Its size.
+    /// Bytes of the transfer.
     pub transfer_bytes: usize,
 }
 
 impl ChunkMemory {
-    /// Its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
         memories.map(Memory::bytes).sum::<usize>() + self.transfer_bytes
@@ -61,9 +61,9 @@ impl ChunkMemory {
 /// A device that sessions can run on, with the weights and kernels that it holds. Cloning the `Arc` shares them.
 pub struct Device {
     driver: Arc<dyn Driver>,
-    /// Weights of every model in use, by its address.
+    /// Weights of every model in use, by the model's address.
     weights: Mutex<Vec<(Weak<Owner>, Arc<Weights>)>>,
-    /// By source text.
+    /// Kernels by source text.
     kernels: Mutex<HashMap<String, Compiled>>,
     /// The memory of chunks of sessions in use.
     chunks: Mutex<Vec<(ChunkKey, Weak<Mutex<ChunkMemory>>)>>,
@@ -73,13 +73,13 @@ impl Device {
     /// Opens GPU number `ordinal`.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] without a driver, with one that is too old, or if there is no such GPU.
+    /// [`crate::Error::Device`] if there is no driver, if it is too old, or if there is no GPU of this number.
     pub fn open(ordinal: usize) -> Result<Arc<Self>> {
         Ok(Self::on(gpu::Gpu::open(ordinal)?))
     }
 
-    /// GPU number 0, if it can serve sessions on a model with this many bytes of weights: it has room for a quarter more,
-    /// and NVRTC can compile kernels.
+    /// Opens GPU number 0, if it can serve sessions on a model with this many bytes of weights: it must have free memory for a quarter
+    /// more, and NVRTC must be able to compile kernels.
     ///
     /// # Errors
     /// [`crate::Error::Device`] with the reason why the CPU serves better.
@@ -111,8 +111,8 @@ impl Device {
         Ok(())
     }
 
-    /// A device of `architecture` (such as `sm_87`) with `sms` SMs, on which nothing can run. Opening a session on it
-    /// compiles the session's kernels into `folder`; without one nothing is compiled: for [`crate::Model::schedule_on`].
+    /// Creates a device of `architecture` (such as `sm_87`) with `sms` SMs, on which nothing can run. Opening a session on it compiles the
+    /// session's kernels into `folder`; without a folder nothing is compiled, for [`crate::Model::schedule_on`].
     pub fn compile_only(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
         Self::on(compile_only::CompileOnly::new(architecture, sms, folder))
     }
@@ -135,7 +135,7 @@ impl Device {
         Self::on(emulator::Emulator::within(operations, usize::MAX))
     }
 
-    /// An emulator that reads mapped weights where they lie.
+    /// An emulator that reads mapped weights in place.
     #[cfg(feature = "emulator")]
     pub fn emulated_sharing() -> Arc<Self> {
         Self::on(emulator::Emulator::sharing())
@@ -162,25 +162,25 @@ impl Device {
         self.driver.name()
     }
 
-    /// Bytes of its memory that hold weights.
+    /// Returns the bytes of device memory that hold weights.
     pub fn weight_bytes(&self) -> usize {
         let weights = self.weights.lock().expect("weights");
         weights.iter().map(|(_, weights)| weights.bytes()).sum()
     }
 
-    /// Bytes of weights that it reads in the host's memory, where the file is mapped: on a device that shares that memory,
-    /// or with `WATERLINE_MAPPED=1` in the environment. Formats that kernels read in another order than the file's (Q8_0,
-    /// Q4_0, Q6_K) are copied even so.
+    /// Returns the bytes of weights that the device reads from host memory, where the file is mapped: on a device that shares that memory,
+    /// or with `WATERLINE_MAPPED=1` in the environment. Formats that kernels read in another order than the file's (Q8_0, Q4_0, Q6_K) are
+    /// copied even so.
     pub fn shared_bytes(&self) -> usize {
         let weights = self.weights.lock().expect("weights");
         let shared = weights.iter().map(|(_, weights)| weights.shared_bytes());
         shared.sum()
     }
 
-    /// Bytes a second that a plain read of `bytes` reaches, the median of several.
+    /// Measures the bandwidth of a plain read of `bytes`, in bytes per second: the median of nine passes.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] if the memory cannot be had.
+    /// [`crate::Error::Device`] if the memory cannot be allocated.
     pub fn read_bandwidth(&self, bytes: usize) -> Result<f64> {
         let memory = Memory::new(&self.driver, bytes)?;
         let queue = Arc::clone(&self.driver).queue()?;
@@ -221,7 +221,7 @@ impl Device {
         &self.driver
     }
 
-    /// The model's weights, which are uploaded at first use.
+    /// Returns the model's weights, which are uploaded at first use.
     #[doc(hidden)]
     pub fn weights(&self, model: Arc<Owner>) -> Arc<Weights> {
         let mut all = self.weights.lock().expect("weights");
@@ -237,7 +237,7 @@ impl Device {
         weights
     }
 
-    /// The memory of chunks for sessions of a model, empty for the first of them.
+    /// Returns the memory of chunks for sessions of a model; it is empty for the first of them.
     #[doc(hidden)]
     pub fn chunk_memory(&self, key: ChunkKey) -> Arc<Mutex<ChunkMemory>> {
         let mut all = self.chunks.lock().expect("chunks");
@@ -251,14 +251,14 @@ impl Device {
         memory
     }
 
-    /// The text that NVRTC compiles for `kernel`, such as `decode_kernel`, if a session has needed it.
+    /// Returns the text that NVRTC compiles for `kernel`, such as `decode_kernel`, if a session has needed it.
     pub fn source_of(&self, kernel: &str) -> Option<String> {
         let kernels = self.kernels.lock().expect("kernels");
         let defines = |text: &&String| text.contains(&format!(" {kernel}("));
         kernels.keys().find(defines).cloned()
     }
 
-    /// The kernels of a program, compiled if they are not yet.
+    /// Returns the kernels of a program, compiling them if necessary.
     #[doc(hidden)]
     pub fn kernels(&self, source: &TranslationUnit) -> Result<Vec<Kernel>> {
         let compiled = {

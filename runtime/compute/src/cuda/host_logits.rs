@@ -10,12 +10,12 @@ use crate::error::Result;
 pub struct HostLogits {
     logits: OnceCell<Vec<f32>>,
     spare: Cell<Vec<f32>>,
-    /// The first of the largest, if it is known.
+    /// The token with the largest logit (the first of equal ones), if it is known.
     pub next: Option<u32>,
 }
 
 impl HostLogits {
-    /// Zeros of `[vocab]` to fill.
+    /// Allocates `[vocab]` zeros to fill.
     pub fn new(vocab: usize) -> Self {
         HostLogits {
             logits: OnceCell::new(),
@@ -24,7 +24,7 @@ impl HostLogits {
         }
     }
 
-    /// The copy, which `fill` makes if there is none.
+    /// Returns the copy; `fill` makes it if it does not exist yet.
     pub fn get(&self, fill: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<&[f32]> {
         let logits = self.logits.get_or_try_init(|| {
             let mut logits = self.spare.take();
@@ -39,7 +39,7 @@ impl HostLogits {
         logits.map(Vec::as_slice)
     }
 
-    /// The logits have changed.
+    /// Discards the copy, since the logits have changed.
     pub fn forget(&mut self) {
         self.next = None;
         if let Some(logits) = self.logits.take() {

@@ -27,7 +27,7 @@ __device__ inline u32 shared_address(const void* pointer) {
 #endif
 }
 
-// The number in a register. Otherwise the compiler computes it again at every use, often from a special register that is slow to read.
+// Returns x in a register. Otherwise the compiler recomputes it at every use, often from a special register that is slow to read.
 __device__ inline u32 in_register(u32 x) {
 #ifndef WATERLINE_EMULATOR
   asm volatile("mov.u32 %0, %0;" : "+r"(x));
@@ -35,7 +35,7 @@ __device__ inline u32 in_register(u32 x) {
   return x;
 }
 
-// The address of shared memory in a register.
+// Returns the address of shared memory in a register.
 template <class T>
 __device__ T* held_pointer(T* pointer) {
 #ifndef WATERLINE_EMULATOR
@@ -76,7 +76,7 @@ __device__ inline float second_of(u32 pair) {
   return number == F16 ? half_bits((u16)(pair >> 16)) : __uint_as_float(pair & 0xffff0000);
 }
 
-// Begins to copy 16 aligned bytes from global into shared memory, bypassing L1; or clears them.
+// Starts copying 16 aligned bytes from global into shared memory, bypassing L1, or clears them.
 __device__ inline void copy_or_clear(void* to, const void* from, bool copies = true) {
 #ifdef WATERLINE_EMULATOR
   if (copies) memcpy(to, from, 16);
@@ -115,7 +115,7 @@ __device__ inline u32 pack_numbers(float low, float high) {
 #endif
 }
 
-// Loads four 8x8 matrices of 16-bit numbers, a row from each lane's address; `across`: each transposed.
+// Loads four 8x8 matrices of 16-bit numbers, a row from each lane's address; with `across`, each is transposed.
 template <bool across = false>
 __device__ inline void load_matrices(u32* out, const u16* row) {
 #ifdef WATERLINE_EMULATOR
@@ -142,8 +142,8 @@ __device__ inline void load_matrices(u32* out, const u16* row) {
 #endif
 }
 
-// A left operand of 16 rows and a depth of 16, from a matrix in shared memory with `pitch` numbers from one row to the next;
-// `across`: from its transpose.
+// Loads a left operand of 16 rows and a depth of 16, from a matrix in shared memory with `pitch` numbers from one row to the next; with
+// `across`, from its transpose.
 template <bool across = false>
 __device__ inline void load_left(u32* a, const u16* matrix, int pitch) {
   int lane = lane_index();
@@ -151,7 +151,7 @@ __device__ inline void load_left(u32* a, const u16* matrix, int pitch) {
   load_matrices<across>(a, matrix + row * pitch + column);
 }
 
-// Two right operands side by side of a depth of 16 and 8 columns each, from a matrix whose rows run along the depth; `across`:
+// Loads two adjacent right operands with a depth of 16 and 8 columns each, from a matrix whose rows run along the depth; with `across`,
 // from its transpose.
 template <bool across = false>
 __device__ inline void load_right(u32* b, const u16* matrix, int pitch) {
@@ -189,8 +189,8 @@ __device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
 #endif
 }
 
-// sums += a b in 8-bit integers, of 16 rows, 8 columns and a depth of 32. A word has four numbers of the depth: those from 4t on in the
-// first words of a row and a column, the same ones sixteen later in the others.
+// sums += a b in 8-bit integers, of 16 rows, 8 columns and a depth of 32. A word has four numbers along the depth: the first words of a row
+// and a column have the numbers from 4t on, the other words those from 4t + 16 on.
 __device__ inline void multiply_add_codes(int* sums, const u32* a, const u32* b) {
 #ifdef WATERLINE_EMULATOR
   sum_operands(sums, a, b, [](int g, int lower, int column) {
@@ -209,8 +209,8 @@ __device__ inline void multiply_add_codes(int* sums, const u32* a, const u32* b)
 #endif
 }
 
-// Two f32 numbers as sums of `parts` in bf16 or f16 each: two parts in bf16 hold 16 bits of a fraction, three all 24, and two in f16 hold 22
-// of numbers that are neither too large nor too small for it.
+// Two f32 numbers, each as the sum of `parts` numbers in bf16 or f16. Two parts in bf16 hold 16 bits of the fraction, three parts all 24.
+// Two parts in f16 hold 22 bits of numbers that are neither too large nor too small for f16.
 template <int parts, int number = BF16>
 struct SplitPair {
   u32 part[parts] = {};
@@ -229,7 +229,7 @@ struct SplitPair {
     for (int i = parts - 1; i >= 0; i--) x = {x.x + first_of<number>(part[i]), x.y + second_of<number>(part[i])};
     return x;
   }
-  // From and to memory, with parts `distance` apart.
+  // Loads from and stores to memory, with parts `distance` apart.
   __device__ void load(const u16* place, int distance) {
 #pragma unroll
     for (int i = 0; i < parts; i++) part[i] = *reinterpret_cast<const u32*>(place + i * distance);
@@ -257,7 +257,7 @@ struct SplitTile {
   }
 };
 
-// Operands of numbers that are sums.
+// An operand whose numbers are sums of `parts`.
 template <int parts>
 struct SplitOperand {
   u32 part[parts][4];
@@ -275,8 +275,8 @@ __device__ inline void load_right(SplitOperand<parts>& b, const SplitTile<parts>
   for (int i = 0; i < parts; i++) load_right<across>(b.part[i], tile.first + i * tile.distance, tile.pitch);
 }
 
-// sums += a b of 16 rows, twice 8 columns and a depth of 16, but for what is below the last part of a number. The smallest products
-// come first.
+// sums += a b of 16 rows, twice 8 columns and a depth of 16, without products below the last part of a number. The smallest products come
+// first.
 template <int number = BF16, int parts, int right_parts>
 __device__ inline void multiply_add(float (*sums)[4], const SplitOperand<parts>& a, const SplitOperand<right_parts>& b) {
 #pragma unroll
@@ -308,8 +308,8 @@ __device__ inline void mbarrier_arrive(u64* barrier) {
 #define WATERLINE_MOST_TRIES "268435456"
 #endif
 
-// Waits until the phase of this parity is complete. All arrivals come from the same block: after half a minute of tries the kernel traps,
-// later than waits for other blocks end. Looks at the clock, or tries in C++, cost chunks in BF16 and steps in Q8_0 1.5 %.
+// Waits until the phase of this parity is complete. All arrivals come from the same block. After half a minute of tries, later than waits
+// for other blocks end, the kernel traps. Reading the clock, or trying in C++, cost chunks in BF16 and steps in Q8_0 1.5 %.
 __device__ inline void mbarrier_wait(u64* barrier, int parity) {
   asm volatile(
       "{ .reg .pred done, hangs; .reg .u32 tries; mov.u32 tries, 0;"
@@ -319,7 +319,7 @@ __device__ inline void mbarrier_wait(u64* barrier, int parity) {
       : "memory");
 }
 
-// Whether it is complete, perhaps after a short wait.
+// Returns whether the phase of this parity is complete, perhaps after a short wait.
 __device__ inline bool mbarrier_try(u64* barrier, int parity) {
   u32 is;
   asm volatile("{ .reg .pred done; " WATERLINE_TRY("%1", "%2") " selp.u32 %0, 1, 0, done; }"
@@ -329,8 +329,8 @@ __device__ inline bool mbarrier_try(u64* barrier, int parity) {
   return is != 0;
 }
 
-// As above without a deadline, for a loop whose instructions count and whose end another warp waits for: the compiler moves uncounted
-// tries out of the loop, and the instructions around them overlap.
+// Like `mbarrier_wait` without a limit, for a loop where every instruction counts and whose end another warp waits for: the compiler moves
+// uncounted tries out of the loop, and the instructions around them overlap.
 __device__ inline void mbarrier_spin(u64* barrier, int parity) {
   asm volatile("{ .reg .pred done; again: " WATERLINE_TRY("%0", "%1") " @done bra end; bra again; end: }" ::"r"(shared_address(barrier)), "r"(parity)
                : "memory");
@@ -339,14 +339,14 @@ __device__ inline void mbarrier_spin(u64* barrier, int parity) {
 // Makes this thread's writes to shared memory visible to the async proxy (wgmma, bulk copies).
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Arrives, and adds this many bytes of bulk copies to the phase.
+// Arrives, and adds this many bytes of bulk copies to what the phase expects.
 __device__ inline void mbarrier_expect_bytes(u64* barrier, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 #endif
 }
 
-// Begins a bulk copy of aligned bytes from global into shared memory, which completes at the barrier.
+// Starts a bulk copy of aligned bytes from global into shared memory, which completes at the barrier.
 __device__ inline void bulk_copy(void* to, const void* from, int bytes, u64* barrier) {
   mbarrier_expect_bytes(barrier, bytes);
 #if __CUDA_ARCH__ >= 900
@@ -358,19 +358,19 @@ __device__ inline void bulk_copy(void* to, const void* from, int bytes, u64* bar
 }
 
 #if __CUDA_ARCH__ >= 900
-// Blocks of this block's cluster; they follow one another.
+// Returns the number of blocks in this block's cluster; they are consecutive.
 __device__ inline int cluster_blocks() {
   u32 blocks;
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
   return (int)blocks;
 }
 
-// Waits for all threads of the cluster, and for what they wrote to shared memory.
+// Waits for all threads of the cluster and for their writes to shared memory.
 __device__ inline void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Where a place in shared memory lies in another block of the cluster.
+// Returns the address of the same place in the shared memory of another block of the cluster.
 __device__ inline u32 address_in_cluster(const void* place, int block) {
   u32 address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(block));

@@ -1,8 +1,8 @@
 //! The backend for NVIDIA GPUs: state and weights on the device, ops as kernels, a step as one persistent kernel or a recorded graph.
 //!
-//! [`driver`] reaches the GPU and the compiler of kernels. [`schedule`] is what ops write their kernels with. [`gemm`] has the matrix
-//! products, [`source`] the text of a program's kernels, [`decode`] the persistent kernel of a step, [`batch`] the kernels of several
-//! sessions. [`token`] chooses the next token. Each of these imports only from those before it.
+//! [`driver`] accesses the GPU and the kernel compiler. With [`schedule`], ops append their kernel calls. [`gemm`] has the matrix products.
+//! [`source`] generates the text of a program's kernels, [`decode`] the persistent kernel of a step, [`batch`] the kernels of several
+//! sessions. [`token`] chooses the next token. Each module imports only from the modules before it.
 
 mod batch;
 mod decode;

@@ -41,7 +41,7 @@ __device__ T* shared_memory() {
 #endif
 }
 
-// Loads sixteen bytes that are read once, without a place in L1. In the decode kernel weights are in shared memory.
+// Loads sixteen bytes that are read once, without allocating a line in L1. In the decode kernel weights are in shared memory.
 __device__ inline uint4 load_once(const void* from) {
 #if defined(WATERLINE_EMULATOR) || defined(WATERLINE_DECODE)
   return *reinterpret_cast<const uint4*>(from);
@@ -54,7 +54,7 @@ __device__ inline uint4 load_once(const void* from) {
 #endif
 }
 
-// Begins to copy 4 or 16 aligned bytes from global into shared memory.
+// Starts copying 4 or 16 aligned bytes from global into shared memory.
 template <int bytes>
 __device__ inline void copy_async(void* to, const void* from) {
 #ifdef WATERLINE_EMULATOR
@@ -65,7 +65,7 @@ __device__ inline void copy_async(void* to, const void* from) {
 #endif
 }
 
-// As above for 16 bytes that are read once, bypassing L1, whose lines would bound the copies in flight.
+// Like `copy_async`, for 16 bytes that are read once: bypasses L1, whose lines would limit the copies in flight.
 __device__ inline void copy_async_once(void* to, const void* from) {
 #ifdef WATERLINE_EMULATOR
   memcpy(to, from, 16);
@@ -74,14 +74,14 @@ __device__ inline void copy_async_once(void* to, const void* from) {
 #endif
 }
 
-// Ends a group of copies that this thread began.
+// Ends a group of copies that this thread started.
 __device__ inline void commit_copies() {
 #ifndef WATERLINE_EMULATOR
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits until all but the last `groups` groups that this thread began have come; other threads see them after a barrier.
+// Waits until all but the last `groups` groups of this thread's copies have arrived; other threads see them after a barrier.
 template <int groups>
 __device__ inline void wait_for_copies() {
 #ifndef WATERLINE_EMULATOR
@@ -101,7 +101,7 @@ __device__ inline float float_of(half x) { return x; }
 
 // Programmatic dependent launch: the next kernel may start now, and must not depend on this one before its `wait_for_dependencies`.
 // Called after `wait_for_dependencies`, so that only one kernel is ahead: more would evict each other's weights from L2. A short kernel
-// before one that loads much calls it first: those loads then also overlap with the kernel before.
+// before one that loads much calls it first: the loads then also overlap with the kernel before the short one.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900 && !defined(WATERLINE_DECODE)
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -135,7 +135,7 @@ constexpr u32 all_lanes = 0xffffffff;
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
 
-// Parameters from global into shared memory, by the block; `bytes` is a multiple of 16.
+// Copies parameters from global into shared memory, by the whole block; `bytes` is a multiple of 16.
 __device__ inline void copy_parameters(u8* to, const u8* from, int bytes) {
   __syncthreads();
   for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
@@ -144,7 +144,7 @@ __device__ inline void copy_parameters(u8* to, const u8* from, int bytes) {
   __syncthreads();
 }
 
-// A row from global into shared memory by one warp; `aligned` if both begin at multiples of 16 bytes.
+// Copies a row from global into shared memory, by one warp; `aligned` if both addresses are multiples of 16 bytes.
 template <bool aligned>
 __device__ inline void copy_row(float* to, const float* from, int n) {
   int first = 0;
@@ -155,7 +155,7 @@ __device__ inline void copy_row(float* to, const float* from, int n) {
   for (int i = first + lane_index(); i < n; i += 32) copy_async<4>(to + i, from + i);
 }
 
-// The largest number, by one instruction.
+// The largest number over a warp, by one instruction.
 __device__ inline u32 warp_max_of_bits(u32 x) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_max_sync(all_lanes, x);
@@ -220,7 +220,7 @@ __device__ inline float block_max(float x) {
   return warp_max(x);
 }
 
-// Rises with the logit; among equals the lower token has the larger key.
+// A key that rises with the logit; among equal logits the lower token has the larger key.
 __device__ inline u64 key_of(float logit, u32 token) {
   u32 bits = __float_as_uint(logit);
   bits = bits >> 31 ? ~bits : bits | 0x80000000u;

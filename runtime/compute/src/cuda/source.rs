@@ -1,4 +1,4 @@
-//! The translation units that NVRTC compiles: the kernels of a program. That of the decode kernel is in `decode/source.rs`.
+//! The translation units that NVRTC compiles: the kernels of a program. The unit of the decode kernel is in `decode/source.rs`.
 
 use waterline_kernels::file;
 use waterline_quant::{device_constants, device_files};
@@ -23,18 +23,18 @@ const COMMON: &[Source] = &[
     Source::new("ops/softmax/softmax.cu", &[]),
 ];
 
-/// A translation unit, and the name in it of each call's kernel.
+/// A translation unit, with the name of each call's kernel.
 pub struct TranslationUnit {
     /// The whole text.
     pub text: String,
-    /// The kernels that it defines, each once.
+    /// The names of the kernels that it defines, without duplicates.
     pub kernels: Vec<String>,
-    /// For each call, which kernel is its.
+    /// For each call, the index of its kernel.
     pub of_call: Vec<usize>,
 }
 
 impl TranslationUnit {
-    /// The text that defines every kernel of `calls`.
+    /// Generates the text that defines every kernel of `calls`.
     pub fn new(calls: &[&Queued]) -> Self {
         let (wrappers, of_call) = each_once(calls.iter().map(|queued| wrapper(queued)));
         let mut names = vec![String::new(); wrappers.len()];
@@ -64,7 +64,7 @@ pub(super) fn add_common(text: &mut Text) {
     text.add(COMMON);
 }
 
-/// The distinct texts, and for each given one its index among them.
+/// Returns the distinct texts, and for each given text its index among them.
 pub(super) fn each_once(texts: impl Iterator<Item = String>) -> (Vec<String>, Vec<usize>) {
     let mut found: Vec<String> = Vec::new();
     let of = texts.map(|text| {
@@ -78,7 +78,7 @@ pub(super) fn each_once(texts: impl Iterator<Item = String>) -> (Vec<String>, Ve
     (found, of)
 }
 
-/// A global function that calls one instance of a template, with the number of threads as a constant. Under the emulator it is a
+/// Generates a global function that calls one instance of a template, with the number of threads as a constant. For the emulator it is a
 /// function that runs a launch.
 fn wrapper(queued: &Queued) -> String {
     if queued.by_slot {
@@ -110,8 +110,8 @@ fn wrapper(queued: &Queued) -> String {
     )
 }
 
-/// As above for a kernel whose parameters come from a table: those of slot `blockIdx.z`, and of the `tokens` - 1 following slots,
-/// which a block processes in order. If another block's work on the previous slot is needed, nothing begins early.
+/// Like [`wrapper`], for a kernel whose parameters come from a table: the parameters of slot `blockIdx.z`, and of the `tokens` - 1 slots
+/// after it, which a block processes in order. If a block needs another block's work on the previous slot, nothing begins early.
 fn slot_wrapper(queued: &Queued) -> String {
     let call = &queued.call;
     let list: Vec<String> = (call.types().into_iter().zip(call.offsets()))

@@ -8,7 +8,7 @@ use crate::abi::device_enum;
 use crate::cpu::simd;
 
 device_enum! {
-    /// A function of single values: a feature map, or the function of an output gate.
+    /// An elementwise function: a feature map, or the function of an output gate.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Activation("") {
@@ -26,9 +26,9 @@ device_enum! {
         Relu,
         /// `max(x, 0)^2`.
         SquaredRelu,
-        /// `x Phi(x)`, in its approximation by tanh.
+        /// `x Phi(x)`, in its tanh approximation.
         Gelu,
-        /// `x + 1` above zero, else `e^x`.
+        /// `x + 1` above zero, otherwise `e^x`.
         EluPlusOne,
         /// `x Phi(x)`.
         GeluErf,
@@ -36,7 +36,7 @@ device_enum! {
 }
 
 impl Activation {
-    /// Maps every value in place. Not inlined: the maps of all functions are large.
+    /// Maps every value in place. Not inlined: the compiled code of all functions together is large.
     #[inline(never)]
     pub(crate) fn apply(self, values: &mut [f32]) {
         simd::vectorize(
@@ -96,7 +96,7 @@ fn gelu(x: f32) -> f32 {
     x * simd::sigmoid(2.0 * 0.797_884_6 * x * (1.0 + 0.044_715 * x * x))
 }
 
-/// The error function to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+/// The error function, with an absolute error of at most 1.5e-7 (Abramowitz and Stegun, 7.1.26).
 #[inline(always)]
 fn erf(x: f32) -> f32 {
     const FACTORS: [f32; 5] = [
@@ -120,7 +120,7 @@ mod tests {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         let tanh_gelu =
             |x: f64| 0.5 * x * (1.0 + (0.797_884_56 * x * (1.0 + 0.044_715 * x * x)).tanh());
-        // The normal distribution by its series, and by its tail where the series would cancel.
+        // The normal distribution function: a power series, and 0 or 1 in the tails, where the series would cancel.
         let normal = |x: f64| {
             let density = (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
             let series = (1..200).fold((x, x), |(sum, term), n| {

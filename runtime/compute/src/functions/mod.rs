@@ -1,4 +1,4 @@
-//! Functions of a token's values that ops apply before and after their products: activations, norms, gates.
+//! Functions that ops apply to a token's values before and after their products: activations, norms, gates.
 
 mod activation;
 mod norm;
@@ -12,14 +12,14 @@ use crate::weights::Vector;
 
 /// The operation on a mixer's output before the output matrix.
 pub enum OutputOp {
-    /// A norm over each group of values that its gains span: a head, or the whole width.
+    /// A norm over each group of values that its gains cover: a head, or all columns.
     Norm(Norm),
-    /// A norm over each of this many equal parts of the values that its gains span.
+    /// A norm over each of this many equal parts of the values that its gains cover.
     GroupNorm(Norm, usize),
-    /// Plus these columns, each times its gain.
+    /// Adds these columns, each multiplied by its gain.
     Add(View, Vector),
-    /// A function of every value.
+    /// Applies a function to every value.
     Map(Activation),
-    /// Multiplied by a function of these columns.
+    /// Multiplies by a function of these columns.
     Gate(View, Activation),
 }

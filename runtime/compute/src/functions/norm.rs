@@ -3,16 +3,16 @@
 use crate::cpu::simd;
 use crate::weights::Vector;
 
-/// `x / sqrt(mean(x^2) + eps) * weight + bias`, a centred one of `x - mean(x)` in place of x.
+/// `x / sqrt(mean(x^2) + eps) * weight + bias`. A centred norm takes `x - mean(x)` in place of `x`.
 #[derive(Debug, Clone)]
 pub struct Norm {
-    /// Gains, one for each value.
+    /// Gains, one per value.
     pub weight: Vector,
     /// Added to the mean square.
     pub eps: f32,
-    /// Whether the mean is taken off first.
+    /// Whether the mean is subtracted first.
     pub centred: bool,
-    /// Added at the end.
+    /// Added to the result.
     pub bias: Option<Vector>,
 }
 
@@ -27,7 +27,7 @@ impl Norm {
         }
     }
 
-    /// This norm with its result multiplied.
+    /// Returns this norm with its result multiplied by `multiplier`.
     pub fn scaled(&self, multiplier: f32) -> Self {
         let scaled = |values: &Vector| values.iter().map(|x| multiplier * x).collect();
         Norm {
@@ -37,7 +37,7 @@ impl Norm {
         }
     }
 
-    /// The norm of `factor x`, to be applied to x: its epsilon alone differs.
+    /// Returns the norm that gives for `x` what this norm gives for `factor x`: only its epsilon differs.
     pub fn divided(self, factor: f32) -> Self {
         Norm {
             eps: self.eps / (factor * factor),
@@ -45,20 +45,20 @@ impl Norm {
         }
     }
 
-    /// Writes the normed `x` to `out`.
+    /// Writes the norm of `x` to `out`.
     #[inline]
     pub(crate) fn apply(&self, x: &[f32], out: &mut [f32]) {
         out.copy_from_slice(x);
         self.apply_in_place(out);
     }
 
-    /// Norms `x` in place.
+    /// Normalises `x` in place.
     #[inline]
     pub fn apply_in_place(&self, x: &mut [f32]) {
         self.apply_in_groups(x, 1);
     }
 
-    /// Norms each of `groups` equal parts of `x` in place. Not inlined.
+    /// Normalises each of `groups` equal parts of `x` in place. Not inlined, since it is compiled for each vector unit.
     #[inline(never)]
     pub(crate) fn apply_in_groups(&self, x: &mut [f32], groups: usize) {
         simd::vectorize(
@@ -86,8 +86,8 @@ impl Norm {
     }
 }
 
-/// Squares are summed in f64, as in ggml, so that their order does not matter: norms of rows of a table of embeddings in 16 bits, and
-/// with gains in 16 bits, often lie at a tie of two 8-bit codes, where the last bit decides.
+/// Squares are summed in f64, as in ggml, so that their order does not matter. Norms of embedding rows stored in 16 bits, or with gains in
+/// 16 bits, often lie exactly between two 8-bit codes, where the last bit decides.
 #[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     let mean = (simd::square_sum(x) / x.len() as f64) as f32;

@@ -1,4 +1,4 @@
-//! A set of retained tokens with a fixed capacity: full, the lowest score makes room.
+//! A set of retained tokens with a fixed capacity. When it is full, the lowest score makes room.
 
 /// One head's set: scores in use and their number. Keys and values are stored in rows with equal
 /// indices.
@@ -16,8 +16,8 @@ impl CappedSet<'_> {
         (score > 0.0).then(|| self.insert(score))?
     }
 
-    /// Takes in a token with `score`, if there is room or a retained score is strictly lower: the lowest goes, the
-    /// first of equal ones. Returns the row that the token takes.
+    /// Inserts a token with `score`, if there is room or a retained score is strictly lower. The lowest score is evicted, the
+    /// first among equals. Returns the row that the token takes.
     pub fn insert(&mut self, score: f32) -> Option<usize> {
         if score.is_nan() || self.scores.is_empty() {
             return None;
@@ -42,8 +42,8 @@ impl CappedSet<'_> {
     }
 }
 
-/// The row that a set of `capacity` gives to the leaving token at `position` when it keeps the first `sink` tokens
-/// and, of the others, every `every`-th: the newest of these, in a circle.
+/// The row that a set of `capacity` rows gives to the leaving token at `position`. The set keeps the first `sink` tokens and, of
+/// the others, every `every`-th, of which the newest replace the oldest cyclically.
 pub(super) fn strided_row(
     position: u64,
     sink: usize,

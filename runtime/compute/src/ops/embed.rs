@@ -1,4 +1,4 @@
-//! Rows of the embedding matrix into the residual stream.
+//! Copies rows of the embedding matrix into the residual stream.
 
 use waterline_quant::Matrix;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::functions::Norm;
 use crate::operands::{RESIDUAL, View};
 
-/// Decodes the row of each token.
+/// Decodes the embedding row of each token.
 pub struct Embed {
     /// The embedding `[vocab, hidden]`.
     pub matrix: Matrix,

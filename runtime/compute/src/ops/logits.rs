@@ -1,4 +1,4 @@
-//! From the residual stream to logits.
+//! Computes logits from the residual stream.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// Operands of the op.
+    /// The op's operands.
     pub fn access(&self) -> Access {
         Access {
             writes: vec![Operand::State(LOGITS)],
@@ -86,7 +86,7 @@ impl Logits {
 }
 
 impl Logits {
-    /// The logits after each token in `residual`.
+    /// Launches the logits after each token in `residual`.
     pub fn launch(&self, launches: &mut Launches, residual: View, logits: Rows) -> Result<()> {
         let prologue = launches.prologue(residual, Some(&self.norm))?;
         launches.gemm_into(

@@ -20,9 +20,9 @@ pub struct Mlp {
     pub up: Linear,
     /// `[hidden, intermediate]`.
     pub down: Linear,
-    /// Function of the gate.
+    /// Activation of the gate.
     pub activation: Activation,
-    /// Room for gate and up, side by side.
+    /// Room for the products of gate and up, one after the other.
     pub inner: View,
     /// Norm of the output before it is added `[hidden]`.
     pub post_norm: Option<Norm>,
@@ -85,7 +85,7 @@ impl CpuOp for Mlp {
                 #[inline(always)]
                 |_, t, row| {
                     let width = 2 * intermediate;
-                    // SAFETY: each token is one task, and its row is its own.
+                    // SAFETY: each task has a different token, and therefore a different row.
                     let products = unsafe { inner.part(t * width..(t + 1) * width) };
                     for linear in inner_linears {
                         linear.finish(products);

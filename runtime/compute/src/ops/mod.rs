@@ -64,15 +64,15 @@ use crate::state::{StatePlan, Touched};
 
 /// How an op runs on a device.
 pub trait DeviceOp {
-    /// Writes the op's kernels.
+    /// Appends the op's kernel calls to `launches`.
     fn launch(&self, launches: &mut Launches) -> Result<()>;
 
-    /// Whether a step of it uses all SMs, so that ops that run concurrently divide them.
+    /// Whether a step of the op uses all SMs, so that ops that run concurrently divide them.
     fn fills_device(&self) -> bool {
         false
     }
 
-    /// Whether its kernels for several tokens are bit-identical to single-token steps.
+    /// Whether the op's kernels for several tokens are bit-identical to single-token steps.
     fn runs_as_steps(&self) -> bool {
         false
     }
@@ -83,7 +83,7 @@ pub trait CpuOp {
     /// Runs the op over the frame's tokens.
     fn run(&self, frame: &mut Frame);
 
-    /// Whether the tokens of a chunk on one state have the bits of steps where the frame is in step order.
+    /// Whether a chunk of tokens on one state is bit-identical to single steps when the frame is in step order.
     fn reads_chunks_as_steps(&self) -> bool {
         false
     }
@@ -110,15 +110,15 @@ pub trait Op: CpuOp + DeviceOp + Send + Sync {
         !self.access().reads.iter().any(state)
     }
 
-    /// Whether the op makes a discrete choice (routing), so that the smallest difference of its input may change its whole output.
+    /// Whether the op makes a discrete choice (routing), so that a tiny difference in its input may change its output completely.
     fn is_discrete(&self) -> bool {
         false
     }
 
-    /// Checks the op's own requirements on its operands; the rules for all ops are checked already.
+    /// Checks the op's requirements on its operands, beyond the rules for all ops, which are already checked.
     fn check(&self, _rules: &mut Rules) {}
 
-    /// The op's name, for people.
+    /// The op's name, for display.
     fn name(&self) -> &'static str {
         let path = std::any::type_name::<Self>();
         path.rsplit("::").next().unwrap_or(path)

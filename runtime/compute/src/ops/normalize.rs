@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::functions::Norm;
 use crate::operands::View;
 
-/// `columns = norm(columns)`, over all of them together.
+/// `columns = norm(columns)`, one norm over all of them.
 pub struct Normalize {
     /// The columns.
     pub columns: View,

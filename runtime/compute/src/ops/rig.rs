@@ -10,7 +10,7 @@ use crate::instrument::run_named;
 use crate::operands::View;
 use crate::state::{Arena, StateDtype, StateKind, StateOptions, StatePlan, StateTensor};
 
-/// State tensors of these types and shapes, numbered from zero.
+/// A plan of state tensors with these types and shapes, numbered from zero.
 pub(crate) fn plan(tensors: &[(StateDtype, &[usize])]) -> StatePlan {
     let mut plan = StatePlan::default();
     for (dtype, shape) in tensors {
@@ -21,7 +21,7 @@ pub(crate) fn plan(tensors: &[(StateDtype, &[usize])]) -> StatePlan {
     plan
 }
 
-/// Columns of these widths side by side in buffer 0.
+/// Adjacent columns of these widths in buffer 0.
 pub(crate) fn side_by_side<const N: usize>(widths: [usize; N]) -> [View; N] {
     let stride = widths.iter().sum();
     let mut start = 0;
@@ -46,7 +46,7 @@ pub(super) struct Rig<'a> {
 }
 
 impl<'a> Rig<'a> {
-    /// Buffers of `widths`, and state tensors of the types and shapes `state tensors`, numbered from zero.
+    /// Creates buffers of `widths`, and state tensors of the types and shapes in `tensors`, numbered from zero.
     pub fn new(op: &'a dyn Op, widths: &'a [usize], tensors: &[(StateDtype, &[usize])]) -> Self {
         Rig {
             op,
@@ -116,7 +116,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// A number that looks random, from -1 to 1.
+/// A pseudo-random number from -1 to 1.
 pub(crate) fn noise(seed: usize) -> f32 {
     let mut x = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x ^= x >> 29;

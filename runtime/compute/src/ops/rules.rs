@@ -10,12 +10,12 @@ pub struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
-    /// With the rule that is already known to be broken.
+    /// Starts with a rule that is already known to be broken, if there is one.
     pub fn new(plan: &'a StatePlan, broken: Option<String>) -> Self {
         Rules { plan, broken }
     }
 
-    /// The first rule that is broken.
+    /// Returns the first broken rule.
     pub fn broken(self) -> Option<String> {
         self.broken
     }
@@ -26,28 +26,28 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// A number is this one.
+    /// Requires that a number equals the expected one.
     pub fn equal(&mut self, name: &str, found: usize, expected: usize) {
         self.holds(found == expected, || {
             format!("{name} is {found} instead of {expected}")
         });
     }
 
-    /// The columns have this width.
+    /// Requires that the columns have this width.
     pub fn width(&mut self, name: &str, view: View, width: usize) {
         self.holds(view.width == width, || {
             format!("{name} has {} columns instead of {width}", view.width)
         });
     }
 
-    /// The columns are a multiple of this.
+    /// Requires that the number of columns is a multiple of `of`.
     pub fn multiple(&mut self, name: &str, view: View, of: usize) {
         self.holds(of > 0 && view.width.is_multiple_of(of), || {
             format!("{name} has {} columns, no multiple of {of}", view.width)
         });
     }
 
-    /// All columns are in rows of one buffer.
+    /// Requires that all columns are in rows of one buffer.
     pub fn in_one_buffer(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
         let views: Vec<View> = views.into_iter().collect();
         let same =
@@ -57,7 +57,7 @@ impl<'a> Rules<'a> {
         });
     }
 
-    /// The columns are none of `others`.
+    /// Requires that the columns overlap none of `others`.
     pub fn beside(&mut self, name: &str, view: View, others: impl IntoIterator<Item = View>) {
         let mut others = others.into_iter();
         self.holds(!others.any(|other| other.overlaps(&view)), || {
@@ -65,7 +65,7 @@ impl<'a> Rules<'a> {
         });
     }
 
-    /// No two are in the same buffer.
+    /// Requires that no two views are in the same buffer.
     pub fn apart(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
         let mut buffers: Vec<usize> = views.into_iter().map(|view| view.buffer).collect();
         buffers.sort_unstable();
@@ -74,7 +74,7 @@ impl<'a> Rules<'a> {
         });
     }
 
-    /// The state tensor has this shape; `None` matches any size.
+    /// Requires that the state tensor has this shape; `None` matches any size.
     pub fn state(&mut self, tensor: usize, shape: &[Option<usize>]) {
         let found = &self.plan.tensors()[tensor].shape;
         let fits = |(found, wanted): (&usize, &Option<usize>)| wanted.is_none_or(|n| n == *found);

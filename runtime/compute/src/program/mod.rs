@@ -13,18 +13,18 @@ use crate::state::{StatePlan, Touched};
 
 /// A bound model: ops in order, and the buffers between them.
 pub struct Program {
-    /// Widest use of each buffer: it has room for `[tokens, width]`.
+    /// Width of each buffer, large enough for every use: a buffer holds `[tokens, width]`.
     pub widths: Vec<usize>,
     /// The ops that read tokens into the state.
     pub ops: Vec<Box<dyn Op>>,
-    /// How many ops come before each layer's end.
+    /// For each layer, the number of ops up to its end.
     pub layer_ends: Vec<usize>,
     /// Turns the residual stream into logits, for the tokens whose logits are needed.
     pub logits: Logits,
 }
 
 impl Program {
-    /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.
+    /// Bytes of weights that reading one token touches: each matrix once, and one row of the embedding.
     pub fn weight_bytes(&self) -> usize {
         self.ops.iter().map(|op| op.weight_bytes()).sum::<usize>()
             + self.logits.matrix.bytes().len()
@@ -35,12 +35,12 @@ impl Program {
         self.ops.iter().any(|op| op.is_discrete())
     }
 
-    /// The layer of an op; none for the embedding.
+    /// The layer of an op; `None` for the embedding.
     pub(crate) fn layer_of(&self, op: usize) -> Option<usize> {
         (op > 0).then(|| self.layer_ends.partition_point(|&end| end <= op))
     }
 
-    /// Whether at most one of the later ops of its layer reads columns that this op writes.
+    /// Whether at most one later op of its layer reads columns that this op writes.
     pub fn is_read_once(&self, op: usize) -> bool {
         let written = self.ops[op].access().writes;
         let end = self.layer_ends.iter().find(|&&end| end > op);
@@ -61,7 +61,7 @@ impl Program {
             < 2
     }
 
-    /// For each op, how many ops of its layer may run at the same time and are, like it, `chosen`; 1 for others.
+    /// For each op that is `chosen`, the number of chosen ops of its layer that may run at the same time, itself included; 1 for other ops.
     pub fn concurrent(&self, chosen: impl Fn(&dyn Op) -> bool) -> Vec<usize> {
         let mut counts = vec![1; self.ops.len()];
         let mut first = 0;
@@ -81,7 +81,7 @@ impl Program {
         counts
     }
 
-    /// The parts of the layers' state tensors that the token at `position` reads and writes.
+    /// The parts of the layers' state tensors that reading the token at `position` touches.
     pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let ops = self.ops.iter();
         ops.flat_map(|op| op.touched(plan, position)).collect()

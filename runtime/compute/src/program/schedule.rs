@@ -1,5 +1,5 @@
-//! The order in which ops may run, derived from their operands ([`crate::ops::Op::access`]) alike for every device. Any
-//! order that respects the dependencies gives the same bits on the CPU; a GPU runs the ops of a level together.
+//! The order in which ops may run, derived from their operands ([`crate::ops::Op::access`]) in one way for all devices. On the CPU, any
+//! order that respects the dependencies gives the same bits; a GPU runs the ops of a level together.
 
 use std::fmt;
 
@@ -13,16 +13,16 @@ use crate::state::StatePlan;
 /// The ops of a model, their dependencies, and their levels.
 #[derive(Debug, Clone, Serialize)]
 pub struct Schedule {
-    /// The ops in the order in which a model lists them; the logits come last.
+    /// The ops in the order of the model; the logits come last.
     #[doc(hidden)]
     pub ops: Vec<Scheduled>,
-    /// Which op waits for which, without those that follow from others.
+    /// The dependencies between ops, without those that follow from others.
     #[doc(hidden)]
     pub dependencies: Vec<Dependency>,
     /// Number of levels.
     #[doc(hidden)]
     pub levels: usize,
-    /// How a step runs on the GPU that the dependencies' links are of; none without a GPU.
+    /// How the GPU runs a step; `None` without a GPU.
     #[doc(hidden)]
     pub gpu: Option<String>,
 }
@@ -32,32 +32,32 @@ pub struct Schedule {
 pub struct Scheduled {
     /// Name of the op.
     pub op: String,
-    /// Its layer; none for embedding and logits.
+    /// The op's layer; `None` for the embedding and the logits.
     pub layer: Option<usize>,
-    /// Operands that it reads.
+    /// Operands that the op reads.
     pub reads: Vec<String>,
-    /// Operands that it writes.
+    /// Operands that the op writes.
     pub writes: Vec<String>,
-    /// One more than the highest level of those that it waits for.
+    /// One more than the highest level among the ops that this op waits for; 0 if it waits for no op.
     pub level: usize,
 }
 
-/// One op waits for another.
+/// A dependency of one op on another.
 #[derive(Debug, Clone, Serialize)]
 pub struct Dependency {
-    /// The earlier op, by its place in [`Schedule::ops`].
+    /// The earlier op: its index in [`Schedule::ops`].
     pub from: usize,
-    /// The later one.
+    /// The later op: its index in [`Schedule::ops`].
     pub to: usize,
     /// The operand that causes the dependency.
     pub tensor: String,
-    /// Why.
+    /// Why the order matters.
     pub hazard: Hazard,
-    /// How the decode kernel of a GPU keeps it; none without a GPU, or where a step is a graph of kernels.
+    /// How the decode kernel of a GPU enforces the dependency; `None` without a GPU, or where a step is a graph of kernels.
     pub link: Option<Link>,
 }
 
-/// How one kernel that runs a whole step keeps a dependency.
+/// How a kernel that runs a complete step enforces a dependency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Link {
@@ -65,7 +65,7 @@ pub enum Link {
     Barrier,
     /// Thread blocks poll the values that they need.
     Mailbox,
-    /// One op of the kernel computes both: a thread block finishes its own values.
+    /// One op of the kernel computes both ops: each thread block continues with the values that it computed.
     Fused,
 }
 
@@ -108,13 +108,13 @@ impl Schedule {
         }
     }
 
-    /// Says how a step runs on a GPU.
+    /// Records how a step runs on the GPU.
     #[doc(hidden)]
     pub fn set_gpu(&mut self, gpu: String) {
         self.gpu = Some(gpu);
     }
 
-    /// Says how the ops of a decode kernel keep the dependencies.
+    /// Records how the ops of a decode kernel enforce each dependency.
     #[doc(hidden)]
     pub fn link(&mut self, kernel_ops: &[KernelOpInfo]) {
         let of = |op: usize| {
@@ -135,8 +135,8 @@ impl Schedule {
     }
 }
 
-/// For each op, which of those before it come before it in every order. `edge(from, to, ..)` gets the conflicts that do not follow from
-/// others, ordered by `to`.
+/// Returns, for each op, which of the ops before it precede it in every valid order. Calls `edge(from, to, ..)` for each conflict that does
+/// not follow from others, ordered by `to`.
 fn predecessors(
     accesses: &[&Access],
     mut edge: impl FnMut(usize, usize, Operand, Hazard),
@@ -162,8 +162,7 @@ fn predecessors(
     behind
 }
 
-/// For each `chosen` op, the number of chosen ops that may run at the same time, itself included, given these accesses of all
-/// ops.
+/// Returns, for each `chosen` op, the number of chosen ops that may run at the same time, itself included. `accesses` covers all ops.
 pub(super) fn concurrent(accesses: &[&Access], chosen: &[usize]) -> Vec<usize> {
     let behind = predecessors(accesses, |_, _, _, _| {});
     let together = |a: usize, b: usize| a == b || !behind[a.max(b)][a.min(b)];
@@ -171,7 +170,7 @@ pub(super) fn concurrent(accesses: &[&Access], chosen: &[usize]) -> Vec<usize> {
     chosen.iter().map(count).collect()
 }
 
-/// Readable name of an operand.
+/// Returns a readable name of an operand.
 pub fn name(operand: Operand, plan: &StatePlan) -> String {
     match operand {
         Operand::State(tensor) => {

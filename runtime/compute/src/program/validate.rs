@@ -1,10 +1,11 @@
-//! Guarantees for every op of a program, checked once, when a model is bound.
+//! Guarantees for every op of a program, checked once when a model is bound.
 //!
 //! - *bounds*: columns lie within their rows, and rows within their buffer; state tensors belong to the op's layer
-//! - *disjoint writes*: an op writes no value twice
-//! - *apart*: an operand that an op only writes is in a buffer that it does not read
-//! - *widths*: the op's own rules ([`crate::ops::Op::check`]), by which tasks write separate columns and rows
-//! - *concurrent heads*: columns that an op reads while its tasks write are not among those written, also by its own rules
+//! - *disjoint writes*: an op writes no value more than once
+//! - *apart*: an operand that an op only writes is in a buffer that the op does not read
+//! - *widths*: the op's own rules ([`crate::ops::Op::check`]), which ensure that its tasks write separate columns and rows
+//! - *concurrent heads*: columns that an op reads while its tasks write are not among the columns written; this too follows from the op's
+//!   own rules
 //!
 //! The `SAFETY` comments of the ops name these rules.
 
@@ -36,7 +37,7 @@ impl Program {
         Ok(())
     }
 
-    /// The first rule that holds for all ops and that `access` breaks.
+    /// Returns the first of the rules for all ops that `access` breaks.
     fn broken_access(
         &self,
         access: &Access,

@@ -1,4 +1,4 @@
-//! A program on a CPU: its working memory, and the loop over its ops.
+//! Execution of a program on a CPU: its working memory, and the loop over its ops.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -23,8 +23,8 @@ pub struct Workspace {
     in_step_order: bool,
 }
 
-/// Widths of the buffers. A device gathers the inputs of products in a buffer, for which this type has
-/// [`Activations`].
+/// Returns the widths of the buffers. The buffer for the inputs of products is empty: only devices use it, and a workspace has
+/// [`Activations`] instead.
 pub fn widths(program: &Program) -> Vec<usize> {
     let mut widths = program.widths.clone();
     widths[INPUTS] = 0;
@@ -32,7 +32,7 @@ pub fn widths(program: &Program) -> Vec<usize> {
 }
 
 impl Workspace {
-    /// Allocates for chunks of up to `chunk` tokens of `program`.
+    /// Allocates memory for chunks of up to `chunk` tokens of `program`.
     pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Result<Self> {
         let widest = program.widths.iter().copied().max().unwrap_or(0);
         let threads = pool.threads();
@@ -50,15 +50,15 @@ impl Workspace {
         })
     }
 
-    /// A workspace with which every token has the bits of a step, however many tokens there are, in ops that treat every token alike or
-    /// have [`CpuOp::reads_chunks_as_steps`](crate::ops::CpuOp::reads_chunks_as_steps).
+    /// Returns the workspace in a mode in which every token gets the bits that a single-token step would give it, whatever the chunk size.
+    /// This holds for ops that treat every token alike or have [`CpuOp::reads_chunks_as_steps`](crate::ops::CpuOp::reads_chunks_as_steps).
     pub fn in_step_order(mut self) -> Self {
         self.inputs.sum_as_alone();
         self.in_step_order = true;
         self
     }
 
-    /// From now on `observer` sees each product.
+    /// Passes every later product to `observer`.
     pub fn observe_products(&mut self, observer: ProductObserver) {
         self.inputs.observe(observer);
     }
@@ -72,7 +72,7 @@ impl Workspace {
             + Activations::bytes(chunk, widest, threads)
     }
 
-    /// Floats of each worker's scratch memory, and of that which all workers see.
+    /// Floats of scratch memory of each worker, and floats of memory that all workers share.
     fn rooms(program: &Program, threads: usize, chunk: usize) -> (usize, usize) {
         let rooms = program.ops.iter();
         rooms.fold((0, 0), |(scratch, common), op| {
@@ -81,7 +81,7 @@ impl Workspace {
         })
     }
 
-    /// Bytes of working memory, besides the state.
+    /// Bytes of working memory, without the state.
     pub fn bytes(&self) -> usize {
         let buffers = self.buffers.floats();
         let scratch: usize = self
@@ -101,7 +101,7 @@ impl Workspace {
         }
     }
 
-    /// The ops' view of a chunk.
+    /// Builds the frame in which the ops process a chunk.
     pub fn frame<'a>(
         &'a mut self,
         arena: &'a mut Arena,
@@ -122,7 +122,7 @@ impl Workspace {
         }
     }
 
-    /// Columns of the first row of a buffer, to be written before a run.
+    /// Returns columns of the first row of a buffer, for writing before a run.
     pub fn first_row(&mut self, view: View) -> &mut [f32] {
         &mut self.buffers.get_mut(view.buffer)[view.columns(0)]
     }
@@ -132,7 +132,7 @@ impl Workspace {
         &self.buffers.get(RESIDUAL)[..program.logits.matrix.cols()]
     }
 
-    /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last.
+    /// Writes the logits `[rows, vocab]` for these tokens of the last chunk run.
     pub fn logits(&mut self, program: &Program, rows: Range<usize>, logits: &mut [f32]) {
         program
             .logits

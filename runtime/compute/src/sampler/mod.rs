@@ -11,15 +11,13 @@
 //!    least p, where probabilities are renormalised over the tokens that top-k left;
 //! 6. min-p keeps the tokens at least min_p times as probable as the most probable one, a ratio
 //!    that no renormalisation changes;
-//! 7. one uniform number picks from the rest, renormalised, laid out by ascending token, so that
-//!    the choice depends on no sorting order and a prefix sum over the vocabulary gives the same.
+//! 7. one uniform number picks from the rest, renormalised and ordered by ascending token, so that
+//!    the choice depends on no sorting order and equals that of a prefix sum over the vocabulary.
 //!
-//! Temperature comes before the truncations, as in most inference APIs, so a high temperature also makes
-//! top-p and min-p keep more tokens.
+//! Temperature comes before the truncations, as in most inference APIs, so a high temperature also makes top-p and min-p keep more tokens.
 //!
-//! A device chooses the same token from the same logits (`cuda/token/sample.cu`): weights are an `exp` in
-//! f32 made of additions and multiplications alone, and their sums are whole numbers of parts, which no
-//! order of summation changes.
+//! A device chooses the same token from the same logits (`cuda/token/sample.cu`): the weights come from an f32 `exp` made only of additions
+//! and multiplications, and their sums are integers, which do not depend on the order of summation.
 
 mod params;
 mod random;
@@ -35,18 +33,18 @@ pub use random::SamplerState;
 use crate::error::{Error, Result};
 use select::Candidate;
 
-/// This many weights of at most 2^40 parts each can be summed in 64 bits.
+/// Largest vocabulary: this many weights of at most 2^40 units can be summed in 64 bits.
 const LARGEST_VOCABULARY: usize = 1 << 23;
 
-/// A validated set of parameters with the scratch space for sampling. The state of a saved session
-/// is [`SamplerState`]; a sampler has no other state between tokens.
+/// Validated parameters with the scratch space for sampling. Between tokens the only state is [`SamplerState`], which a saved session
+/// holds.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplerParams,
     vocab: usize,
     /// Biased and penalised logits `[vocab]`; empty if the parameters change no logit.
     adjusted: Vec<f32>,
-    /// The penalised tokens, sorted so that equal ones are neighbours.
+    /// The penalised tokens, sorted so that equal tokens are adjacent.
     window: Vec<u32>,
     candidates: Vec<Candidate>,
 }
@@ -98,16 +96,15 @@ impl Sampler {
         })
     }
 
-    /// The parameters this sampler was made with.
+    /// The parameters of this sampler.
     pub fn params(&self) -> &SamplerParams {
         &self.params
     }
 
     /// Picks a token from `logits` `[vocab]`.
     ///
-    /// `recent` is the token history, oldest first, as the two halves of a ring; only its last
-    /// `penalty_window` tokens count. Takes one random number from `state` if the temperature is
-    /// above zero, none otherwise and none on an error. Does not allocate.
+    /// `recent` is the token history, oldest first, as the two halves of a ring; only its last `penalty_window` tokens count. Takes one
+    /// random number from `state` if the temperature is above zero; otherwise, and on an error, takes none. Does not allocate.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the number of logits is not `vocab`; [`Error::Logits`] if one is NaN or +inf (before or
@@ -151,7 +148,7 @@ impl Sampler {
     }
 }
 
-/// An empty list with room for `room` elements.
+/// Returns an empty list with room for `room` elements.
 fn empty<T>(room: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     let refused = |_| {
@@ -162,7 +159,7 @@ fn empty<T>(room: usize) -> Result<Vec<T>> {
     Ok(list)
 }
 
-/// The token of the largest logit, the lowest of equals.
+/// Returns the token with the largest logit, the lowest token if there are several.
 ///
 /// # Errors
 /// [`Error::Logits`] if a logit is NaN or +inf, or if all are -inf.
@@ -179,8 +176,7 @@ fn last_tokens((older, newer): (&[u32], &[u32]), count: usize, window: &mut Vec<
     window.extend_from_slice(&newer[newer.len() - from_newer..]);
 }
 
-/// Applies the three penalties once per distinct token of `window`. Sorts it; tokens that have no
-/// logit are passed over.
+/// Applies the three penalties once per distinct token of `window`, which it sorts. Tokens without a logit are skipped.
 fn penalize(logits: &mut [f32], window: &mut [u32], params: &SamplerParams) {
     window.sort_unstable();
     for run in window.chunk_by(|a, b| a == b) {

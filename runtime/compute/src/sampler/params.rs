@@ -1,35 +1,33 @@
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Longest window of the penalties, in tokens: the sampler allocates it up front.
+/// Longest penalty window, in tokens: the sampler allocates it up front.
 const MAX_PENALTY_WINDOW: usize = 1 << 16;
 
-/// Sampling parameters. The steps, in this order: logit bias, penalties, temperature, top-k, top-p,
-/// min-p, draw.
+/// Sampling parameters. The steps are applied in this order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct SamplerParams {
     /// Divides the logits; 0 always takes the most probable token.
     pub temperature: f32,
-    /// Keep this many tokens; 0 keeps all.
+    /// Number of most probable tokens to keep; 0 keeps all.
     pub top_k: usize,
-    /// Keep the most probable tokens up to this sum of probabilities, in (0, 1]; 1 keeps all.
+    /// Keeps the most probable tokens up to this total probability, in (0, 1]; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this many times as probable as the first, in [0, 1]; 0 keeps all.
+    /// Keeps tokens at least this many times as probable as the most probable one, in [0, 1]; 0 keeps all.
     pub min_p: f32,
-    /// Factor against tokens seen in the window, above 0; 1 is off, more than 1 discourages.
+    /// Factor against tokens in the window, above 0; 1 is off, larger values discourage repetition.
     pub repetition_penalty: f32,
-    /// Subtracted per occurrence in the window; 0 is off.
+    /// Subtracted once per occurrence in the window; 0 is off.
     pub frequency_penalty: f32,
     /// Subtracted once if the token occurs in the window; 0 is off.
     pub presence_penalty: f32,
-    /// How many of the last tokens the three penalties count; 0 turns them off.
+    /// Number of last tokens that the three penalties consider; 0 turns the penalties off.
     pub penalty_window: usize,
-    /// Seed of the random numbers; a new one in each default.
+    /// Seed of the random numbers; each default has a new random seed.
     pub seed: u64,
-    /// Added to the logits of these tokens; several entries for a token add up. Must be finite:
-    /// -1e9 forbids a token.
+    /// Added to the logits of these tokens; multiple entries for one token add up. Must be finite: -1e9 forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
 }
 
@@ -51,10 +49,10 @@ impl Default for SamplerParams {
 }
 
 impl SamplerParams {
-    /// Checks every range.
+    /// Checks that all parameters are in range.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the parameter, its value and the allowed range.
+    /// [`Error::Invalid`] with the parameter, its value and the allowed range.
     pub fn validate(&self) -> Result<()> {
         let checks: [(&str, f32, bool, &str); 6] = [
             (
@@ -122,7 +120,7 @@ impl SamplerParams {
         Ok(())
     }
 
-    /// Whether they always take the first of the largest logits as they are.
+    /// Whether sampling always takes the first of the largest unmodified logits.
     #[doc(hidden)]
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 && !self.penalizes() && self.logit_bias.is_empty()

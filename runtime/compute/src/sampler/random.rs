@@ -3,17 +3,17 @@ use serde::{Deserialize, Serialize};
 use crate::abi::device_struct;
 
 device_struct! {
-    /// The random numbers of a session: number `n` is a pure function of (seed, n), so that saving
-    /// two integers saves the generator, and a device computes the same numbers.
+    /// The random number generator of a session. Number `n` is a pure function of (seed, n): saving two integers saves the generator, and a
+    /// device computes equal numbers.
     ///
-    /// With `mix` the output function of SplitMix64 and all arithmetic modulo 2^64, draw `n` is
-    /// `mix(mix(seed) + (n + 1) * 0x9e3779b97f4a7c15) >> 11`, divided by 2^53. The inner `mix` keeps
-    /// neighbouring seeds from giving shifted copies of one sequence.
+    /// With `mix` as the output function of SplitMix64 and all arithmetic modulo 2^64, draw `n` is `mix(mix(seed) + (n + 1) *
+    /// 0x9e3779b97f4a7c15) >> 11`, divided by 2^53. Because of the inner `mix`, neighbouring seeds do not give shifted copies of one
+    /// sequence.
     #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct SamplerState {
         /// The user's seed.
         pub seed: u64,
-        /// Random numbers taken so far.
+        /// Number of random numbers drawn so far.
         pub draws: u64,
     }
 }
@@ -24,7 +24,7 @@ impl SamplerState {
         Self { seed, draws: 0 }
     }
 
-    /// The next number, uniform in [0, 1).
+    /// Draws the next number, uniform in [0, 1).
     pub fn draw(&mut self) -> f64 {
         let number = uniform(self.seed, self.draws);
         self.draws = self.draws.wrapping_add(1);
@@ -92,7 +92,7 @@ mod tests {
             .iter()
             .map(|&c| (c as f64 - 1000.0).powi(2) / 1000.0)
             .sum();
-        // 63 degrees of freedom: 0.1 % and 99.9 % quantiles.
+        // 63 degrees of freedom: between the 0.1 % and 99.9 % quantiles.
         assert!((33.9..103.5).contains(&chi_square), "{chi_square}");
     }
 }

@@ -2,7 +2,7 @@ use super::tests::neutral;
 use super::*;
 use proptest::prelude::*;
 
-/// The documented order, written with full sorts and f64.
+/// The documented steps, written with full sorts and f64.
 fn reference(logits: &[f32], params: &SamplerParams, number: f64) -> (u32, Vec<u32>) {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
@@ -39,9 +39,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn equals_the_reference(
-        // Multiples of 1/4 make ties, also at the borders of the cuts.
+        // Multiples of 1/4 make ties, also at the cutoffs.
         quarters in prop::collection::vec(-20i32..20, 1..700),
-        // Odd fractions keep sums off the border, where rounding alone would decide.
+        // Odd fractions keep sums away from the cutoffs, where rounding alone would decide.
         (top_k, top_p, min_p) in (
             prop_oneof![Just(0usize), 1usize..8, 8usize..300],
             prop_oneof![Just(1.0f32), 0.1237f32..0.9991],

@@ -2,31 +2,30 @@ use crate::cpu::simd::exp;
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
-/// Logits compared together: a block without a winner is passed over in vector instructions.
+/// Logits compared together: vector instructions skip a block without a larger logit.
 const BLOCK: usize = 64;
 
-/// A token that may still be drawn.
+/// A token that can still be drawn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub token: u32,
     pub logit: f32,
-    /// Probability relative to the most probable token, so that one's weight is exactly 1.
+    /// Probability relative to the most probable token, whose weight is exactly 1.
     pub weight: f32,
 }
 
-/// Larger logits first, lower tokens first among equals. No logit is NaN here; `total_cmp` would
-/// part 0 from -0.
+/// Orders larger logits first, and lower tokens first among equal logits. No logit is NaN here; `total_cmp` would distinguish 0 from -0.
 fn most_probable_first(a: &Candidate, b: &Candidate) -> Ordering {
     let by_logit = b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal);
     by_logit.then(a.token.cmp(&b.token))
 }
 
-/// The largest logit.
+/// Returns the largest logit.
 ///
 /// # Errors
 /// [`Error::Logits`] if a logit is NaN or +inf, or if all are -inf.
 pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
-    // Independent lanes, so that the loop becomes vector instructions.
+    // Independent lanes, so that the loop compiles to vector instructions.
     const LANES: usize = 16;
     let mut max = [f32::NEG_INFINITY; LANES];
     let mut bad = [0u32; LANES];
@@ -63,12 +62,12 @@ pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
     Ok(max)
 }
 
-/// True for NaN and +inf.
+/// Whether `x` is NaN or +inf.
 fn not_a_logit(x: f32) -> bool {
     x.is_nan() || x == f32::INFINITY
 }
 
-/// The lowest token whose logit is `max`, which must occur.
+/// Returns the lowest token whose logit is `max`; there must be one.
 pub(super) fn first_equal(logits: &[f32], max: f32) -> u32 {
     let holds = |block: &[f32]| block.iter().fold(false, |any, &x| any | (x == max));
     let block = logits.chunks(BLOCK).position(holds).unwrap_or_default() * BLOCK;
@@ -79,7 +78,7 @@ pub(super) fn first_equal(logits: &[f32], max: f32) -> u32 {
     (block + within) as u32
 }
 
-/// Candidates that [`top_k`] ever holds at once.
+/// Largest number of candidates that [`top_k`] holds at once.
 pub(super) fn capacity(k: usize, vocab: usize) -> usize {
     if k == 0 || k >= vocab {
         vocab
@@ -88,12 +87,10 @@ pub(super) fn capacity(k: usize, vocab: usize) -> usize {
     }
 }
 
-/// Fills `candidates` with the `k` largest logits (all for `k` = 0), in no particular order. Logits
-/// of -inf are never candidates.
+/// Fills `candidates` with the `k` largest logits (all if `k` is 0), in no particular order. Logits of -inf are never candidates.
 ///
-/// One pass: logits above the k-th largest so far are collected, and a full buffer shrinks to the
-/// best k. Tokens come in ascending order, so a logit equal to the k-th loses the tie and the
-/// comparison is strict.
+/// One pass: logits above the k-th largest so far are collected, and a full buffer shrinks to the best k. Tokens come in ascending order,
+/// so a logit equal to the k-th largest loses the tie, and the comparison is strict.
 pub(super) fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
     let capacity = capacity(k, logits.len());
     let k = if k == 0 {
@@ -127,20 +124,20 @@ pub(super) fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
     }
 }
 
-/// Shrinks to the best `count`, with the worst of them last.
+/// Shrinks the list to the best `count` candidates, with the worst of them last.
 fn keep_best(candidates: &mut Vec<Candidate>, count: usize) {
     candidates.select_nth_unstable_by(count - 1, most_probable_first);
     candidates.truncate(count);
 }
 
-/// Turns logits into weights at `temperature`; `max` is the largest logit.
+/// Computes the weights of the candidates at `temperature`; `max` is the largest logit.
 pub(super) fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
     for candidate in candidates {
         candidate.weight = exp((candidate.logit - max) / temperature);
     }
 }
 
-/// Top-p, then min-p.
+/// Applies top-p, then min-p.
 pub(super) fn truncate(candidates: &mut Vec<Candidate>, top_p: f32, min_p: f32) {
     let keep = |candidates: &mut Vec<Candidate>, least: f32| {
         if least > 0.0 {
@@ -149,16 +146,16 @@ pub(super) fn truncate(candidates: &mut Vec<Candidate>, top_p: f32, min_p: f32) 
     };
     if top_p < 1.0 {
         let enough = (top_p as f64 * total(candidates) as f64).ceil() as u64;
-        // Tokens below min-p need no order. Rounding may raise a weight by less than this where the logit falls.
+        // Tokens below min-p need not be sorted. Rounding can raise the weight of a smaller logit, but by less than this margin.
         keep(candidates, min_p * 0.999);
         keep_weight(candidates, enough);
     }
     keep(candidates, min_p);
 }
 
-/// Keeps the shortest run of the most probable candidates that weighs `enough`, or all.
+/// Keeps the shortest run of the most probable candidates whose weights reach `enough`, or all candidates.
 fn keep_weight(candidates: &mut Vec<Candidate>, enough: u64) {
-    // The run is short for all but flat distributions: order only as much as it takes.
+    // The run is short for all but flat distributions, so only a prefix is sorted, and grows as needed.
     let mut ordered = 64.min(candidates.len());
     loop {
         if ordered < candidates.len() {
@@ -180,7 +177,7 @@ fn keep_weight(candidates: &mut Vec<Candidate>, enough: u64) {
     }
 }
 
-/// Picks by `number` in [0, 1), with the candidates laid out by ascending token.
+/// Picks a candidate by `number` in [0, 1), with the candidates ordered by ascending token.
 pub(super) fn draw(candidates: &mut [Candidate], number: f64) -> u32 {
     if !candidates.is_sorted_by_key(|candidate| candidate.token) {
         candidates.sort_unstable_by_key(|candidate| candidate.token);
@@ -192,11 +189,11 @@ pub(super) fn draw(candidates: &mut [Candidate], number: f64) -> u32 {
         sum += parts(candidate);
         sum > target
     });
-    // The first of all has a weight, so there is one.
+    // The most probable candidate has a positive weight, so a candidate is always found.
     chosen.map_or(0, |candidate| candidate.token)
 }
 
-/// A candidate's weight in whole parts of 2^-40, of which a sum is the same in every order.
+/// A candidate's weight in integer units of 2^-40, whose sum does not depend on the order.
 fn parts(candidate: &Candidate) -> u64 {
     const PARTS: f32 = (1u64 << 40) as f32;
     (candidate.weight * PARTS) as u64

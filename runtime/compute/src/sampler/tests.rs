@@ -2,7 +2,7 @@ use super::*;
 
 const NONE: (&[u32], &[u32]) = (&[], &[]);
 
-/// Parameters that leave the distribution as it is.
+/// Parameters that do not change the distribution.
 pub(crate) fn neutral() -> SamplerParams {
     SamplerParams {
         temperature: 1.0,
@@ -29,7 +29,7 @@ fn sample_with(params: SamplerParams, logits: &[f32], recent: (&[u32], &[u32])) 
         .unwrap()
 }
 
-/// Every token that a long run of draws gives, sorted, with its share of the draws.
+/// Every token that occurs in a long run of draws, sorted, with its share of the draws.
 fn shares(params: SamplerParams, logits: &[f32], recent: (&[u32], &[u32])) -> Vec<(u32, f64)> {
     const DRAWS: u32 = 4000;
     let mut state = SamplerState::new(params.seed);
@@ -180,7 +180,7 @@ fn the_window_is_the_end_of_the_ring() {
     assert_eq!(at(3, (&[1, 2], &[0])), 3);
     assert_eq!(at(2, (&[2], &[0, 1])), 2);
     assert_eq!(at(100, (&[0, 1], &[])), 2);
-    // Tokens without a logit are passed over.
+    // Tokens without a logit are skipped.
     assert_eq!(at(100, (&[70_000], &[0])), 1);
 }
 
@@ -265,7 +265,7 @@ fn min_p_is_relative_to_the_best() {
 
 #[test]
 fn truncations_follow_temperature_and_renormalise() {
-    // Squaring makes 0.16, 0.09, 0.04, 0.01 of 0.30: the first two hold 0.83, untempered 0.7.
+    // Squaring gives 0.16, 0.09, 0.04, 0.01 of 0.30: the first two tokens hold 0.83, but 0.7 without the temperature.
     let logits = logs(&[0.4, 0.3, 0.2, 0.1]);
     let params = SamplerParams {
         temperature: 0.5,
@@ -284,7 +284,7 @@ fn truncations_follow_temperature_and_renormalise() {
         ),
         [0, 1, 2]
     );
-    // With two tokens left by top-k the first has probability 4/7 > 0.5, with all four 0.4.
+    // With two tokens left by top-k, the first has probability 4/7 > 0.5; with all four it has 0.4.
     let params = SamplerParams {
         top_k: 2,
         top_p: 0.5,
@@ -302,21 +302,21 @@ fn truncations_follow_temperature_and_renormalise() {
         ),
         [0, 1]
     );
-    // Min-p first would leave two tokens, of which the first holds 4/7 > 0.5.
+    // Min-p applied first would leave two tokens, the first with probability 4/7 > 0.5.
     let params = SamplerParams {
         top_p: 0.5,
         min_p: 0.6,
         ..neutral()
     };
     assert_eq!(support(params, &logits, NONE), [0, 1]);
-    // A high temperature raises the tokens that min-p cuts: ratio 1/4 becomes 1/2.
+    // A high temperature raises the tokens that min-p would cut: the ratio 1/4 becomes 1/2.
     let params = SamplerParams {
         temperature: 2.0,
         min_p: 0.4,
         ..neutral()
     };
     assert_eq!(support(params, &logits, NONE), [0, 1, 2, 3]);
-    // The survivors share everything: 4/7 and 3/7.
+    // The remaining tokens share the full probability: 4/7 and 3/7.
     let params = SamplerParams {
         top_k: 2,
         ..neutral()

@@ -1,4 +1,4 @@
-//! The one buffer that is a session's state.
+//! The single buffer that holds a session's state.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use waterline_quant::zeroed;
 use super::plan::StatePlan;
 use crate::error::{Error, Result};
 
-/// A cache line; the arena consists of them so that every state tensor is aligned to 64 bytes.
+/// A cache line. The arena consists of lines, so that every state tensor is aligned to 64 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// A session's whole state: copying its bytes copies the session.
+/// The complete state of a session: copying its bytes copies the session.
 #[derive(Clone)]
 pub struct Arena {
     plan: Arc<StatePlan>,
@@ -21,19 +21,18 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Allocates and touches the whole state; all zeros, which is the empty state.
+    /// Allocates the state and touches all of its memory. It is all zeros, which is the empty state.
     ///
     /// # Errors
     /// [`Error::Memory`] if the system refuses the memory.
     pub fn new(plan: Arc<StatePlan>) -> Result<Self> {
         let mut arena = Arena::untouched(plan)?;
-        // The allocator may hand out untouched zero pages: writing makes the memory resident now rather than
-        // while tokens are read.
+        // The allocator may hand out untouched zero pages. Writing makes the memory resident now rather than while tokens are read.
         arena.reset();
         Ok(arena)
     }
 
-    /// As [`Arena::new`], in memory that the system provides where it is written.
+    /// Like [`Arena::new`], but the system provides the memory only where it is written.
     ///
     /// # Errors
     /// As for [`Arena::new`].
@@ -45,7 +44,7 @@ impl Arena {
         Ok(Arena { lines, plan })
     }
 
-    /// A copy.
+    /// Copies the arena.
     ///
     /// # Errors
     /// As for [`Arena::new`].
@@ -55,22 +54,22 @@ impl Arena {
         Ok(copy)
     }
 
-    /// The layout.
+    /// The layout of the state.
     pub fn plan(&self) -> &Arc<StatePlan> {
         &self.plan
     }
 
-    /// All bytes.
+    /// All bytes of the state.
     pub fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.lines)
     }
 
-    /// All bytes, to overwrite.
+    /// All bytes of the state, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.lines)
     }
 
-    /// Empties the state: a fill, so that nothing of it survives, not even a NaN.
+    /// Empties the state by filling it with zeros, so that no old value survives, not even a NaN.
     pub fn reset(&mut self) {
         std::hint::black_box(self.bytes_mut()).fill(0);
     }
@@ -81,13 +80,13 @@ impl Arena {
         bytemuck::cast_slice(&self.bytes()[tensor.offset..tensor.offset + tensor.bytes])
     }
 
-    /// The values of one state tensor, to change.
+    /// The values of one state tensor, mutable.
     pub fn tensor_mut<T: Pod>(&mut self, tensor: usize) -> &mut [T] {
         let [bytes] = self.tensors_mut([tensor]);
         bytemuck::cast_slice_mut(bytes)
     }
 
-    /// The bytes of several state tensors at once. Panics if one is named twice, which a program never does.
+    /// The bytes of `N` state tensors at once. Panics if a tensor is named twice, which a program never does.
     pub fn tensors_mut<const N: usize>(&mut self, tensors: [usize; N]) -> [&mut [u8]; N] {
         let ranges = tensors.map(|tensor| {
             let tensor = &self.plan.tensors()[tensor];
@@ -98,7 +97,7 @@ impl Arena {
             .expect("tensors do not overlap")
     }
 
-    /// Takes over the state tensors from number `first` on of `other`, which has the same plan.
+    /// Copies the state tensors numbered `first` and above from `other`, which has the same plan.
     pub fn copy_tensors_from(&mut self, other: &Arena, first: usize) {
         if let Some(tensor) = self.plan.tensors().get(first) {
             let line = tensor.offset / size_of::<Line>();
@@ -106,7 +105,7 @@ impl Arena {
         }
     }
 
-    /// Takes over the state of `other`, which has the same plan.
+    /// Copies the state from `other`, which has the same plan.
     pub fn copy_from(&mut self, other: &Arena) {
         self.lines.copy_from_slice(&other.lines);
     }

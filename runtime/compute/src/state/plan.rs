@@ -1,11 +1,11 @@
-//! Where every state tensor of a session lies in its one buffer. Pure arithmetic: `inspect` prints it from a file's header.
+//! The layout of a session's state tensors in its single buffer. Pure arithmetic: `inspect` prints the layout from a file's header alone.
 
 use serde::{Deserialize, Serialize};
 
 use super::Rotary;
 use crate::error::{Error, Result};
 
-/// How a state tensor is used; for reports and for code that walks state tensors of one kind.
+/// The use of a state tensor; for reports, and for code that walks state tensors of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StateKind {
@@ -13,9 +13,9 @@ pub enum StateKind {
     Matrix,
     /// The last inputs of a convolution, oldest first.
     Shift,
-    /// A circular segment: position `p` lies in row `p % rows`.
+    /// A ring buffer: position `p` lies in row `p % rows`.
     Ring,
-    /// A retained set: entries up to a fixed number.
+    /// A retained set of at most a fixed number of entries.
     Set,
     /// Counters and small values.
     Counter,
@@ -31,9 +31,9 @@ pub enum StateDtype {
     U32,
     /// 64-bit unsigned integer.
     U64,
-    /// A cached key or value: the type of [`StateOptions::kv`].
+    /// A cached key or value, before [`StateOptions::kv`] gives its type.
     Kv,
-    /// 16-bit float: a cached key or value in a plan.
+    /// 16-bit float: a cached key or value in a laid-out plan.
     F16,
 }
 
@@ -48,26 +48,26 @@ impl StateDtype {
     }
 }
 
-/// The valid range of a state tensor's counters. A state that comes from outside is checked against it before anything uses it
-/// as an index or a count.
+/// The valid range of a state tensor's counters. Counters of a state from outside are checked against it before they serve as an index or a
+/// count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StateRange {
-    /// Any value: it is never used as an index or count.
+    /// Any value: the tensor never serves as an index or count.
     #[default]
     Any,
     /// At most this value.
     UpTo(u64),
-    /// At most the number of tokens that were read.
+    /// At most the number of tokens read so far.
     UpToPosition,
 }
 
-/// Most tokens that a session is believed to have read: a thousand years of them.
+/// Largest position accepted in a state, in tokens: more than any session can read.
 const MOST_TOKENS: u64 = 1 << 48;
 
-/// A dimension of a state tensor: known from the model, or chosen when the session is opened.
+/// A dimension of a state tensor: fixed by the model, or chosen when the session is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
-    /// Known from the model.
+    /// Fixed by the model.
     Fixed(usize),
     /// The session's context, in tokens.
     Context,
@@ -78,20 +78,20 @@ pub enum Size {
 /// A state tensor of a mixer.
 #[derive(Debug, Clone)]
 pub struct StateTensor {
-    /// Name within the layer.
+    /// Name of the tensor within the layer.
     pub name: &'static str,
     /// Shape, outermost dimension first.
     pub shape: Vec<Size>,
     /// Type of the values.
     pub dtype: StateDtype,
-    /// How it is used.
+    /// How the tensor is used.
     pub kind: StateKind,
     range: StateRange,
     rotary: Option<Rotary>,
 }
 
 impl StateTensor {
-    /// A state tensor whose dimensions all follow from the model.
+    /// Creates a state tensor whose dimensions all follow from the model.
     #[doc(hidden)]
     pub fn new(name: &'static str, kind: StateKind, dtype: StateDtype, shape: &[usize]) -> Self {
         StateTensor {
@@ -113,12 +113,12 @@ impl StateTensor {
         }
     }
 
-    /// The state tensor with a range of its counters.
+    /// Sets the valid range of the tensor's counters.
     pub fn within(self, range: StateRange) -> Self {
         StateTensor { range, ..self }
     }
 
-    /// The state tensor of keys that turn with their position.
+    /// Sets the rotary embedding of the tensor's keys.
     pub fn turning(self, rotary: Option<Rotary>) -> Self {
         StateTensor { rotary, ..self }
     }
@@ -136,7 +136,7 @@ pub enum Kv {
 }
 
 impl Kv {
-    /// Bytes of a number.
+    /// Bytes per value.
     pub fn bytes(self) -> usize {
         match self {
             Kv::F16 => 2,
@@ -149,11 +149,11 @@ impl Kv {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StateOptions {
-    /// Tokens that full attention can look back on.
+    /// Number of tokens that full attention can look back on.
     pub context: usize,
     /// Type of cached keys and values.
     pub kv: Kv,
-    /// How many of the last tokens are remembered, for penalties and for reading them again after a rewind.
+    /// Number of last tokens kept, for penalties and for reading them again after a rewind.
     pub history: usize,
 }
 
@@ -167,15 +167,15 @@ impl Default for StateOptions {
     }
 }
 
-/// One state tensor with its place.
+/// A state tensor with its place in the arena.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateTensorPlan {
-    /// The layer it belongs to; none for the session's own state tensors.
+    /// The layer of the tensor; `None` for the session's own state tensors.
     #[serde(alias = "block")]
     pub layer: Option<usize>,
     /// Name within the layer or the session.
     pub name: String,
-    /// How it is used.
+    /// How the tensor is used.
     pub kind: StateKind,
     /// Type of the values.
     pub dtype: StateDtype,
@@ -185,45 +185,45 @@ pub struct StateTensorPlan {
     pub offset: usize,
     /// Bytes used.
     pub bytes: usize,
-    /// Range of its counters. It follows from the model, so no file says it.
+    /// Valid range of its counters. It follows from the model, so files do not store it.
     #[serde(skip)]
     range: StateRange,
-    /// Where its rows follow the context, which no file says either.
+    /// How its rows follow the context. Files do not store it.
     #[serde(skip)]
     growth: Option<Growth>,
-    /// How its keys turn with their position, which no file says either.
+    /// The rotary embedding of its keys. Files do not store it.
     #[serde(skip)]
     rotary: Option<Rotary>,
 }
 
-/// How a state tensor grows with the context: the dimension that counts rows, and the tokens that one row holds.
+/// How a state tensor grows with the context: the dimension that counts rows, and the tokens per row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Growth {
-    /// The dimension of the shape.
+    /// Index of the dimension in the shape.
     pub dimension: usize,
-    /// Tokens of a row.
+    /// Tokens per row.
     pub tokens: usize,
 }
 
 impl StateTensorPlan {
-    /// The range of its counters.
+    /// The valid range of the tensor's counters.
     #[doc(hidden)]
     pub fn range(&self) -> StateRange {
         self.range
     }
 
-    /// How its rows follow the context, if they do.
+    /// How the tensor's rows follow the context; `None` if they do not.
     pub(super) fn growth(&self) -> Option<Growth> {
         self.growth
     }
 
-    /// How its keys turn with their position, if they do.
+    /// The rotary embedding of the tensor's keys, if they have one.
     #[doc(hidden)]
     pub fn rotary(&self) -> Option<&Rotary> {
         self.rotary.as_ref()
     }
 
-    /// Whether `other`, from a file, is the same state tensor in the same place.
+    /// Whether `other`, from a file, is an equal state tensor in the same place.
     #[doc(hidden)]
     pub fn lies_like(&self, other: &Self) -> bool {
         let other = StateTensorPlan {
@@ -236,8 +236,8 @@ impl StateTensorPlan {
     }
 }
 
-/// Every state tensor of a session, in memory order. Ops rely on tensors that do not overlap and are inside the arena, so only
-/// the layout code creates plans.
+/// All state tensors of a session, in memory order. Ops rely on the tensors being disjoint and inside the arena, so only the layout code
+/// creates plans.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StatePlan {
     tensors: Vec<StateTensorPlan>,
@@ -253,8 +253,8 @@ pub const LOGITS: usize = 3;
 const ALIGNMENT: usize = 64;
 
 impl StatePlan {
-    /// Lays out the state of a session on a model with this many token ids and these state tensors of each layer. Fails
-    /// if it does not fit in memory's address range.
+    /// Lays out the state of a session for a vocabulary of `vocab` tokens and these state tensors of each layer. Fails if the state exceeds
+    /// the address range.
     #[doc(hidden)]
     pub fn new(
         vocab: usize,
@@ -293,7 +293,7 @@ impl StatePlan {
         Ok(plan)
     }
 
-    /// The plan in which these state tensors, from a file, lie where they say; none if no plan lays them out so.
+    /// Returns the plan with these state tensors from a file; `None` if a plan would give them other offsets or sizes.
     pub(super) fn from_placed(tensors: Vec<StateTensorPlan>) -> Option<Self> {
         let mut bytes = 0usize;
         for tensor in &tensors {
@@ -379,7 +379,7 @@ impl StatePlan {
         Ok(())
     }
 
-    /// The session's own state tensors before the logits, which lie where they lie in the whole plan.
+    /// The plan of the session's own state tensors before the logits; their offsets are those in the complete plan.
     #[doc(hidden)]
     pub fn own_tensors(&self) -> Self {
         let tensors = self.tensors[..LOGITS].to_vec();

@@ -1,23 +1,23 @@
-//! Keys that turn with their position, and cached ones that get another position.
+//! Rotary position embedding of cached keys, and moving cached keys to other positions.
 
 use half::f16;
 
 use super::StateDtype;
 
-/// How cached keys turn with their position: of each head's values from `first` on, pair `i` by `frequencies[i]` a token; the pairs lie
-/// in halves.
+/// The rotary embedding of cached keys. In each head's values from `first` on, pair `i` turns by `frequencies[i]` per token. A pair takes
+/// one value from each half of the turned values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rotary {
     /// The first value that turns.
     pub first: usize,
-    /// Angle per token of each pair; finite.
+    /// Angle per token of each pair; always finite.
     pub frequencies: Vec<f32>,
 }
 
 impl Eq for Rotary {}
 
 impl Rotary {
-    /// Turns keys, `[count, width]`, by `tokens` positions.
+    /// Turns keys `[count, width]` forward by `tokens` positions.
     pub fn turn(&self, bytes: &mut [u8], count: usize, dtype: StateDtype, tokens: usize) {
         let value = dtype.bytes();
         let pairs = self.frequencies.len();

@@ -1,8 +1,8 @@
 //! A session's state as a value: in memory, and as a file.
 //!
-//! The file: a magic number and version, the model's fingerprint, the table of state tensors as JSON, the used part of the arena (which
-//! holds position, sampler, history and last logits as well), the grid, a hash of the tokens, the user's note, and a checksum of all before it. Older files
-//! hold the arena whole and neither of these numbers.
+//! File layout: a magic number with the version, the model's fingerprint, the table of state tensors as JSON, the used parts of the arena
+//! (which include position, sampler, history and last logits), the grid, a hash of the tokens, the user's note, and a checksum of
+//! everything before it. Older files hold the complete arena, and neither the grid nor the hash.
 
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
@@ -17,11 +17,11 @@ use super::summed::Summed;
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"WLSTATE2";
-/// Begins a file that holds the arena whole.
+/// Magic number of an older file, which holds the complete arena.
 const OLDER_MAGIC: &[u8; 8] = b"WLSTATE1";
-/// Bytes of memory that an entry of the state tensor table takes, as text and while the text grows.
+/// Memory that an entry of the state tensor table takes as text, in bytes, including the growth of the text buffer.
 const LONGEST_ENTRY: usize = 1 << 10;
-/// Longest state tensor table or note that is believed.
+/// Largest accepted size of the state tensor table or the note, in bytes.
 const LARGEST: u64 = 1 << 28;
 
 /// A copy of a session.
@@ -29,19 +29,18 @@ const LARGEST: u64 = 1 << 28;
 pub struct Snapshot {
     fingerprint: u64,
     arena: Arena,
-    /// Where the chunks ended in which the tokens were read, as one number.
+    /// The positions at which the chunks of tokens ended, hashed to one number.
     #[doc(hidden)]
     pub grid: u64,
     /// A hash of all tokens, if they are known.
     #[doc(hidden)]
     pub tokens: Option<u64>,
-    /// Stored with the state, not interpreted: a program's own data, such as the messages of a
-    /// chat.
+    /// Data stored with the state but not interpreted: a program's own data, such as the messages of a chat.
     pub note: Vec<u8>,
 }
 
 impl Snapshot {
-    /// A state of the model with this fingerprint.
+    /// Creates a snapshot of a state of the model with this fingerprint.
     #[doc(hidden)]
     pub fn new(fingerprint: u64, arena: Arena) -> Self {
         Snapshot {
@@ -53,7 +52,7 @@ impl Snapshot {
         }
     }
 
-    /// Identifies the model.
+    /// The fingerprint of the model.
     #[doc(hidden)]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -65,13 +64,13 @@ impl Snapshot {
         &self.arena
     }
 
-    /// The state's bytes, to overwrite. Where a session takes them over, it checks its counters.
+    /// The state's bytes, mutable. A session that restores the snapshot checks its counters.
     #[doc(hidden)]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.arena.bytes_mut()
     }
 
-    /// Bytes of the state.
+    /// Size of the state in bytes.
     pub fn bytes(&self) -> usize {
         self.arena.bytes().len()
     }
@@ -86,11 +85,11 @@ impl Snapshot {
             .map(move |tensor| (tensor, &bytes[tensor.offset..tensor.offset + tensor.bytes]))
     }
 
-    /// Writes the snapshot to `path`, a file that only its owner may read. It appears when complete; until then an earlier file
-    /// of that name stays.
+    /// Writes the snapshot to `path`, as a file that only its owner may read. The file appears when it is complete; until then an earlier
+    /// file of that name stays.
     ///
     /// # Errors
-    /// [`Error::Io`], also if `path` is something other than a file.
+    /// [`Error::Io`], also if `path` exists and is not a regular file.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let write = || {
@@ -121,10 +120,10 @@ impl Snapshot {
         out.write_all(&sum.to_le_bytes())
     }
 
-    /// Bytes of a file of it.
+    /// Size of the snapshot as a file, in bytes.
     pub fn file_bytes(&self) -> u64 {
         let mut counted = Counted(0);
-        // Nothing that only counts can fail.
+        // A writer that only counts cannot fail.
         let _ = self.write(&mut counted);
         counted.0
     }
@@ -144,7 +143,7 @@ impl Snapshot {
         )
     }
 
-    /// Reads a snapshot of `size` bytes from `input`, which errors call `name`.
+    /// Reads a snapshot of `size` bytes from `input`. Error messages call it `name`.
     pub fn read(input: &mut impl Read, size: u64, name: &str) -> Result<Self> {
         let bad = |reason: &str| Error::Snapshot {
             file: name.into(),
@@ -195,7 +194,7 @@ impl Snapshot {
             input.read_exact(arena.bytes_mut()).map_err(failed)?;
             arena
         } else {
-            // Memory that is not written takes none, so that a small file takes little.
+            // Untouched memory is not resident, so a small file takes little memory.
             let mut arena = Arena::untouched(plan)?;
             if !sparse::read(&mut input, &mut arena).map_err(failed)? {
                 return Err(bad("its state is longer than its tensor table says"));
@@ -224,7 +223,7 @@ impl Snapshot {
     }
 }
 
-/// Counts bytes.
+/// A writer that counts bytes.
 struct Counted(u64);
 
 impl Write for Counted {

@@ -1,26 +1,25 @@
-//! An arena in a file: long stretches of zeros, which rings and caches are until they are used, are counted and not written.
+//! The file form of an arena. Long runs of zeros, such as unused parts of rings and caches, are stored as a count.
 //!
-//! The form: the number of bytes of the arena, then pairs of a number of zeros and a number of other bytes, each pair with its bytes,
-//! until the arena is full.
+//! Layout: the arena's size in bytes, then pairs (number of zeros, number of other bytes), each followed by those other bytes, until the
+//! arena is full.
 
 use std::io::{Read, Result, Write};
 
 use super::arena::Arena;
 
-/// The unit of zeros: a cache line.
+/// Granularity of zero runs: a cache line.
 const LINE: usize = 64;
-/// Shortest run of zeros that is stored as a count. A page, so that reading maps hardly more memory than the file has
-/// bytes.
+/// Shortest run of zeros that is stored as a count: a page, so that reading maps hardly more memory than the file has bytes.
 const LEAST: usize = 4096;
 
-/// How many zeros lie at `at`, in whole lines.
+/// Number of zeros from `at` on, in complete lines.
 fn zeros_at(bytes: &[u8], at: usize) -> usize {
     let lines = bytes[at..].chunks(LINE);
     let is_zero = |line: &&[u8]| line.iter().fold(0, |all, byte| all | byte) == 0;
     lines.take_while(is_zero).map(<[u8]>::len).sum()
 }
 
-/// The zeros at `at` that are counted, and the end of the bytes after them that are written.
+/// Returns the number of zeros at `at` that are stored as a count, and the end of the bytes after them that are written out.
 fn run_at(bytes: &[u8], at: usize) -> (usize, usize) {
     let zeros = match zeros_at(bytes, at) {
         zeros @ LEAST.. => zeros,
@@ -53,7 +52,7 @@ pub(super) fn write(arena: &Arena, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-/// Reads the bytes that follow their count into a zeroed arena; false if the runs do not fit.
+/// Reads the runs that follow the byte count into a zeroed arena. Returns false if they do not fit.
 pub(super) fn read(input: &mut impl Read, arena: &mut Arena) -> Result<bool> {
     let mut rest = arena.bytes_mut();
     let mut first = true;

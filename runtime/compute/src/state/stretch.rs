@@ -8,14 +8,14 @@ use std::ops::Range;
 use super::plan::{LOGITS, StatePlan, StateTensorPlan};
 
 impl StatePlan {
-    /// The bytes of the rows that the tokens at `positions` have written, in an order that does not depend on the context. The positions
-    /// lie inside of the context.
+    /// The bytes of the rows that the tokens at `positions` have written, in an order that does not depend on the context. `positions` must
+    /// lie within the context.
     #[doc(hidden)]
     pub fn rows(&self, positions: Range<u64>) -> impl Iterator<Item = Range<usize>> {
         self.tensor_rows(positions).map(|(_, part)| part)
     }
 
-    /// As [`StatePlan::rows`], with the tensor of each.
+    /// Like [`StatePlan::rows`], but with the tensor of each range.
     #[doc(hidden)]
     pub fn tensor_rows(
         &self,
@@ -28,13 +28,13 @@ impl StatePlan {
         })
     }
 
-    /// How many bytes [`StatePlan::rows`] names.
+    /// Total size of the ranges of [`StatePlan::rows`] in bytes.
     #[doc(hidden)]
     pub fn row_bytes(&self, positions: Range<u64>) -> usize {
         self.rows(positions).map(|range| range.len()).sum()
     }
 
-    /// The bytes of the layers' other tensors.
+    /// The bytes of the layers' other tensors, whose rows do not follow the context.
     #[doc(hidden)]
     pub fn present(&self) -> impl Iterator<Item = Range<usize>> {
         let layers = self.tensors().iter().skip(LOGITS + 1);
@@ -42,13 +42,13 @@ impl StatePlan {
         others.map(|tensor| tensor.offset..tensor.offset + tensor.bytes)
     }
 
-    /// How many bytes [`StatePlan::present`] names.
+    /// Total size of the ranges of [`StatePlan::present`] in bytes.
     #[doc(hidden)]
     pub fn present_bytes(&self) -> usize {
         self.present().map(|range| range.len()).sum()
     }
 
-    /// The layers' other tensors, each with its bytes in `state`, which holds them one after the other.
+    /// The tensors of [`StatePlan::present`], each with its bytes in `state`, where they lie one after another.
     #[doc(hidden)]
     pub fn present_tensors<'a>(
         &'a self,
@@ -63,7 +63,7 @@ impl StatePlan {
         })
     }
 
-    /// A hash of every tensor of the layers without the context: plans with one hash can exchange checkpoints.
+    /// A hash of the logits and of every tensor of the layers, without the context: plans with equal hashes can exchange checkpoints.
     #[doc(hidden)]
     pub fn shape_hash(&self) -> u32 {
         let mut hash = crc32fast::Hasher::new();
@@ -83,7 +83,7 @@ impl StatePlan {
     }
 }
 
-/// The bytes of a tensor's rows that these tokens have written; nothing for a tensor without such rows.
+/// The bytes of a tensor's rows that these tokens have written; empty for a tensor without such rows.
 fn rows_of(tensor: &StateTensorPlan, positions: Range<u64>) -> impl Iterator<Item = Range<usize>> {
     let (mut parts, mut row, mut rows) = (0, 0, 0..0);
     if let Some(growth) = tensor.growth().filter(|_| !positions.is_empty()) {

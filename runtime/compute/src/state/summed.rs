@@ -1,4 +1,4 @@
-//! A checksum of all that passes.
+//! A checksum of the data that passes through a reader or writer.
 
 use std::io::{Read, Result, Write};
 
@@ -9,7 +9,7 @@ pub struct Summed<T> {
 }
 
 impl<T> Summed<T> {
-    /// Nothing has passed yet.
+    /// Starts a checksum over no data.
     pub fn new(inner: T) -> Self {
         let hash = crc32fast::Hasher::new();
         Summed { inner, hash }
@@ -22,7 +22,7 @@ impl<T> Summed<T> {
 }
 
 impl<T: Read> Summed<T> {
-    /// Reads a checksum; whether it is that of all before it.
+    /// Reads a checksum and returns whether it matches the data before it.
     pub fn check(&mut self) -> Result<bool> {
         let expected = self.sum();
         let mut found = [0; 4];

@@ -1,9 +1,9 @@
-//! The parts of a state that one token reads and writes: computed from the ops, not measured.
+//! The parts of a state that reading one token accesses: computed from the ops, not measured.
 
 use super::plan::StatePlan;
 
-/// Bytes of a state tensor that reading one token touches, each counted once: those left by earlier tokens that it reads, and
-/// those that it writes. Where the tokens decide, as when a set keeps a token or does not, these are the most.
+/// Bytes of a state tensor that reading one token accesses, each byte counted once: bytes of earlier tokens that are read, and bytes that
+/// are written. Where the count depends on the tokens, as when a set keeps or drops a token, it is the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Touched {
     /// The state tensor's number in the plan.
@@ -15,7 +15,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// All of a state tensor is read, and written anew.
+    /// All of a state tensor is read and rewritten.
     pub(crate) fn whole(plan: &StatePlan, tensor: usize) -> Self {
         let bytes = plan.tensors()[tensor].bytes;
         Touched {
@@ -25,7 +25,7 @@ impl Touched {
         }
     }
 
-    /// This many rows of every head of a state tensor `[heads, rows, ..]` are read and written.
+    /// These numbers of rows of every head of a state tensor `[heads, rows, ..]` are read and written.
     pub(crate) fn rows(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
         Self::some(
             plan,
@@ -35,7 +35,7 @@ impl Touched {
         )
     }
 
-    /// This many entries of a state tensor `[entries, ..]` are read and written.
+    /// These numbers of entries of a state tensor `[entries, ..]` are read and written.
     pub(crate) fn entries(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
         Self::some(
             plan,
@@ -45,7 +45,7 @@ impl Touched {
         )
     }
 
-    /// Some or all of a state tensor's equal parts are read and written.
+    /// Some or all of the `parts` equal parts of a state tensor are read and written.
     fn some(plan: &StatePlan, tensor: usize, parts: usize, touched: [usize; 2]) -> Self {
         let bytes = plan.tensors()[tensor].bytes / parts.max(1);
         let [read, written] = touched.map(|n| n.min(parts) * bytes);
@@ -56,7 +56,7 @@ impl Touched {
         }
     }
 
-    /// Bytes read and written together.
+    /// Total of the bytes read and the bytes written.
     #[doc(hidden)]
     pub fn bytes(&self) -> usize {
         self.read + self.written

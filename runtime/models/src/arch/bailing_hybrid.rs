@@ -1,5 +1,5 @@
-//! Ling 3.0 (transformers `bailing_hybrid`): layers of Kimi Delta Attention with a bounded decay and of latent attention
-//! with positions and a gate for each head, each with a feed-forward network or a mixture of experts in groups.
+//! Ling 3.0 (transformers `bailing_hybrid`): layers of Kimi Delta Attention with a bounded decay, and layers of latent
+//! attention with positions and a gate for each head. Each has a feed-forward network or a mixture of experts in groups.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     model(config, layers)
 }
 
-/// Whether layer `layer` is latent attention: by the list of kinds, or as the last of its group or after the last whole group.
+/// Whether layer `layer` is latent attention: by `layer_types`, or as the last of its group or after the last complete group.
 fn is_full(config: &Config, layer: usize) -> Result<bool> {
     match layer_type(config, layer)? {
         Some("full_attention") => Ok(true),
@@ -87,7 +87,7 @@ fn delta_attention(config: &Config) -> Result<Kda> {
     if !config.bool_or("no_kda_lora", true)? {
         return Err(config.wrong("no_kda_lora", "true"));
     }
-    // transformers calls the rotary width head_dim when it saves a model.
+    // When transformers saves a model, `head_dim` is the rotary width.
     let head_dim = match config.optional_usize("linear_head_dim")? {
         Some(head_dim) => head_dim,
         None => config.usize_or("head_dim", 128)?,
@@ -139,7 +139,7 @@ fn latent_attention(config: &Config) -> Result<LatentAttention> {
     })
 }
 
-/// The mixture, whose keys published files and transformers call by different names.
+/// The mixture of experts; published files and transformers use different names for some keys.
 fn experts(config: &Config) -> Result<ExpertsSpec> {
     let number = |published: &str, saved: &str, usual: usize| match config.optional_usize(saved)? {
         Some(number) => Ok(number),
@@ -190,7 +190,7 @@ fn experts(config: &Config) -> Result<ExpertsSpec> {
     })
 }
 
-/// Names as transformers has them in memory, and as files have them.
+/// Names in memory, as transformers has them, and names in files.
 const SPELLINGS: [(&str, &str); 4] = [
     ("model.embed_tokens.", "model.word_embeddings."),
     (".self_attn.o_proj.", ".attention.dense."),
@@ -230,7 +230,7 @@ fn tensor(
         rope,
         ..
     } = latent;
-    // Channels that turn together lie next to each other.
+    // With `rope_interleave`, channels that rotate together are adjacent in the file.
     let turned = |theirs: &str, first: usize| {
         let tensor = of_mixer(theirs)?;
         if config.bool_or("rope_interleave", true)? {

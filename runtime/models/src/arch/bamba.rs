@@ -1,4 +1,4 @@
-//! Bamba, as transformers saves it: layers of Mamba-2, a few of attention with positions on half of each head.
+//! Bamba, as saved by transformers: layers of Mamba-2, and a few of attention with positions on half of each head.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| mamba::tensor(weights, tensor_name(&weight.name)),
 };
 
-/// The name in the checkpoint of one of our tensors.
+/// The checkpoint's name for one of our tensors.
 fn tensor_name(name: &str) -> String {
     let mixer = if is_attention(name) {
         "self_attn."
@@ -26,7 +26,7 @@ fn tensor_name(name: &str) -> String {
     renamed(name, &[("mixer.", mixer)])
 }
 
-/// As Bamba's and Falcon-H1's checkpoints name everything but the mixers.
+/// The name in Bamba's and Falcon-H1's checkpoints, which differ only in the names of their `mixers`.
 pub(super) fn renamed(name: &str, mixers: &[(&str, &str)]) -> String {
     let whole = [
         ("token_embd.weight", "model.embed_tokens.weight"),
@@ -46,7 +46,7 @@ pub(super) fn renamed(name: &str, mixers: &[(&str, &str)]) -> String {
 
 fn spec(config: &Config) -> Result<ModelSpec> {
     let attention = attention(config)?;
-    // transformers turns half of each head, whatever the file says.
+    // transformers rotates half of each head, regardless of the file.
     let attention: Arc<dyn Mixer> = Arc::new(Attention {
         rope_dim: Some(attention.head_dim / 2),
         ..attention

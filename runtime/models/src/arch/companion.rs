@@ -1,4 +1,4 @@
-//! A GGUF file whose MTP block lies in another file next to it, `mtp-*.gguf`, as llama.cpp writes both.
+//! Adds to a GGUF file the MTP block that llama.cpp writes to a separate file next to it, `mtp-*.gguf`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +6,10 @@ use waterline_quant::gguf::{Gguf, Value};
 
 use crate::error::Result;
 
-/// Most files of a folder that are tried.
+/// Maximum number of files in a folder to try.
 const MOST: usize = 64;
 
-/// The file with the MTP block of the file next to it, if it has none and there is one that fits.
+/// Adds the MTP block of a matching file next to `path`, if `gguf` has no such block.
 pub(super) fn with_mtp_block(gguf: Gguf, path: &Path) -> Result<Gguf> {
     let Some(model) = Shape::new(&gguf).filter(|shape| shape.further == 0) else {
         return Ok(gguf);
@@ -31,7 +31,7 @@ pub(super) fn with_mtp_block(gguf: Gguf, path: &Path) -> Result<Gguf> {
     Ok(gguf)
 }
 
-/// Numbers on which the two files must agree.
+/// Metadata in which the two files must agree.
 struct Shape {
     architecture: String,
     blocks: u64,
@@ -57,7 +57,7 @@ impl Shape {
     }
 }
 
-/// The files that may hold the block, those named most like the model first.
+/// The files that may hold the block, starting with the names most like the model's.
 fn candidates(path: &Path) -> Vec<PathBuf> {
     let name = |path: &Path| {
         let name = path.file_name().unwrap_or_default();

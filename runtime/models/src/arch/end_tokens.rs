@@ -1,9 +1,9 @@
-//! Tokens whose texts say what they are for: those that end a generation, and those that no text of a person becomes. Files
-//! are often silent about them or give them a wrong type; llama.cpp goes by their texts too (`src/llama-vocab.cpp`).
+//! Tokens whose texts reveal their purpose: tokens that end a generation, and control tokens, which user text never
+//! produces. Files often omit them or give them a wrong type; llama.cpp goes by their texts too (`src/llama-vocab.cpp`).
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Each ends a generation.
+/// Texts of tokens that end a generation.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -29,12 +29,12 @@ const ENDS: &[&str] = &[
     "[e~[",
 ];
 
-/// Marks around code to fill in. The first token of a group is its mark, unless the file names another one.
+/// A kind of mark around code to fill in. The first token with one of its texts is the mark, unless the file names another one.
 struct Mark {
-    /// The keys under `tokenizer.ggml` that name it.
+    /// The key under `tokenizer.ggml` that names the token.
     key: &'static str,
     texts: &'static [&'static str],
-    /// Whether it ends a generation too.
+    /// Whether the mark also ends a generation.
     ends: bool,
 }
 
@@ -104,16 +104,16 @@ const MARKS: &[Mark] = &[
     },
 ];
 
-/// Tokens by what their texts say.
+/// Tokens classified by their texts.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Known {
-    /// Those that end a generation.
+    /// Tokens that end a generation.
     pub ends: BTreeSet<u32>,
-    /// Those that are control tokens, whatever type the file gives them.
+    /// Control tokens, whatever type the file gives them.
     pub control: BTreeSet<u32>,
 }
 
-/// The end tokens by their text. `named` is the id that a file names under `tokenizer.ggml`, if it does.
+/// Classifies tokens by their texts. `named` returns the id that the file gives under a key of `tokenizer.ggml`, if any.
 pub(super) fn by_text<'a>(
     tokens: impl Iterator<Item = (u32, &'a str)>,
     named: impl Fn(&str) -> Option<u32>,

@@ -1,4 +1,4 @@
-//! Where checkpoints keep the tensors of mixtures of experts: one tensor for each expert, or all experts in one.
+//! Where checkpoints store the tensors of mixtures of experts: one tensor per expert, or one for all experts.
 
 use waterline_quant::Tensor;
 
@@ -8,17 +8,17 @@ use crate::weights::WeightSpec;
 
 /// Names in a checkpoint, relative to the layer.
 pub(super) struct ExpertNames {
-    /// Prefix of all names but the shared expert's.
+    /// Prefix of all names except the shared expert's.
     pub block: &'static str,
     /// The router's matrix.
     pub router: &'static str,
-    /// Bias of its scores for the choice.
+    /// Bias of the router's scores for the choice.
     pub bias: &'static str,
-    /// The parts of an expert: gate, up and down.
+    /// Names of the parts of an expert: gate, up and down.
     pub parts: [&'static str; 3],
-    /// The shared expert.
+    /// Prefix of the shared expert's names.
     pub shared: &'static str,
-    /// Its parts.
+    /// Names of the parts of the shared expert.
     pub shared_parts: [&'static str; 3],
 }
 
@@ -35,8 +35,8 @@ impl ExpertNames {
         shared_parts: PROJECTIONS,
     };
 
-    /// Reads one of our tensors if it is a mixture's; `read` reads a tensor of the checkpoint, whose layers' names begin with
-    /// `{layers}.{number}`.
+    /// Reads one of our tensors if it belongs to a mixture of experts. `read` reads a tensor of the checkpoint, whose layer
+    /// names begin with `{layers}.{number}`.
     pub fn tensor(
         &self,
         weight: &WeightSpec,
@@ -66,8 +66,8 @@ impl ExpertNames {
         })
     }
 
-    /// Part `index` of every expert: `experts.gate_up_proj` `[experts, 2 width, cols]` and `experts.down_proj`, or
-    /// `experts.{e}.{part}.weight`.
+    /// Reads part `index` of every expert, from `experts.gate_up_proj` `[experts, 2 width, cols]` and
+    /// `experts.down_proj`, or from `experts.{e}.{part}.weight`.
     fn experts(
         &self,
         weight: &WeightSpec,
@@ -81,7 +81,7 @@ impl ExpertNames {
         if let Ok(fused) = read(fused) {
             return part_of_fused(&weight.name, fused, index);
         }
-        // Without gates, the up projection is alone.
+        // Without gates, the up projection has a tensor to itself.
         if let (1, Ok(alone)) = (index, read("experts.up_proj")) {
             return part_of_fused(&weight.name, alone, 2);
         }
@@ -98,8 +98,8 @@ impl ExpertNames {
     }
 }
 
-/// The gates (part 0), the up projections (1) of `[experts, 2 width, cols]`, or all of `[experts, rows, cols]` (2), as rows
-/// of one matrix.
+/// Returns the gates (part 0) or the up projections (1) of `[experts, 2 width, cols]`, or all of `[experts, rows, cols]`
+/// (2), as rows of one matrix.
 pub(super) fn part_of_fused(name: &str, mut fused: Tensor, part: usize) -> Result<Tensor> {
     let experts = fused.shape.first().copied().unwrap_or(0);
     if let [experts, rows, cols] = fused.shape[..] {
@@ -113,7 +113,7 @@ pub(super) fn part_of_fused(name: &str, mut fused: Tensor, part: usize) -> Resul
     }
 }
 
-/// The layer and the rest of a tensor's name, `blk.{layer}.{part}`.
+/// Splits the name `blk.{layer}.{part}` into the layer's number and the part.
 pub(super) fn layer_part(name: &str) -> Option<(usize, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))

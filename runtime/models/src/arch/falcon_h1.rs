@@ -1,4 +1,4 @@
-//! Falcon-H1, as transformers saves it: Mamba-2 and attention on one norm, with multipliers everywhere.
+//! Falcon-H1, as saved by transformers: Mamba-2 and attention in parallel after one norm, with multipliers everywhere.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| mamba::tensor(weights, tensor_name(&weight.name)),
 };
 
-/// The name in the checkpoint of one of our tensors.
+/// The checkpoint's name for one of our tensors.
 fn tensor_name(name: &str) -> String {
     let mixers = [
         ("mixer.mamba2.", "mamba."),
@@ -62,7 +62,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
 }
 
 /// The width of a head. Without the key `head_dim`, which the reference's configuration class does not declare, it is the hidden size
-/// divided by the heads. Where all projections have that width and the key says another one, the key is a note.
+/// divided by the number of heads. If all projections have that width and the key differs, the key is ignored with a note.
 fn head_dim(config: &Config, attention: &Attention) -> Result<usize> {
     let divided = config.usize("hidden_size")? / attention.heads.max(1);
     let has_rows = |projection: &str, rows: usize| {
@@ -100,7 +100,7 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
     })
 }
 
-/// A list of this length, if there is one.
+/// Reads a list of `N` numbers, if the key is there.
 fn multipliers<const N: usize>(config: &Config, key: &str) -> Result<Option<[f32; N]>> {
     if config
         .object()
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// The width of a head where the file says `said` and the projections of 5 heads over 1 have these rows.
+    /// Returns the head width and the notes for a `head_dim` of `said` and projections of 5 heads over 1 with these rows.
     fn width(said: usize, rows: [usize; 3]) -> (usize, Vec<String>) {
         let keys = json!({
             "model_type": "falcon_h1", "hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": said,
@@ -147,7 +147,7 @@ mod tests {
         assert!(notes[0].contains("head_dim is 64"), "{notes:?}");
         assert_eq!(width(12, [60, 12, 12]), (12, Vec::new()));
         assert_eq!(width(64, [320, 64, 64]), (64, Vec::new()));
-        // Projections that do not agree with each other are refused with the shape that the file says.
+        // If the projections disagree, the file's width is kept, so that their shapes are refused later.
         assert_eq!(width(64, [60, 12, 64]), (64, Vec::new()));
     }
 }

@@ -1,8 +1,8 @@
-//! flash-linear-attention's configurations: keys common to all its models, Transformer and Gated DeltaNet, attention
+//! Configurations of flash-linear-attention: keys common to all its models, Transformer and Gated DeltaNet, attention
 //! layers in hybrids and, in the learnable-token-eviction fork, eviction. Softmax linear attention (arXiv 2602.01744) has
-//! no published checkpoints; its models are read as `softmax_` before the name of the base, with the base's keys and
-//! `sla_gate_input`. So are row-sparse updates (arXiv 2507.16577), as the key `row_topk` in addition to those of `gla`
-//! and `gsa`.
+//! no published checkpoints; the names of its models are `softmax_` and the base's name, with the base's keys and
+//! `sla_gate_input`. Row-sparse updates (arXiv 2507.16577) have none either; they add the key `row_topk` to the keys of
+//! `gla` and `gsa`.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub(super) const FAMILY: Family = Family {
     tensor,
 };
 
-/// Reads the mixer of a layer that is not one of a hybrid's attention layers.
+/// Reads the mixer of a layer, unless the layer is one of a hybrid's attention layers.
 fn mixer(config: &Config, layer: usize) -> Result<Arc<dyn Mixer>> {
     Ok(match config.string("model_type")? {
         "transformer" => Arc::new(attention(config, config.usize("hidden_size")?)?),
@@ -99,7 +99,7 @@ fn tensor(
     Ok(tensor)
 }
 
-/// The name in the checkpoint of one of our tensors.
+/// The checkpoint's name for one of our tensors.
 pub(super) fn tensor_name(name: &str) -> String {
     let whole = [
         ("token_embd.weight", "model.embeddings.weight"),
@@ -184,7 +184,7 @@ pub(super) fn mlp_of_ratio(config: &Config, hidden: usize) -> Result<MlpSpec> {
     })
 }
 
-/// The attention of a hybrid's layer: plain, or with eviction.
+/// Reads the attention of a hybrid's attention layer: plain, with eviction, or sparse.
 fn attention_layer(config: &Config, hidden: usize) -> Result<Arc<dyn Mixer>> {
     match config.optional_text("attn_type")?.unwrap_or("attn") {
         "attn" => Ok(Arc::new(attention(config, hidden)?)),
@@ -209,7 +209,7 @@ pub(super) fn attention(config: &Config, hidden: usize) -> Result<Attention> {
         window: config.optional_usize("window_size")?,
         rope_theta: Some(config.f32_or("rope_theta", 10000.0)?),
         bias: config.bool_or("qkv_bias", false)?,
-        // The reference leaves the head norms at their default epsilon, whatever norm_eps says.
+        // The head norms keep the reference's default epsilon, regardless of norm_eps.
         head_norm_eps: config.bool_or("qk_norm", false)?.then_some(1e-5),
         ..Attention::default()
     })
@@ -228,7 +228,7 @@ fn native_sparse_attention(config: &Config) -> Result<NativeSparseAttention> {
             ..Attention::default()
         },
         block_size: config.usize_or("block_size", 64)?,
-        // The reference's kernel chooses a power of two.
+        // The reference's kernel rounds up to a power of two.
         block_count: block_count.min(1 << 32).next_power_of_two(),
         window: config.usize_or("window_size", 512)?,
     })
@@ -238,7 +238,7 @@ fn lte(config: &Config, attention: Attention) -> Result<Lte> {
     let window = config.usize("window_size")?;
     let expected = "head or layer; a router shared by all layers is not supported";
     Ok(Lte {
-        // This fork's eviction layers see `window_size` keys besides the current one.
+        // In this fork's eviction layers, a query sees `window_size` keys in addition to its own.
         attention: Attention {
             window: window.checked_add(1),
             ..attention
@@ -287,7 +287,7 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
     })
 }
 
-/// `base` times the factor at `key`, which must be whole.
+/// `base` times the factor at `key`; the result must be an integer.
 pub(super) fn scaled(config: &Config, base: usize, key: &str, default: f32) -> Result<usize> {
     let scaled = base as f64 * f64::from(config.f32_or(key, default)?);
     let whole = scaled.round();

@@ -1,4 +1,4 @@
-//! flash-linear-attention's linear attention layers: from its keys to the mixers' numbers.
+//! Linear attention layers of flash-linear-attention: maps its keys to the mixers' hyperparameters.
 
 use waterline_quant::{Tensor, safetensors};
 
@@ -22,7 +22,7 @@ const ACTIVATIONS: &[(&str, Activation)] = &[
     ("gelu", Activation::Gelu),
 ];
 
-/// Where softmax linear attention's gates look, if the model has them.
+/// The input of softmax linear attention's gates, if the model has them.
 pub(super) fn head_gates(config: &Config) -> Result<Option<HeadGateInput>> {
     let softmax = config.string("model_type")?.starts_with("softmax_");
     if !config.bool_or("sla", softmax)? {
@@ -32,7 +32,7 @@ pub(super) fn head_gates(config: &Config) -> Result<Option<HeadGateInput>> {
         ("hidden", HeadGateInput::Hidden),
         ("qk", HeadGateInput::Projections),
         ("query_key", HeadGateInput::Projections),
-        // One vector for each head, on its own query or key: the matrix on all of them is block-diagonal.
+        // One vector per head, for the head's own query or key; as a matrix over all heads, it is block-diagonal.
         ("head", HeadGateInput::Projections),
     ];
     config
@@ -86,7 +86,7 @@ pub(super) fn gla(config: &Config) -> Result<Gla> {
     })
 }
 
-/// There is no such model in the library, only the layer; the keys are those of `gla`, with the layer's defaults.
+/// The library has this layer but no model of it; the keys are those of `gla`, with the layer's defaults.
 pub(super) fn simple_gla(config: &Config) -> Result<SimpleGla> {
     Ok(SimpleGla {
         linear: LinearAttention {
@@ -98,7 +98,7 @@ pub(super) fn simple_gla(config: &Config) -> Result<SimpleGla> {
     })
 }
 
-/// The model does not hand `use_short_conv` on to its layers: there is no convolution whatever it says.
+/// The model does not pass `use_short_conv` on to its layers, so they never have a convolution.
 pub(super) fn retnet(config: &Config) -> Result<RetNet> {
     Ok(RetNet {
         linear: linear_attention(config, [1.0, 2.0], 8)?,
@@ -159,8 +159,8 @@ pub(super) fn hgrn2(config: &Config, layer: usize) -> Result<Hgrn2> {
     })
 }
 
-/// The lower bounds of one block's decays: shares of a softmax over the layers, summed up to the block's own, without
-/// the first. `block` is the checkpoint's name of the block.
+/// The lower bounds of one block's decays: softmax shares over the layers, summed from the second layer up to the
+/// block's own. `block` is the block's name in the checkpoint.
 pub(super) fn lower_bound(weights: &safetensors::Checkpoint, block: &str) -> Result<Tensor> {
     let name = "model.lower_bounds";
     let tensor = weights.tensor(name)?;
@@ -177,7 +177,7 @@ pub(super) fn lower_bound(weights: &safetensors::Checkpoint, block: &str) -> Res
     tensors::from_f32(&[width], &shares_up_to(layer, width, &tensor.to_f32()))
 }
 
-/// For each column of `values`, the shares of a softmax over the rows, summed over rows `1..=row`.
+/// For each column of `values`, computes the softmax over the rows and sums its rows `1..=row`.
 fn shares_up_to(row: usize, width: usize, values: &[f32]) -> Vec<f32> {
     let sum = |column: usize| {
         let column = || values.iter().skip(column).step_by(width);
@@ -188,7 +188,7 @@ fn shares_up_to(row: usize, width: usize, values: &[f32]) -> Vec<f32> {
     (0..width).map(sum).collect()
 }
 
-/// The matrix that multiplies row h of `tensor` `[heads, head_dim]` with head h of an input of `weight`'s width.
+/// The matrix that multiplies head h of an input of `weight`'s width by row h of `tensor` `[heads, head_dim]`.
 pub(super) fn block_diagonal(name: &str, tensor: &Tensor, weight: &WeightSpec) -> Result<Tensor> {
     let ([heads, head_dim], &[rows, width]) = (&tensor.shape[..], &weight.shape[..]) else {
         return Err(wrong_gate(name, tensor, weight));
@@ -235,7 +235,7 @@ pub(super) fn kda(config: &Config) -> Result<Kda> {
     })
 }
 
-/// There is no such model in the library, only the layer: its keys and defaults.
+/// The library has this layer but no model of it; the keys and defaults are the layer's.
 pub(super) fn gdn2(config: &Config) -> Result<GatedDeltaNet2> {
     let heads = config.usize_or("num_heads", 16)?;
     let head_dim = config.usize_or("head_dim", 128)?;
@@ -273,7 +273,7 @@ mod tests {
     fn a_vector_for_each_head_becomes_a_block_diagonal_matrix() {
         let weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
         let tensor = tensors::from_f32(&[4, 2], &weights).expect("a tensor");
-        // Four heads on two keys.
+        // Four query heads that share two keys.
         let shared = WeightSpec::full("gate", &[4, 4]);
         let matrix = block_diagonal("gate", &tensor, &shared).expect("a matrix");
         let rows: Vec<f32> = matrix.to_f32();

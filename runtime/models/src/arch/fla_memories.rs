@@ -1,4 +1,4 @@
-//! flash-linear-attention's mixture of memories: from its keys to the mixer's numbers, and its tensors.
+//! Mixture of memories of flash-linear-attention: maps its keys to the mixer's hyperparameters, and reads its tensors.
 
 use waterline_quant::{Tensor, safetensors};
 
@@ -32,7 +32,7 @@ pub(super) fn mom(config: &Config) -> Result<Mom> {
     })
 }
 
-/// The tensor called `name` there, if the checkpoint has one for every memory: one after another.
+/// Reads the tensor that the checkpoint calls `name`, if it is stored once per memory; stacks the memories' tensors.
 pub(super) fn of_memories(
     config: &Config,
     weights: &safetensors::Checkpoint,
@@ -46,7 +46,7 @@ pub(super) fn of_memories(
     let is_own = own
         .iter()
         .any(|own| projection.ends_with(&format!(".{own}")));
-    // A hybrid's attention layers have a matrix of the whole name.
+    // The attention layers of a hybrid have one matrix under the full name.
     if !is_own || weights.contains(name) {
         return Ok(None);
     }

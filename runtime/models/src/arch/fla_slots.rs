@@ -1,4 +1,4 @@
-//! flash-linear-attention's slot attention layers: from its keys to the mixers' numbers.
+//! Slot attention layers of flash-linear-attention: maps its keys to the mixers' hyperparameters.
 
 use super::Config;
 use super::fla::{scaled, taps};
@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::functions::Activation;
 use crate::mixers::{Abc, Gsa, Raven};
 
-/// Width of each of `heads` heads, of a projection that is `key` times as wide as the model. The library misspells the
-/// key where it has not yet been read and written back.
+/// Width of each of `heads` heads of a projection that is `key` times as wide as the model. The library misspells the
+/// key in a configuration that has not yet been read and written back.
 fn per_head(config: &Config, heads: usize, key: &str, default: f32) -> Result<usize> {
     let misspelt = key.replace("expand", "exapnd");
     let key = if config.object().contains_key(key) {
@@ -23,7 +23,7 @@ fn per_head(config: &Config, heads: usize, key: &str, default: f32) -> Result<us
     Ok(width / heads)
 }
 
-/// The number of slots: 64 if the key is absent, a head's width if it is null.
+/// The number of slots: 64 if the key is absent, the width of a head if it is null.
 fn slots(config: &Config, head_dim: usize) -> Result<usize> {
     match config.object().get("num_slots") {
         None => Ok(64),
@@ -110,7 +110,7 @@ pub(super) fn raven(config: &Config) -> Result<Raven> {
     } else {
         None
     };
-    // Without a number of slots in the file, a choice of more is one of all.
+    // If the file's number of slots is null, a `topk` above the number of slots means all of them.
     let is_null = config
         .object()
         .get("num_slots")

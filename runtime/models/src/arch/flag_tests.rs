@@ -1,11 +1,11 @@
-//! Every key that a frontend reads, changed by itself: `flags.txt` lists its effect on the model, or that it is refused with a message
-//! that names it; and the unread keys that are refused nevertheless. A key that is read and not in the list fails the test, so that no
-//! flag of a checkpoint passes unnoticed.
+//! Changes every key that a frontend reads, one at a time: `flags.txt` lists its effect on the model, or its refusal with a message
+//! that names it; and the unread keys that are refused. A key that is read but not listed fails the test, so that no flag of a
+//! checkpoint goes unnoticed.
 //!
-//! A section of the list begins with `# GROUP: NAME` and a configuration; a key must be tried in one section of its group. Each line is
-//! `KEY = VALUE: EFFECT`, the effect a list of numbers that change and of tensors that come (`+`) or go (`-`), `nothing`, `refused` by a
-//! sentence that names the key, or `refused` with a sentence. Effects outside the first block have `model.` or the number of their block
-//! before them. Every resulting model reads a few tokens.
+//! A section of the list begins with `# GROUP: NAME` and a configuration; each key must be tried in one section of its group. Each line
+//! is `KEY = VALUE: EFFECT`. The effect is a list of numbers that change and of tensors that are added (`+`) or removed (`-`),
+//! `nothing`, `refused` if the error names the key, or `refused: ` and the error. Effects outside the first block begin with `model.` or
+//! the number of their block. Every resulting model is run on a few tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use waterline_compute::cpu::Pool;
 
 const LIST: &str = include_str!("flags.txt");
 
-/// Keys of every model, without which no other test would pass.
+/// Keys of every model; without them, no other test would pass.
 const COMMON: &[&str] = &[
     "model_type",
     "vocab_size",
@@ -33,7 +33,7 @@ const COMMON: &[&str] = &[
     "num_hidden_layers",
 ];
 
-/// A configuration, and the keys that were read on the way.
+/// Reads a configuration; also returns the keys that were read.
 fn read(config: &Value) -> (Result<ModelSpec>, Vec<String>) {
     let config = Config::new("config.json", config.clone()).expect("an object");
     let model_type = config.string("model_type").expect("a model type");
@@ -48,7 +48,7 @@ fn read(config: &Value) -> (Result<ModelSpec>, Vec<String>) {
     (spec, config.used())
 }
 
-/// The configuration with another value at a key, which may lie in an object: `attn.layers`.
+/// The configuration with another value at `key`, which may be nested: `attn.layers`.
 fn with(config: &Value, key: &str, value: &Value) -> Value {
     let mut changed = config.clone();
     let mut at = &mut changed;
@@ -62,7 +62,7 @@ fn with(config: &Value, key: &str, value: &Value) -> Value {
     changed
 }
 
-/// Numbers by their path, under `path`.
+/// Collects the values in `value` by their paths, which start with `path`.
 fn flatten(path: &str, value: &Value, facts: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(object) => {
@@ -80,7 +80,7 @@ fn flatten(path: &str, value: &Value, facts: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Every number of a model by its path, `model.` or the number of the block first, and every tensor after a `+`.
+/// Every value of a model by its path, which starts with `model.` or the block's number, and every tensor after a `+`.
 fn facts(spec: &ModelSpec) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
     let mut model = spec.to_json();
@@ -97,7 +97,7 @@ fn facts(spec: &ModelSpec) -> BTreeMap<String, String> {
     facts
 }
 
-/// Differences of the second model from the first. A block with another mixer is only named.
+/// Lists the differences of `after` from `before`. For a block with another mixer, only the mixer is listed.
 fn difference(before: &ModelSpec, after: &ModelSpec) -> String {
     let (before, after) = (facts(before), facts(after));
     let mixer = |path: &str| {
@@ -133,7 +133,7 @@ fn difference(before: &ModelSpec, after: &ModelSpec) -> String {
     }
 }
 
-/// A model of this description reads some tokens.
+/// Checks that a model of this description runs on a few tokens.
 fn runs(spec: &ModelSpec) {
     let tensor = |weight: WeightSpec| {
         let value = |i: usize| (0.2 * (i as f32 * 0.7).sin()).to_le_bytes();
@@ -161,7 +161,7 @@ fn runs(spec: &ModelSpec) {
     assert!(logits.iter().all(|logit| logit.is_finite()));
 }
 
-/// The effect on the model, as in the list.
+/// The effect on the model, as the list denotes it.
 fn effect(before: &ModelSpec, key: &str, after: Result<ModelSpec>) -> String {
     match after {
         Ok(after) => {
@@ -183,7 +183,7 @@ fn effect(before: &ModelSpec, key: &str, after: Result<ModelSpec>) -> String {
 #[test]
 fn every_key_that_is_read_does_what_the_list_says() {
     let mut wrong = Vec::new();
-    // By group: the keys that were read, those that were tried.
+    // By group: the keys that were read, and the keys that were tried.
     let mut groups: BTreeMap<&str, (BTreeSet<String>, BTreeSet<&str>)> = BTreeMap::new();
     for section in LIST.split("\n# ").skip(1) {
         let mut lines = section.lines();
@@ -201,7 +201,7 @@ fn every_key_that_is_read_does_what_the_list_says() {
             let (value, expected) = rest.split_once(": ").expect("VALUE: EFFECT");
             let value = serde_json::from_str(value).unwrap_or_else(|e| panic!("{line}: {e}"));
             let (changed, keys) = read(&with(&base, key, &value));
-            // An object that only this line has is tried in a separate section.
+            // A nested object that only this line has is tried in a separate section.
             let inside = format!("{key}.");
             asked.extend(keys.into_iter().filter(|key| !key.starts_with(&inside)));
             tried.insert(key);

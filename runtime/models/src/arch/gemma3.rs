@@ -1,5 +1,5 @@
-//! Gemma 3's text models, as transformers saves them: attention over a window and over all in turn, each with its
-//! own rotary positions, norms before and after every part. Norms are stored as their distance from one.
+//! Gemma 3's text models, as saved by transformers: windowed and full attention with separate rotary positions, and
+//! norms before and after every part. Norms are stored as their distance from one.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| tensor(weights, &weight.name, &[""]),
 };
 
-/// The language model of one that also reads images.
+/// The language model of a model that also reads images.
 pub(super) const WITH_IMAGES: Family = Family {
     model_types: &["gemma3"],
     spec: |config| {
@@ -35,7 +35,7 @@ pub(super) const WITH_IMAGES: Family = Family {
     },
 };
 
-/// The name in the checkpoint of one of our tensors, of a model that reads text alone.
+/// The checkpoint's name for one of our tensors, in a text-only model.
 fn their_name(name: &str) -> String {
     let norms = [
         (".post_attention_norm.", ".post_attention_layernorm."),
@@ -51,10 +51,10 @@ fn their_name(name: &str) -> String {
     }
 }
 
-/// Reads one of our tensors, whose name has one of these prefixes there.
+/// Reads one of our tensors; its name in the checkpoint has one of these prefixes.
 fn tensor(weights: &safetensors::Checkpoint, name: &str, prefixes: &[&str]) -> Result<Tensor> {
     let theirs = their_name(name);
-    // Newer files have the prefix inside `model.`.
+    // Newer files put the prefix after `model.`.
     let names = prefixes
         .iter()
         .map(|prefix| match prefix.strip_prefix("model.") {
@@ -116,7 +116,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-/// Whether layer `layer` has a window: as `layer_types` says, or all but every n-th one.
+/// Whether layer `layer` has a window: by `layer_types`, or for all but every n-th layer.
 fn slides(config: &Config, layer: usize) -> Result<bool> {
     match layer_type(config, layer)? {
         Some("sliding_attention") => Ok(true),
@@ -146,7 +146,7 @@ fn local_theta(config: &Config) -> Result<f32> {
     }
 }
 
-/// The attention of layers without a window. `attn_logit_softcapping` is not read: the reference does not apply it.
+/// The attention of layers without a window. `attn_logit_softcapping` is not read, because the reference does not apply it.
 fn full_attention(config: &Config, norm_eps: f32) -> Result<Attention> {
     let own = match config.child("rope_parameters")? {
         Some(nested) => nested.child("full_attention")?,

@@ -1,5 +1,6 @@
-//! Granite's Transformers (transformers `granite`) and Granite 4 hybrids (`granitemoehybrid`): layers of Mamba-2 or of attention with its own scale, in hybrids mostly
-//! without positions, every sum into the residual stream multiplied; in some a mixture of experts in addition to the shared network.
+//! Granite's Transformers (transformers `granite`) and Granite 4 hybrids (`granitemoehybrid`): layers of Mamba-2 or of attention with a
+//! configured scale, in hybrids mostly without positions. Every sum into the residual stream is multiplied; some models have a mixture of
+//! experts in addition to the shared network.
 
 use std::sync::Arc;
 
@@ -44,7 +45,7 @@ pub(super) const DENSE: Family = Family {
     tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name, "self_attn"))?),
 };
 
-/// Multiplies every sum into the residual stream.
+/// A sublayer with the model's multiplier for every sum into the residual stream.
 fn sublayer(config: &Config) -> Result<Sublayer> {
     Ok(Sublayer {
         multiplier: config.f32_or("residual_multiplier", 1.0)?,
@@ -52,7 +53,7 @@ fn sublayer(config: &Config) -> Result<Sublayer> {
     })
 }
 
-/// The model of these layers, its embeddings and logits multiplied.
+/// The model with these layers, and with multipliers for its embeddings and logits.
 fn multiplied(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     let divisor = config.f32_or("logits_scaling", 1.0)?;
     if divisor == 0.0 {
@@ -86,7 +87,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             experts,
             chosen: config.usize("num_experts_per_tok")?,
             intermediate: config.usize("intermediate_size")?,
-            // Softmax over the logits of the chosen is softmax over all, divided by the sum of the chosen.
+            // Softmax over the chosen logits equals softmax over all, divided by the sum of the chosen.
             router: Router::softmax(true),
             shared: Some(SharedSpec {
                 intermediate: shared,
@@ -140,7 +141,7 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
     ];
     let name = hybrid::renamed(&weight.name, &whole, "model.layers", &parts);
     let tensor = mamba::tensor(weights, name.clone())?;
-    // The gate's rows, then those that it gates.
+    // The gate's rows come first, then the rows that it gates.
     let rows = weight.shape[0];
     match weight.name.split('.').nth(2) {
         Some("ffn_gate" | "ffn_gate_shexp") => {
@@ -156,7 +157,7 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
     }
 }
 
-/// Whether one of our tensors is a projection of attention.
+/// Whether `name` is one of our names for a projection of attention.
 pub(super) fn is_attention(name: &str) -> bool {
     let projections = ["q_proj.", "k_proj.", "v_proj.", "o_proj."];
     projections

@@ -1,4 +1,4 @@
-//! Transformers as transformers saves them: Llama, Mistral, Qwen2, Qwen3, SmolLM3.
+//! Transformers as saved by the transformers library: Llama, Mistral, Qwen2, Qwen3, SmolLM3.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name, "self_attn"))?),
 };
 
-/// The name in the checkpoint of one of our tensors; `mixer` is what the layer's mixer is called there.
+/// The checkpoint's name for one of our tensors; `mixer` is the checkpoint's name for the layer's mixer.
 pub(super) fn tensor_name(name: &str, mixer: &str) -> String {
     let whole = [
         ("token_embd.weight", "model.embed_tokens.weight"),
@@ -57,7 +57,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     model(config, layers)
 }
 
-/// Keys for the model as a whole that all these configurations share.
+/// Builds the model from `layers` and the model-wide keys that all these configurations share.
 pub(super) fn model(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
@@ -82,7 +82,7 @@ pub(super) fn mlp(config: &Config) -> Result<MlpSpec> {
     })
 }
 
-/// The attention of every layer, but for its window.
+/// The attention of every layer, without its window.
 pub(super) fn attention(config: &Config) -> Result<Attention> {
     let attention = attention_without_positions(config)?;
     let positions = rotary(config, attention.head_dim)?;
@@ -94,7 +94,7 @@ pub(super) fn attention(config: &Config) -> Result<Attention> {
     })
 }
 
-/// As above, with queries and keys as they are projected.
+/// Like [`attention`], but without rotary positions.
 pub(super) fn attention_without_positions(config: &Config) -> Result<Attention> {
     let heads = config.usize("num_attention_heads")?;
     let hidden = config.usize("hidden_size")?;
@@ -122,8 +122,7 @@ pub(super) fn attention_without_positions(config: &Config) -> Result<Attention> 
     })
 }
 
-/// The rotary positions, under `rope_parameters` or, in older files, `rope_scaling` and keys next to
-/// it.
+/// The rotary positions, from `rope_parameters` or, in older files, `rope_scaling` and top-level keys.
 fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     let nested = match config.child("rope_parameters")? {
         Some(nested) => Some(nested),
@@ -143,7 +142,7 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     let share = number("partial_rotary_factor")?;
     Ok(Attention {
         rope_theta: Some(number("rope_theta")?.unwrap_or(usual)),
-        // In f32, so that 0.7 of 20 is 14.
+        // Computed in f32, so that 0.7 of 20 is 14.
         rope_dim: share.map(|share| (head_dim as f32 * share) as usize),
         rope_scaling: match &nested {
             Some(nested) => rotary::scaling(nested, config)?,
@@ -153,7 +152,7 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     })
 }
 
-/// Whether layer `layer` has positions: of SmolLM3 not every one has.
+/// Whether layer `layer` has positions; some layers of SmolLM3 have none.
 fn has_positions(config: &Config, layer: usize) -> Result<bool> {
     if config.string("model_type")? != "smollm3" {
         return Ok(true);

@@ -1,10 +1,10 @@
-//! Shared by configurations of hybrids with Mamba-2.
+//! Shared code for configurations of hybrids with Mamba-2.
 
 use super::Config;
 use crate::error::Result;
 use crate::mixers::Mamba2;
 
-/// The part of a layer, or the whole of it.
+/// The kind of a layer's mixer, or of a layer with a single part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Mamba,
@@ -13,7 +13,7 @@ pub(super) enum Kind {
     Experts,
 }
 
-/// Kinds as transformers writes them since release 5, and as published files have them.
+/// Names of the kinds, as written by transformers since release 5, and as in published files.
 const KINDS: [(&str, Kind); 6] = [
     ("linear_attention", Kind::Mamba),
     ("mamba", Kind::Mamba),
@@ -23,7 +23,7 @@ const KINDS: [(&str, Kind); 6] = [
     ("moe", Kind::Experts),
 ];
 
-/// The kinds of all layers, under the first of `keys` that is there.
+/// The kinds of all layers, from the first of `keys` that exists.
 pub(super) fn kinds(config: &Config, keys: &[&'static str]) -> Result<Option<Vec<Kind>>> {
     let is_there = |key: &&&str| {
         config
@@ -44,7 +44,7 @@ pub(super) fn kinds(config: &Config, keys: &[&'static str]) -> Result<Option<Vec
     kinds.map(Some).ok_or_else(wrong)
 }
 
-/// The kind of every layer of a model whose layers have mixers only under `keys`; all are of `usual` if there is none.
+/// The kind of each layer's mixer, from the first of `keys` that exists; otherwise `usual`.
 pub(super) fn mixer_kinds(
     config: &Config,
     keys: &[&'static str],
@@ -63,7 +63,7 @@ pub(super) fn mixer_kinds(
     Err(config.wrong(key.unwrap_or(&keys[0]), &expected))
 }
 
-/// Mamba-2 of `inner` channels under keys that begin with `mamba_`.
+/// Mamba-2 with `inner` channels, from keys that begin with `mamba_`.
 pub(super) fn mamba2(config: &Config, inner: usize, norm_eps: f32) -> Result<Mamba2> {
     config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
     let heads = config.usize_or("mamba_n_heads", 128)?;
@@ -102,14 +102,14 @@ pub(super) fn mamba2(config: &Config, inner: usize, norm_eps: f32) -> Result<Mam
     })
 }
 
-/// Channels of a layer of Mamba-2, `mamba_expand` times the hidden size.
+/// Channels of a Mamba-2 layer, `mamba_expand` times the hidden size.
 pub(super) fn expanded(config: &Config) -> Result<usize> {
     let expand = config.usize_or("mamba_expand", 2)?;
     Ok(config.usize("hidden_size")?.saturating_mul(expand))
 }
 
-/// The checkpoint's name of one of our tensors: of the whole model as the table says; of layer N, the other name of
-/// the part after `blk.N.` in `parts`.
+/// The checkpoint's name for one of our tensors: `whole` maps names outside the layers, and `parts` maps the beginning
+/// of the part after `blk.N.`.
 pub(super) fn renamed(
     name: &str,
     whole: &[(&str, &str)],

@@ -1,5 +1,5 @@
-//! Jamba, as transformers saves it: Mamba layers whose parameters are normed, attention without positions, and mixtures
-//! of experts in some layers.
+//! Jamba, as saved by transformers: Mamba layers whose parameters are normalized, attention without positions, and
+//! mixtures of experts in some layers.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     model(config, layers)
 }
 
-/// Whether a layer is one of every `{kind}_period`, from `{kind}_offset` on.
+/// Whether the layer is one of every `{kind}_period` layers, starting with `{kind}_offset`.
 fn is_periodic(config: &Config, layer: usize, kind: &str, usual: [usize; 2]) -> Result<bool> {
     let key = format!("{kind}_period");
     let period = config.usize_or(&key, usual[0])?;

@@ -1,9 +1,9 @@
-//! Keys that no frontend reads: those that mean nothing to the logits, of which nothing is said, and those whose value may change
-//! the mathematics, which are an error at values that are not listed. Any other key is a note.
+//! Keys that no frontend reads: keys without any effect on the logits, which are ignored silently, and keys whose value may
+//! change the mathematics, which are an error at values that are not listed. Any other key causes a note.
 
 use super::unused_lists::Idle;
 
-/// Keys without a meaning for the logits of any model.
+/// Keys that do not affect the logits of any model.
 pub(super) const KEYS: &[Idle] = &[
     (
         "architectures auto_map _name_or_path _commit_hash transformers_version fla_version model_type tokenizer_class \
@@ -62,8 +62,8 @@ pub(super) const KEYS: &[Idle] = &[
     ),
 ];
 
-/// Keys that the reference of these families never reads, or only if another key is set, and then a frontend
-/// reads it.
+/// Keys that the reference of these families never reads, or reads only if another key is set, in which case a frontend
+/// reads them.
 pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
     (
         &["gsa", "abc", "retnet", "softmax_retnet"],
@@ -252,7 +252,7 @@ const ONE: &[&str] = &["1", "1.0"];
 const OFF: &[&str] = &["false"];
 const ON: &[&str] = &["true"];
 
-/// Keys of configurations that are an error at other values, wherever nothing reads them.
+/// Keys of configurations that are an error at other values unless a frontend reads them.
 pub(super) const SWITCHES: &[Switch] = &[
     // Positions.
     ("rope_type", &["\"default\""]),
@@ -303,7 +303,7 @@ pub(super) const SWITCHES: &[Switch] = &[
     ("residual_multiplier", ONE),
 ];
 
-/// Keys of GGUF files without a meaning for the logits; after the architecture's name if they begin with a dot.
+/// Keys of GGUF files that do not affect the logits; keys that begin with a dot follow the architecture's name.
 pub(super) const GGUF_KEYS: &[Idle] = &[
     (
         ".context_length .vocab_size .nextn_predict_layers .rope.scaling.finetuned .rope.scaling.original_context_length \
@@ -342,7 +342,7 @@ pub(super) const GGUF_KEYS: &[Idle] = &[
     ),
 ];
 
-/// Keys of GGUF files, after the architecture's name, that are an error at other values, wherever nothing reads them.
+/// Keys of GGUF files, after the architecture's name, that are an error at other values unless a frontend reads them.
 pub(super) const GGUF_SWITCHES: &[Switch] = &[
     ("attention.causal", ON),
     ("attention.clamp_kqv", &["0"]),

@@ -1,4 +1,4 @@
-//! Kimi Linear, as transformers saves it: layers of Kimi Delta Attention and of latent attention without positions, each
+//! Kimi Linear, as saved by transformers: layers of Kimi Delta Attention and of latent attention without positions, each
 //! with a feed-forward network or a mixture of experts.
 
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub(super) const FAMILY: Family = Family {
     tensor,
 };
 
-/// The reference's epsilon of the norms inside latent attention.
+/// Epsilon of the norms inside latent attention, as in the reference.
 pub(super) const LATENT_EPS: f32 = 1e-6;
-/// Added by the reference to the sum of the chosen experts' scores.
+/// The reference adds this to the sum of the chosen experts' scores.
 pub(super) const SCORE_EPS: f32 = 1e-20;
 
 const EXPERTS: ExpertNames = ExpertNames {
@@ -57,12 +57,12 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         })
         .collect::<Result<_>>()?;
     let model = model(config, layers)?;
-    // The reference ties nothing, whatever the file says.
+    // The reference never ties, so an output matrix is used even if the file claims a tied one.
     let tied = model.tied && !config.has_tensor("lm_head.weight");
     Ok(ModelSpec { tied, ..model })
 }
 
-/// The kinds of the layers, in published files lists of their numbers, counted from one.
+/// Whether a layer is latent attention. Published files list the layers' numbers, counted from one.
 fn is_full(config: &Config, layer: usize) -> Result<bool> {
     match layer_type(config, layer)? {
         Some("full_attention") => Ok(true),
@@ -186,7 +186,7 @@ fn tensor(
     }
     let Some(part) = part.strip_prefix("mixer.") else {
         let theirs = tensor_name(name, "");
-        // transformers calls dense networks by the experts' name too.
+        // transformers uses the experts' prefix for dense networks too.
         return if weights.contains(&theirs) {
             read(&theirs)
         } else {
@@ -215,13 +215,13 @@ fn tensor(
 /// A part of the matrix from the latent to keys and values.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum LatentPart {
-    /// The keys' rows, which the queries pass the other way.
+    /// The keys' rows, transposed because the queries are multiplied by them.
     Keys,
     /// The values' rows.
     Values,
 }
 
-/// Keys or values out of a matrix that has both for each head, one after the other.
+/// Extracts keys or values from a matrix that holds both for each head, one after the other.
 pub(super) fn part_of_heads(
     name: &str,
     both: &Tensor,

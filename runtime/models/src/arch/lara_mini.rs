@@ -1,5 +1,5 @@
-//! Lara 4 Mini (transformers `lara_mini`): layers of Gated DeltaNet, of attention over a window and of attention over all
-//! without positions, each with a mixture of experts and an ungated shared one.
+//! Lara 4 Mini (transformers `lara_mini`): layers of Gated DeltaNet, of windowed attention and of full attention without
+//! positions, each with a mixture of experts and an ungated shared expert.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(ModelSpec { tied, ..model })
 }
 
-/// The kind of a layer: as the configuration lists it, or by its place in a period of five.
+/// The kind of a layer: by the configuration's list, or by its place in a period of five.
 fn kind(config: &Config, layer: usize) -> Result<&str> {
     const PERIOD: [&str; 5] = [
         "linear_attention",
@@ -133,7 +133,7 @@ fn tensor(
     let of_delta = |name: &str| read(&format!("model.layers.{layer}.linear_attn.{name}"));
     let (keys, heads) = (delta.heads * delta.head_dim, delta.value_heads);
     let values = heads * delta.value_dim;
-    // One matrix for queries, keys, values, gates, write strengths and decays; the first three share a convolution.
+    // One matrix holds queries, keys, values, gates, write strengths and decays; the first three share a convolution.
     let lengths = [
         ("q", keys),
         ("k", keys),

@@ -1,4 +1,4 @@
-//! LFM2, as transformers saves it: layers of gated short convolutions and of attention.
+//! LFM2, as saved by transformers: layers of gated short convolutions and of attention.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name))?),
 };
 
-/// The name in the checkpoint of one of our tensors. Both mixers have an `out_proj` there, in a part of their own name.
+/// The checkpoint's name for one of our tensors. Both mixers have an `out_proj` there, under different prefixes.
 pub(super) fn tensor_name(name: &str) -> String {
     let whole = [
         ("token_embd.weight", "model.embed_tokens.weight"),
@@ -83,7 +83,7 @@ pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-/// The kinds of the layers, in older files the numbers of those with attention.
+/// Whether a layer is attention. Older files list the numbers of the attention layers.
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {
     match layer_type(config, layer)? {
         Some("full_attention") => Ok(true),
@@ -104,7 +104,7 @@ fn rope_theta(config: &Config) -> Result<f32> {
     }
 }
 
-/// Width of the feed-forward network: that of the file, or two thirds of it, stretched and rounded up.
+/// Width of the feed-forward network: the file's, or two thirds of it, scaled and rounded up.
 fn intermediate(config: &Config) -> Result<usize> {
     let width = match config.optional_usize("block_ff_dim")? {
         Some(width) => width,

@@ -1,4 +1,4 @@
-//! LFM2 with mixtures of experts, as transformers saves it: all layers but the first few have one.
+//! LFM2 with mixtures of experts in all but the first few layers, as saved by transformers.
 
 use waterline_quant::{Tensor, safetensors};
 

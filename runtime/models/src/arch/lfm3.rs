@@ -1,5 +1,5 @@
-//! LFM3, as transformers saves it: layers of gated short convolutions, of attention in a window and of attention to all, with norms
-//! before and after and a gate for each head.
+//! LFM3, as saved by transformers: layers of gated short convolutions, of windowed attention and of full attention, with norms
+//! before and after each part and a gate for each head.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| tensor(weights, &weight.name),
 };
 
-/// Reads one of our tensors. The gates of heads have one name in files and another in transformers' own model.
+/// Reads one of our tensors. The gates of heads have one name in files and another in transformers' memory.
 fn tensor(weights: &safetensors::Checkpoint, name: &str) -> Result<Tensor> {
     let theirs = tensor_name(name);
     let in_files = theirs.replace(".g_proj.", ".gate_proj.");
@@ -31,7 +31,7 @@ fn tensor(weights: &safetensors::Checkpoint, name: &str) -> Result<Tensor> {
     Ok(weights.tensor(&found)?)
 }
 
-/// The name in the checkpoint of one of our tensors: those of LFM2 but for the norms and attention.
+/// The checkpoint's name for one of our tensors: LFM2's, except for the norms and attention.
 fn tensor_name(name: &str) -> String {
     let parts = [
         (".post_attention_norm.", ".post_operator_norm."),
@@ -99,8 +99,8 @@ const CONV: &str = "conv";
 const SLIDING: &str = "sliding_attention";
 const FULL: &str = "full_attention";
 
-/// The kind of layer `layer`: as the file lists it, else of every four layers the third sees all, and the first but for the model's
-/// own has a window.
+/// The kind of layer `layer`: by the file's list, or by its place in a group of four. There, the third layer has full attention,
+/// and the first has a window, unless it is the model's first layer.
 fn kind(config: &Config, layer: usize) -> Result<&'static str> {
     let listed = layer_type(config, layer)?;
     let known = [CONV, SLIDING, FULL];
@@ -144,7 +144,7 @@ fn with_positions(config: &Config, attention: &Attention, kind: &str) -> Result<
     })
 }
 
-/// How the rotary positions are scaled: as elsewhere, or by a share of the pairs that turn.
+/// The scaling of the rotary positions: as in other models, or by the share of pairs that rotate.
 fn proportional(rope: &Config, config: &Config, head_dim: usize) -> Result<Option<RopeScaling>> {
     if rope.optional_text("rope_type")? != Some("proportional") {
         return rotary::scaling(rope, config);
@@ -156,7 +156,7 @@ fn proportional(rope: &Config, config: &Config, head_dim: usize) -> Result<Optio
     if !(0.0..=1.0).contains(&share) {
         return Err(rope.wrong("partial_rotary_factor", "a number from 0 to 1"));
     }
-    // In f32, so that 0.7 of 20 is 14.
+    // Computed in f32, so that 0.7 of 20 is 14.
     let pairs = (share * head_dim as f32 / 2.0) as usize;
     Ok(Some(RopeScaling::Proportional { turned: 2 * pairs }))
 }

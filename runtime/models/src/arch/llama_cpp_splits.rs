@@ -1,14 +1,14 @@
-//! How llama.cpp's byte-level vocabularies split text into words: what `tokenizer.ggml.pre` names, as the regular expressions
-//! of the models' own tokenizers. Each expression splits what the one before it left.
+//! How llama.cpp's byte-level vocabularies split text into words: the values of `tokenizer.ggml.pre`, with the regular
+//! expressions of the models' own tokenizers. Each expression splits the pieces left by the previous one.
 
-/// A way to split text.
+/// A method of splitting text.
 pub(super) struct Splits {
     /// Values of `tokenizer.ggml.pre`.
     pub names: &'static [&'static str],
     pub patterns: &'static [&'static str],
-    /// Whether a word that is a token as a whole is taken without merges.
+    /// Whether a word that is itself a token is taken without merges.
     pub ignore_merges: bool,
-    /// Whether a token begins every sequence where the file does not say.
+    /// Whether a token begins every sequence if the file does not specify it.
     pub add_bos: bool,
 }
 
@@ -26,7 +26,7 @@ const CJK: &str = "[一-龥\u{800}-一\u{ac00}-\u{d7ff}]+";
 /// Letters with an upper and a lower case, as DeepSeek's tokenizer lists them.
 const CASED: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
-/// Every way that is known.
+/// Every known method.
 static SPLITS: [Splits; 17] = [
     Splits {
         names: &[
@@ -179,7 +179,7 @@ static SPLITS: [Splits; 17] = [
     },
 ];
 
-/// The way of this name. Files without one mean "default".
+/// The method of this name. Files without a name use "default".
 pub(super) fn splits(name: &str) -> Option<&'static Splits> {
     SPLITS.iter().find(|splits| splits.names.contains(&name))
 }

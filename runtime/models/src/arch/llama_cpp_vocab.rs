@@ -1,8 +1,9 @@
 //! Vocabularies as llama.cpp stores them, with or without a `tokenizer.json`.
 //!
-//! Read are byte-level BPE with the ways to split text of [`llama_cpp_splits`](super::llama_cpp_splits), sentencepiece with
-//! scores, and RWKV's trie. Written is byte-level BPE that splits text as GPT-2 does, which GPT-NeoX and so Mamba have; in
-//! other cases llama.cpp gets no vocabulary rather than one that makes other tokens, and runs the file on token ids.
+//! This module reads byte-level BPE with the splitting methods of [`llama_cpp_splits`](super::llama_cpp_splits),
+//! SentencePiece with scores, and RWKV's trie. It writes byte-level BPE that splits text as GPT-2 does, which GPT-NeoX and
+//! thus Mamba use. Other files get no vocabulary rather than one that yields other tokens; llama.cpp runs them on token
+//! ids.
 
 use std::collections::BTreeSet;
 
@@ -18,14 +19,14 @@ use super::vocab_files::{
     self, Description, byte_level, byte_level_splits, check_added, check_count,
 };
 
-// Types of tokens.
+// Token types.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Values of `tokenizer.ggml.pre` of byte pairs over the text of whole lines, in which U+2581 is a space.
+/// Values of `tokenizer.ggml.pre` for byte pairs over complete lines of text, in which U+2581 is a space.
 const LINES: [&str; 2] = ["gemma4", "granite-embed-multi-311m"];
 
 /// The keys under `tokenizer.ggml` for a `tokenizer.json` and a model with `size` token ids.
@@ -63,7 +64,7 @@ fn bpe_keys(json: &Json, size: usize) -> Option<Vec<(&'static str, Value)>> {
         let kind = if special { CONTROL } else { USER_DEFINED };
         set(token["content"].as_str()?, &token["id"], kind)?;
     }
-    // Older files have "a b" in place of ["a", "b"].
+    // Older files write "a b" instead of ["a", "b"].
     let merge = |merge: &Json| match merge.as_str() {
         Some(text) => Some(text.to_string()),
         None => Some(format!("{} {}", merge[0].as_str()?, merge[1].as_str()?)),
@@ -81,8 +82,8 @@ fn bpe_keys(json: &Json, size: usize) -> Option<Vec<(&'static str, Value)>> {
     ])
 }
 
-/// A `tokenizer.json` for the vocabulary of a file, if it has one, in which the tokens of `control` are control tokens whatever
-/// their type. An unreadable vocabulary becomes a description that holds the reason.
+/// Builds a `tokenizer.json` for the vocabulary of a file, if it has one. The tokens in `control` become control tokens
+/// whatever their type. An unreadable vocabulary becomes a description that holds the reason.
 pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>> {
     let vocabulary = Vocabulary {
         control: Some(control),
@@ -99,7 +100,7 @@ pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>>
     Some(model.unwrap_or_else(|reason| json!({ "unreadable": reason }).to_string().into_bytes()))
 }
 
-/// A model of the tokenizer, whose lists are the file's own.
+/// The model of a tokenizer, with lists borrowed from the file.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum Model<'g> {
@@ -136,7 +137,7 @@ enum Merges<'g> {
     ByRank(Vec<[String; 2]>),
 }
 
-/// The tokens of these types that text can become, with their ids.
+/// Tokens and their types, serialized as the tokens that text can become, with their ids.
 struct Used<'g>(&'g [String], Vec<i32>);
 
 impl Serialize for Used<'_> {
@@ -147,12 +148,12 @@ impl Serialize for Used<'_> {
     }
 }
 
-/// Whether a token begins every sequence: what the file says, or what its kind of vocabulary means.
+/// Whether a token begins every sequence: as the file states, or by the kind of its vocabulary.
 pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
     let vocabulary = Vocabulary::new(gguf);
     let is_gemma4 = vocabulary.text("model") == Some("gemma4") || LINES.contains(&vocabulary.pre());
     let said = vocabulary.get("add_bos_token").and_then(Value::as_bool);
-    // Files of Gemma 4 say false, against its makers.
+    // Files of Gemma 4 state false, contrary to its authors.
     let said = said.filter(|_| !is_gemma4);
     said.unwrap_or_else(|| match vocabulary.text("model") {
         Some("gpt2") if !is_gemma4 => splits(vocabulary.pre()).is_none_or(|splits| splits.add_bos),
@@ -164,7 +165,7 @@ pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
 /// The keys under `tokenizer.ggml` of a file.
 pub(super) struct Vocabulary<'g> {
     gguf: &'g Gguf,
-    /// The tokens that are control tokens whatever their type.
+    /// Tokens that are control tokens whatever their type.
     control: Option<&'g BTreeSet<u32>>,
 }
 
@@ -174,12 +175,12 @@ impl<'g> Vocabulary<'g> {
         Vocabulary { gguf, control }
     }
 
-    /// Whether it is one of SentencePiece with scores.
+    /// Whether the vocabulary is SentencePiece with scores.
     pub fn is_sentencepiece(&self) -> bool {
         self.text("model") == Some("llama")
     }
 
-    /// The tokens whose texts say what they are for.
+    /// The tokens whose texts reveal their purpose.
     pub fn by_text(&self) -> Known {
         let tokens = self.strings("tokens").unwrap_or_default();
         let tokens = (0..).zip(tokens.iter().map(String::as_str));
@@ -187,7 +188,7 @@ impl<'g> Vocabulary<'g> {
         end_tokens::by_text(tokens, named)
     }
 
-    /// A sentence on those tokens of `control` that the file gives another type.
+    /// A note on the tokens in `control` to which the file gives another type.
     pub fn note_on_types(&self, control: &BTreeSet<u32>) -> Option<String> {
         let tokens = self.strings("tokens").ok()?;
         let types = self.types(tokens.len()).ok()?;
@@ -279,7 +280,7 @@ impl<'g> Vocabulary<'g> {
         .to_json()
     }
 
-    /// Gemma 4's byte pairs.
+    /// Gemma 4's byte pairs, over complete lines.
     fn lines(&self) -> Result<Vec<u8>, String> {
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
@@ -303,8 +304,8 @@ impl<'g> Vocabulary<'g> {
         .to_json()
     }
 
-    /// The merges of a byte-level vocabulary. A file without them has the order of its ids: the tokens were numbered as they
-    /// were merged.
+    /// The merges of a byte-level vocabulary. In a file without merges, the ids imply them: tokens are numbered in the order
+    /// in which they were merged.
     fn merges(&self, tokens: &[String], types: &[i32]) -> Result<Merges<'g>, String> {
         if self.get("merges").is_some() {
             return Ok(Merges::Listed(self.strings("merges")?));

@@ -1,5 +1,5 @@
-//! Vocabularies of GGUF files against llama.cpp's tokens, and against the `tokenizers` package where llama.cpp comes only
-//! near the model's own expression (gpt-4o, tekken, kimi-k2, superbpe).
+//! Tests vocabularies of GGUF files against llama.cpp's tokens, and against the `tokenizers` package where llama.cpp only
+//! approximates the model's own expression (gpt-4o, tekken, kimi-k2, superbpe).
 
 use std::collections::BTreeSet;
 
@@ -83,7 +83,7 @@ fn tokenizer(gguf: &Gguf) -> Tokenizer {
     .expect("a tokenizer")
 }
 
-/// The 1,000 lines, as the recorded checksums of ten each.
+/// Checks the 1,000 lines against the recorded checksums, one per ten lines.
 fn check(recorded: &Json, name: &str, encode: impl Fn(&str) -> Vec<u32>) {
     let lines = strings(&recorded["lines"]);
     let expected = strings(&recorded["crc32"][name]);
@@ -215,7 +215,7 @@ fn what_is_not_known_is_named() {
     assert!(from_gguf(&file(Vec::new()), &BTreeSet::new()).is_none());
 }
 
-/// A byte-level vocabulary of the letters and these tokens.
+/// A byte-level vocabulary of the letters and the tokens `more`.
 fn letters(more: &[&str]) -> Vec<(&'static str, Value)> {
     let letters = ('a'..='z')
         .chain(['\u{120}', '\u{10a}', '1', '2'])
@@ -254,7 +254,7 @@ fn a_vocabulary_without_merges_merges_in_the_order_of_its_ids() {
 
 #[test]
 fn deepseek_vocabularies_split_text_as_llama_cpp_does() {
-    // Each merge would cross a border of llama.cpp's expressions in one of the kinds.
+    // Each merge crosses a boundary of llama.cpp's expressions in one of the kinds.
     let mut keys = letters(&["12", "a1", "\u{120}a", "\u{10a}\u{10a}"]);
     keys.push(merges(&["1 2", "a 1", "\u{120} a", "\u{10a} \u{10a}"]));
     let encode = |pre: &str| {
@@ -305,7 +305,7 @@ fn gemma_4_merges_whole_lines_of_text() {
         assert!(adds_bos(&file));
         let tokenizer = tokenizer(&file);
         let tokens = tokenizer.encode("a b\n\n\na \u{e9}\n\n").expect("tokens");
-        // Three line breaks are one token though no merge makes it.
+        // Three line breaks are one token, although no merge produces it.
         assert_eq!(tokens, [5, 10, 4, 8, 9, 7]);
         let bytes = tokens
             .iter()

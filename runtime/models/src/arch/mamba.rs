@@ -1,5 +1,5 @@
-//! Configurations of Mamba, Falcon-Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them, with or
-//! without the sparse attention of HAX; Mamba-3 as flash-linear-attention writes it.
+//! Configurations of Mamba, Falcon-Mamba, Mamba-2 and Samba, as written by flash-linear-attention and by transformers, with or
+//! without the sparse attention of HAX; Mamba-3 as written by flash-linear-attention.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
         Some(hash) => hash,
         None => {
             let name = tensor_name(&weight.name);
-            // The authors' program has the name in the singular.
+            // The authors' program uses the singular.
             let singular = name.replacen(".embeddings.", ".embedding.", 1);
             if weights.contains(&singular) {
                 tensor(weights, singular)
@@ -42,7 +42,7 @@ pub(super) const SAMBA: Family = Family {
     tensor: |_, weights, weight| tensor(weights, samba_tensor_name(&weight.name)),
 };
 
-/// The hash matrix of a layer, if it is one and the checkpoint has none.
+/// Draws a layer's hash matrix, if `weight` is one and the checkpoint lacks it.
 fn drawn(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Option<Result<Tensor>> {
     let is_missing = weight.name.ends_with(HASH) && !weights.contains(&tensor_name(&weight.name));
     let layer = weight.name.split('.').find_map(|part| part.parse().ok());
@@ -50,8 +50,8 @@ fn drawn(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Option<Resul
     is_missing.then(|| tensors::normal(&weight.shape, seed))
 }
 
-/// The configuration of a checkpoint of the authors' own program (state-spaces/mamba `mamba_ssm/models/config_mamba.py`), which
-/// names no model type, under the keys of transformers; none if it is of another kind.
+/// Translates the configuration of a checkpoint of the authors' own program (state-spaces/mamba
+/// `mamba_ssm/models/config_mamba.py`), which has no model type, to the keys of transformers; `None` if it is of another kind.
 pub(super) fn of_authors(config: &Config) -> Result<Option<Config>> {
     let has = |key: &str| config.object().contains_key(key);
     if has("model_type") || !has("d_model") || !has("n_layer") {
@@ -109,7 +109,7 @@ pub(super) fn of_authors(config: &Config) -> Result<Option<Config>> {
     Config::new(config.file(), keys).map(Some)
 }
 
-/// Reads the tensor called `name`, but for A, of which a checkpoint has the logarithm of what it is below zero.
+/// Reads the tensor called `name`, except for A, which a checkpoint stores as the logarithm of `-A`.
 pub(super) fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<Tensor> {
     match name.strip_suffix(".A") {
         None => Ok(weights.tensor(&name)?),
@@ -117,7 +117,7 @@ pub(super) fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<
     }
 }
 
-/// The name in the checkpoint of one of our tensors.
+/// The checkpoint's name for one of our tensors.
 fn tensor_name(name: &str) -> String {
     match name {
         "token_embd.weight" => "backbone.embeddings.weight".into(),
@@ -147,7 +147,7 @@ fn samba_tensor_name(name: &str) -> String {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let layer = LayerSpec::new(mixer(config)?, None);
     let layers = config.layers()?;
-    // transformers ties Mamba's matrices by default, flash-linear-attention does not.
+    // transformers ties Mamba's matrices by default; flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let tied = transformers && ["mamba", "falcon_mamba"].contains(&config.string("model_type")?);
     model(config, vec![layer; layers], tied)
@@ -239,7 +239,7 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
     let (heads, head_dim) = heads(config)?;
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let groups = config.usize_or("n_groups", if transformers { 8 } else { 1 })?;
-    // HAX is built on a release whose norm had no groups.
+    // HAX is based on a release whose norm had no groups.
     let norm_groups = if config.object().contains_key("sparse_arch") {
         1
     } else {
@@ -257,7 +257,7 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
         bias: config.bool_or("use_bias", false)?,
         skip_per_channel: config.bool_or("D_has_hdim", false)?,
         norm_groups: config.bool_or("rmsnorm", true)?.then_some(norm_groups),
-        // transformers writes the key, but its code always norms after the gate.
+        // transformers writes the key, but its code always normalizes after the gate.
         norm_before_gate: !transformers && config.bool_or("norm_before_gate", false)?,
         norm_eps: norm_eps(config)?,
         step_min,
@@ -268,7 +268,7 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
     })
 }
 
-/// Heads, and channels of each.
+/// Number of heads, and channels of each.
 fn heads(config: &Config) -> Result<(usize, usize)> {
     let inner = inner(config)?;
     let head_dim = config.usize_or("head_dim", 64)?;
@@ -310,13 +310,13 @@ fn mamba3(config: &Config) -> Result<Mamba3> {
     })
 }
 
-/// The hash matrix of a layer, which released code draws anew for every sequence. Where a checkpoint has none it is drawn
-/// from this seed and the layer's number, once for all; the model's description names the seed.
+/// Name of a layer's hash matrix, which the released code draws anew for every sequence. If a checkpoint lacks it, it is
+/// drawn once from this seed and the layer's number; the model's description records the seed.
 const HASH: &str = ".lsh_hash";
 const HASH_SEED: u32 = 1;
 
-/// The sparse attention of HAX. Its released code takes `none` for attention over the whole sequence, what follows
-/// included; here it means none.
+/// The sparse attention of HAX. In its released code, `none` means attention over the entire sequence, including later
+/// tokens; here it means no such attention.
 fn hax(config: &Config) -> Result<Option<Hax>> {
     let names = match config.optional_text("sparse_arch")? {
         None | Some("" | "none") => return Ok(None),
@@ -336,7 +336,7 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
             &format!("a key or more for each of {number} sources"),
         ));
     }
-    // The released code centres and normalises over the whole sequence, what follows included.
+    // The released code centres and normalises over the entire sequence, including later tokens.
     let running = || {
         match config.optional_text("hax_stats")? {
         None | Some("running") => Ok(()),
@@ -360,7 +360,7 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
             if every == 0 {
                 return Err(config.wrong("data_max_length", &format!("a multiple of {keys} keys")));
             }
-            // As many as a sequence of that length has.
+            // The number of keys in a sequence of that length.
             let keys = length / every;
             Ok(KeySource::Dilated { every, keys })
         }
@@ -385,7 +385,7 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
     }))
 }
 
-/// Channels inside a mixer.
+/// Inner channels of a mixer.
 fn inner(config: &Config) -> Result<usize> {
     let expanded = config.usize("hidden_size")? as f64 * f64::from(config.f32_or("expand", 2.0)?);
     config.usize_or("intermediate_size", expanded as usize)
@@ -395,7 +395,7 @@ fn norm_eps(config: &Config) -> Result<f32> {
     config.f32_or(either(config, ["layer_norm_epsilon", "norm_eps"]), 1e-5)
 }
 
-/// The first of the keys that the configuration has: transformers and flash-linear-attention differ in some.
+/// The first of the keys that the configuration has; transformers and flash-linear-attention name some keys differently.
 fn either(config: &Config, keys: [&'static str; 2]) -> &'static str {
     let has = |key: &&&str| config.object().contains_key(**key);
     keys.iter().find(has).unwrap_or(&keys[0])

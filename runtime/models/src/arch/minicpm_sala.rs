@@ -1,8 +1,8 @@
 //! MiniCPM-SALA (openbmb/MiniCPM-SALA `modeling_minicpm_sala.py`): layers of lightning attention with rotary positions and of gated
-//! softmax attention without, embeddings, sums and logits multiplied.
+//! softmax attention without positions; embeddings, sums and logits are multiplied.
 //!
-//! The softmax layers attend to all tokens, as the reference does without its sparse kernels, and with them up to the
-//! `sparse_config.dense_len` of 8,192 tokens; beyond, these kernels leave blocks of tokens out.
+//! The softmax layers attend to all tokens. So does the reference without its sparse kernels, and with them up to the
+//! `sparse_config.dense_len` of 8,192 tokens; beyond that, these kernels skip blocks of tokens.
 
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ fn lightning_attention(config: &Config) -> Result<LightningAttention> {
     })
 }
 
-/// The gate is `o_gate` in softmax attention and `z_proj` in lightning attention.
+/// Reads one of our tensors. The gate is `o_gate` in softmax attention and `z_proj` in lightning attention.
 fn tensor(
     config: &Config,
     weights: &safetensors::Checkpoint,

@@ -1,4 +1,4 @@
-//! MiniMax-Text-01, as transformers saves it: layers of lightning attention and of softmax attention, each with a mixture
+//! MiniMax-Text-01, as saved by transformers: layers of lightning attention and of softmax attention, each with a mixture
 //! of experts. A layer's residual is its normed input.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     tensor,
 };
 
-/// The reference's epsilon of the norm after lightning attention.
+/// Epsilon of the norm after lightning attention, as in the reference.
 const OUTPUT_EPS: f32 = 1e-6;
 
 fn spec(config: &Config) -> Result<ModelSpec> {
@@ -53,7 +53,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     model(config, layers)
 }
 
-/// `x = alpha n + beta f(n)`; the authors' own files spell the factors' names out.
+/// `x = alpha n + beta f(n)`; the authors' own files spell out the names of the factors.
 fn sublayer(config: &Config, kind: &str) -> Result<Sublayer> {
     let spelt = kind.replace("attn", "attention");
     let factor = |name: &str| match config.optional_f32(&format!("layernorm_{spelt}_{name}"))? {
@@ -67,7 +67,7 @@ fn sublayer(config: &Config, kind: &str) -> Result<Sublayer> {
     })
 }
 
-/// The kinds of the layers, in older files numbers of which one is softmax attention.
+/// Whether a layer is softmax attention. Older files number the kinds; softmax attention is 1.
 fn is_softmax(config: &Config, layer: usize) -> Result<bool> {
     match layer_type(config, layer)? {
         Some("full_attention") => Ok(true),
@@ -97,7 +97,7 @@ fn lightning_attention(config: &Config, layer: usize, layers: usize) -> Result<L
     Ok(lightning_of_depth(heads, head_dim, layer, layers))
 }
 
-/// Lightning attention in layer `layer` of `layers`: heads of deeper layers decay more slowly.
+/// Lightning attention in layer `layer` of `layers`; heads of deeper layers decay more slowly.
 pub(super) fn lightning_of_depth(
     heads: usize,
     head_dim: usize,
@@ -156,7 +156,7 @@ fn tensor(
     let Attention {
         heads, head_dim, ..
     } = attention(config)?;
-    // For each head its query, key and value.
+    // The fused matrix holds query, key and value of one head after another.
     let of_head = |index: usize| {
         let fused = of_layer("self_attn.qkv_proj.weight")?;
         let range = index * head_dim..(index + 1) * head_dim;

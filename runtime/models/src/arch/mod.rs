@@ -1,5 +1,5 @@
-//! Frontends: from a Hugging Face configuration to a [`ModelSpec`] and the names that its tensors have there. One
-//! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
+//! Frontends: map a Hugging Face configuration to a [`ModelSpec`], and our tensor names to the checkpoint's. There is
+//! one file per family of configurations, and one module for llama.cpp's GGUF files of the same models.
 
 mod bailing_hybrid;
 mod bamba;
@@ -64,11 +64,11 @@ use crate::weights::{Tensors, WeightSpec};
 
 /// A family of configurations.
 struct Family {
-    /// The `model_type` values that it reads.
+    /// The family's `model_type` values.
     model_types: &'static [&'static str],
-    /// From the configuration to the dimensions.
+    /// Reads the dimensions from the configuration.
     spec: fn(&Config) -> Result<ModelSpec>,
-    /// Reads one of our tensors out of the checkpoint.
+    /// Reads one of our tensors from the checkpoint.
     tensor: fn(&Config, &safetensors::Checkpoint, &WeightSpec) -> Result<Tensor>,
 }
 
@@ -103,13 +103,13 @@ const FAMILIES: &[Family] = &[
     zamba2::FAMILY,
 ];
 
-/// Largest configuration, tokenizer or template that is read, in bytes; the largest tokenizers have a tenth of it.
+/// Maximum size in bytes of a configuration, tokenizer or template; the largest tokenizers have a tenth of it.
 const LARGEST_TEXT: u64 = 256 << 20;
 
-/// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
-/// Bytes of names, shapes and places of a tensor of a model.
+/// Bytes to reserve for the name, shape and location of a tensor.
 const OF_TENSOR: usize = 1 << 9;
 
+/// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files if they exist.
 fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let path = dir.join("config.json");
     let file = path.display().to_string();
@@ -189,14 +189,14 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     })
 }
 
-/// Tokens of the longest texts that a configuration says the model was trained on.
+/// Length in tokens of the longest training texts, if a configuration states it.
 fn trained_context(config: &Config) -> Option<usize> {
     const KEYS: [&str; 3] = [
         "max_position_embeddings",
         "n_positions",
         "max_sequence_length",
     ];
-    // Positions beyond the first training have LongRoPE's other divisors.
+    // Beyond the original training length, LongRoPE uses other divisors.
     const ORIGINAL: &str = "original_max_position_embeddings";
     const INNER: [&str; 2] = ["text_config", "llm_config"];
     let whole = config.object();

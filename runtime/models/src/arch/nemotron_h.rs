@@ -1,5 +1,5 @@
-//! Nemotron-H, as transformers saves it: every layer is one sublayer, of Mamba-2, of attention without positions, or a
-//! feed-forward network or a mixture of experts with squared ReLU and no gates.
+//! Nemotron-H, as saved by transformers: every layer is one sublayer, either Mamba-2, attention without positions, or a
+//! feed-forward network or mixture of experts with squared ReLU and no gates.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| tensor(weights, weight),
 };
 
-/// Added by the reference to the sum of the chosen experts' scores.
+/// The reference adds this to the sum of the chosen experts' scores.
 const SCORE_EPS: f32 = 1e-20;
 
 const EXPERTS: ExpertNames = ExpertNames {
@@ -43,7 +43,7 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
     of_experts.unwrap_or_else(|| mamba::tensor(weights, tensor_name(&weight.name, model)))
 }
 
-/// The name in the checkpoint of one of our tensors; some files have other names outside of the layers.
+/// The checkpoint's name for one of our tensors; some files use other names outside the layers.
 fn tensor_name(name: &str, model: bool) -> String {
     let backbone = [
         ("token_embd.weight", "backbone.embeddings.weight"),
@@ -71,7 +71,7 @@ fn tensor_name(name: &str, model: bool) -> String {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let mamba = Arc::new(mamba2(config)?);
     let attention = Arc::new(Attention {
-        // No bias, whatever attention_bias says.
+        // No bias, regardless of attention_bias.
         bias: false,
         out_bias: false,
         ..attention_without_positions(config)?
@@ -101,7 +101,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-/// The kind of every layer; older files have a letter for each.
+/// The kind of every layer; older files use one letter per layer.
 fn kinds(config: &Config) -> Result<Vec<Kind>> {
     if let Some(kinds) = hybrid::kinds(config, &["layers_block_type", "layer_types"])? {
         return Ok(kinds);

@@ -1,4 +1,4 @@
-//! OLMo hybrids, as transformers saves them: Gated DeltaNet after norms, attention before them.
+//! OLMo hybrids, as saved by transformers: Gated DeltaNet layers with norms before each part, attention layers with norms after.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(super) const FAMILY: Family = Family {
     },
 };
 
-/// The name in the checkpoint of one of our tensors, as files have it and as transformers has it in memory.
+/// The checkpoint's name for one of our tensors: as in files, and as in transformers' memory.
 fn tensor_names(config: &Config, name: &str) -> Result<[String; 2]> {
     let whole = [
         ("token_embd.weight", "model.embed_tokens.weight"),
@@ -85,12 +85,12 @@ fn is_attention(config: &Config, layer: usize) -> Result<bool> {
         Some("full_attention") => Ok(true),
         Some("linear_attention") => Ok(false),
         Some(_) => Err(config.wrong("layer_types", "full_attention or linear_attention")),
-        // Every fourth.
+        // Every fourth layer.
         None => Ok(layer % 4 == 3),
     }
 }
 
-/// Attention whose queries and keys are normed as a whole. Without a base there are no positions.
+/// Attention whose queries and keys are normalized over all heads. Without a rotary base there are no positions.
 fn normed_attention(config: &Config) -> Result<Attention> {
     let attention = attention(config)?;
     let base = match config.child("rope_parameters")? {

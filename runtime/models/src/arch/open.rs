@@ -1,4 +1,4 @@
-//! Opens files: a directory or a GGUF file becomes a [`Checkpoint`], and a checkpoint the metadata of a GGUF file.
+//! Opens a directory or a GGUF file as a [`Checkpoint`], and describes a checkpoint as the metadata of a GGUF file.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use crate::error::{Error, Result};
 use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
 
-/// The key, after the architecture, of the longest texts of the training.
+/// The key, after the architecture's name, of the length of the longest training texts.
 const CONTEXT_LENGTH: &str = "context_length";
-/// The value of `general.architecture` in our files.
+/// The value of `general.architecture` in this project's files.
 const ARCHITECTURE: &str = "waterline";
 const KEY: &str = "general.architecture";
-/// Longest name of an architecture, which sentences repeat.
+/// Maximum length of an architecture's name, which error messages repeat.
 const LONGEST_NAME: usize = 64;
-/// Most values in the description of such a model, which has some tens for each layer.
+/// Maximum number of values in `waterline.spec`; a model has some tens for each layer.
 const MOST_VALUES: usize = 1 << 22;
 
 impl Checkpoint {
@@ -31,7 +31,7 @@ impl Checkpoint {
         Self::open_with(path, &OpenOptions::default())
     }
 
-    /// As [`Checkpoint::open`], with options.
+    /// Like [`Checkpoint::open`], but with options.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -49,12 +49,12 @@ impl Checkpoint {
     /// Opens a GGUF file in memory, aligned to 64 bytes; `name` is the file's name in errors.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`].
+    /// Same as [`Checkpoint::open`].
     pub fn from_bytes(bytes: Bytes, name: &str, options: &OpenOptions) -> Result<Self> {
         Self::from_gguf(Gguf::parse(bytes, name)?, options)?.checked()
     }
 
-    /// The checkpoint, if it is sound, with what its mixers have to say.
+    /// Checks the checkpoint and adds the notes of its mixers.
     fn checked(mut self) -> Result<Self> {
         self.check()?;
         let mixers = self
@@ -103,7 +103,7 @@ impl Checkpoint {
         })
     }
 
-    /// The description and the tensors of a file of our own architecture.
+    /// Reads the description and the tensors of a file with this project's architecture.
     fn own(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
         let json: Json = read_json(gguf.get_str("waterline.spec")?.as_bytes(), MOST_VALUES)
             .map_err(|found| Error::Config {
@@ -120,7 +120,7 @@ impl Checkpoint {
             });
         }
         let mut tensors = Tensors::new();
-        // Missing tensors are reported when the whole is checked.
+        // `check` reports missing tensors later.
         for weight in spec.weights() {
             if gguf.has_tensor(&weight.name) {
                 let tensor = gguf.tensor(&weight.name)?;
@@ -133,7 +133,7 @@ impl Checkpoint {
         Ok((spec, tensors))
     }
 
-    /// The metadata of a GGUF file with this model: llama.cpp's where it has the architecture, else ours.
+    /// The metadata of a GGUF file with this model: llama.cpp's if it has the architecture, otherwise this project's.
     pub fn metadata(&self) -> Vec<(String, Value)> {
         let (architecture, description) = match LlamaCpp::for_spec(&self.spec) {
             Some(known) => (known.name(), known.metadata(&self.spec, &self.text)),
@@ -160,7 +160,7 @@ impl Checkpoint {
         metadata
     }
 
-    /// Every tensor of the description, and the name and shape that it has in a GGUF file with this model.
+    /// Every tensor of the description, with its name and shape in a GGUF file of this model.
     pub fn stored(&self) -> Vec<(WeightSpec, WeightSpec)> {
         let known = LlamaCpp::for_spec(&self.spec);
         let stored = |weight: &WeightSpec| match &known {

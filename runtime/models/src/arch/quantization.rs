@@ -1,5 +1,5 @@
-//! Directories of quantized weights. Those with FP8, NVFP4, MXFP4 and whole numbers of compressed-tensors are read; of the others one
-//! sentence says what they are and which file to take.
+//! Directories of quantized weights. FP8, NVFP4, MXFP4 and the integers of compressed-tensors are supported; for other quantizations,
+//! the error names them and the files to use instead.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use waterline_quant::safetensors::Checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// Values of `quant_method` of what is read.
+/// Supported values of `quant_method`.
 const READ: [&str; 5] = [
     "fp8",
     "fbgemm_fp8",
@@ -17,8 +17,8 @@ const READ: [&str; 5] = [
     "mxfp4",
 ];
 
-/// Refuses a directory whose weights are quantized in a way that is not read. A directory whose configuration says so and whose
-/// tensors are floats opens.
+/// Refuses a directory whose weights use an unsupported quantization. If only the configuration claims one and the tensors are
+/// floats, the directory is accepted.
 pub(super) fn check(dir: &Path, config: &Config, weights: Option<&Checkpoint>) -> Result<()> {
     let said = config
         .first_object(["quantization_config", "compression_config", "quantization"])
@@ -38,7 +38,7 @@ pub(super) fn check(dir: &Path, config: &Config, weights: Option<&Checkpoint>) -
     })
 }
 
-/// The name of a quantization; MLX's has none.
+/// The name of a quantization; MLX's configuration has none.
 fn method(quantization: &serde_json::Value) -> String {
     let method = quantization["quant_method"].as_str();
     let method = method.or(quantization["quant_algo"].as_str());

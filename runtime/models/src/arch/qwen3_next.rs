@@ -1,6 +1,6 @@
-//! Qwen3-Next and the text models of Qwen3.5, as transformers saves them: Gated DeltaNet layers with one convolution
-//! over q, k and v side by side, and attention with an output gate inside its query projection, with or without
-//! mixtures of experts. Norms are stored as their distance from one, but for the gated norm of Gated DeltaNet.
+//! Qwen3-Next and the text models of Qwen3.5, as saved by transformers: Gated DeltaNet layers with one convolution over
+//! adjacent q, k and v, and attention whose query projection includes an output gate, with or without mixtures of
+//! experts. Norms are stored as their distance from one, except for the gated norm of Gated DeltaNet.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) const FAMILY: Family = Family {
     },
 };
 
-/// The language model of one that also reads images.
+/// The language model of a model that also reads images.
 pub(super) const WITH_IMAGES: Family = Family {
     model_types: &["qwen3_5", "qwen3_5_moe"],
     spec: |config| {
@@ -51,7 +51,7 @@ fn text_config(config: &Config) -> Result<Config> {
     text.ok_or_else(|| config.wrong("text_config", "the language model"))
 }
 
-/// Reads a tensor of the checkpoint by its name there.
+/// Reads a tensor by its name in the checkpoint.
 type Read<'a> = &'a dyn Fn(&str) -> Result<Tensor>;
 
 fn spec(config: &Config) -> Result<ModelSpec> {
@@ -83,7 +83,7 @@ fn feed_forward(config: &Config, layer: usize) -> Result<FeedForward> {
 }
 
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {
-    // Behind the last layer is the block that predicts further tokens.
+    // The layer after the last one is the block that predicts further tokens.
     if layer == config.layers()? {
         return Ok(true);
     }
@@ -98,7 +98,7 @@ fn is_attention(config: &Config, layer: usize) -> Result<bool> {
     }
 }
 
-/// Whether a layer has a mixture of experts: in Qwen3-Next not those that the configuration lists as plain.
+/// Whether a layer has a mixture of experts; in Qwen3-Next, the layers that the configuration lists as plain do not.
 fn has_experts(config: &Config, layer: usize) -> Result<bool> {
     match config.string("model_type")? {
         "qwen3_next" => (),
@@ -158,8 +158,8 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
     })
 }
 
-/// The block that predicts the token after the next one. Its tensors' names begin with `mtp.`; whatever the configuration says,
-/// it is there if they are.
+/// The block that predicts the token after the next one. It exists if the checkpoint has its tensors, whose names begin with
+/// `mtp.`, regardless of the configuration.
 pub(super) fn mtp(config: &Config) -> Result<MtpSpec> {
     let model_type = config.string("model_type")?;
     if !(FAMILY.model_types.iter().chain(WITH_IMAGES.model_types)).any(|known| *known == model_type)
@@ -199,7 +199,7 @@ pub(super) fn mtp(config: &Config) -> Result<MtpSpec> {
     })
 }
 
-/// The names of the block's own tensors, ours and theirs.
+/// Names of the block's own tensors: ours, and the checkpoint's.
 const MTP_NAMES: &[(&str, &str)] = &[
     ("nextn.eh_proj.", "mtp.fc."),
     ("nextn.enorm.", "mtp.pre_fc_norm_embedding."),
@@ -209,7 +209,7 @@ const MTP_NAMES: &[(&str, &str)] = &[
 
 fn tensor(config: &Config, read: Read, weight: &WeightSpec) -> Result<Tensor> {
     let behind = format!("model.layers.{}.", config.layers()?);
-    // The layer after the last one is the first of the block that predicts further tokens.
+    // The layer after the last one is the first layer of the block that predicts further tokens.
     let read = |name: &str| match name.strip_prefix(&behind) {
         None => read(name),
         Some(part) => match MTP_NAMES.iter().find(|(ours, _)| part.starts_with(ours)) {
@@ -237,7 +237,7 @@ fn tensor(config: &Config, read: Read, weight: &WeightSpec) -> Result<Tensor> {
     }
 }
 
-/// The layer and the mixer's part of a tensor's name, `blk.{layer}.mixer.{part}`.
+/// Splits the name `blk.{layer}.mixer.{part}` into the layer's number and the part.
 fn mixer_part(name: &str) -> Option<(usize, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once(".mixer.")?;
     Some((layer.parse().ok()?, part))
@@ -245,7 +245,7 @@ fn mixer_part(name: &str) -> Option<(usize, &str)> {
 
 fn attention_tensor(config: &Config, read: Read, name: &str, part: &str) -> Result<Tensor> {
     let tensor = |name: &str| read(&tensor_name(name, "self_attn"));
-    // A query head is followed by its gate.
+    // The checkpoint stores each query head followed by its gate.
     let Attention {
         heads, head_dim, ..
     } = attention(config)?;
@@ -265,7 +265,7 @@ fn delta_tensor(config: &Config, read: Read, layer: usize, part: &str) -> Result
     let file = |name: &str| read(&format!("model.layers.{layer}.linear_attn.{name}"));
     let keys = delta.heads * delta.head_dim;
     let values = delta.value_heads * delta.value_dim;
-    // q, k and v side by side.
+    // The rows of q, k and v are adjacent.
     let stacked = |part: &str| -> Range<usize> {
         match part.as_bytes()[0] {
             b'q' => 0..keys,

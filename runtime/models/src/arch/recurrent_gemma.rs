@@ -1,5 +1,5 @@
-//! RecurrentGemma, as transformers saves it: Griffin's recurrent blocks and local attention in turn. Norms are stored
-//! as their distance from one.
+//! RecurrentGemma, as saved by transformers: Griffin's recurrent blocks mixed with local attention. Norms are stored as
+//! their distance from one.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
     spec,
     tensor: |_, weights, weight| {
         let mut name = tensor_name(&weight.name);
-        // The output's projection has a different name in recurrent blocks.
+        // Recurrent blocks have another name for the output projection.
         if !weights.contains(&name) {
             name = name.replace(".temporal_block.o_proj.", ".temporal_block.linear_out.");
         }
@@ -30,14 +30,14 @@ pub(super) const FAMILY: Family = Family {
     },
 };
 
-/// Names of the activation that we have: gelu in its approximation by tanh.
+/// Names of the only supported activation: gelu in its tanh approximation.
 pub(super) const GELU: &[(&str, Activation)] = &[
     ("gelu_pytorch_tanh", Activation::Gelu),
     ("gelu_tanh", Activation::Gelu),
     ("gelu_new", Activation::Gelu),
 ];
 
-/// The name in the checkpoint of one of our tensors.
+/// The checkpoint's name for one of our tensors.
 fn tensor_name(name: &str) -> String {
     let whole = [
         ("token_embd.weight", "model.embed_tokens.weight"),
@@ -69,7 +69,7 @@ fn tensor_name(name: &str) -> String {
     }
 }
 
-/// The kind of block of layer `layer`: a list that repeats over all layers, under one of two spellings.
+/// Whether layer `layer` is attention: by a list that repeats over all layers, under one of two keys.
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {
     let published = "_block_types";
     let has_published = config.object().contains_key(published);
@@ -109,7 +109,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         conv: config.usize_or("conv1d_width", 4)?,
     };
     let mlp = MlpSpec {
-        // The width of both halves, gate and value.
+        // The file's width covers both halves, gate and value.
         intermediate: config.usize("intermediate_size")? / 2,
         activation: config.one_of("hidden_activation", Activation::Gelu, GELU)?,
         bias: true,
@@ -129,7 +129,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         vocab: config.usize("vocab_size")?,
         hidden,
         norm_eps: config.f32_or("rms_norm_eps", 1e-6)?,
-        // The reference rounds it to bf16, whatever it computes in.
+        // The reference rounds the factor to bf16, whatever type it computes in.
         embedding_multiplier: half::bf16::from_f32((hidden as f32).sqrt()).to_f32(),
         logit_softcap: Some(config.f32_or("logits_soft_cap", 30.0)?),
         tied: config.bool_or("tie_word_embeddings", true)?,

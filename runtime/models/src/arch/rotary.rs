@@ -1,13 +1,13 @@
-//! How configurations stretch rotary frequencies.
+//! Reads how configurations stretch rotary frequencies.
 
 use super::Config;
 use crate::error::Result;
 use crate::mixers::RopeScaling;
 
-/// The scaling that `rope` describes, an object of the configuration `config`.
+/// Reads the scaling from `rope`, an object of the configuration `config`.
 ///
-/// Dynamic scaling begins after the trained context and LongRoPE has other divisors from there on: what is read here is theirs
-/// within it.
+/// Dynamic scaling begins after the trained context, where LongRoPE switches to other divisors; this function returns the
+/// scaling within that context.
 pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScaling>> {
     let key = if rope.object().contains_key("rope_type") {
         "rope_type"
@@ -15,7 +15,7 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
         "type"
     };
     match rope.optional_string(key).unwrap_or("default") {
-        // Sections of the angles belong to image axes, which all stand at the token's position in a text.
+        // Sections of the angles belong to image axes; in a text, all axes have the token's position.
         "default" | "mrope" => Ok(None),
         "linear" => Ok(Some(RopeScaling::Linear {
             factor: rope.f32("factor")?,
@@ -64,7 +64,7 @@ fn yarn(rope: &Config) -> Result<RopeScaling> {
     })
 }
 
-/// LongRoPE's divisors of short texts.
+/// LongRoPE with its divisors for short texts.
 fn long(rope: &Config, config: &Config) -> Result<RopeScaling> {
     const ORIGINAL: &str = "original_max_position_embeddings";
     const LONGEST: &str = "max_position_embeddings";

@@ -1,4 +1,4 @@
-//! RWKV-7 as flash-linear-attention saves it. Each of its layers is two of ours: time mixing, channel mixing.
+//! RWKV-7, as saved by flash-linear-attention. Each of its layers is two of ours: time mixing and channel mixing.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name))?),
 };
 
-/// The name in the checkpoint of one of our tensors.
+/// The checkpoint's name for one of our tensors.
 fn tensor_name(name: &str) -> String {
     let whole = [
         ("token_embd.", "model.embeddings."),
@@ -91,7 +91,7 @@ fn time_mix(config: &Config, hidden: usize, norm_eps: f32, layer: usize) -> Resu
         let expected = format!("multiples of the {heads} heads");
         return Err(config.wrong("value_dim", &expected));
     }
-    // Ranks that are not given follow from the widths.
+    // Ranks that are not in the file follow from the widths.
     let rank = |key: &str, factor: f64, head_factor: bool| -> Result<usize> {
         if let Some(rank) = config.optional_usize(key)? {
             return Ok(rank);
@@ -104,7 +104,7 @@ fn time_mix(config: &Config, hidden: usize, norm_eps: f32, layer: usize) -> Resu
         let steps = (factor * (hidden as f64).sqrt() * share / 32.0).round_ties_even();
         Ok((steps as usize * 32).max(32))
     };
-    // Without the fused norm, the reference normalises exactly.
+    // Without the fused norm, the reference's epsilon is negligible.
     let fused = config.bool_or("fuse_norm", true)?;
     Ok(Rwkv7 {
         heads,

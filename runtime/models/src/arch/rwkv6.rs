@@ -1,4 +1,4 @@
-//! RWKV-6 (RWKV/rwkv-6-world `modeling_rwkv6.py`). Each of its layers is two of ours: time mixing, channel mixing.
+//! RWKV-6 (RWKV/rwkv-6-world `modeling_rwkv6.py`). Each of its layers is two of ours: time mixing and channel mixing.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     if config.usize_or("attention_hidden_size", hidden)? != hidden {
         return Err(config.wrong("attention_hidden_size", "the hidden size"));
     }
-    // Ranks follow from the width; the reference divides sums of deep layers by powers of two, which norms undo.
+    // Ranks follow from the width; the reference divides sums of deep layers by powers of two, which norms cancel.
     let small = hidden != 4096;
     let norm_eps = config.f32_or("layer_norm_epsilon", 1e-5)?;
     let divisor = config.f32_or("head_size_divisor", 8.0)?;
@@ -60,7 +60,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-/// The names of time mixing, ours and theirs.
+/// Names of time mixing's tensors: ours, and the checkpoint's.
 const TIME_MIX: [(&str, &str); 10] = [
     ("r_proj.weight", "receptance.weight"),
     ("k_proj.weight", "key.weight"),
@@ -99,7 +99,7 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
     if !is_time {
         return of_mixer(part);
     }
-    // Stored are the matrices' inputs as rows.
+    // The checkpoint stores these matrices transposed, with one row per input.
     if let Some(mixed) = part.strip_prefix("mix_b.") {
         let all = of_mixer("time_maa_w2")?;
         let index = ["w", "k", "v", "r", "g"]

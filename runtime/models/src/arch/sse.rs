@@ -1,10 +1,10 @@
-//! Sparse state expansion as `sse_swa_moba` models have it: layers of SSE, alone (`sse_layer` is `pure`) or in parallel with
+//! Sparse state expansion as in `sse_swa_moba` models: layers of SSE, alone (`sse_layer` is `pure`) or in parallel with
 //! sliding-window attention, and layers of attention. Other orders of layers are read from `layer_types`, a list of `sse`,
 //! `sse_swa`, `sliding_attention` and `full_attention`.
 //!
-//! Layers of MoBA (arXiv 2502.13189), which the reference repository lists in `attn.layers` in addition to `attn.full_layers`,
-//! attend to all tokens here. So does the reference when it decodes, and in prompts of up to `moba_topk` chunks of `moba_chunk_size`
-//! tokens (2,048 as published); in longer prompts its queries see only chunks that they choose.
+//! Layers of MoBA (arXiv 2502.13189), which the reference repository lists in `attn.layers` but not in `attn.full_layers`, attend to
+//! all tokens here. So does the reference when it decodes, and in prompts of up to `moba_topk` chunks of `moba_chunk_size` tokens
+//! (2,048 as published); in longer prompts its queries see only the chunks that they choose.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-/// A note on layers of MoBA, which attend to all tokens. A list of the kinds of layers has none of them.
+/// Adds a note if there are layers of MoBA, which attend to all tokens. `layer_types` cannot list any.
 fn note_moba(config: &Config) -> Result<()> {
     let has_kinds = config.object().get("layer_types");
     let Some(attn) = config.child("attn")? else {
@@ -130,7 +130,7 @@ fn attention(config: &Config, sliding: bool) -> Result<Attention> {
     attention_of(config, &attn, heads, window)
 }
 
-/// The attention in parallel with SSE: as many heads, and a window if there is one.
+/// The attention in parallel with SSE: it has SSE's number of heads, and a window if the file sets one.
 fn beside(config: &Config) -> Result<Attention> {
     let attn = attn(config)?;
     let window = attn.optional_usize("window_size")?;
@@ -168,7 +168,7 @@ fn head_dim(config: &Config) -> Result<usize> {
     config.usize_or("head_dim", 64)
 }
 
-/// SSE alone, or in parallel with attention, in which case it has as many value heads as heads.
+/// SSE alone, or in parallel with attention (`beside`), where it has as many value heads as heads.
 fn sse(config: &Config, beside: bool) -> Result<Sse> {
     let empty = Config::new(config.file(), serde_json::json!({}))?;
     let options = config.child("sse_layer_defaults")?.unwrap_or(empty);
@@ -226,7 +226,7 @@ fn sse(config: &Config, beside: bool) -> Result<Sse> {
     })
 }
 
-/// Beside attention, SSE's tensors are called `sse_*`, but not those that attention has nothing like.
+/// Reads one of our tensors. Next to attention, SSE's tensors are called `sse_*`, except those that attention lacks.
 fn tensor(_: &Config, weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {
     let name = tensor_name(&weight.name);
     let bare = ["lora_", "A_log", "dt_bias", "q_conv1d", "k_conv1d"];

@@ -1,4 +1,4 @@
-//! Changes of tensors between a checkpoint and us.
+//! Conversions of tensors from a checkpoint's layout to ours.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use waterline_quant::{Bytes, F32, Tensor, ask_room};
 
 use crate::error::{Error, Result};
 
-/// Rows `ranges` of a tensor, one after another, where a row is all that belongs to one index of the first
-/// dimension. One range is not copied.
+/// The rows `ranges` of a tensor, one after another; a row is everything at one index of the first dimension. A single
+/// range is not copied.
 pub(super) fn rows(name: &str, tensor: &Tensor, ranges: &[Range<usize>]) -> Result<Tensor> {
     let count = tensor.shape.first().copied().unwrap_or(0);
     if count == 0 || ranges.iter().any(|r| r.start >= r.end || r.end > count) {
@@ -35,7 +35,7 @@ pub(super) fn rows(name: &str, tensor: &Tensor, ranges: &[Range<usize>]) -> Resu
     Ok(Tensor::new(tensor.format, shape, data)?)
 }
 
-/// Tensors of one format, one after another, as rows of one of shape `shape`.
+/// Stacks tensors of one format as the rows of a tensor of shape `shape`.
 pub(super) fn stacked(name: &str, parts: &[Tensor], shape: &[usize]) -> Result<Tensor> {
     let rows = |part: &Tensor| part.shape.first().copied().unwrap_or(0);
     let fits = |part: &Tensor| {
@@ -58,7 +58,7 @@ pub(super) fn stacked(name: &str, parts: &[Tensor], shape: &[usize]) -> Result<T
     )?)
 }
 
-/// Parts of every group of rows: with rows in `groups` groups of equal length, `part` of each.
+/// The rows `part` of each group, for rows in `groups` groups of equal length.
 pub(super) fn rows_of_groups(
     name: &str,
     tensor: &Tensor,
@@ -66,7 +66,7 @@ pub(super) fn rows_of_groups(
     part: Range<usize>,
 ) -> Result<Tensor> {
     let length = tensor.shape.first().map_or(0, |rows| rows / groups.max(1));
-    // A part beyond its group would be another group's rows, and many groups of none would be more than there is.
+    // A part beyond its group would read another group's rows, and a huge number of empty groups would need too much memory.
     if part.end > length {
         return Err(Error::Tensor {
             file: "the checkpoint".into(),
@@ -81,8 +81,8 @@ pub(super) fn rows_of_groups(
     rows(name, tensor, &ranges)
 }
 
-/// Rows of heads whose channels `turned` turn with the position, each next to the one that it turns with, in an order in which
-/// these two are apart by half of the turned: `ours[i + s turned / 2] = stored[2 i + s]`.
+/// Reorders the rows of heads whose channels `turned` rotate with the position. The file stores the two channels of a pair
+/// next to each other; the result has them half the rotated width apart: `ours[i + s turned / 2] = stored[2 i + s]`.
 pub(super) fn halves(
     name: &str,
     tensor: &Tensor,
@@ -124,7 +124,7 @@ pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Te
         });
     }
     let rows = all / count;
-    // Where a number of the transposed matrices is stored.
+    // Where value `i` of the transposed matrices is stored.
     let at = |i: usize| (i / (rows * cols) * rows + i % rows) * cols + i / rows % cols;
     let shape = vec![count * cols, rows];
     ask_room_for_copies(&shape, 3)?;
@@ -139,21 +139,21 @@ pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Te
     Ok(Tensor::new(tensor.format, shape, Bytes::copy_from(&data)?)?)
 }
 
-/// The gains of a norm that is stored as their distance from one.
+/// The gains of a norm, which are stored as their distance from one.
 pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
     ask_room_for_copies(&tensor.shape, 3)?;
     let gains: Vec<f32> = tensor.to_f32().into_iter().map(|w| 1.0 + w).collect();
     from_f32(&tensor.shape, &gains)
 }
 
-/// Values stored as the logarithm of their distance below zero.
+/// Negative values that are stored as the logarithm of their magnitude.
 pub(super) fn minus_exp(tensor: &Tensor) -> Result<Tensor> {
     ask_room_for_copies(&tensor.shape, 3)?;
     let values: Vec<f32> = tensor.to_f32().into_iter().map(|x| -x.exp()).collect();
     from_f32(&tensor.shape, &values)
 }
 
-/// Values of a normal distribution, the same ones from one seed (SplitMix64, then Box and Muller's transform).
+/// Normally distributed values that depend only on the seed (SplitMix64, then the Box-Muller transform).
 pub(super) fn normal(shape: &[usize], seed: u64) -> Result<Tensor> {
     let mut state = seed;
     let mut uniform = || {
@@ -178,7 +178,7 @@ pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
     Ok(Tensor::new(&F32, shape.to_vec(), Bytes::copy_from(&data)?)?)
 }
 
-/// Fails where there is no memory for `copies` copies of a tensor in f32.
+/// Fails if there is not enough memory for `copies` f32 copies of a tensor.
 fn ask_room_for_copies(shape: &[usize], copies: usize) -> Result<()> {
     let bytes = F32.tensor_bytes(shape)?;
     Ok(ask_room(bytes.saturating_mul(copies))?)

@@ -13,16 +13,16 @@ use super::{Config, LARGEST_TEXT, vocab_files};
 use crate::error::{Error, Result};
 use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 
-/// The keys of `config.json` under which the configuration of the language model may lie.
+/// Keys of `config.json` that may hold the configuration of the language model.
 const INNER: [&str; 2] = ["text_config", "llm_config"];
-/// The keys under which tokens that end a generation have their names.
+/// Keys that name the tokens that end a generation.
 const END_NAMES: [&str; 3] = ["eos_token", "eot_token", "eom_token"];
-/// Templates of other names, one file each.
+/// Folder of further chat templates, one file each.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
-/// Most of those files that are read.
+/// Maximum number of files in that folder to read.
 const MOST_TEMPLATES: usize = 64;
 
-/// The text files in `dir` of a model with `vocab` token ids, and sentences on what is odd in them.
+/// Reads the text files in `dir` of a model with `vocab` token ids; also returns notes on anything odd in them.
 pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFiles, Vec<String>)> {
     let files = Files::read(dir, config)?;
     let json = bytes(dir, "tokenizer.json")?;
@@ -74,7 +74,7 @@ impl Ids {
         (id as usize) < self.vocab
     }
 
-    /// Those of `ids`, which `file` names, that the model has.
+    /// Returns those `ids` that the model has, and adds a note if `file` names any other.
     fn known(&mut self, file: &str, ids: Vec<u32>) -> Vec<u32> {
         let (known, beyond): (Vec<u32>, Vec<u32>) = ids.into_iter().partition(|&id| self.has(id));
         if let Some(id) = beyond.first() {
@@ -111,7 +111,7 @@ impl<'a> Files<'a> {
         })
     }
 
-    /// The token ids at a key of `config.json`, those of the language model inside of it too.
+    /// The token ids at a key of `config.json`, including the configuration of the language model inside it.
     fn ids(&self, key: &str) -> Vec<u32> {
         let inner = INNER.iter().filter_map(|inner| self.config.get(*inner));
         let inner = inner.filter_map(|config| config.get(key));
@@ -119,7 +119,7 @@ impl<'a> Files<'a> {
         all.flat_map(|value| ids(Some(value))).collect()
     }
 
-    /// The tokens that end a generation, as the files name them; the first one ends a document.
+    /// The tokens that end a generation, as named by the files; the first one ends a document.
     fn ends(&self, tokens: &TokenTable, all: &mut Ids) -> Vec<u32> {
         let mut ends = all.known("config.json", self.ids("eos_token_id"));
         let generation = ids(self.generation.get("eos_token_id"));
@@ -130,8 +130,8 @@ impl<'a> Files<'a> {
         ends
     }
 
-    /// The token of the beginning, and whether it comes before plain text. A `tokenizer.json` says so by itself; other
-    /// tokenizers have a switch.
+    /// The token that begins a text, and whether it comes before plain text. A `tokenizer.json` specifies both itself;
+    /// other tokenizers have a switch.
     fn begin(&self, tokens: &TokenTable, has_json: bool, all: &mut Ids) -> (Option<u32>, bool) {
         if let Some(begin) = tokens.begin() {
             return (Some(begin), true);
@@ -144,7 +144,7 @@ impl<'a> Files<'a> {
         (bos, bos.is_some() && !has_json && switch)
     }
 
-    /// A file's entry for a special token: its text, or none (null); nothing if no file has the key.
+    /// A file's entry for a special token: its text or null; `None` if no file has the key.
     fn said(&self, key: &str) -> Option<&Value> {
         self.tokenizer.get(key).or_else(|| self.special.get(key))
     }
@@ -154,14 +154,14 @@ impl<'a> Files<'a> {
         text_of(self.said(key)?).map(str::to_string)
     }
 
-    /// As [`Files::name`], empty where a file says that there is none.
+    /// Like [`Files::name`], but empty if a file sets the token to null.
     fn name_or_none(&self, key: &str) -> Option<String> {
         let said = self.said(key)?;
         Some(text_of(said).unwrap_or_default().to_string())
     }
 
     /// Adds the tokens that a `tokenizer.json` may lack: those of `added_tokens_decoder` and `added_tokens.json`, and special
-    /// ones that are part of the vocabulary alone.
+    /// tokens that are only in the vocabulary.
     fn add_tokens(&self, tokens: &mut TokenTable) {
         let decoder = self.tokenizer.get("added_tokens_decoder");
         for (number, token) in decoder.and_then(Value::as_object).into_iter().flatten() {
@@ -186,7 +186,7 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// The chat templates: files of their own, else those of `tokenizer_config.json`, else of `chat_template.json`.
+    /// The chat templates: from separate files, else from `tokenizer_config.json`, else from `chat_template.json`.
     fn templates(&self, dir: &Path) -> Result<BTreeMap<String, String>> {
         let mut templates = BTreeMap::new();
         if let Some(template) = jinja(dir, "chat_template.jinja")? {
@@ -220,7 +220,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// A template or several: a text, a list of objects with a name and a template, or an object of templates by name.
+/// One or more templates by name: from a text, a list of objects with a name and a template, or an object of templates.
 fn named(value: &Value) -> BTreeMap<String, String> {
     let of =
         |name: &str, template: &Value| Some((name.to_string(), template.as_str()?.to_string()));
@@ -247,7 +247,7 @@ fn ids(value: Option<&Value>) -> Vec<u32> {
     }
 }
 
-/// The bytes of a file, without a byte order mark, if it is there.
+/// The bytes of a file without its byte order mark, if the file exists.
 fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = dir.join(name);
     let bytes = match read_file(&path, LARGEST_TEXT) {
@@ -267,7 +267,7 @@ fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     Ok(Some(marked.unwrap_or(bytes)))
 }
 
-/// The object in a file; an empty one if the file is not there.
+/// The object in a file; empty if the file does not exist.
 fn object(dir: &Path, name: &str) -> Result<Map<String, Value>> {
     let Some(bytes) = bytes(dir, name)? else {
         return Ok(Map::new());
@@ -276,7 +276,7 @@ fn object(dir: &Path, name: &str) -> Result<Map<String, Value>> {
     Ok(Config::parse(&file, &bytes)?.into_object())
 }
 
-/// The template in a file, if it is there.
+/// The template in a file, if the file exists.
 fn jinja(dir: &Path, name: &str) -> Result<Option<String>> {
     let Some(bytes) = bytes(dir, name)? else {
         return Ok(None);

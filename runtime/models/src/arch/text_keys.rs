@@ -1,4 +1,4 @@
-//! The text files of a model as keys of a GGUF file: llama.cpp's, and a few that hold what those leave out.
+//! The text files of a model as keys of a GGUF file: llama.cpp's, and a few for what those omit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,30 +11,30 @@ use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 
 /// A Hugging Face `tokenizer.json`.
 const TOKENIZER: &str = "tokenizer.huggingface.json";
-/// The default chat template; one of another name has it after a dot.
+/// The default chat template; other templates append a dot and their name.
 const TEMPLATE: &str = "tokenizer.chat_template";
-/// The names of the other templates.
+/// Names of the other templates.
 const TEMPLATES: &str = "tokenizer.chat_templates";
 const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
-/// The keys of single ends after the first.
+/// Keys that hold one end token each, after the first.
 const MORE_ENDS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
-/// All ends.
+/// All end tokens.
 const ENDS: &str = "tokenizer.ggml.eog_token_ids";
 /// Other names of that key.
 const ENDS_TOO: [&str; 2] = [
     "tokenizer.ggml.eog_token_id",
     "tokenizer.ggml.eos_token_ids",
 ];
-/// The texts of special tokens in templates, where they are not those of the ids.
+/// Texts of special tokens in templates, if they differ from the texts of the ids.
 const NAMES: [&str; 3] = [
     "tokenizer.huggingface.bos_token",
     "tokenizer.huggingface.eos_token",
     "tokenizer.huggingface.pad_token",
 ];
 
-/// The text files of a GGUF file with `vocab` token ids, and sentences on what is odd in them.
+/// Reads the text files of a GGUF file with `vocab` token ids; also returns notes on anything odd in them.
 pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
     let mut notes = Vec::new();
     let string = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
@@ -51,7 +51,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
     };
     let own = gguf.get(TOKENIZER).and_then(Value::as_str);
     let vocabulary = Vocabulary::new(gguf);
-    // A vocabulary of SentencePiece has usual places for both.
+    // A SentencePiece vocabulary has default ids for both tokens.
     let usual = |key: &str, id: u32| {
         let is_usual = own.is_none() && vocabulary.is_sentencepiece() && gguf.get(key).is_none();
         is_usual.then_some(id)
@@ -66,7 +66,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
     let mut ends: BTreeSet<u32> = ends.into_iter().collect();
     let tokenizer = match own {
         Some(json) => {
-            // A list of ours is whole.
+            // A list written by this project is complete.
             if gguf.get(ENDS).is_none() {
                 let table = TokenTable::new(Some(json.into()));
                 ends.extend(end_tokens::by_text(table.added(), |_| None).ends);
@@ -81,7 +81,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
         }
     };
     ends.retain(|&id| (id as usize) < vocab);
-    // Our older files do not say it.
+    // Older files of this project lack the key.
     let adds_bos = match own {
         None => llama_cpp_vocab::adds_bos(gguf),
         Some(_) => gguf.get(ADD_BOS).and_then(Value::as_bool).unwrap_or(true),
@@ -121,7 +121,7 @@ fn ids(gguf: &Gguf, key: &str) -> Vec<u32> {
     };
     let list = value.as_array().and_then(Array::to_i64s);
     let numbers = list.unwrap_or_else(|| value.as_i64().into_iter().collect());
-    // An id of -1 means none.
+    // An id of -1 means no token.
     numbers
         .into_iter()
         .filter_map(|id| u32::try_from(id).ok())
@@ -187,7 +187,7 @@ mod tests {
         Gguf::open(&path).expect("the file")
     }
 
-    /// A vocabulary of llama.cpp, in which every token is of type `kind`, and more keys.
+    /// A vocabulary of llama.cpp in which every token has type `kind`, with more keys.
     fn vocabulary(kind: i32, more: &[(&str, Value)]) -> Gguf {
         let tokens = [
             "a",

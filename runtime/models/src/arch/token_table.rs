@@ -1,4 +1,4 @@
-//! The tokens of a `tokenizer.json` by their names, and the few that other files add to it or give another meaning.
+//! The tokens of a `tokenizer.json` by name, and the few tokens that other files add to it or change.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waterline_quant::{Few, MOST_ADDED, ShortList, Vocabulary};
 
-/// Deepest nesting of post-processors that is searched.
+/// Maximum nesting of post-processors to search.
 const DEEPEST: usize = 8;
-/// Most values of a post-processor.
+/// Maximum number of values in a post-processor.
 const MOST_VALUES: usize = 1 << 12;
 /// The key of the added tokens.
 const ADDED: &str = "added_tokens";
@@ -29,13 +29,13 @@ pub(super) struct AddedToken {
     pub rstrip: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized: Option<bool>,
-    /// Whether it is a control token.
+    /// Whether the token is a control token.
     #[serde(default)]
     pub special: bool,
 }
 
 impl AddedToken {
-    /// One without peculiarities.
+    /// A token without special flags.
     pub fn new(id: u32, content: &str, special: bool) -> Self {
         AddedToken {
             id: Some(id),
@@ -49,23 +49,23 @@ impl AddedToken {
     }
 }
 
-/// A tokenizer of which only the added tokens are known until more is needed.
+/// A tokenizer whose added tokens are parsed; the rest is parsed when needed.
 pub(super) struct TokenTable {
     json: Option<Vec<u8>>,
-    /// The added tokens of the file, those of other files, and the places of all by id and by name.
+    /// The added tokens of the file, then of other files; `places` has their indices by id, and `names` their ids by name.
     listed: Vec<AddedToken>,
     places: BTreeMap<u32, usize>,
     names: HashMap<String, u32>,
-    /// How many of them are the file's own.
+    /// Number of tokens in `listed` that come from the file.
     own: usize,
-    /// The token that its post-processor puts before a text.
+    /// The token that the post-processor puts before a text.
     begin: Option<u32>,
-    /// Whether other files have changed or added some.
+    /// Whether other files have changed or added tokens.
     is_changed: bool,
     vocab: OnceCell<Vocabulary>,
 }
 
-/// The parts of the file that are short.
+/// The short parts of the file.
 #[derive(Deserialize, Default)]
 struct Head {
     #[serde(default)]
@@ -74,7 +74,7 @@ struct Head {
     post_processor: Few<MOST_VALUES>,
 }
 
-/// The part that is long.
+/// The long part of the file.
 #[derive(Deserialize, Default)]
 struct Words {
     #[serde(default)]
@@ -88,7 +88,7 @@ struct Model {
 }
 
 impl TokenTable {
-    /// The tokens of a `tokenizer.json`, if there is one. A broken file has none: building the tokenizer reports the
+    /// The tokens of a `tokenizer.json`, if there is one. A broken file yields none; building the tokenizer reports the
     /// reason.
     pub fn new(json: Option<Vec<u8>>) -> Self {
         let head = json.as_deref().map(serde_json::from_slice::<Head>);
@@ -118,7 +118,7 @@ impl TokenTable {
         self.begin
     }
 
-    /// The added tokens, by their ids.
+    /// The added tokens, sorted by id.
     pub fn added(&self) -> impl Iterator<Item = (u32, &str)> {
         let tokens = self.places.iter();
         tokens.map(|(&id, &place)| (id, self.listed[place].content.as_str()))
@@ -130,7 +130,7 @@ impl TokenTable {
         named.or_else(|| self.vocab().id(name))
     }
 
-    /// The model's own tokens. The whole file is read for them.
+    /// The model's vocabulary, for which the entire file is parsed.
     fn vocab(&self) -> &Vocabulary {
         self.vocab.get_or_init(|| {
             let words = self.json.as_deref().map(serde_json::from_slice::<Words>);
@@ -149,7 +149,7 @@ impl TokenTable {
         }
     }
 
-    /// Makes an added token a control token, which no text of a person becomes.
+    /// Makes an added token a control token, which user text never produces.
     pub fn make_special(&mut self, id: u32) {
         if let Some(&place) = self.places.get(&id) {
             let special = &mut self.listed[place].special;
@@ -158,13 +158,13 @@ impl TokenTable {
         }
     }
 
-    /// The `tokenizer.json`, with what was added.
+    /// The `tokenizer.json`, with the changes.
     pub fn into_json(mut self) -> Option<Vec<u8>> {
         if !self.is_changed {
             return self.json;
         }
         let others = self.listed.split_off(self.own);
-        // A new token has the id of the vocabulary or the next one: the numbers of others cannot be kept.
+        // A tokenizer gives a new token its id in the vocabulary or the next free id, so tokens with other ids are dropped.
         let ids = self.listed.iter().filter_map(|token| token.id);
         let len = self.vocab().len() as u32;
         let mut next = ids.max().map_or(0, |last| last.saturating_add(1)).max(len);
@@ -186,7 +186,7 @@ impl TokenTable {
     }
 }
 
-/// An object of JSON with another value at a key; none if it is no object.
+/// Sets the value at a key of a JSON object; `None` if `json` is not an object.
 fn with_member(json: &[u8], key: &str, value: &[u8]) -> Option<Vec<u8>> {
     serde_json::from_slice::<Head>(json).ok()?;
     if let Some(Range { start, end }) = member(json, key) {
@@ -198,10 +198,10 @@ fn with_member(json: &[u8], key: &str, value: &[u8]) -> Option<Vec<u8>> {
     Some([open, format!("\"{key}\":").as_bytes(), value, comma, rest].concat())
 }
 
-/// Where the value of a key lies in the text of an object.
+/// Finds the value of a key in the text of an object.
 fn member(json: &[u8], key: &str) -> Option<Range<usize>> {
     let (mut depth, mut in_string, mut is_escaped) = (0, false, false);
-    // The last text of the object itself, which is a key where a colon follows; the value after the sought one.
+    // `text` is the last string of the object itself, a key if a colon follows; `value` is where the sought value starts.
     let (mut text, mut value) = (0..0, None);
     for (at, &byte) in json.iter().enumerate() {
         match (in_string, byte) {

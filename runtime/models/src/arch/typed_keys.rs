@@ -1,11 +1,11 @@
-//! The types of the keys under `tokenizer` of a GGUF file: one that holds another type is an error, since passed over it would make
-//! another tokenizer in silence.
+//! Checks the types of the keys under `tokenizer` of a GGUF file. A value of another type is an error, since ignoring it would
+//! silently produce another tokenizer.
 
 use waterline_quant::gguf::{Array, Gguf, Value};
 
 use crate::error::{Error, Result};
 
-/// A key, whether a value is one of it, and which are.
+/// A key, the check of its value, and the expected type in words.
 type Kind = (&'static str, fn(&Value) -> bool, &'static str);
 
 const KINDS: [Kind; 14] = [
@@ -41,7 +41,7 @@ const KINDS: [Kind; 14] = [
     ("tokenizer.huggingface.json", is_text, "a text"),
 ];
 
-/// Refuses a file in which one of these keys has another type. Keys that are absent are none of it.
+/// Refuses a file in which one of these keys has another type. Absent keys are accepted.
 pub(super) fn check(gguf: &Gguf) -> Result<()> {
     for (key, value) in gguf.metadata() {
         let kind = KINDS.iter().find(|(name, _, _)| name == key);
@@ -81,7 +81,7 @@ fn is_scores(value: &Value) -> bool {
     scores.is_some_and(|scores| scores.iter().all(|score| score.is_finite()))
 }
 
-/// An id of -1 means none.
+/// An id of -1 means no token.
 fn is_ids(value: &Value) -> bool {
     let is_id = |id: &i64| (-1..=i64::from(u32::MAX)).contains(id);
     let list = value.as_array().and_then(Array::to_i64s);

@@ -1,5 +1,5 @@
-//! Keys that no frontend read. A key that means nothing is passed over, one whose value changes the mathematics is an error
-//! that names it, and any other one is a note. Null says nothing.
+//! Keys that no frontend read. A key without effect is ignored, a key whose value changes the mathematics is an error that
+//! names it, and any other key causes a note. Null counts as absent.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use super::key_lists::{GGUF_KEYS, GGUF_SWITCHES, KEYS, KEYS_OF, SWITCHES};
 use super::unused::listed;
 use crate::error::{Error, Result};
 
-/// Names to look up at once, some with a star at their beginning or end or within.
+/// A set of names; in some, a star matches anything.
 struct Names {
     whole: HashSet<&'static str>,
     patterns: Vec<(&'static str, &'static str)>,
@@ -41,7 +41,7 @@ impl Names {
     }
 }
 
-/// A sentence on the keys of a configuration that nothing read, if there are any.
+/// A note on the keys of a configuration that no frontend read, if there are any.
 pub(super) fn of_config(config: &Config) -> Result<Option<String>> {
     let model_type = config.optional_string("model_type").unwrap_or_default();
     let of_family = KEYS_OF
@@ -58,7 +58,7 @@ pub(super) fn of_config(config: &Config) -> Result<Option<String>> {
         }
         match switches.get(inner) {
             Some(neutral) => check(config.file(), &key, &value.to_string(), neutral)?,
-            // Kinds of layers that are all the same need no reader.
+            // A list in which every layer has full attention needs no reader.
             None if inner == "layer_types" => {
                 let kinds = value.as_array().map_or(&[][..], Vec::as_slice);
                 if kinds.iter().any(|kind| kind != "full_attention") {
@@ -76,7 +76,7 @@ pub(super) fn of_config(config: &Config) -> Result<Option<String>> {
     Ok(note(&unknown))
 }
 
-/// Whether another key in the same object takes the place of this one.
+/// Whether another key in the same object replaces this one.
 fn is_settled(config: &Config, key: &str) -> bool {
     let mut path: Vec<&str> = key.split('.').collect();
     let inner = path.pop().unwrap_or_default();
@@ -94,8 +94,8 @@ fn is_settled(config: &Config, key: &str) -> bool {
     }
 }
 
-/// A sentence on the keys of a GGUF file that nothing read, if there are any. Only those of its architecture mean anything: other
-/// programs have name spaces of their own.
+/// A note on the keys of a GGUF file that no frontend read, if there are any. Only keys of its architecture count, because other
+/// programs have their own name spaces.
 pub(super) fn of_gguf(gguf: &Gguf) -> Result<Option<String>> {
     let architecture = gguf.get_str("general.architecture").unwrap_or_default();
     let idle = Names::new(GGUF_KEYS.iter().map(|(names, _)| *names));
@@ -121,7 +121,7 @@ pub(super) fn of_gguf(gguf: &Gguf) -> Result<Option<String>> {
     Ok(note(&unknown))
 }
 
-/// Fails unless `value` is one of those at which the key changes nothing.
+/// Fails unless `value` is one at which the key changes nothing.
 fn check(file: &str, key: &str, value: &str, neutral: &[&str]) -> Result<()> {
     if neutral.contains(&value) {
         return Ok(());
@@ -137,7 +137,7 @@ fn check(file: &str, key: &str, value: &str, neutral: &[&str]) -> Result<()> {
     })
 }
 
-/// A single value as a text; nothing of a list.
+/// A single value as text; empty for a list.
 fn said(value: &GgufValue) -> String {
     match (value.as_u64(), value.as_bool(), value.as_str()) {
         (Some(number), _, _) => number.to_string(),

@@ -1,6 +1,6 @@
-//! Strict checkpoints: a tensor that no frontend read is an error that names it, unless [`super::unused_lists`] has it, with the
-//! reason why the model's logits do not depend on it. A tensor that a frontend reads through [`safetensors::Checkpoint`] or [`Gguf`]
-//! is used; nothing else needs to be declared.
+//! Strict checkpoints: a tensor that no frontend read is an error that names it, unless [`super::unused_lists`] lists it, with the
+//! reason why the model's logits do not depend on it. A tensor counts as used when a frontend reads it through
+//! [`safetensors::Checkpoint`] or [`Gguf`]; nothing else needs to be declared.
 
 use serde_json::Value;
 use waterline_quant::gguf::{Gguf, Value as GgufValue};
@@ -11,14 +11,14 @@ use super::unused_lists::{GGUF_MTP, GGUF_TENSORS, Idle, MTP, TENSORS, TENSORS_AT
 use crate::error::{Error, Result};
 use crate::weights::Tensors;
 
-/// Most names in a sentence.
+/// Maximum number of names in a message.
 const SHOWN: usize = 8;
 
 /// Infix of a shared block's tensor names, between the layer and the part.
 const SHARED: &str = ".shared_transformer.";
 
-/// Refuses a checkpoint of which a tensor was not read that may mean something. `tensors` are those that the model has. Those of a
-/// block that predicts further tokens do not, unless `mtp`.
+/// Refuses a checkpoint with an unread tensor that may affect the logits. `tensors` are the model's tensors. Those of a block that
+/// predicts further tokens have no effect, unless `mtp`.
 pub(super) fn check_tensors(
     config: &Config,
     weights: &safetensors::Checkpoint,
@@ -77,8 +77,8 @@ pub(super) fn check_tensors(
     refuse(weights.name(), unused)
 }
 
-/// Refuses a GGUF file of which a tensor was not read that may mean something. Those of a block that predicts further tokens do not,
-/// unless `mtp`.
+/// Refuses a GGUF file with an unread tensor that may affect the logits. Tensors of a block that predicts further tokens have no
+/// effect, unless `mtp`.
 pub(crate) fn check_gguf(gguf: &Gguf, mtp: bool) -> Result<()> {
     let architecture = gguf.get_str("general.architecture").unwrap_or_default();
     let tensors = gguf.unused_tensors();
@@ -110,7 +110,7 @@ fn is_named(patterns: &str, name: &str) -> bool {
     patterns.any(|pattern| matches(pattern, name))
 }
 
-/// Whether `name` matches `pattern`, in which one star matches anything.
+/// Whether `name` matches `pattern`, in which each of up to two stars matches anything.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
@@ -127,7 +127,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The error that names the tensors that are unused, if there are any.
+/// The error that names the unused tensors, if there are any.
 fn refuse<'a>(file: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let names: Vec<&str> = names.collect();
     let what = match names.len() {
@@ -142,7 +142,7 @@ fn refuse<'a>(file: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
     })
 }
 
-/// The first names, and how many more there are.
+/// The first names, and the number of the others.
 pub(super) fn listed(names: &[impl AsRef<str>]) -> String {
     let shown = names.iter().take(SHOWN).map(AsRef::as_ref);
     let mut text = shown.collect::<Vec<_>>().join(", ");

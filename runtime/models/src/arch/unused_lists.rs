@@ -1,9 +1,9 @@
 //! Tensors that no frontend reads, and why the model's logits do not depend on them.
 
-/// Names in which stars stand for anything, separated by spaces, and why nothing needs to read them.
+/// Names separated by spaces, in which stars match anything, and the reason why nothing needs to read them.
 pub(super) type Idle = (&'static str, &'static str);
 
-/// Tensors without a meaning for the logits.
+/// Tensors that do not affect the logits.
 pub(super) const TENSORS: &[Idle] = &[
     (
         "model.l1_lambda model.num_kept",
@@ -20,21 +20,21 @@ pub(super) const TENSORS: &[Idle] = &[
     ),
 ];
 
-/// Tensors of a block that predicts further tokens, which have no meaning where it is not read.
+/// Tensors of a block that predicts further tokens, which have no effect unless the block is read.
 pub(super) const MTP: &str = "mtp.* model.mtp.*";
 
-/// Tensors without a meaning where a key of the configuration has this value.
+/// Tensors that do not affect the logits if a key of the configuration has this value.
 pub(super) const TENSORS_AT: &[(&str, bool, &str)] = &[(
     "sla_gdn_decay",
     false,
     "*.attn.A_log *.attn.a_proj.weight *.attn.dt_bias",
 )];
 
-/// Tensors of GGUF files without a meaning for the logits.
+/// Tensors of GGUF files that do not affect the logits.
 pub(super) const GGUF_TENSORS: &[Idle] = &[(
     "blk.0.time_mix_v0.weight blk.0.time_mix_v1.weight blk.0.time_mix_v2.weight",
     "the first layer of RWKV-7 has no earlier values to mix with",
 )];
 
-/// Tensors of blocks that predict further tokens, which have no meaning where they are not read.
+/// Tensors of blocks that predict further tokens, which have no effect unless the blocks are read.
 pub(super) const GGUF_MTP: &str = "blk.*.nextn.*";

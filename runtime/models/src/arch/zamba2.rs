@@ -1,7 +1,7 @@
-//! Zamba2, as transformers saves it: Mamba-2, in some layers after one of a few shared Transformer blocks.
+//! Zamba2, as saved by transformers: Mamba-2 layers, some of them after one of a few shared Transformer blocks.
 //!
 //! The tensors of a shared block are stored in the first layer that uses it, with the corrections of all its uses; published
-//! files may repeat them in the others.
+//! files may repeat them in its other layers.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     tensor,
 };
 
-/// The reference's epsilon of Mamba-2's output norm.
+/// Epsilon of Mamba-2's output norm, as in the reference.
 const OUTPUT_EPS: f32 = 1e-5;
 
 fn spec(config: &Config) -> Result<ModelSpec> {
@@ -66,7 +66,7 @@ fn kinds(config: &Config) -> Result<Vec<bool>> {
     kinds.ok_or_else(|| config.wrong(key, &expected))
 }
 
-/// The block of the use that has number `uses`.
+/// The shared block of use number `uses`.
 fn block(config: &Config, uses: usize) -> Result<SharedBlockSpec> {
     config.one_of("hidden_act", (), &[("gelu", ())])?;
     let blocks = config.usize_or("num_mem_blocks", 1)?;
@@ -170,7 +170,7 @@ fn tensor(
         let layer = uses.get(number).copied().unwrap_or(0);
         Ok(weights.tensor(&format!("model.layers.{layer}.shared_transformer.{part}"))?)
     };
-    // The gates' rows, then those of the up projection.
+    // The gates' rows come first, then the up projection's.
     let half = |both: Tensor, of_gates: bool| {
         let inner = both.shape.first().copied().unwrap_or(0) / 2;
         let range = if of_gates { 0..inner } else { inner..2 * inner };

@@ -1,8 +1,8 @@
-//! Hyperparameters as a file of ours holds them.
+//! Hyperparameters as stored in this project's files.
 
 use serde_json::{Map, Value, json};
 
-/// Those fields of an object that differ from the usual ones.
+/// The fields of an object that differ from the default ones.
 pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
     let fields = match value {
         Value::Object(fields) => fields,

@@ -6,8 +6,8 @@
 //! the experts with the largest s + b are chosen (of the best groups); w = scale s / sum s of the chosen, if normalised
 //! y = sum_e w_e down_e(act(gate_e x) * up_e x) + sigmoid(g x) shared(x)
 //! ```
-//! Experts may work between two projections that all of them have in common, `y = out(sum_e w_e expert_e(in x))`, and
-//! have no gates: `down_e(act(up_e x))`. Softmax over the chosen logits is softmax over all, normalised.
+//! The experts may work between two shared projections, `y = out(sum_e w_e expert_e(in x))`, and may lack gates:
+//! `down_e(act(up_e x))`. Softmax over the chosen logits equals softmax over all logits, normalised.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -25,9 +25,9 @@ use crate::weights::WeightSpec;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertsSpec {
-    /// Experts.
+    /// Number of experts.
     pub experts: usize,
-    /// Experts that a token passes.
+    /// Number of experts per token.
     pub chosen: usize,
     /// Width of an expert between its matrices.
     pub intermediate: usize,
@@ -38,12 +38,12 @@ pub struct ExpertsSpec {
     pub bias: bool,
     /// Whether experts have gates.
     pub gated: bool,
-    /// Function of the gate; without gates, of the first product.
+    /// Activation of the gate; without gates, of the first product.
     pub activation: Activation,
-    /// Width of the experts' inputs and outputs, if they work between two common projections.
+    /// Width of the experts' inputs and outputs, if they work between two shared projections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<usize>,
-    /// The expert of every token.
+    /// The expert that every token passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedSpec>,
 }
@@ -52,14 +52,14 @@ pub struct ExpertsSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedSpec {
-    /// Its width between its matrices.
+    /// Width between its matrices.
     pub intermediate: usize,
-    /// Whether `sigmoid` of a product with the input multiplies its output.
+    /// Whether the sigmoid of a product with the input gates the expert's output.
     pub gate: bool,
 }
 
 impl Default for ExpertsSpec {
-    /// Gated experts of size zero, whose weights are softmax over the chosen.
+    /// Gated experts of size zero, weighted by softmax over the chosen ones.
     fn default() -> Self {
         ExpertsSpec {
             experts: 0,
@@ -227,7 +227,7 @@ impl ExpertsSpec {
         layer.emit(output, Vec::new(), "ffn_latent_out")
     }
 
-    /// The matrices of experts whose names end with `end`.
+    /// Loads the expert matrices whose names end in `end`.
     fn expert(&self, layer: &Lowering, end: &str) -> Result<Expert> {
         let matrix = |name: &str| layer.matrix(&format!("ffn_{name}_{end}.weight"));
         Ok(Expert {

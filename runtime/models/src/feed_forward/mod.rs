@@ -19,7 +19,7 @@ use crate::weights::WeightSpec;
 /// The network that follows a layer's mixer, with its own norms.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForward {
-    /// One network, which every token passes.
+    /// One network that every token passes.
     Dense(MlpSpec),
     /// A mixture of experts with a router.
     Experts(ExpertsSpec),
@@ -27,8 +27,8 @@ pub enum FeedForward {
 
 /// A network of two layers of weights.
 ///
-/// Gated: `multiplier down(act(gate_multiplier gate x) * up x)`; else `multiplier down(act(up x))`. The biases are inside the
-/// multiplied terms.
+/// Gated: `multiplier down(act(gate_multiplier gate x) * up x)`; else `multiplier down(act(up x))`. The multipliers apply to
+/// the biases too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MlpSpec {
@@ -36,7 +36,7 @@ pub struct MlpSpec {
     pub intermediate: usize,
     /// Whether a second matrix gates the first one's product.
     pub gated: bool,
-    /// Function of the gate; in a network without one, of the product itself.
+    /// Activation of the gate; without a gate, of the product itself.
     pub activation: Activation,
     /// Whether every matrix has a bias.
     pub bias: bool,
@@ -66,7 +66,7 @@ impl From<MlpSpec> for FeedForward {
 }
 
 impl FeedForward {
-    /// Its hyperparameters, as a layer's JSON holds them.
+    /// The hyperparameters, as stored in a layer's JSON.
     pub(crate) fn to_json(&self) -> Value {
         match self {
             FeedForward::Dense(mlp) => mlp.to_json(),
@@ -77,7 +77,7 @@ impl FeedForward {
     /// Takes the network out of a layer's description; `file` is named in errors.
     pub(crate) fn take(file: &str, layer: &mut Map<String, Value>) -> Result<Option<Self>> {
         if let Some(mlp) = layer.remove("mlp") {
-            // Its width has no default.
+            // The width is required, since it has no default.
             Config::new(&format!("{file}.mlp"), mlp.clone())?.usize("intermediate")?;
             return Ok(Some(FeedForward::Dense(read(file, "mlp", mlp)?)));
         }
@@ -86,7 +86,7 @@ impl FeedForward {
         Ok(experts.transpose()?.map(FeedForward::Experts))
     }
 
-    /// Its name in files.
+    /// The network's key in files.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             FeedForward::Dense(_) => "mlp",
@@ -102,7 +102,7 @@ impl FeedForward {
         }
     }
 
-    /// Its tensors, named relative to the layer.
+    /// The weights, named relative to the layer.
     pub(crate) fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
         match self {
             FeedForward::Dense(mlp) => mlp.weights(hidden),
@@ -110,7 +110,7 @@ impl FeedForward {
         }
     }
 
-    /// Writes the network as ops: from the residual stream to the sum into it.
+    /// Lowers the network to ops, from the residual stream to the sum into it.
     pub(crate) fn lower(&self, layer: &mut Lowering) -> Result<()> {
         match self {
             FeedForward::Dense(mlp) => mlp.lower(layer),
@@ -182,7 +182,7 @@ impl MlpSpec {
     }
 }
 
-/// The hyperparameters at `key` of a layer.
+/// Reads the hyperparameters at `key` of a layer.
 fn read<T: DeserializeOwned>(file: &str, key: &str, fields: Value) -> Result<T> {
     serde_json::from_value(fields).map_err(|e| Error::Config {
         file: file.into(),

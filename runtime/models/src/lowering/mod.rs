@@ -1,4 +1,4 @@
-//! The builder with which mixers and feed-forward networks write their ops.
+//! The builder to which mixers and feed-forward networks write their ops.
 
 mod products;
 mod sublayer;
@@ -13,22 +13,21 @@ use crate::ops::{Emit, HeadGroup, HeadOp, Normalize, Op, Prepare};
 use crate::program::Program;
 use crate::weights::{Tensors, Vector, full_name};
 
-/// The first buffer that layers use for their own values; the ones before it are the program's.
+/// The first buffer for the layers' own values; the buffers before it belong to the program.
 pub(crate) const FIRST_FREE: usize = 3;
 
-/// The name under which the tokens' embeddings are published.
+/// Name under which the tokens' embeddings are published.
 pub(crate) const EMBEDDING: &str = "embedding";
 
-/// How a part of a mixer that sums several parts reads the layer's input, and where its product
-/// goes.
+/// How one part of a mixer that sums its parts reads the layer's input and adds its product.
 #[derive(Debug, Clone, Copy)]
 pub enum Sum {
-    /// The product passes the norm `merge_norm.weight` of the part, times this share.
+    /// The product passes the part's norm `merge_norm.weight`, times this share.
     Normed {
         /// Multiplies the normed product.
         share: f32,
     },
-    /// Both are multiplied.
+    /// Input and product are multiplied.
     Multiplied {
         /// Multiplies the layer's normed input.
         input: f32,
@@ -37,11 +36,11 @@ pub enum Sum {
     },
 }
 
-/// WeightSource of a model's weights, and settings common to all layers.
+/// A model's weights, and the settings common to all layers.
 pub struct WeightSource<'a> {
-    /// The file, for errors.
+    /// The file, for error messages.
     pub file: &'a str,
-    /// Its tensors.
+    /// The file's tensors.
     pub tensors: &'a Tensors,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -49,17 +48,17 @@ pub struct WeightSource<'a> {
     pub norm_eps: f32,
 }
 
-/// Output of the layers so far.
+/// The program of the layers so far.
 pub(crate) struct Written {
     program: Program,
-    /// Buffers that live on after their layer, by name.
+    /// Buffers that outlive their layer, by name.
     published: Vec<(&'static str, View)>,
     /// Scale of the residual stream relative to its buffer; it only affects the norms' epsilon.
     stream: f32,
 }
 
 impl Written {
-    /// A program without layers.
+    /// Starts from a program without layers.
     pub fn new(program: Program) -> Self {
         Written {
             program,
@@ -68,12 +67,12 @@ impl Written {
         }
     }
 
-    /// Appends an op in front of the layers.
+    /// Appends an op before the layers.
     pub fn push(&mut self, op: impl Op + 'static) {
         self.program.ops.push(Box::new(op));
     }
 
-    /// Publishes the residual stream, such as the tokens' embeddings for [`Lowering::embedding`].
+    /// Copies the residual stream to a published buffer, such as the tokens' embeddings for [`Lowering::embedding`].
     pub(crate) fn keep_stream(&mut self, name: &'static str, hidden: usize) {
         let view = View::whole(self.program.widths.len(), hidden);
         self.program.widths.push(hidden);
@@ -86,47 +85,47 @@ impl Written {
         }));
     }
 
-    /// The ops so far end a layer.
+    /// Marks the end of a layer after the ops so far.
     pub(crate) fn end_layer(&mut self) {
         self.program.layer_ends.push(self.program.ops.len());
     }
 
-    /// The whole program.
+    /// Returns the finished program.
     pub fn finish(mut self) -> Program {
         self.program.logits.norm = self.program.logits.norm.divided(self.stream);
         self.program
     }
 }
 
-/// Where a mixer or a feed-forward network writes its ops: gives it its weights, buffers and state tensors.
+/// The builder for a layer's ops: provides a mixer or feed-forward network with weights, buffers and state tensors.
 pub struct Lowering<'a> {
     file: &'a str,
     tensors: &'a Tensors,
     layer: usize,
     first_tensor: usize,
-    /// Buffers of this layer in use; they are given to the next layer again.
+    /// Number of buffers in use, including the program's; the next layer reuses the layer's buffers.
     buffers: usize,
     published: &'a mut Vec<(&'static str, View)>,
     program: &'a mut Program,
     hidden: usize,
     norm_eps: f32,
-    /// Input of this sublayer: the residual stream unless a mixer sets another.
+    /// Input of this sublayer: the residual stream, unless a mixer sets another one.
     input: View,
-    /// Prefix of the tensors' names.
+    /// Prefix of the names of the tensors.
     scope: String,
-    /// Applied to the residual stream in front of this sublayer.
+    /// Applied to the residual stream before this sublayer.
     pre_norm: Option<Norm>,
     /// Norm of the term that this sublayer, or this part of it, adds to the residual stream.
     post_norm: Option<Norm>,
     /// Factor of that term.
     multiplier: f32,
     stream: &'a mut f32,
-    /// Sums into the residual stream, which come last: all parts read the layer's input.
+    /// Sums into the residual stream; they come last, because all parts read the layer's input.
     sums: Vec<Emit>,
 }
 
 impl<'a> Lowering<'a> {
-    /// For layer number `layer`, whose state tensors begin at index `first_tensor` of the plan.
+    /// A builder for layer number `layer`, whose state tensors start at index `first_tensor` of the plan.
     pub(crate) fn new(
         source: &WeightSource<'a>,
         layer: usize,
@@ -153,7 +152,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Begins a sublayer, whose tensors' names begin with the layer's number and `scope`.
+    /// Begins a sublayer; the names of its tensors start with the layer's number and `scope`.
     pub(crate) fn begin(&mut self, scope: &str, kind: NormKind, sublayer: &Sublayer) -> Result<()> {
         self.buffers = FIRST_FREE;
         self.scope = format!("blk.{}.{scope}", self.layer);
@@ -186,7 +185,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Ends a sublayer with its sums into the residual stream.
+    /// Ends a sublayer by appending its sums into the residual stream.
     pub(crate) fn end(&mut self) -> Result<()> {
         if self.post_norm.is_some() && self.sums.len() > 1 {
             return Err(Error::Config {
@@ -213,17 +212,17 @@ impl<'a> Lowering<'a> {
         self.norm_eps
     }
 
-    /// The arena's number of the mixer's state tensor `index`.
+    /// The index in the arena of the mixer's state tensor `index`.
     pub(crate) fn state_tensor(&self, index: usize) -> usize {
         self.first_tensor + index
     }
 
-    /// A f32 tensor of the mixer.
+    /// Returns an f32 tensor of the mixer.
     pub fn vector(&self, name: &str) -> Result<Vector> {
         vector(self.file, self.tensors, &self.full_name(name))
     }
 
-    /// A f32 tensor of the mixer, if its table has one of that name.
+    /// Returns an f32 tensor of the mixer, if the file has one of this name.
     pub(crate) fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
         if self.tensors.contains_key(&self.full_name(name)) {
             self.vector(name).map(Some)
@@ -232,7 +231,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A matrix of the mixer.
+    /// Returns a matrix of the mixer.
     pub fn matrix(&self, name: &str) -> Result<Matrix> {
         matrix(self.file, self.tensors, &self.full_name(name))
     }
@@ -241,8 +240,8 @@ impl<'a> Lowering<'a> {
         full_name(&self.scope, name)
     }
 
-    /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors
-    /// begin at number `tensor` of the mixer's, and it reads and adds as `sum` says.
+    /// Lowers one part of a mixer that sums its parts. The names of its tensors start with `prefix`, the indices of its
+    /// state tensors start at `tensor` among the mixer's, and `sum` sets how it reads and adds.
     pub fn part(
         &mut self,
         prefix: &str,
@@ -283,7 +282,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// A buffer of `width` values a token, which lives until the end of the layer.
+    /// Allocates a buffer of `width` values per token, which lives until the end of the layer.
     pub fn buffer(&mut self, width: usize) -> View {
         while (self.published.iter()).any(|(_, view)| view.buffer == self.buffers) {
             self.buffers += 1;
@@ -297,7 +296,7 @@ impl<'a> Lowering<'a> {
         View::whole(buffer, width)
     }
 
-    /// A buffer of `width` values a token that later layers read under `name`.
+    /// Allocates a buffer of `width` values per token, which later layers read under `name`.
     pub fn publish(&mut self, name: &'static str, width: usize) -> View {
         let view = View::whole(self.program.widths.len(), width);
         self.program.widths.push(width);
@@ -306,7 +305,7 @@ impl<'a> Lowering<'a> {
         view
     }
 
-    /// The buffer that an earlier layer has published under `name`, which must be of `width` values a token.
+    /// Returns the buffer that an earlier layer published under `name`; it must have `width` values per token.
     pub fn published(&self, name: &str, width: usize) -> Result<View> {
         let found = self.published.iter().find(|(other, _)| *other == name);
         match found {
@@ -323,12 +322,12 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The tokens' embeddings, for a mixer that [reads them](crate::mixers::Mixer::reads_embedding).
+    /// Returns the tokens' embeddings, for a mixer that [reads them](crate::mixers::Mixer::reads_embedding).
     pub fn embedding(&self) -> Result<View> {
         self.published(EMBEDDING, self.hidden)
     }
 
-    /// Writes ops that read `input`, as wide as the residual stream, in its place, through the norm of this sublayer.
+    /// Lowers ops that read `input`, as wide as the residual stream, in place of the stream, through this sublayer's norm.
     pub fn reading(
         &mut self,
         input: View,
@@ -340,7 +339,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// The norm in front of this sublayer, if it has one.
+    /// The norm before this sublayer, if it has one.
     pub(crate) fn input_norm(&self) -> Option<Norm> {
         self.pre_norm.clone()
     }
@@ -355,7 +354,7 @@ impl<'a> Lowering<'a> {
         self.program.ops.push(Box::new(op));
     }
 
-    /// Makes room for inputs of products of this width.
+    /// Widens the buffer of product inputs to at least `width`.
     pub(crate) fn wide_inputs(&mut self, width: usize) {
         self.program.widths[INPUTS] = self.program.widths[INPUTS].max(width);
     }
@@ -370,7 +369,7 @@ fn missing(file: &str, name: &str) -> Error {
     }
 }
 
-/// The norm called `name`.
+/// Loads the norm called `name`.
 pub(crate) fn norm(
     file: &str,
     tensors: &Tensors,
@@ -394,7 +393,7 @@ fn vector(file: &str, tensors: &Tensors, name: &str) -> Result<Vector> {
     Ok(tensor.to_f32().into())
 }
 
-/// The matrix called `name`.
+/// Loads the matrix called `name`.
 pub(crate) fn matrix(file: &str, tensors: &Tensors, name: &str) -> Result<Matrix> {
     let tensor = tensors.get(name).ok_or_else(|| missing(file, name))?;
     let (rows, cols) = match tensor.shape[..] {

@@ -8,13 +8,13 @@ use crate::ops::{Emit, Linear, Project};
 use crate::weights::Vector;
 
 impl Lowering<'_> {
-    /// Multiplies the normed residual stream with matrices stacked in one buffer, `{name}.weight` and, where it
-    /// exists, `{name}.bias`; returns each one's columns.
+    /// Multiplies the normed residual stream by matrices stacked in one buffer, `{name}.weight`, and adds each
+    /// `{name}.bias` that exists. Returns the columns of each product.
     pub fn project(&mut self, names: &[&str]) -> Result<Vec<View>> {
         self.project_from(self.input, self.input_norm(), names)
     }
 
-    /// As [`Lowering::project`], each matrix' product and bias multiplied by a number.
+    /// Like [`Lowering::project`], but multiplies each product and its bias by a factor.
     pub(crate) fn project_scaled(&mut self, factors: &[(&str, f32)]) -> Result<Vec<View>> {
         let mut linears = Vec::with_capacity(factors.len());
         let mut width = 0;
@@ -26,7 +26,7 @@ impl Lowering<'_> {
         Ok(self.project_linears(linears, width))
     }
 
-    /// As [`Lowering::project_scaled`], for sections of one matrix: the rows and the factor of each.
+    /// Like [`Lowering::project_scaled`], but for sections of one matrix, given by their rows and factors.
     pub(crate) fn project_sections(
         &mut self,
         name: &str,
@@ -58,7 +58,7 @@ impl Lowering<'_> {
         Ok(self.project_linears(linears, rows))
     }
 
-    /// Multiplies the input of this sublayer with these matrices, whose products are `width` adjacent columns.
+    /// Multiplies the input of this sublayer by these matrices, whose products are `width` adjacent columns.
     fn project_linears(&mut self, linears: Vec<Linear>, width: usize) -> Vec<View> {
         let input = self.input;
         self.wide_inputs(input.width);
@@ -73,7 +73,7 @@ impl Lowering<'_> {
         views
     }
 
-    /// As [`Lowering::project`], from any columns and with or without a norm.
+    /// Like [`Lowering::project`], but reads any columns, with or without a norm.
     pub(crate) fn project_from(
         &mut self,
         input: View,
@@ -85,8 +85,8 @@ impl Lowering<'_> {
         Ok(views)
     }
 
-    /// As [`Lowering::project`], with matrices of as many equal parts as there are `partitions`, of which only those are
-    /// multiplied that `route` has chosen.
+    /// Like [`Lowering::project`], but each matrix has `partitions` equal parts, and only the parts chosen by `route`
+    /// are multiplied.
     pub(crate) fn project_chosen(
         &mut self,
         names: &[&str],
@@ -100,7 +100,7 @@ impl Lowering<'_> {
         Ok(views)
     }
 
-    /// The op that multiplies with these matrices, and each one's columns.
+    /// Builds the op that multiplies by these matrices; also returns the columns of each product.
     fn projection(
         &mut self,
         input: View,
@@ -125,8 +125,8 @@ impl Lowering<'_> {
         Ok((Project::new(input, norm, linears, output), views))
     }
 
-    /// Multiplies several views with one matrix each, as [`Lowering::project_from`]; the results are adjacent columns
-    /// of one buffer.
+    /// Multiplies each view by its own matrix, like [`Lowering::project_from`]; the products are adjacent columns of
+    /// one buffer.
     pub(crate) fn project_each(&mut self, pairs: &[(View, &str)]) -> Result<Vec<View>> {
         let mut projects = Vec::new();
         let mut width = 0;
@@ -150,7 +150,7 @@ impl Lowering<'_> {
         Ok(views)
     }
 
-    /// The matrix `{name}.weight` with its bias, if there is one, both multiplied; its product begins at `column`.
+    /// Loads the matrix `{name}.weight` and its bias, if any, both times `multiplier`; its product begins at `column`.
     pub fn linear(&self, name: &str, multiplier: f32, column: usize) -> Result<Linear> {
         let bias = self.optional_vector(&format!("{name}.bias"))?;
         Ok(Linear {
@@ -161,14 +161,14 @@ impl Lowering<'_> {
         })
     }
 
-    /// The last matrix of the sublayer with a scaled product, and the norm after it, for the term that is added to
+    /// Returns the last matrix of the sublayer, with its product scaled, and the norm after it, for the term added to
     /// the residual stream.
     pub(crate) fn output_linear(
         &mut self,
         name: &str,
         multiplier: f32,
     ) -> Result<(Linear, Option<Norm>)> {
-        // A scaled input changes a norm only through its epsilon.
+        // A norm cancels any factor of its input except in its epsilon, so the sublayer's multiplier goes after the norm.
         let (before, norm) = match &self.post_norm {
             Some(norm) => (multiplier, Some(norm.scaled(self.multiplier))),
             None => (multiplier * self.multiplier, None),
@@ -178,7 +178,7 @@ impl Lowering<'_> {
         Ok((linear, norm))
     }
 
-    /// Factor of this sublayer's output, if no norm follows.
+    /// The factor of this sublayer's output; fails if a norm follows.
     pub(crate) fn plain_multiplier(&self) -> Result<f32> {
         match self.post_norm {
             None => Ok(self.multiplier),
@@ -191,13 +191,13 @@ impl Lowering<'_> {
         }
     }
 
-    /// Ends the sublayer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
+    /// Ends the sublayer: `finish` normalises and gates its output, and the matrix `name` maps it back to the residual
     /// stream.
     pub fn emit(&mut self, input: View, finish: Vec<OutputOp>, name: &str) -> Result<()> {
         self.emit_scaled(input, finish, name, 1.0)
     }
 
-    /// As [`Lowering::emit`], the product multiplied.
+    /// Like [`Lowering::emit`], but multiplies the product.
     pub(crate) fn emit_scaled(
         &mut self,
         input: View,

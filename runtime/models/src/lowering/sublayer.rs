@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the residual stream is normed before a mixer, a feed-forward network or the logits.
+/// How the residual stream is normalized before a mixer, a feed-forward network or the logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NormKind {
-    /// By the root of its mean square.
+    /// Divides by the root mean square.
     #[default]
     Rms,
-    /// By mean and variance.
+    /// Normalizes by mean and variance.
     Layer {
         /// Whether a bias is added.
         bias: bool,
@@ -20,14 +20,14 @@ pub enum NormKind {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sublayer {
-    /// Whether there is a norm in front.
+    /// Whether a norm comes before f.
     pub pre_norm: bool,
-    /// Whether a norm follows.
+    /// Whether a norm comes after f.
     pub post_norm: bool,
     /// Factor of the added term.
     pub multiplier: f32,
-    /// Factor of the normed input in models in which it replaces the residual stream: `x = normed_residual n + multiplier f(n)`
-    /// with `n = pre(x)`; none: the stream does not change.
+    /// Factor of the normed input in models where it replaces the residual stream: `x = normed_residual n + multiplier f(n)`
+    /// with `n = pre(x)`; `None` keeps the stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normed_residual: Option<f32>,
 }

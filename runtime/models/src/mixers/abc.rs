@@ -10,7 +10,7 @@
 //! ```
 //! State: `K [heads, head_dim, slots]`, `V [heads, slots, value_dim]`, the largest exponent of each softmax over time
 //! and the sum relative to it, and the last `conv - 1` inputs of each convolution. (The reference does not store the
-//! sum, so its decoding differs from its prefill; this follows its prefill.)
+//! sum, so its decoding differs from its prefill; this code follows its prefill.)
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -38,13 +38,13 @@ pub struct Abc {
     pub value_dim: usize,
     /// Slots of a head.
     pub slots: usize,
-    /// Taps of the short convolutions, which end in silu; none: neither.
+    /// Taps of the short convolutions, which end in silu; `None` for neither convolution nor silu.
     pub conv: Option<usize>,
-    /// Base of the rotary positions; none: no positions.
+    /// Base of the rotary positions; `None` for no positions.
     pub rope_theta: Option<f32>,
-    /// Smallest exponent of a write, if bounded.
+    /// Lower bound of a write's exponent, if any.
     pub min: Option<f32>,
-    /// Largest exponent of a write, if bounded.
+    /// Upper bound of a write's exponent, if any.
     pub max: Option<f32>,
     /// Epsilon of the output norm.
     pub norm_eps: f32,

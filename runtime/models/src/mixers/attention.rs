@@ -6,8 +6,8 @@
 //! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t
 //! o   <- o sigmoid(W_g x) (optional; a gate for each value, or one for each head);  y = W_o o (+ bias)
 //! ```
-//! Tokens that leave the window may be retained, up to a fixed number: those with most attention from the last query
-//! (TOVA, arXiv 2401.06104), or every n-th. This needs no training.
+//! Tokens that leave the window may be retained, up to a fixed number: either the tokens with the most attention from
+//! the last query (TOVA, arXiv 2401.06104), or every n-th token. Neither policy needs training.
 //! State: a ring of keys and values, `window` tokens long, or as long as the session's context; the retained set.
 
 use std::sync::Arc;
@@ -40,13 +40,13 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Keys that a query sees, its own included; none: all.
+    /// Number of keys that a query sees, including its own; `None` for all.
     pub window: Option<usize>,
-    /// Base of the rotary positions; none: no positions.
+    /// Base of the rotary positions; `None` for no positions.
     pub rope_theta: Option<f32>,
-    /// Leading values of each head that get rotary positions; none: all.
+    /// Leading values of each head that get rotary positions; `None` for all.
     pub rope_dim: Option<usize>,
-    /// How the rotary frequencies are stretched for long contexts; none: not at all.
+    /// How the rotary frequencies are stretched for long contexts; `None` leaves them unchanged.
     pub rope_scaling: Option<RopeScaling>,
     /// Whether the projections of q, k and v have a bias.
     pub bias: bool,
@@ -54,21 +54,21 @@ pub struct Attention {
     pub out_bias: bool,
     /// Whether the output is gated.
     pub gate: bool,
-    /// Whether that gate is one value for each head.
+    /// Whether the gate is one value for each head.
     #[serde(default, skip_serializing_if = "is_false")]
     pub gate_per_head: bool,
-    /// Epsilon of the norm of each head of q and k; none: no norm.
+    /// Epsilon of the norm of each head of q and k; `None` for no norm.
     pub head_norm_eps: Option<f32>,
-    /// Multiplies the scores; none: `head_dim^-1/2`.
+    /// Multiplies the scores; `None` for `head_dim^-1/2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softmax_scale: Option<f32>,
-    /// Multiplier of the keys after projection and bias; none: 1.
+    /// Multiplier of the keys after projection and bias; `None` for 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_multiplier: Option<f32>,
     /// Whether the norms of q and k are over all heads together, with a gain for each value.
     #[serde(default, skip_serializing_if = "is_false")]
     pub norm_over_heads: bool,
-    /// Which tokens are retained as they leave the window; none: no token.
+    /// Which tokens are retained as they leave the window; `None` to discard them all.
     pub retained: Option<Retained>,
 }
 
@@ -80,11 +80,11 @@ fn is_false(value: &bool) -> bool {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Retained {
-    /// Tokens that the set of one key and value head holds, sinks included.
+    /// Capacity in tokens for each key and value head, sinks included.
     pub capacity: usize,
     /// Tokens at the start that are always retained.
     pub sink: usize,
-    /// Which others stay.
+    /// Which of the other tokens stay.
     pub policy: RetainedPolicy,
 }
 
@@ -92,7 +92,7 @@ pub struct Retained {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RetainedPolicy {
-    /// Those to which the last query paid most attention, on average over the heads that share keys.
+    /// The tokens to which the last query paid the most attention, on average over the heads that share keys.
     Attention,
     /// The newest of every n tokens that leave the window.
     Stride(usize),
@@ -104,7 +104,7 @@ const SET_COUNTS: usize = 4;
 const SET_POSITIONS: usize = 5;
 const WINDOW_SCORES: usize = 6;
 const SET_SCORES: usize = 7;
-/// The number of the first state tensor after those of a window and a set with scores.
+/// Index of the first state tensor after the window and a set with scores.
 pub(super) const AFTER_SET: usize = 8;
 
 impl Attention {
@@ -112,7 +112,7 @@ impl Attention {
         self.kv_heads * self.head_dim
     }
 
-    /// Factor of the scores.
+    /// Scale of the attention scores.
     pub(super) fn scale(&self) -> f32 {
         let usual = (self.head_dim as f32).powf(-0.5);
         self.softmax_scale.unwrap_or(usual)
@@ -160,7 +160,7 @@ impl Attention {
         )
     }
 
-    /// Fails unless a set of `capacity` tokens, `sink` of them the first, fits this attention.
+    /// Checks that this attention can have a retained set of `capacity` tokens, `sink` of them sinks.
     pub(super) fn check_set(&self, capacity: usize, sink: usize) -> Result<(), Mismatch> {
         Mismatch::unless(
             self.window.is_some(),
@@ -196,7 +196,7 @@ impl Attention {
         tensors
     }
 
-    /// The state tensors of scores of a set.
+    /// The state tensors of the scores of the window and of the retained set.
     pub(super) fn score_tensors(layer: &Lowering) -> ScoreTensors {
         ScoreTensors {
             window: layer.state_tensor(WINDOW_SCORES),
@@ -204,7 +204,7 @@ impl Attention {
         }
     }
 
-    /// Retention by `policy` in the state tensors of a set.
+    /// An eviction by `policy` into the state tensors of the retained set.
     pub(super) fn eviction(layer: &Lowering, policy: Policy, sink: usize) -> Eviction {
         Eviction {
             policy,
@@ -216,7 +216,7 @@ impl Attention {
         }
     }
 
-    /// Projects to q, k, v and `more`.
+    /// Projects the input to q, k, v and `more`.
     pub(super) fn project(&self, layer: &mut Lowering, more: &[&str]) -> Result<Vec<View>> {
         let key = self.key_multiplier.unwrap_or(1.0);
         let mut factors = vec![("q_proj", 1.0), ("k_proj", key), ("v_proj", 1.0)];
@@ -224,7 +224,7 @@ impl Attention {
         layer.project_scaled(&factors)
     }
 
-    /// Head norms and positions of q and k, and the map of `gates`.
+    /// Applies head norms and positions to q and k, and the gate functions to `gates`.
     pub(super) fn prepare(
         &self,
         layer: &mut Lowering,
@@ -240,8 +240,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Like [`prepare`](Self::prepare), but into new columns, which are returned. The router reads the unchanged projections,
-    /// so neither op waits for the other.
+    /// Like [`prepare`](Self::prepare), but writes to new columns and returns them. The router reads the unchanged
+    /// projections, so neither op waits for the other.
     fn prepare_apart(&self, layer: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
         let room = layer.buffer(q.width + k.width + v.width);
         let (own_q, rest) = room.split(q.width);
@@ -279,7 +279,7 @@ impl Attention {
         });
     }
 
-    /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
+    /// The head group of queries or keys, with the head norm `norm` and positions if the mixer has them.
     fn group(&self, layer: &Lowering, view: View, norm: &str) -> Result<HeadGroup> {
         let mut maps = Vec::new();
         if let Some(eps) = self.head_norm_eps.filter(|_| !self.norm_over_heads) {
@@ -310,7 +310,7 @@ impl Attention {
         });
     }
 
-    /// The whole mixer; `before` adds ops on unrotated keys and values between projections and positions.
+    /// Lowers the mixer; `before` adds ops on unrotated keys and values, between the projections and the positions.
     pub(super) fn lower_with(
         &self,
         layer: &mut Lowering,

@@ -4,7 +4,7 @@
 //! ```text
 //! q, k = norm(activation(conv(W_q x))), norm(activation(conv(W_k x)))    norm: l2, or division by the sum
 //! v    = silu(conv(W_v x))                                                convolutions optional
-//! beta = sigmoid(W_b x), twice that where negative eigenvalues are allowed
+//! beta = sigmoid(W_b x), doubled where negative eigenvalues are allowed
 //! S <- S + k^T beta (v - k S);  o = head_dim^-1/2 q S
 //! y  = W_o (rms(o) silu(W_g x))                                           gate optional
 //! ```
@@ -24,11 +24,11 @@ use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "delta_net";
 
-/// How queries and keys are normed.
+/// How queries and keys are normalized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyNorm {
-    /// To length one.
+    /// To unit length.
     L2,
     /// To absolute values that sum to one.
     Sum,
@@ -44,13 +44,13 @@ pub struct DeltaNet {
     pub head_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Taps of the short convolutions; none: no convolutions.
+    /// Taps of the short convolutions; `None` for no convolutions.
     pub conv: Option<usize>,
-    /// Applied to queries and keys; none: nothing.
+    /// Activation of queries and keys; `None` for no activation.
     pub activation: Option<Activation>,
     /// The norm of queries and keys.
     pub key_norm: KeyNorm,
-    /// Whether the write strength is learned, or else 1.
+    /// Whether the write strength is learned; otherwise it is 1.
     pub beta: bool,
     /// Whether the output is gated.
     pub gate: bool,

@@ -4,7 +4,7 @@
 //! ```text
 //! q, k = l2(silu(conv(W_q x))), l2(silu(conv(W_k x)))    [head_dim]
 //! v    = silu(conv(W_v x))                                [value_dim]
-//! beta = sigmoid(W_b x), twice that where negative eigenvalues are allowed
+//! beta = sigmoid(W_b x), doubled where negative eigenvalues are allowed
 //! a    = exp(-exp(A_log) softplus(W_a x + dt_bias))
 //! S   <- a S;  S <- S + k^T beta (v - k S);  o = head_dim^-1/2 q S
 //! y    = W_o (rms(o) silu(W_g x))
@@ -40,31 +40,31 @@ pub struct GatedDeltaNet {
     pub head_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Taps of the short convolutions; none: no convolution, only silu.
+    /// Taps of the short convolutions; `None` for silu without a convolution.
     pub conv: Option<usize>,
     /// Whether the convolutions have a bias.
     pub conv_bias: bool,
-    /// Activation of the output gate; none: no gate.
+    /// Activation of the output gate; `None` for no gate.
     pub gate: Option<Activation>,
-    /// Whether the write strength reaches 2.
+    /// Whether the write strength ranges up to 2.
     pub negative_eigenvalues: bool,
     /// Whether the state decays.
     pub decay: bool,
-    /// Input of a softmax over the value heads (SLA); none: no such gates.
+    /// Input of a softmax over the value heads (SLA); `None` for no such gates.
     pub head_gates: Option<HeadGateInput>,
     /// Whether the read gate multiplies a head's output after its norm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_gate_after_norm: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
-    /// Whether value head h uses key head `h % heads`, as in llama.cpp's files, and not `h / (value_heads / heads)`.
+    /// Whether value head h uses key head `h % heads`, as in llama.cpp's files, instead of `h / (value_heads / heads)`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tiled: bool,
 }
 
 impl GatedDeltaNet {
-    /// Value heads of one `Recur`. In it neighbouring value heads share a key head, so tiled value heads need several `Recur`s,
-    /// each with one value head per key head.
+    /// Value heads of one `Recur`. Neighbouring value heads of a `Recur` share a key head, so tiled value heads need one
+    /// `Recur` per tile, each with one value head per key head.
     fn tile(&self) -> usize {
         if self.tiled {
             self.heads

@@ -5,7 +5,7 @@
 //! ```text
 //! q, k = l2(silu(conv(W_q x))), l2(silu(conv(W_k x)))    [head_dim]
 //! v    = silu(conv(W_v x))                                [value_dim]
-//! b, w = sigmoid(W_b x), sigmoid(W_w x)                   [head_dim], [value_dim]; b twice that where negative
+//! b, w = sigmoid(W_b x), sigmoid(W_w x)                   [head_dim], [value_dim]; b doubled where negative
 //!                                                         eigenvalues are allowed
 //! a    = exp(-exp(A_log) softplus(W_f2 W_f1 x + dt_bias)) [head_dim]
 //! S   <- diag(a) S;  S <- S + k^T ((w v) - (b k) S);  o = head_dim^-1/2 q S
@@ -40,11 +40,11 @@ pub struct GatedDeltaNet2 {
     pub head_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Taps of the short convolutions; none: silu only.
+    /// Taps of the short convolutions; `None` for silu only.
     pub conv: Option<usize>,
     /// Whether the convolutions have a bias.
     pub conv_bias: bool,
-    /// Whether the erase gate reaches 2.
+    /// Whether the erase gate ranges up to 2.
     pub negative_eigenvalues: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,

@@ -1,14 +1,15 @@
 //! Gated linear attention (arXiv 2312.06635; flash-linear-attention `layers/gla.py`).
 //!
-//! With x the normed input, per head (head h uses key and value head `h / (heads / kv_heads)`, its gate included):
+//! With x the normed input, per head (head h uses the keys, values and gate of head `h / (heads / kv_heads)`):
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x;  each silu(conv(.)) (optional);  q, k <- feature map (optional)
 //! a  = exp(max(ln sigmoid(W_2 W_1 x + b) / 16, min))       [head_dim]
 //! S <- diag(a) S + k^T v;  o = head_dim^-1/2 q S
 //! y  = W_o (rms(o) silu(W_g x))
 //! ```
-//! Row-sparse updates (optional; arXiv 2507.16577, equations 7 and 8): `k <- softmax` over its `written` largest values,
-//! zero else, and `a = 1` where k is zero, so that a token changes these rows only. The lower row wins a tie.
+//! Row-sparse updates (optional; arXiv 2507.16577, equations 7 and 8): k becomes the softmax over its `written` largest
+//! values and zero elsewhere, and `a = 1` where k is zero, so that a token changes only these rows. The lower row wins a
+//! tie.
 //!
 //! State: `S [kv_heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution. Heads that share keys
 //! share their state, unless the heads are weighted (see `head_gates`).
@@ -36,9 +37,9 @@ pub struct Gla {
     pub gate_rank: usize,
     /// Divides the gate's logarithm.
     pub gate_normalizer: f32,
-    /// The gate's smallest logarithm, if it has one.
+    /// Lower bound of the gate's logarithm, if any.
     pub gate_min: Option<f32>,
-    /// Rows of the state that a token writes, and that decay for it; none: all.
+    /// Rows of the state that a token writes and decays; `None` for all.
     #[serde(default)]
     pub written: Option<usize>,
 }

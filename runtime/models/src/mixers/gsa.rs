@@ -1,7 +1,7 @@
-//! Gated slot attention (arXiv 2409.07146; flash-linear-attention `layers/gsa.py`), also as transformers fine-tuned to
-//! it have it.
+//! Gated slot attention (arXiv 2409.07146; flash-linear-attention `layers/gsa.py`), including the form of transformers
+//! that were fine-tuned to it.
 //!
-//! With x the normed input, per head (head h uses key and value head `h / (heads / kv_heads)`, its slots included):
+//! With x the normed input, per head (head h uses the keys, values and slots of head `h / (heads / kv_heads)`):
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x;  each silu(conv(.)) (optional)
 //! q, k <- feature map;  v <- silu(v)                silu, relu, or relu(W .) with one W for q, k and all heads
@@ -9,11 +9,11 @@
 //! K <- K diag(1 - s) + k^T s;  V <- diag(1 - s) V + s^T v;  o = softmax(q K) V
 //! y  = W_o rms(silu(o))                              over all heads, epsilon 1e-5
 //! ```
-//! Ablations of the paper's Table 2 (optional): `silu(q K)`, `relu(q K)`, `relu(q K)^2` or `q K` in place of the softmax; `b`, one
-//! learned number for each slot, in place of `W_f x`, a decay that does not depend on the data.
+//! Ablations of the paper's Table 2 (optional): `silu(q K)`, `relu(q K)`, `relu(q K)^2` or `q K` in place of the softmax; one
+//! learned number `b` per slot in place of `W_f x`, so that the decay does not depend on the data.
 //!
-//! Row-sparse updates (optional; arXiv 2507.16577, equations 7 and 8): `s = 0` but for its `written` largest values, so
-//! that a token changes these slots only. The lower slot wins a tie.
+//! Row-sparse updates (optional; arXiv 2507.16577, equations 7 and 8): `s = 0` except in its `written` largest values,
+//! so that a token changes only these slots. The lower slot wins a tie.
 //!
 //! The scores are not scaled. State: `K [kv_heads, head_dim, slots]`, `V [kv_heads, slots, value_dim]` and the last
 //! `conv - 1` inputs of each convolution.
@@ -32,7 +32,7 @@ use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gsa";
 
-/// The reference uses this default for the output norm, regardless of its configuration.
+/// Epsilon of the output norm; the reference uses this default regardless of its configuration.
 const NORM_EPS: f32 = 1e-5;
 
 /// Hyperparameters.
@@ -49,21 +49,21 @@ pub struct Gsa {
     pub value_dim: usize,
     /// Slots of a key and value head.
     pub slots: usize,
-    /// Applied to queries and keys, after the learned matrix if there is one.
+    /// Activation of queries and keys, after the learned matrix if there is one.
     pub feature_map: Activation,
     /// Whether a learned matrix comes before the feature map.
     pub learned_map: bool,
-    /// Taps of the short convolutions, which end in silu; none: neither.
+    /// Taps of the short convolutions, which end in silu; `None` for neither convolution nor silu.
     pub conv: Option<usize>,
     /// Divides the logarithm of the slots' decay.
     pub gate_normalizer: f32,
-    /// Slots that a token writes, and that decay for it; none: all.
+    /// Slots that a token writes and decays; `None` for all.
     #[serde(default)]
     pub written: Option<usize>,
-    /// A function of each score in place of the softmax over the slots.
+    /// Function applied to each score, in place of the softmax over the slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scores: Option<Activation>,
-    /// Whether the slots' decay is learned instead of computed from the input.
+    /// Whether the decay of the slots is a learned constant instead of computed from the input.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fixed_decay: bool,
 }
@@ -75,7 +75,7 @@ impl Gsa {
     }
 }
 
-/// Checks numbers of query and of key and value heads, widths of keys and values, and numbers of slots and of those that a token writes.
+/// Checks the numbers of heads, the widths of keys and values, and the numbers of slots and of slots that a token writes.
 pub(super) fn check_slots(
     [heads, kv_heads]: [usize; 2],
     widths: [usize; 2],
@@ -91,7 +91,7 @@ pub(super) fn check_slots(
     )
 }
 
-/// The states of keys and values over `slots` slots.
+/// The state tensors of keys and values over `slots` slots.
 pub(super) fn slots(
     heads: usize,
     slots: usize,

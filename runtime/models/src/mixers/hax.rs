@@ -1,13 +1,13 @@
-//! Sparse attention in parallel with the scan of Mamba and Mamba-2, optional (HAX, arXiv 2507.00449). With x the
-//! mixer's inner channels after the convolution:
+//! Optional sparse attention in parallel with the scan of Mamba and Mamba-2 (HAX, arXiv 2507.00449). With x the mixer's
+//! inner channels after the convolution:
 //!
 //! ```text
 //! k, q = W_xx x, k <- k / sqrt(state);   a_t = sum_j softmax_j(q_t k_j) x_j   over the tokens j that t sees
 //! ```
-//! and `E a` is added to the mixer's output before its gate. The tokens that t sees are the union of sources of a few
-//! tokens each: the last ones, the first ones, every n-th one, the last ones whose key hashes as the query does,
-//! those whose keys score highest. Hashed keys and queries are centred by the mean so far, and scores use the mean
-//! query so far, whereas the released code takes means over the whole sequence, including later tokens.
+//! and `E a` is added to the mixer's output before its gate. The tokens that t sees are the union of a few tokens from
+//! each source: the last tokens, the first, every n-th, the last tokens whose key has the query's hash, and the tokens
+//! whose keys score highest. Hashed keys and queries are centred by their running means, and scores use the running
+//! mean of the queries; the released code takes means over the entire sequence, including later tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,11 +24,11 @@ use crate::weights::{Vector, WeightSpec};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hax {
-    /// Tokens that a query sees of each source.
+    /// Number of tokens that a query sees from each source.
     pub keys: usize,
     /// The sources.
     pub sources: Vec<KeySource>,
-    /// Seed of the random hash matrices; none: they are in the checkpoint.
+    /// Seed of the random hash matrices; `None` if they are in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_seed: Option<u32>,
 }
@@ -41,32 +41,32 @@ pub enum KeySource {
     Window,
     /// The first tokens.
     Sink,
-    /// The last of those at positions `every - 1`, `2 every - 1` and so on.
+    /// The last tokens among those at positions `every - 1`, `2 every - 1` and so on.
     Dilated {
-        /// From one to the next.
+        /// Step between positions.
         every: usize,
-        /// How many, in place of [`Hax::keys`].
+        /// Number of tokens, in place of [`Hax::keys`].
         keys: usize,
     },
-    /// The last tokens in the query's bin, whose number consists of signs.
+    /// The last tokens in the query's bin; the signs of the hash products form its number.
     SignBins {
-        /// Signs: the bins are 2 to this power.
+        /// Number of signs; there are `2^bits` bins.
         bits: usize,
     },
-    /// The last tokens in the query's bin, which is the index of the largest product.
+    /// The last tokens in the query's bin, which is the index of the largest hash product.
     ArgmaxBins {
-        /// Products.
+        /// Number of products, and of bins.
         bins: usize,
     },
     /// The tokens with the highest scores.
     Best,
 }
 
-/// Bins have a ring each, so that their number is a matter of memory.
+/// Limits the number of bins, because each bin has its own ring in memory.
 const MOST_BITS: usize = 16;
 
 impl KeySource {
-    /// Columns of the hash matrix, and bins.
+    /// Columns of the hash matrix, and number of bins.
     fn hash(&self) -> Option<(usize, usize)> {
         match *self {
             KeySource::SignBins { bits } => Some((bits, 1 << bits.min(MOST_BITS))),
@@ -81,7 +81,7 @@ impl Hax {
         self.sources.iter().find_map(KeySource::hash)
     }
 
-    /// A sentence on how its scores differ from the released code's, where they do.
+    /// Returns a note on how the scores differ from the released code's, if they do.
     pub(super) fn note(&self) -> Option<String> {
         let means = "HAX: the means of keys and queries run along the sequence";
         let seed = self.hash_seed.filter(|_| self.hash().is_some());
@@ -97,7 +97,7 @@ impl Hax {
         self.sources.contains(&KeySource::Best)
     }
 
-    /// Tokens that a query sees of a source.
+    /// Number of tokens that a query sees from `source`.
     fn seen(&self, source: &KeySource) -> usize {
         match source {
             KeySource::Dilated { keys, .. } => *keys,
@@ -154,7 +154,7 @@ impl Hax {
         )
     }
 
-    /// For keys of `width` values and values of `inner` channels.
+    /// The weights, for keys of `width` values and values of `inner` channels.
     pub(super) fn weights(&self, width: usize, inner: usize) -> Vec<WeightSpec> {
         let mut weights = vec![
             WeightSpec::matrix("xx_proj.weight", 2 * width, inner),
@@ -189,7 +189,7 @@ impl Hax {
             ),
         ];
         if let Some((_, bins)) = self.hash() {
-            // A bin's cursor is the row that its next token takes.
+            // A bin's cursor is the row that the bin's next token takes.
             let last = StateRange::UpTo(self.keys as u64 - 1);
             let cursors = ("hax_cursors", StateKind::Counter, StateDtype::U32);
             tensors.push(StateTensor::new(cursors.0, cursors.1, cursors.2, &[bins]).within(last));
@@ -206,8 +206,8 @@ impl Hax {
         tensors
     }
 
-    /// Attends over the columns `x` with keys of `width` values; its state tensors start at number `first` of the
-    /// mixer's. Returns the term to add to the mixer's output.
+    /// Attends over the columns `x` with keys of `width` values; `first` is the index of its first state tensor among
+    /// the mixer's. Returns the term to add to the mixer's output.
     pub(super) fn lower(
         &self,
         layer: &mut Lowering,

@@ -6,8 +6,8 @@
 //! RetNet, GLA:    S_h += (gate_k k_h)^T v_h;                 o_h = (gate_q q_h) S_h
 //! Gated DeltaNet: S_h += k_h^T beta (gate_k v_h - k_h S_h);  o_h = gate_q (q_h S_h)
 //! ```
-//! The first line is the second without its delta, so both are gates on writes and reads. The output norm of a head takes
-//! the read gate's size away again, but for its epsilon; with `read_gate_after_norm` it comes later: `o_h = gate_q rms(q_h S_h)`.
+//! RetNet and GLA lack only the delta, so in all of them both are gates on writes and reads. A head's output norm cancels the
+//! read gate's magnitude, up to its epsilon; with `read_gate_after_norm` the gate comes last: `o_h = gate_q rms(q_h S_h)`.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ use crate::weights::WeightSpec;
 pub enum HeadGateInput {
     /// The layer's normed input.
     Hidden,
-    /// The heads' queries for reading and their keys for writing, as the recurrence takes them.
+    /// The heads' queries for the read gate and their keys for the write gate, as the recurrence receives them.
     Projections,
 }
 
@@ -33,7 +33,7 @@ const READ: &str = "gate_q_proj";
 const WRITE: &str = "gate_k_proj";
 
 impl HeadGateInput {
-    /// The matrices, given the widths of the queries and keys.
+    /// The gate matrices, given the widths of the queries and keys.
     pub(super) fn weights(
         self,
         hidden: usize,
@@ -49,7 +49,7 @@ impl HeadGateInput {
         })
     }
 
-    /// The matrices that multiply the layer's input.
+    /// The gate matrices that multiply the layer's input.
     pub(super) fn projections(self) -> &'static [&'static str] {
         match self {
             HeadGateInput::Hidden => &[READ, WRITE],
@@ -57,7 +57,7 @@ impl HeadGateInput {
         }
     }
 
-    /// The gates: from `projected`, the columns that [`HeadGateInput::projections`] made, or from the queries and keys.
+    /// Computes the gates from `projected`, the columns of [`HeadGateInput::projections`], or from the queries and keys.
     pub(super) fn lower(
         self,
         layer: &mut Lowering,
@@ -83,7 +83,7 @@ impl HeadGateInput {
     }
 }
 
-/// A read gate after the norm needs gates.
+/// Checks that a read gate after the norm comes with head gates.
 pub(super) fn check(gates: Option<HeadGateInput>, read_after_norm: bool) -> Result<(), Mismatch> {
     Mismatch::unless(
         gates.is_some() || !read_after_norm,
@@ -92,7 +92,7 @@ pub(super) fn check(gates: Option<HeadGateInput>, read_after_norm: bool) -> Resu
     )
 }
 
-/// Norms each head of `out`, `[heads, value_dim]`, with the gains `o_norm.weight`, and multiplies it by its read gate.
+/// Normalizes each head of `out`, `[heads, value_dim]`, with the gains `o_norm.weight`, and multiplies it by its read gate.
 pub(super) fn norm_then_read(
     layer: &mut Lowering,
     out: View,

@@ -7,8 +7,8 @@
 //! S <- diag(a) S + (1 - a)^T v;  o = head_dim^-1/2 q S
 //! y  = W_o rms(o)                                           over all heads, epsilon 1e-5
 //! ```
-//! Row-sparse updates (optional; arXiv 2507.16577, section 10, where MetaLA couples decay and key like this): `a = 1` but for
-//! the `written` smallest of each head, so that a token changes these rows only. The lower row wins a tie.
+//! Row-sparse updates (optional; arXiv 2507.16577, section 10, where MetaLA couples decay and key in this way): `a = 1`
+//! except in the `written` smallest values of each head, so that a token changes only these rows. The lower row wins a tie.
 //!
 //! State: `S [heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
 
@@ -26,7 +26,7 @@ use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "hgrn2";
 
-/// The reference uses this default for the output norm, regardless of its configuration.
+/// Epsilon of the output norm; the reference uses this default regardless of its configuration.
 const NORM_EPS: f32 = 1e-5;
 
 /// Hyperparameters.
@@ -39,11 +39,11 @@ pub struct Hgrn2 {
     pub head_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Taps of the short convolutions; none: no convolutions.
+    /// Taps of the short convolutions; `None` for no convolutions.
     pub conv: Option<usize>,
     /// Whether the decays have a lower bound.
     pub lower_bound: bool,
-    /// Rows of the state that a token writes, and that decay for it; none: all.
+    /// Rows of the state that a token writes and decays; `None` for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<usize>,
 }
@@ -130,7 +130,7 @@ impl Mixer for Hgrn2 {
             gates: vec![(f, decay)],
         });
         if let Some(count) = self.written {
-            // Logarithms of decays: those of the largest magnitude belong to the smallest decays, zero to no decay.
+            // `f` holds logarithms of decays: the largest magnitudes are the smallest decays, and zero means no decay.
             layer.push(Prepare {
                 groups: vec![HeadGroup {
                     view: f,

@@ -5,13 +5,13 @@
 //! ```text
 //! q, k = l2(silu(conv(W_q x))), l2(silu(conv(W_k x)))    [head_dim]
 //! v    = silu(conv(W_v x))                                [value_dim]
-//! beta = sigmoid(W_b x), twice that where negative eigenvalues are allowed
+//! beta = sigmoid(W_b x), doubled where negative eigenvalues are allowed
 //! z    = W_f2 W_f1 x + dt_bias, or W_f x + dt_bias        [head_dim]
 //! a    = exp(-exp(A_log) softplus(z)), or exp(bound sigmoid(exp(A_log) z)) where the decay is bounded
 //! S   <- diag(a) S;  S <- S + k^T beta (v - k S);  o = head_dim^-1/2 q S
 //! y    = W_o (rms(o) sigmoid(W_g2 W_g1 x + b)), or with W_g x
 //! ```
-//! Ling 3.0 (transformers `models/bailing_hybrid`) has the matrices of full rank and the bounded decay.
+//! Ling 3.0 (transformers `models/bailing_hybrid`) uses the full-rank matrices and the bounded decay.
 //! State: `S [value_heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
 
 use serde::{Deserialize, Serialize};
@@ -40,11 +40,11 @@ pub struct Kda {
     pub head_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Taps of the short convolutions; none: silu only.
+    /// Taps of the short convolutions; `None` for silu only.
     pub conv: Option<usize>,
-    /// Whether the write strength reaches 2.
+    /// Whether the write strength ranges up to 2.
     pub negative_eigenvalues: bool,
-    /// The smallest logarithm of a decay; none: no bound.
+    /// Lower bound of a decay's logarithm; `None` for no bound.
     pub decay_bound: Option<f32>,
     /// Whether the output gate has a bias b.
     #[serde(default = "yes", skip_serializing_if = "is_true")]

@@ -5,15 +5,14 @@
 //! With x the normed input, per head h, whose key is `[k, r]` of `nope + rope` columns:
 //! ```text
 //! q, q_r = W_q x                            [nope], [rope]; or W_qb rms(W_qa x) of low rank
-//! c, r   = rms(W_kv x), W_r x               [latent], [rope]: one for all heads, and all that is cached
-//! k, v   = c W_uk^T, c W_uv                 [nope], [value_dim]: never made; the heads' queries and outputs pass the
-//!                                           matrices instead
+//! c, r   = rms(W_kv x), W_r x               [latent], [rope]: shared by all heads; only these are cached
+//! k, v   = c W_uk^T, c W_uv                 [nope], [value_dim]: never computed; the heads' queries and outputs pass
+//!                                           the matrices instead
 //! p_j    = softmax_j((nope + rope)^-1/2 ((q W_uk) c_j + q_r r_j))
 //! o      = (sum_j p_j c_j) W_uv;  o <- sigmoid(w_g x) o, one gate for each head (optional)
 //! y      = W_o o
 //! ```
-//! In models with rotary positions, q_r and r are rotated. State: a ring of rows `[c, r]`, `window` tokens long, or as
-//! long as the session's context.
+//! In models with rotary positions, q_r and r are rotated. State: the rows `[c, r]` of the session's context.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -43,9 +42,9 @@ pub struct LatentAttention {
     pub rope: usize,
     /// Width of a head's value.
     pub value_dim: usize,
-    /// Width between the two matrices of the query; none: one matrix.
+    /// Width between the two matrices of the query; `None` for one matrix.
     pub query_rank: Option<usize>,
-    /// Base of the rotary positions of the shared columns, by halves; none: no positions.
+    /// Base of the rotary positions of the shared columns, which rotate by halves; `None` for no positions.
     pub rope_theta: Option<f32>,
     /// Epsilon of the norms of the latent and of the low-rank query.
     pub norm_eps: f32,
@@ -64,7 +63,7 @@ impl LatentAttention {
         self.latent + self.rope
     }
 
-    /// The queries, the row to cache as it is projected, and the gates of the heads.
+    /// Projects the input to the queries, the row to cache before its norm, and the gates of the heads.
     fn project(&self, layer: &mut Lowering) -> Result<(View, View, Option<View>)> {
         let first = if self.query_rank.is_some() {
             "q_a_proj"
@@ -84,7 +83,7 @@ impl LatentAttention {
         Ok((q, views[1], views.get(2).copied()))
     }
 
-    /// A matrix for each head's columns, on a CPU with its inputs rounded as its format needs it.
+    /// Multiplies each head's columns by its own matrix; on a CPU, the inputs are first rounded for the matrix format.
     fn of_heads(
         &self,
         layer: &mut Lowering,

@@ -36,20 +36,20 @@ pub struct LightningAttention {
     pub slope: f32,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
-    /// How queries and keys are prepared other than by silu; none: queries, keys and values pass silu.
+    /// Preparation of queries and keys without silu; `None` applies silu to queries, keys and values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmapped: Option<Unmapped>,
 }
 
-/// Queries, keys and values without silu.
+/// How queries and keys are prepared in mixers that do not apply silu.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unmapped {
     /// Key and value heads; divides the number of heads.
     pub kv_heads: usize,
-    /// Epsilon of the norm of each head of queries and keys; none: no norm.
+    /// Epsilon of the norm of each head of queries and keys; `None` for no norm.
     pub head_norm_eps: Option<f32>,
-    /// Base of the rotary positions; none: no positions.
+    /// Base of the rotary positions; `None` for no positions.
     pub rope_theta: Option<f32>,
     /// Multiplies the output of the recurrence.
     pub scale: f32,
@@ -63,7 +63,7 @@ impl LightningAttention {
             .map_or(self.heads, |unmapped| unmapped.kv_heads)
     }
 
-    /// Queries and keys, or values, before the recurrence; `norm` names the norm of their heads.
+    /// The head group of queries, keys or values before the recurrence; `norm` names their head norm, if they have one.
     fn group(&self, layer: &Lowering, view: View, norm: Option<&str>) -> Result<HeadGroup> {
         let mut maps = Vec::new();
         match (self.unmapped, norm) {

@@ -1,4 +1,4 @@
-//! Shared by GLA, simple GLA and RetNet: linear attention with a decay, which differs among them.
+//! Linear attention with a decay, shared by GLA, simple GLA and RetNet, which differ in the decay.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,13 +25,13 @@ pub struct LinearAttention {
     pub head_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Applied to queries and keys.
+    /// Activation of queries and keys.
     pub feature_map: Option<Activation>,
-    /// Taps of the short convolutions, which end in silu; none: neither.
+    /// Taps of the short convolutions, which end in silu; `None` for neither convolution nor silu.
     pub conv: Option<usize>,
     /// Whether the output is gated, by silu.
     pub gate: bool,
-    /// Softmax over the heads.
+    /// Input of a softmax over the heads (SLA); `None` for no such gates.
     pub head_gates: Option<HeadGateInput>,
     /// Whether the read gate multiplies a head's output after its norm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -54,7 +54,7 @@ impl LinearAttention {
         short_conv::check(self.conv)
     }
 
-    /// The tensors, with those of the decay in their midst.
+    /// The weights; `decay` lists the weights of the decay.
     pub(super) fn weights(&self, hidden: usize, decay: Vec<WeightSpec>) -> Vec<WeightSpec> {
         let branches = self.branches();
         let mut weights = short_conv::weights(&branches, hidden, self.conv, false);
@@ -72,14 +72,14 @@ impl LinearAttention {
         weights
     }
 
-    /// The state tensors for that many states.
+    /// The state tensors, with `states` recurrent states.
     pub(super) fn tensors(&self, states: usize) -> Vec<StateTensor> {
         let shape = [states, self.head_dim, self.value_dim];
         short_conv::matrix_tensors(shape, &self.branches(), self.conv)
     }
 
-    /// The ops; `decay` computes the decay from the columns of its matrices `names`. A token writes `written` rows
-    /// of the state, or all; the others do not decay, if each row has its own decay.
+    /// Lowers the mixer; `decay` computes the decay from the projections `names`. A token writes `written` rows of the
+    /// state, or all; the other rows do not decay if each row has its own decay.
     pub(super) fn lower(
         &self,
         layer: &mut Lowering,

@@ -6,9 +6,9 @@
 //! score_p = map(conv stack over [k; v] at p - margin ..= p + margin)     the first `sink` tokens: infinity
 //! o_t     = softmax attention over t - window < j <= t and the retained set at t
 //! ```
-//! When token t enters, token `t - window` leaves. It is retained if its score is above zero and the set has room or a strictly
-//! lower score. In the reference, all queries of a prompt see the retained set at the prompt's end, which is not causal; here
-//! every query sees the retained set at its own position, as in the reference's decoding.
+//! When token t enters, token `t - window` leaves. It is retained if its score is above zero and the set has room or contains a
+//! strictly lower score. In the reference, all queries of a prompt see the retained set at the prompt's end, which is not
+//! causal; here every query sees the retained set at its own position, as in the reference's decoding.
 //! State: keys, values and scores of the window and of the retained set, the positions of the latter, and the router's last inputs.
 
 use serde::{Deserialize, Serialize};
@@ -30,9 +30,9 @@ pub(super) const KIND: &str = "lte";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterScope {
-    /// One for each head.
+    /// One router per head.
     Head,
-    /// One for the layer.
+    /// One router for the layer.
     Layer,
 }
 
@@ -57,12 +57,12 @@ pub struct Lte {
 }
 
 impl Lte {
-    /// Tokens after a token that its score depends on.
+    /// Number of later tokens that a token's score depends on.
     fn margin(&self) -> usize {
         self.past().map(|past| past - past / 2).sum()
     }
 
-    /// Earlier inputs that each router layer reads.
+    /// Number of earlier inputs that each router layer reads.
     fn past(&self) -> impl Iterator<Item = usize> {
         self.router_taps
             .iter()
@@ -70,7 +70,7 @@ impl Lte {
             .map(|(taps, dilation)| (taps - 1) * dilation)
     }
 
-    /// Channels into router layer `i`.
+    /// Input channels of router layer `i`.
     fn channels(&self, i: usize) -> usize {
         (2 * self.attention.head_dim) >> i
     }

@@ -31,7 +31,7 @@ pub(super) const KIND: &str = "mamba";
 pub struct Mamba {
     /// Channels.
     pub inner: usize,
-    /// Values of state of each channel.
+    /// State values per channel.
     pub state: usize,
     /// Width from which the step sizes are projected.
     pub rank: usize,
@@ -41,7 +41,7 @@ pub struct Mamba {
     pub conv_bias: bool,
     /// Whether the projections from and to the residual stream have a bias.
     pub bias: bool,
-    /// Epsilon of norms of r, b and c (Falcon-Mamba, Jamba); none: no norms.
+    /// Epsilon of the norms of r, b and c (Falcon-Mamba, Jamba); `None` for no norms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_eps: Option<f32>,
     /// Whether these norms have gains.
@@ -53,7 +53,7 @@ pub struct Mamba {
 }
 
 impl Mamba {
-    /// Norms the parameters, where the model does.
+    /// Normalizes the parameters r, b and c, if the model does.
     fn norm(&self, layer: &mut Lowering, parameters: [(&str, View); 3]) -> Result<()> {
         let Some(eps) = self.norm_eps else {
             return Ok(());

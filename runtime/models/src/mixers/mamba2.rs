@@ -44,22 +44,22 @@ pub struct Mamba2 {
     pub conv_bias: bool,
     /// Whether the projections from and to the residual stream have a bias.
     pub bias: bool,
-    /// Whether D has a value for each channel, not only for each head.
+    /// Whether D has a value for each channel instead of each head.
     pub skip_per_channel: bool,
-    /// Groups of channels in which the output is normed; none: no norm.
+    /// Groups of channels in which the output is normalized; `None` for no norm.
     pub norm_groups: Option<usize>,
-    /// Whether the output is normed before it is gated.
+    /// Whether the output is normalized before it is gated.
     pub norm_before_gate: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
-    /// Least step.
+    /// Smallest step.
     pub step_min: f32,
-    /// Greatest step; none: no bound.
+    /// Largest step; `None` for no bound.
     pub step_max: Option<f32>,
-    /// Whether the projection to the residual stream has a bias; none: as `bias` says.
+    /// Whether the projection to the residual stream has a bias; `None` for the value of `bias`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_bias: Option<bool>,
-    /// Multipliers of z, x, b, c and the step after projection and bias; none: 1.
+    /// Multipliers of z, x, b, c and the step after projection and bias; `None` for 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multipliers: Option<[f32; 5]>,
     /// Sparse attention in parallel with the scan.
@@ -80,7 +80,7 @@ impl Mamba2 {
         self.inner() + self.convolved() + self.heads
     }
 
-    /// D for each channel.
+    /// D, expanded to one value per channel.
     fn skip(&self, layer: &Lowering) -> Result<Vector> {
         let skip = layer.vector("D")?;
         let channels = self.inner() / skip.len();
@@ -225,7 +225,7 @@ impl Mixer for Mamba2 {
             gates: vec![(step, gate)],
         });
 
-        // Before a norm the recurrence gates its own columns: the output projection does so in every thread block of a GPU.
+        // The recurrence gates its own columns once; in the output projection, every thread block of a GPU would repeat the gate.
         let gates_first = self.hax.is_none() && !self.norm_before_gate;
         let rate = layer.vector("A")?;
         let out = layer.buffer(self.inner());

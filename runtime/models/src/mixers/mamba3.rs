@@ -10,7 +10,7 @@
 //! o       = c S + D x
 //! y       = W_out (norm(o) silu(z))                                     the norm, of each head, is optional
 //! ```
-//! State: `[heads, state, head_dim]`, S before the last token's own part; that token's b, x and `s d`; the angles.
+//! State: `[heads, state, head_dim]`, S without the last token's own term; that token's b, x and `s d`; the angles.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -40,13 +40,13 @@ pub struct Mamba3 {
     pub groups: usize,
     /// Rows of a head's state.
     pub state: usize,
-    /// Pairs of these rows that turn.
+    /// Pairs of these rows that rotate.
     pub pairs: usize,
     /// Whether the projections from and to the residual stream have a bias.
     pub bias: bool,
-    /// Least distance of the rate a from zero.
+    /// Lower bound of the magnitude of the rate a.
     pub least_rate: f32,
-    /// Whether the output is normed.
+    /// Whether the output is normalized.
     pub norm: bool,
     /// Epsilon of all norms.
     pub norm_eps: f32,

@@ -1,8 +1,8 @@
-//! Token mixers: one file each, and the only list of them.
+//! Token mixers, one per file, and the list of all mixers.
 //!
-//! A mixer is its equations (in the module comment), its hyperparameters, a table of weights, a table of state
-//! tensors, and how it lowers to ops. Nothing outside this folder names one, but the frontends in
-//! `arch` that read a checkpoint's configuration.
+//! A mixer consists of its equations (in the module comment), its hyperparameters, a table of weights, a table of state
+//! tensors, and its lowering to ops. Outside this folder, only the frontends in `arch`, which read a checkpoint's
+//! configuration, name a mixer.
 
 mod abc;
 mod attention;
@@ -86,38 +86,38 @@ use crate::weights::WeightSpec;
 
 /// A token mixer with its hyperparameters.
 pub trait Mixer: Debug + Send + Sync {
-    /// Its name in files.
+    /// The mixer's name in files.
     fn kind(&self) -> &'static str;
 
-    /// Its hyperparameters, as a file holds them.
+    /// The hyperparameters, as stored in files.
     fn to_json(&self) -> Value;
 
     /// Checks the hyperparameters against each other and the width `hidden` of the residual stream.
     fn check(&self, hidden: usize) -> Result<(), Mismatch>;
 
-    /// Its tensors, named relative to the layer.
+    /// The weights, named relative to the layer.
     fn weights(&self, hidden: usize) -> Vec<WeightSpec>;
 
-    /// Its state, in the order in which [`Mixer::lower`] counts the state tensors. All-zero bytes are the empty state.
+    /// The state tensors, in the order of their indices in [`Mixer::lower`]. All-zero bytes are the empty state.
     fn state(&self) -> Vec<StateTensor>;
 
-    /// The mixer with attention bounded to `window` keys (none: as it is) and a retained set of the tokens that leave
-    /// it; none for a mixer that is no plain attention.
+    /// Returns the mixer with its attention bounded to `window` keys (`None` keeps the current window) and a retained
+    /// set of the tokens that leave the window. Returns `None` for a mixer without plain attention.
     fn retaining(&self, _window: Option<usize>, _retained: Retained) -> Option<Arc<dyn Mixer>> {
         None
     }
 
-    /// Whether it reads the token's embedding in addition to the residual stream.
+    /// Whether the mixer reads the token's embedding in addition to the residual stream.
     fn reads_embedding(&self) -> bool {
         false
     }
 
-    /// A note for users about differences from the released code; none for most.
+    /// A note for users about differences from the released code; `None` for most mixers.
     fn note(&self) -> Option<String> {
         None
     }
 
-    /// Writes the mixer as ops: from the layer's input to the sum into the residual stream.
+    /// Lowers the mixer to ops, from the layer's input to the sum into the residual stream.
     fn lower(&self, layer: &mut Lowering) -> Result<()>;
 }
 
@@ -131,7 +131,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// Fails with these found and expected values unless `holds`.
+    /// Fails with the given found and expected values unless `holds`.
     pub fn unless(
         holds: bool,
         found: impl FnOnce() -> String,
@@ -147,13 +147,13 @@ impl Mismatch {
         }
     }
 
-    /// Fails unless all `sizes` are one or more; `expected` names them.
+    /// Fails unless all `sizes` are positive; `expected` names them.
     fn unless_positive(sizes: &[usize], expected: &str) -> Result<(), Mismatch> {
         let found = || format!("{sizes:?}");
         Self::unless(sizes.iter().all(|&n| n > 0), found, expected)
     }
 
-    /// Fails unless `many`, which are called `names`, are a whole number for each of `few`, which are called `name`.
+    /// Fails unless `many`, a number of `names`, is a multiple of `few`, a number of `name`s.
     fn unless_shared(many: usize, names: &str, few: usize, name: &str) -> Result<(), Mismatch> {
         let found = || format!("{many} {names} on {few} {name}s");
         let expected = format!("a whole number of {names} for each {name}");
@@ -161,16 +161,16 @@ impl Mismatch {
     }
 }
 
-/// The norm of a mixer's output, with the gains `o_norm.weight`.
+/// The norm of a mixer's output with the gains `o_norm.weight`.
 fn output_norm(layer: &Lowering, eps: f32) -> Result<OutputOp> {
     let weight = layer.vector("o_norm.weight")?;
     Ok(OutputOp::Norm(Norm::rms(weight, eps)))
 }
 
-/// From an object: [`Value`] would read a list too, by as much code again for each mixer.
+/// Takes an object, because [`Value`] would accept a list too, which doubles the code for each mixer.
 type Read = fn(Map<String, Value>) -> Result<Arc<dyn Mixer>, serde_json::Error>;
 
-/// Every mixer: its name in files, and how its hyperparameters are read.
+/// Every mixer: its name in files, and the function that reads its hyperparameters.
 const MIXERS: &[(&str, Read)] = &[
     (abc::KIND, read_as::<Abc>),
     (attention::KIND, read_as::<Attention>),

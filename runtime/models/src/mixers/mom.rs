@@ -1,7 +1,7 @@
-//! Mixture of memories (arXiv 2502.13685; flash-linear-attention `layers/mom.py`): several memories of Gated DeltaNet, of
-//! which each token uses a few.
+//! Mixture of memories (arXiv 2502.13685; flash-linear-attention `layers/mom.py`): Gated DeltaNet with a set of memories;
+//! each token uses a few of them.
 //!
-//! With x the normed input, for each memory m that x chose, and per head:
+//! With x the normed input, for each memory m chosen for x, and per head:
 //! ```text
 //! p    = softmax(W_r x)                                [memories]; the largest are chosen, p <- p / sum p of the chosen
 //! q, k = l2(silu(conv(W_q x))), l2(silu(conv(W_k^m x)))          v = silu(conv(W_v^m x))
@@ -14,11 +14,11 @@
 //! a = exp(ln sigmoid(W_2^m W_1 x + b^m) / normalizer)  [head_dim]; W_1 is the same for all memories
 //! S_m <- diag(a) S_m + k^T v
 //! ```
-//! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with its own
-//! matrices and without a weight; all memories may use its matrices (`single`). The lower memory wins a tie. The
-//! reference mixes the order of a memory's tokens, with a sort that is not stable; here it is the order of the text.
-//! State: `S [memories, heads, head_dim, value_dim]`, the last inputs of each memory's convolutions, both also for the
-//! shared memory. A token touches its own memories and the shared one.
+//! A memory's convolutions see only the tokens routed to it. A shared memory (optional) takes every token, with its own
+//! matrices and without a weight; with `single`, all memories use its matrices. The lower memory wins a tie. The
+//! reference reorders a memory's tokens with an unstable sort; here they keep the order of the text.
+//! State: `S [memories, heads, head_dim, value_dim]` and the last inputs of each memory's convolutions, both also for
+//! the shared memory. A token touches only its chosen memories and the shared one.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -54,13 +54,13 @@ pub struct Mom {
     pub chosen: usize,
     /// Whether a shared memory takes every token.
     pub shared: bool,
-    /// Whether all memories have the same matrices, which are the shared memory's too.
+    /// Whether all memories use the matrices of the shared memory.
     pub single: bool,
     /// Taps of the short convolutions.
     pub conv: usize,
     /// Whether the output is gated, by silu.
     pub gate: bool,
-    /// Decays of gated linear attention; none: Gated DeltaNet.
+    /// Decays of gated linear attention; `None` for Gated DeltaNet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gla: Option<GlaDecay>,
     /// Epsilon of the output norm.
@@ -77,7 +77,7 @@ pub struct GlaDecay {
     pub normalizer: f32,
 }
 
-/// The columns of one input: key, value, decay and, with the delta rule, write strength.
+/// The input columns of a memory: key, value, decay and, with the delta rule, write strength.
 #[derive(Clone, Copy)]
 struct MemoryInputs {
     k: View,
@@ -86,15 +86,15 @@ struct MemoryInputs {
     beta: Option<View>,
 }
 
-/// Key, value, decay and write strength of each memory, and of the shared one.
+/// Names of each memory's matrices for key, value, decay and write strength; [`SHARED`] names the shared memory's.
 const OWN: [&str; 4] = ["k_proj", "v_proj", "a_proj", "b_proj"];
 const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_a", "shared_b"];
-/// The matrices of gated linear attention's decays.
+/// Names of the matrices of gated linear attention's decays.
 const FIRST_DECAY: &str = "gk_proj.0";
 const OWN_DECAY: &str = "gk_proj.1";
 const SHARED_DECAY: &str = "shared_gk";
 const CONVOLUTIONS: [&str; 3] = ["q_conv1d", "k_conv1d", "v_conv1d"];
-/// The number of the first state tensor of the shared memory.
+/// Index of the shared memory's first state tensor.
 const AFTER_MEMORIES: usize = 4;
 
 impl Mom {
@@ -110,7 +110,7 @@ impl Mom {
         self.heads * self.value_dim
     }
 
-    /// The names of a memory's matrices on the layer's input, from [`OWN`] or [`SHARED`].
+    /// The names of a memory's matrices on the layer's input, taken from [`OWN`] or [`SHARED`].
     fn names(&self, [k, v, decay, beta]: [&'static str; 4]) -> Vec<&'static str> {
         match self.gla {
             Some(_) => vec![k, v],
@@ -118,7 +118,7 @@ impl Mom {
         }
     }
 
-    /// Recurrences on these columns, with as many states as heads.
+    /// The recurrence on these columns, with one state per head.
     fn recur(&self, q: View, inputs: MemoryInputs, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.heads,
@@ -141,7 +141,7 @@ impl Mom {
         }
     }
 
-    /// The maps from columns to decays and write strengths for this many memories.
+    /// The gates that turn `inputs` into decays and write strengths, for `memories` memories.
     fn gates(
         &self,
         layer: &Lowering,
@@ -165,7 +165,7 @@ impl Mom {
         Ok(beta.into_iter().chain([(inputs.decay, decay)]).collect())
     }
 
-    /// The shared memory's queries, keys and values: convolutions, silu and, with the delta rule, unit length.
+    /// Head groups of the shared memory's queries, keys and values: convolutions, silu and, with the delta rule, unit length.
     fn shared_groups(&self, layer: &Lowering, views: &[View]) -> Result<Vec<HeadGroup>> {
         let (branches, first) = (self.branches(), AFTER_MEMORIES + 1);
         if self.gla.is_none() {
@@ -178,7 +178,7 @@ impl Mom {
     }
 }
 
-/// Part `index` of `parts` equal ones.
+/// Returns part `index` of `parts` equal parts of `view`.
 fn part(view: View, index: usize, parts: usize) -> View {
     let width = view.width / parts;
     View {
@@ -335,7 +335,7 @@ impl Mixer for Mom {
             Some(inputs(layer, &views, OWN_DECAY)?)
         };
 
-        // The memories' inputs in separate columns: the shared memory changes its inputs in place.
+        // The memories' inputs have separate columns, because the shared memory changes its inputs in place.
         let (keys, values) = (n * self.key_width(), n * self.value_width());
         let room = layer.buffer(2 * keys + values);
         let (memory_q, rest) = room.split(keys);

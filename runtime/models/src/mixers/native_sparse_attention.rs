@@ -28,13 +28,13 @@ pub(super) const KIND: &str = "native_sparse_attention";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NativeSparseAttention {
-    /// Projections and positions; its window and gate are unused.
+    /// Projections and positions; the window and gate are unused.
     pub attention: Attention,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_size: usize,
-    /// Blocks that a query chooses, the first and the last two among them.
+    /// Number of blocks that a query chooses, including the first and the last two.
     pub block_count: usize,
-    /// Tokens of the window, the query's own included; zero: no window.
+    /// Tokens in the window, including the query's own; zero for no window.
     pub window: usize,
 }
 

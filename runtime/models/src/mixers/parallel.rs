@@ -1,9 +1,9 @@
-//! Several mixers on one norm (Falcon-H1: transformers `models/falcon_h1`).
+//! Mixers in parallel after one norm (Falcon-H1: transformers `models/falcon_h1`).
 //!
 //! ```text
 //! y = sum_i output_i mixer_i(input_i n)      n: the layer's normed input
 //! ```
-//! State: that of all.
+//! State: the states of all mixers.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "parallel";
 
-/// Mixers of different kinds, each under its name.
+/// Mixers of different kinds in parallel; each mixer's kind prefixes its tensors' names.
 #[derive(Debug, Clone)]
 pub struct Parallel {
     /// The mixers.
     pub parts: Vec<ParallelPart>,
 }
 
-/// One of several mixers on one norm.
+/// One of the mixers in parallel.
 #[derive(Debug, Clone)]
 pub struct ParallelPart {
-    /// The mixer; no two parts are of one kind.
+    /// The mixer; no two parts have the same kind.
     pub mixer: Arc<dyn Mixer>,
     /// Factor of the input.
     pub input: f32,
@@ -76,7 +76,7 @@ impl ParallelPart {
         })
     }
 
-    /// Prefix of its tensors' names.
+    /// Prefix of the names of the mixer's tensors.
     fn prefix(&self) -> String {
         format!("{}.", self.mixer.kind())
     }

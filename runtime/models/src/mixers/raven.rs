@@ -1,10 +1,10 @@
 //! Raven (flash-linear-attention `layers/raven.py`): slot attention in which a router chooses the slots that a token writes.
 //!
-//! With x the normed input, per head (head h uses key and value head `h / (heads / kv_heads)`, its slots included):
+//! With x the normed input, per head (head h uses the keys, values and slots of head `h / (heads / kv_heads)`):
 //! ```text
 //! q, k = rms(f(W_q x)), rms(f(W_k x))               f: silu, relu, or relu(W .); rotary positions (optional)
 //! v    = silu(W_v x)
-//! r    = sigmoid(W_r x), zero but for its `written` largest, divided by their sum; or softmax(W_r x), not divided   [slots]
+//! r    = sigmoid(W_r x), zero except its `written` largest, divided by their sum; or softmax(W_r x), not divided   [slots]
 //! g    = -exp(A_log) softplus(W_a x + dt_bias)       one for each head; or ln sigmoid(W_f x) / normalizer            [slots]
 //! s    = 1 - exp(g r)
 //! K <- K diag(1 - s) + k^T s;  V <- diag(1 - s) V + s^T v;  o = softmax(q K) V
@@ -41,17 +41,17 @@ pub struct Raven {
     pub slots: usize,
     /// Slots that a token writes.
     pub written: usize,
-    /// Whether the router's scores are a softmax over the slots, instead of sigmoids that are divided by the sum of those chosen.
+    /// Whether the router's scores are a softmax over the slots, instead of sigmoids divided by the chosen ones' sum.
     pub softmax_router: bool,
-    /// Applied to queries and keys, after the learned matrix if there is one.
+    /// Activation of queries and keys, after the learned matrix if there is one.
     pub feature_map: Activation,
     /// Whether a learned matrix comes before the feature map.
     pub learned_map: bool,
-    /// Divides the logarithm of a decay for each slot; none: one decay for each head.
+    /// Divides the logarithm of a decay per slot; `None` for one decay per head.
     pub slot_decay: Option<f32>,
-    /// Base of the rotary positions; none: no positions.
+    /// Base of the rotary positions; `None` for no positions.
     pub rope_theta: Option<f32>,
-    /// Whether there is an output gate.
+    /// Whether the output is gated.
     pub gate: bool,
     /// Epsilon of all norms.
     pub norm_eps: f32,

@@ -8,9 +8,9 @@
 //! o     = r S + (sum r u k) v;  S <- diag(decay) S + k^T v
 //! y     = W_o (silu(g) group_norm(o))
 //! ```
-//! A token reads the state before its own write. The recurrence op reads after the write, so it gets keys, values and decays one
-//! token late; the token's own share is the bonus. State: `S [heads, head_dim, head_dim]`, the last h twice, the last keys,
-//! values and decays.
+//! A token reads the state before its own write. The recurrence op reads after the write, so it receives keys, values and decays
+//! one token late, and the bonus adds the token's own term. State: `S [heads, head_dim, head_dim]`, the last h twice, the last
+//! keys, values and decays.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -35,9 +35,9 @@ pub(super) const KIND: &str = "rwkv6";
 pub struct Rwkv6 {
     /// Heads.
     pub heads: usize,
-    /// Width of a head; all of them are as wide as the residual stream.
+    /// Width of a head; all heads together are as wide as the residual stream.
     pub head_dim: usize,
-    /// Rank of the matrices that mix a token with the one before.
+    /// Rank of the matrices that mix a token with the previous one.
     pub mix_rank: usize,
     /// Rank of the decay's matrices.
     pub decay_rank: usize,
@@ -45,12 +45,12 @@ pub struct Rwkv6 {
     pub norm_eps: f32,
 }
 
-/// The mixed inputs, each with a vector `x_` and a matrix `mix_b.`.
+/// The mixed inputs; each has a vector `x_` and a matrix `mix_b.`.
 const MIXED: [&str; 5] = ["w", "k", "v", "r", "g"];
 
 const SHIFT: usize = 1;
 const DIFFERENCE: usize = 2;
-/// The first of the state tensors of keys, values and decays.
+/// Index of the first of the state tensors of keys, values and decays.
 const LATE: usize = 3;
 
 impl Rwkv6 {
@@ -58,15 +58,15 @@ impl Rwkv6 {
         self.heads * self.head_dim
     }
 
-    /// Sums `previous` times each channel's value at the previous token and `current` times its own
-    /// value, in place.
+    /// Replaces each channel, in place, by `previous` times its value at the previous token plus `current` times its
+    /// current value.
     fn with_previous(&self, view: View, [previous, current]: [f32; 2], tensor: usize) -> HeadGroup {
         let taps = [previous, current].repeat(view.width);
         let conv = Conv::new(&taps, view.width, None, tensor);
         HeadGroup::per_channel(view, Some(conv), Vec::new())
     }
 
-    /// The mixes of each token with the one before.
+    /// Computes the mixes of each token with the previous one.
     fn mixed(&self, layer: &mut Lowering) -> Result<Vec<View>> {
         let hidden = layer.hidden();
         let names = ["x_x", "x_w", "x_k", "x_v", "x_r", "x_g"];
@@ -114,7 +114,7 @@ impl Rwkv6 {
     }
 }
 
-/// Head groups without positions and gates.
+/// An op over head groups, without positions and gates.
 fn prepare(groups: Vec<HeadGroup>) -> Prepare {
     Prepare {
         groups,

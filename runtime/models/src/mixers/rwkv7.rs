@@ -36,7 +36,7 @@ pub(super) const KIND: &str = "rwkv7";
 pub struct Rwkv7 {
     /// Heads.
     pub heads: usize,
-    /// Width of a key; `heads` of them are as wide as the residual stream.
+    /// Width of a key; the keys of all heads together are as wide as the residual stream.
     pub head_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
@@ -44,15 +44,15 @@ pub struct Rwkv7 {
     pub first: bool,
     /// Rank of the decay's matrices.
     pub decay_rank: usize,
-    /// Rank of the rate's.
+    /// Rank of the rate's matrices.
     pub rate_rank: usize,
-    /// Rank of the value mix's; not used by the first layer.
+    /// Rank of the value mix's matrices; not used by the first layer.
     pub value_rank: usize,
-    /// Rank of the gate's; none: no gate.
+    /// Rank of the gate's matrices; `None` for no gate.
     pub gate_rank: Option<usize>,
     /// Epsilon of the removed key's norm.
     pub key_eps: f32,
-    /// Epsilon of the output norm; none: no norm.
+    /// Epsilon of the output norm; `None` for no norm.
     pub norm_eps: Option<f32>,
 }
 
@@ -68,14 +68,14 @@ impl Rwkv7 {
         self.heads * self.value_dim
     }
 
-    /// Vectors that mix a token with the previous one, for each matrix.
+    /// Names of the vectors that mix a token with the previous one, one per matrix.
     fn shifts(&self) -> Vec<&'static str> {
         let mut shifts = vec!["x_r", "x_w", "x_k", "x_v", "x_a"];
         shifts.extend(self.gate_rank.map(|_| "x_g"));
         shifts
     }
 
-    /// The small matrices: name, rank, outputs, whether there is a bias.
+    /// The low-rank matrix pairs: name, rank, outputs, whether there is a bias.
     fn loras(&self) -> Vec<(&'static str, usize, usize, bool)> {
         let (keys, values) = (self.heads * self.head_dim, self.value_width());
         let mut loras = vec![
@@ -90,7 +90,7 @@ impl Rwkv7 {
     }
 }
 
-/// The second matrix of a lora, from the first one's results.
+/// Applies the second matrix of a lora to `inner`, the product of the first, after `activation` if there is one.
 fn lora(
     layer: &mut Lowering,
     name: &str,

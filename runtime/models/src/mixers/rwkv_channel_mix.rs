@@ -30,7 +30,7 @@ pub struct RwkvChannelMix {
     pub hidden: usize,
     /// Width between the two matrix products.
     pub intermediate: usize,
-    /// The function between them.
+    /// The activation between them.
     pub activation: Activation,
     /// Whether a receptance gates the output.
     #[serde(default, skip_serializing_if = "is_false")]

@@ -10,8 +10,8 @@
 //! t       = W_t W_down (gelu(W_gate' n) * W_up' n)
 //! y       = mixer(rms(x + t))
 //! ```
-//! The three matrices of the feed-forward network may have biases. The block adds nothing to the residual stream itself. Its tensors are stored once, however many layers use
-//! it. State: keys and values of this use, as long as the session's context; the mixer's.
+//! The three matrices of the feed-forward network may have biases. The block itself adds nothing to the residual stream. Its tensors are
+//! stored once, no matter how many layers use it. State: keys and values of this use, as long as the session's context; the mixer's state.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(super) const KIND: &str = "shared_block";
 pub struct SharedBlock {
     /// Hyperparameters of the block and of its use.
     pub block: SharedBlockSpec,
-    /// The mixer of the residual stream with the block's output added.
+    /// The mixer, which reads the residual stream with the block's output added.
     pub mixer: Arc<dyn Mixer>,
 }
 
@@ -43,7 +43,7 @@ pub struct SharedBlock {
 #[derive(Debug, Clone, Copy, Serialize, Derive)]
 #[serde(deny_unknown_fields)]
 pub struct SharedBlockSpec {
-    /// Which of the model's shared blocks it is.
+    /// Index of the block among the model's shared blocks.
     pub number: usize,
     /// Query heads.
     pub heads: usize,
@@ -51,13 +51,13 @@ pub struct SharedBlockSpec {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Base of the rotary positions; none: no positions.
+    /// Base of the rotary positions; `None` for no positions.
     pub rope_theta: Option<f32>,
     /// Width of the feed-forward network between its matrices.
     pub intermediate: usize,
-    /// Rank of this use's correction of the feed-forward network; none: no correction.
+    /// Rank of this use's correction of the feed-forward network; `None` for no correction.
     pub rank: Option<usize>,
-    /// Rank of the correction of the matrices of q, k and v.
+    /// Rank of this use's correction of the matrices of q, k and v; `None` for no correction.
     pub attention_rank: Option<usize>,
     /// Whether the feed-forward network's matrices have biases.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -70,7 +70,7 @@ fn is_false(value: &bool) -> bool {
 
 /// The key of the mixer that follows the block.
 const BEHIND: &str = "behind";
-/// State tensors of the attention.
+/// Number of state tensors of the attention.
 const OF_ATTENTION: usize = 2;
 
 impl SharedBlockSpec {
@@ -84,12 +84,12 @@ impl SharedBlockSpec {
         }
     }
 
-    /// The name of a tensor of the block, which its uses have in common.
+    /// The full name of a tensor of the block, which all uses of the block share.
     fn name(&self, part: &str) -> String {
         of_model(&format!("{KIND}.{}.{part}", self.number))
     }
 
-    /// The projections of q, k and v and their widths.
+    /// The projections of q, k and v, with their widths.
     fn projections(&self) -> [(&'static str, usize); 3] {
         let width = |heads| heads * self.head_dim;
         [
@@ -134,7 +134,7 @@ impl SharedBlockSpec {
         weights
     }
 
-    /// The attention's output, `[hidden]`.
+    /// Lowers the attention and returns its output, `[hidden]`.
     fn attend(&self, layer: &mut Lowering) -> Result<View> {
         let hidden = layer.hidden();
         let both = layer.buffer(2 * hidden);
@@ -215,7 +215,7 @@ impl SharedBlockSpec {
         }
     }
 
-    /// The feed-forward network's output for `input`, `[hidden]`.
+    /// Lowers the feed-forward network on `input`, `[hidden]`, and returns its output, `[hidden]`.
     fn feed_forward(&self, layer: &mut Lowering, input: View) -> Result<View> {
         let norm = Norm::rms(
             layer.vector(&self.name("ffn_norm.weight"))?,
@@ -235,7 +235,7 @@ impl SharedBlockSpec {
             }
         }
         groups[0].maps.push(HeadOp::Activation(Activation::GeluErf));
-        // The gates are whole before they multiply.
+        // A separate op multiplies, because the gates must be complete first.
         let gated = HeadGroup::per_channel(up, None, vec![HeadOp::Multiply(gate)]);
         let mut groups = Vec::from(groups);
         groups.retain(|group| !group.maps.is_empty());
@@ -252,7 +252,7 @@ impl SharedBlockSpec {
 }
 
 impl SharedBlock {
-    /// Prefix of the mixer's tensors.
+    /// Prefix of the names of the mixer's tensors.
     fn prefix(&self) -> String {
         format!("{}.", self.mixer.kind())
     }

@@ -1,4 +1,4 @@
-//! Projections that pass a short causal convolution over time of each channel, as most linear attention has them.
+//! Projections followed by a short causal convolution of each channel over time, as in most linear attention.
 
 use super::Mismatch;
 use crate::error::Result;
@@ -9,11 +9,11 @@ use crate::ops::{Conv, HeadGroup, HeadOp};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
-/// A projection of the layer's input, heads side by side.
+/// A projection of the layer's input to adjacent heads.
 pub(super) struct Branch {
-    /// The matrix, without `.weight`.
+    /// Name of the matrix, without `.weight`.
     pub projection: &'static str,
-    /// The convolution, without `.weight`; also the state tensor of its last inputs.
+    /// Name of the convolution, without `.weight`; also names the state tensor of its last inputs.
     pub conv: &'static str,
     /// Width of a head.
     pub head_dim: usize,
@@ -26,7 +26,7 @@ impl Branch {
         self.heads * self.head_dim
     }
 
-    /// Its columns as a head group; the convolution, if the mixer has one, keeps its inputs in the mixer's state tensor number `tensor`.
+    /// Returns `view` as a head group; the convolution, if any, keeps its last inputs in the mixer's state tensor `tensor`.
     pub fn group(
         &self,
         layer: &Lowering,
@@ -46,7 +46,7 @@ impl Branch {
     }
 }
 
-/// Query, key and value.
+/// The branches of query, key and value.
 pub(super) fn qkv(
     [q_heads, k_heads, v_heads]: [usize; 3],
     head_dim: usize,
@@ -65,8 +65,8 @@ pub(super) fn qkv(
     ]
 }
 
-/// Queries and keys of length one, and values, each after a convolution and silu; the convolutions' state tensors are numbered from
-/// `first` on.
+/// Head groups of unit-length queries and keys, and of values, each after a convolution and silu. The indices of the convolutions'
+/// state tensors start at `first`.
 pub(super) fn unit_qkv(
     layer: &Lowering,
     branches: &[Branch; 3],
@@ -90,7 +90,7 @@ pub(super) fn check(taps: Option<usize>) -> Result<(), Mismatch> {
     )
 }
 
-/// The matrices, then the convolutions.
+/// The weights: the matrices, then the convolutions.
 pub(super) fn weights(
     branches: &[Branch],
     hidden: usize,
@@ -113,7 +113,7 @@ pub(super) fn weights(
     weights
 }
 
-/// The convolutions' last inputs, one state tensor for each branch.
+/// State tensors of the convolutions' last inputs, one per branch.
 pub(super) fn tensors(branches: &[Branch], taps: Option<usize>) -> Vec<StateTensor> {
     let Some(taps) = taps else { return Vec::new() };
     let tensor = |branch: &Branch| {
@@ -123,7 +123,7 @@ pub(super) fn tensors(branches: &[Branch], taps: Option<usize>) -> Vec<StateTens
     branches.iter().map(tensor).collect()
 }
 
-/// The states `[heads, dk, dv]` of a linear recurrence, then [`tensors`].
+/// State tensors of a linear recurrence: its states `[heads, dk, dv]`, then [`tensors`].
 pub(super) fn matrix_tensors(
     shape: [usize; 3],
     branches: &[Branch],

@@ -1,6 +1,6 @@
 //! Gated linear attention with one gate for each head (flash-linear-attention `layers/simple_gla.py`).
 //!
-//! As [`super::Gla`], but
+//! Like [`super::Gla`], but
 //! ```text
 //! a = exp(ln sigmoid(W_gk x + b) / 16)
 //! ```

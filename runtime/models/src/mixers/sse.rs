@@ -1,4 +1,4 @@
-//! Sparse state expansion (arXiv 2507.16577), with gated linear attention or Gated DeltaNet for its recurrence.
+//! Sparse state expansion (arXiv 2507.16577), with gated linear attention or Gated DeltaNet as its recurrence.
 //!
 //! With x the normed input, per value head (value head h uses query and key head `h / (value_heads / heads)`):
 //! ```text
@@ -9,15 +9,15 @@
 //! Si <- update(Si, p_i k2, v);  o = o + p_i q2 Si      written, read
 //! y   = W_o (rms(head_dim^-1/2 o) silu(W_g'' W_g' x))
 //! ```
-//! `update(S, k, v)` is `diag(a) S + k^T v`, `a = exp(ln sigmoid(W'' W' x + b) / 16)`, or Gated DeltaNet's, with q and k
-//! normalised to unit length last. S0 has its own decay and write strength; all Si share theirs. The lower partition wins
-//! a tie.
+//! `update(S, k, v)` is `diag(a) S + k^T v` with `a = exp(ln sigmoid(W'' W' x + b) / 16)`, or the update of Gated
+//! DeltaNet, with q and k normalised to unit length last. S0 has its own decay and write strength; all Si share one decay
+//! and one write strength. The lower partition wins a tie.
 //!
-//! Separate parameters (optional, with gated linear attention; the ablation of the paper's Table 8): partition i has matrices of its own
-//! for q2, k2, v and W'' of its decay.
+//! Separate parameters (optional, only with gated linear attention; the ablation of the paper's Table 8): partition i has its own
+//! matrices for q2, k2, v and W'' of its decay.
 //!
-//! State: `S0 [value_heads, head_dim, value_dim]`, `Si` of the same shape for each partition, the last inputs of the
-//! convolutions. A token touches S0 and its own partitions.
+//! State: `S0 [value_heads, head_dim, value_dim]`, `Si` of the same shape for each partition, and the last inputs of
+//! the convolutions. A token touches only S0 and its chosen partitions.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -49,12 +49,12 @@ pub enum StateUpdate {
     },
     /// Gated DeltaNet.
     GatedDelta {
-        /// Whether the write strength reaches 2.
+        /// Whether the write strength ranges up to 2.
         negative_eigenvalues: bool,
     },
 }
 
-/// The map of each head of a query or key.
+/// Function applied to each head of a query or key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadMap {
@@ -96,22 +96,22 @@ pub struct Sse {
     pub readers: usize,
     /// The recurrence.
     pub update: StateUpdate,
-    /// Applied to queries.
+    /// Function applied to queries.
     pub query_map: HeadMap,
-    /// Applied to keys.
+    /// Function applied to keys.
     pub key_map: HeadMap,
     /// Whether a partition's weight multiplies its query.
     pub weigh_queries: bool,
     /// Whether a partition's weight multiplies its key.
     pub weigh_keys: bool,
-    /// Rank of the partitions' correction of queries and keys; none: no correction.
+    /// Rank of the correction of the partitions' queries and keys; `None` for no correction.
     pub lora_rank: Option<usize>,
-    /// Whether each partition has its own matrices, with gated linear attention and without a correction.
+    /// Whether each partition has its own matrices; only with gated linear attention and without a correction.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub separate: bool,
-    /// Taps of the short convolutions of the shared state's queries and keys; none: no convolutions.
+    /// Taps of the short convolutions of the shared state's queries and keys; `None` for no convolutions.
     pub conv: Option<usize>,
-    /// Rank of the output gate; none: no gate.
+    /// Rank of the output gate; `None` for no gate.
     pub gate_rank: Option<usize>,
     /// Whether the projections of q, k and v have a bias.
     pub bias: bool,
@@ -145,7 +145,7 @@ impl Sse {
         matches!(self.update, StateUpdate::GatedDelta { .. })
     }
 
-    /// Projections of the layer's input that are used as they are, and pairs of matrices.
+    /// Projections of the layer's input that are used directly, and the matrix pairs of low-rank projections.
     fn projections(&self) -> (Vec<&'static str>, Vec<[&'static str; 2]>) {
         let mut single = vec!["q_proj", "k_proj", "v_proj", "e_proj"];
         let mut pairs = Vec::new();
@@ -166,8 +166,9 @@ impl Sse {
         (single, pairs)
     }
 
-    /// The updates of the shared state and of the partitions, on columns that hold both one after the other or, with
-    /// gated linear attention, on two views; and the gates that make them.
+    /// The updates of the shared state and of the partitions, and the gates that compute them. With gated linear
+    /// attention, each update has its own view; with Gated DeltaNet, both views hold adjacent columns of the two
+    /// updates.
     fn updates(&self, layer: &Lowering, views: [View; 2]) -> Result<Updates> {
         let [first, second] = views;
         Ok(match self.update {
@@ -210,7 +211,7 @@ impl Sse {
         })
     }
 
-    /// The recurrence of one state, on these columns.
+    /// The recurrence of one state on these columns.
     fn recur(&self, [q, k, v]: [View; 3], update: Update, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.value_heads,
@@ -234,10 +235,10 @@ impl Sse {
     }
 }
 
-/// The partitions' own matrices for queries, keys and values.
+/// Names of the partitions' own matrices for queries, keys and values.
 const SEPARATE: [&str; 3] = ["q_partitions", "k_partitions", "v_partitions"];
 
-/// Columns that drive an update: the logarithm of the decay, and the delta rule's write strength.
+/// Columns that control an update: the logarithm of the decay, and the delta rule's write strength.
 #[derive(Clone, Copy)]
 struct Update {
     decay: View,
@@ -311,7 +312,7 @@ impl Mixer for Sse {
             "e_proj.weight",
             &[self.partitions, hidden],
         ));
-        // A second matrix for each partition, one after another.
+        // With separate parameters, a tensor holds the matrices of all partitions, one after another.
         let times = if self.separate { self.partitions } else { 1 };
         if self.separate {
             for (name, width) in SEPARATE.into_iter().zip([keys, keys, values]) {
@@ -410,8 +411,9 @@ impl Mixer for Sse {
             out: route,
         });
 
-        // The partitions' queries and keys come from the same projections. Those of the shared state have separate columns, so
-        // that neither waits for the other, or go through convolutions in place, after the partitions'.
+        // The queries and keys of the partitions and of the shared state come from the same projections. Without convolutions,
+        // the shared state's have separate columns, so that neither op waits for the other; else they are convolved in place,
+        // after the partitions' copy.
         let maps = [self.query_map, self.key_map];
         let room = |layer: &mut Lowering| {
             let (first, second) = layer.buffer(2 * self.key_width()).split(self.key_width());
@@ -460,7 +462,7 @@ impl Mixer for Sse {
         });
         let [q, k] = shared;
 
-        // Each writes its own part of the sum, so that neither waits for the other.
+        // Each op writes its own part of the sum, so that neither waits for the other.
         let [out, sparse] = [0; 2].map(|_| layer.buffer(self.value_width()));
         let recur = self.recur([q, k, v], updates.shared, layer.state_tensor(0), out);
         layer.push(recur);

@@ -5,7 +5,7 @@
 //! ```text
 //! y = (rms(sse(x)) + rms(attention(x))) / 2
 //! ```
-//! State: that of both.
+//! State: the states of both.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

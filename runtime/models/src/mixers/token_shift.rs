@@ -1,12 +1,12 @@
-//! Shared by the two mixers of RWKV: mixes of each token with the previous one.
+//! Mixes of each token with the previous one, shared by RWKV-7's mixer and the channel mixer.
 
 use crate::error::Result;
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::TokenShift;
 
-/// Norms the layer's input and mixes each token with the previous one, once for each of the vectors `names`. State
-/// tensor `tensor` of the mixer holds the last token.
+/// Normalizes the layer's input and mixes each token with the previous one, once for each vector in `names`. The
+/// mixer's state tensor `tensor` holds the last token.
 pub(super) fn token_shift(
     layer: &mut Lowering,
     names: &[&str],

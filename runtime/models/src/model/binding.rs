@@ -1,4 +1,4 @@
-//! Binds a description to its tensors: embedding, every layer, logits as one program, and what drafts tokens as another.
+//! Binds a model description to its tensors: embedding, layers and logits form one program, the drafting block another.
 
 use super::{Draft, ModelSpec};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, WeightSource, Written, ma
 use crate::ops::{Embed, Logits};
 use crate::program::Program;
 
-/// Lowers a whole model: embedding, every layer, logits; and its MTP block.
+/// Lowers a complete model: embedding, layers and logits, and its MTP block if it has one.
 pub fn lower(
     source: &WeightSource,
     spec: &ModelSpec,
@@ -34,7 +34,7 @@ pub fn lower(
         ops: Vec::new(),
         layer_ends: Vec::new(),
         logits: Logits {
-            // The output matrix, which may be quantized, stays as it is.
+            // The norm takes the multiplier, because the output matrix may be quantized.
             norm: named("output_norm")?.scaled(spec.logits_multiplier),
             matrix: output,
             softcap: spec.logit_softcap,

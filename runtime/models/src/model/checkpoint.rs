@@ -1,4 +1,4 @@
-//! A model's files, whatever their format: description, tensors by our names, text files.
+//! A model's files in any supported format: description, tensors under this crate's names, text files.
 
 use waterline_quant::FileAccess;
 
@@ -9,14 +9,14 @@ use crate::weights::{Precision, Tensors};
 /// How a model is opened.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Whether tensors of the file that the model does not use are passed over. Without it they are an error, but for those
-    /// that are known to mean nothing: a model without them may be another one than was trained.
+    /// Whether to ignore tensors in the file that the model does not use. By default they are an error, except for tensors
+    /// known to be irrelevant: without them, the model may differ from the one that was trained.
     pub allow_unused: bool,
-    /// Copies the files into memory, so that they may be rewritten or shortened afterwards. Otherwise they are mapped and must stay
-    /// as they are; another file may be renamed over one of them.
+    /// Copies the files into memory, so that they may be rewritten or truncated afterwards. Otherwise they are mapped and must not
+    /// change; renaming another file over one of them is safe.
     pub copy: bool,
-    /// Whether the block that predicts the token after the next one (MTP) is read, for [`crate::SessionOptions::mtp`]; an error
-    /// where the file has none that is known. Sessions then keep a state of it, whether they draft or not.
+    /// Whether to read the block that predicts the token after the next one (MTP), for [`crate::SessionOptions::mtp`]; an error
+    /// if the file has no supported one. Sessions then keep a state for it, whether they draft or not.
     pub mtp: bool,
 }
 
@@ -31,28 +31,28 @@ impl OpenOptions {
     }
 }
 
-/// A model as it lies in its files. Tensors are mapped, not read.
+/// A model as stored in its files. Tensors are mapped, not read, unless [`OpenOptions::copy`] is set.
 #[derive(Clone)]
 pub struct Checkpoint {
     /// The file or directory.
     pub file: String,
     /// The model's name.
     pub name: String,
-    /// Its dimensions.
+    /// The model's dimensions.
     pub spec: ModelSpec,
-    /// Its tensors.
+    /// The model's tensors.
     pub tensors: Tensors,
-    /// Its tokenizer, its chat templates, and the tokens that begin and end a text.
+    /// The tokenizer, the chat templates, and the tokens that begin and end a text.
     pub text: TextFiles,
-    /// Tokens of the longest texts that it was trained on, where its files say so.
+    /// Length in tokens of the longest texts that the model was trained on, if its files state it.
     pub trained_context: Option<usize>,
     /// Notes on the files for users, each a sentence: unread keys, ids without a token.
     pub notes: Vec<String>,
 }
 
 impl Checkpoint {
-    /// Every tensor of the description must be there, in its shape, and in f32 or another float format where it
-    /// may not be quantized.
+    /// Checks that every tensor of the description exists in its shape, in f32 or another float format if it may not be
+    /// quantized, and that the begin and end tokens are in the vocabulary.
     pub(crate) fn check(&self) -> Result<()> {
         for weight in self.spec.weights() {
             let wrong = |found: String, expected: String| Error::Tensor {
@@ -73,7 +73,7 @@ impl Checkpoint {
                     format!("shape {:?}", weight.shape),
                 ));
             }
-            // llama.cpp quantizes some matrices that stay f32 in files of ours.
+            // llama.cpp quantizes some matrices that stay f32 in this project's files.
             let full = !tensor.format.is_integer_dot() || weight.shape.len() == 2;
             if weight.precision == Precision::Full && !full {
                 return Err(wrong(
@@ -97,8 +97,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// A number that differs for different models: of the description, and of each tensor's format and first bytes. With and
-    /// without its MTP block a model is the same one.
+    /// A hash that identifies the model: of the description, and of each tensor's format and first bytes. The MTP block is
+    /// excluded, so that a model is the same with and without it.
     pub fn fingerprint(&self) -> u64 {
         const SAMPLE: usize = 4096;
         let mut hash = Fnv::new();

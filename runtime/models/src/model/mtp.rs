@@ -1,18 +1,18 @@
 //! Multi-token prediction: a block after the last layer that predicts the token after the next one (DeepSeek-V3, arXiv 2412.19437;
-//! of Qwen3-Next and Qwen3.5: llama.cpp `src/models/qwen35.cpp`, vLLM `qwen3_next_mtp.py`).
+//! Qwen3-Next and Qwen3.5: llama.cpp `src/models/qwen35.cpp`, vLLM `qwen3_next_mtp.py`).
 //!
 //! ```text
 //! u   = W_eh [enorm(embedding(x_t)); hnorm(h_{t-1})]    h_{t-1}: of the previous token, after the final norm; zero before the first
 //! h_t = head_norm(layer(u));  logits of token t + 1 = W_head h_t    a layer of full attention and a feed-forward network
 //! ```
-//! The embedding, `head_norm` and `W_head` are the block's own or the model's. For a draft of several tokens the block reads its
-//! own `h_t` and its own choice in place of the model's, as both references do. The pair of the first token and zero is
-//! llama.cpp's; vLLM begins with the second token. All else is the same in both: positions differ by one there, which rotary
+//! The embedding, `head_norm` and `W_head` are the block's own or the model's. To draft more than one token, the block reads its
+//! own `h_t` and its own choice in place of the model's, as both references do. Pairing the first token with zero follows
+//! llama.cpp; vLLM starts with the second token. The two are otherwise equivalent: their positions differ by one, which rotary
 //! attention does not see.
 //!
-//! State: keys and values of the block's attention, and `h` of the last token. The model's own program writes it, in an additional
-//! layer that ends with the attention and leaves the residual stream as it is: so the state holds exactly the tokens that the model
-//! has read. [`Draft`] is the program of the whole block, and runs on a copy of the state.
+//! State: keys and values of the block's attention, and `h` of the last token. The model's program writes it in an additional layer
+//! that ends with the attention and leaves the residual stream unchanged, so the state covers exactly the tokens that the model has
+//! read. [`Draft`] is the program of the complete block, and runs on a copy of the state.
 
 use serde_json::{Map, Value, json};
 
@@ -28,24 +28,24 @@ use crate::program::Program;
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
-/// The name under which the rows of the block's own embedding are published.
+/// Name under which the rows of the block's own embedding are published.
 const OWN_EMBEDDING: &str = "embedding of the MTP block";
 
-/// The block; its number follows the last layer's.
+/// The MTP block; its layer number follows the last layer's.
 #[derive(Debug, Clone)]
 pub struct MtpSpec {
-    /// Its layer.
+    /// The block's layer.
     pub(crate) layer: LayerSpec,
-    /// Whether it has a separate embedding.
+    /// Whether the block has a separate embedding.
     pub(crate) own_embedding: bool,
-    /// Whether it has a separate norm after its layer.
+    /// Whether the block has a separate norm after its layer.
     pub(crate) own_norm: bool,
-    /// Whether it has a separate output matrix.
+    /// Whether the block has a separate output matrix.
     pub(crate) own_head: bool,
 }
 
 impl MtpSpec {
-    /// The block's tensors besides those of its layer, in a model of this description.
+    /// The block's tensors, without its layer's, in a model with this description.
     pub(super) fn weights(&self, spec: &ModelSpec) -> Vec<WeightSpec> {
         let (hidden, vocab) = (spec.hidden, spec.vocab);
         let name = |part: &str| spec.mtp_name(part);
@@ -67,7 +67,7 @@ impl MtpSpec {
         all
     }
 
-    /// The state tensors: those of its layer, and what the model's final norm gave for the last token.
+    /// The state tensors: the layer's, and the output of the model's final norm for the last token.
     pub(crate) fn state(&self, hidden: usize) -> Vec<StateTensor> {
         let mut tensors = self.layer.state();
         let last = StateTensor::new("hidden", StateKind::Shift, StateDtype::F32, &[hidden]);
@@ -75,7 +75,7 @@ impl MtpSpec {
         tensors
     }
 
-    /// Checks the block of a model of this description; `file` is named in the error.
+    /// Checks the block of a model with this description; `file` is named in the error.
     pub(super) fn check(&self, file: &str, spec: &ModelSpec) -> Result<()> {
         self.layer.check(file, spec.layers.len(), spec.hidden)?;
         let wrong = |found: &str, expected: &str| {
@@ -90,7 +90,7 @@ impl MtpSpec {
             let found = "a layer without a mixer or a feed-forward network";
             return wrong(found, "a layer with both");
         }
-        // Factors of the embedding or the residual stream have no defined place in the block's inputs.
+        // Multipliers of the embedding or the residual stream have no defined place in the block's inputs.
         let scales = spec.layers.iter().chain([&self.layer]);
         let scales = scales.flat_map(|layer| [layer.mixer_sublayer, layer.ffn_sublayer]);
         let plain = spec.embedding_multiplier == 1.0
@@ -118,7 +118,7 @@ impl MtpSpec {
         Value::Object(object)
     }
 
-    /// Reads the block back; `file` names it in errors.
+    /// Reads the block from JSON; `file` is named in errors.
     pub(super) fn from_json(file: &str, config: &Config) -> Result<Self> {
         let layer = config.object().get("layer").unwrap_or(&Value::Null);
         Ok(MtpSpec {
@@ -129,7 +129,7 @@ impl MtpSpec {
         })
     }
 
-    /// Begins a model's program: the rows of the embedding that the block reads are kept.
+    /// Begins a model's program by publishing the embedding rows that the block reads.
     pub(super) fn begin(
         &self,
         source: &WeightSource,
@@ -149,7 +149,7 @@ impl MtpSpec {
         Ok(())
     }
 
-    /// Ends a model's program with what reads every token into the block's state.
+    /// Ends a model's program with the ops that read every token into the block's state.
     pub(super) fn lower_state(
         &self,
         source: &WeightSource,
@@ -188,7 +188,7 @@ impl MtpSpec {
         if let Some(mixer) = &self.layer.mixer {
             lowering.reading(joined, |lowering| mixer.lower(lowering))?;
         }
-        // Without an end its sums are left out: the residual stream stays as it is.
+        // Without a call to `end`, the mixer's sums are dropped: the residual stream stays unchanged.
         let stream = Operand::Columns(View::whole(RESIDUAL, hidden));
         let meets = |op: &dyn Op| {
             let access = op.access();
@@ -208,20 +208,20 @@ impl MtpSpec {
     }
 }
 
-/// The program of drafts: the whole block.
+/// The drafting program: the complete block.
 pub struct Draft {
-    /// Reads a token; the previous hidden state is in [`Draft::before`].
+    /// Reads a token, with the previous hidden state in [`Draft::before`].
     pub program: Program,
     /// Location of the previous token's hidden state.
     pub before: View,
-    /// The first of the block's state tensors, which are the plan's last ones.
+    /// Index of the block's first state tensor; its state tensors are the plan's last.
     pub first_tensor: usize,
-    /// The state tensor of the last token's hidden state.
+    /// Index of the state tensor that holds the last token's hidden state.
     pub last: usize,
 }
 
 impl Draft {
-    /// Lowers the block of a model, whose state tensors begin at number `first_tensor` of the plan.
+    /// Lowers the block of a model; its state tensors start at index `first_tensor` of the plan.
     pub(super) fn lower(
         source: &WeightSource,
         spec: &ModelSpec,
@@ -248,7 +248,7 @@ impl Draft {
         let program = Program {
             widths: vec![hidden; FIRST_FREE],
             ops: vec![Box::new(embed)],
-            // The number of its layer follows those of the model, which are empty here.
+            // The block's layer follows the model's layers, which are empty here.
             layer_ends: vec![1; spec.layers.len()],
             logits: Logits {
                 norm: norm(file, tensors, &head_norm, spec.norm, spec.norm_eps)?,
@@ -291,7 +291,7 @@ fn copy(from: View, to: View) -> Prepare {
     }
 }
 
-/// `to = W_eh [enorm(token); hnorm(before)]` of a pair of a token's embedding and the hidden state before.
+/// Computes `to = W_eh [enorm(token); hnorm(before)]`; `pair` holds the token's embedding and the previous hidden state.
 fn join(
     source: &WeightSource,
     spec: &ModelSpec,

@@ -1,4 +1,4 @@
-//! The description of a model: checked dimensions, from which every other size follows.
+//! The description of a model: checked dimensions, from which all other sizes follow.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::mixers::{self, Mixer, Retained};
 use crate::state::{StateOptions, StatePlan, StateTensor};
 use crate::weights::{OF_MODEL, WeightSpec, full_name};
 
-/// Bytes of memory for the table of a layer's state tensors.
+/// Bytes to reserve for the table of a layer's state tensors.
 const OF_LAYER: usize = 1 << 12;
 
 /// One layer: a token mixer, then a feed-forward network, each with its norms and added to the residual stream. One of
@@ -24,7 +24,7 @@ const OF_LAYER: usize = 1 << 12;
 pub struct LayerSpec {
     /// The token mixer.
     pub(crate) mixer: Option<Arc<dyn Mixer>>,
-    /// The feed-forward network. One with a state is a mixer in a separate layer.
+    /// The feed-forward network. A network with a state is a mixer in a separate layer.
     pub(crate) ffn: Option<FeedForward>,
     /// Norms and multipliers of the mixer.
     pub(crate) mixer_sublayer: Sublayer,
@@ -33,7 +33,7 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
-    /// A mixer and perhaps a network, each after a norm.
+    /// A layer with a mixer and an optional network, each after a norm.
     pub(crate) fn new(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
         LayerSpec {
             mixer: Some(mixer),
@@ -47,7 +47,7 @@ impl LayerSpec {
         self.mixer.as_ref().map_or("none", |mixer| mixer.kind())
     }
 
-    /// The state of the layer: its mixer's.
+    /// The state tensors of the layer, which are its mixer's.
     #[doc(hidden)]
     pub fn state(&self) -> Vec<StateTensor> {
         self.mixer
@@ -55,7 +55,7 @@ impl LayerSpec {
             .map_or_else(Vec::new, |mixer| mixer.state())
     }
 
-    /// The layer as JSON: its mixer's name and hyperparameters, the feed-forward network, what is unusual around them.
+    /// The layer as JSON: the mixer's name and hyperparameters, the feed-forward network, and norms and multipliers that are not default.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
         if let Some(mixer) = &self.mixer {
@@ -79,7 +79,7 @@ impl LayerSpec {
         Value::Object(object)
     }
 
-    /// Reads a layer back; `file` names it in errors.
+    /// Reads a layer from JSON; `file` is named in errors.
     pub(crate) fn from_json(file: &str, layer: &Value) -> Result<Self> {
         let config = Config::new(file, layer.clone())?;
         let mut parameters = config.object().clone();
@@ -89,7 +89,7 @@ impl LayerSpec {
         for key in ["mixer", MIXER_SUBLAYER, FFN_SUBLAYER] {
             parameters.remove(key);
         }
-        // A layer without a mixer is its network alone.
+        // A layer without a mixer consists of its network alone.
         let mixer = match (config.optional_text("mixer")?, &ffn) {
             (None, Some(_)) if parameters.is_empty() => None,
             _ => Some(mixers::read(
@@ -106,7 +106,7 @@ impl LayerSpec {
         })
     }
 
-    /// Checks the layer, whose number is `index`, of a model that is `hidden` wide; `file` is named in the error.
+    /// Checks layer number `index` of a model of width `hidden`; `file` is named in the error.
     pub(super) fn check(&self, file: &str, index: usize, hidden: usize) -> Result<()> {
         let wrong = |part: &str, found: String, expected: &str| Error::Config {
             file: file.into(),
@@ -142,8 +142,8 @@ impl LayerSpec {
             return Ok(());
         };
         let part = format!(" ({})", mixer.kind());
-        // With numbers this small no product of two overflows, and no mixer multiplies more of them
-        // unchecked.
+        // The product of two numbers this small does not overflow, and no mixer multiplies more of them without a
+        // check.
         if let Some((name, number)) = too_large("", &mixer.to_json()) {
             let expected = format!("a number up to {LARGEST}");
             return Err(wrong(&part, format!("{name} {number}"), &expected));
@@ -164,39 +164,39 @@ impl LayerSpec {
     }
 }
 
-/// The keys of what is around a mixer and a feed-forward network.
+/// Keys of the norms and multipliers around a mixer and a feed-forward network.
 const MIXER_SUBLAYER: &str = "mixer_sublayer";
 const FFN_SUBLAYER: &str = "ffn_sublayer";
 
-/// A whole model's dimensions.
+/// A model's dimensions.
 #[derive(Debug, Clone)]
 pub struct ModelSpec {
     /// Number of token ids.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// The norm before every layer's parts and before the logits.
+    /// The kind of norm before every layer's parts and before the logits.
     pub(crate) norm: NormKind,
-    /// Added under the square root of these norms.
+    /// Epsilon of these norms, added under the square root.
     pub(crate) norm_eps: f32,
-    /// Whether the embedding is normed as well.
+    /// Whether the embedding is normalized as well.
     pub(crate) embedding_norm: bool,
     /// Multiplies the embedding's rows.
     pub(crate) embedding_multiplier: f32,
     /// Multiplies the logits.
     pub(crate) logits_multiplier: f32,
-    /// Bounds the logits: `cap tanh(logits / cap)`; none: no bound.
+    /// Bounds the logits: `cap tanh(logits / cap)`; `None` for no bound.
     pub(crate) logit_softcap: Option<f32>,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// The block that predicts the token after the next one; none: it has none, or it was not read.
+    /// The block that predicts the token after the next one; `None` if the model has none or it was not read.
     pub(crate) mtp: Option<MtpSpec>,
 }
 
 impl Default for ModelSpec {
-    /// A model of no size without multipliers.
+    /// A model of size zero without multipliers.
     fn default() -> Self {
         ModelSpec {
             vocab: 0,
@@ -214,7 +214,7 @@ impl Default for ModelSpec {
     }
 }
 
-/// A whole number in `value`, which is called `name`, that is larger than is believed.
+/// Finds an integer above [`LARGEST`] in `value`, which is called `name`.
 fn too_large(name: &str, value: &Value) -> Option<(String, u64)> {
     match value {
         Value::Number(number) => {
@@ -273,7 +273,7 @@ impl ModelSpec {
         self.check_common(file)
     }
 
-    /// Checks that tensors that several layers have in common are of the same shape in all of them.
+    /// Checks that a tensor shared by layers has the same shape in all of them.
     fn check_common(&self, file: &str) -> Result<()> {
         let mut shapes: HashMap<String, Vec<usize>> = HashMap::new();
         for (i, layer) in self.layers.iter().enumerate() {
@@ -298,7 +298,7 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// Every tensor of the model by its full name, in the order of the file.
+    /// Every tensor of the model under its full name, in the order of the file.
     pub fn weights(&self) -> Vec<WeightSpec> {
         let mut all = vec![WeightSpec::matrix(
             "token_embd.weight",
@@ -364,13 +364,13 @@ impl ModelSpec {
         all
     }
 
-    /// The name of a part of the block that predicts the token after the next one.
+    /// The full name of a part of the block that predicts the token after the next one.
     pub(super) fn mtp_name(&self, part: &str) -> String {
         format!("blk.{}.nextn.{part}", self.layers.len())
     }
 
-    /// Bounds every plain attention layer to `window` keys (none: as it is) and a retained set; the number of layers
-    /// that changed.
+    /// Bounds every plain attention layer to `window` keys (`None` keeps its window) and adds a retained set. Returns
+    /// the number of layers that changed.
     pub fn retain(&mut self, window: Option<usize>, retained: Retained) -> usize {
         let mut changed = 0;
         let mtp = self.mtp.as_mut().map(|mtp| &mut mtp.layer);
@@ -384,13 +384,13 @@ impl ModelSpec {
         changed
     }
 
-    /// Added under the square root of the norms before every layer's parts.
+    /// Epsilon of the norms before every layer's parts.
     #[doc(hidden)]
     pub fn norm_eps(&self) -> f32 {
         self.norm_eps
     }
 
-    /// The state of a session on this model.
+    /// The plan of the state of a session on this model.
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
         ask_room(self.layers.len().saturating_mul(OF_LAYER))?;
         let layers = self.layers.iter().map(LayerSpec::state);
@@ -398,7 +398,7 @@ impl ModelSpec {
         StatePlan::new(self.vocab, layers.chain(mtp), options)
     }
 
-    /// Leaves the mixers alone, to measure them.
+    /// Removes the feed-forward networks, to measure the mixers alone.
     pub fn remove_feed_forward(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.ffn = None);
     }
@@ -436,10 +436,10 @@ impl ModelSpec {
         model
     }
 
-    /// Reads the description back; `file` is named in errors.
+    /// Reads the description from JSON; `file` is named in errors.
     pub fn from_json(file: &str, value: &Value) -> Result<Self> {
         let config = Config::new(file, value.clone())?;
-        // Files written before November 2026 say "blocks".
+        // Files written before November 2026 use the key "blocks".
         let key = if config.object().contains_key("blocks") {
             "blocks"
         } else {

@@ -1,8 +1,8 @@
-//! A model's text files, whatever their format: tokenizer, chat templates, and the tokens that begin and end a text.
+//! A model's text files, in any format: tokenizer, chat templates, and the tokens that begin and end a text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The name of the chat template that conversations have unless another one suits them better.
+/// Name of the chat template for conversations, unless another template suits them better.
 pub const DEFAULT_TEMPLATE: &str = "default";
 
 /// A tokenizer, chat templates, and the tokens that begin and end a text.
@@ -12,9 +12,9 @@ pub struct TextFiles {
     pub tokenizer: Option<Vec<u8>>,
     /// Chat templates in Jinja by their names: `default`, and often `tool_use` for conversations with tools.
     pub templates: BTreeMap<String, String>,
-    /// The token of the beginning, which plain text has before it if `adds_bos`.
+    /// The token that begins a text; put before plain text if `adds_bos`.
     pub bos: Option<u32>,
-    /// Whether the tokenizer puts `bos` before plain text.
+    /// Whether the tokenizer prepends `bos` to plain text.
     pub adds_bos: bool,
     /// The token that ends a document; one of `ends`.
     pub eos: Option<u32>,
@@ -24,7 +24,7 @@ pub struct TextFiles {
     pub names: TokenNames,
 }
 
-/// The texts of `bos_token`, `eos_token` and `pad_token` in templates. None: the text of the token with that id, if there is one.
+/// The texts of `bos_token`, `eos_token` and `pad_token` in templates; `None` for the text of the token with that id, if it exists.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TokenNames {
     /// `bos_token`.
@@ -36,15 +36,15 @@ pub struct TokenNames {
 }
 
 impl TextFiles {
-    /// The token before plain text, if there is one.
+    /// The token before plain text, if any.
     pub fn begin(&self) -> Option<u32> {
         self.bos.filter(|_| self.adds_bos)
     }
 
-    /// The chat template of conversations without tools.
+    /// The chat template for conversations without tools.
     pub fn chat_template(&self) -> Option<&str> {
         let named = self.templates.get(DEFAULT_TEMPLATE);
-        // A single template serves whatever its name.
+        // A single template is used whatever its name.
         let only = || self.templates.values().next();
         let found = named.or_else(|| only().filter(|_| self.templates.len() == 1));
         found.map(String::as_str)

@@ -1,4 +1,4 @@
-//! Copies of a state on a device for checkpoints: the host takes one over while the device reads the next chunk.
+//! Copies of a device state for checkpoints: the host receives them while the device reads the next chunk.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use crate::engine::{StateCopy, checkpoint_room, no_copy};
 use crate::error::{Error, Result};
 use crate::state::StatePlan;
 
-/// A copy that was begun.
+/// The progress of a copy.
 pub(super) enum Copying {
     None,
-    /// It is on its way: bytes of its rows and of all others.
+    /// In progress: the size of its rows and of its other tensors in bytes.
     Begun([usize; 2], Transfer),
     Ended(Result<StateCopy>, Option<Transfer>),
 }
 
-/// Most bytes of a checkpoint that has read `grid` tokens more than the one before it.
+/// Upper bound of a checkpoint's size in bytes, if it is `grid` tokens after the previous one.
 pub(super) fn checkpoint_bytes(plan: &StatePlan, grid: usize) -> usize {
     match grid as u64 {
         0 => 0,
-        // A block of tokens may begin before the first of them.
+        // The first token may lie inside a token block that begins earlier.
         grid => plan.present_bytes() + plan.row_bytes(1..grid + 1),
     }
 }
 
 impl Copying {
-    /// Takes over what has come from the device, if a copy was begun. An error is left to [`CudaEngine::end`].
+    /// Receives the bytes from the device, if a copy is in progress. [`CudaEngine::end`] reports errors.
     pub fn take_over(&mut self, pool: &Pool) {
         *self = match std::mem::replace(self, Copying::None) {
             Copying::Begun(lengths, mut transfer) => {
@@ -42,7 +42,7 @@ impl Copying {
 }
 
 impl CudaEngine {
-    /// Begins to copy the state. Where no transfer is large enough, or another session of the model uses it, all is copied at once.
+    /// Begins to copy the state. Copies synchronously if no transfer buffer is large enough or another session of the model uses it.
     pub(super) fn begin(&mut self, positions: Range<u64>) -> Result<()> {
         let (plan, arena) = (Arc::clone(&self.plan), self.arena.address());
         let rows = plan.rows(positions.clone());
@@ -78,7 +78,7 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Ends the copy that was begun.
+    /// Waits for the copy and returns it.
     pub(super) fn end(&mut self) -> Result<StateCopy> {
         self.copying.take_over(&self.pool);
         match std::mem::replace(&mut self.copying, Copying::None) {

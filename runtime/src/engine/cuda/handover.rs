@@ -1,4 +1,4 @@
-//! A state that a program on another queue reads tokens into.
+//! Access to the state for programs on other queues, which read tokens into it.
 
 use std::sync::Arc;
 
@@ -25,23 +25,23 @@ impl CudaEngine {
         &self.plan
     }
 
-    /// Type of cached keys and values.
+    /// Data type of cached keys and values.
     pub(super) fn kv(&self) -> Kv {
         self.kv
     }
 
-    /// Where the state lies.
+    /// Device address of the state.
     pub(super) fn state(&self) -> Address {
         self.arena.address()
     }
 
-    /// The first of the largest logits is known to be this one.
+    /// Sets the most probable token of the state's logits, if known.
     pub(super) fn set_next(&mut self, next: Option<u32>) {
         self.host_logits.next = next;
     }
 
-    /// Leaves the state to a program on another queue, which reads tokens into it and may sample one: nothing is left to do on
-    /// this one. Returns where the state lies.
+    /// Hands the state over to a program on another queue, which reads tokens into it and samples one if `sampling` is set. Waits until
+    /// this engine's queue is idle. Returns the state's address.
     pub(super) fn leave(&mut self, sampling: Option<Sampling>) -> Result<Address> {
         self.check_lost()?;
         if let Some(sampling) = sampling {
@@ -61,7 +61,7 @@ impl CudaEngine {
         Ok(self.arena.address())
     }
 
-    /// Writes the state of the random numbers to the device, unless it has it.
+    /// Writes the random number state to the device, unless the device has it already.
     pub(super) fn write_random(&mut self) -> Result<SamplerState> {
         let random = self.own.tensor::<SamplerState>(SAMPLER)[0];
         if self.known.1.take() != Some(random) {
@@ -71,7 +71,7 @@ impl CudaEngine {
         Ok(random)
     }
 
-    /// The device has taken the random numbers that `sampling` takes.
+    /// Records that the device has drawn the random numbers of `sampling`.
     pub(super) fn moved_on(&mut self, mut random: SamplerState, sampling: Sampling) {
         random.draws = random.draws.wrapping_add(sampling.draws.into());
         self.known.1 = Some(random);

@@ -1,4 +1,4 @@
-//! The engine on a GPU: state, buffers, and the program as kernels.
+//! The engine on a GPU: state and buffers in device memory, the program as kernels.
 
 mod batch;
 mod copies;
@@ -37,49 +37,49 @@ pub(crate) struct CudaEngine {
     plan: Arc<StatePlan>,
     /// The host's part of the state: position, sampler and history.
     own: Arena,
-    /// Buffers of a step, one row each, and its working memory.
+    /// One-row buffers and working memory of a step.
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
-    /// Those of chunks, which sessions of the model share.
+    /// Buffers and working memory of chunks, shared by all sessions of the model.
     chunks: Arc<Mutex<ChunkMemory>>,
     /// The residual stream of the last chunk, `[tokens, hidden]`.
     residual: Memory,
     /// Tokens of the chunk, u32.
     ids: Memory,
-    /// States to return to, and what the host has of each.
+    /// States of the marks, and the host's part of each.
     marks: Vec<(Memory, Arena)>,
     /// Whether the state's logits are those after the last token.
     fresh: bool,
     hidden: usize,
     vocab: usize,
-    /// The token that the state's logits chose, and how steps ended.
+    /// The token chosen on the device, and the outcome of steps.
     control: Arc<Control>,
-    /// Why the session is lost, once it is.
+    /// Why the session is lost; empty while it is not.
     lost: OnceCell<String>,
-    /// How tokens are sampled, a [`Sampling`].
+    /// Sampling parameters, a [`Sampling`].
     sampling: Memory,
-    /// The parameters and the random state that the device holds, where the host has a copy.
+    /// The parameters and the random number state that the device holds; `None` if unknown.
     known: (Option<Sampling>, Option<SamplerState>),
-    /// Whether something may be left to do on the queue.
+    /// Whether the queue may still have work.
     busy: Cell<bool>,
     kv: Kv,
     host_logits: HostLogits,
     programs: Box<Programs>,
     form: StepForm,
-    /// Reads prompts where they have the bits of steps.
+    /// Reads prompts of exact sessions.
     exact: Option<Box<DeviceExact>>,
     pool: Arc<Pool>,
-    /// The copy of the state that is being made.
+    /// The copy of the state that is in progress.
     copying: Copying,
 }
 
 impl CudaEngine {
-    /// Which ops of the program each op of the kernel computes, if a step is one kernel.
+    /// The program's ops that each op of the decode kernel computes, if a step is one kernel.
     pub fn kernel_ops(&self) -> Option<&[KernelOpInfo]> {
         self.programs.persistent.as_ref().map(DecodeKernel::ops)
     }
 
-    /// The queue of a session that is not lost; no other queue is changing its state.
+    /// The queue, unless the session is lost. No other queue is changing the state when this returns.
     fn queue(&self) -> Result<&dyn Queue> {
         self.check_lost()?;
         self.settle_exact()?;
@@ -87,7 +87,7 @@ impl CudaEngine {
         Ok(&*self.queue)
     }
 
-    /// Waits until the state has all tokens of exact prompts, which another queue reads.
+    /// Waits until the state contains all tokens of exact prompts, which another queue reads.
     fn settle_exact(&self) -> Result<()> {
         self.exact.as_ref().map_or(Ok(()), |exact| exact.settle())
     }
@@ -102,16 +102,16 @@ impl CudaEngine {
         }
     }
 
-    /// The memory that sessions of the model share.
+    /// Locks the memory that sessions of the model share.
     fn lock_chunks(&self) -> MutexGuard<'_, ChunkMemory> {
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the device is idle, and returns the token that was chosen last.
+    /// Waits until the device is idle, and returns the last chosen token.
     ///
     /// # Errors
-    /// [`Error::Device`] if a step passed its deadline: what the session holds is worth nothing then, and every later call has
-    /// the same error.
+    /// [`Error::Device`] if a step missed its deadline: the session's contents are then invalid, and every later call returns the same
+    /// error.
     fn settle(&self) -> Result<u32> {
         let chosen = self.control.read(self.queue()?)?;
         if let (Err(failure), Some(persistent)) = (chosen, &self.programs.persistent) {
@@ -121,7 +121,7 @@ impl CudaEngine {
         Ok(chosen.unwrap_or_default())
     }
 
-    /// A row of the last chunk's residual stream becomes that which logits are made of.
+    /// Copies a row of the last chunk's residual stream to the input of the logits.
     fn move_row(&self, row: usize) -> Result<()> {
         let bytes = self.hidden * size_of::<f32>();
         let from = self.residual.address() + (row * bytes) as u64;
@@ -129,7 +129,7 @@ impl CudaEngine {
         self.queue()?.copy(from, to, bytes)
     }
 
-    /// Reads a chunk of several tokens, whose ids are on the device. The memory of chunks is free again when this returns.
+    /// Reads a chunk of several tokens, whose ids are on the device. The shared memory is free again when this returns.
     fn read_chunk(&mut self, tokens: usize) -> Result<()> {
         let chunks = Arc::clone(&self.chunks);
         let chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +140,7 @@ impl CudaEngine {
         let bytes = tokens * self.hidden * size_of::<f32>();
         let residual = chunks.buffers[RESIDUAL].address();
         self.queue.copy(residual, self.residual.address(), bytes)?;
-        // The device is busy with the chunk, and the host is not.
+        // While the device computes the chunk, the host can receive a checkpoint.
         self.copying.take_over(&self.pool);
         self.queue.finish()
     }
@@ -154,21 +154,21 @@ impl CudaEngine {
         Ok(token)
     }
 
-    /// Where a tensor of the state lies.
+    /// Device address of a state tensor.
     pub(super) fn tensor(&self, tensor: usize) -> Address {
         self.arena.address() + self.plan.tensors()[tensor].offset as u64
     }
 
-    /// Another state takes the place of this one.
+    /// Invalidates cached values because the state is being replaced.
     pub(super) fn replaced(&mut self) {
         self.host_logits.forget();
         self.known.1 = None;
     }
 
-    /// Chooses the first of the largest logits on the device and reads that token.
+    /// Chooses the most probable token on the device and reads it.
     ///
     /// # Errors
-    /// [`Error::Logits`] if the logits are not finite; the state is then one of a damaged model.
+    /// [`Error::Logits`] if the logits are not finite; the state is then invalid too.
     fn choose(&mut self) -> Result<u32> {
         self.queue()?;
         self.host_logits.forget();
@@ -177,10 +177,10 @@ impl CudaEngine {
         self.chosen()
     }
 
-    /// As above with a sampled token; the random numbers advance.
+    /// Samples a token on the device and reads it; the random numbers advance.
     ///
     /// # Errors
-    /// As [`CudaEngine::choose`].
+    /// See [`CudaEngine::choose`].
     fn sample(&mut self, sampling: Sampling) -> Result<u32> {
         self.queue()?;
         self.host_logits.forget();
@@ -197,7 +197,7 @@ impl CudaEngine {
         Ok(token)
     }
 
-    /// Takes over another session's state, which has the same plan.
+    /// Copies the state of another engine with the same plan.
     fn copy_from(&mut self, other: &CudaEngine) -> Result<()> {
         self.replaced();
         if other.programs.persistent.is_some() {
@@ -353,7 +353,7 @@ impl Engine for CudaEngine {
     }
 
     fn upload(&mut self, state: &[u8]) -> Result<()> {
-        // The driver copies as much as it is given.
+        // The driver would copy any number of bytes that it is given.
         assert_eq!(state.len(), self.plan.bytes());
         self.replaced();
         self.queue()?.write(self.arena.address(), state)?;
@@ -396,7 +396,7 @@ impl Engine for CudaEngine {
         let (queue, arena) = (self.queue()?, self.arena.address());
         let mut copies = copies.map(|(part, bytes)| (arena + part.start as u64, bytes));
         let written = copies.try_for_each(|(to, bytes)| {
-            // SAFETY: the bytes are borrowed until the queue has finished.
+            // SAFETY: the bytes stay borrowed until the queue has finished.
             unsafe { queue.begin_write(to, bytes) }
         });
         queue.finish().and(written)

@@ -1,4 +1,4 @@
-//! Opens a session's engine on a device: allocates its memory, compiles its programs.
+//! Opens a session's engine on a device: allocates its memory and compiles its programs.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::{Arc, PoisonError};
@@ -19,7 +19,7 @@ use crate::program::Schedule;
 use crate::state::{Arena, StateOptions, StatePlan};
 
 impl CudaEngine {
-    /// Allocates for chunks of up to `options.chunk` tokens and compiles what is not compiled yet.
+    /// Allocates memory for chunks of up to `options.chunk` tokens and compiles the programs that are not compiled yet.
     pub fn new(
         model: &Arc<Model>,
         device: &Arc<Device>,
@@ -102,7 +102,7 @@ impl CudaEngine {
                 let step: Vec<&Queued> = step.iter().collect();
                 let others = TranslationUnit::new(&calls.always().collect::<Vec<_>>());
                 calls.choice = choice;
-                // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
+                // Compiling takes seconds, and the two units are independent. An error of the first recurs where the unit is used.
                 std::thread::scope(|scope| {
                     scope.spawn(|| device.kernels(&others));
                     DecodeKernel::new(&step, blocks, &device, &*queue, &control)
@@ -164,7 +164,7 @@ impl CudaEngine {
     }
 }
 
-/// Blocks of the one kernel that a step is, or why a step is a graph of kernels.
+/// Number of thread blocks if a step is one kernel, or the reason why it is a graph of kernels.
 fn persistent_blocks(device: &Device, options: &Setup) -> std::result::Result<usize, String> {
     match options.step {
         StepProgram::Recorded => Err("it was chosen".into()),
@@ -177,7 +177,7 @@ fn persistent_blocks(device: &Device, options: &Setup) -> std::result::Result<us
 }
 
 impl Model {
-    /// In which order the ops may run, with a state of these sizes, and how the decode kernel of `device` keeps each dependency.
+    /// The order in which the ops may run, with a state of this size, and how the decode kernel of `device` enforces each dependency.
     ///
     /// # Errors
     /// [`Error::Device`] if the device cannot hold a session.

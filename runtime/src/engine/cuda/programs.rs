@@ -1,4 +1,4 @@
-//! The kernels that a session launches: for a chunk, for its logits, and for a step.
+//! The kernels that a session launches for a chunk, for logits, and for a step.
 
 use crate::cuda::{
     Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued,
@@ -9,11 +9,11 @@ use crate::operands::{RESIDUAL, View};
 use crate::program::Program;
 use crate::state::LOGITS;
 
-/// A launch that fits itself to the number of tokens.
+/// A launch that is adjusted to the number of tokens.
 pub(super) struct Template {
     pub launch: Launch,
     grid: Grid,
-    /// Arguments that are the number of tokens.
+    /// Indices of the arguments that hold the number of tokens.
     tokens: Vec<usize>,
 }
 
@@ -31,33 +31,33 @@ impl Template {
 pub(super) struct Programs {
     /// Reads a chunk.
     pub chunk: Vec<Template>,
-    /// Logits of the token in row 0 of the residual stream, into the state.
+    /// Computes the logits of row 0 of the residual stream into the state.
     pub logits: Vec<Template>,
-    /// One token from the ids into the state, logits included.
+    /// Reads one token from the ids into the state and computes its logits.
     pub step: Box<dyn Recording>,
-    /// Reads the token that the state's logits choose: the first of the largest.
+    /// Chooses the most probable token (the first among equals) and reads it.
     pub greedy: Box<dyn Recording>,
-    /// Reads a sampled token.
+    /// Samples a token and reads it.
     pub sample: Box<dyn Recording>,
-    /// The kernel of all three, if the device can hold a whole step.
+    /// The kernel of all three recordings, if a step is one kernel.
     pub persistent: Option<DecodeKernel>,
 }
 
 /// The calls of a session's programs.
 pub(super) struct Calls {
     pub chunk: Vec<Queued>,
-    /// Logits of one token.
+    /// Computes the logits of one token.
     pub logits: Vec<Queued>,
     /// Samples a token.
     pub sample: Vec<Queued>,
-    /// The choice of a token, then a step with its logits.
+    /// Chooses the most probable token, then runs a step with its logits.
     pub step: Vec<Queued>,
-    /// How many calls of a step choose the token.
+    /// The number of calls at the beginning of `step` that choose the token.
     pub choice: usize,
 }
 
 impl Calls {
-    /// Those that are kernels of their own, whatever a step is.
+    /// Calls that are always separate kernels, whatever the form of a step.
     pub fn always(&self) -> impl Iterator<Item = &Queued> {
         let parts = [&self.chunk, &self.logits, &self.sample];
         parts.into_iter().flatten()
@@ -69,16 +69,16 @@ pub(super) struct ProgramWriter<'a> {
     pub program: &'a Program,
     pub memory: SessionMemory<'a>,
     pub scratch: &'a mut Vec<Memory>,
-    /// Where a chosen token is written.
+    /// Address for the chosen token.
     pub chosen: Address,
-    /// How tokens are sampled.
+    /// Address of the sampling parameters.
     pub sampling: Address,
     pub hidden: usize,
     pub vocab: usize,
 }
 
 impl ProgramWriter<'_> {
-    /// The calls for one token.
+    /// Collects the calls for one token.
     fn write(
         &mut self,
         persistent: bool,
@@ -96,13 +96,14 @@ impl ProgramWriter<'_> {
         }))
     }
 
-    /// All ops but the logits, for one token.
+    /// The calls of all ops except the logits, for one token.
     fn layers(&mut self, persistent: bool) -> Result<Vec<Queued>> {
         let program = self.program;
         self.write(persistent, |launches| write_layers(program, launches))
     }
 
-    /// All ops but the logits for chunks of this many tokens, in the memory of chunks, whose workspaces may exist already.
+    /// The calls of all ops except the logits for chunks of `tokens` tokens, in the memory that chunks share (it may hold workspaces
+    /// already).
     pub fn chunk(&self, tokens: usize, chunks: &mut ChunkMemory) -> Result<Vec<Queued>> {
         let memory = SessionMemory {
             buffers: &chunks.buffers,
@@ -113,7 +114,7 @@ impl ProgramWriter<'_> {
         Ok(launches.into_calls())
     }
 
-    /// Logits of one token.
+    /// The calls that compute the logits of one token.
     pub fn logits(&mut self, persistent: bool) -> Result<Vec<Queued>> {
         let (program, hidden, vocab) = (self.program, self.hidden, self.vocab);
         self.write(persistent, |launches| {
@@ -128,13 +129,13 @@ impl ProgramWriter<'_> {
         })
     }
 
-    /// Samples a token.
+    /// The calls that sample a token.
     pub fn sample(&mut self) -> Result<Vec<Queued>> {
         let (vocab, sampling, chosen) = (self.vocab, self.sampling, self.chosen);
         self.write(false, |launches| launches.sample(vocab, sampling, chosen))
     }
 
-    /// The choice of the most probable token, then a step with its logits; and how many calls choose.
+    /// The calls that choose the most probable token, followed by a step with its logits. Also returns how many calls choose.
     pub fn step(&mut self, persistent: bool) -> Result<(Vec<Queued>, usize)> {
         let (vocab, chosen) = (self.vocab, self.chosen);
         let mut step = self.write(persistent, |launches| {
@@ -148,9 +149,9 @@ impl ProgramWriter<'_> {
     }
 }
 
-/// All ops but the logits, and the end of a chunk.
+/// Launches all ops except the logits, and the end of a chunk.
 fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
-    // Only in one kernel ops run at the same time.
+    // Ops run concurrently only in the one-kernel form.
     let sharing = if launches.persistent {
         program.concurrent(|op| op.fills_device())
     } else {

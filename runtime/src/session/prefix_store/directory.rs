@@ -1,4 +1,4 @@
-//! The checkpoints in a directory: which there are, their loading, and the thread that writes them.
+//! The checkpoints in a directory: listing, loading, and the thread that writes them.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -16,9 +16,9 @@ use super::files::{Files, Known, id_of, path_of};
 use super::tree::{Checkpoint, Key, Piece, Place, Present, Tree};
 use crate::error::{Error, Result};
 
-/// Checkpoints that wait for the thread; more are not written.
+/// Checkpoints that may wait for the thread; further ones are not written.
 const WAITING: usize = 8;
-/// Notes that are kept until somebody takes them.
+/// Largest number of notes kept until [`Directory::take_notes`].
 const MOST_NOTES: usize = 100;
 
 /// The directory of a store.
@@ -28,7 +28,7 @@ pub struct Directory {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The part that the thread and the store share.
+/// State shared by the thread and the store.
 struct Shared {
     path: PathBuf,
     most: u64,
@@ -38,17 +38,17 @@ struct Shared {
     idle: Condvar,
 }
 
-/// The thread's work so far.
+/// Progress of the thread.
 #[derive(Default)]
 struct Done {
     waiting: usize,
     written: Vec<Written>,
 }
 
-/// The nodes of a file whose writing has ended, and whether it is there.
+/// The nodes of a file that the thread has finished with, and whether the file exists.
 pub type Written = (Vec<Place>, bool);
 
-/// A checkpoint to write, and the nodes that stay in memory until then, the checkpoint last.
+/// A checkpoint to write, and the nodes that stay in memory until then; the checkpoint is the last of them.
 struct Job {
     places: Vec<Place>,
     head: Head,
@@ -61,7 +61,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Directory {
-    /// Opens a directory, and makes it if it does not exist.
+    /// Opens a directory and creates it if it does not exist.
     pub fn open(path: PathBuf, most: u64) -> Result<Self> {
         let error = |action| {
             let path = path.clone();
@@ -97,30 +97,30 @@ impl Directory {
         })
     }
 
-    /// Files and their bytes.
+    /// Number of usable files, and bytes of all files.
     pub fn held(&self) -> (usize, u64) {
         let files = lock(&self.shared.files);
         let usable = files.known.values().filter(|known| known.head.is_some());
         (usable.count(), files.bytes())
     }
 
-    /// Removes all checkpoints.
+    /// Removes the files of all checkpoints.
     pub fn clear(&self) {
         let mut files = lock(&self.shared.files);
         self.shared.refresh(&mut files);
         for (id, _) in files.known.drain() {
-            // One that cannot be removed is found again.
+            // A file that cannot be removed is found again later.
             let _ = std::fs::remove_file(self.shared.name(id));
         }
         files.read_at = None;
     }
 
-    /// The notes since the last call.
+    /// Takes the notes recorded since the last call.
     pub fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut *lock(&self.shared.notes))
     }
 
-    /// Waits until nothing waits to be written.
+    /// Waits until no checkpoint is waiting to be written.
     pub fn flush(&self) {
         let mut done = lock(&self.shared.done);
         while done.waiting > 0 {
@@ -132,12 +132,12 @@ impl Directory {
         }
     }
 
-    /// Files whose writing has ended since the last call.
+    /// Takes the files finished since the last call.
     pub fn take_written(&self) -> Vec<Written> {
         std::mem::take(&mut lock(&self.shared.done).written)
     }
 
-    /// Has a checkpoint written, unless it is already, or too many wait.
+    /// Queues a checkpoint for writing, unless it has a file already or the queue is full.
     pub fn keep(&self, tree: &mut Tree, place: Place) {
         let Some(path) = tree.path(place) else {
             return;
@@ -188,13 +188,13 @@ impl Directory {
         }
     }
 
-    /// Never loads a file again whose numbers are no state of its model.
+    /// Never loads this file again, because its numbers are not a valid state of its model.
     pub fn pass_over(&self, id: u64) {
         let error = io::Error::new(io::ErrorKind::InvalidData, "a counter is beyond its range");
         self.shared.pass_over(id, &error);
     }
 
-    /// Loads the deepest checkpoint that `tokens` begin with into the tree, with the rows before it, if it is deeper than `position`.
+    /// Loads the deepest checkpoint that is a prefix of `tokens` into the tree, with the rows before it, if it is deeper than `position`.
     pub fn load(&self, tree: &Mutex<Tree>, key: Key, tokens: &[u32], position: u64) {
         let chain = {
             let mut files = lock(&self.shared.files);
@@ -232,7 +232,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // The thread ends when it has written all that waits.
+        // Closing the channel ends the thread after all queued checkpoints are written.
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -240,7 +240,7 @@ impl Drop for Directory {
     }
 }
 
-/// Adds a file's pieces after `parent`, or its state to a node that has lost it. None if there is no room.
+/// Adds a file's pieces after `parent`, or its state to a node whose state was evicted. `None` if there is no room.
 fn add(
     tree: &mut Tree,
     (id, head, body): (u64, &Head, Body),
@@ -294,7 +294,7 @@ impl Shared {
         }
     }
 
-    /// A file that cannot be used is not looked at again.
+    /// Marks an unusable file, so that it is not read again.
     fn pass_over(&self, id: u64, error: &io::Error) {
         let mut files = lock(&self.files);
         if error.kind() == io::ErrorKind::NotFound {
@@ -307,7 +307,7 @@ impl Shared {
         self.note(format!("{}: passed over: {error}", self.name(id).display()));
     }
 
-    /// Takes in what other processes have written or removed since.
+    /// Updates the list with files that other processes have written or removed.
     fn refresh(&self, files: &mut Files) {
         let changed = std::fs::metadata(&self.path).and_then(|about| about.modified());
         if changed.ok() != files.read_at
@@ -342,7 +342,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads a file of at most `most` bytes whole, and marks it as used.
+    /// Reads a complete file of at most `most` bytes and marks it as used.
     fn load(&self, id: u64, key: Key, most: u64) -> io::Result<(Head, Body)> {
         let file = open_file(self.name(id))?;
         let size = file.metadata()?.len();
@@ -360,7 +360,7 @@ impl Shared {
             ));
         }
         let now = SystemTime::now();
-        // Other processes see by it which files are in use.
+        // The modification time tells other processes which files are in use.
         let _ = File::options()
             .write(true)
             .open(self.name(id))
@@ -403,7 +403,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes the files that were not used for the longest time until `bytes` more fit. Those that hold rows for others stay.
+    /// Removes the least recently used files until `bytes` more fit. Files that hold rows for other files stay.
     fn make_room(&self, bytes: u64, parent: u64) -> io::Result<()> {
         let full = || {
             io::Error::new(

@@ -1,8 +1,8 @@
-//! The form of a checkpoint's file.
+//! The file format of a checkpoint.
 //!
-//! A magic number with the version; numbers (below); the tokens; a checksum of all this, so that the head can be believed without the
-//! rest; the rows of each piece; the state; the logits; a checksum of everything. A piece is what one checkpoint in memory holds: a
-//! file has the pieces since the last ancestor that has a file.
+//! A magic number with the version; numbers (below); the tokens; a checksum of the head so far, so that the head can be verified without
+//! the rest; the rows of each piece; the state; the logits; a checksum of everything. A piece holds the tokens and rows of one
+//! checkpoint in memory: a file has the pieces since the last ancestor that has a file.
 
 use std::io::{self, Error, ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::session::reading::Hash;
 use crate::state::Summed;
 
 const MAGIC: &[u8; 8] = b"WLPREFX1";
-/// Most pieces and most tokens of a file: its head is read before its checksum can be compared, and a hole may be as long as it says.
+/// Upper bounds of a file's pieces and tokens: its head is read before its checksum is verified, and a sparse file may be of any size.
 const MOST_PIECES: u64 = 1 << 20;
 const MOST_TOKENS: u64 = 1 << 24;
 
-/// A piece's sizes.
+/// Sizes of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceHead {
     pub tokens: usize,
@@ -24,29 +24,29 @@ pub struct PieceHead {
     pub grid: u64,
 }
 
-/// The head of a file, before its rows.
+/// The head of a file: everything before its rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     pub key: Key,
-    /// The file that holds the rows before; 0 if it begins at the first token.
+    /// The file with the preceding rows; 0 if this file begins at the first token.
     pub parent: u64,
-    /// Tokens from the beginning.
+    /// Number of tokens from the beginning.
     pub position: u64,
     pub pieces: Vec<PieceHead>,
     pub state: usize,
     pub logits: usize,
-    /// Those of all pieces.
+    /// The tokens of all pieces.
     pub tokens: Vec<u32>,
 }
 
-/// A file's rows, piece by piece, and its state.
+/// The rows of a file, piece by piece, and its state.
 pub struct Body {
     pub rows: Vec<Arc<Vec<u8>>>,
     pub present: Arc<Present>,
 }
 
 impl Head {
-    /// The file's name as a number: a hash of what it is, never 0.
+    /// The number in the file's name: a hash of its key, tokens and grid, never 0.
     pub fn id(&self) -> u64 {
         let mut hash = Hash::new();
         let grid = self.pieces.last().map_or(0, |piece| piece.grid);
@@ -72,7 +72,7 @@ impl Head {
             .checked_add(4 * self.logits as u64)
     }
 
-    /// Bytes of the whole file.
+    /// Size of the complete file in bytes.
     pub fn file_bytes(&self) -> Option<u64> {
         let numbers = 8 * (7 + 3 * self.pieces.len() as u64);
         let head = 8 + numbers + 4 * self.tokens.len() as u64 + 4;
@@ -182,14 +182,14 @@ fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Resul
     Ok(head)
 }
 
-/// The number in the name of a file with these bytes; none if it has no head. Mutated files of the tests need it.
+/// The number in the name of a file with these bytes; `None` if its head is invalid. Tests that mutate files need it.
 #[doc(hidden)]
 pub fn checkpoint_id(bytes: &[u8]) -> Option<u64> {
     let head = read_head(&mut &bytes[..], bytes.len() as u64).ok()?;
     Some(head.id())
 }
 
-/// Reads a file of `size` bytes whole.
+/// Reads a complete file of `size` bytes.
 pub fn read(input: &mut impl Read, size: u64) -> io::Result<(Head, Body)> {
     let mut input = Summed::new(input);
     let head = read_summed_head(&mut input, size)?;
@@ -210,7 +210,7 @@ pub fn read(input: &mut impl Read, size: u64) -> io::Result<(Head, Body)> {
     Ok((head, Body { rows, present }))
 }
 
-/// Zeros, or the system's refusal.
+/// Allocates zeros, or returns an out-of-memory error.
 fn room<T: bytemuck::Zeroable>(count: usize) -> io::Result<Vec<T>> {
     bytemuck::allocation::try_zeroed_vec(count).map_err(|()| ErrorKind::OutOfMemory.into())
 }
@@ -249,7 +249,7 @@ mod tests {
         let (head, rows, present) = example();
         let mut bytes = Vec::new();
         write(&mut bytes, &head, &rows, &present).expect("memory");
-        // The position, and the tokens of the first piece.
+        // The offsets of the position and of the first piece's token count.
         for at in [32, 64] {
             bytes[at..at + 8].copy_from_slice(&(1u64 << 40).to_le_bytes());
         }

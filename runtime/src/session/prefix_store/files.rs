@@ -1,4 +1,4 @@
-//! The files of a store's directory, as far as this process knows them.
+//! The files of a store's directory that this process has found.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader};
@@ -12,24 +12,24 @@ use super::tree::Key;
 
 const EXTENSION: &str = "prefix";
 
-/// The files of the directory, as far as this process knows them.
+/// The known files of the directory.
 #[derive(Default)]
 pub struct Files {
     pub known: HashMap<u64, Known>,
-    /// When the directory changed last before it was read.
+    /// The directory's modification time when it was last listed.
     pub read_at: Option<SystemTime>,
 }
 
-/// A file.
+/// A file of the directory.
 pub struct Known {
     pub bytes: u64,
     pub used: SystemTime,
-    /// None for a file that cannot be used.
+    /// The file's head; `None` if the file cannot be used.
     pub head: Option<Head>,
 }
 
 impl Known {
-    /// Reads the head of the file with this number.
+    /// Reads the head of file `id`.
     pub fn read(path: &Path, id: u64) -> io::Result<Self> {
         let file = open_file(path)?;
         let about = file.metadata()?;
@@ -47,7 +47,7 @@ impl Known {
         })
     }
 
-    /// A file that cannot be used, but takes its bytes.
+    /// An entry for a file that cannot be used but counts towards the size.
     pub fn unusable(path: &Path) -> Self {
         let about = std::fs::metadata(path).ok();
         let used = about.as_ref().and_then(|about| about.modified().ok());
@@ -60,12 +60,12 @@ impl Known {
 }
 
 impl Files {
-    /// Bytes of all files.
+    /// Total size of all files in bytes.
     pub fn bytes(&self) -> u64 {
         self.known.values().map(|known| known.bytes).sum()
     }
 
-    /// The files from the first token on that lead to the deepest checkpoint which `tokens` begin with, if it is deeper than `position`.
+    /// The chain of files that leads to the deepest checkpoint whose tokens are a prefix of `tokens`, if it is deeper than `position`.
     pub fn chain(&self, key: Key, tokens: &[u32], position: u64) -> Vec<u64> {
         let heads = self
             .known
@@ -106,7 +106,7 @@ impl Files {
     }
 }
 
-/// The number that a checkpoint's file has as its name.
+/// The number in the name of a checkpoint's file.
 pub fn id_of(path: &Path) -> Option<u64> {
     let is_ours = path
         .extension()
@@ -115,7 +115,7 @@ pub fn id_of(path: &Path) -> Option<u64> {
     (is_ours && stem.len() == 16).then(|| u64::from_str_radix(stem, 16).ok())?
 }
 
-/// The path of the file with this number.
+/// The path of file `id`.
 pub fn path_of(folder: &Path, id: u64) -> PathBuf {
     folder.join(format!("{id:016x}.{EXTENSION}"))
 }

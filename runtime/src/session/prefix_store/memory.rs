@@ -1,17 +1,17 @@
-//! The memory that a store takes by default.
+//! The default memory size of a store.
 
 use std::fs::read_to_string;
 
-/// Most bytes of a store that nobody has given a bound.
+/// Upper bound of the default size.
 const MOST: u64 = 8 << 30;
-/// Its bytes where the system does not say how much memory there is.
+/// The default size if the system does not report its memory.
 const UNKNOWN: u64 = 1 << 30;
 
-/// A quarter of the memory that this process may use, but no more than [`MOST`].
+/// A quarter of the memory available to this process, at most [`MOST`].
 pub fn default_bytes() -> usize {
     let machine = read_to_string("/proc/meminfo").ok();
     let machine = machine.and_then(|text| total(&text));
-    // The limit of a container.
+    // The memory limit of a container.
     let limit = read_to_string("/sys/fs/cgroup/memory.max").ok();
     let limit = limit.and_then(|text| text.trim().parse().ok());
     let bytes = match (machine, limit) {
@@ -22,7 +22,7 @@ pub fn default_bytes() -> usize {
     usize::try_from(bytes.min(MOST)).unwrap_or(usize::MAX)
 }
 
-/// The bytes that `/proc/meminfo` names as its total.
+/// The total memory in bytes that `/proc/meminfo` reports.
 fn total(text: &str) -> Option<u64> {
     let line = text
         .lines()

@@ -1,41 +1,43 @@
-//! The prefix store: checkpoints of states at positions of token sequences, so that nothing is read twice.
+//! The prefix store: checkpoints of states at positions of token sequences, so that no tokens are read twice.
 //!
-//! The state of a recurrent layer cannot be cut: it can only be kept as it was at a position. A checkpoint is such a state. A history
-//! that grew, was edited, lost its thinking text, is forked or is continued by another process goes on from the deepest checkpoint
-//! whose tokens it begins with, and only the rest is read ([`crate::Session::read_history`]).
+//! The state of a recurrent layer cannot be truncated: it can only be saved at a position. A checkpoint is such a saved state. A history
+//! that grew, was edited, lost its thinking text, was forked or is continued by another process resumes from the deepest checkpoint
+//! whose tokens are a prefix of it, and only the rest is read ([`crate::Session::read_history`]).
 //!
-//! **Key.** The model's fingerprint, the shapes of the state tensors without the context (so sessions with another context share a
-//! store; another type of cached keys is another key), and all tokens from the beginning. Tokens are compared, not hashes of them.
+//! **Key.** The model's fingerprint, the shapes of the state tensors without the context (so sessions with different contexts share a
+//! store, while another cache type is another key), and all tokens from the beginning. Tokens are compared directly, not by hash.
 //!
-//! **Grid.** How the tokens were cut into chunks decides the last bits of a state, so reading a history ends its chunks at multiples of
-//! [`PrefixStoreOptions::grid`] and at the borders that the caller names, and checkpoints are taken only there. Every state carries
-//! its grid, one number made of all positions where a chunk or a step ended ([`crate::Session::grid`]). Two sessions on one kind of
-//! device that have read the same tokens by the same grid have the same bits, whichever checkpoints they came by. By another grid,
-//! as when an answer was generated token by token and a fresh session reads it in chunks, they agree within chunk = steps. In
-//! exact sessions ([`crate::SessionOptions::exact`]) no bit depends on the grid, so all have one.
+//! **Grid.** The boundaries between chunks affect the last bits of a state, so reading a history ends its chunks at multiples of
+//! [`PrefixStoreOptions::grid`] and at the borders that the caller names, and checkpoints are taken only there. Every state carries its
+//! grid, a hash of all positions where a chunk or a step ended ([`crate::Session::grid`]). Two sessions on the same kind of device that
+//! have read the same tokens with the same grid are bit-identical, whichever checkpoints they used. With different grids, for example if
+//! an answer was generated token by token and another session reads it in chunks, states agree to the accuracy of chunked reading. In
+//! exact sessions ([`crate::SessionOptions::exact`]) no bit depends on the grid, so all share one.
 //!
-//! **Sharing.** Checkpoints form a tree by descent, not by text: the parent of a checkpoint is the one from which its session came. It
-//! holds the rows of full attention's keys and values that were written since its parent, and whole copies of what is overwritten:
-//! recurrent matrices, convolutions, windows, retained sets. Rows of another session with the same tokens may have other last bits
-//! and are never mixed in. A restored state has the bits of the state that was saved.
+//! **Sharing.** Checkpoints form a tree by descent, not by text: a checkpoint's parent is the one from which its session came. A
+//! checkpoint holds the rows of full attention's keys and values written since its parent, and full copies of the tensors that are
+//! overwritten: recurrent matrices, convolutions, windows, retained sets. Rows of another session with the same tokens may differ in
+//! their last bits and are never mixed in. A restored state is bit-identical to the saved one.
 //!
-//! **When.** Each multiple of the grid in a long prompt; the end of the system prompt with its tools; the end of what was read, with
-//! its logits, so that a fork reads nothing; the end of an answer. Past the context of a session whose oldest tokens drop out, none.
+//! **When.** At each multiple of the grid in a long prompt; at the end of the system prompt with its tools; at the end of a reading,
+//! with logits, so that a fork reads nothing; at the end of an answer. Past the context, a session that drops its oldest tokens takes
+//! none.
 //!
-//! **Eviction.** The bytes in memory, those being copied included, never exceed [`PrefixStoreOptions::bytes`]: room is made before
-//! memory is allocated. The checkpoint goes whose loss costs least: the tokens that would be read again, by its age in uses, by the
-//! bytes that it frees. Evenly old checkpoints of one long text thin out evenly. Rows stay as long as a descendant needs them.
+//! **Eviction.** The bytes in memory, including checkpoints being copied, never exceed [`PrefixStoreOptions::bytes`]: room is made
+//! before memory is allocated. The checkpoint with the lowest cost of loss is evicted first: the tokens to read again, divided by its
+//! age in uses and by the bytes that it frees. Equally old checkpoints of one long text thin out evenly. Rows stay as long as a
+//! descendant needs them.
 //!
-//! **Directory.** Checkpoints at the ends of readings and answers are written by a thread of the store, one file each with the rows
-//! since the last ancestor that has a file: temporary file, checksum, rename, mode 0600 in a folder of mode 0700. Files of other
-//! models or versions are passed over; damaged ones too, with a note. Processes share a directory: names are hashes of what is
-//! inside, and a file that is gone is a checkpoint that is gone.
+//! **Directory.** A thread of the store writes the checkpoints at the ends of readings and answers, one file each with the rows since
+//! the last ancestor that has a file: temporary file, checksum, rename, mode 0600 in a folder of mode 0700. Files of other models or
+//! versions are skipped; so are damaged files, with a note. Processes can share a directory: file names are hashes of the contents, and
+//! deleting a file deletes its checkpoint.
 //!
-//! **Cost.** A token costs nothing but one multiplication for the grid and the hash of what was read. A checkpoint costs one copy of its
-//! bytes. On a GPU the device copies them to a second place, and the host fetches them from there while the device reads the next chunk;
-//! the store has the checkpoint when all bytes are there. Finding one compares at most the tokens of the history once for each branch of
-//! the tree that shares them. Restoring one copies the overwritten tensors, and of the rows those that the session does not hold: an edited
-//! last answer goes on in time that does not depend on the history's length.
+//! **Cost.** A token costs one multiplication for the grid and the hash of the tokens. A checkpoint costs one copy of its bytes. On a
+//! GPU the device copies them to a second buffer, and the host fetches them from there while the device reads the next chunk; the store
+//! contains the checkpoint when all bytes have arrived. A lookup compares at most the tokens of the history once for each branch of the
+//! tree that shares them. A restore copies the overwritten tensors and those rows that the session does not hold: continuing after an
+//! edited last answer takes time that does not depend on the history's length.
 
 mod directory;
 mod file;
@@ -56,16 +58,16 @@ pub(super) use tree::{Checkpoint, Key, Node, Place, Present, Tree};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PrefixStoreOptions {
-    /// Most bytes in memory; by default a quarter of the machine's memory, but 8 GiB at most, and 1 GiB where the system does not
-    /// say how much that is.
+    /// Largest size in memory; by default a quarter of the machine's memory, at most 8 GiB, or 1 GiB if the system does not report its
+    /// memory.
     pub bytes: usize,
-    /// Positions between checkpoints of a long prompt, whose chunks end there; 0, the default, means 256 on a CPU
-    /// and a chunk on a GPU, which reads long prompts slowly in shorter pieces. A history that was edited in the middle of its long prompt is
-    /// read again from the multiple before.
+    /// Positions between checkpoints of a long prompt; chunks end there. 0, the default, means 256 on a CPU and the chunk length on a
+    /// GPU, which reads long prompts slowly in shorter pieces. A history edited in the middle of a long prompt is read again from the
+    /// preceding multiple on.
     pub grid: usize,
-    /// A folder where checkpoints are kept too, for other processes and later runs; none by default.
+    /// A folder that also stores checkpoints, for other processes and later runs; none by default.
     pub directory: Option<PathBuf>,
-    /// Most bytes of files in the directory; 4 GiB by default.
+    /// Largest total size of the files in the directory; 4 GiB by default.
     pub directory_bytes: u64,
 }
 
@@ -80,27 +82,27 @@ impl Default for PrefixStoreOptions {
     }
 }
 
-/// The contents of a prefix store and its work so far.
+/// The contents of a prefix store and its counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixStoreStats {
-    /// Checkpoints in memory.
+    /// Number of checkpoints in memory.
     pub checkpoints: usize,
-    /// Their bytes.
+    /// Size of the checkpoints in memory in bytes.
     pub bytes: usize,
-    /// Checkpoints in the directory, as far as this process knows them.
+    /// Number of checkpoints in the directory that this process has found.
     pub files: usize,
-    /// Bytes of these files.
+    /// Size of these files in bytes.
     pub file_bytes: u64,
-    /// Checkpoints that were evicted from memory.
+    /// Number of checkpoints evicted from memory.
     pub evicted: u64,
-    /// Tokens of histories that were not read again.
+    /// Number of history tokens whose state was reused.
     pub reused_tokens: u64,
-    /// Tokens of histories that were read.
+    /// Number of history tokens that were read.
     pub read_tokens: u64,
 }
 
-/// A bounded set of checkpoints that the sessions of any models share.
+/// A bounded set of checkpoints that sessions of any models can share.
 pub struct PrefixStore {
     tree: Mutex<Tree>,
     directory: Option<Directory>,
@@ -108,10 +110,10 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// An empty store, or one with the checkpoints of a directory, which is made if it does not exist.
+    /// Creates an empty store, or one with the checkpoints of a directory, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if the directory cannot be made or read.
+    /// [`Error::Io`](crate::Error::Io) if the directory cannot be created or read.
     pub fn new(options: PrefixStoreOptions) -> Result<Arc<Self>> {
         let directory = match options.directory {
             Some(path) => Some(Directory::open(path, options.directory_bytes)?),
@@ -124,12 +126,12 @@ impl PrefixStore {
         }))
     }
 
-    /// [`PrefixStoreOptions::grid`].
+    /// See [`PrefixStoreOptions::grid`].
     pub fn grid(&self) -> usize {
         self.grid
     }
 
-    /// Its contents and its work so far.
+    /// The store's contents and counters.
     pub fn stats(&self) -> PrefixStoreStats {
         let mut stats = self.tree().stats();
         if let Some(directory) = &self.directory {
@@ -138,7 +140,7 @@ impl PrefixStore {
         stats
     }
 
-    /// Forgets all checkpoints in memory, and removes their files.
+    /// Removes all checkpoints from memory and deletes their files.
     pub fn clear(&self) {
         self.flush();
         self.tree().clear();
@@ -147,14 +149,14 @@ impl PrefixStore {
         }
     }
 
-    /// Failures in the directory since the last call, a sentence each. None of them stops a session.
+    /// Takes the notes about failures in the directory since the last call, one sentence each. No failure stops a session.
     pub fn take_notes(&self) -> Vec<String> {
         self.directory
             .as_ref()
             .map_or_else(Vec::new, Directory::take_notes)
     }
 
-    /// Waits until everything that was to be written to the directory has been.
+    /// Waits until all queued checkpoints have been written to the directory.
     pub fn flush(&self) {
         if let Some(directory) = &self.directory {
             directory.flush();
@@ -162,12 +164,12 @@ impl PrefixStore {
         self.settle();
     }
 
-    /// The checkpoints in memory.
+    /// Locks the checkpoints in memory.
     pub(super) fn tree(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads from the directory the deepest checkpoint that `tokens` begin with, if it is deeper than `position`.
+    /// Loads the deepest checkpoint whose tokens are a prefix of `tokens` from the directory, if it is deeper than `position`.
     pub(super) fn load(&self, key: Key, tokens: &[u32], position: u64) {
         if let Some(directory) = &self.directory {
             self.settle();
@@ -175,14 +177,14 @@ impl PrefixStore {
         }
     }
 
-    /// Never loads the file again: its state cannot be this model's.
+    /// Never loads this file again, because its state does not fit this model.
     pub(super) fn pass_over(&self, file: u64) {
         if let Some(directory) = &self.directory {
             directory.pass_over(file);
         }
     }
 
-    /// Has the checkpoint at `place` written to the directory.
+    /// Queues the checkpoint at `place` for writing to the directory.
     pub(super) fn keep(&self, place: Place) {
         if let Some(directory) = &self.directory {
             self.settle();
@@ -190,7 +192,7 @@ impl PrefixStore {
         }
     }
 
-    /// Files that were written become known to their checkpoints.
+    /// Marks the nodes of finished files in the tree as written.
     fn settle(&self) {
         if let Some(directory) = &self.directory {
             let mut tree = self.tree();

@@ -1,57 +1,57 @@
-//! The checkpoints in memory: a tree by descent, its search and its eviction.
+//! The checkpoints in memory: a tree by descent, with search and eviction.
 
 use std::sync::Arc;
 
 use super::PrefixStoreStats;
 
-/// The model and the layout that a session must have to take a checkpoint over.
+/// The model and layout that a session needs to restore a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// The model's fingerprint.
     pub model: u64,
-    /// The shapes of its state tensors without the context.
+    /// A hash of the shapes of its state tensors without the context.
     pub shape: u32,
 }
 
-/// Where a checkpoint is. It may be gone by now.
+/// A reference to a checkpoint, which may have been removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     index: usize,
-    /// Distinguishes those that had the index one after the other.
+    /// Distinguishes successive nodes with the same index.
     born: u64,
-    /// Tokens from the beginning.
+    /// Number of tokens from the beginning.
     pub position: u64,
 }
 
-/// Copies of the state tensors that are overwritten as tokens come, and the logits if they are known.
+/// Copies of the state tensors that each token overwrites, and the logits if known.
 pub struct Present {
     pub state: Vec<u8>,
     pub logits: Vec<f32>,
 }
 
-/// A checkpoint, as a session makes it.
+/// A checkpoint as created by a session.
 pub struct Checkpoint {
     /// The tokens since its parent.
     pub tokens: Vec<u32>,
-    /// The rows that these tokens have written.
+    /// The rows that these tokens wrote.
     pub rows: Vec<u8>,
     pub present: Present,
     pub grid: u64,
 }
 
 impl Checkpoint {
-    /// Bytes that a checkpoint of such parts counts as.
+    /// The accounted size of a checkpoint with parts of these sizes.
     pub fn cost(tokens: usize, rows: usize, state: usize, logits: usize) -> usize {
         piece_cost(tokens, rows) + state + logits * size_of::<f32>()
     }
 }
 
 fn piece_cost(tokens: usize, rows: usize) -> usize {
-    // The node with its lists, and what allocators round up.
+    // The node with its lists, plus allocator overhead.
     size_of::<Node>() + 256 + tokens * size_of::<u32>() + rows
 }
 
-/// A checkpoint in the tree. One whose present was evicted holds rows for its descendants.
+/// A checkpoint in the tree. A node whose `present` was evicted only holds rows for its descendants.
 pub struct Node {
     pub key: Key,
     parent: Option<usize>,
@@ -63,9 +63,9 @@ pub struct Node {
     pub tokens: Arc<Vec<u32>>,
     pub rows: Arc<Vec<u8>>,
     pub present: Option<Arc<Present>>,
-    /// The file that holds it, or will.
+    /// The file that holds this checkpoint, or will hold it once written.
     pub file: Option<u64>,
-    /// How many files that hold it are being written.
+    /// Number of files with this node that are being written.
     pins: u32,
 }
 
@@ -87,9 +87,9 @@ impl Node {
 /// All checkpoints in memory.
 pub struct Tree {
     nodes: Vec<Option<Node>>,
-    /// Those without a parent.
+    /// Nodes without a parent.
     roots: Vec<usize>,
-    /// Bytes of the nodes, and of those that are being copied.
+    /// Bytes of all nodes and of checkpoints that are being copied.
     bytes: usize,
     most: usize,
     clock: u64,
@@ -124,13 +124,13 @@ impl Tree {
         }
     }
 
-    /// Counts the tokens of a history that were reused and read.
+    /// Counts the reused and the read tokens of a history.
     pub fn count(&mut self, reused: usize, read: usize) {
         self.reused += reused as u64;
         self.read += read as u64;
     }
 
-    /// Forgets all, but what is being copied.
+    /// Removes all checkpoints except those being copied.
     pub fn clear(&mut self) {
         let nodes = self.nodes.iter().flatten();
         self.bytes -= nodes.map(Node::bytes).sum::<usize>();
@@ -162,7 +162,7 @@ impl Tree {
         }
     }
 
-    /// The deepest checkpoint that `tokens` begin with, not deeper than `most`. At their end it must have logits.
+    /// Finds the deepest checkpoint, at most at `most`, whose tokens are a prefix of `tokens`. One at their end must have logits.
     pub fn find(&mut self, key: Key, tokens: &[u32], most: u64) -> Option<Place> {
         let mut best: Option<usize> = None;
         let roots = self.roots.iter();
@@ -196,7 +196,7 @@ impl Tree {
         }
     }
 
-    /// The checkpoints from the root to that at `place`; none if it is gone.
+    /// The checkpoints from the root to `place`; `None` if it is gone.
     pub fn path(&self, place: Place) -> Option<Vec<Place>> {
         self.get(place)?;
         let mut path = vec![place.index];
@@ -206,7 +206,7 @@ impl Tree {
         Some(path.iter().rev().map(|&index| self.place(index)).collect())
     }
 
-    /// The checkpoint after `parent` by these tokens, if there is one; one that lacks logits does not count if `logits` are at hand.
+    /// Finds the child of `parent` with these tokens. If `logits` is set, the child must have logits.
     pub fn holds(
         &mut self,
         key: Key,
@@ -227,12 +227,12 @@ impl Tree {
         Some(self.place(same))
     }
 
-    /// The bytes that all checkpoints together may take.
+    /// The byte limit of all checkpoints together.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Makes room for `bytes` and counts them as used; false if there cannot be room. The checkpoint at `keep` stays.
+    /// Makes room for `bytes` and counts them as used; false if that is impossible. The checkpoint at `keep` stays.
     pub fn reserve(&mut self, bytes: usize, keep: Option<Place>) -> bool {
         let Some(goal) = self.most.checked_sub(bytes) else {
             return false;
@@ -247,12 +247,12 @@ impl Tree {
         true
     }
 
-    /// Gives back room that was reserved.
+    /// Releases reserved bytes.
     pub fn release(&mut self, bytes: usize) {
         self.bytes -= bytes;
     }
 
-    /// Adds a checkpoint after `parent`, whose bytes are reserved. None, and the room is given back, if the parent is gone.
+    /// Adds a checkpoint after `parent`, whose bytes are reserved. If the parent is gone, releases the bytes and returns `None`.
     pub fn insert(
         &mut self,
         key: Key,
@@ -285,7 +285,7 @@ impl Tree {
         place
     }
 
-    /// Adds a node whose bytes are counted; none if the parent is gone.
+    /// Adds a node whose bytes are already counted; `None` if the parent is gone.
     pub fn add(&mut self, key: Key, parent: Option<Place>, piece: Piece) -> Option<Place> {
         let before = match parent {
             Some(parent) => self.get(parent)?.position,
@@ -319,7 +319,7 @@ impl Tree {
         Some(self.place(index))
     }
 
-    /// The node that a file holds, and whether it can be restored.
+    /// Finds the checkpoint of a file. Also returns whether it can be restored.
     pub fn file(&self, id: u64) -> Option<(Place, bool)> {
         let has = |node: &Node| node.file == Some(id);
         let index = self
@@ -329,7 +329,7 @@ impl Tree {
         Some((self.place(index), self.node(index).present.is_some()))
     }
 
-    /// Gives a node what was evicted from it, whose bytes are reserved; none if it is gone.
+    /// Gives an evicted node its `present` back, whose bytes are reserved; `None` if the node is gone.
     pub fn refill(
         &mut self,
         place: Place,
@@ -343,7 +343,7 @@ impl Tree {
         self.get(place).map(|_| place)
     }
 
-    /// Forgets a checkpoint that cannot be used.
+    /// Discards a checkpoint that cannot be used.
     pub fn discard(&mut self, place: Place) {
         if let Some(node) = self.get_mut(place) {
             let bytes = node.present_bytes();
@@ -353,7 +353,7 @@ impl Tree {
         }
     }
 
-    /// Holds the nodes of a file in memory while it is written; the last one is the file's checkpoint.
+    /// Pins the nodes of a file in memory while it is written; the last one is the file's checkpoint.
     pub fn pin(&mut self, places: &[Place], file: u64) {
         for &place in places {
             if let Some(node) = self.get_mut(place) {
@@ -366,7 +366,7 @@ impl Tree {
         }
     }
 
-    /// The writing of a file has ended.
+    /// Unpins the nodes of a file after writing; `is_there` is false if writing failed.
     pub fn written(&mut self, places: &[Place], is_there: bool) {
         for (index, &place) in places.iter().enumerate() {
             if let Some(node) = self.get_mut(place) {
@@ -378,7 +378,7 @@ impl Tree {
         }
     }
 
-    /// Evicts the checkpoint whose loss costs least; false if there is none.
+    /// Evicts the checkpoint whose loss costs least; false if nothing can be evicted.
     fn evict(&mut self, keep: Option<usize>) -> bool {
         let indices = (0..self.nodes.len()).filter(|&index| Some(index) != keep);
         let costs = indices.filter_map(|index| Some((self.loss(index)?, index)));
@@ -394,7 +394,7 @@ impl Tree {
         true
     }
 
-    /// Tokens that would be read again without a checkpoint, by its age, by the bytes that it frees; none if it cannot go.
+    /// The cost of losing a checkpoint: tokens to read again, divided by its age and by the freed bytes; `None` if it must stay.
     fn loss(&self, index: usize) -> Option<f64> {
         let node = self.nodes[index].as_ref()?;
         let is_leaf = node.children.is_empty();
@@ -415,7 +415,7 @@ impl Tree {
         Some(gap as f64 / age as f64 / freed as f64)
     }
 
-    /// Removes a node that holds nothing and serves no descendant, and such ancestors of it.
+    /// Removes a node that has no `present`, pins or children, and then such ancestors.
     fn remove_unused(&mut self, index: usize, keep: Option<usize>) {
         let mut next = Some(index);
         while let Some(index) = next.filter(|&index| Some(index) != keep) {
@@ -436,7 +436,7 @@ impl Tree {
     }
 }
 
-/// A node as it comes from a session or a file.
+/// A node's contents from a session or a file.
 pub struct Piece {
     pub tokens: Arc<Vec<u32>>,
     pub rows: Arc<Vec<u8>>,

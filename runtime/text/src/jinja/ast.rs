@@ -1,13 +1,13 @@
-//! Templates as trees. Every node stores its height, so that walking or dropping one needs a bounded stack.
+//! Syntax trees of templates. Every node stores its height, which bounds the stack for walking or dropping the tree.
 
 use std::sync::Arc;
 
 use super::{Failure, Outcome};
 
-/// Greatest height of a tree.
+/// Largest height of a tree.
 const MAX_HEIGHT: u32 = 300;
 
-/// An expression and its line.
+/// An expression and its source line.
 #[derive(Debug)]
 pub struct Node {
     pub expr: Box<Expr>,
@@ -19,7 +19,7 @@ pub struct Node {
 pub enum Expr {
     Const(Constant),
     Name(Arc<str>),
-    /// Elements, and whether it is a tuple.
+    /// The elements, and whether this is a tuple.
     List(Vec<Node>, bool),
     Dict(Vec<(Node, Node)>),
     Attribute(Node, Arc<str>),
@@ -28,7 +28,7 @@ pub enum Expr {
     Slice(Node, [Option<Node>; 3]),
     Call(Node, Arguments),
     Filter(Option<Node>, Arc<str>, Arguments),
-    /// Object, name of the test, its arguments, whether it is negated.
+    /// Object, name of the test, arguments, whether the test is negated.
     Test(Node, Arc<str>, Arguments, bool),
     Not(Node),
     Negative(Node),
@@ -93,7 +93,7 @@ pub enum Target {
 pub enum Statement {
     Text(String),
     Emit(Node),
-    /// Conditions and their bodies; the last may have none.
+    /// Conditions and bodies; the last condition may be absent (`else`).
     If(Vec<(Option<Node>, Vec<Statement>)>),
     For(Box<For>),
     Set(Target, Node),
@@ -125,7 +125,7 @@ pub struct Macro {
 }
 
 impl Node {
-    /// Fails if the tree would be too high.
+    /// Creates a node. Fails if the tree would be too high.
     pub fn new(expr: Expr, line: u32) -> Outcome<Node> {
         let height = 1 + expr.children().map_or(0, |height| height);
         if height > MAX_HEIGHT {
@@ -140,7 +140,7 @@ impl Node {
 }
 
 impl Expr {
-    /// The greatest height of a child.
+    /// The largest height of the children.
     fn children(&self) -> Option<u32> {
         let of = |nodes: &[&Node]| nodes.iter().map(|node| node.height).max();
         match self {

@@ -1,4 +1,4 @@
-//! Statements.
+//! Evaluation of statements.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -18,25 +18,25 @@ enum Flow {
     Continue,
 }
 
-/// A rendering.
+/// State of a rendering.
 pub struct Evaluator {
     pub work: Work,
-    /// Variables by scope. The first holds the template's own.
+    /// Variables by scope. The first scope holds the template's global variables.
     scopes: Vec<HashMap<Arc<str>, Value>>,
-    /// The first scope of the macro that runs.
+    /// Index of the first scope of the current macro.
     base: usize,
     loops: usize,
     pub namespaces: Vec<Vec<(Arc<str>, Value)>>,
     out: String,
-    /// Most bytes of `out`.
+    /// Size limit of `out` in bytes.
     most: usize,
 }
 
-/// Greatest number of namespaces.
+/// Largest number of namespaces.
 const MAX_NAMESPACES: usize = 10_000;
 
 impl Evaluator {
-    /// A rendering of at most `most` bytes.
+    /// Creates a rendering of at most `most` bytes.
     pub fn new(work: Work, most: usize) -> Self {
         Evaluator {
             work,
@@ -155,7 +155,7 @@ impl Evaluator {
         }
     }
 
-    /// The rendered body, in a new scope.
+    /// Renders the body in a new scope and returns the text.
     fn captured(&mut self, body: &[Statement]) -> Outcome<Value> {
         let before = std::mem::take(&mut self.out);
         self.scopes.push(HashMap::new());
@@ -206,7 +206,7 @@ impl Evaluator {
     }
 
     fn iteration(&mut self, statement: &For, items: &Rc<List>, index: usize) -> Outcome<Flow> {
-        // A scope with two variables takes about this much.
+        // The approximate size of a scope with two variables.
         self.work.spend(8 * ELEMENT)?;
         self.scopes.push(HashMap::new());
         self.assign(&statement.target, items.items[index].clone())?;
@@ -221,7 +221,7 @@ impl Evaluator {
         Ok(flow)
     }
 
-    /// The variable of this name.
+    /// Looks up a variable or a built-in function.
     pub fn lookup(&mut self, name: &str) -> Outcome<Value> {
         let scopes = self.scopes.len() - self.base;
         self.work.spend_each(scopes, 2)?;
@@ -269,7 +269,7 @@ impl Evaluator {
         }
     }
 
-    /// A namespace of these variables.
+    /// Creates a namespace with these variables.
     pub fn namespace(&mut self, variables: Vec<(Arc<str>, Value)>) -> Outcome<Value> {
         if self.namespaces.len() == MAX_NAMESPACES {
             return Err(Failure::new("it makes too many namespaces"));
@@ -279,7 +279,7 @@ impl Evaluator {
         Ok(Value::Namespace(self.namespaces.len() - 1))
     }
 
-    /// The rendered body of a macro.
+    /// Calls a macro and returns its rendered body.
     pub(crate) fn call_macro(
         &mut self,
         item: &Macro,
@@ -316,7 +316,7 @@ impl Evaluator {
     }
 }
 
-/// The functions of every template.
+/// Looks up a built-in function.
 fn function(name: &str) -> Value {
     const NAMES: [&str; 5] = [
         "range",

@@ -1,4 +1,4 @@
-//! Expressions.
+//! Evaluation of expressions.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ pub struct Values {
 }
 
 impl Values {
-    /// The argument at `index` or of this name.
+    /// The argument at `index` or with this name.
     pub fn get(&self, index: usize, name: &str) -> Option<&Value> {
         let named = || self.named.iter().find(|(other, _)| &**other == name);
         self.positional.get(index).or_else(|| Some(&named()?.1))
     }
 
-    /// As [`get`](Self::get), a string.
+    /// Like [`get`](Self::get), for strings.
     pub fn text(&self, index: usize, name: &str) -> Outcome<Option<&str>> {
         match self.get(index, name) {
             None | Some(Value::None) => Ok(None),
@@ -35,7 +35,7 @@ impl Values {
         }
     }
 
-    /// As [`get`](Self::get), an integer.
+    /// Like [`get`](Self::get), for integers.
     pub fn int(&self, index: usize, name: &str) -> Outcome<Option<i64>> {
         match self.get(index, name) {
             None | Some(Value::None) => Ok(None),
@@ -49,14 +49,14 @@ impl Values {
         }
     }
 
-    /// Whether an argument is given and true.
+    /// Whether an argument is present and true.
     pub fn flag(&self, index: usize, name: &str) -> bool {
         self.get(index, name).is_some_and(Value::is_true)
     }
 }
 
 impl Evaluator {
-    /// The value of an expression.
+    /// Evaluates an expression.
     pub fn value(&mut self, node: &Node) -> Outcome<Value> {
         self.work.enter()?;
         let value = self
@@ -171,7 +171,7 @@ impl Evaluator {
         Value::dict(made)
     }
 
-    /// Sets an entry of a mapping in the making.
+    /// Sets an entry of a mapping that is being built.
     pub fn insert(
         &mut self,
         entries: &mut Vec<(Value, Value)>,
@@ -232,7 +232,7 @@ impl Evaluator {
         }
     }
 
-    /// An attribute of a value that is defined; undefined if there is none.
+    /// An attribute of a defined value; undefined if it does not exist.
     pub(crate) fn attribute_of(&mut self, object: &Value, name: &str) -> Outcome<Value> {
         Ok(match object {
             Value::Dict(dict) => dict
@@ -269,7 +269,7 @@ impl Evaluator {
         })
     }
 
-    /// An element by its index or key; undefined if there is none.
+    /// An element by index or key; undefined if it does not exist.
     pub fn index(&mut self, object: &Value, index: &Value) -> Outcome<Value> {
         match (object, index) {
             (Value::Undefined, _) => Err(Failure::new("an undefined value has no elements")),
@@ -336,7 +336,7 @@ impl Evaluator {
             }
             "strftime_now" => {
                 let format = arguments.text(0, "format")?.unwrap_or_default();
-                // A padded field, such as %255d, becomes 51 times as long.
+                // A padded field such as %255d grows to 51 times its length.
                 self.work.spend_each(format.len(), 64)?;
                 let date = super::super::date::now(format);
                 let date = date.ok_or_else(|| {
@@ -364,7 +364,7 @@ impl Evaluator {
         }
     }
 
-    /// Filters of a block, applied to its rendering.
+    /// Applies the filters of a block to its rendering.
     pub(crate) fn filter_chain(&mut self, node: &Node, text: Value) -> Outcome<Value> {
         self.work.enter()?;
         let Expr::Filter(inner, name, arguments) = &*node.expr else {

@@ -1,4 +1,4 @@
-//! Tokens to expressions, in Jinja's order of precedence.
+//! Parses tokens into expressions, with Jinja's operator precedence.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::lexer::Token;
 use super::parser::Parser;
 
 impl Parser {
-    /// An expression, with `a if b else c`.
+    /// Parses an expression, including `a if b else c`.
     pub(super) fn expression(&mut self) -> Outcome<Node> {
         self.nested(|parser| {
             let mut value = parser.or()?;
@@ -27,7 +27,7 @@ impl Parser {
         })
     }
 
-    /// An expression where an `if` means something else.
+    /// Parses an expression in a place where `if` has another meaning.
     pub(super) fn expression_without_if(&mut self) -> Outcome<Node> {
         let line = self.line();
         let first = self.nested(Self::or)?;
@@ -203,7 +203,7 @@ impl Parser {
         Node::new(Expr::Const(constant), line)
     }
 
-    /// Expressions with commas between them up to `end`, and whether there was a comma.
+    /// Parses expressions separated by commas up to `end`. Also returns whether there was a comma.
     fn items(&mut self, end: &str) -> Outcome<(Vec<Node>, bool)> {
         let (mut items, mut comma) = (Vec::new(), false);
         while !self.skip_op(end) {
@@ -235,7 +235,7 @@ impl Parser {
         Node::new(Expr::Dict(entries), line)
     }
 
-    /// Attributes, indices and calls.
+    /// Parses attributes, indices and calls.
     fn postfix(&mut self, mut node: Node) -> Outcome<Node> {
         loop {
             let line = self.line();
@@ -259,7 +259,7 @@ impl Parser {
         }
     }
 
-    /// An index or a slice, after the bracket.
+    /// Parses an index or a slice, after the bracket.
     fn subscript(&mut self, node: Node, line: u32) -> Outcome<Node> {
         let mut parts = [None, None, None];
         let mut part = 0;
@@ -287,7 +287,7 @@ impl Parser {
         }
     }
 
-    /// Arguments of a call, after the parenthesis.
+    /// Parses the arguments of a call, after the parenthesis.
     fn arguments(&mut self) -> Outcome<Arguments> {
         let mut arguments = Arguments::default();
         let mut first = true;
@@ -333,7 +333,7 @@ impl Parser {
         }
     }
 
-    /// A chain of filters; the first is applied to `node`, or to a block's rendering.
+    /// Parses a chain of filters. The first is applied to `node`, or to a block's rendering.
     pub(super) fn filters(&mut self, node: Option<Node>) -> Outcome<Node> {
         let mut node = self.one_filter(node)?;
         while self.skip_op("|") {

@@ -137,7 +137,7 @@ pub fn apply(
     })
 }
 
-/// Filters that take any value as its text.
+/// Filters that convert any value to text first.
 fn of_text(name: &str, value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
     let mut writer = Writer::new(work);
     writer.value(value)?;
@@ -236,7 +236,7 @@ fn to_json(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value>
             Some(" ".repeat(width))
         }
     };
-    // Jinja's own tojson has the indent first, and transformers' has ensure_ascii there.
+    // Jinja's own tojson takes the indent as its first argument, transformers' takes ensure_ascii.
     let first = arguments
         .positional
         .first()
@@ -276,7 +276,7 @@ fn to_json(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value>
     Ok(Value::str(&writer.text))
 }
 
-/// `batch(n)`: lists of n; `slice(n)`: n lists.
+/// `batch(n)` returns lists of n elements, `slice(n)` returns n lists.
 fn batch(name: &str, value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
     let count = arguments
         .int(0, "n")?

@@ -1,4 +1,4 @@
-//! Python's two ways to put values into text: `"%s" % value` and `"{}".format(value)`.
+//! Python's two ways to insert values into text: `"%s" % value` and `"{}".format(value)`.
 
 use super::expr::Values;
 use super::text::Writer;
@@ -6,7 +6,7 @@ use super::value::Value;
 use super::work::Work;
 use super::{Failure, Outcome};
 
-/// `format % value`, with %s, %r, %d, %i, %f, %.Nf and %%.
+/// Computes `format % value`, with %s, %r, %d, %i, %f, %.Nf and %%.
 pub fn percent(format: &str, value: &Value, work: &mut Work) -> Outcome<Value> {
     let one = [value.clone()];
     let mut values = match value {
@@ -58,7 +58,7 @@ pub fn percent(format: &str, value: &Value, work: &mut Work) -> Outcome<Value> {
     done(writer)
 }
 
-/// `format.format(values)`, with fields that have no format specification.
+/// Computes `format.format(values)`. Fields with a format specification are not supported.
 pub fn braces(format: &str, values: &Values, work: &mut Work) -> Outcome<Value> {
     let mut writer = Writer::new(work);
     let mut rest = format;

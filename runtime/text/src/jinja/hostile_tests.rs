@@ -1,4 +1,4 @@
-//! One feature at a time against Jinja2, and hostile templates.
+//! Compares one feature at a time with Jinja2, and renders hostile templates.
 
 use super::*;
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn features_render_as_jinja2_renders_them() {
     }
 }
 
-/// Sources that kill or exhaust an engine that trusts them.
+/// Sources that crash or exhaust an engine that trusts them.
 fn hostile() -> Vec<String> {
     let deep = |open: &str, middle: &str, close: &str, times| {
         format!(
@@ -82,10 +82,10 @@ fn hostile() -> Vec<String> {
         "{{ (-9223372036854775807 - 1) % -1 }}".into(),
         "{{ (-9223372036854775807 - 1)|abs }}".into(),
         "{{ 1.0|round(2147483648) }}{{ 1 // 0 }}".into(),
-        // A namespace that holds itself.
+        // A namespace that contains itself.
         "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}{{ ns == ns }}{{ [ns]|tojson }}".into(),
         "{% set ns = namespace() %}{% set ns.a = [ns] %}{% set ns.a = [ns.a, ns] %}{{ ns.a }}{{ ns.a == ns.a }}{{ x.y }}".into(),
-        // Values that hold themselves twice, 99 times over.
+        // Values that contain the previous value twice, 99 levels deep.
         "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}".into(),
         "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == ns.x }}".into(),
         "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x < ns.x }}".into(),
@@ -109,14 +109,14 @@ fn hostile() -> Vec<String> {
         double("{% set t %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = t %}"),
         double("{% filter replace('a', 'aaaa') %}{{ ns.x }}{% endfilter %}{% set ns.x = ns.x ~ ns.x %}"),
         double("{% set ns.x = ns.x|list + ns.x|list %}{% set ns.x = ns.x|join %}"),
-        // Macros that call themselves, and that double.
+        // Macros that call themselves, and macros that double the work.
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".into(),
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}".into(),
         "{% macro m(a=m()) %}{% endmacro %}{{ m() }}".into(),
         "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}".into(),
         "{% macro m() %}{{ [[[[[[[[m()]]]]]]]] }}{% endmacro %}{{ m() }}".into(),
         "{% macro m() %}{% if 1 %}{% if 1 %}{% for x in [1] %}{{ m() }}{% endfor %}{% endif %}{% endif %}{% endmacro %}{{ m() }}".into(),
-        // Work without an end in sight.
+        // Practically endless work.
         "{% set a = range(99999)|list %}{% for x in a %}{% if x in a|reverse|list %}{% endif %}{% endfor %}".into(),
         "{% set a = range(99999)|list %}{{ a|unique }}{{ a|sort }}{{ a|map('string')|sort }}".into(),
         "{% set a = 'a' * 9999999 %}{% for x in range(99999) %}{% if a == a ~ '' %}{% endif %}{% endfor %}".into(),
@@ -127,16 +127,16 @@ fn hostile() -> Vec<String> {
         "{% set a = range(99999)|list %}{% for x in a %}{{ a.index(99998) }}{{ a.count(1) }}{{ a|select('in', a)|list }}{% endfor %}".into(),
         "{% set d = dict(a=1) %}{% for x in range(99999) %}{% set d = dict(d, b=x) %}{% endfor %}{{ d.c }}".into(),
         "{% set ns = namespace() %}{% for x in range(99999) %}{% set ns.x = [ns.x, x][-1:] %}{{ ns.x[0] }}{% endfor %}".into(),
-        // A loop that holds the loop before, without a list that would count how deep.
+        // A loop that contains the previous loop, without a list that would count the depth.
         "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% for x in [ns.x] %}{% set ns.x = loop %}{% endfor %}{% endfor %}".into(),
         "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% for x in {'a': ns.x}.values() %}{% set ns.x = loop %}{% endfor %}{% endfor %}{{ ns.x }}".into(),
         "{% macro m(n) %}{% for x in [n] %}{{ m(loop) }}{% endfor %}{% endmacro %}{{ m(1) }}".into(),
-        // Values without an order, or without a total one.
+        // Values without an order, or without a total order.
         "{{ ('nan ' * 99).split()|map('float')|sort }}{{ ('1 nan 3 2 ' * 99).split()|map('float')|sort }}".into(),
         "{{ ([9007199254740993, 9007199254740992.0, 9007199254740992] * 99)|sort|unique }}".into(),
         "{{ ([1, 'a', [2], none, 1.5] * 99)|sort }}{{ ([[1, 'nan'|float], [1, 2], ['a']] * 99)|sort }}".into(),
         "{{ ('1 nan 3 2 ' * 99).split()|map('float')|groupby|list }}".into(),
-        // Output without an end, and format after format.
+        // Endless output, and formats within formats.
         "{% for x in range(99999) %}{{ 'a' * 99999 }}{% endfor %}".into(),
         "{% macro m(n) %}{{ 'a' * 999999 }}{{ m(n) if n < 99 }}{% endmacro %}{{ m(0)|length }}".into(),
         "{{ '%s' * 99999 % (range(99999)|list) }}{{ ('%s' * 99999) % 'a' }}{{ '{}' * 99999 }}".into(),
@@ -169,7 +169,7 @@ fn hostile() -> Vec<String> {
     sources
 }
 
-/// Fails the process if `run` does not end, and returns what it returns.
+/// Runs `run` and returns its result. Panics if it does not end.
 fn within_20_seconds<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(run()));
@@ -194,7 +194,7 @@ fn hostile_templates_end_with_a_result_or_an_error() {
 fn what_must_fail_fails_with_its_reason() {
     let fails = |source: &str, reason: &str| {
         let failure = render(source).expect_err(source).to_string();
-        // On a busy machine the time may end before the work does.
+        // On a busy machine the time limit may be reached before the work limit.
         let late = reason == "does more" && failure.contains("takes too long");
         assert!(failure.contains(reason) || late, "{source:.100}: {failure}");
     };
@@ -269,7 +269,7 @@ fn a_rendering_is_no_longer_than_its_variables_explain() {
     assert_eq!(write(64).expect("as much").len(), MAX_OUTPUT);
     let failure = write(80).expect_err("more");
     assert!(failure.to_string().contains("writes more"), "{failure}");
-    // As long as its input.
+    // Output may grow with the input.
     let long = "a".repeat(2 * MAX_OUTPUT);
     let template = Template::new("{{ text }}{{ text|tojson }}").expect("a template");
     let variables = [("text", json!(long))];
@@ -277,7 +277,7 @@ fn a_rendering_is_no_longer_than_its_variables_explain() {
     assert_eq!(rendered.expect("both").len(), 4 * MAX_OUTPUT + 2);
 }
 
-/// As many random changes of real templates as `WATERLINE_MUTATIONS` says, else 2,000.
+/// Applies `WATERLINE_MUTATIONS` random changes to real templates, 2,000 by default.
 #[test]
 fn mutated_templates_end_with_a_result_or_an_error() {
     let seeds: Vec<String> = hostile()

@@ -1,5 +1,5 @@
-//! Source to tokens, with the white space rules that transformers sets: the newline after a statement goes, and so do
-//! blanks before a statement on its line.
+//! Splits source into tokens, with the white space rules that transformers configures: the newline after a statement is removed, and so
+//! are blanks before a statement at the beginning of a line.
 
 use super::{Failure, Outcome};
 
@@ -20,13 +20,13 @@ pub enum Token {
     End,
 }
 
-/// Longest first.
+/// Longest operators first.
 const OPERATORS: [&str; 26] = [
     "**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<", ">", "=", "(", ")", "[",
     "]", "{", "}", ",", ".", ":", "|", ";",
 ];
 
-/// Tokens and their lines. The last is [`Token::End`].
+/// The tokens with their lines. The last is [`Token::End`].
 pub fn tokens(source: &str) -> Outcome<Vec<(Token, u32)>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut lexer = Lexer {
@@ -43,7 +43,7 @@ struct Lexer<'s> {
     rest: &'s str,
     line: u32,
     tokens: Vec<(Token, u32)>,
-    /// Whether the text that comes begins a line.
+    /// Whether the remaining text begins at the start of a line.
     line_start: bool,
 }
 
@@ -86,21 +86,21 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// The next `{{`, `{%` or `{#`.
+    /// The position of the next `{{`, `{%` or `{#`.
     fn find_tag(&self) -> Option<usize> {
         let bytes = self.rest.as_bytes();
         let mut starts = self.rest.match_indices('{').map(|(at, _)| at);
         starts.find(|&at| matches!(bytes.get(at + 1), Some(b'{' | b'%' | b'#')))
     }
 
-    /// Without blanks that are alone between the beginning of a line and a tag.
+    /// Removes blanks between the beginning of a line and a tag.
     fn without_indentation<'t>(&self, text: &'t str) -> &'t str {
         let cut = text.trim_end_matches([' ', '\t']);
         let alone = cut.ends_with('\n') || (cut.is_empty() && self.line_start);
         if alone { cut } else { text }
     }
 
-    /// Adds text and goes past `length` bytes, which it was made of.
+    /// Adds text and advances past the `length` source bytes that it was made from.
     fn push_text(&mut self, text: String, length: usize) {
         if !text.is_empty() {
             self.push(Token::Text(text));
@@ -122,7 +122,7 @@ impl<'s> Lexer<'s> {
         Err(Failure::at(self.line, reason))
     }
 
-    /// Goes past the white space that the end of a tag takes with it.
+    /// Advances past the white space that the end of a tag strips.
     fn after_tag(&mut self, strips: bool, keeps: bool, trims_newline: bool) {
         let length = if strips {
             self.rest.len() - self.rest.trim_start().len()
@@ -143,7 +143,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Reads `raw %}...{% endraw %}` if this is one.
+    /// Reads `raw %}...{% endraw %}`, if present.
     fn raw(&mut self) -> Outcome<bool> {
         let Some(after) = self.rest.trim_start().strip_prefix("raw") else {
             return Ok(false);
@@ -184,7 +184,7 @@ impl<'s> Lexer<'s> {
         self.fail("{% raw %} has no end")
     }
 
-    /// Tokens of a tag up to its end.
+    /// Reads the tokens of a tag up to its end.
     fn tag(&mut self, begin: Token, end: &str, end_token: Token) -> Outcome<()> {
         self.push(begin);
         let mut open = 0usize;
@@ -283,7 +283,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// A string with Python's escapes.
+    /// Reads a string with Python's escapes.
     fn string(&mut self, quote: char) -> Outcome<()> {
         let mut value = String::new();
         let mut characters = self.rest[1..].char_indices().peekable();

@@ -1,4 +1,4 @@
-//! Filters that visit each element of a list.
+//! Filters that process each element of a list.
 
 use std::cmp::Ordering;
 
@@ -19,7 +19,7 @@ pub fn choose(
     value: &Value,
     arguments: &Values,
 ) -> Outcome<Value> {
-    // As in Jinja2, a false value has no elements.
+    // Like in Jinja2, a false value has no elements.
     let value = if value.is_true() {
         value
     } else {
@@ -68,7 +68,7 @@ pub fn choose(
     Value::list(chosen)
 }
 
-/// A filter that a filter applies, one level deeper.
+/// Applies a filter inside `map`, which must not be `map` itself.
 fn apply_inner(
     evaluator: &mut Evaluator,
     name: &str,
@@ -81,7 +81,7 @@ fn apply_inner(
     apply(evaluator, name, value, arguments)
 }
 
-/// The value at a path such as `function.name`; undefined if there is none.
+/// The value at a path such as `function.name`; undefined if it does not exist.
 fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Value> {
     let Value::Str(path) = path else {
         return evaluator.index(value, path);
@@ -100,7 +100,7 @@ fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Va
     Ok(value)
 }
 
-/// Filters that read an attribute of each element, if one is given.
+/// Filters that use an attribute of each element, if one is given.
 pub(crate) fn by_attribute(
     evaluator: &mut Evaluator,
     name: &str,
@@ -212,7 +212,7 @@ pub(crate) fn by_attribute(
     }
 }
 
-/// A string in small letters; other values as they are.
+/// Converts a string to lower case; other values stay unchanged.
 fn folded(value: &Value, work: &mut Work) -> Outcome<Value> {
     match value {
         Value::Str(text) => {
@@ -223,8 +223,7 @@ fn folded(value: &Value, work: &mut Work) -> Outcome<Value> {
     }
 }
 
-/// Sorts by the keys, stably, by merging. The standard library's sorts may panic here: integers and floats together have no total
-/// order.
+/// A stable merge sort by key. The standard library's sorts may panic here, because integers and floats together have no total order.
 fn sort(keyed: &mut Vec<(Value, Value)>, work: &mut Work) -> Outcome<()> {
     let length = keyed.len();
     let mut from: Vec<usize> = (0..length).collect();

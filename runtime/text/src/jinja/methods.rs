@@ -86,7 +86,7 @@ fn of_string(
     arguments: &Values,
     work: &mut Work,
 ) -> Outcome<Option<Value>> {
-    // Most methods read the text once and make at most three bytes of one.
+    // Most methods read the text once and produce at most three bytes per input byte.
     work.spend_each(text.len(), 4)?;
     let any_of = |value: Option<&Value>, holds: &dyn Fn(&str) -> bool| match value {
         Some(Value::Str(part)) => Ok(holds(part)),
@@ -206,7 +206,7 @@ fn every(text: &str, holds: fn(char) -> bool) -> Value {
     Value::Bool(!text.is_empty() && text.chars().all(holds))
 }
 
-/// Text without white space, or without `chars`, at its ends.
+/// Strips white space, or the characters in `chars`, from the selected ends.
 pub(crate) fn strip<'t>(
     text: &'t str,
     chars: Option<&str>,
@@ -275,7 +275,7 @@ fn split(text: &str, from_right: bool, arguments: &Values, work: &mut Work) -> O
     Value::list(parts.into_iter().map(Value::str).collect())
 }
 
-/// Text with `from` replaced by `to`.
+/// Replaces `from` with `to`, at most `count` times.
 pub fn replace(
     text: &str,
     from: &str,
@@ -292,7 +292,7 @@ pub fn replace(
     Ok(Value::str(&text.replacen(from, to, found)))
 }
 
-/// Elements as text with `separator` between them.
+/// Concatenates the elements as text with `separator` between them.
 pub fn join(value: &Value, separator: &str, work: &mut Work) -> Outcome<Value> {
     let list = value.iterate(work)?;
     let mut writer = super::text::Writer::new(work);
@@ -305,7 +305,7 @@ pub fn join(value: &Value, separator: &str, work: &mut Work) -> Outcome<Value> {
     Ok(Value::str(&writer.text))
 }
 
-/// The first letter large, the others small.
+/// Converts the first letter to upper case and the others to lower case.
 pub(crate) fn capitalize(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().into_iter().flat_map(char::to_uppercase);
@@ -314,7 +314,7 @@ pub(crate) fn capitalize(text: &str) -> String {
         .collect()
 }
 
-/// The first letter of each word large, the others small.
+/// Converts the first letter of each word to upper case and the others to lower case.
 pub fn title(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut inside = false;

@@ -1,14 +1,13 @@
-//! The part of Jinja that chat templates need, for untrusted templates.
+//! The subset of Jinja that chat templates need, for untrusted templates.
 //!
-//! A template comes with a model file and is a program. It is not trusted: parsing and rendering run on a thread with
-//! its own stack, trees and values have a maximum depth, and every read, write and allocation is first charged to one
-//! work budget ([`work::MAX_WORK`]). The budget bounds time and memory together, without reading a clock: at one unit
-//! a byte no rendering allocates more than 128 MiB in total. A panic ends the thread and becomes an error.
+//! A template comes with a model file and is a program, so it is untrusted: parsing and rendering run on a thread with its own stack,
+//! trees and values have a maximum depth, and every read, write and allocation is first charged to one work budget ([`work::MAX_WORK`]).
+//! The budget bounds time and memory together, without reading a clock: at one unit per byte no rendering allocates more than 128 MiB in
+//! total. A panic ends the thread and becomes an error.
 //!
-//! The language is Jinja2's with transformers' settings: `trim_blocks`, `lstrip_blocks`, loop controls, `generation`
-//! blocks, its `tojson`, and an immutable sandbox. Features that no known chat template uses are missing: inheritance,
-//! imports,
-//! `call` blocks, recursive loops, unpacked arguments. Each is an error that names it.
+//! The language is Jinja2's with transformers' settings: `trim_blocks`, `lstrip_blocks`, loop controls, `generation` blocks, its
+//! `tojson`, and an immutable sandbox. Features that no known chat template uses are not supported: inheritance, imports, `call` blocks,
+//! recursive loops, unpacked arguments. The error names the unsupported feature.
 
 mod ast;
 mod eval;
@@ -35,26 +34,25 @@ use work::Work;
 
 use crate::cancel::Canceller;
 
-/// Longest source, in bytes: ten times that of any published template.
+/// Longest source in bytes: ten times that of any published template.
 const MAX_SOURCE: usize = 256 << 10;
-/// Time limit of a rendering, far above the need of any published template. A first message needs
-/// up to seven renderings.
+/// Time limit of a rendering, far above what any published template needs. A first message needs up to seven renderings.
 const MAX_TIME: Duration = Duration::from_secs(2);
-/// Stack of the thread that parses and renders; only used pages take memory.
+/// Stack of the thread that parses and renders; only touched pages take memory.
 const STACK: usize = 32 << 20;
-/// Most bytes that a thread maps while it starts, in addition to its stack.
+/// Upper bound of the bytes that a thread maps at start, in addition to its stack.
 const THREAD_BYTES: usize = 1 << 20;
-/// The message of a panic, which is a mistake of ours.
+/// The message for a panic, which is always a bug in this library.
 const PANICKED: &str = "it cannot be handled";
-/// Most bytes of a rendering beyond [`GROWTH`] times its variables: several times the text of any
-/// published template. They are tokenized.
+/// Largest output in bytes beyond [`GROWTH`] times the variables: several times the text of any published template. The output is
+/// tokenized, so it must be bounded.
 const MAX_OUTPUT: usize = 64 << 10;
-/// Bytes that a rendering may make of a byte of its variables: each message twice, tools escaped and indented.
+/// Output bytes allowed per byte of the variables: each message twice, with tools escaped and indented.
 const GROWTH: usize = 8;
-/// Longest message of an error, in characters.
+/// Longest error message in characters.
 const MAX_MESSAGE: usize = 600;
 
-/// Why a template cannot be parsed or rendered.
+/// The reason why a template cannot be parsed or rendered.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -79,14 +77,14 @@ impl Failure {
         }
     }
 
-    /// With a line, if it has none yet.
+    /// Sets the line, unless there is one already.
     fn or_line(mut self, line: u32) -> Self {
         self.line = self.line.or(Some(line));
         self
     }
 }
 
-/// The message with its line. Control characters that a template puts into it are escaped.
+/// Writes the message with its line, and escapes control characters, which a template may put into it.
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         if let Some(line) = self.line {
@@ -121,7 +119,7 @@ impl Template {
         Ok(Template { statements })
     }
 
-    /// Renders with these variables, until it is cancelled.
+    /// Renders with these variables; `canceller` can stop it.
     pub fn render(
         &self,
         variables: &[(&str, serde_json::Value)],
@@ -139,7 +137,7 @@ impl Template {
     }
 }
 
-/// Runs on a new thread, whose stack size is known. A panic becomes a failure.
+/// Runs `run` on a new thread with a known stack size. A panic becomes a failure.
 fn on_a_stack<T: Send>(run: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     // The new thread would abort the process if it could not map its signal stack.
     let room = Vec::<u8>::new().try_reserve_exact(STACK + THREAD_BYTES);

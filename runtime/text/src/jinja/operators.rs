@@ -7,10 +7,10 @@ use super::value::Value;
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
 
-/// Longest range, as in transformers' sandbox.
+/// Longest range, the same as in transformers' sandbox.
 const MAX_RANGE: i64 = 100_000;
 
-/// `a operator b`.
+/// Computes `a operator b`.
 pub fn apply(operator: Operator, a: &Value, b: &Value, work: &mut Work) -> Outcome<Value> {
     match (operator, a, b) {
         (Operator::Concat, _, _) => {
@@ -82,7 +82,7 @@ fn finish(writer: Writer) -> Outcome<Value> {
     Ok(Value::str(&writer.text))
 }
 
-/// Python's rounding: towards negative infinity.
+/// Integer arithmetic with Python's rounding towards negative infinity.
 fn integers(operator: Operator, x: i64, y: i64) -> Option<i64> {
     match operator {
         Operator::Add => x.checked_add(y),
@@ -113,7 +113,7 @@ fn repeat(value: &Value, times: i64, work: &mut Work) -> Outcome<Value> {
         }
         Value::List(list) => {
             work.spend_each(times, list.items.len().saturating_mul(ELEMENT))?;
-            // Nothing repeated often would cost nothing.
+            // An empty list costs nothing, so it must not be repeated.
             let times = if list.items.is_empty() { 0 } else { times };
             let repeated = std::iter::repeat_n(&list.items, times).flatten();
             Value::sequence(repeated.cloned().collect(), list.tuple)
@@ -122,7 +122,7 @@ fn repeat(value: &Value, times: i64, work: &mut Work) -> Outcome<Value> {
     }
 }
 
-/// The place of index `at`, which counts from the end if it is negative.
+/// Resolves index `at`, which counts from the end if negative.
 pub fn position(at: i64, length: usize) -> Option<usize> {
     let at = if at < 0 {
         at.checked_add(length as i64)?
@@ -132,14 +132,14 @@ pub fn position(at: i64, length: usize) -> Option<usize> {
     usize::try_from(at).ok().filter(|&at| at < length)
 }
 
-/// `value[start:stop:step]`.
+/// Computes `value[start:stop:step]`.
 pub fn slice(value: &Value, bounds: [Option<i64>; 3], work: &mut Work) -> Outcome<Value> {
     let length = value.length(work)? as i64;
     let step = bounds[2].unwrap_or(1);
     if step == 0 {
         return Err(Failure::new("a slice's step is zero"));
     }
-    // For a negative step the places are -1 to length - 1, else 0 to length.
+    // Bounds are clamped to -1 ..= length - 1 for a negative step, otherwise to 0 ..= length.
     let (low, high) = if step > 0 {
         (0, length)
     } else {

@@ -1,4 +1,4 @@
-//! Tokens to statements.
+//! Parses tokens into statements.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::ast::{For, Macro, Node, Statement, Target};
 use super::lexer::{Token, tokens};
 use super::{Failure, Outcome};
 
-/// Statements and expressions inside of each other.
+/// Deepest nesting of statements and expressions.
 const MAX_NESTING: u32 = 150;
 
 /// Parses a template.
@@ -43,7 +43,7 @@ impl Parser {
         &self.tokens[(self.at + 1).min(self.tokens.len() - 1)].0
     }
 
-    /// The next token, past which it goes; the end stays.
+    /// Returns the next token and advances past it; never advances past the end token.
     pub(super) fn next(&mut self) -> Token {
         let token = self.peek().clone();
         if self.at + 1 < self.tokens.len() {
@@ -64,7 +64,7 @@ impl Parser {
         matches!(self.peek(), Token::Name(found) if found == name)
     }
 
-    /// Whether the next token is this operator, past which it goes.
+    /// Advances past the next token if it is this operator. Returns whether it was.
     pub(super) fn skip_op(&mut self, operator: &str) -> bool {
         let found = self.is_op(operator);
         if found {
@@ -107,7 +107,7 @@ impl Parser {
         result
     }
 
-    /// Statements up to one of the names in `ends`, which is left to be read, or up to the end.
+    /// Parses statements up to one of the names in `ends`, which is not consumed, or up to the end.
     fn body(&mut self, ends: &[&str]) -> Outcome<Vec<Statement>> {
         self.nested(|parser| {
             let mut statements = Vec::new();
@@ -144,7 +144,7 @@ impl Parser {
         }
     }
 
-    /// A body and the statement that ends it.
+    /// Parses a body and the statement name that ends it.
     fn body_to(&mut self, end: &str) -> Outcome<Vec<Statement>> {
         self.end_statement()?;
         let body = self.body(&[end])?;
@@ -283,7 +283,7 @@ impl Parser {
         })))
     }
 
-    /// The target of an assignment: a name, an attribute of a namespace, or several of them.
+    /// Parses the target of an assignment: a name, an attribute of a namespace, or several of them.
     fn target(&mut self) -> Outcome<Target> {
         let mut targets = Vec::new();
         loop {
@@ -311,7 +311,7 @@ impl Parser {
         }
     }
 
-    /// An expression, or several with commas between them: a tuple.
+    /// Parses an expression, or a tuple: several expressions separated by commas.
     fn tuple_or_expression(&mut self) -> Outcome<Node> {
         let line = self.line();
         let first = self.expression()?;

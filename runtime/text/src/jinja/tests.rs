@@ -1,4 +1,4 @@
-//! Tests: the names after `is`.
+//! Jinja's tests: the names after `is`.
 
 use super::value::Value;
 use super::work::Work;

@@ -1,11 +1,10 @@
-//! Values as text: as Python prints them, and as JSON. Output is charged to the work budget before
-//! it is written.
+//! Writes values as text: in Python's format, and as JSON. Output is charged to the work budget before it is written.
 
 use super::value::Value;
 use super::work::Work;
 use super::{Failure, Outcome};
 
-/// Text in the making.
+/// A text that is being written.
 pub struct Writer<'w> {
     pub work: &'w mut Work,
     pub text: String,
@@ -25,7 +24,7 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
-    /// As Python's `str`.
+    /// Writes a value like Python's `str`.
     pub fn value(&mut self, value: &Value) -> Outcome<()> {
         match value {
             Value::Str(text) => self.push(text),
@@ -34,7 +33,7 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// As Python's `repr`.
+    /// Writes a value like Python's `repr`.
     pub fn repr(&mut self, value: &Value) -> Outcome<()> {
         self.work.spend(4)?;
         match value {
@@ -97,7 +96,7 @@ impl<'w> Writer<'w> {
     }
 }
 
-/// A float as Python writes it; `odd` are infinity, its negative, and no number.
+/// Formats a float like Python; `odd` are the texts for infinity, negative infinity and NaN.
 fn float(value: f64, odd: [&str; 3]) -> String {
     if value.is_nan() {
         return odd[2].into();
@@ -118,9 +117,9 @@ fn float(value: f64, odd: [&str; 3]) -> String {
     }
 }
 
-/// How JSON is written.
+/// Settings of the JSON writer.
 pub struct Json {
-    /// Indentation of a level; none for a single line.
+    /// Indentation per level; `None` for a single line.
     pub indent: Option<String>,
     pub item_separator: String,
     pub key_separator: String,
@@ -217,7 +216,7 @@ impl Json {
     }
 }
 
-/// A mapping's key as JSON has it: a string.
+/// Converts a mapping's key to a string, as JSON requires.
 fn key_text(key: &Value, work: &mut Work) -> Outcome<String> {
     let mut writer = Writer::new(work);
     match key {
@@ -229,7 +228,7 @@ fn key_text(key: &Value, work: &mut Work) -> Outcome<String> {
     Ok(writer.text)
 }
 
-/// The binary logarithm, and 0 of 0.
+/// The binary logarithm, rounded down; 0 for 0.
 pub fn log2(n: usize) -> usize {
     n.checked_ilog2().unwrap_or(0) as usize
 }

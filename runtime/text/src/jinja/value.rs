@@ -1,4 +1,4 @@
-//! Values of templates: Python's, as far as templates see them.
+//! Values of templates: the subset of Python's that templates can see.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use super::ast::{Constant, Macro};
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
 
-/// Lists and mappings inside of each other.
+/// Deepest nesting of lists and mappings.
 const MAX_DEPTH: u32 = 128;
 
 #[derive(Clone)]
@@ -21,11 +21,11 @@ pub enum Value {
     Str(Rc<str>),
     List(Rc<List>),
     Dict(Rc<Dict>),
-    /// Index of a namespace, which the evaluator holds: so no namespace can own itself.
+    /// Index of a namespace in the evaluator, so that a namespace never owns itself.
     Namespace(usize),
     Loop(Rc<Loop>),
     Macro(Arc<Macro>),
-    /// A function of every template.
+    /// A built-in function.
     Function(&'static str),
 }
 
@@ -36,7 +36,7 @@ pub struct List {
     size: Size,
 }
 
-/// A mapping in the order of its making. Searched from its beginning, which is paid for: templates make small ones.
+/// A mapping in insertion order. Lookup is a linear search, which is charged: templates create small mappings.
 pub struct Dict {
     pub entries: Vec<(Value, Value)>,
     size: Size,
@@ -49,11 +49,10 @@ pub struct Loop {
     pub depth: usize,
 }
 
-/// How far a value reaches.
+/// Bounds for walking a value.
 #[derive(Clone, Copy)]
 struct Size {
-    /// Units of work to walk it. A value contained twice counts twice, so that this bounds every
-    /// walk.
+    /// Units of work to walk the value. A value contained twice counts twice, so this bounds every walk.
     weight: usize,
     depth: u32,
 }
@@ -91,13 +90,13 @@ impl Value {
         Ok(Value::List(Rc::new(List { items, tuple, size })))
     }
 
-    /// A mapping of entries with different keys.
+    /// Creates a mapping from entries with distinct keys.
     pub(crate) fn dict(entries: Vec<(Value, Value)>) -> Outcome<Value> {
         let size = Size::of(entries.iter().flat_map(|(key, value)| [key, value]))?;
         Ok(Value::Dict(Rc::new(Dict { entries, size })))
     }
 
-    /// The value of a JSON document.
+    /// Converts a JSON value.
     pub fn from_json(json: &serde_json::Value, work: &mut Work) -> Outcome<Value> {
         work.spend(ELEMENT)?;
         Ok(match json {
@@ -149,7 +148,7 @@ impl Value {
         match self {
             Value::List(list) => list.size.depth,
             Value::Dict(dict) => dict.size.depth,
-            // A loop holds its items, which may hold another loop.
+            // A loop contains its items, which may contain another loop.
             Value::Loop(state) => 1 + state.items.size.depth,
             _ => 0,
         }
@@ -168,7 +167,7 @@ impl Value {
         }
     }
 
-    /// The word for its type in errors.
+    /// The name of the value's type in error messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Value::Undefined => "an undefined value",
@@ -186,7 +185,7 @@ impl Value {
         }
     }
 
-    /// As an integer, which booleans are too.
+    /// Converts integers and booleans to an integer.
     pub(crate) fn as_int(&self) -> Option<i64> {
         match self {
             Value::Int(value) => Some(*value),
@@ -195,7 +194,7 @@ impl Value {
         }
     }
 
-    /// As a number.
+    /// Converts numbers and booleans to a float.
     pub(crate) fn as_float(&self) -> Option<f64> {
         match self {
             Value::Float(value) => Some(*value),
@@ -210,7 +209,7 @@ impl Value {
         }
     }
 
-    /// The items of a loop over the value: elements, keys or characters.
+    /// The items of a loop over the value: its elements, keys or characters.
     pub(crate) fn iterate(&self, work: &mut Work) -> Outcome<Rc<List>> {
         match self {
             Value::List(list) => Ok(Rc::clone(list)),
@@ -282,7 +281,7 @@ impl Value {
         }
     }
 
-    /// Python's order, where there is one.
+    /// Python's order; fails for values without one.
     pub fn order(&self, other: &Value, work: &mut Work) -> Outcome<Ordering> {
         work.spend(self.weight().min(other.weight()))?;
         self.compare(other).ok_or_else(|| {
@@ -350,7 +349,7 @@ fn all_equal<'v>(
     })
 }
 
-/// Items as a list that is no value yet.
+/// Wraps items in a list that is not a [`Value`] yet.
 pub(crate) fn as_list(items: Vec<Value>) -> Outcome<Rc<List>> {
     match Value::list(items)? {
         Value::List(list) => Ok(list),
@@ -370,7 +369,7 @@ impl Dict {
         Ok(None)
     }
 
-    /// The value of a key that is a string.
+    /// The value of a string key.
     pub fn get_str(&self, key: &str, work: &mut Work) -> Outcome<Option<&Value>> {
         for (other, value) in &self.entries {
             work.spend(4)?;

@@ -3,20 +3,19 @@ use std::time::Instant;
 use super::{Failure, Outcome};
 use crate::cancel::Canceller;
 
-/// Units of work of one rendering: about one per byte that is read, written or allocated. A real conversation takes
-/// less than a hundredth of it.
+/// Work budget of a rendering in units: about one per byte that is read, written or allocated. A real conversation needs less than a
+/// hundredth of it.
 pub(crate) const MAX_WORK: u64 = 1 << 27;
-/// Nested evaluations: expressions, statements and macro calls together. Each takes less than 4 KiB of stack.
+/// Deepest nesting of evaluations: expressions, statements and macro calls together. Each takes less than 4 KiB of stack.
 pub const MAX_DEPTH: usize = 1_200;
 /// Units of work for one node of the template.
 pub(crate) const NODE: usize = 16;
 /// Units of work for one element of a list or a mapping, which is also about its size in bytes.
 pub(crate) const ELEMENT: usize = 32;
-/// Units between two reads of the clock and of the cancellation: less than 10 ms.
+/// Units between two checks of the clock and of cancellation: less than 10 ms.
 const CLOCK: u64 = 1 << 20;
 
-/// Work budget of a rendering. Every read, write and allocation is charged first, so one number bounds a template's
-/// time and memory.
+/// The work budget of a rendering. Every read, write and allocation is charged first, so one number bounds a template's time and memory.
 pub struct Work {
     left: u64,
     clock_at: u64,
@@ -26,7 +25,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// The whole budget, up to `deadline`, or until it is cancelled.
+    /// Creates a full budget that expires at `deadline` or on cancellation.
     pub fn new(deadline: Instant, canceller: &Canceller) -> Self {
         Work {
             left: MAX_WORK,
@@ -37,7 +36,7 @@ impl Work {
         }
     }
 
-    /// Pays for `units` of work that are about to be done.
+    /// Charges `units` of work before the work is done.
     pub(crate) fn spend(&mut self, units: usize) -> Outcome<()> {
         self.left = match self.left.checked_sub(units as u64) {
             Some(left) => left,
@@ -55,17 +54,17 @@ impl Work {
         Ok(())
     }
 
-    /// Units that were paid.
+    /// The units charged so far.
     pub(crate) fn spent(&self) -> usize {
         (MAX_WORK - self.left) as usize
     }
 
-    /// Pays for `count` things of `units` each.
+    /// Charges `units` for each of `count` items.
     pub(crate) fn spend_each(&mut self, count: usize, units: usize) -> Outcome<()> {
         self.spend(count.saturating_mul(units))
     }
 
-    /// Runs `inner` one level deeper.
+    /// Enters one level of nesting.
     pub fn enter(&mut self) -> Outcome<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -75,7 +74,7 @@ impl Work {
         }
     }
 
-    /// Leaves a level that was entered.
+    /// Leaves a level of nesting.
     pub fn leave(&mut self) {
         self.depth -= 1;
     }

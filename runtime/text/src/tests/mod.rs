@@ -1,4 +1,4 @@
-//! Tokenizer, chat templates and turns on real files.
+//! Tests of the tokenizer, chat templates and turns on real files.
 
 mod template;
 mod tokenizer;
@@ -29,7 +29,7 @@ fn template(name: &str) -> ChatTemplate {
     ChatTemplate::new(&template_source(name), "<s>", "</s>").unwrap()
 }
 
-/// The byte-level tokenizer with more special tokens, each with its flag to strip white space.
+/// The byte-level tokenizer with additional special tokens; the flag is whether a token strips white space.
 fn json_with_specials(specials: &[(&str, bool)]) -> Vec<u8> {
     let mut tokenizer: Value = serde_json::from_slice(&data("tok4096/tokenizer.json")).unwrap();
     let added = tokenizer["added_tokens"].as_array_mut().unwrap();
@@ -47,7 +47,7 @@ fn tokenizer_with(specials: &[&str]) -> Tokenizer {
     Tokenizer::from_json(&json_with_specials(&specials), "test").unwrap()
 }
 
-/// The text of tokens, special ones spelled out.
+/// The text of tokens, including the names of special ones.
 fn spell(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
     let bytes: Vec<u8> = tokens
         .iter()

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 static PLAIN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer_with(&[]));
 
-/// Text that is likely to split and merge: names of control tokens, spaces, numbers, scripts.
+/// Text that is likely to split and merge: names of control tokens, spaces, numbers, various scripts.
 fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         prop::sample::select(vec![
@@ -18,7 +18,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
 }
 
-/// The tokens of the tokenizers crate when it recognises special tokens.
+/// The tokens that the tokenizers crate returns when it recognizes special tokens.
 fn reference(json: &[u8], text: &str) -> Vec<u32> {
     let tokenizer = tokenizers::Tokenizer::from_bytes(json).unwrap();
     tokenizer
@@ -111,7 +111,7 @@ fn white_space_around_stripping_tokens_is_swallowed_as_in_the_crate() {
             "{text}"
         );
     }
-    // A user's white space is not the template's to swallow.
+    // A template's token must not strip white space of a user's text.
     let pieces = [
         Piece::Template("<strip> "),
         Piece::Content(" a "),
@@ -121,7 +121,7 @@ fn white_space_around_stripping_tokens_is_swallowed_as_in_the_crate() {
     assert_eq!(spell(&tokenizer, &tokens), "<strip> a <strip>");
 }
 
-/// A vocabulary as sentencepiece makes it: U+2581 for spaces, bytes for the rest.
+/// A sentencepiece-style vocabulary: U+2581 for spaces, byte fallback for unknown characters.
 fn sentencepiece(prefix: Value) -> Vec<u8> {
     let mut vocab = serde_json::Map::new();
     let mut add = |token: String| {
@@ -150,7 +150,7 @@ fn sentencepiece(prefix: Value) -> Vec<u8> {
         "model": {
             "type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
             "vocab": vocab,
-            // The last merge makes a control token of letters.
+            // The last merge spells a control token.
             "merges": [["▁", "H"], ["▁H", "i"], ["<", "/"], ["s", ">"], ["</", "s>"]]
         }
     });
@@ -160,7 +160,7 @@ fn sentencepiece(prefix: Value) -> Vec<u8> {
     serde_json::to_vec(&tokenizer).unwrap()
 }
 
-/// The two ways in which a space is put before text.
+/// The three ways to put a space before text.
 fn prefixes() -> [Value; 3] {
     let metaspace = |scheme: &str| {
         json!({"pre_tokenizer": {
@@ -217,14 +217,14 @@ fn merges_that_spell_a_control_token_are_cut() {
         let tokens = tokenizer.encode("Hi</s>Hi</s></s>").unwrap();
         assert!(!tokens.contains(&2));
         assert_eq!(spell(&tokenizer, &tokens), " Hi</s>Hi</s></s>");
-        // One word to a tokenizer that splits nothing: cut in all places at once.
+        // A single word for a tokenizer without splits; it is cut in all places at once.
         let many = "</s>".repeat(5_000);
         assert_eq!(
             spell(&tokenizer, &tokenizer.encode(&many).unwrap()),
             format!(" {many}")
         );
     }
-    // A unigram vocabulary finds control tokens in plain text by itself; `<unk>` is acceptable.
+    // A unigram vocabulary finds control tokens in plain text without merges; `<unk>` is acceptable.
     let json = json!({
         "version": "1.0",
         "added_tokens": [
@@ -272,7 +272,7 @@ fn damaged_files_are_errors_that_name_them() {
     };
     let whole = data("tok4096/tokenizer.json");
     (0..60).for_each(|part| fails(&whole[..whole.len() * part / 60]));
-    // Where the crate itself would panic: in the middle of the decoder.
+    // Here the crate itself would panic: in the middle of the decoder.
     let decoder = whole
         .windows(9)
         .position(|window| window == b"\"decoder\"")

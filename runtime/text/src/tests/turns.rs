@@ -33,7 +33,7 @@ fn from_source(source: &str) -> Result<Turns, String> {
     Turns::new(Arc::new(template), tokenizer).map_err(|error| error.to_string())
 }
 
-/// The tokens that a session has read after these turns, answers included.
+/// The tokens that a session has read after these turns, including answers.
 fn fed(
     turns: &mut Turns,
     tokenizer: &Tokenizer,
@@ -70,7 +70,7 @@ fn what_is_fed_is_the_rendering_of_the_whole_conversation() {
         }
     }
     for name in TEMPLATES {
-        // Llama 2 puts a space around answers, which a generated answer brings or leaves out.
+        // Llama 2 puts spaces around answers, which a generated answer may or may not contain.
         if name == "llama2" {
             continue;
         }
@@ -169,7 +169,7 @@ fn contents_are_trimmed_where_the_template_trims() {
         let tokens = turns.user("  a b \n").unwrap();
         assert!(spell(&tokenizer, &tokens).contains(expected));
     }
-    // Llama 2 joins system and user message and trims the whole.
+    // Llama 2 joins the system and user messages and trims the result as a whole.
     let (mut turns, tokenizer) = turns("llama2");
     turns.system(" s ").unwrap();
     let text = spell(&tokenizer, &turns.user(" u ").unwrap());

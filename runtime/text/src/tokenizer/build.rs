@@ -1,5 +1,5 @@
-//! Builds the parts of a tokenizer from a `tokenizer.json`. The file is not trusted: each component is checked before it
-//! is built, and components that encoding does not need (decoder, post-processor, truncation, padding) are not built.
+//! Builds the parts of a tokenizer from a `tokenizer.json`. The file is untrusted: each component is checked before it is built, and
+//! components that encoding does not need (decoder, post-processor, truncation, padding) are not built.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,10 +20,10 @@ use super::token_bytes::{MAX_VOCAB, Spelling};
 use super::words::Words;
 use waterline_quant::Vocabulary;
 
-/// Longest token and longest added token, in bytes.
+/// Size limits in bytes of a token and of an added token.
 const MAX_TOKEN: usize = 64 << 10;
 const MAX_ADDED: usize = 1 << 10;
-/// Most bytes of all added tokens, and of all tokens of a model that keeps them as a trie of bytes.
+/// Size limits in bytes of all added tokens, and of all tokens of a model that stores them in a byte trie.
 const MAX_ADDED_BYTES: usize = 1 << 20;
 const MAX_TRIE_BYTES: usize = 4 << 20;
 /// Longest token of such a trie, which may be searched at every byte of a text.
@@ -42,12 +42,12 @@ pub(super) struct Parts {
     pub spelling: Spelling,
     /// The unknown token.
     pub unknown: Option<u32>,
-    /// A sentencepiece vocabulary puts a space before text at the start and after special tokens.
+    /// Whether to put a space before text at the start and after special tokens (sentencepiece).
     pub space_prefix: bool,
 }
 
 impl Parts {
-    /// The parts of a tokenizer, without its tokens from the id `rows` on; the error is a reason.
+    /// Builds the parts, without tokens from id `rows` on. The error is a reason.
     pub fn new(file: File, rows: usize) -> Result<Self, Reason> {
         if let Some(reason) = file.unreadable {
             return Err(reason);
@@ -144,7 +144,7 @@ impl Parts {
 const TEXT: &str = "a text";
 const FLAG: &str = "true or false";
 
-/// The value at a key that may be absent or null.
+/// Reads the value at a key that may be missing or null.
 fn optional<'a, T>(
     object: &'a Value,
     key: &str,
@@ -160,12 +160,12 @@ fn optional<'a, T>(
     }
 }
 
-/// The id of a token.
+/// Reads a token id.
 fn token(value: &Value) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// The kind of a model. Older files do not name it.
+/// The model's type. Older files do not state it.
 fn kind(model: &Model) -> Result<&str, Reason> {
     const KNOWN: [&str; 6] = [
         "BPE",
@@ -192,14 +192,14 @@ fn kind(model: &Model) -> Result<&str, Reason> {
     }
 }
 
-/// Tokens with their ids, and those of Unigram with their scores too.
+/// Tokens with their ids; for Unigram, also tokens with their scores.
 type Numbered = (Vec<(String, u32)>, Vec<(String, f64)>);
 
-/// The tokens of a model in the form that its kind has.
+/// Reads the tokens of a model in the form of its type.
 fn numbered(kind: &str, vocab: Vocabulary) -> Result<Numbered, Reason> {
     let wrong = |expected: &str| Err(format!("model: vocab: expected {expected}"));
     match (kind, vocab) {
-        // A list without elements has no form.
+        // An empty list has no recognizable form.
         ("Unigram", Vocabulary::Listed(tokens)) if tokens.is_empty() => Ok(Numbered::default()),
         ("Unigram", Vocabulary::Scored(scored)) => {
             let tokens = scored.iter().map(|(token, _)| token.clone());
@@ -215,7 +215,7 @@ fn numbered(kind: &str, vocab: Vocabulary) -> Result<Numbered, Reason> {
     }
 }
 
-/// The scores of a sentencepiece vocabulary.
+/// Checks the scores of a sentencepiece vocabulary.
 fn checked(scores: Vec<f32>, count: usize) -> Result<Vec<f32>, Reason> {
     if scores.len() == count && scores.iter().all(|score| score.is_finite()) {
         Ok(scores)
@@ -227,7 +227,7 @@ fn checked(scores: Vec<f32>, count: usize) -> Result<Vec<f32>, Reason> {
     }
 }
 
-/// Ids beyond all measure make tables beyond all measure.
+/// Refuses ids so large that their tables would take too much memory, and duplicate ids.
 fn check_ids(tokens: &[(String, u32)]) -> Result<(), Reason> {
     let most = (4 * tokens.len() + (1 << 20)).min(MAX_VOCAB);
     let Some((token, id)) = tokens.iter().max_by_key(|(_, id)| id) else {
@@ -268,7 +268,7 @@ fn check_trie(lengths: impl Iterator<Item = usize>) -> Result<(), Reason> {
     }
 }
 
-/// The tokens that are line breaks and nothing else.
+/// The tokens that consist only of line breaks.
 fn line_breaks(tokens: &[(String, u32)]) -> HashMap<String, u32> {
     let breaks = tokens
         .iter()
@@ -287,7 +287,7 @@ struct Lists<'t> {
     merges: &'t Merges,
 }
 
-/// A model of the crate.
+/// Builds a model of the tokenizers crate.
 fn crate_model(kind: &str, model: &Value, lists: Lists) -> Result<ModelWrapper, Reason> {
     let Lists {
         tokens,
@@ -351,7 +351,7 @@ fn crate_model(kind: &str, model: &Value, lists: Lists) -> Result<ModelWrapper, 
     built.map_err(|error| error.to_string())
 }
 
-/// The merges without those of or to an unknown token, which never apply.
+/// The merges whose tokens and result are all in the vocabulary; others never apply.
 fn known(merges: &Merges, tokens: &[(String, u32)]) -> Vec<(String, String)> {
     let ids: HashSet<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
     let longest = ids.iter().map(|token| token.len()).max().unwrap_or(0);
@@ -407,7 +407,7 @@ pub(super) fn registered(
     }
 }
 
-/// How the vocabulary spells bytes.
+/// How the vocabulary writes bytes.
 fn spelling(file: &File, kind: &str) -> Spelling {
     let (decoder, splits) = (&file.decoder.0, &file.pre_tokenizer.0);
     let byte_level = has_step(decoder, "ByteLevel", 0) || has_step(splits, "ByteLevel", 0);
@@ -425,7 +425,7 @@ fn spelling(file: &File, kind: &str) -> Spelling {
     }
 }
 
-/// Whether a decoder or pre-tokenizer, or a step of one that is a sequence, is of type `name`.
+/// Whether a decoder or pre-tokenizer, or any step in its sequence, has the type `name`.
 fn has_step(value: &Value, name: &str, depth: usize) -> bool {
     let steps = value["decoders"]
         .as_array()

@@ -1,13 +1,13 @@
-//! sentencepiece's precompiled normalization: a double-array trie of bytes, and the texts that its values point to.
+//! sentencepiece's precompiled normalization map: a double-array trie of bytes, and the texts that its values point to.
 
 use serde_json::Value;
 
 use waterline_error::base64::decode;
 
-/// Most bytes: six times those of a published one.
+/// Size limit in bytes: six times the size of a published map.
 const MAX_BYTES: usize = 2 << 20;
 
-/// Whether no text can lead outside of the map; the error is a reason. The `tokenizers` crate trusts it.
+/// Checks that no text can lead outside the map, which the `tokenizers` crate does not check. The error is a reason.
 pub(super) fn check(base64: &Value) -> Result<(), String> {
     let fail = |reason: &str| Err(format!("Precompiled: precompiled_charsmap: {reason}"));
     let Some(bytes) = base64.as_str().and_then(decode) else {
@@ -32,7 +32,7 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
     };
     let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let mut seen = vec![false; units.len()];
-    // Places with unvisited children, with the offset of their unit applied.
+    // Positions with unvisited children, with the offset of their unit applied.
     let mut bases = vec![offset(units[0])];
     seen[0] = true;
     while let Some(base) = bases.pop() {
@@ -78,7 +78,7 @@ mod tests {
         };
         let mut units = vec![0u32; 256];
         assert_eq!(check(&map(&units, b"a\0")), Ok(()));
-        // 'a' is a leaf with the value at place 1.
+        // 'a' is a leaf with the value at position 1.
         units[0x61] = 0x61 | 1 << 8 | 0x60 << 10;
         assert_eq!(check(&map(&units, b"a\0")), Ok(()));
         units[1] = 3;

@@ -1,5 +1,5 @@
-//! The text of a `tokenizer.json`, read into the meaning of its parts. Its long lists are never values of JSON, which take up to forty
-//! times their bytes, and a list of anything else is refused at its first element.
+//! Parses the text of a `tokenizer.json`. Its long lists never become JSON values, which would take up to forty times their size, and a
+//! list with elements of a wrong type is refused at the first one.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 use waterline_quant::{Few, MOST_ADDED, MOST_TOKENS, ShortList, Vocabulary};
 
-/// Most values of each other part, and parts of a model.
+/// Largest number of values in each short part, and of short parts in a model.
 const MOST_VALUES: usize = 1 << 12;
 const MOST_PARTS: usize = 64;
 
-/// A part that is short.
+/// A short part of the file.
 type ShortPart = Few<MOST_VALUES>;
 
 /// The parts of the file that encoding needs.
 #[derive(Deserialize)]
 pub(super) struct File {
-    /// Why the vocabulary of another file could not be read.
+    /// The reason why the vocabulary of another file could not be read.
     pub unreadable: Option<String>,
     #[serde(default)]
     pub normalizer: ShortPart,
@@ -39,7 +39,7 @@ fn added_tokens<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AddedToken>, D
         .map_err(|error| D::Error::custom(format!("added_tokens: {error}")))
 }
 
-/// A model: the algorithm's name and switches, and its lists.
+/// A model: its algorithm's name and switches, and its lists.
 #[derive(Default)]
 pub(super) struct Model {
     /// The short parts by name.
@@ -85,16 +85,16 @@ impl<'de> Deserialize<'de> for Model {
     }
 }
 
-/// Pairs of tokens that become one, in their order. They lie in one text: a pair of short tokens has fewer bytes than two texts.
+/// Pairs of tokens that are merged, in order. They are stored in one string: a pair of short tokens is smaller than two strings.
 #[derive(Default)]
 pub(super) struct Merges {
     text: String,
-    /// Where the second token of each pair begins and ends.
+    /// The start and the end of the second token of each pair.
     ends: Vec<[u32; 2]>,
 }
 
 impl Merges {
-    /// Both tokens of each pair.
+    /// Iterates over the pairs.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|ends| ends[1]));
         starts.zip(&self.ends).map(|(start, &[middle, end])| {
@@ -135,7 +135,7 @@ impl<'de> Deserialize<'de> for Merges {
     }
 }
 
-/// A pair, which older files write "a b" instead of ["a", "b"].
+/// Reads a pair, which older files write as "a b" instead of ["a", "b"].
 struct Pair<'m>(&'m mut Merges);
 
 impl<'de> DeserializeSeed<'de> for Pair<'_> {
@@ -177,7 +177,7 @@ impl<'de> Visitor<'de> for Pair<'_> {
     }
 }
 
-/// A text that is put after another.
+/// Appends a JSON string to another string.
 struct Appended<'t>(&'t mut String);
 
 impl<'de> DeserializeSeed<'de> for Appended<'_> {

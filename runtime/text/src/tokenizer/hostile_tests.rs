@@ -1,11 +1,11 @@
-//! Hostile `tokenizer.json` files.
+//! Tests with hostile `tokenizer.json` files.
 
 use serde_json::{Value, json};
 
 use super::*;
 use std::time::Duration;
 
-/// A small file that works, with these keys set.
+/// A small valid file with these keys changed.
 fn with(changes: &[(&str, Value)]) -> Value {
     let mut json = json!({
         "version": "1.0",
@@ -28,7 +28,7 @@ fn with(changes: &[(&str, Value)]) -> Value {
 
 const TEXT: &str = "ab <s> \u{e9}\u{301}\u{1f525} \0\u{1}12345 ''aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab\n\n";
 
-/// Builds a tokenizer and encodes with it.
+/// Builds a tokenizer and encodes texts with it.
 fn use_it(json: &[u8]) -> Result<usize> {
     let tokenizer = Tokenizer::from_json(json, "a file")?;
     let mut length = 0;
@@ -53,7 +53,7 @@ fn within_20_seconds(json: Vec<u8>) -> Result<usize> {
     })
 }
 
-/// Components that make a trusting reader panic, abort, allocate or run without an end.
+/// Components that make a trusting reader panic, abort, allocate without bound or run forever.
 fn hostile() -> Vec<Value> {
     let normalizer = |step: Value| with(&[("/normalizer", step)]);
     let splits = |step: Value| with(&[("/pre_tokenizer", step)]);
@@ -205,7 +205,7 @@ fn hostile() -> Vec<Value> {
             json!({"type": "TemplateProcessing", "single": [], "pair": []}),
         )]),
     ];
-    // A control token that letters become over and over again.
+    // A control token that the letters of a text become again and again.
     cases.push(json!({"added_tokens": [{"id": 0, "content": "a", "special": true, "single_word": false, "lstrip": false,
         "rstrip": false, "normalized": false}], "model": {"type": "WordPiece", "unk_token": "b",
         "continuing_subword_prefix": "##", "vocab": {"a": 0, "##a": 1, "b": 2, "##b": 3}}}));
@@ -225,7 +225,7 @@ fn hostile_tokenizers_end_with_tokens_or_an_error() {
     }
 }
 
-/// Tokens of a long text. Fails the process if there is no end.
+/// The tokens of a long text. Fails the test if encoding does not end.
 fn encoded(json: Value, text: String) -> Result<Vec<u32>> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -246,7 +246,7 @@ fn the_names_of_many_special_tokens_are_found_in_one_pass() {
     let json = with(&[("/added_tokens", json!(tokens))]);
     let text = "a".repeat(1 << 16) + "00007b";
     let tokens = encoded(json, text).expect("tokens");
-    // The name takes twenty letters.
+    // The name takes twenty letters of the text.
     assert_eq!(tokens[..(1 << 16) - 20], [0; (1 << 16) - 20]);
     assert_eq!(tokens[(1 << 16) - 20..], [12, 1]);
 }
@@ -255,7 +255,7 @@ fn the_names_of_many_special_tokens_are_found_in_one_pass() {
 fn many_short_searches_take_no_longer_than_a_long_one() {
     let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
     let mut steps = vec![split(" ")];
-    // Goes back some ten thousand times in each word.
+    // Backtracks some ten thousand times in each word.
     steps.resize(32, split("(a|a)*b(?!c)"));
     let json = with(&[(
         "/pre_tokenizer",
@@ -315,7 +315,7 @@ fn what_must_fail_names_the_component() {
     fails(with(&[("/normalizer", name)]), "is not known");
 }
 
-/// As many random changes of working files as `WATERLINE_MUTATIONS` says, else 2,000.
+/// Applies `WATERLINE_MUTATIONS` random changes to valid files, 2,000 by default.
 #[test]
 fn mutated_tokenizers_end_with_tokens_or_an_error() {
     let specials = json!([{"id": 0, "content": "<s>", "single_word": false, "lstrip": true, "rstrip": true,
@@ -388,7 +388,7 @@ fn mutated_tokenizers_end_with_tokens_or_an_error() {
     for _ in 0..count {
         let mut json = seeds[next(seeds.len())].clone();
         for _ in 0..1 + next(3) {
-            // Down a random path, to where a value is replaced or removed.
+            // Follows a random path down to the value that is replaced.
             let mut place = &mut json;
             loop {
                 let children = match &*place {

@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Converts text to tokens and back.
 
 mod build;
 mod charsmap;
@@ -30,21 +30,21 @@ use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType};
 use waterline_quant::ask_room;
 use words::Words;
 
-/// Bytes of memory that a tokenizer takes, while it is made, for each of its file, and for its patterns.
+/// Memory that building a tokenizer takes: bytes per byte of its file, and bytes for its patterns.
 const OF_BYTE: usize = 4;
 const PATTERNS: usize = 8 << 20;
-/// Words cut inside of words, where letters become control tokens.
+/// Largest depth of nested cuts in a word that spells control tokens.
 const MAX_CUTS: usize = 64;
-/// The reason of a panic inside of the `tokenizers` crate, which would otherwise be the caller's.
+/// The error for a panic inside the `tokenizers` crate, which must not reach the caller.
 const PANICKED: &str = "the tokenizer cannot be handled";
 
-/// Text to tokens and tokens to bytes, as a `tokenizer.json` describes it.
+/// Converts text to tokens and tokens to bytes, as described by a `tokenizer.json`.
 ///
-/// Adds no tokens by itself: neither a beginning-of-text token nor those of the file's post
-/// processor. A chat template writes such tokens out.
+/// Adds no tokens by itself: neither a beginning-of-text token nor those of the file's post-processor. A chat template contains such
+/// tokens explicitly.
 pub struct Tokenizer {
     words: Words,
-    /// Set to leave special tokens alone; [`encode_pieces`](Self::encode_pieces) finds them.
+    /// Configured to ignore special tokens; [`encode_pieces`](Self::encode_pieces) finds them.
     added: AddedVocabulary,
     normalizer: Vec<NormalizerStep>,
     splits: Vec<SplitStep>,
@@ -53,28 +53,28 @@ pub struct Tokenizer {
     space_prefix: bool,
     source_name: String,
     specials: Vec<Special>,
-    /// Finds the names of `specials`, in one pass however many there are.
+    /// Finds the names of all `specials` in a single pass.
     special_names: AhoCorasick,
     /// `[vocab]`
     is_special: Vec<bool>,
-    /// The unknown token: special, but plain text may become it.
+    /// The unknown token: it is special, but plain text may become it.
     unknown: Option<u32>,
     bytes: ByteTable,
 }
 
-/// Part of a rendered prompt.
+/// A part of a rendered prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// Text of a template, in which the names of special tokens mean these tokens.
+    /// Template text, in which the names of special tokens stand for the tokens.
     Template(&'a str),
-    /// Text of a user or a model, in which they are letters like any other.
+    /// Text of a user or a model, in which such names are ordinary text.
     Content(&'a str),
 }
 
 struct Special {
     content: String,
     id: u32,
-    /// Whether the token swallows white space before and after it.
+    /// Whether the token strips white space before and after it.
     lstrip: bool,
     rstrip: bool,
 }
@@ -83,16 +83,16 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`; `source_name` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if it is not JSON, not a tokenizer, empty, or holds a component that no text could be
-    /// given: an empty pattern, a map that leads outside of itself, ids beyond all measure.
+    /// [`Error::Tokenizer`] if it is not JSON, not a tokenizer, empty, or has an unusable component: an empty pattern, a map that points
+    /// outside itself, or ids beyond the limit.
     pub fn from_json(bytes: &[u8], source_name: &str) -> Result<Self> {
         Self::for_rows(bytes, source_name, usize::MAX)
     }
 
-    /// As [`from_json`](Self::from_json), without the tokens from the id `rows` on, of which the model's matrices have no rows.
+    /// Like [`from_json`](Self::from_json), without tokens from id `rows` on, which have no rows in the model's matrices.
     ///
     /// # Errors
-    /// Also if a text may become such a token.
+    /// The errors of [`from_json`](Self::from_json), and [`Error::Tokenizer`] if a text may become such a token.
     #[doc(hidden)]
     pub fn for_rows(bytes: &[u8], source_name: &str, rows: usize) -> Result<Self> {
         ask_room(bytes.len().saturating_mul(OF_BYTE).saturating_add(PATTERNS))?;
@@ -148,7 +148,7 @@ impl Tokenizer {
         })
     }
 
-    /// Tokens of plain text: the names of special tokens in it are letters like any other.
+    /// Encodes plain text. Names of special tokens in it are ordinary text.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary cannot express the text.
@@ -156,31 +156,30 @@ impl Tokenizer {
         self.encode_pieces(&[Piece::Content(text)], true)
     }
 
-    /// Tokens of a template's text, in which the names of special tokens mean these tokens.
+    /// Encodes a template's text, in which the names of special tokens stand for the tokens.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_pieces(&[Piece::Template(text)], true)
     }
 
-    /// Tokens of text put together from a template and contents.
+    /// Encodes text composed of template and content pieces.
     ///
-    /// Between two special tokens the pieces are encoded as one run, so a token may reach across
-    /// the border between template and content as it did in training. `at_start` says that the
-    /// text begins the whole prompt, where some tokenizers put a space.
+    /// The pieces between two special tokens are encoded as one run, so a token may extend across the boundary between template and
+    /// content, as in training. `at_start` means that the text is at the beginning of the prompt, where some tokenizers insert a space.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub(crate) fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
         let (tokens, _) = self.encode_runs(pieces, at_start, None)?;
         Ok(tokens)
     }
 
-    /// As `encode_pieces`, with the runs that were seen before; the last run as well, which is empty after a special token.
+    /// Like `encode_pieces`, with a cache of runs. Also returns the last run, which is empty after a special token.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub(crate) fn encode_runs(
         &self,
         pieces: &[Piece],
@@ -243,22 +242,22 @@ impl Tokenizer {
         Ok((tokens, run))
     }
 
-    /// True if `text` holds the name of a special token.
+    /// Whether `text` contains the name of a special token.
     pub(crate) fn names_special(&self, text: &str) -> bool {
         self.next_special(text).is_some()
     }
 
-    /// The exact bytes of a token, possibly part of a character; none for an unknown id.
+    /// The exact bytes of a token, which may be part of a character; empty for an unknown id.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.bytes.get(id)
     }
 
-    /// One more than the largest token id. A model may have more logits than that.
+    /// One more than the largest token id. A model may have more logits.
     pub fn vocab_size(&self) -> usize {
         self.bytes.vocab_size()
     }
 
-    /// The id of a token, as the file spells it.
+    /// The id of a token, in the file's spelling.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         let added = || self.added.get_vocab().get(token).copied();
         self.ids.get(token).copied().or_else(added)
@@ -269,7 +268,7 @@ impl Tokenizer {
         self.is_special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// Whether the token has a visible name in text: a control token, or one that the file adds to the vocabulary.
+    /// Whether the token has a visible name: a control token, or another token that the file adds to the vocabulary.
     pub(crate) fn is_mark(&self, id: u32) -> bool {
         let added = self.added.get_added_tokens_decoder().get(&id);
         added.is_some_and(|token| !token.content.trim().is_empty())
@@ -281,8 +280,7 @@ impl Tokenizer {
         Some((found.start(), &self.specials[found.pattern()]))
     }
 
-    /// Tokens of text without special tokens. `border` says that it begins the whole or follows a special
-    /// token.
+    /// Encodes text without special tokens. `border` means that it is at the beginning or follows a special token.
     fn encode_run(
         &self,
         text: &str,
@@ -331,9 +329,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// Appends the tokens of a pre-tokenized word. Where the model's own vocabulary holds the name
-    /// of a special token (sentencepiece keeps `</s>` there), the word is cut so that it is not
-    /// found.
+    /// Appends the tokens of a pre-tokenized word. If the model's own vocabulary contains the name of a special token (sentencepiece has
+    /// `</s>` there), the word is cut so that the token is not matched.
     fn encode_word(
         &self,
         word: &str,
@@ -348,7 +345,7 @@ impl Tokenizer {
         }
         let mut done = 0;
         for &(_, start) in found.iter().filter(|&&(id, _)| control(id)) {
-            // After the token's first character, or before it if it is the last of the word.
+            // Cuts after the token's first character, or before it if it is the last of the word.
             let first = word.get(start..).and_then(|rest| rest.chars().next());
             let inside = start + first.map_or(0, char::len_utf8);
             let cut = if inside < word.len() { inside } else { start };
@@ -375,7 +372,7 @@ impl Tokenizer {
     }
 }
 
-/// A reason without control characters, which a file may put into it.
+/// Escapes control characters, which a file may put into a reason.
 fn printable(reason: &str) -> String {
     let escaped = |character: char| {
         if character.is_control() {

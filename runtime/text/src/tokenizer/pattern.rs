@@ -4,31 +4,31 @@ use fancy_regex::{Regex, RegexBuilder};
 use tokenizers::pattern::Pattern;
 use tokenizers::{Offsets, Result};
 
-/// Longest pattern, in bytes: four times that of any published tokenizer.
+/// Longest pattern in bytes: four times that of any published tokenizer.
 const MAX_PATTERN: usize = 4 << 10;
-/// Limits on backtracking of one search and on the memory of a compiled pattern.
+/// Limits for the backtracking of one search and for the memory of a compiled pattern.
 const MAX_BACKTRACKS: usize = 100_000;
 const MAX_COMPILED: usize = 4 << 20;
-/// Longest time of all searches in one text: this, and so much for each byte.
+/// Time limit of all searches in one text: a constant plus a time per byte.
 const MAX_TIME: Duration = Duration::from_secs(1);
 const MAX_TIME_OF_A_BYTE: Duration = Duration::from_micros(4);
 
-/// Deadline of the searches in a text of this many bytes.
+/// The deadline for searches in a text of this many bytes.
 pub(super) fn deadline(bytes: usize) -> Instant {
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     Instant::now() + MAX_TIME + MAX_TIME_OF_A_BYTE * bytes
 }
 
-/// A regular expression of a tokenizer, which came from a stranger: compiled and searched within bounds.
+/// A regular expression of an untrusted tokenizer, compiled and searched within bounds.
 #[derive(Debug)]
 pub(super) struct BoundedRegex {
     regex: Regex,
-    /// Whether a match without characters counts, as where text is split before something.
+    /// Whether empty matches count, as for a text that is split before something.
     empty: bool,
 }
 
 impl BoundedRegex {
-    /// Compiles a pattern; the error is a reason.
+    /// Compiles a pattern. The error is a reason.
     pub fn new(pattern: &str) -> std::result::Result<Self, String> {
         let short: String = pattern.chars().take(80).collect();
         if pattern.len() > MAX_PATTERN {
@@ -56,7 +56,7 @@ impl BoundedRegex {
             .map_err(|error| format!("the pattern {short:?} cannot be compiled: {error}"))
     }
 
-    /// The expression without its matches of nothing, which the crate cannot replace.
+    /// Ignores empty matches, which the crate cannot replace.
     pub(crate) fn without_empty(self) -> Self {
         BoundedRegex {
             empty: false,
@@ -65,7 +65,7 @@ impl BoundedRegex {
     }
 }
 
-/// A search that ends by a time, which it shares with the other searches in a text: each of many may be short.
+/// A search with a deadline, shared by all searches in a text: many short searches may take long too.
 pub(super) struct Search<'r> {
     pub pattern: &'r BoundedRegex,
     pub deadline: Instant,
@@ -83,7 +83,7 @@ impl Pattern for Search<'_> {
         late()?;
         match self.parts(inside, &late) {
             Ok(parts) => Ok(parts),
-            // The search keeps a place to go back to for each character of a run that a loop of the pattern takes.
+            // The search keeps a backtracking position for each character of a run that a loop of the pattern consumes.
             Err(error) => match Shortened::new(inside) {
                 Some(shortened) => {
                     let parts = self.parts(&shortened.text, &late)?;
@@ -125,19 +125,18 @@ impl Search<'_> {
     }
 }
 
-/// Longest run of one white space in a shortened text, in bytes.
+/// Longest run of one white space character in a shortened text, in bytes.
 const LONGEST_RUN: usize = 1 << 14;
 
-/// A text in which long runs of one kind of white space are shortened: a pattern that matches such a run matches it at any
-/// length.
+/// A text with long runs of one white space character shortened: a pattern that matches such a run matches it at any length.
 struct Shortened {
     text: String,
-    /// The middle of each run that was shortened, and how many bytes lack there.
+    /// The middle of each shortened run, and the number of bytes missing there.
     cuts: Vec<(usize, usize)>,
 }
 
 impl Shortened {
-    /// `text` with shorter runs; none if it has no long ones.
+    /// Shortens the runs of `text`; `None` if it has no long ones.
     fn new(text: &str) -> Option<Self> {
         let mut shortened = Shortened {
             text: String::new(),
@@ -153,7 +152,7 @@ impl Shortened {
                 run
             };
             if kept < run {
-                // Both halves are whole characters, since every character of the run has one length.
+                // Cuts between characters: all characters of the run have the same length.
                 let middle = kept / first.len_utf8() / 2 * first.len_utf8();
                 shortened
                     .cuts
@@ -165,7 +164,7 @@ impl Shortened {
         (!shortened.cuts.is_empty()).then_some(shortened)
     }
 
-    /// Parts of the shortened text as parts of the whole one.
+    /// Converts parts of the shortened text to parts of the original.
     fn whole(&self, parts: Vec<(Offsets, bool)>) -> Vec<(Offsets, bool)> {
         let place = |at: usize| {
             let cuts = self.cuts.iter().take_while(|(middle, _)| *middle < at);

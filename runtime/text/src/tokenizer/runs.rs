@@ -1,10 +1,10 @@
-//! Runs of text between control tokens, with the tokens that they are: a history that grows is tokenized where it is new.
+//! Cached tokens of text runs between control tokens: only the new part of a growing history is tokenized.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of runs and tokens that are remembered.
+/// Largest size of the cache in bytes.
 const MOST: usize = 32 << 20;
 
 /// A run of text.
@@ -12,13 +12,13 @@ const MOST: usize = 32 << 20;
 pub struct Run {
     /// The text.
     pub text: String,
-    /// True if it begins the whole.
+    /// Whether the run is at the beginning of the complete text.
     pub at_start: bool,
-    /// True if it begins the whole or follows a control token.
+    /// Whether the run is at the beginning of the complete text or follows a control token.
     pub border: bool,
 }
 
-/// Runs that were seen before.
+/// A cache of runs.
 #[derive(Debug, Clone, Default)]
 pub struct Runs {
     known: HashMap<Run, Vec<u32>>,
@@ -26,12 +26,12 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// The tokens of a run, if they are known.
+    /// The tokens of a run, if cached.
     pub fn get(&self, run: &Run) -> Option<&[u32]> {
         self.known.get(run).map(Vec::as_slice)
     }
 
-    /// Remembers the tokens of a run: those that the tokenizer gives, or those of the same text that a model has generated.
+    /// Stores the tokens of a run: those from the tokenizer, or those that a model generated for the same text.
     pub fn set(&mut self, run: Run, tokens: Vec<u32>) {
         let bytes = run.text.len() + tokens.len() * size_of::<u32>() + 128;
         if self.bytes + bytes > MOST {

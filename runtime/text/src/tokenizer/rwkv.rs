@@ -1,16 +1,16 @@
 use std::collections::HashMap;
 
-/// RWKV's vocabulary: a trie of byte strings, of which the longest that fits is taken.
+/// RWKV's vocabulary: a trie of byte strings with longest-match search.
 pub(super) struct Rwkv {
-    /// The place that follows a place by a byte.
+    /// Transitions: the node reached from a node by a byte.
     children: HashMap<(u32, u8), u32>,
-    /// The token that ends at each place.
+    /// The token that ends at each node.
     ends: Vec<Option<u32>>,
     unknown: Option<u32>,
 }
 
 impl Rwkv {
-    /// A vocabulary of byte strings.
+    /// Builds the trie of these byte strings.
     pub fn new<'t>(tokens: impl Iterator<Item = (&'t [u8], u32)>, unknown: Option<u32>) -> Self {
         let mut trie = Rwkv {
             children: HashMap::new(),
@@ -31,7 +31,7 @@ impl Rwkv {
         trie
     }
 
-    /// Tokens of `text` with the place of each; the error is a reason.
+    /// Splits `text` into tokens, each with its byte offset. The error is a reason.
     pub fn tokenize(&self, text: &str) -> Result<Vec<(u32, usize)>, String> {
         let bytes = text.as_bytes();
         let mut found = Vec::new();
@@ -61,8 +61,8 @@ impl Rwkv {
     }
 }
 
-/// The bytes of a token as GGUF files spell it: `\n`, `\t`, `\r`, `\xff`, and a backslash before a character that means
-/// itself.
+/// Decodes the escapes of a token in a GGUF file: `
+/// `, `\t`, `\r`, `\xff`, and a backslash before a literal character.
 pub(super) fn unescape(token: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(token.len());
     let mut rest = token.as_bytes().iter().copied();

@@ -1,23 +1,23 @@
 use std::collections::{BinaryHeap, HashMap};
 
-/// A sentencepiece vocabulary with scores, as GGUF files have it: neighbours whose text together is a token become one,
-/// the best score first and the leftmost of equals. Remaining text that is not a token is spelled in bytes.
+/// A sentencepiece vocabulary with scores, as stored in GGUF files. Neighbours whose concatenation is a token are merged, best score
+/// first, leftmost first among equals. Text that matches no token is written in bytes.
 pub(super) struct SentencePiece {
     ids: HashMap<String, u32>,
     /// `[vocab]`
     scores: Vec<f32>,
-    /// The token of each byte.
+    /// The token of each byte value.
     bytes: Vec<Option<u32>>,
     unknown: Option<u32>,
-    /// Longest token, in bytes.
+    /// Longest token in bytes.
     longest: usize,
 }
 
-/// A stretch of the text.
+/// A part of the text.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: usize,
-    /// Where it ends; at the start if it went into its neighbour.
+    /// End offset; equal to `start` once merged into a neighbour.
     end: usize,
     previous: usize,
     next: usize,
@@ -25,7 +25,7 @@ struct Symbol {
 
 const NONE: usize = usize::MAX;
 
-/// Two neighbours that could become one. The greatest is merged first.
+/// Two neighbours that can be merged. The greatest is merged first.
 #[derive(PartialEq)]
 struct Merge {
     score: f32,
@@ -50,7 +50,7 @@ impl PartialOrd for Merge {
 }
 
 impl SentencePiece {
-    /// A vocabulary of tokens and their scores, as many of one as of the other.
+    /// Creates a vocabulary from tokens and an equal number of scores.
     pub fn new(tokens: &[(String, u32)], scores: Vec<f32>, unknown: Option<u32>) -> Self {
         let ids: HashMap<String, u32> = tokens.iter().cloned().collect();
         let byte = |byte: u32| ids.get(&format!("<0x{byte:02X}>")).copied();
@@ -67,7 +67,7 @@ impl SentencePiece {
         }
     }
 
-    /// Tokens of `text`, in which spaces are U+2581, with the place of each; the error is a reason.
+    /// Splits `text`, in which spaces are U+2581, into tokens with byte offsets. The error is a reason.
     pub fn tokenize(&self, text: &str) -> Result<Vec<(u32, usize)>, String> {
         let mut symbols: Vec<Symbol> = text
             .char_indices()

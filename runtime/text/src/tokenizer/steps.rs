@@ -1,5 +1,5 @@
-//! Steps before tokenization: normalizing, and splitting into words. They come from an untrusted
-//! `tokenizer.json`; each is checked before it is built.
+//! Steps before tokenization: normalization, and splitting into words. They come from an untrusted `tokenizer.json`; each is checked
+//! before it is built.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -15,27 +15,27 @@ use tokenizers::{
 use super::charsmap;
 use super::pattern::{BoundedRegex, Search};
 
-/// Most steps of one kind, and their depth.
+/// Largest number of steps of one kind, and their deepest nesting.
 const MAX_STEPS: usize = 32;
 const MAX_DEPTH: usize = 8;
-/// Longest text that a step puts in, in bytes.
+/// Longest text that a step inserts, in bytes.
 const MAX_CONTENT: usize = 64;
 
 type Reason = String;
 
-/// A step that normalizes.
+/// A normalization step.
 pub(super) enum NormalizerStep {
     Replace(BoundedRegex, String),
     Crate(NormalizerWrapper),
 }
 
-/// A step that splits.
+/// A splitting step.
 pub(super) enum SplitStep {
     Regex(BoundedRegex, SplitDelimiterBehavior, bool),
     Crate(PreTokenizerWrapper),
 }
 
-/// The steps of a list of components, sequences taken apart.
+/// Flattens nested sequences of components into a list of steps.
 fn flat<'j>(
     json: &'j Value,
     list: &str,
@@ -65,7 +65,7 @@ fn flat<'j>(
     }
 }
 
-/// The text of a key, not longer than a step may put in.
+/// Reads the text at a key, if it is not longer than a step may insert.
 fn content<'j>(json: &'j Value, key: &str) -> Result<&'j str, Reason> {
     match json[key].as_str() {
         Some(text) if text.len() <= MAX_CONTENT => Ok(text),
@@ -76,7 +76,7 @@ fn content<'j>(json: &'j Value, key: &str) -> Result<&'j str, Reason> {
     }
 }
 
-/// A pattern, which is a regular expression or a text.
+/// Reads a pattern, which is a regular expression or a literal text.
 fn pattern(json: &Value) -> Result<BoundedRegex, Reason> {
     let (regex, text) = (
         json["pattern"]["Regex"].as_str(),
@@ -93,7 +93,7 @@ fn pattern(json: &Value) -> Result<BoundedRegex, Reason> {
     BoundedRegex::new(&source)
 }
 
-/// The normalizing steps of a tokenizer.
+/// The normalization steps of a tokenizer.
 pub(super) fn normalizer(json: &Value) -> Result<Vec<NormalizerStep>, Reason> {
     let mut steps = Vec::new();
     flat(json, "normalizers", 0, &mut steps)?;
@@ -159,17 +159,17 @@ pub(super) fn pre_tokenizer(json: &Value) -> Result<Vec<SplitStep>, Reason> {
     steps.iter().map(step).collect()
 }
 
-/// Normalizing of one text. The crate cannot hand on an error from inside, so it is left here.
+/// Normalization of one text. The crate does not propagate errors from a normalizer, so they are stored here.
 pub(super) struct Normalizing<'s> {
     steps: &'s [NormalizerStep],
-    /// Longest text that may come of it.
+    /// Longest allowed result in bytes.
     limit: usize,
     deadline: Instant,
     pub failure: Mutex<Option<Reason>>,
 }
 
 impl<'s> Normalizing<'s> {
-    /// The steps for `text`, with a deadline.
+    /// Prepares the steps for `text`, with a deadline.
     pub fn new(steps: &'s [NormalizerStep], text: &str, deadline: Instant) -> Self {
         Normalizing {
             steps,
@@ -209,7 +209,7 @@ impl Normalizer for Normalizing<'_> {
 }
 
 impl SplitStep {
-    /// Splits each part of `text`, by `deadline`. Where the text does not begin the whole, no space is put before it.
+    /// Splits each part of `text` before `deadline`. Adds no space before text that is not at the start, if the scheme is `first`.
     pub fn split(
         &self,
         text: &mut PreTokenizedString,

@@ -1,5 +1,5 @@
-//! Tokens of which a model's matrices have no rows. They are left out where no text becomes one: control tokens for images or sound
-//! that a text model's files keep.
+//! Tokens without rows in a model's matrices, such as control tokens for images or sound in the files of a text model. They are removed
+//! if no text can become such a token.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use super::build;
 use super::file::Merges;
 use super::steps::NormalizerStep;
 
-/// Removes a model's own tokens from the id `rows` on. The error is that a text may become one of them.
+/// Removes the model's own tokens from id `rows` on. Fails if a text may become one of them.
 pub(super) fn remove(
     kind: &str,
     (model, merges): (&Value, &Merges),
@@ -28,7 +28,7 @@ pub(super) fn remove(
         .pairs()
         .map(|(first, second)| [first, second].concat())
         .collect();
-    // Pieces longer than a character come of merges alone.
+    // Tokens longer than a character come only from merges.
     let never = |token: &str| {
         kind == "BPE"
             && model["ignore_merges"] != true
@@ -46,7 +46,7 @@ pub(super) fn remove(
     Ok(())
 }
 
-/// The added tokens as the crate numbers them, without those from the id `rows` on.
+/// The added tokens with the ids that the crate assigns, without those from id `rows` on.
 pub(super) fn registered(
     mut tokens: Vec<AddedToken>,
     model: &ModelWrapper,

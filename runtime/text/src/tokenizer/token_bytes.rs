@@ -3,22 +3,22 @@ use tokenizers::AddedVocabulary;
 use super::rwkv::unescape;
 use waterline_error::alphabet::Alphabet;
 
-/// Tokens accepted, far above any real vocabulary: a hostile file may number one 2^32 - 1.
+/// Largest accepted vocabulary, far above any real one: a hostile file may use the id 2^32 - 1.
 pub(super) const MAX_VOCAB: usize = 1 << 24;
 
-/// How a vocabulary spells bytes.
+/// How a vocabulary writes bytes.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Spelling {
     /// Byte-level BPE: each byte is one printable character.
     ByteLevel,
-    /// Text, with U+2581 for a space, and with `<0x0A>` for a byte if the model falls back to bytes.
+    /// Text with U+2581 for a space, and `<0x0A>` for a byte if the model has byte fallback.
     Text { byte_fallback: bool },
     /// RWKV: text with Python's escapes.
     Escaped,
 }
 
-/// The exact bytes of every token, end to end, so that decoding a token is a table lookup. Added tokens (control tokens
-/// and the like) are spelled as they are.
+/// The exact bytes of every token, concatenated, so that decoding a token is a table lookup. Added tokens (control tokens and the like)
+/// are stored verbatim.
 pub(super) struct ByteTable {
     bytes: Vec<u8>,
     /// `[vocab + 1]`
@@ -26,7 +26,7 @@ pub(super) struct ByteTable {
 }
 
 impl ByteTable {
-    /// The bytes of `tokens`, spelled so, and of the added ones; the error is a reason.
+    /// Builds the table for `tokens` in this spelling and the added tokens. The error is a reason.
     pub fn new(
         tokens: &[(String, u32)],
         added: &AddedVocabulary,
@@ -79,7 +79,7 @@ impl ByteTable {
         self.offsets.len() - 1
     }
 
-    /// The bytes of a token, none for an unknown id.
+    /// The bytes of a token; empty for an unknown id.
     pub fn get(&self, id: u32) -> &[u8] {
         let id = id as usize;
         match (self.offsets.get(id), self.offsets.get(id + 1)) {

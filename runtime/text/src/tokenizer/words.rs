@@ -5,17 +5,17 @@ use tokenizers::{Model, ModelWrapper};
 use super::rwkv::Rwkv;
 use super::sentencepiece::SentencePiece;
 
-/// The algorithm that turns a word into tokens.
+/// The algorithm that splits a word into tokens.
 pub(super) enum Words {
     Crate(Box<ModelWrapper>),
-    /// As `Crate`, but line breaks that are a token as a whole are not merged.
+    /// Like `Crate`, but line breaks that are a token as a whole are not merged.
     Lines(Box<ModelWrapper>, HashMap<String, u32>),
     SentencePiece(SentencePiece),
     Rwkv(Rwkv),
 }
 
 impl Words {
-    /// Tokens of a word, each with the place in bytes where it begins; the error is a reason.
+    /// Splits a word into tokens, each with its byte offset. The error is a reason.
     pub fn tokenize(&self, word: &str) -> Result<Vec<(u32, usize)>, String> {
         match self {
             Words::Lines(_, breaks) if breaks.contains_key(word) => Ok(vec![(breaks[word], 0)]),

@@ -9,20 +9,20 @@ use waterline_quant::{Format, Tensor};
 
 use crate::error::{Error, Result};
 
-/// Log decay logit of a state that keeps nothing of earlier tokens.
+/// Decay logit with which a state keeps nothing of earlier tokens.
 const FORGET: f32 = -1e4;
 
 /// A mechanism that can be switched off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
-    /// SSE: the partitions forget each token at the next one they read.
+    /// SSE: the partitions forget each token at the next token that they read.
     Partitions,
-    /// SSE: the shared state forgets each token at the next one.
+    /// SSE: the shared state forgets each token at the next token.
     Shared,
-    /// LTE and `convert --retain`: the retained set holds its sinks alone, or one token if there are none.
+    /// LTE and `convert --retain`: the retained set holds only its sinks, or one token if it has no sinks.
     Set,
-    /// Attention layers add nothing; neither does the sparse attention of HAX.
+    /// Attention layers add nothing, and neither does the sparse attention of HAX.
     Attention,
     /// SLA: the read gate is uniform over the heads.
     ReadGate,
@@ -31,14 +31,14 @@ pub enum Mechanism {
 }
 
 impl Mechanism {
-    /// Its name on the command line.
+    /// The mechanism's name on the command line.
     pub fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or(String::new(), |value| value.get_name().into())
     }
 
-    /// The tensors of a mixer of kind `mixer` that the ablation overwrites, by the ends of their names, and the value
-    /// that all their elements get.
+    /// Returns the tensors of a mixer of kind `mixer` that the ablation overwrites, by the ends of their names, and the
+    /// value of all their elements.
     fn overwritten(self, mixer: &str) -> (&'static [&'static str], f32) {
         let is_attention = ["attention", "lte", "native_sparse_attention"].contains(&mixer);
         match self {
@@ -53,7 +53,7 @@ impl Mechanism {
     }
 }
 
-/// Switches the mechanism off in every layer that has it.
+/// Switches off the mechanism in every layer that has it.
 pub fn ablate(checkpoint: &mut Checkpoint, mechanism: Mechanism) -> Result<()> {
     let mut layers = 0;
     if mechanism == Mechanism::Set {
@@ -81,7 +81,7 @@ pub fn ablate(checkpoint: &mut Checkpoint, mechanism: Mechanism) -> Result<()> {
     Ok(())
 }
 
-/// Bounds the retained set of a layer's description to its sinks.
+/// Limits the retained set in a layer's description to its sinks.
 fn shrink_set(layer: &mut Value) -> Option<()> {
     let set = match layer["mixer"].as_str()? {
         "lte" => layer,
@@ -92,7 +92,7 @@ fn shrink_set(layer: &mut Value) -> Option<()> {
     Some(())
 }
 
-/// A tensor of the same shape, f32, with one value.
+/// Returns an f32 tensor of the same shape, filled with one value.
 fn filled(tensor: &Tensor, value: f32) -> Result<Tensor> {
     let bytes = value.to_le_bytes().repeat(tensor.len());
     let format = Format::by_name("f32")?;

@@ -1,7 +1,8 @@
-//! Joint recall over two levels of contexts (arXiv 2507.00449, appendix C), for models without a tokenizer: the same keys in each inner
-//! context, the same inner contexts in each outer one. The body's items are whole outer contexts: its token, then for each inner context
-//! its token, keys and values. A question is an outer context, an inner one and a key. The vocabulary is that of [`super::tokens`], whose
-//! contexts are halved; `tasks.py` of `tools/train/recall` draws the same sequences.
+//! Joint recall over two levels of contexts (arXiv 2507.00449, appendix C), for models without a tokenizer. Every inner
+//! context has the same keys, and every outer context has the same inner contexts. An item of the body is a complete
+//! outer context: its token, then the token, keys and values of each inner context. A question is an outer context, an
+//! inner context and a key. The vocabulary is that of [`super::tokens`], with the contexts split in halves; `tasks.py`
+//! of `tools/train/recall` draws the same sequences.
 
 use std::ops::Range;
 
@@ -11,15 +12,15 @@ use crate::splitmix::SplitMix64;
 
 const OUTER: Range<u32> = 16..24;
 const INNER: Range<u32> = 24..32;
-/// Contexts of each level.
+/// Number of contexts on each level.
 const CONTEXTS: usize = 2;
 
-/// Tokens of a sequence without filler.
+/// The length of a sequence without filler, in tokens.
 fn shortest(setting: &Setting) -> usize {
     2 + CONTEXTS + CONTEXTS * CONTEXTS + 6 * setting.keys
 }
 
-/// The sequence of `seed`; the number of keys is a multiple of the number of inner contexts of all outer ones.
+/// Draws the sequence of `seed`. The number of keys is a multiple of the total number of inner contexts.
 pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
     let mut random = SplitMix64(seed);
     let outer = random.distinct(OUTER.collect(), CONTEXTS);
@@ -34,7 +35,7 @@ pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
     let known: Vec<u32> = VALUES.collect();
     let values: Vec<u32> = cues.iter().map(|_| random.one_of(&known)).collect();
 
-    // Cues of an outer context, in the order of its inner ones. An item without cues is filler.
+    // Cues of an outer context, grouped by inner context. An item without cues is filler.
     let mut items: Vec<Vec<usize>> = Vec::new();
     for outer in 0..CONTEXTS {
         let mut blocks: Vec<Vec<usize>> = (0..CONTEXTS)
@@ -77,7 +78,7 @@ mod tests {
     use super::super::Task;
     use super::*;
 
-    /// Drawn by `tools/train/recall/tasks.py`: the position of each question and of its value.
+    /// The position of each question and of its value, as `tools/train/recall/tasks.py` draws them.
     #[test]
     fn the_trainer_draws_the_same_sequences() {
         let setting = Setting {

@@ -1,21 +1,21 @@
-//! Marked recall for models without a tokenizer: a few pairs follow a mark, with values of several tokens, among plain pairs of
-//! other keys, which no question is about. The vocabulary is that of [`super::tokens`], with 3 for the mark; `tasks.py` of
-//! `tools/train/recall` draws the same sequences.
+//! Marked recall for models without a tokenizer: a few pairs follow a mark and have values of several tokens. The other
+//! pairs are plain, have other keys, and no question asks for them. The vocabulary is that of [`super::tokens`], with 3
+//! for the mark; `tasks.py` of `tools/train/recall` draws the same sequences.
 
 use super::tokens::{BOS, KEYS, VALUES, ask};
 use super::{Sequence, Setting};
 use crate::splitmix::SplitMix64;
 
 const MARK: u32 = 3;
-/// Tokens of a marked value.
+/// Number of tokens in a marked value.
 const VALUE: usize = 4;
 
-/// Tokens of a sequence without plain pairs.
+/// The length of a sequence without plain pairs, in tokens.
 fn shortest(setting: &Setting) -> usize {
     2 + (3 + 2 * VALUE) * setting.keys
 }
 
-/// The sequence of `seed`. There must be a key that is not marked.
+/// Draws the sequence of `seed`. At least one key must stay unmarked.
 pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
     let mut random = SplitMix64(seed);
     let names = random.distinct(KEYS.collect(), setting.keys);
@@ -49,7 +49,7 @@ mod tests {
     use super::super::Task;
     use super::*;
 
-    /// Drawn by `tools/train/recall/tasks.py`: the position of each question and of its value.
+    /// The position of each question and of its value, as `tools/train/recall/tasks.py` draws them.
     #[test]
     fn the_trainer_draws_the_same_sequences() {
         let setting = Setting {

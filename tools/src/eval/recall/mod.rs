@@ -30,15 +30,15 @@ use crate::write_model::check_output;
 use ablation::{Mechanism, ablate};
 use report::{About, Counted, Report};
 
-/// A sequence holds keys and their values, in random order among filler, then a question for each of them. The
-/// values are random, so they cannot be guessed. The right answers are fed on, whatever the model said; an answer is right if
-/// each of its tokens has the largest of all logits.
+/// A sequence holds keys and their values in random order among filler, then a question for each key. The values are random, so
+/// they cannot be guessed. After each question the right answer is fed, whatever the model predicted. An answer counts as right if
+/// each of its tokens has the largest logit.
 ///
 /// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
-/// Not asked unless named: marked, pairs after a mark, with values of four tokens, among plain pairs; levels, the same keys in two
+/// Only if named: marked, pairs after a mark, with values of four tokens, among plain pairs; levels, the same keys in two
 /// contexts within two others; s-niah-1 to s-niah-3, RULER's single needles, as plain text instead of a chat.
 ///
-/// A model with a tokenizer reads text, as a chat. One without reads the 256 tokens of tools/train/recall, whose
+/// A model with a tokenizer reads text, as a chat. A model without one reads the 256 tokens of tools/train/recall, whose
 /// evaluation draws the same sequences from the same seeds.
 #[derive(clap::Args)]
 pub struct Args {
@@ -46,7 +46,7 @@ pub struct Args {
     model: Option<PathBuf>,
     #[command(flatten)]
     open: OpenArgs,
-    /// Tasks, by commas.
+    /// Tasks, separated by commas.
     #[arg(
         long,
         value_name = "LIST",
@@ -54,30 +54,31 @@ pub struct Args {
         default_value = "mqar,needle,needles,joint"
     )]
     task: Vec<Task>,
-    /// Numbers of keys, by commas; of joint recall and levels multiples of 4. Otherwise mqar has 8, 16, 32, 64, needle 1, needles 8,
-    /// joint and levels 16, 32, 64.
+    /// Numbers of keys, separated by commas; multiples of 4 for joint and levels. The default is 8, 16, 32, 64 for mqar,
+    /// 1 for needle and s-niah, 8 for needles, 4 for marked, and 16, 32, 64 for joint and levels.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count())]
     keys: Vec<usize>,
-    /// Lengths in tokens, by commas; filler makes them up, 0 is without filler. Otherwise needle and needles have 256, 512, 1024, 2048,
-    /// s-niah 1024, 2048, 4096, the others 0.
+    /// Lengths in tokens, separated by commas, reached with filler; 0 means no filler. The default is 256, 512, 1024,
+    /// 2048 for needle and needles, 256, 512, 1024 for marked, 1024, 2048, 4096 for s-niah, and 0 for the others.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1 << 30))]
     length: Vec<usize>,
-    /// Sequences of each task, number of keys and length; four times as many of needle and s-niah, which have one question each.
+    /// Sequences for each task, number of keys and length; four times as many for needle and s-niah, which have one question each.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count())]
     sequences: usize,
-    /// Seed of the first sequence; the next one has the next seed.
+    /// Seed of the first sequence; each following sequence has the next seed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Switch mechanisms off in the trained model first, by commas: a gain that remains is not theirs.
+    /// Switch off mechanisms of the trained model first, separated by commas; an advantage that remains is not due to them.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     without: Vec<Mechanism>,
     /// Print one JSON object, with accuracy by distance.
     #[arg(long)]
     json: bool,
-    /// Write a line for each task, number of keys and length.
+    /// Write a CSV file with a line for each task, number of keys and length.
     #[arg(long, value_name = "F")]
     csv: Option<PathBuf>,
-    /// Write a page with plots of accuracy by number of keys and by distance; it needs no other file. A name that ends in .svg gives the plots alone.
+    /// Write a self-contained page with plots of accuracy by number of keys and by distance. A name that ends in .svg
+    /// writes only the plots.
     #[arg(long, value_name = "F", value_parser = crate::page::output)]
     html: Option<PathBuf>,
     #[command(flatten)]
@@ -98,28 +99,28 @@ pub enum Task {
     Needle,
     /// Several pairs.
     Needles,
-    /// Equal keys in several contexts.
+    /// Keys that repeat in several contexts.
     Joint,
     /// Marked pairs with long values among many plain pairs; for models without a tokenizer.
     Marked,
-    /// Equal keys in contexts within contexts; for models without a tokenizer.
+    /// Keys that repeat in contexts within contexts; for models without a tokenizer.
     Levels,
-    /// RULER's first single needle: a number in sentences that repeat; for models with a tokenizer.
+    /// RULER's first single needle: a number among repeated sentences; for models with a tokenizer.
     #[value(name = "s-niah-1")]
     #[serde(rename = "s-niah-1")]
     Sniah1,
-    /// The second: a number in stories.
+    /// RULER's second single needle: a number in stories.
     #[value(name = "s-niah-2")]
     #[serde(rename = "s-niah-2")]
     Sniah2,
-    /// The third: a UUID in stories.
+    /// RULER's third single needle: a UUID in stories.
     #[value(name = "s-niah-3")]
     #[serde(rename = "s-niah-3")]
     Sniah3,
 }
 
 impl Task {
-    /// Whether there is one question for each sequence.
+    /// Whether each sequence has only one question.
     fn has_one_question(self) -> bool {
         self == Task::Needle || self.is_ruler()
     }
@@ -128,7 +129,7 @@ impl Task {
         matches!(self, Task::Sniah1 | Task::Sniah2 | Task::Sniah3)
     }
 
-    /// Whether it is drawn as tokens only.
+    /// Whether the task exists only for models without a tokenizer.
     fn is_of_tokens(self) -> bool {
         matches!(self, Task::Marked | Task::Levels)
     }
@@ -147,35 +148,35 @@ impl Task {
 /// Contexts of joint recall, and innermost contexts of levels.
 const JOINT_CONTEXTS: usize = 4;
 
-/// One line of the table.
+/// One row of the results table.
 #[derive(Clone, Copy)]
 struct Setting {
     task: Task,
-    /// Pairs, and questions.
+    /// The number of pairs, which is also the number of questions.
     keys: usize,
-    /// Tokens that filler makes up; 0 for none.
+    /// The length in tokens to reach with filler; 0 for no filler.
     length: usize,
 }
 
-/// The text that is fed, and the questions in it.
+/// The tokens to feed, and the questions in them.
 struct Sequence {
     tokens: Vec<u32>,
-    /// In the order of the tokens.
+    /// The questions, in the order of their tokens.
     questions: Vec<Question>,
 }
 
 /// A question whose answer is in the sequence.
 struct Question {
-    /// The answer's tokens.
+    /// Positions of the answer's tokens.
     answer: Range<usize>,
-    /// Tokens from the value to the end of its question.
+    /// Number of tokens from the value to the end of its question.
     distance: usize,
 }
 
-/// Where sequences come from.
+/// The source of sequences.
 enum Generator {
     Tokens,
-    /// Conversations, and plain texts after a BOS token.
+    /// Conversations, or plain texts after a BOS token.
     Text {
         chat: Option<Box<text::Writer>>,
         tokenizer: Arc<Tokenizer>,
@@ -184,7 +185,7 @@ enum Generator {
 }
 
 impl Generator {
-    /// The one for a model and tasks: words if it has a tokenizer, else tokens.
+    /// Creates the generator for a model and tasks: text if the model has a tokenizer, otherwise tokens.
     fn new(model: &Arc<Model>, tasks: &[Task]) -> Result<Self> {
         if model.has_tokenizer() {
             // Plain texts need no chat template.
@@ -210,7 +211,7 @@ impl Generator {
         Ok(Generator::Tokens)
     }
 
-    /// Form of the questions: `text` or `tokens`.
+    /// The form of the questions: `text` or `tokens`.
     fn form(&self) -> &'static str {
         match self {
             Generator::Tokens => "tokens",
@@ -241,7 +242,7 @@ impl Generator {
         }
     }
 
-    /// Fails for a task that the model cannot read.
+    /// Fails if the model cannot read one of the tasks.
     fn check(&self, tasks: &[Task]) -> Result<()> {
         let is_text = self.form() == "text";
         let unfit = |task: &&Task| {
@@ -331,7 +332,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every task with each number of keys and length.
+/// Combines every task with each of its numbers of keys and lengths.
 fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
     let mut settings = Vec::new();
     for &task in &args.task {
@@ -375,12 +376,12 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
     Ok(settings)
 }
 
-/// For each question whether the model's most probable tokens are the answer.
+/// Returns, for each question, whether the model's most probable tokens are the answer.
 fn answers(session: &mut Session, sequence: &Sequence) -> Result<Vec<bool>> {
     session.reset()?;
     let tokens = &sequence.tokens;
     let mut right = vec![true; sequence.questions.len()];
-    // Logits are needed from the first question on.
+    // Logits are needed only from the first question on.
     let asked = sequence.questions.first().map_or(0, |q| q.answer.start - 1);
     let end = sequence.questions.last().map_or(0, |q| q.answer.end - 1);
     session.feed(&tokens[..asked])?;

@@ -1,4 +1,4 @@
-//! Accuracy as tables, lines, JSON and plots.
+//! Accuracy as a table, CSV, JSON and plots.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,22 +14,22 @@ use crate::page::{Figure, Page};
 use crate::plot::{Axis, Plot, Series};
 use crate::text::json_line;
 
-/// The smallest bound of distances; the next ones double.
+/// The smallest upper bound of a distance; each following bound is twice as large.
 const NEAREST: usize = 64;
 
-/// Right answers of one setting.
+/// The results of one setting.
 pub struct Counted {
     task: Task,
     keys: usize,
     length: usize,
-    /// Right answers and questions of each sequence.
+    /// Number of right answers and of questions in each sequence.
     sequences: Vec<(f64, f64)>,
-    /// Counts by the bound of the distance.
+    /// Right answers and questions for each upper bound of the distance.
     by_distance: BTreeMap<usize, (usize, usize)>,
 }
 
 impl Counted {
-    /// Nothing counted yet.
+    /// Creates an empty count.
     pub fn new(setting: &Setting) -> Self {
         Counted {
             task: setting.task,
@@ -40,7 +40,7 @@ impl Counted {
         }
     }
 
-    /// Counts a sequence: its questions, and whether each was answered right.
+    /// Adds a sequence: its questions, and whether each was answered right.
     pub fn add(&mut self, questions: &[Question], right: &[bool]) {
         for (question, &right) in questions.iter().zip(right) {
             let bin = self
@@ -55,20 +55,20 @@ impl Counted {
     }
 }
 
-/// The smallest bound that is not below `distance`: 64, 128, 256, ...
+/// The smallest bound that is at least `distance`: 64, 128, 256, ...
 fn bound(distance: usize) -> usize {
     distance.next_power_of_two().max(NEAREST)
 }
 
-/// How the questions were asked.
+/// Facts about the evaluation.
 #[derive(Serialize)]
 pub struct About {
     /// The model's hash, before the ablation.
     #[serde(serialize_with = "as_hex")]
     pub hash: u64,
-    /// The mechanisms that were switched off.
+    /// The mechanisms that are switched off.
     pub without: Vec<Mechanism>,
-    /// Form of the questions: `text` or `tokens`.
+    /// The form of the questions: `text` or `tokens`.
     pub form: &'static str,
     /// The first sequence's seed.
     pub seed: u64,
@@ -83,14 +83,14 @@ fn hex(hash: u64) -> String {
 }
 
 impl About {
-    /// The switched-off mechanisms, with `+` between them.
+    /// The switched-off mechanisms, joined by `+`.
     fn without(&self) -> String {
         let names = self.without.iter().map(|mechanism| mechanism.name());
         names.collect::<Vec<_>>().join("+")
     }
 }
 
-/// Everything that `--json` prints.
+/// The object that `--json` prints.
 #[derive(Serialize)]
 pub struct Report {
     model: String,
@@ -108,14 +108,14 @@ struct Line {
     questions: usize,
     right: usize,
     accuracy: f64,
-    /// Over sequences, whose questions depend on each other.
+    /// Standard error over sequences, since the questions of a sequence depend on each other.
     accuracy_stderr: Option<f64>,
     by_distance: Vec<Bin>,
 }
 
 #[derive(Serialize)]
 struct Bin {
-    /// The largest distance in tokens; the smallest is above half of it.
+    /// The largest distance in tokens. Except in the first bin, distances are above half of it.
     up_to: usize,
     questions: usize,
     right: usize,
@@ -147,10 +147,10 @@ impl Line {
 }
 
 impl Report {
-    /// The report on the model in `file`.
+    /// Creates the report on the model in `file`.
     pub(super) fn new(file: &str, about: About, counted: Vec<Counted>) -> Self {
         let file = Path::new(file);
-        // As the trainer's evaluation names its models: by their folders.
+        // The trainer's evaluation also names its models by their folders.
         let stem = if file.extension().is_some_and(|kind| kind == "gguf") {
             file.file_stem()
         } else {
@@ -163,12 +163,12 @@ impl Report {
         }
     }
 
-    /// One JSON object.
+    /// Formats the report as one JSON object.
     pub fn to_json(&self) -> String {
         json_line(self)
     }
 
-    /// A line for each setting.
+    /// Formats the report as CSV, with a line for each setting.
     pub fn to_csv(&self) -> String {
         let model = cell(&self.model);
         let mut text =
@@ -218,7 +218,7 @@ impl Report {
         rows
     }
 
-    /// The model, its hash and what it goes without.
+    /// The model's name, its hash and the mechanisms that are switched off.
     fn title(&self) -> String {
         let without = if self.about.without.is_empty() {
             String::new()
@@ -228,7 +228,7 @@ impl Report {
         format!("{} ({}){without}", self.model, hex(self.about.hash))
     }
 
-    /// The table for a terminal.
+    /// Formats the report as a table for a terminal.
     pub fn to_text(&self) -> String {
         let mut text = format!("{}, asked in {}\n", self.title(), self.about.form);
         for row in self.rows() {
@@ -238,7 +238,7 @@ impl Report {
         text
     }
 
-    /// The document of `--html`.
+    /// The page that `--html` writes.
     pub fn to_page(&self) -> Page {
         let lines = vec![format!(
             "Asked in {}, for values that cannot be guessed; sequences from seed {} on",
@@ -285,7 +285,7 @@ impl Report {
         figures.into_iter().flatten().collect()
     }
 
-    /// For each task the accuracy over what `of` says about its lines: place, right answers, questions.
+    /// Computes each task's accuracy at the points that `of` returns for its lines: (place, right answers, questions).
     fn points(&self, of: impl Fn(&Line) -> Vec<(usize, usize, usize)>) -> Vec<Series> {
         let mut series = Vec::new();
         for (color, &task) in Task::value_variants().iter().enumerate() {
@@ -324,7 +324,7 @@ impl Report {
     }
 }
 
-/// A plot of accuracy, if there is something in it.
+/// A plot of accuracy; `None` if it would be empty.
 fn figure(title: &str, x: &str, caption: &str, series: &[Series]) -> Option<Figure> {
     let places = series.iter().flat_map(|series| &series.points).map(|p| p.0);
     let (first, last) = places.fold((f64::INFINITY, 0.0f64), |(a, b), x| (a.min(x), b.max(x)));
@@ -332,7 +332,7 @@ fn figure(title: &str, x: &str, caption: &str, series: &[Series]) -> Option<Figu
         return None;
     }
     let mut y = Axis::linear("right answers (%)", 100.0);
-    // Room for the dots of a perfect memory.
+    // Leaves room for the dots at 0 % and 100 %.
     (y.min, y.max) = (-2.0, 104.0);
     Some(Figure {
         title: title.into(),

@@ -1,5 +1,5 @@
-//! A single needle in a haystack as RULER asks for it (S-NIAH, arXiv 2404.06654): a plain text without a chat's turns, for any
-//! model with a tokenizer.
+//! A single needle in a haystack, as in RULER (S-NIAH, arXiv 2404.06654): plain text without the turns of a chat, for
+//! any model with a tokenizer.
 //!
 //! ```text
 //! A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.
@@ -7,9 +7,10 @@
 //! What is the special magic number for KEY mentioned in the provided text? The special magic number for KEY mentioned in the
 //! provided text is VALUE
 //! ```
-//! The first task has RULER's five sentences over and over for its haystack, and a number of seven digits for the value. Where RULER
-//! has essays, the second and third have sentences of stories; the third hides a UUID. RULER lets the model write and looks for the
-//! value in that; here each token of the value must have the largest logit, which is the same for a model that begins with it.
+//! In the first task, the haystack repeats RULER's five sentences and the value is a number of seven digits. The second
+//! and third tasks use sentences of stories in place of RULER's essays, and the third hides a UUID. RULER lets the
+//! model generate text and searches the value in it. Here each token of the value must have the largest logit, which is
+//! equivalent for a model that begins with the value.
 
 use super::text::{Written, sentence};
 use super::{Question, Sequence, Setting, Task};
@@ -33,7 +34,7 @@ const WORDS: [&str; 12] = [
     "meadow", "saddle", "violin",
 ];
 
-/// The value of a needle, and its name in the text.
+/// Draws the value of a needle. Also returns the value's name in the text.
 fn value(task: Task, random: &mut SplitMix64) -> (&'static str, String) {
     if task != Task::Sniah3 {
         return ("number", (1_000_000 + random.below(9_000_000)).to_string());
@@ -44,7 +45,7 @@ fn value(task: Task, random: &mut SplitMix64) -> (&'static str, String) {
     ("uuid", parts.map(|(from, to)| &hex[from..to]).join("-"))
 }
 
-/// The sequence of `seed`, about as long as the setting says, which begins with the model's BOS token if it has one.
+/// Draws the sequence of `seed`, about as long as the setting requires. It begins with the model's BOS token, if there is one.
 pub fn sequence(
     tokenizer: &Tokenizer,
     bos: Option<u32>,
@@ -65,7 +66,7 @@ pub fn sequence(
     let others = count(&before)? + count(&needle)? + count(&question)?;
     let mut sentences: Vec<String> = Vec::new();
     loop {
-        // A sentence alone can have more tokens than after another one.
+        // A sentence alone can have more tokens than it has after another sentence.
         let mut tokens = others + count(&sentences.join(" "))?;
         if tokens >= setting.length {
             break;
@@ -127,7 +128,7 @@ mod tests {
             };
             let value = text(&sequence.tokens[question.answer.clone()]);
             assert_eq!(value.trim().len(), width);
-            // The last token of the value is so far before the question's end.
+            // The last token of the value is `distance` tokens before the question's end.
             let end = question.answer.start - question.distance;
             let before = text(&sequence.tokens[..end]);
             assert!(

@@ -1,8 +1,9 @@
-//! Recall for models with a chat template: notes among sentences of stories, then questions, a turn each.
+//! Recall for models with a chat template: notes among sentences of stories, then questions, one per turn.
 //!
-//! Keys are things ("the red kite"), values are numbers of four or five digits, which cannot be guessed. The model reads the right
-//! answers of the questions before. Notes are worded as in the conversations that the built-in model was trained on;
-//! joint recall, which these do not have, puts the same things into several places.
+//! Keys are things ("the red kite"). Values are numbers of four or five digits, which cannot be guessed. When a
+//! question is asked, the model has read the right answers to the previous questions. Notes are worded as in the
+//! conversations that the built-in model was trained on. Joint recall, which these do not contain, puts the same things
+//! into several places.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ const ANIMALS: [&str; 10] = [
     "fox", "bear", "rabbit", "duck", "frog", "owl", "mouse", "dog", "cat", "goat",
 ];
 
-/// Most keys of a sequence; of joint recall for each context.
+/// Maximum keys of a sequence; for joint recall, of each context.
 pub const MOST_KEYS: usize = COLORS.len() * THINGS.len();
 
 /// Writes sequences for one model.
@@ -41,14 +42,14 @@ pub struct Writer {
     turns: Turns,
 }
 
-/// A note: what it is called, where, and its value.
+/// A note: the thing, its place, and its value.
 struct Note {
     thing: String,
     place: Option<&'static str>,
     value: String,
 }
 
-/// A message with the places of the values in it, in bytes.
+/// A message, with the note number and the byte range of each value in it.
 #[derive(Default)]
 struct Text {
     text: String,
@@ -60,7 +61,7 @@ impl Text {
         self.text.push_str(text);
     }
 
-    /// The value of note number `note`.
+    /// Appends the value of note number `note`.
     fn push_value(&mut self, note: usize, value: &str) {
         let start = self.text.len();
         self.push(value);
@@ -69,7 +70,7 @@ impl Text {
 }
 
 impl Writer {
-    /// Needs a model with a tokenizer and a chat template.
+    /// Creates a writer. The model needs a tokenizer and a chat template.
     pub fn new(model: &Model) -> Result<Self> {
         let (tokenizer, template) = (model.tokenizer()?, Arc::new(model.chat_template()?));
         Ok(Writer {
@@ -78,7 +79,7 @@ impl Writer {
         })
     }
 
-    /// The sequence of `seed`. The setting's length is about that of the first message, in tokens.
+    /// Writes the sequence of `seed`. The first message is about as long as the setting requires, in tokens.
     pub fn sequence(&self, setting: &Setting, seed: u64) -> Result<Sequence> {
         let mut random = SplitMix64(seed);
         let notes = notes(setting, &mut random);
@@ -106,7 +107,7 @@ impl Writer {
         self.locate(messages)
     }
 
-    /// The first message up to its question.
+    /// Writes the first message up to its question.
     fn statement(
         &self,
         setting: &Setting,
@@ -155,7 +156,7 @@ impl Writer {
         Ok(all)
     }
 
-    /// The conversation as tokens, with the tokens of the answers' values.
+    /// Encodes the conversation and locates the tokens of the answers' values.
     fn locate(&self, messages: Vec<(Role, Text)>) -> Result<Sequence> {
         let plain = messages.iter();
         let plain: Vec<Message> = plain
@@ -210,7 +211,7 @@ fn notes(setting: &Setting, random: &mut SplitMix64) -> Vec<Note> {
     notes
 }
 
-/// The part that states some notes, the first of which is number `first`.
+/// Writes the part that states `notes`, the first of which has number `first`.
 fn tell(task: Task, first: usize, notes: &[Note]) -> Text {
     let mut text = Text::default();
     for (i, note) in notes.iter().enumerate() {
@@ -241,7 +242,7 @@ fn ask(task: Task, note: &Note) -> String {
     }
 }
 
-/// A sentence with nothing to remember.
+/// Writes a random sentence with nothing to remember.
 pub fn sentence(random: &mut SplitMix64) -> String {
     let (name, animal) = (random.one_of(&NAMES), random.one_of(&ANIMALS));
     let (color, thing) = (random.one_of(&COLORS), random.one_of(&THINGS));
@@ -255,15 +256,15 @@ pub fn sentence(random: &mut SplitMix64) -> String {
     }
 }
 
-/// The text of tokens, in bytes; control tokens hold none.
+/// The text of tokens, in bytes; control tokens have no text.
 pub struct Written {
     bytes: Vec<u8>,
-    /// The bytes up to the end of each token.
+    /// The length of the text up to the end of each token.
     ends: Vec<usize>,
 }
 
 impl Written {
-    /// The text that these tokens write.
+    /// Decodes these tokens.
     pub fn new(tokenizer: &Tokenizer, tokens: &[u32]) -> Self {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(tokens.len()));
         for &token in tokens {
@@ -275,7 +276,7 @@ impl Written {
         Written { bytes, ends }
     }
 
-    /// Where `part` begins, from the byte `from` on.
+    /// Finds the first byte of `part`, searching from byte `from`.
     pub fn find(&self, from: usize, part: &str) -> Result<usize> {
         let mut windows = self.bytes[from..].windows(part.len());
         let found = windows.position(|window| window == part.as_bytes());
@@ -285,7 +286,7 @@ impl Written {
         Ok(from + found)
     }
 
-    /// The tokens that hold a part of these bytes.
+    /// Returns the tokens that hold a part of these bytes.
     pub fn holding(&self, at: Range<usize>) -> Range<usize> {
         let first = self.ends.partition_point(|&end| end <= at.start);
         first..self.ends.partition_point(|&end| end < at.end) + 1
@@ -324,7 +325,7 @@ mod tests {
                     (1000..100_000).contains(&value.parse::<u32>().unwrap()),
                     "{value}"
                 );
-                // The last token of the value lies so far before the question's end.
+                // The last token of the value is `distance` tokens before the question's end.
                 let written = question.answer.start - 1 - question.distance;
                 assert_eq!(sequence.tokens[written], answer[answer.len() - 1]);
                 let stated = text(&sequence.tokens[written + 1 - answer.len()..=written]);

@@ -1,15 +1,15 @@
 //! Recall for models without a tokenizer: pairs of tokens, then questions.
 //!
-//! A sequence writes pairs of key and value, then questions: BOS, body, ASK, questions. The body holds the pairs and filler in
-//! random order. A question is a key (in joint recall a context and a key); the model must name the value next, which
-//! then follows. Vocabulary:
+//! A sequence is BOS, body, ASK, questions. The body holds pairs of a key and a value, and filler, in random order. A
+//! question is a key (in joint recall, a context and a key); the model must predict the value next, which is then fed.
+//! Vocabulary:
 //!
 //! ```text
 //! 0 PAD | 1 BOS | 2 ASK | 16..32 contexts | 32..160 keys | 160..224 values | 224..256 filler
 //! ```
 //!
-//! The models of `tools/train/recall` are trained on this, and its `tasks.py` draws the very same sequences: every random number
-//! comes from SplitMix64 in the order of the code below.
+//! The models of `tools/train/recall` are trained on these sequences, and its `tasks.py` draws exactly the same ones:
+//! every random number comes from SplitMix64, in the order of the code below.
 
 use std::ops::Range;
 
@@ -23,12 +23,12 @@ pub(super) const KEYS: Range<u32> = 32..160;
 pub(super) const VALUES: Range<u32> = 160..224;
 pub(super) const FILLER: Range<u32> = 224..256;
 
-/// Tokens that a model must know.
+/// Size of the vocabulary that a model needs.
 pub const VOCAB: usize = 256;
-/// Most keys of a sequence; of joint recall for each context.
+/// Maximum keys of a sequence; for joint recall, of each context.
 pub const MOST_KEYS: usize = (KEYS.end - KEYS.start) as usize;
 
-/// Tokens of a sequence without filler.
+/// The length of a sequence without filler, in tokens.
 fn shortest(setting: &Setting) -> usize {
     match setting.task {
         Task::Joint => 2 + JOINT_CONTEXTS + 5 * setting.keys,
@@ -36,11 +36,11 @@ fn shortest(setting: &Setting) -> usize {
     }
 }
 
-/// The sequence of `seed`.
+/// Draws the sequence of `seed`.
 pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
     let mut random = SplitMix64(seed);
     let (joint, keys) = (setting.task == Task::Joint, setting.keys);
-    // A cue refers to a value: a key, or a context and a key.
+    // A cue identifies a value: a key, or a context and a key.
     let cues: Vec<(Option<u32>, u32)> = if joint {
         let contexts = random.distinct(CONTEXTS.collect(), JOINT_CONTEXTS);
         let names = random.distinct(KEYS.collect(), keys / JOINT_CONTEXTS);
@@ -54,7 +54,7 @@ pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
         .iter()
         .map(|_| VALUES.start + random.below(VALUES.len()) as u32)
         .collect();
-    // Cues that stay together. An item without cues is filler.
+    // Cues in one block stay together. An item without cues is filler.
     let block = if joint { keys / JOINT_CONTEXTS } else { 1 };
     let mut items: Vec<Vec<usize>> = (0..keys)
         .step_by(block)
@@ -89,8 +89,8 @@ pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
     ask(&mut random, tokens, &written, pair)
 }
 
-/// The sequence of `tokens`, in which the value of pair `i` begins at `written[i]`, and then one question for each pair, its cue and its
-/// value, in random order.
+/// Appends to `tokens` one question for each pair, its cue and its value, in random order. The value of pair `i` was
+/// written at `written[i]`.
 pub(super) fn ask(
     random: &mut SplitMix64,
     mut tokens: Vec<u32>,
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(found, asked);
     }
 
-    /// Drawn by `tools/train/recall/tasks.py`: the position of each question and of its value.
+    /// The position of each question and of its value, as `tools/train/recall/tasks.py` draws them.
     #[test]
     fn the_trainer_draws_the_same_sequences() {
         check(

@@ -1,11 +1,11 @@
-//! Products of small f32 matrices, tile by tile.
+//! Products of small f32 matrices, computed tile by tile.
 
 use super::{Level, level};
 
-/// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) is at
-/// `i * a_row + p * a_col`, so that a transposed A needs no copy.
+/// `C += A B`. C `[m, n]` and B `[k, n]` are row-major with row strides `c_row` and `b_row`. A's value (i, p) is at `i * a_row + p *
+/// a_col`, so that a transposed A needs no copy.
 ///
-/// Compiled once for each vector unit. Uses fused multiply-adds if the unit has them.
+/// Compiled once for each vector unit, with fused multiply-adds where the unit has them.
 pub fn gemm(
     size: [usize; 3],
     a: &[f32],
@@ -18,7 +18,7 @@ pub fn gemm(
     scaled_gemm(size, 1.0, (a, a_steps), (b, b_row), (c, c_row));
 }
 
-/// `C <- keep C + A B`, otherwise as [`gemm`].
+/// `C <- keep C + A B`; otherwise like [`gemm`].
 pub(crate) fn scaled_gemm(
     size: [usize; 3],
     keep: f32,
@@ -42,13 +42,13 @@ pub(crate) fn scaled_gemm(
         // SAFETY: the features were detected.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { product.on_avx2(c) },
-        // Every 64-bit ARM has fused multiply-adds.
+        // Every 64-bit ARM processor has fused multiply-adds.
         Level::Base if cfg!(target_arch = "aarch64") => product.run::<16, true>(c),
         Level::Base => product.run::<8, false>(c),
     }
 }
 
-/// The arguments of [`scaled_gemm`], but C.
+/// The arguments of [`scaled_gemm`], without C.
 struct Gemm<'a> {
     size: [usize; 3],
     keep: f32,
@@ -72,13 +72,13 @@ impl Gemm<'_> {
         self.run::<16, true>(c);
     }
 
-    /// Tile by tile of C. The sums of four rows by `WIDE` columns fit into the unit's registers.
+    /// Computes C tile by tile. The sums of four rows by `WIDE` columns fit into the unit's registers.
     #[inline(always)]
     fn run<const WIDE: usize, const FUSED: bool>(&self, c: &mut [f32]) {
         let [m, n, _] = self.size;
         let mut j = 0;
         while j < n {
-            // A few rows take B as it comes from memory: wide, and with sums enough.
+            // With few rows, B is read straight from memory: in wide tiles, which have enough independent sums.
             let width = match n - j {
                 64.. if m < 4 => 64,
                 rest if rest >= WIDE => WIDE,
@@ -106,7 +106,7 @@ impl Gemm<'_> {
         }
     }
 
-    /// `M` rows and `N` columns of C, from row i and column j on.
+    /// Computes `M` rows by `N` columns of C, from row i and column j on.
     #[inline(always)]
     fn tile<const M: usize, const N: usize, const FUSED: bool>(
         &self,
@@ -124,7 +124,7 @@ impl Gemm<'_> {
         for p in 0..self.size[2] {
             let row: &[f32; N] = b[p * self.b_row..].first_chunk().expect("a row of B");
             let factors: [f32; M] = std::array::from_fn(|i| a[i * a_row + p * a_col]);
-            // The lanes outside, and nothing that can fail inside: only so do all sums stay in vector registers.
+            // Lanes in the outer loop, and nothing that can panic inside: otherwise not all sums stay in vector registers.
             for l in 0..N {
                 for i in 0..M {
                     sums[i][l] = if FUSED {

@@ -1,4 +1,4 @@
-//! Vector primitives on f32, written as plain loops that the compiler vectorises for the widest unit of this CPU.
+//! Vector primitives on f32, written as plain loops that the compiler vectorises for the widest vector unit of this CPU.
 
 mod gemm;
 
@@ -7,7 +7,7 @@ use half::f16;
 pub use gemm::gemm;
 pub(crate) use gemm::scaled_gemm;
 
-/// Values in flight per loop turn: four AVX-512 registers, eight AVX2 ones.
+/// Values in flight per loop iteration: four AVX-512 registers, or eight AVX2 registers.
 const LANES: usize = 64;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -54,10 +54,10 @@ fn on_avx2<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// Runs `body` compiled for this CPU's vector unit. Only inlined code is compiled for it: mark the closure itself,
-/// `vectorize(#[inline(always)] || ...)`, its callees, and closures inside it, unless they are tiny. Each call is compiled three
-/// times: put large code with several callers into an `#[inline(never)]` function. The results
-/// do not depend on the unit, since no operation is fused or reordered, except in [`gemm`].
+/// Runs `body` compiled for this CPU's vector unit. Only inlined code is compiled for the unit: mark the closure itself,
+/// `vectorize(#[inline(always)] || ...)`, its callees, and closures inside it, unless they are tiny. Each call is compiled three times: put
+/// large code with several callers into an `#[inline(never)]` function. The results do not depend on the unit, since no operation is fused
+/// or reordered, except in [`gemm`].
 #[inline(always)]
 pub fn vectorize<R>(body: impl FnOnce() -> R) -> R {
     match level() {
@@ -71,7 +71,7 @@ pub fn vectorize<R>(body: impl FnOnce() -> R) -> R {
     }
 }
 
-/// The sum of all lanes, halves first. The halves have constant widths: a loop over widths stays scalar.
+/// Sums all lanes by adding halves. The halves have constant widths: a loop over widths would stay scalar.
 #[inline(always)]
 fn fold(lanes: [f32; LANES]) -> f32 {
     let quarter: [f32; 16] = halve::<32, 16>(halve::<LANES, 32>(lanes));
@@ -79,7 +79,7 @@ fn fold(lanes: [f32; LANES]) -> f32 {
     (a + c) + (b + d)
 }
 
-/// The first half of `N` values plus the second, lane by lane.
+/// Adds the second half of `N` values to the first half, lane by lane.
 #[inline(always)]
 fn halve<const N: usize, const HALF: usize>(x: [f32; N]) -> [f32; HALF] {
     const { assert!(N == 2 * HALF) };
@@ -90,7 +90,7 @@ fn halve<const N: usize, const HALF: usize>(x: [f32; N]) -> [f32; HALF] {
     sums
 }
 
-/// Sum of squares: each in f32, their sum in f64.
+/// Sum of squares: each square in f32, the sum in f64.
 #[inline(always)]
 pub(crate) fn square_sum(x: &[f32]) -> f64 {
     let mut sums = [0.0f64; 16];
@@ -182,7 +182,7 @@ pub fn sum(x: &[f32]) -> f32 {
     rest.iter().fold((a + c) + (b + d), |sum, x| sum + x)
 }
 
-/// Largest value; negative infinity for none.
+/// Largest value; negative infinity if `x` is empty.
 #[inline(always)]
 pub fn max(x: &[f32]) -> f32 {
     let larger = |m: f32, v: f32| if v > m { v } else { m };
@@ -197,13 +197,13 @@ pub fn max(x: &[f32]) -> f32 {
     lanes.fold(f32::NEG_INFINITY, |m, &v| larger(m, v))
 }
 
-/// `y += sum_i weights[i] rows[i]`, the rows as long as y.
+/// `y += sum_i weights[i] rows[i]`; each row has the length of `y`.
 #[inline(always)]
 pub(crate) fn add_rows(weights: &[f32], rows: &[f32], y: &mut [f32]) {
     const WIDTH: usize = 64;
     let width = y.len();
     let mut column = 0;
-    // A group of columns stays in registers while the rows pass.
+    // A group of columns stays in registers across all rows.
     let (groups, rest) = y.as_chunks_mut::<WIDTH>();
     for y in groups {
         let mut sums = *y;
@@ -266,7 +266,7 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// `ln(1 + e^x)`, with a small relative error also where it is tiny.
+/// `ln(1 + e^x)`, with a small relative error even where the result is tiny.
 #[inline(always)]
 pub fn softplus(x: f32) -> f32 {
     // max(x, 0) + ln(1 + u) with u = e^-|x| at most 1, and ln(1 + u) = 2 artanh(s) with s at most 1/3.
@@ -280,11 +280,11 @@ pub fn softplus(x: f32) -> f32 {
     x.max(0.0) + 2.0 * s * p
 }
 
-/// Sine and cosine to 1e-7, of angles of at most a hundred.
+/// Sine and cosine with an error of about 1e-7, for angles up to 100.
 #[inline(always)]
 pub fn sin_cos(x: f32) -> (f32, f32) {
     const ROUND: f32 = 12_582_912.0; // as in `exp`
-    // x = n pi/2 + r, with pi/2 in three parts, so that n * pi/2 is exact enough. The last bits of the rounded sum are n's.
+    // x = n pi/2 + r, with pi/2 in three parts, so that n * pi/2 is exact enough. The low bits of the rounded sum are those of n.
     let rounded = x * std::f32::consts::FRAC_2_PI + ROUND;
     let (n, quarter) = (rounded - ROUND, rounded.to_bits());
     let r = ((x - n * 1.570_312_5) - n * 4.837_513e-4) - n * 7.549_79e-8;
@@ -300,13 +300,13 @@ pub fn sin_cos(x: f32) -> (f32, f32) {
     )
 }
 
-/// The half-precision numbers as f32.
+/// Converts half-precision numbers to f32.
 #[inline(always)]
 pub fn widen(from: &[f16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
         let bits = u32::from(from.to_bits());
-        // Exponents of halves are 15 too high and those of floats 127, so the product with 2^112 is the number, also where
-        // it has no leading one. Infinities and NaN have the highest exponent in both.
+        // The exponent bias of halves is 15 and that of floats 127, so the product with 2^112 is the number, including subnormal ones.
+        // Infinities and NaN have the highest exponent in both formats.
         let rest = (bits & 0x7fff) << 13;
         let finite = (f32::from_bits(rest) * f32::from_bits((112 + 127) << 23)).to_bits();
         let magnitude = if rest >= 0x0f80_0000 {
@@ -380,7 +380,7 @@ mod tests {
         }
     }
 
-    /// A bit of everything, as bits.
+    /// Calls most of the primitives and returns the bits of the results.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn everything(a: &[f32], b: &[f32]) -> Vec<u32> {

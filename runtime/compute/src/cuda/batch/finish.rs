@@ -1,4 +1,4 @@
-//! A product of all slots that also does the work on single values which follows it for each slot: a kernel less in every layer.
+//! A product over all slots that also does the work on single values after it: one kernel less in every layer.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use super::table::{STATES, Table};
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Finish, Form, Parameter, Queued};
 
-/// Joins products with the work after them. `starts` says where the parameters of each call of a slot begin; returned are those of the
-/// calls that are left.
+/// Joins products with the work after them. `starts` has the offset of each call's parameters in a slot; returns the offsets of the
+/// remaining calls.
 pub(super) fn join(programs: &mut [Vec<Calls>], table: &Table, starts: Vec<usize>) -> Vec<usize> {
     let mut starts = starts.into_iter();
     let mut left = Vec::new();
@@ -33,8 +33,8 @@ pub(super) fn join(programs: &mut [Vec<Calls>], table: &Table, starts: Vec<usize
     left
 }
 
-/// The product with the work, whose parameters begin after `start` bytes of a slot. None if they do not fit together, or if slots share a
-/// state, which each of them would have to find as the one before left it.
+/// Joins a product with the work, whose parameters begin `start` bytes into a slot. Returns `None` if they do not fit together, or if slots
+/// share a state, which each slot would have to find as the previous one left it.
 fn joined(product: &mut Queued, work: &Queued, table: &Table, start: usize) -> Option<Queued> {
     let (
         Some(Finish::Product { columns, .. }),

@@ -1,4 +1,4 @@
-//! Kernels of batches: tokens of several sessions, or of one, in one pass over the weights. A slot is one row of each activation buffer.
+//! Kernels of batches: tokens of one or several sessions in one pass over the weights. A slot is one row of each activation buffer.
 
 mod finish;
 mod saved;
@@ -16,16 +16,16 @@ use crate::cuda::schedule::{Launches, Queued, Rooms, SessionMemory, Slot};
 use crate::cuda::source::TranslationUnit;
 use crate::error::Result;
 
-/// Calls in their place.
+/// The calls of one part of a program.
 pub enum Calls {
     /// Over all rows at once.
     Rows(Vec<Queued>),
-    /// Equal calls for each slot.
+    /// The same calls for each slot.
     Each(Vec<Vec<Queued>>),
 }
 
 impl Calls {
-    /// Over up to `most` rows, each of which gets the bits of a step.
+    /// Makes calls over up to `most` rows, each of which gets the same bits as in a step.
     pub fn rows(
         memory: &SessionMemory,
         scratch: &mut Vec<Memory>,
@@ -41,7 +41,7 @@ impl Calls {
         Ok(Calls::Rows(launches.into_calls()))
     }
 
-    /// For one slot, whose state lies where `memory` says, or where [`Program::set_state`] will.
+    /// Makes the calls of one slot, whose state is at the address in `memory`, or at the one that [`Program::set_state`] sets.
     pub fn slot(
         memory: &SessionMemory,
         scratch: &mut Vec<Memory>,
@@ -60,17 +60,17 @@ impl Calls {
     }
 }
 
-/// Programs of calls, compiled, and the parameters of their slots.
+/// Compiled programs, and the parameters of their slots.
 pub struct Program {
     parts: Vec<Vec<Part>>,
     table: Table,
 }
 
 impl Program {
-    /// Stands for where a state lies that [`Program::set_state`] will say.
+    /// Placeholder for the address of a state that [`Program::set_state`] sets.
     pub const STATE: Address = STATE;
 
-    /// Compiles several programs of up to `most` slots.
+    /// Compiles programs of up to `most` slots.
     pub fn new(
         mut programs: Vec<Vec<Calls>>,
         most: usize,
@@ -121,13 +121,12 @@ impl Program {
         self.table.bytes()
     }
 
-    /// Slot `slot` works on the state at `state` from now on.
+    /// Makes slot `slot` work on the state at `state` from now on.
     pub fn set_state(&mut self, slot: usize, state: Address, queue: &dyn Queue) -> Result<()> {
         self.table.set_state(slot, state, queue)
     }
 
-    /// The launches of program number `program` for this many slots, side by side or one after
-    /// another.
+    /// Returns the launches of program number `program` for this many slots, side by side or one after another.
     pub fn launches(&self, program: usize, slots: usize, side_by_side: bool) -> Vec<Launch> {
         let stride = self.table.stride();
         let parts = self.parts[program].iter();
@@ -140,7 +139,7 @@ impl Program {
 /// Calls with their kernels.
 enum Part {
     Rows(Vec<(Queued, Kernel)>),
-    /// Those of one slot, with the places of the first slot's parameters.
+    /// Calls of one slot, with the addresses of the first slot's parameters.
     Each(Vec<(Queued, Kernel, Address)>),
 }
 

@@ -10,7 +10,7 @@ use crate::operands::View;
 
 const SOURCE: &[Source] = &[Source::new("cuda/batch/saved.cu", &[ColumnList::define])];
 
-/// Views of a list.
+/// Maximum number of views in a list.
 const MOST_VIEWS: usize = 12;
 /// Threads of a block, and values that each of them copies.
 const THREADS: usize = 256;
@@ -26,8 +26,8 @@ device_struct! {
 }
 
 impl Launches<'_> {
-    /// Copies these columns of every token to `saved`, or `back` from there: `[tokens, width]` of up to twelve views, then of the
-    /// next ones.
+    /// Copies these columns of every token to `saved`, or `back` from there. `saved` has `[tokens, width]` of the first twelve views, then
+    /// of the next twelve, and so on.
     pub fn copy_columns(&mut self, views: &[View], saved: Address, back: bool) {
         let mut saved = saved;
         for views in views.chunks(MOST_VIEWS) {

@@ -5,27 +5,27 @@ use crate::cuda::schedule::{Call, Queued};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Stands for the address of a slot's state while its calls are written. The upper half of such an address is no number
-/// that a parameter holds: as a float it is NaN, as an integer larger than any dimension.
+/// Placeholder for the address of a slot's state while its calls are written. No parameter has a number like the upper half of such an
+/// address: as a float it is NaN, as an integer larger than any dimension.
 pub(super) const STATE: Address = 0x7ff4_0000_0000_0000;
 pub(super) const STATES: std::ops::Range<Address> = STATE..STATE + (1 << 40);
 
-/// The parameters of all slots: those of a slot follow one another.
+/// The parameters of all slots; the parameters of a slot are contiguous.
 pub(super) struct Table {
     memory: Memory,
-    /// The host's copy of these words.
+    /// The host's copy of the table.
     words: Vec<u64>,
     /// Words of a slot.
     stride: usize,
-    /// The words of a slot that hold addresses in its state: which word, and how far into the state.
+    /// The words of a slot that hold addresses in its state: index of the word, and offset in the state.
     places: Vec<(usize, u64)>,
-    /// The state of each slot, as the table has it.
+    /// The state of each slot that the table refers to.
     states: Vec<Address>,
 }
 
 impl Table {
-    /// From the calls of each slot, which are the same kernels in the same order. Returns where the parameters of
-    /// each call begin in a slot, in bytes.
+    /// Builds the table from the calls of each slot, which are the same kernels in the same order. Also returns the offset of each call's
+    /// parameters in a slot, in bytes.
     pub fn new(
         slots: &[Vec<&Queued>],
         driver: &Arc<dyn Driver>,
@@ -61,12 +61,12 @@ impl Table {
         Ok((table, starts.collect()))
     }
 
-    /// Where it lies.
+    /// Returns the address of the table.
     pub fn address(&self) -> Address {
         self.memory.address()
     }
 
-    /// Bytes of a slot.
+    /// Returns the bytes of a slot.
     pub fn stride(&self) -> usize {
         self.stride * size_of::<u64>()
     }
@@ -76,7 +76,7 @@ impl Table {
         self.memory.bytes()
     }
 
-    /// Slot `slot` works on the state at `state` from now on.
+    /// Makes slot `slot` work on the state at `state` from now on.
     pub fn set_state(&mut self, slot: usize, state: Address, queue: &dyn Queue) -> Result<()> {
         if self.states[slot] == state {
             return Ok(());
@@ -91,7 +91,7 @@ impl Table {
     }
 }
 
-/// Writes a call's parameters as [`Call::offsets`] says.
+/// Writes a call's parameters at [`Call::offsets`].
 fn pack(call: &Call, words: &mut [u64]) {
     for (at, value) in call.offsets().zip(call.values()) {
         words[at / size_of::<u64>()..][..value.len()].copy_from_slice(value);

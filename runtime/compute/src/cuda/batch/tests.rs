@@ -1,4 +1,4 @@
-//! Slots of a batch on the emulator, or on a GPU where there is one: the bits of recorded steps.
+//! Slots of a batch get the bits of recorded steps, on the emulator or on a GPU where there is one.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::ops::rig::plan;
 use crate::ops::{Conv, DeviceOp, Gate, HeadGroup, HeadOp, Prepare};
 use crate::state::{StateDtype, StatePlan};
 
-/// For every format, the product of a gated unit's three matrices: the bits of `gemv_gated` and `gemv`, except for BF16 among
-/// more than eight slots, where inputs are rounded to 16 bits of fraction.
+/// The product of a gated unit's three matrices, for every format: it has the bits of `gemv_gated` and `gemv`, except for BF16 among more
+/// than eight slots, where inputs are rounded to 16 bits of fraction.
 #[test]
 fn slots_of_every_format_have_the_bits_of_steps() {
     let Some(device) = device() else {
@@ -23,7 +23,7 @@ fn slots_of_every_format_have_the_bits_of_steps() {
     };
     let rows = 37;
     let formats = (FORMATS.iter()).map(|&format| (format, 11, format.block_len.max(64)));
-    // Widths of which a warp of tensor cores has units of every lane, of some and of none.
+    // Widths for which all, some or none of the lanes of a warp on tensor cores have units.
     let widths = [
         (&Q4_0, 11, 1312),
         (&Q4_0, 2, 1312),
@@ -85,8 +85,8 @@ fn slots_of_every_format_have_the_bits_of_steps() {
     }
 }
 
-/// For matrices whose rows come in several pieces, some of which are multiplied on plain cores by the same kernel, with a norm: the bits
-/// of `gemv`.
+/// Matrices whose rows come in several pieces, some of which the same kernel multiplies on plain cores, with a norm or without: the product
+/// has the bits of `gemv`.
 #[test]
 fn pieces_of_wide_rows_have_the_bits_of_steps() {
     const STEPS: usize = 3;
@@ -149,7 +149,7 @@ fn pieces_of_wide_rows_have_the_bits_of_steps() {
     }
 }
 
-/// Columns of a product: as they are, through a convolution and an activation, as they are, through a gate, and again.
+/// Columns of a product: unchanged, through a convolution and an activation, unchanged, through a gate, and unchanged again.
 const PARTS: [usize; 5] = [9, 40, 3, 6, 2];
 
 /// Work on single values of the product's columns, with a convolution of `taps` taps.
@@ -177,7 +177,7 @@ fn work_on_values(taps: usize) -> Prepare {
     }
 }
 
-/// The program of a product and of the work after it for up to `slots` slots. Unless `joins`, they stay apart.
+/// Builds a program of a product and of the work after it, for up to `slots` slots. Unless `joins`, the two stay apart.
 fn product_and_work(
     bench: &Bench,
     plan: &StatePlan,
@@ -211,7 +211,7 @@ fn product_and_work(
     Program::new(vec![parts], slots, &bench.device, &*bench.queue).expect("a program")
 }
 
-/// Outputs and states of several tokens of each slot.
+/// Compares outputs and states after six tokens of each slot.
 #[test]
 fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
     let Some(device) = device() else {
@@ -236,7 +236,7 @@ fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
                 set.expect("a state");
             }
             let launches = program.launches(0, used, true);
-            // More than a tile of slots stays apart.
+            // With more than a tile of slots, the two stay apart.
             let are_joined = joins && slots <= 8;
             assert_eq!(launches.len(), if are_joined { 2 } else { 3 });
             let mut found = Vec::new();

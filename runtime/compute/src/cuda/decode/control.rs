@@ -1,4 +1,4 @@
-//! ControlWords that a session's kernels and the host share: the grid barrier, the chosen token, and the report of a wait past its deadline.
+//! The words that a session's kernels and the host share: the grid barrier, the chosen token, and the report of a wait past its deadline.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::cuda::driver::{Address, Driver, Memory, Queue};
 use crate::error::Result;
 
 device_struct! {
-    /// The words.
+    /// The words in device memory.
     #[derive(Debug, Default)]
     pub(super) struct ControlWords {
         /// Arrivals at this token's grid barriers; 0 between tokens.
         arrivals: u32,
         /// Number of the token.
         token: u32,
-        /// The first wait past its deadline: a [`Wait`] or 0.
+        /// The first wait that passed its deadline: a [`Wait`] or 0.
         failure: u32,
-        /// Its op.
+        /// The op of that wait.
         op: u32,
-        /// Its thread block.
+        /// The thread block of that wait.
         block: u32,
         /// The chosen token.
         chosen: u32,
@@ -40,13 +40,13 @@ device_enum! {
 pub struct Failure {
     /// A [`Wait`].
     wait: u32,
-    /// The op of its thread block.
+    /// The op that the thread block was running.
     pub op: u32,
     block: u32,
 }
 
 impl Failure {
-    /// In words; `name` is the op's function.
+    /// Describes the failure; `name` is the op's function.
     pub fn describe(&self, name: &str) -> String {
         let wait = match self.wait {
             wait if wait == Wait::Barrier as u32 => "the grid barrier",
@@ -66,7 +66,7 @@ impl Failure {
 pub struct Control(Memory);
 
 impl Control {
-    /// All zero, before the first token.
+    /// Allocates the words and sets them for the first token.
     pub fn new(driver: &Arc<dyn Driver>, queue: &dyn Queue) -> Result<Self> {
         let memory = Memory::new(driver, size_of::<ControlWords>())?;
         let words = ControlWords {
@@ -77,17 +77,17 @@ impl Control {
         Ok(Control(memory))
     }
 
-    /// Their address.
+    /// Returns the address of the words.
     pub fn address(&self) -> Address {
         self.0.address()
     }
 
-    /// Address of the chosen token, a u32.
+    /// Returns the address of the chosen token, a u32.
     pub fn chosen_address(&self) -> Address {
         self.0.address() + std::mem::offset_of!(ControlWords, chosen) as u64
     }
 
-    /// Waits until the device is idle; the chosen token, or the failure of the step.
+    /// Waits until the device is idle; returns the chosen token, or the failure of the step.
     pub fn read(&self, queue: &dyn Queue) -> Result<std::result::Result<u32, Failure>> {
         let mut words = ControlWords::zeroed();
         queue.read(self.address(), bytemuck::bytes_of_mut(&mut words))?;
@@ -102,8 +102,8 @@ impl Control {
     }
 }
 
-/// Limit of a token's spins, in units of 2^32 ns, 4.3 s: they end between this many units and one more. On a GPU that reads
-/// weights from a file, the first token reads the whole file. `WATERLINE_DEADLINE` sets the number of units.
+/// Time limit of a token's polls, in units of 2^32 ns (4.3 s): polls end between this many units and one more. On a GPU that reads weights
+/// from a file, the first token reads the whole file. `WATERLINE_DEADLINE` sets the number of units.
 pub(crate) fn deadline() -> usize {
     let named = std::env::var("WATERLINE_DEADLINE").ok();
     let named = named.and_then(|text| text.parse().ok());
@@ -112,7 +112,7 @@ pub(crate) fn deadline() -> usize {
         .unwrap_or(3)
 }
 
-/// The op that loses a value or an arrival, for tests of deadlines: `WATERLINE_FAULT` in the environment.
+/// Returns the op that drops a value or an arrival, for tests of deadlines: `WATERLINE_FAULT` in the environment.
 pub(crate) fn fault() -> Option<u32> {
     #[cfg(feature = "emulator")]
     if let Some(op) = FAULT.get() {
@@ -123,6 +123,6 @@ pub(crate) fn fault() -> Option<u32> {
 
 #[cfg(feature = "emulator")]
 thread_local! {
-    /// Overrides the limit for programs that this thread lays out.
+    /// Overrides the faulty op for programs that this thread lays out.
     pub static FAULT: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };
 }

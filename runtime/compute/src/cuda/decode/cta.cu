@@ -1,6 +1,6 @@
 // A thread block of the decode kernel: one cooperative block per SM, which walks the ops of a token. An op corresponds to a kernel of a
-// recorded graph. This file comes before the ops' own: at its end `blockIdx`, `gridDim`, `blockDim` and `__syncthreads` become the
-// op's, so that the same text serves as a kernel and as an op.
+// recorded graph. This file precedes the ops' files: at its end, `blockIdx`, `gridDim`, `blockDim` and `__syncthreads` are redefined for
+// the op, so that the same text serves as a kernel and as an op.
 // `OpRecord` is in record.rs, `ControlWords` in control.rs, `MailboxBit` in mailbox.rs.
 
 #define WATERLINE_DECODE 1
@@ -9,15 +9,15 @@ struct Dim3 {
   u32 x, y, z;
 };
 
-// Concurrent ops, those of one dependency level, have blocks of their own. A block runs the ops that it has a part of, without
-// waiting between them, and arrives at the grid barrier after the last. Its `next_ops` table holds the first op, then the successor of
-// every op, with this bit if the block arrives after that one.
+// Concurrent ops (the ops of one dependency level) run on separate blocks. A block runs the ops that it has a part of, without waiting
+// between them, and arrives at the grid barrier after the last. Its row of `next_ops` holds the first op, then the successor of every op;
+// an entry has this bit if the block arrives after the entry's op.
 constexpr u32 arrives_after = 1u << 31;
 // The successor of the last op.
 constexpr u32 no_op = 0xffffffff;
 
-// Read by all threads at the beginning of an op: the successor, an entry of `next_ops`; the threads that run the op, 0 if the block
-// has no part of it; its function and number.
+// The part of the state that all threads read when an op begins: its successor (an entry of `next_ops`), the number of threads that run it
+// (0 if the block has no part of it), its function and its number.
 struct __align__(16) OpHeader {
   u32 next;
   u32 threads;
@@ -25,41 +25,41 @@ struct __align__(16) OpHeader {
   u32 op;
 };
 
-// State of a thread block, in shared memory so that ops have all registers. Thread 0 writes it between barriers.
+// State of a thread block, in shared memory so that ops can use all registers. Thread 0 writes it between barriers.
 struct __align__(16) CtaState {
   OpHeader header;
   Dim3 block, grid, threads;
-  // The op's block that runs.
+  // Index of the op's block that this thread block is running.
   u32 index;
-  // Arrivals that the op waits for, and those that have been waited for.
+  // Grid barrier arrivals that the op waits for, and the number that the last wait reached.
   u32 arrivals;
   u32 arrivals_seen;
   // Whether the block arrives at the grid barrier after this op, and whether it already has.
   u32 arrives;
   u32 arrived_early;
-  // Floats from a mailbox's first buffer to this token's.
+  // Floats from a mailbox's first buffer to this token's buffer.
   u32 mailbox_offset;
   // Whether the op still waits for its input: a hint to the producer warps.
   u32 waiting;
   ControlWords* control;
   // The successor of the next op, once its copy has arrived.
   u32 op_after_next;
-  // When the token began, by `coarse_time`.
+  // `coarse_time` at the start of the token.
   u32 start_time;
   // The block's segments in global memory, where shared memory has no room for them.
   const struct Segment* list;
-  // The op's clocks or null: its beginning, the end of its wait, its end.
+  // The op's three clocks (start, end of its wait, end), or null.
   u64* clocks;
   // For `wait_shared_barrier`.
   u64 barrier;
-  // The last wait that passed its deadline or 0, and the op of the first.
+  // The last wait that passed its deadline, or 0, and the op in which the first one did.
   u32 failure;
   u32 failed_op;
 };
 
 static_assert(sizeof(CtaState) == cta_state_bytes, "as layout.rs has it");
 
-// Dynamic shared memory: the state, the records of this op and the next, the barriers of the pipeline, the block's segments unless they
+// Dynamic shared memory: the state, the records of this op and the next, the barriers of the pipeline, the block's segments unless there
 // are too many, the op's workspace, and the pipeline's stages at `stages_at`.
 constexpr int consumer_warps = consumer_threads / 32;
 constexpr int cta_threads = consumer_threads + 32 * producer_warps;
@@ -106,7 +106,7 @@ __device__ inline void wait_shared_barrier() {
 #else
 constexpr bool all_lanes_release = false;
 
-// By thread 0; a producer warp may read the hint late.
+// Called by thread 0; a producer warp may read the hint late.
 __device__ inline void set_waiting(bool waiting) { cta().waiting = waiting; }
 __device__ inline bool is_waiting() { return *const_cast<volatile u32*>(&cta().waiting) != 0; }
 #endif
@@ -155,10 +155,10 @@ __device__ inline u32 coarse_time() {
 #endif
 }
 
-// By any thread. `advance` keeps the first failure's op, and `report_failure` reports it: a report at every poll would slow polling.
+// Called by any thread. `advance` records the first failure's op and `report_failure` reports it: reports from polls would slow polling.
 __device__ inline void note_failure(Wait wait) { *const_cast<volatile u32*>(&cta().failure) = wait; }
 
-// By thread 0 after the last op. The first block that failed writes its report for the host.
+// Called by thread 0 after the last op. The first failed block to get here writes the report for the host.
 __device__ inline void report_failure() {
   const CtaState& now = cta();
   if (now.failure == 0 || atomicCAS(&now.control->failure, 0u, now.failure) != 0) return;
@@ -166,9 +166,9 @@ __device__ inline void report_failure() {
   now.control->block = cta_index();
 }
 
-// Every poll of another block's work ends at the token's deadline, so that no kernel hangs. The host reads the failure, and the session
-// is lost. The rest of the token computes garbage and ends: every later wait ends when it next reads the clock. Waits inside a block depend
-// on these polls only. The emulator runs one block, which waits for nobody.
+// Every poll for another block's work ends at the token's deadline, so that no kernel hangs. The host reads the failure, and the session is
+// lost. The rest of the token computes garbage and ends: every later wait ends when it next reads the clock. Waits inside a block depend
+// only on these polls. The emulator runs a single block, which never waits for another.
 __device__ inline bool deadline_passed(Wait wait) {
 #if defined(WATERLINE_RACECHECK)
   return false;
@@ -179,17 +179,17 @@ __device__ inline bool deadline_passed(Wait wait) {
   return true;
 }
 
-// The polls of one wait. The clock is slow to read: it is read once in 64 polls. A recurrence reads it at every poll, as it was measured.
+// The polls of one wait. The clock is slow to read, so it is read once in 64 polls; a recurrence reads it at every poll, as measured.
 struct Polls {
   u32 count = 0;
 
-  // Counts a poll; whether the wait has to end.
+  // Counts a poll and returns whether the wait has to end.
   __device__ bool give_up(Wait wait) { return ++count % 64 == 0 && deadline_passed(wait); }
 };
 
 __device__ inline void Mailbox::publish(int column, float value) const {
   u32 at = cta().mailbox_offset, bits = __float_as_uint(value);
-  // A NaN has other bits here.
+  // A NaN with these bits is published with other bits.
   if (bits == mailbox_empty) bits = 0x7fffffff;
   u32* entry = reinterpret_cast<u32*>(first) + column;
 #ifdef WATERLINE_FAULT
@@ -204,14 +204,14 @@ __device__ inline void Mailbox::publish(int column, float value) const {
   entry[mailbox_floats - at] = mailbox_empty;
 }
 
-// The op's input is complete. `clocks` is that of the state, read before the wait.
+// Called when the op's input is complete. `clocks` is `CtaState::clocks`, read before the wait.
 __device__ inline void input_is_ready(u64* clocks) {
   if (threadIdx.x != 0) return;
   set_waiting(false);
   if (clocks) clocks[1] = clock64();
 }
 
-// By thread 0: waits until every block has arrived after the level before; acquires what it wrote.
+// Called by thread 0: waits until every block has arrived after the previous level, and acquires the blocks' writes.
 __device__ inline void grid_barrier_wait() {
   CtaState& now = cta();
   if (now.arrivals_seen == now.arrivals) {
@@ -229,7 +229,7 @@ __device__ inline void grid_barrier_wait() {
   input_is_ready(now.clocks);
 }
 
-// By thread 0 after a barrier of the op's threads: releases what the block wrote.
+// Called by thread 0 after a barrier of the op's threads: releases the block's writes.
 __device__ inline void grid_barrier_arrive() {
   if (cta().clocks) cta().clocks[2] = clock64();
 #ifdef WATERLINE_FAULT
@@ -240,8 +240,8 @@ __device__ inline void grid_barrier_arrive() {
 #endif
 }
 
-// After a barrier of the op's threads: arrives before the op ends. Later writes of the block, such as a state, are read by the next
-// token only.
+// Called after a barrier of the op's threads: arrives before the op ends. Only the next token reads what the block writes later, such as a
+// state.
 __device__ inline void arrive_early() {
   CtaState& now = cta();
   if (threadIdx.x != 0 || !now.arrives || now.index + cta_count() < now.grid.x * now.grid.y) return;
@@ -249,7 +249,7 @@ __device__ inline void arrive_early() {
   now.arrived_early = 1;
 }
 
-// By thread 0: sets `blockIdx` to the op's block `index`, in a grid of this width.
+// Called by thread 0: sets `blockIdx` to the op's block `index`, in a grid of this width.
 __device__ inline void set_block(u32 index, u32 width) {
   CtaState& now = cta();
   now.index = index;
@@ -258,7 +258,7 @@ __device__ inline void set_block(u32 index, u32 width) {
   if (index >= width) now.block = {index % width, index / width, 0};
 }
 
-// Goes on to the op's next block that this block runs, if there is one.
+// Advances to the next of the op's blocks that this thread block runs, if any; returns whether it did.
 __device__ inline bool next_block() {
   CtaState& now = cta();
   if (now.index + cta_count() >= now.grid.x * now.grid.y) return false;
@@ -273,7 +273,7 @@ __device__ inline u8* this_record() { return cta_shared_memory() + records_at; }
 __device__ inline u8* next_record() { return this_record() + record_bytes; }
 __device__ inline const OpRecord& this_op() { return *reinterpret_cast<const OpRecord*>(this_record()); }
 
-// By thread 0: sets the state to the beginning of an op.
+// Called by thread 0: sets the state for the start of an op.
 __device__ inline void begin_op(const OpRecord& op, u32 number, u32 next) {
   CtaState& now = cta();
   int function = op.function;
@@ -289,8 +289,8 @@ __device__ inline void begin_op(const OpRecord& op, u32 number, u32 next) {
   set_block(index, width);
 }
 
-// Between two consumer barriers: goes on to the next of `count` ops. All blocks wait for the last one, and thread 0 is on the critical
-// path: it loads the whole state at once.
+// Called between two consumer barriers: advances to the next of `count` ops. All blocks wait for the last block to arrive, and thread 0 is
+// on the critical path, so it loads the whole state at once.
 __device__ inline void advance(u32 count) {
   constexpr int words = record_bytes / 16;
   static_assert(words < consumer_threads, "a thread copies a word, and one more the successor");
@@ -310,7 +310,7 @@ __device__ inline void advance(u32 count) {
   u32 next_op = before.header.next, op = next_op & ~arrives_after;
   if (before.clocks) {
     if (!before.arrives) before.clocks[2] = clock64();
-    // Every op has three, also those that the block has no part of.
+    // Every op has three clocks, including ops that the block has no part of.
     now.clocks = before.clocks + 3 * (op - before.header.op);
     now.clocks[0] = now.clocks[1] = clock64();
   }
@@ -319,13 +319,13 @@ __device__ inline void advance(u32 count) {
   begin_op(next, op, op < count ? before.op_after_next : no_op);
 }
 
-// A parameter of this op.
+// Returns a parameter of this op.
 template <class T>
 __device__ T const& parameter(int offset) {
   return *reinterpret_cast<T const*>(this_record() + sizeof(OpRecord) + offset);
 }
 
-// From here on these are the op's.
+// From here on these names refer to the op.
 #define blockIdx (cta().block)
 #define gridDim (cta().grid)
 #define blockDim (cta().threads)

@@ -1,7 +1,7 @@
-// Epilogue of a streaming GEMV: a row is stored, added to the output or gated. Row ops come before: the parts of the following `prepare`
-// that need no other row, such as short convolutions and activations.
+// Epilogue of a streaming GEMV: stores a row, adds it to the output or gates it. Row ops are applied first: the parts of the following
+// `prepare` that need no other row, such as short convolutions and activations.
 
-// Applies a row op to a value whose output is at `address`. Not inlined, since every GEMV has such rows.
+// Applies a row op to a value whose output is at `address`. Not inlined: otherwise every GEMV would contain a copy.
 __device__ __noinline__ float apply_row_op(const PrepareTasks& row_ops, int row_op, const float* address, float value) {
   if (row_op >= most_groups) {
     const PrepareGate& gate = row_ops.gate[row_op - most_groups];
@@ -12,8 +12,8 @@ __device__ __noinline__ float apply_row_op(const PrepareTasks& row_ops, int row_
   return value;
 }
 
-// One row of a batch, which four lanes finish together. They load all operands before the sums exist. Where no row has a row op,
-// `row_ops` is null at compile time, and costs nothing.
+// One row of a batch, which four lanes finish together. They load all operands before the sums are complete. Where no row has a row op,
+// `row_ops` is null at compile time and costs nothing.
 template <int mailboxes, int epilogue, int function, int cols>
 struct EpilogueRow {
   // The gated row's segment follows the gate's.
@@ -24,17 +24,17 @@ struct EpilogueRow {
   bool exists;
   // The convolution that the row goes through, or null.
   const PrepareGroup* convolution;
-  // With a convolution, each lane's past input and weight; of an added row, the output's old value.
+  // With a convolution, this lane's past input and weight. In an added row, `held` is the output's old value.
   float held;
   float weight;
-  // Factor of the product, and bias; in a gated GEMV those of the gate.
+  // Factor and bias of the product; in a gated GEMV, of the gate's product.
   float multiplier;
   float bias;
-  // Those of the gated row.
+  // Factor and bias of the gated row.
   float gated_multiplier;
   float gated_bias;
 
-  // This thread's row of the first batch of the segments.
+  // Finds this thread's row in the first batch of the segments.
   __device__ EpilogueRow(const Segment* segments, int count)
       : held(0.0f), weight(0.0f), multiplier(1.0f), bias(0.0f), gated_multiplier(1.0f), gated_bias(0.0f) {
     int s = 0;
@@ -52,7 +52,7 @@ struct EpilogueRow {
 
   __device__ float* address(const Rows& output) const { return output.first + segment->column + row; }
 
-  // This lane's tap of the convolution; the last lane's is the new value.
+  // Returns this lane's tap of the convolution; the tap of the last lane is for the new value.
   __device__ static int tap(const PrepareGroup& group) { return group.taps - 4 + lane_index() % 4; }
 
   // Loads operands that no earlier op writes.
@@ -81,9 +81,9 @@ struct EpilogueRow {
     held = (mailboxes & MAILBOX_SUM) != 0 ? Mailbox{this_op().sum}.load(segment->column + row) : *address(output);
   }
 
-  // Adds the partial sums of the row, and of the gated row: four lanes together, both sums at once.
+  // Adds up the partial sums of the row, and of the gated row: four lanes together, both sums at once.
   __device__ void add_parts(const float* sums, float (&sum)[products]) const {
-    // Only the warps of the row's group have sums of it. No unit has more than 32 columns.
+    // Only the warps of the row's group have partial sums of it. No unit has more than 32 columns.
     constexpr bool grouped = groups_of_tile(cols / 32) > 1;
     int warps = grouped ? consumer_warps / segment->row_groups : consumer_warps;
     const float* parts[products];
@@ -104,7 +104,7 @@ struct EpilogueRow {
     }
   }
 
-  // Finishes the row. `factor` is that of a late norm, or 1. All lanes of a warp call it.
+  // Finishes the row. `factor` is the factor of a late norm, or 1. All lanes of a warp call this together.
   __device__ void store(const Rows& output, float factor, const PrepareTasks* row_ops, const float* sums) const {
     if (!__any_sync(all_lanes, exists)) return;
     int j = lane_index() % 4;

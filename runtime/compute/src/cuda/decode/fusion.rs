@@ -1,6 +1,6 @@
-//! Merges neighbouring calls of a decode kernel, each of which saves a synchronization. Ops append their calls as if they were alone; here
-//! the product that makes a value also applies the tasks of `prepare` that need no other value, and what is left of them is done by the
-//! recurrence that normalizes queries and keys, or the attention that rotates them. Attention finds a score that the router has stored.
+//! Merges neighbouring calls of a decode kernel; each merge saves a synchronization. Ops append their calls as if they were alone. Here the
+//! product that computes a value also applies the tasks of `prepare` that need no other value; the recurrence that normalizes queries and
+//! keys, or the attention that rotates them, does the rest. Attention does not store a score that the router has stored.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::cuda::schedule::{
     Queued, RotaryInputs, Rows, Take, overlap,
 };
 
-/// The calls of a step, merged. `read_once` tells of an op by its index that at most one other op reads what it writes.
+/// Merges the calls of a step. `read_once` returns, for the index of an op, whether at most one other op reads its output.
 pub fn merge(calls: Vec<Queued>, read_once: impl Fn(usize) -> bool) -> Vec<Queued> {
     let mut rest = VecDeque::from(calls);
     let mut merged: Vec<Queued> = Vec::new();
@@ -34,7 +34,7 @@ pub fn merge(calls: Vec<Queued>, read_once: impl Fn(usize) -> bool) -> Vec<Queue
     merged
 }
 
-/// Moves the tasks that the epilogue of a product can do into it.
+/// Moves the tasks that a product's epilogue can do into the product.
 fn finish_in_product(product: &mut Queued, prepare: &mut Queued) {
     let Form::Gemv(gemv) = &mut product.form else {
         return;
@@ -56,7 +56,7 @@ fn finish_in_product(product: &mut Queued, prepare: &mut Queued) {
     prepare.accesses = Some(left.accesses());
 }
 
-/// Whether the op that comes next does all the tasks of `prepare`, which are then its own.
+/// Hands all tasks of `prepare` over to the next op, if that op can do them; returns whether it did.
 fn hand_over(
     prepare: &Queued,
     rest: &mut VecDeque<Queued>,
@@ -114,7 +114,7 @@ fn hand_over(
     true
 }
 
-/// Tells a call that stores a score if one before it has done so.
+/// Makes a call that would store a score leave that out if an earlier call has stored the same score.
 fn leave_stored_score(before: &[Queued], queued: &mut Queued) {
     let writes = |memory: &Range<Address>| {
         let accesses = before.iter().filter_map(|queued| queued.accesses.as_ref());
@@ -133,9 +133,9 @@ fn leave_stored_score(before: &[Queued], queued: &mut Queued) {
 
 /// Work that the next op may do itself.
 enum Work {
-    /// The heads of queries and keys, in these columns, get the length of one.
+    /// The heads of queries and keys in these columns are scaled to unit length.
     UnitHeads([Rows; 2]),
-    /// Heads of queries and keys are rotated by their position into the first two of these columns, values are copied into the last.
+    /// Heads of queries and keys are rotated by position into the first two of these columns; values are copied into the last.
     Rotation {
         columns: [Rows; 3],
         head_dim: i32,
@@ -144,7 +144,7 @@ enum Work {
 }
 
 impl Work {
-    /// Whether it is the work that a call can take over.
+    /// Whether this is the work that a call can take over.
     fn is_what(&self, take: &Take) -> bool {
         match (self, take) {
             (
@@ -169,7 +169,7 @@ impl Work {
 }
 
 impl PrepareTasks {
-    /// The tasks that the epilogue of a product can do, whose rows then have row ops, and those that are left.
+    /// Splits the tasks into those that a product's epilogue can do, which become row ops of the product, and the remaining ones.
     fn split(self, product: &mut Gemv) -> [Self; 2] {
         let mut left = PrepareTasks {
             groups: 0,
@@ -208,7 +208,7 @@ impl PrepareTasks {
         [finished, left]
     }
 
-    /// The work that the next op may do, if there is no other.
+    /// Returns the work that the next op may do, if these tasks contain nothing else.
     fn only_work(&self) -> Option<Work> {
         if self.gates > 0 || self.groups().iter().any(|group| group.weight != 0) {
             return None;
@@ -243,7 +243,7 @@ impl PrepareTasks {
 }
 
 impl PrepareGroup {
-    /// The head group after the convolution and this many maps.
+    /// Returns what remains of the head group after the convolution and this many maps.
     fn after_maps(&self, maps: usize) -> Self {
         let mut rest = PrepareGroup {
             weight: 0,
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Norms of both columns' heads, with more gates.
+    /// Norms of the heads in both columns, and this many gates.
     fn prepare(gates: i32) -> Queued {
         let mut tasks = PrepareTasks {
             groups: 2,

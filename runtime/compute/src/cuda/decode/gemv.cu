@@ -1,7 +1,7 @@
 // The streaming GEMV, one for all formats: weights come through the pipeline in tiles of eight or sixteen rows. A warp multiplies the
 // same columns of every tile, four of its 64 units, so that its part of the input stays in registers and all warps have equal work.
 
-// Most registers of a thread that hold inputs. On tensor cores fewer, since unrolled steps are long there.
+// Maximum number of registers per thread that hold inputs. Fewer on tensor cores, where unrolled steps are long.
 constexpr int most_held = 48;
 constexpr int most_held_parts = 24;
 
@@ -12,14 +12,14 @@ struct Steps {
   static constexpr int groups = groups_of_tile(units);
   static constexpr int warps = consumer_warps / groups;
 
-  // The warp's number among those of its group.
+  // The warp's index within its row group.
   __device__ static int warp() { return groups == 1 ? warp_index() : warp_index() % warps; }
   // A lane's first unit of a row; it multiplies one unit per step.
   __device__ static int first_unit() { return 4 * warp() + lane_index() % 4; }
   // A lane's first row of a tile.
   __device__ static int row(int bands) { return lane_index() / 4 + (groups == 1 ? 0 : warp_index() / warps * 8 * bands); }
 
-  // Whether this lane has a unit in a step: the last one may be short.
+  // Whether this lane has a unit in a step: the last step may be short.
   __device__ static bool has(int step) {
     return units * groups % step_units == 0 || step < count - 1 || first_unit() + step * step_units < units;
   }
@@ -39,7 +39,7 @@ __device__ void store_sums(float (&sum)[bands], float* sums, int first, int rows
   }
 }
 
-// Partial sums of a segment, for formats without a faster form. A lane multiplies a unit of one row, or of two.
+// Partial sums of a segment, for formats without a faster path. A lane multiplies a unit of one row, or of two rows.
 template <int format, int cols, class Rounded>
 __device__ void unit_sums(const Segment& segment, const float* x, const Rounded& rounded, float* sums) {
   using Weights = Format<format, 256>;
@@ -50,7 +50,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const Rounded&
   constexpr bool held = steps * of_step <= most_held, holds_codes = held && Weights::integer, holds_numbers = held && !Weights::integer;
   int row = Row::row(bands), rows = segment.rows - row;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
-  // Where a tile has the scales of whole rows, a step's are further on.
+  // Where a tile holds the scales of whole rows, the scales of each step lie further on.
   int next_scales = in_register(segment.tile_scale_bytes == 0 ? scale_step : 0);
   int first_unit = Row::first_unit();
   Codes codes[holds_codes ? steps : 1];
@@ -101,7 +101,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const Rounded&
   }
 }
 
-// Whether a format's units are contiguous, codes and scales each, so that a lane loads its units of a tile at once.
+// Whether the codes and the scales of a format's units are each contiguous, so that a lane loads its units of a tile at once.
 __device__ constexpr bool in_runs(int format) { return contiguous_formats >> format & 1; }
 
 // The word type that loads this many bytes of scales.
@@ -132,7 +132,7 @@ struct TileUnits {
   uint4 codes[bands][unit_bytes / 16];
   Word scales[bands][scale_words];
 
-  // From the first row's unit; other bands are `code_band` and `scale_band` bytes further on.
+  // Loads from the first row's unit; other bands are `code_band` and `scale_band` bytes further on.
   __device__ TileUnits(const u8* from, const u8* scale, u32 code_band, u32 scale_band) {
 #pragma unroll
     for (int band = 0; band < bands; band++) {
@@ -148,24 +148,24 @@ struct TileUnits {
   }
 };
 
-// Partial sums of a segment with contiguous units. Two tiles are loaded before either is multiplied, and both are released together:
-// a tile of Q4_0 takes a warp 75 instructions so, one by one 105.
+// Partial sums of a segment with contiguous units. Two tiles are loaded before either is multiplied, and both are released together: a tile
+// of Q4_0 then takes a warp 75 instructions, instead of 105 one tile at a time.
 template <int format, int cols, class Rounded>
 __device__ void run_sums(const Segment& segment, const Rounded& rounded, float* sums) {
   using Tile = TileUnits<format>;
   using Row = Steps<cols / 32>;
   constexpr int steps = Row::count, bands = Tile::bands;
-  // With few stages, one has to be filled while the other is read.
+  // With few stages, a pair would leave no stage to fill while it is read.
   constexpr bool pairs = stage_count >= 4;
   constexpr bool held = steps * (int)(sizeof(Codes) / 4) <= most_held;
   constexpr int scale_step = Format<format, step_units * 32>::scale_row_bytes;
   int row = Row::row(bands), rows = segment.rows - row, all_rows = segment.rows;
-  // Lanes without a unit load the first one.
+  // Lanes without a unit load the first unit.
   int unit = Row::has(0) ? Row::first_unit() : 0;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
   u32 code_at = row * code_pitch + unit * Tile::unit_bytes;
   u32 scale_at = Row::groups * 8 * bands * code_pitch + row * scale_pitch + unit * Tile::scale_bytes;
-  // Where a tile has the scales of whole rows, a step's are further on.
+  // Where a tile holds the scales of whole rows, the scales of each step lie further on.
   int next_scales = in_register(segment.tile_scale_bytes == 0 ? scale_step : 0);
   Codes codes[held ? steps : 1];
   if constexpr (held) {
@@ -213,11 +213,11 @@ __device__ void run_sums(const Segment& segment, const Rounded& rounded, float* 
 }
 
 // Partial sums of a BF16 segment on tensor cores. Sixteen rows of weights are the left operand. The three parts of the input are three
-// columns of the right one, whose other columns may hold anything. The depth may be in any order as long as both sides agree: a lane
+// columns of the right operand, whose other columns may hold anything. The depth may be in any order as long as both sides agree: a lane
 // loads eight consecutive columns of a row.
 template <int cols>
 __device__ void tile_sums(const Segment& segment, const SplitInput& input, float* sums) {
-  // All lanes of a warp have columns, or none.
+  // Either all lanes of a warp have columns, or no lane has.
   using Row = Steps<cols / 8>;
   constexpr int steps = Row::count;
   constexpr bool held = steps * 4 <= most_held_parts;
@@ -242,7 +242,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
       uint4 upper, lower, right = held ? x[i] : part(i);
       if (Row::has(i)) {
         upper = *reinterpret_cast<const uint4*>(tile);
-        // For a tile of eight rows the instruction's lower half stays empty.
+        // With a tile of eight rows, the lower half of the instruction's operand stays empty.
         lower = bands == 2 ? *reinterpret_cast<const uint4*>(tile + 8 * pitch) : uint4{0, 0, 0, 0};
       }
       __syncwarp();
@@ -254,7 +254,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
         multiply_add(odd, c, d);
       }
     }
-    // A lane has a row's sums with the first and second part of the input; the next lane has that with the third.
+    // A lane has a row's sums with the first and second part of the input; the next lane has the sum with the third part.
 #pragma unroll
     for (int band = 0; band < bands; band++) {
       float first_part = even[2 * band] + odd[2 * band], second_part = even[2 * band + 1] + odd[2 * band + 1];
@@ -264,7 +264,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
   }
 }
 
-// Partial sums of a segment of one of `formats`; BF16 on tensor cores if the input is `split`.
+// Partial sums of a segment whose format is one of `formats`; BF16 runs on tensor cores if the input is `split`.
 template <int cols, int formats, bool split, int format = 0, class Input>
 __device__ void segment_sums(const Segment& segment, const Input& input, float* sums) {
   if constexpr (format < format_count) {
@@ -283,22 +283,22 @@ __device__ void segment_sums(const Segment& segment, const Input& input, float* 
   }
 }
 
-// An op: prologue, this block's rows of matrices of the set `formats` with a common input, epilogue. In a gated GEMV the segments alternate
-// between the gate's rows and the same rows of the other matrix. The epilogue runs once per batch of rows, a row to four lanes;
-// partial sums of two batches alternate.
+// The op: prologue, this block's rows of matrices in `formats` (a bit set) with a common input, epilogue. In a gated GEMV the segments
+// alternate between rows of the gate and the same rows of the other matrix. The epilogue runs once per batch of rows, with four lanes per
+// row; the partial sums of two batches alternate.
 template <int mailboxes, int epilogue, int function, int cols, int flags, int formats, int rounding, int codes_at, int parts_at, int bytes>
 __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& prologue, const PrepareTasks* row_ops,
                         const Segment* segments, int count) {
   constexpr bool late = (flags & LATE_NORM) != 0;
   u64* const clocks = cta().clocks;
   const float4* squares = late ? held_pointer(reinterpret_cast<const float4*>(warp_squares()) + lane_index() % 4) : nullptr;
-  // Loads that do not depend on earlier ops overlap their end. The first batch's are outside of the loop: moved into the loop's
-  // registers they would be waited for.
+  // Loads that do not depend on earlier ops overlap the end of those ops. The first batch is loaded outside of the loop: moving its values
+  // into the loop's registers would wait for the loads.
   PendingInput<mailboxes, cols, flags> pending;
   EpilogueRow<mailboxes, epilogue, function, cols> row(segments, count);
   row.load(row_ops, output);
-  // Ops with few bytes of weights follow one another so fast that the first poll would mostly come too early. With a backoff, of
-  // 400 ns then, GDN 1.3B in Q4_0 took 476 us a token on an H200 instead of 493; in BF16 it would have taken 1 % longer.
+  // Ops with few bytes of weights follow one another so fast that the first poll would usually come too early. With a backoff (400 ns at
+  // the time) GDN 1.3B in Q4_0 took 476 us per token on an H200 instead of 493; in BF16 it would have taken 1 % longer.
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0 && parts_at > codes_at) backoff<first_poll_ns>();
   pending.prefetch(prologue);
   pending.wait(prologue);
@@ -309,8 +309,8 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   consumer_barrier();
-  // After the barrier: if the producers were released at the first warp's input, the others' polls would queue after more
-  // copies.
+  // After the barrier: if the producers were released when the first warp has its input, the polls of the other warps would queue after
+  // more copies.
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready(clocks);
   // Computed here, the factor of a late norm is off the path from the last sum to the output.
   const LateNorm norm = late ? LateNorm(squares, cols, eps) : LateNorm();

@@ -1,4 +1,4 @@
-//! The streaming GEMV: matrices times one token's input, with weights from the pipeline. Arguments of `gemv.cu`.
+//! The streaming GEMV: matrices times one token's input, with weights from the pipeline. Builds the arguments of `gemv.cu`.
 
 use waterline_quant::Rounding;
 
@@ -11,7 +11,7 @@ use crate::cuda::schedule::{
 use crate::error::Result;
 use crate::functions::Activation;
 
-/// The kind of an epilogue, and the number of its function.
+/// Returns the kind of an epilogue and the number of its function.
 fn numbers(epilogue: Epilogue) -> (i32, i32) {
     let (kind, function) = match epilogue {
         Epilogue::Store => (EpilogueKind::Store, Activation::Identity),
@@ -22,7 +22,7 @@ fn numbers(epilogue: Epilogue) -> (i32, i32) {
 }
 
 device_enum! {
-    /// The numbers of [`Epilogue`].
+    /// Kinds of [`Epilogue`] as numbers.
     pub(super) enum EpilogueKind("EPILOGUE_") {
         Store,
         Add,
@@ -31,7 +31,7 @@ device_enum! {
 }
 
 impl Launches<'_> {
-    /// Appends a streaming GEMV in a decode program; false if the weights cannot go through the pipeline.
+    /// Appends a streaming GEMV to a decode program; returns false in another program, or if the weights cannot go through the pipeline.
     pub(crate) fn push_streaming_gemv(
         &mut self,
         prologue: Prologue,
@@ -59,7 +59,7 @@ impl Launches<'_> {
             weights,
             output,
         };
-        // The input as three bf16 numbers would leave the pipeline too little shared memory.
+        // Split into three bf16 numbers, the input would leave the pipeline too little shared memory.
         if gemv.input_bytes() > self.limits.shared_memory / 2 {
             let weights = gemv.weights.iter_mut();
             weights.for_each(|weight| weight.on_tensor_cores = false);
@@ -67,7 +67,7 @@ impl Launches<'_> {
         let cols = gemv.cols();
         let (number, function) = numbers(epilogue);
         let [codes_at, parts_at, bytes] = gemv.input_ends();
-        // Without the factor a value near a tie may have another code, and values in 16 bits differ.
+        // Rounding before the factor is applied may give a value near a tie another code, and changes values in 16 bits.
         let rounds_late = match rounding {
             Some(rounding) => rounding.is_integer() && !self.has_routing,
             None => true,
@@ -103,7 +103,7 @@ impl Launches<'_> {
         Ok(true)
     }
 
-    /// A matrix as the pipeline reads it; none if its rows are not aligned.
+    /// Describes a matrix as the pipeline reads it; returns `None` if its rows are not aligned.
     fn streamed_matrix(&self, weight: &WeightMatrix) -> Result<Option<StreamedMatrix>> {
         let matrix = weight.matrix;
         let format = matrix.format().plain();
@@ -126,7 +126,7 @@ impl Launches<'_> {
             row_op: None,
         };
         let scales = weight.codes + (weight.rows * weight.code_row) as u64;
-        // Tiles begin at every eighth row.
+        // A tile may begin at any multiple of eight rows.
         let aligned =
             weight.code_row.is_multiple_of(16) && (8 * weight.scale_row).is_multiple_of(16);
         Ok(aligned.then_some(StreamedMatrix { scales, ..weight }))

@@ -1,6 +1,6 @@
 // The decode kernel's entry: producer warps stream weights, consumer warps run the ops.
 
-// Begins to copy the next op's record and its successor.
+// Starts copying the next op's record and its successor.
 __device__ inline void prefetch_record(const u8* from, const u32* next_op) {
   constexpr int words = record_bytes / 16;
   if (threadIdx.x < words) copy_async<16>(next_record() + threadIdx.x * 16, from + threadIdx.x * 16);
@@ -8,8 +8,8 @@ __device__ inline void prefetch_record(const u8* from, const u32* next_op) {
   commit_copies();
 }
 
-// By a producer warp after its last tile: waits until the block's ops are finished. Consumers spin for tiles without an end, so this ends for
-// them: some seconds after all other waits have ended with a report, the kernel traps.
+// Called by a producer warp after its last tile: waits until the block's ops are finished. Consumers spin for tiles without a limit, so the
+// limit is here: some seconds after all other waits have ended with a report, the kernel traps.
 __device__ inline void wait_until_finished() {
   Mbarrier& finished = Pipeline::get().finished;
 #if defined(WATERLINE_EMULATOR) || defined(WATERLINE_RACECHECK)
@@ -21,8 +21,8 @@ __device__ inline void wait_until_finished() {
 #endif
 }
 
-// By the consumer threads: runs the ops that this block has a part of, from op `first` of the `count` ones of `table` on. If `clocks` is not
-// null, block 0 writes three clocks of every op, of one before the first and of one after the last.
+// Called by the consumer threads: runs the ops that this block has a part of, from op `first` of the `count` ops in `table` on. If `clocks`
+// is not null, block 0 writes three clocks for each op, for the empty op before the first and for one after the last.
 __device__ void run_ops(const u8* table, const u32* next_ops, const Segment* list, u32 first, u32 count, u64* clocks) {
   CtaState& now = cta();
   if (threadIdx.x == 0) {
@@ -55,8 +55,8 @@ __device__ void run_ops(const u8* table, const u32* next_ops, const Segment* lis
   if (threadIdx.x == 0) report_failure(), Pipeline::get().finished.arrive();
 }
 
-// Every block has a row of `next_ops`, count + 1 entries, and a row of `lists`, `stride` segments, which an empty one ends. The ops from
-// `first` on use all of them.
+// Each block has a row of `next_ops` (count + 1 entries) and a row of `lists` (`stride` segments, ended by an empty one). The ops from
+// `first` on use all of the segments.
 __device__ void decode_step(const u8* table, const u32* next_ops, const Segment* lists, int stride, int first, int count,
                         ControlWords* control, u64* clocks) {
   // A launch without ops tests whether the device holds all blocks.

@@ -39,26 +39,26 @@ pub struct DecodeKernel {
     ops: Vec<KernelOpInfo>,
     blocks: usize,
     shared: usize,
-    /// Stages of the weight pipeline, and the bytes of one.
+    /// Number of stages of the weight pipeline, and bytes per stage.
     stages: [usize; 2],
 }
 
-/// The time that an op of a step took: on the first SM, in its clock's cycles, or on a CPU, in nanoseconds.
+/// The time that one op of a step took: in clock cycles of the first SM, or in nanoseconds on a CPU.
 #[derive(Clone, Debug)]
 pub struct OpTime {
-    /// Its function on a GPU; its name and the size of its weights on a CPU.
+    /// The op's function on a GPU; the op's name and the size of its weights on a CPU.
     pub function: String,
-    /// Until its input was complete. Zero on a CPU, where an op begins when the one before it has ended.
+    /// Until the op's input was complete. Zero on a CPU, where an op begins when the previous one has ended.
     pub wait: u64,
-    /// From then to its end.
+    /// From then to the op's end.
     pub work: u64,
 }
 
 /// Description of an op of the kernel, for the printed schedule.
 pub struct KernelOpInfo {
-    /// The program's ops that it computes, or a part of which.
+    /// The program's ops that it computes in full or in part.
     pub ops: Vec<usize>,
-    /// The ops of the kernel whose mailboxes it reads.
+    /// The kernel's ops whose mailboxes it reads.
     pub sources: Vec<usize>,
 }
 
@@ -74,7 +74,7 @@ impl KernelOpInfo {
 
 /// The weights of each block, and the layout of shared memory.
 struct WeightPlan {
-    /// Each block's segments, of all ops.
+    /// Each block's segments, over all ops.
     lists: Vec<Vec<Segment>>,
     /// Indices of each op's segments.
     segments: Vec<Range<usize>>,
@@ -82,7 +82,7 @@ struct WeightPlan {
 }
 
 impl WeightPlan {
-    /// The largest tiles and batches with which four stages fit into `shared` bytes, or else two.
+    /// Chooses the largest tiles and batches that leave room for four stages in `shared` bytes, or else for two.
     fn new(
         ops: &[KernelOp<'_>],
         blocks: usize,
@@ -112,7 +112,7 @@ impl WeightPlan {
         ))
     }
 
-    /// The lists, the segments of each op, and the floats of partial sums.
+    /// Returns the blocks' lists, the segment indices of each op, and the number of floats that partial sums need.
     fn in_tiles(
         ops: &[KernelOp<'_>],
         blocks: usize,
@@ -149,8 +149,7 @@ impl WeightPlan {
 }
 
 impl DecodeKernel {
-    /// Compiles the kernel for this many blocks; the inner error is the reason why the device cannot run
-    /// it.
+    /// Compiles the kernel for `blocks` thread blocks. The inner error is the reason why the device cannot run it.
     pub fn new(
         calls: &[&Queued],
         blocks: usize,
@@ -265,19 +264,19 @@ impl DecodeKernel {
         })
     }
 
-    /// Its ops, in order.
+    /// Returns the kernel's ops in order.
     pub fn ops(&self) -> &[KernelOpInfo] {
         &self.ops
     }
 
-    /// A failure in words.
+    /// Describes a failure in words.
     pub fn describe_failure(&self, failure: Failure) -> String {
         let name = self.names.get(failure.op as usize);
         let op = name.and_then(|name| name.split('<').next());
         failure.describe(op.unwrap_or("none"))
     }
 
-    /// The resources that it uses, in words.
+    /// Describes the resources that the kernel uses.
     pub fn describe(&self) -> String {
         let [stages, bytes] = self.stages;
         format!(
@@ -286,14 +285,14 @@ impl DecodeKernel {
         )
     }
 
-    /// The launch that runs the ops from `first` on. Only ops without weights may be left out.
+    /// Returns the launch that runs the ops from `first` on. Ops with weights cannot be skipped.
     pub fn launch(&self, first: usize) -> Launch {
         self.launch_with(first, 0)
     }
 
-    /// Runs all ops; returns how long the first block waited for the input of each, and how long it worked.
+    /// Runs all ops; returns for each how long the first block waited for its input and how long it worked.
     pub fn time(&self, device: &Device, queue: &dyn Queue) -> Result<Vec<OpTime>> {
-        // With a place before the first op and one after the last.
+        // One more entry before the first op and one after the last.
         let mut clocks = vec![[0u64; 3]; self.names.len() + 2];
         let memory = Memory::new(device.driver(), size_of_val(&*clocks))?;
         queue.clear(memory.address(), size_of_val(&*clocks))?;
@@ -312,7 +311,7 @@ impl DecodeKernel {
         self.launch_of(first, self.names.len(), clocks)
     }
 
-    /// Runs `count` ops, all or none.
+    /// Returns the launch. `count` is the number of all ops, or 0 for a launch that only tests whether the device holds all blocks.
     fn launch_of(&self, first: usize, count: usize, clocks: Address) -> Launch {
         let value = |value: u64| Argument(Box::new([value]));
         Launch {

@@ -11,18 +11,18 @@ use crate::cuda::schedule::DECODE_THREADS;
 use crate::cuda::schedule::Gemv;
 use crate::cuda::schedule::Queued;
 
-/// Alignment of the weight pipeline's stages. Bulk copies to addresses that are no multiples of 32 bytes are slower: a token takes 7 %
+/// Alignment of the weight pipeline's stages. Bulk copies to addresses that are not multiples of 32 bytes are slower: a token takes 7 %
 /// longer.
 const STAGE_ALIGNMENT: usize = 128;
 /// Bytes of the two barriers of a stage.
 const STAGE_BARRIERS: usize = 2 * size_of::<u64>();
-/// And of that of the ops' end, with a gap.
+/// Bytes of the barrier `finished` of pipeline.cu, with padding.
 const END_BARRIER: usize = 2 * size_of::<u64>();
-/// Most bytes of shared memory that the ops of a model declare statically.
+/// Upper bound of the shared memory that the ops of a model declare statically, in bytes.
 const STATIC_SHARED: usize = 3 << 10;
 /// Bytes of `CtaState` in cta.cu.
 const CTA_STATE: usize = 128;
-/// Longest list of segments that shared memory holds, in bytes.
+/// Maximum bytes of a list of segments in shared memory.
 const LIST: usize = 24 << 10;
 
 /// The shared memory that a program needs.
@@ -39,7 +39,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// The needs of ops with `sums` floats of partial sums and a `list` of this many bytes.
+    /// Computes the needs of ops with `sums` floats of partial sums and a `list` of this many bytes.
     pub fn new<'a>(
         calls: impl Iterator<Item = &'a Queued> + Clone,
         list: usize,
@@ -70,8 +70,8 @@ impl Needs {
         }
     }
 
-    /// The layout with as many stages as fit into `shared` bytes, the list of segments in device memory if it has no room; if not
-    /// even `stages` fit, the bytes that they need.
+    /// Returns the layout with as many stages as fit into `shared` bytes; the list of segments moves to device memory if it does not fit.
+    /// If not even `stages` stages fit, returns the bytes that they need.
     pub fn layout(self, stages: usize, shared: usize) -> Result<Layout, usize> {
         let mut layout = Layout {
             list: if self.list <= LIST { self.list } else { 0 },
@@ -87,7 +87,7 @@ impl Needs {
         }
         layout.stages = count(&layout);
         let needs = &layout.needs;
-        // A thread copies 16 bytes of a record.
+        // Each thread copies at most 16 bytes of a record.
         if layout.stages < stages || needs.parameters / 16 >= DECODE_THREADS {
             return Err(layout.fixed() + stages * (needs.stage + STAGE_BARRIERS));
         }
@@ -104,7 +104,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Bytes of all but the stages and their barriers.
+    /// Returns the bytes of everything but the stages and their barriers.
     fn fixed(&self) -> usize {
         STATIC_SHARED
             + CTA_STATE
@@ -127,7 +127,7 @@ impl Layout {
         self.stages_at() + self.stages * self.needs.stage
     }
 
-    /// Stages of the weight pipeline, and the bytes of one.
+    /// Returns the number of stages of the weight pipeline, and the bytes per stage.
     pub fn stages(&self) -> [usize; 2] {
         [self.stages, self.needs.stage]
     }
@@ -137,7 +137,7 @@ impl Layout {
         self.needs.parameters
     }
 
-    /// The sizes as constants of the kernel.
+    /// Returns the sizes as constants of the kernel's source.
     pub fn constants(&self, mailbox_floats: usize, tuning: Tuning) -> String {
         let needs = &self.needs;
         let sixteen_row_formats = (0..FORMATS.len())

@@ -1,5 +1,5 @@
-//! Dependency levels of kernel calls: a call is above those that it depends on. Calls of a level run concurrently in the decode kernel, on
-//! blocks of their own as far as there are enough. A call with slack goes where it delays no other.
+//! Dependency levels of kernel calls: a call's level is above the levels of the calls that it depends on. Calls of a level run concurrently
+//! in the decode kernel, on separate blocks as far as there are enough. A call with slack goes to a level where it delays no other call.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::cuda::schedule::{Accesses, Queued};
 /// An op of the decode kernel: a call in its level.
 pub(crate) struct KernelOp<'a> {
     pub queued: &'a Queued,
-    /// Its level.
+    /// The level of the call.
     level: usize,
     /// Whether other ops have the same level.
     pub is_concurrent: bool,
@@ -19,14 +19,14 @@ pub(crate) struct KernelOp<'a> {
 }
 
 impl KernelOp<'_> {
-    /// Whether block `block` of `blocks` runs a part of it.
+    /// Whether block `block` of `blocks` runs a part of the call.
     fn runs_on(&self, block: usize, blocks: usize) -> bool {
         self.blocks.contains(&block) || self.blocks.contains(&(block + blocks))
     }
 }
 
-/// The calls in the order of their levels. A call depends on every earlier call whose accesses conflict with its own; a call with unknown
-/// accesses conflicts with all. The calls of a level share `blocks` blocks.
+/// Sorts the calls by level. A call depends on every earlier call whose accesses conflict with its own; a call with unknown accesses
+/// conflicts with all. The calls of a level share `blocks` blocks.
 pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp<'a>> {
     let known: Vec<_> = calls
         .iter()
@@ -64,8 +64,8 @@ pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp
     ops.collect()
 }
 
-/// For each of `blocks`, the first op, then the successor of every op: `next_ops` in cta.cu. A block runs the ops that it has a part of;
-/// of a level without one it visits the last op. `arrives`: whether a grid barrier follows an op.
+/// Returns `next_ops` of cta.cu for each of `blocks` blocks: the first op, then the successor of every op. A block runs the ops that it has
+/// a part of; in a level where it has no part it visits the last op. `arrives`: whether a grid barrier follows each op.
 pub(crate) fn next_ops(ops: &[KernelOp], arrives: &[bool], blocks: usize) -> Vec<u32> {
     const ARRIVES: u32 = 1 << 31;
     let of_block = |block: usize| {
@@ -105,14 +105,14 @@ thread_local! {
 
 struct Known {
     accesses: Option<Accesses>,
-    /// Blocks that it needs for itself.
+    /// Blocks that the call occupies.
     blocks: i64,
-    /// Whether it can use mailboxes: then it keeps a level for itself.
+    /// Whether the call can use mailboxes, for which it must be alone in its level.
     has_mailboxes: bool,
 }
 
 impl Known {
-    /// Whether the order of the two matters.
+    /// Whether the order of the two calls matters.
     fn conflicts_with(&self, other: &Self) -> bool {
         match (&self.accesses, &other.accesses) {
             (Some(own), Some(other)) => own.conflicts_with(other),
@@ -121,7 +121,7 @@ impl Known {
     }
 }
 
-/// The lowest level of a call after those with these `levels`.
+/// Returns the lowest possible level of the call that follows the calls with these `levels`.
 fn lowest(calls: &[Known], levels: &[usize]) -> usize {
     let mut lowest = 0;
     for (other, &level) in calls.iter().zip(levels) {
@@ -132,18 +132,18 @@ fn lowest(calls: &[Known], levels: &[usize]) -> usize {
     lowest
 }
 
-/// The levels of calls that share `blocks` blocks, by list scheduling. A call without slack, or with mailboxes, has the lowest level that
-/// it can have. The others follow in their order: each takes the level that lacks the fewest blocks for it, and the first of several. Where
-/// mailboxes are used, all blocks are lacking.
+/// Assigns levels to calls that share `blocks` blocks, by list scheduling. A call without slack, or with mailboxes, gets its lowest
+/// possible level. The other calls follow in order: each takes the level that lacks the fewest blocks for it, and the first of equal
+/// levels. A level that uses mailboxes lacks all blocks.
 fn levels(calls: &[Known], blocks: usize) -> Vec<usize> {
     let mut levels = Vec::with_capacity(calls.len());
     while levels.len() < calls.len() {
         levels.push(lowest(calls, &levels));
     }
     let count = levels.iter().max().map_or(0, |last| last + 1);
-    // The level below which each call has to be.
+    // The exclusive upper bound of each call's level.
     let mut ends = vec![count; calls.len()];
-    // The blocks that each level has left.
+    // The free blocks of each level.
     let mut left = vec![blocks as i64; count];
     for index in (0..calls.len()).rev() {
         let call = &calls[index];
@@ -176,10 +176,10 @@ fn levels(calls: &[Known], blocks: usize) -> Vec<usize> {
     levels
 }
 
-/// The cost of a row besides its bytes, in bytes.
+/// Fixed cost of a row in addition to its bytes, in bytes.
 const ROW_COST: usize = 128;
 
-/// The blocks of each call of a level: GEMVs share all blocks, other calls begin where the ones before ended.
+/// Returns the blocks of each call of a level: GEMVs share all blocks, each other call begins where the one before it ended.
 fn blocks_of(level: &[&Queued], blocks: usize) -> Vec<Range<usize>> {
     let cost = |gemv: &Gemv| -> usize {
         let weights = gemv.weights.iter();
@@ -216,7 +216,7 @@ mod tests {
     use crate::cuda::driver::Address;
     use crate::cuda::schedule::{Call, Form, Grid};
 
-    /// Both as first and last address.
+    /// Ranges are given as first and end address.
     fn call(reads: &[[Address; 2]], writes: &[[Address; 2]]) -> Known {
         let ranges = |ends: &[[Address; 2]]| ends.iter().map(|&[first, end]| first..end).collect();
         Known {
@@ -246,12 +246,12 @@ mod tests {
     fn a_call_is_above_those_that_it_depends_on() {
         let calls = [
             call(&[], &[[0, 64]]),
-            // Two readers of that. The second overwrites another input of the first.
+            // Two readers of the first call's output. The second overwrites another input of the first.
             call(&[[0, 32], [200, 204]], &[[64, 96]]),
             call(&[[32, 64]], &[[200, 208]]),
-            // It adds to the output of the first reader.
+            // Adds to the output of the first reader.
             call(&[], &[[64, 68]]),
-            // Independent of all of them, then unknown accesses.
+            // Independent of all of these calls, then unknown accesses.
             call(&[[300, 304]], &[[304, 308]]),
             UNKNOWN,
             call(&[[400, 404]], &[]),
@@ -264,12 +264,12 @@ mod tests {
     fn a_call_with_slack_shares_a_level_without_mailboxes() {
         let calls = [
             gemv([0, 4], [10, 20]),
-            // It reads nothing of this token, and the last call reads its output.
+            // Reads nothing of this token; the last call reads its output.
             call(&[], &[[50, 60]]),
             call(&[[10, 20]], &[[20, 30]]),
             gemv([20, 30], [30, 40]),
             gemv([30, 40], [40, 45]),
-            // Where it could be all levels have mailboxes.
+            // All levels where this call could be have mailboxes.
             call(&[[30, 40]], &[[60, 70]]),
             gemv([40, 45], [45, 50]),
             call(&[[45, 70]], &[[70, 80]]),

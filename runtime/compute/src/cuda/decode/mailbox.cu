@@ -10,21 +10,21 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The bits of an empty entry, a NaN that no arithmetic gives.
+// The bits of an empty entry, a NaN that no arithmetic produces.
 constexpr u32 mailbox_empty = 0xffffffff;
 
-// Defined in cta.cu: floats from a mailbox's first buffer to this token's, and the report of a wait that failed.
+// Defined in cta.cu: floats from a mailbox's first buffer to this token's buffer, and the report of a failed wait.
 __device__ inline u32 mailbox_offset();
 __device__ inline void note_failure(Wait wait);
 
 struct Mailbox {
-  // The first buffer; null for none.
+  // The first buffer; null if there is no mailbox.
   float* first;
 
   __device__ void publish(int column, float value) const;
-  // This token's entry of a column.
+  // Returns the address of this token's entry of a column.
   __device__ const float* entry(int column) const { return first + mailbox_offset() + column; }
-  // Loads `count` entries, 1 or 4, at `from + further`, which may be empty. Four are aligned to 16 bytes.
+  // Loads `count` entries (1 or 4) at `from + further`, which may still be empty. Four entries must be aligned to 16 bytes.
   template <int count, int further = 0>
   __device__ static void try_load(const float* from, float* values);
   // Whether none of the loaded entries was empty.
@@ -68,8 +68,8 @@ __device__ bool Mailbox::is_ready(const float* values) {
   return all;
 }
 
-// Before the first poll, or between two. All blocks poll the same entries. A poll that comes too early costs a second one, whose
-// loads queue after all other polls and weight copies.
+// Called before the first poll, or between two polls. All blocks poll the same entries. A poll that comes too early costs a second one,
+// whose loads queue after all other polls and weight copies.
 template <int nanoseconds>
 __device__ void backoff() {
 #ifndef WATERLINE_EMULATOR

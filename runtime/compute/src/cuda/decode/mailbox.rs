@@ -1,4 +1,4 @@
-//! Which ops of the decode kernel publish their outputs in mailboxes, value by value, so that the next op needs no grid barrier:
+//! Decides which ops of the decode kernel publish their outputs in mailboxes, value by value, so that the next op needs no grid barrier:
 //! `mailbox.cu`.
 
 use crate::abi::device_enum;
@@ -6,7 +6,7 @@ use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Epilogue, Form, Gemv, Queued, Recurrence, Rows};
 
 device_enum! {
-    /// The mailboxes that an op has, bits of a template argument of its function.
+    /// The mailboxes that an op has, as bits of a template argument of its function.
     #[derive(Clone, Copy)]
     pub(super) enum MailboxBit("MAILBOX_") {
         Input = 1,
@@ -17,21 +17,21 @@ device_enum! {
     }
 }
 
-/// A mailbox of an op's output, or the part of it from a column on.
+/// The mailbox of an op's output, or the part of it from some column on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mailbox {
     offset: usize,
-    /// The op that publishes there.
+    /// The op that publishes in the mailbox.
     op: usize,
 }
 
 impl Mailbox {
-    /// Its address, `memory` being that of the first mailbox.
+    /// Returns the mailbox's address; `memory` is the address of the first mailbox.
     pub fn in_memory(self, memory: Address) -> Address {
         memory + (self.offset * size_of::<f32>()) as u64
     }
 
-    /// The part from a column on.
+    /// Returns the part from a column on.
     fn column(self, column: usize) -> Self {
         Mailbox {
             offset: self.offset + column,
@@ -45,12 +45,12 @@ impl Mailbox {
 pub(crate) enum MailboxRole<'a> {
     Gemv(&'a Gemv),
     Recurrence(&'a Recurrence),
-    /// Not at all: grid barriers come before and after it.
+    /// The op uses no mailbox: a grid barrier comes before and after it.
     Barrier,
 }
 
 impl<'a> MailboxRole<'a> {
-    /// That of a call.
+    /// Returns the role of a call.
     pub fn of(queued: &'a Queued) -> Self {
         match &queued.form {
             Form::Gemv(gemv) => MailboxRole::Gemv(gemv),
@@ -59,7 +59,7 @@ impl<'a> MailboxRole<'a> {
         }
     }
 
-    /// The columns that it can publish.
+    /// Returns the columns that the op can publish.
     fn output(&self) -> Option<Rows> {
         match self {
             MailboxRole::Gemv(gemv) => Some(gemv.output),
@@ -72,7 +72,7 @@ impl<'a> MailboxRole<'a> {
         matches!(self, MailboxRole::Gemv(gemv) if gemv.epilogue == Epilogue::Add)
     }
 
-    /// The first of these columns in the output, if it writes all of them.
+    /// Returns the index of the first of these columns in the output, if the op writes all of them.
     fn first_column(&self, columns: Rows) -> Option<usize> {
         match self {
             MailboxRole::Gemv(gemv) => Some(gemv.columns(columns)?.start),
@@ -91,10 +91,10 @@ impl<'a> MailboxRole<'a> {
 pub struct Mailboxes {
     /// A GEMV's input columns.
     pub input: Option<Mailbox>,
-    /// Columns that its prologue adds, and others by which it gates.
+    /// Columns that the prologue adds, and columns that it gates by.
     pub added: Option<Mailbox>,
     pub gates: Option<Mailbox>,
-    /// All inputs of a recurrence, or none.
+    /// All inputs of a recurrence; empty if they do not come from mailboxes.
     pub inputs: Vec<Option<Mailbox>>,
     /// The whole output.
     pub output: Option<Mailbox>,
@@ -105,14 +105,14 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// The ops from whose mailboxes it reads.
+    /// Returns the ops whose mailboxes this op reads.
     pub fn sources(&self) -> impl Iterator<Item = usize> {
         let alone = [self.input, self.added, self.gates, self.sum];
         let mailboxes = alone.into_iter().chain(self.inputs.iter().copied());
         mailboxes.flatten().map(|mailbox| mailbox.op)
     }
 
-    /// The template argument `mailboxes`.
+    /// Returns the template argument `mailboxes`.
     pub fn bits(&self) -> u32 {
         let has_input = self.input.is_some() || !self.inputs.is_empty();
         let bits = [
@@ -142,12 +142,12 @@ impl Member<'_> {
     }
 }
 
-/// The mailboxes of all ops, and the floats of one buffer.
+/// Assigns mailboxes to all ops; returns them and the number of floats of one buffer.
 ///
-/// A run of ops has no grid barrier inside: each op reads the output of the one before, and all but the last publish. All else that they
-/// read is in mailboxes of the run, or was complete before the run, or is an output of the run that every block has read. Where two ops
-/// of a run write the same columns, nothing reads the earlier values from their buffer, and only the last op stores them. Each op of a
-/// token has its own mailbox.
+/// A run of ops has no grid barrier inside: each op reads the output of the previous one, and all but the last publish. Everything else
+/// that the ops read is in mailboxes of the run, was complete before the run, or is an output of the run that every block has read. Where
+/// two ops of a run write the same columns, nothing reads the earlier values from their buffer, and only the last op stores its values.
+/// Each op of a token has its own mailbox.
 pub(crate) fn assign_mailboxes(ops: &[MailboxRole<'_>]) -> (Vec<Mailboxes>, usize) {
     let alone = Mailboxes {
         stores: true,
@@ -162,7 +162,7 @@ pub(crate) fn assign_mailboxes(ops: &[MailboxRole<'_>]) -> (Vec<Mailboxes>, usiz
             continue;
         };
         for member in run.iter().filter(|member| member.output.overlaps(output)) {
-            // The earlier store might land after this one.
+            // The earlier store might land after this op's store.
             all[member.mailbox.op].stores = false;
             if link.adds() {
                 all[index].sum = Some(member.mailbox);
@@ -185,14 +185,14 @@ pub(crate) fn assign_mailboxes(ops: &[MailboxRole<'_>]) -> (Vec<Mailboxes>, usiz
         };
         all[index].output = Some(member.mailbox);
         all[index + 1] = connected;
-        // Whole cache lines.
+        // Mailboxes occupy whole cache lines.
         room += (output.width as usize).next_multiple_of(32);
         run.push(member);
     }
     (all, room)
 }
 
-/// The mailboxes from which `next` reads outputs of `run` and `last`, if it can do without a grid barrier.
+/// Returns the mailboxes from which `next` reads outputs of `run` and `last`, or `None` if `next` needs a grid barrier.
 fn connect(last: &mut Member, next: MailboxRole<'_>, run: &[Member]) -> Option<Mailboxes> {
     let mut mailboxes = Mailboxes {
         stores: true,
@@ -234,7 +234,7 @@ fn connect(last: &mut Member, next: MailboxRole<'_>, run: &[Member]) -> Option<M
         }
         MailboxRole::Barrier => return None,
     }
-    // Loads are aligned to 16 bytes. An output that is added to was read by every block.
+    // Loads are aligned to 16 bytes. Every block must have read an output before it is added to.
     let output = next.output()?;
     let fits = |member: &Member| {
         if member.output.overlaps(output) && next.adds() {
@@ -414,7 +414,7 @@ mod tests {
         let with = |second| mailboxes([gemv(Epilogue::Store, None, rows(X, 64)), second]);
         let part = Some(rows(X + 128, 32));
         assert!(with(gemv(Epilogue::Store, part, rows(INNER, 8))));
-        // Inputs of other columns, or of more than the GEMV has.
+        // Inputs from other columns, or from more columns than the GEMV writes.
         assert!(!with(gemv(Epilogue::Store, None, rows(INNER, 8))));
         assert!(!with(gemv(
             Epilogue::Store,
@@ -426,7 +426,7 @@ mod tests {
             Some(rows(X, 65)),
             rows(INNER, 8)
         )));
-        // Columns that a later op of the run overwrites are published only.
+        // Columns that a later op of the run overwrites are published but not stored.
         let over = gemv(Epilogue::Store, part, rows(X, 32));
         let first = gemv(Epilogue::Store, None, rows(X, 64));
         let (mailboxes, _) =

@@ -1,8 +1,8 @@
 //! The decode kernel: one persistent kernel runs a whole step. `docs/cuda.md` has its rules and a timeline.
 //!
-//! A thread block per SM walks a list of ops ([`kernel`], `cta.cu`). Producer warps stream the block's weights through a pipeline
-//! in shared memory ([`pipeline`]; [`split`] divides rows among blocks, [`layout`] shared memory). Blocks exchange values through
-//! [`mailbox`]es, or meet at a grid barrier. A matrix-vector product ([`gemv`]) has a prologue, which makes its input, and an epilogue.
+//! A thread block per SM walks a list of ops ([`kernel`], `cta.cu`). Producer warps stream the block's weights through a pipeline in shared
+//! memory ([`pipeline`]; [`split`] divides rows among blocks, [`layout`] divides shared memory). Blocks exchange values through
+//! [`mailbox`]es, or meet at a grid barrier. A matrix-vector product ([`gemv`]) has a prologue, which computes its input, and an epilogue.
 
 pub(crate) mod control;
 pub(crate) mod fusion;

@@ -2,7 +2,7 @@
 // use, as far ahead as there are free stages. They depend on no op, so that DRAM is never idle. Consumer warps multiply.
 //
 // A tile is a part of the columns of eight or sixteen rows, or all columns of several such row groups: their codes, then their scales.
-// Rows are padded so that lanes which read two of them at once meet all banks.
+// Rows are padded so that lanes that read two rows at once use all banks.
 // `Segment` is in pipeline.rs.
 
 static_assert(sizeof(Segment) == segment_bytes, "as pipeline.rs has it");
@@ -10,7 +10,7 @@ static_assert(sizeof(Segment) == segment_bytes, "as pipeline.rs has it");
 // The block's segments, where shared memory has room for them.
 __device__ inline Segment* shared_segments() { return reinterpret_cast<Segment*>(cta_shared_memory() + segments_at); }
 
-// Those of this op.
+// The segments of this op.
 __device__ inline const Segment* op_segments() {
   return (segments_bytes > 0 ? shared_segments() : cta().list) + this_op().segment;
 }
@@ -65,12 +65,12 @@ struct StageIndex {
 struct Pipeline {
   Mbarrier full[stage_count];
   Mbarrier empty[stage_count];
-  // For the block's ops: `wait_until_finished`.
+  // Completes when the block's ops are finished; see `wait_until_finished`.
   Mbarrier finished, unused;
 
   __device__ static Pipeline& get() { return *reinterpret_cast<Pipeline*>(cta_shared_memory() + barriers_at); }
 
-  // By one thread.
+  // Called by one thread.
   __device__ void init() {
     finished.init(1);
     for (int i = 0; i < stage_count; i++) {
@@ -86,7 +86,7 @@ struct Pipeline {
 #endif
   }
 
-  // By a producer warp: the memory of a stage, once all consumers have released the tile before.
+  // Called by a producer warp: returns the memory of a stage once all consumers have released its previous tile.
   __device__ u8* producer_acquire(StageIndex at) {
     if (at.round > 0) empty[at.stage].wait(at.round - 1 & 1);
     return at.bytes();
@@ -111,12 +111,12 @@ struct ConsumerState {
       : memory(held_pointer(cta_shared_memory())), stage(at.stage), parity(at.round & 1), lane(in_register(lane_index())) {}
   __device__ Pipeline& pipeline() const { return *reinterpret_cast<Pipeline*>(memory + barriers_at); }
 
-  // The tile, once it has arrived.
+  // Waits for the tile and returns it.
   __device__ const u8* consumer_wait() const {
     pipeline().full[stage].spin(parity);
     return memory + stages_at + stage * stage_bytes;
   }
-  // By all lanes, after the whole warp has read the tile.
+  // Called by all lanes, after the whole warp has read the tile.
   __device__ void consumer_release() const {
     if (all_lanes_release || lane == 0) pipeline().empty[stage].arrive();
   }
@@ -127,8 +127,8 @@ struct ConsumerState {
   }
 };
 
-// True in one lane of the warp, which all lanes call together. The compiler sees that it is one: copies by several lanes become a loop
-// over the lanes, at 78 cycles each.
+// Returns true in one lane of the warp; all lanes call it together. The compiler then generates code for a single lane: otherwise copies
+// become a loop over the lanes, at 78 cycles per lane.
 __device__ inline bool elect_one() {
 #if __CUDA_ARCH__ >= 900
   u32 is;
@@ -146,7 +146,7 @@ struct RowCopies {
   u32 to_pitch;
   u32 bytes;
 
-  // Begins to copy a row: by one thread where there are bulk copies, else by a warp.
+  // Starts copying a row: called by one thread where bulk copies exist, else by a warp.
   __device__ void copy(u8* to, u32 row, Mbarrier& full) const {
     to += row * to_pitch;
     const u8* first = from + (u64)row * from_pitch;
@@ -165,7 +165,7 @@ struct RowCopies {
 #endif
   }
 
-  // Begins to copy `rows` rows; `unrolled` of them overlap their address arithmetic.
+  // Starts copying `rows` rows; the address arithmetic of `unrolled` of them overlaps.
   template <int unrolled>
   __device__ void copy_all(u8* to, u32 rows, Mbarrier& full) const {
 #pragma unroll unrolled
@@ -173,13 +173,13 @@ struct RowCopies {
   }
 };
 
-// Large tiles in flight while the op waits for its input; else `tiles_in_flight`, by tuning.rs. Mailbox loads queue after them in the SM's
-// port. Small tiles are not limited. A producer warp waits only for tiles that it loaded itself: another one's stage may be a full round
-// ahead, and an mbarrier tells apart only adjacent phases.
+// Limit of large tiles in flight while the op waits for its input; otherwise the limit is `tiles_in_flight`, from tuning.rs. Mailbox loads
+// queue after these tiles in the SM's port. Small tiles are not limited. A producer warp waits only for tiles that it loaded itself:
+// another warp's stage may be a full round ahead, and an mbarrier distinguishes only adjacent phases.
 constexpr u32 tiles_in_flight_waiting = producer_warps;
 static_assert(stage_count % producer_warps == 0 && stage_count > 0, "a stage belongs to one producer warp");
 
-// By one warp: begins to load tile `number` of a segment into its stage.
+// Called by one warp: starts loading tile `number` of a segment into its stage.
 __device__ inline void load_tile(const Segment& segment, int number) {
   int row_group = number / segment.tiles_per_row, part = number - row_group * segment.tiles_per_row, first = row_group * rows_of_tile(segment);
   u32 rows = min(rows_of_tile(segment), segment.rows - first);
@@ -207,8 +207,8 @@ __device__ inline void load_tile(const Segment& segment, int number) {
 #ifndef WATERLINE_EMULATOR
     mbarrier_expect_bytes(&full.bits, rows * codes.bytes + scale_rows * scales.bytes);
 #endif
-    // Scales double the number of copies. Without scales faster issue only delays mailbox loads: GDN 1.3B on an H200 takes 787 us a
-    // token in BF16 one by one and 810 by fours, and in Q4_0 454 and 441.
+    // Scales double the number of copies. Without scales, faster issue only delays mailbox loads: GDN 1.3B on an H200 takes 787 us per
+    // token in BF16 with copies one by one and 810 us by fours; in Q4_0, with scales, 454 and 441.
     if (scale_rows > 0) {
       codes.copy_all<4>(to, rows, full);
       scales.copy_all<4>(to_scales, scale_rows, full);
@@ -226,7 +226,7 @@ __device__ inline void load_tile(const Segment& segment, int number) {
 #endif
 }
 
-// By a producer warp: loads its tiles of every segment of the list.
+// Called by a producer warp: loads the warp's tiles of every segment of the list.
 __device__ inline void stream_weights(const Segment* list) {
   // Counted from the segment's first tile.
   int tile = warp_index() - consumer_warps;

@@ -1,4 +1,4 @@
-//! The weight pipeline on the host: how rows are distributed to blocks as segments, and how segments are cut into tiles.
+//! Host side of the weight pipeline: how rows are distributed to blocks as segments, and how segments are cut into tiles.
 
 use bytemuck::Zeroable;
 
@@ -23,15 +23,15 @@ device_struct! {
         pub rows: i32,
         /// The first row's column in the output.
         column: i32,
-        /// Number of its first tile, counted over the block's list.
+        /// Number of the segment's first tile, counted over the block's list.
         pub tile: u32,
-        /// Factor of its rows' products.
+        /// Factor of the products.
         multiplier: f32,
         /// Bytes of a tile's row of codes.
         tile_code_bytes: u16,
         /// Bytes from row to row of codes in shared memory.
         code_pitch: u16,
-        /// Bytes of a tile's row of scales. If scales cannot be copied row by row, it is 0, and every tile has the scales of whole rows in
+        /// Bytes of a tile's row of scales. It is 0 if scales cannot be copied row by row: every tile then has the scales of whole rows in
         /// their memory layout.
         tile_scale_bytes: u16,
         /// Bytes from row to row of scales in shared memory.
@@ -41,17 +41,17 @@ device_struct! {
         row_groups: u8,
         /// Tiles that a row is cut into.
         tiles_per_row: u16,
-        /// Index of its rows' first partial sum.
+        /// Index of the first row's partial sums.
         sums: u16,
-        /// The row op of its epilogue, or -1.
+        /// The row op of the epilogue, or -1.
         row_op: i8,
-        /// Whether it begins a new batch of rows: the epilogue of the rows before comes first.
+        /// Whether the segment begins a new batch of rows, after the epilogue of the previous batch.
         new_batch: i8,
     }
 }
 
-/// Appends a GEMV's rows to the blocks' lists, the same number of segments to each; returns the floats that a block needs for partial
-/// sums. `next` is the recurrence that reads the output, if one does.
+/// Appends a GEMV's rows to the blocks' lists, the same number of segments to each; returns the floats that a block needs for partial sums.
+/// `next` is the recurrence that reads the output, if there is one.
 pub(crate) fn distribute(
     gemv: &Gemv,
     next: Option<&Recurrence>,
@@ -124,13 +124,13 @@ pub(crate) fn distribute(
 }
 
 impl Segment {
-    /// Its number of tiles.
+    /// Returns the number of tiles.
     pub fn tiles(&self, tiling: Tiling) -> u32 {
         let rows = tiling.rows(self.format.into()) as u32 * u32::from(self.row_groups);
         (self.rows as u32).div_ceil(rows) * u32::from(self.tiles_per_row)
     }
 
-    /// Padding of a list, which a segment of zero rows would end.
+    /// Returns padding for a list. A segment of zero rows would end the list.
     pub fn skipped() -> Self {
         Segment {
             rows: -1,
@@ -139,7 +139,7 @@ impl Segment {
     }
 }
 
-/// The shape of a matrix' tiles: row groups of eight or sixteen rows of the columns of one step.
+/// The shape of a matrix's tiles: row groups of eight or sixteen rows, with the columns of one step.
 pub(crate) struct Tile {
     tile_code_bytes: usize,
     code_pitch: usize,

@@ -1,5 +1,5 @@
-// Prologue of a streaming GEMV: every block computes the whole input vector into its shared memory, in the forms that the weights'
-// formats multiply with.
+// Prologue of a streaming GEMV: every block computes the whole input vector into its shared memory, in the forms that the weight formats
+// need.
 
 // Each warp's sum of squares of the input.
 __device__ inline float* warp_squares() {
@@ -13,7 +13,7 @@ struct LateNorm {
   float inverse = 1.0f;
 
   LateNorm() = default;
-  // Four adjacent lanes add the warps' sums together; `own` are a lane's four.
+  // Four adjacent lanes add up the warps' sums; `own` points to the four sums of a lane.
   __device__ LateNorm(const float4* own, int cols, float eps) {
     float4 four = *own;
     float squares = four.x + four.y + four.z + four.w;
@@ -37,7 +37,7 @@ struct RoundedInput {
   __device__ RoundedInput(u8* at, int cols)
       : codes(at), scales(reinterpret_cast<float*>(codes + cols)), units(cols / 32) {}
 
-  // Address of a column's code.
+  // Returns the address of a column's code.
   __device__ u8* place(int column) const { return codes + (column / 16 % 2 * units + column / 32) * 16 + column % 16; }
 
   // The codes of four values.
@@ -55,7 +55,7 @@ struct RoundedInput {
     using Own = Fragment<cols, flags>;
     constexpr int lanes = 32 / Own::in_a_row, count = Own::runs / Own::runs_of_lane;
     constexpr bool in_warp = Own::in_a_row == 1 || Own::in_a_row == units_of_scale(rounding);
-    // A thread's runs are whole units apart.
+    // A thread's runs are a whole number of units apart.
     u8* first = place(Own::column(0));
     float* first_scale = scales + Own::column(0) / 32;
     bool has_scale = Own::column(0) % 32 == 0;
@@ -94,7 +94,7 @@ struct RoundedInput {
     }
   }
 
-  // Where several warps hold the values of a common scale: the largest of all their units.
+  // Finds the largest value over all units with a common scale, where more than one warp holds their values.
   template <class Own>
   __device__ void share_largest(u32* largest) const {
     u32* all = reinterpret_cast<u32*>(scales);
@@ -112,7 +112,7 @@ struct RoundedInput {
 #pragma unroll
       for (int k = 0; k < 8; k++) largest[i] = max(largest[i], all[column / 256 * 8 + k]);
     }
-    // Scales follow in the same memory.
+    // The scales are stored in the same memory later.
     __syncthreads();
   }
 
@@ -122,7 +122,7 @@ struct RoundedInput {
     read.packed[0] = a.x, read.packed[1] = a.y, read.packed[2] = a.z, read.packed[3] = a.w;
     read.packed[4] = b.x, read.packed[5] = b.y, read.packed[6] = b.z, read.packed[7] = b.w;
     read.scale = late ? short_scale(scales[index] * norm.factor) * norm.inverse : scales[index];
-    // Dead code where no format uses it.
+    // Dead code where no format uses the sum.
     read.sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) read.sum = __dp4a(read.packed[i], 0x01010101, read.sum);
@@ -130,10 +130,10 @@ struct RoundedInput {
   }
 };
 
-// The input as sums of three bf16 numbers, which hold all 24 bits of the fraction: three rows.
+// The input as sums of three bf16 numbers, which hold all 24 bits of the fraction. Each part has a row.
 struct SplitInput {
   u16* first;
-  // Numbers from row to row. Eight lanes that read two rows meet all banks.
+  // Numbers from one row to the next. Eight lanes that read two rows use all banks.
   int pitch;
 
   __device__ SplitInput(u8* at, int cols)
@@ -166,7 +166,7 @@ struct SplitInput {
   }
 };
 
-// The input in all three forms; `store_input` makes those in use.
+// The input in all three forms; `store_input` fills the forms in use.
 template <bool late>
 struct ProductInput {
   const float* x;
@@ -177,10 +177,10 @@ struct ProductInput {
       : x(reinterpret_cast<const float*>(room)), rounded(room + codes_at, cols), split(room + parts_at, cols) {}
 };
 
-// The columns from which the input is made, and the operands of its steps, on their way into registers.
+// The columns from which the input is computed and the operands of its steps, while they are loaded into registers.
 template <int mailboxes, int cols, int flags>
 struct PendingInput {
-  // Operands that are read from mailboxes too.
+  // Whether these operands are also read from mailboxes.
   static constexpr bool added_by_mailbox = (mailboxes & MAILBOX_ADDED) != 0, gates_by_mailbox = (mailboxes & MAILBOX_GATES) != 0;
   Fragment<cols, flags> fragment;
   // Gain of a late norm.
@@ -193,7 +193,7 @@ struct PendingInput {
     if constexpr (gates_by_mailbox) operands.gates.try_load(Mailbox{this_op().gates});
   }
 
-  // Begins all loads that do not depend on earlier ops.
+  // Starts all loads that do not depend on earlier ops.
   __device__ void prefetch(const Prologue& prologue) {
     fragment.clear();
     if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
@@ -208,7 +208,7 @@ struct PendingInput {
   __device__ void wait(const Prologue& prologue) {
     if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
       Polls polls;
-      // The first poll is not one of the loop's, which would be shorter: GDN 1.3B in Q8_0 takes 546 us on an H200 so, else 562.
+      // The first poll is outside of the loop, although the code is longer: GDN 1.3B in Q8_0 takes 546 us on an H200 instead of 562.
       try_load_all();
       while (!(fragment.is_ready() & (!added_by_mailbox || operands.added.is_ready()) & (!gates_by_mailbox || operands.gates.is_ready()))) {
         backoff();
@@ -225,7 +225,7 @@ struct PendingInput {
 };
 
 // Stores the input in f32, in 8 bits and in bf16, each where the layout has room for it. The factor of a late RMS norm is left to the
-// epilogue, so that no warp waits for the others. Complete after a barrier.
+// epilogue, so that no warp waits for the others. The input is complete after a barrier.
 template <int rounding, int cols, int flags, int codes_at, int parts_at, int bytes, class Pending, class Input>
 __device__ void store_input(const Prologue& prologue, Pending& pending, const Input& input) {
   float* room = shared_memory<float>();

@@ -22,15 +22,15 @@ device_struct! {
         pub row_ops: i32,
         /// Whether the output is stored in its buffer too.
         pub stores: i32,
-        /// Mailboxes: a GEMV's input.
+        /// Mailbox of a GEMV's input.
         pub input: Address as *mut f32,
-        /// Columns that are added to it.
+        /// Mailbox of the columns that are added to the input.
         pub added: Address as *mut f32,
-        /// Columns that gate it.
+        /// Mailbox of the columns that gate the input.
         pub gates: Address as *mut f32,
-        /// The op's output. An op without an output mailbox ends with a grid barrier.
+        /// Mailbox of the op's output. An op without it ends with a grid barrier.
         pub output: Address as *mut f32,
-        /// The earlier output that it adds to.
+        /// Mailbox of the earlier output that the op adds to.
         pub sum: Address as *mut f32,
         /// Block b of the grid of SMs runs block b + shift of the op, modulo the number of SMs.
         pub shift: u32,

@@ -11,7 +11,7 @@ use crate::abi::DeviceType;
 use crate::cuda::schedule::{Form, Queued, ROW_OPS, Source, Text};
 use crate::cuda::source::{TranslationUnit, add_common, each_once};
 
-/// Before the ops' files.
+/// Files before the ops' files.
 const BEFORE: &[Source] = &[
     Source::new("cuda/decode/mailbox.cu", &[Wait::define]),
     Source::new(
@@ -19,17 +19,17 @@ const BEFORE: &[Source] = &[
         &[OpRecord::define, MailboxBit::define, ControlWords::define],
     ),
 ];
-/// After them, and before the ops' functions.
+/// Files after the ops' files and before the ops' functions.
 const AFTER: &[Source] = &[
     Source::new("cuda/decode/pipeline.cu", &[Segment::define]),
     Source::new("cuda/decode/prologue.cu", &[]),
     Source::new("cuda/decode/epilogue.cu", &[EpilogueKind::define]),
     Source::new("cuda/decode/gemv.cu", &[]),
 ];
-/// After these.
+/// The file after the ops' functions.
 const KERNEL: Source = Source::new("cuda/decode/kernel.cu", &[]);
 
-/// The text of the decode kernel with `calls` as its ops; `constants` are its sizes.
+/// Returns the source text of the decode kernel with `calls` as its ops; `constants` are its sizes.
 pub(super) fn decode_kernel(
     calls: &[&Queued],
     mailboxes: &[Mailboxes],
@@ -48,8 +48,8 @@ pub(super) fn decode_kernel(
     text.add(calls.iter().flat_map(|queued| queued.call.source));
     text.add(ROW_OPS);
     text.add(AFTER);
-    // Not inlined: common subexpressions of several ops would hold registers. The compiler lays functions out in the order of their
-    // symbols; in another order than they run a step of Qwen3.5 0.8B took 2 % longer (H100).
+    // Not inlined: common subexpressions across ops would occupy registers. The compiler lays out functions in the order of their symbols;
+    // in an order other than that of execution, a step of Qwen3.5 0.8B took 2 % longer (H100).
     for (case, name) in cases.iter().zip(&names) {
         text.push(&format!(
             "\nextern \"C\" __device__ __noinline__ void {name}() {{ {case} }}\n"
@@ -66,7 +66,7 @@ pub(super) fn decode_kernel(
     }
 }
 
-/// Calls function number `function` of these by binary search. A switch becomes an indirect jump, which is slower.
+/// Generates a binary search that calls function number `function`. A switch becomes an indirect jump, which is slower.
 fn branches(names: &[String], functions: Range<usize>) -> String {
     let Range { start, end } = functions;
     if functions.len() == 1 {
@@ -77,12 +77,12 @@ fn branches(names: &[String], functions: Range<usize>) -> String {
     format!("  if (function < {middle}) {{\n{first}  }}\n{second}")
 }
 
-/// The body of an op: calls a template with the parameters of its record. `mailboxes` is the first template argument of those that use
-/// mailboxes.
+/// Generates the body of an op, which calls a template with the parameters of the op's record. `mailboxes` is the first template argument
+/// of templates that use mailboxes.
 fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
     let call = &queued.call;
     let parameters = call.types().into_iter().zip(call.offsets());
-    // A GEMV's row ops are passed apart, as null where it has none.
+    // A GEMV's row ops are passed separately, as null if it has none.
     let take = match queued.form {
         Form::Gemv(_) => ROW_OPS_PARAMETER,
         _ => usize::MAX,

@@ -5,9 +5,9 @@ use std::cmp::Reverse;
 use crate::cuda::decode::tiling::Tiling;
 use crate::cuda::schedule::StreamedMatrix;
 
-/// Fewest bytes per block for which a row batch of their own pays. On one H200 the order of [`split_rows`] makes a token of GDN 7B in
-/// Q4_0 (71 KB per block come late) 2 % faster, of Mamba-2 1.3B in Q8_0 (67 KB) 2.6 %, of GDN 1.3B in BF16 (64 KB) 1 %, but of
-/// Mamba-2 1.3B in Q4_0 (36 KB) 3 % slower, of GDN 1.3B in Q8_0 (34 KB) 1.2 %.
+/// Fewest late bytes per block for which a separate row batch pays. On an H200 the order of [`split_rows`] makes a token of GDN 7B in Q4_0
+/// (71 KB per block are late) 2 % faster, of Mamba-2 1.3B in Q8_0 (67 KB) 2.6 %, of GDN 1.3B in BF16 (64 KB) 1 %, but of Mamba-2 1.3B in
+/// Q4_0 (36 KB) 3 % slower, of GDN 1.3B in Q8_0 (34 KB) 1.2 %.
 const LATE_BYTES: usize = 48 << 10;
 
 /// The shape of a matrix.
@@ -18,15 +18,15 @@ pub(crate) struct Matrix {
     bytes: usize,
     /// The row count of each share is a multiple of this.
     row_alignment: usize,
-    /// Rows of a tile; a tile with fewer costs as much.
+    /// Rows of a tile; a tile with fewer rows costs as much.
     tile_rows: usize,
 }
 
-/// The part of a GEMV's output without which the next op, a recurrence, has no sums.
+/// The part of a GEMV's output that the sums of the next op, a recurrence, need.
 pub(crate) struct Demand {
-    /// Whether they need any row, for each matrix.
+    /// For each matrix, whether the sums need any of its rows.
     pub matrices: Vec<bool>,
-    /// Blocks that have a part of its states.
+    /// Blocks that have a part of the recurrence's states.
     pub blocks: usize,
 }
 
@@ -52,22 +52,22 @@ impl Matrix {
         }
     }
 
-    /// Whether one tile has all its rows, so that one block multiplies all of it.
+    /// Whether a single tile holds all rows, so that one block multiplies the whole matrix.
     fn is_whole(&self) -> bool {
         (1..=self.tile_rows).contains(&self.rows)
     }
 
-    /// Bytes of a full tile's rows.
+    /// Returns the bytes of a full tile's rows.
     fn tile_bytes(&self) -> usize {
         self.tile_rows * self.bytes
     }
 
-    /// Its bytes, with those that its only tile leaves empty.
+    /// Returns the bytes of the matrix, counting at least one full tile.
     fn cost(&self) -> usize {
         self.rows.max(self.tile_rows) * self.bytes
     }
 
-    /// Rows per block if this many blocks can have equally many and those fill half a tile.
+    /// Returns the rows per block if they divide evenly among this many blocks and fill half a tile.
     fn even_rows(&self, blocks: usize) -> Option<usize> {
         let rows = self.rows / blocks;
         let even = self.rows.is_multiple_of(blocks) && rows.is_multiple_of(self.row_alignment);
@@ -75,12 +75,12 @@ impl Matrix {
     }
 }
 
-/// Splits matrices among `blocks`, so that all have about as many bytes; returns each block's parts in order. A batch has at most
-/// `batch` rows.
+/// Splits matrices among `blocks` so that all blocks have about the same number of bytes; returns each block's parts in order. A batch has
+/// at most `batch` rows.
 ///
-/// Where the recurrence's sums do not need many of the bytes, the rows that they need come first, and the others while those are in flight. The
-/// recurrence divides its states' columns among blocks in order, and so are those rows, so that a block waits only for blocks of
-/// its head.
+/// Where the recurrence's sums do not need many of the bytes, the rows that they need come first, and the other rows are multiplied while
+/// the results of the first are in flight. The recurrence divides its states' columns among blocks in order. These rows are divided
+/// likewise, so that a block waits only for blocks of its head.
 pub(crate) fn split_rows(
     matrices: &[Matrix],
     demand: Option<&Demand>,
@@ -119,7 +119,7 @@ pub(crate) fn split_rows(
         .collect()
 }
 
-/// The pieces and bytes that each block has already.
+/// The pieces and bytes that each block already has.
 struct Sharing {
     pieces: Vec<Vec<RowSpan>>,
     used: Vec<usize>,
@@ -138,7 +138,7 @@ impl Sharing {
         }
     }
 
-    /// Splits these, so that all blocks have about as many bytes in total.
+    /// Splits these matrices so that all blocks have about the same number of bytes in total.
     fn share(&mut self, matrices: &[(usize, Matrix)]) {
         if matrices.is_empty() {
             return;
@@ -153,7 +153,7 @@ impl Sharing {
             let block = (0..blocks).max_by_key(room).expect("blocks");
             self.give(block, (*index, 0, matrix.rows), matrix.cost());
         }
-        // The others fill the blocks up; the running sum of free bytes says where to cut.
+        // The others fill the blocks up; the running sum of free bytes determines where to cut.
         let ends: Vec<usize> = (self.used.iter())
             .scan(0, |end, &used| {
                 *end += left(used);
@@ -161,7 +161,7 @@ impl Sharing {
             })
             .collect();
         let room = ends[blocks - 1];
-        // A block with rows of two matrices has one more partial tile, so that it gets a tile fewer of full rows.
+        // A block with rows of two matrices has one more partial tile, so it gets one tile of full rows less.
         let (mut next, mut total) = (0, 0);
         let others = matrices.iter().filter(|(_, matrix)| !matrix.is_whole());
         let others: Vec<_> = others
@@ -197,7 +197,7 @@ impl Sharing {
     }
 }
 
-/// Cuts a block's pieces into row batches: none has rows of both lists, or more than `batch` rows.
+/// Cuts a block's pieces into row batches. No batch has rows of both lists, or more than `batch` rows.
 fn in_batches(pieces: [Vec<RowSpan>; 2], batch: usize) -> Vec<RowShare> {
     let mut parts: Vec<RowShare> = Vec::new();
     for pieces in pieces {
@@ -257,7 +257,7 @@ mod tests {
                     bytes += part.rows * matrix.bytes;
                     assert!(!matrix.is_whole() || part.rows == matrix.rows, "{part:?}");
                 }
-                // The block with the largest whole matrix has nothing else.
+                // The block with the largest whole matrix has no other rows.
                 let alone = matches!(
                     share[..],
                     [RowShare {

@@ -5,14 +5,14 @@ use waterline_quant::FORMATS;
 use crate::cuda::driver::tuning::most_row_groups;
 use crate::cuda::schedule::DECODE_THREADS;
 
-/// The size of a stage of the weight pipeline, and how many rows a thread block finishes together.
+/// The size of a stage of the weight pipeline, and the number of rows that a thread block finishes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tiling {
-    /// Most bytes of a tile that has sixteen rows; a larger one has eight.
+    /// Largest tile with sixteen rows, in bytes; larger tiles have eight rows.
     sixteen_rows: usize,
     /// Rows of a batch: at most one for every four threads.
     pub batch: usize,
-    /// Most row groups of a tile.
+    /// Maximum number of row groups in a tile.
     pub row_groups: usize,
 }
 
@@ -34,7 +34,7 @@ impl Tiling {
         }
     }
 
-    /// The candidates for this many blocks, the largest first.
+    /// Returns the candidates for this many blocks, the largest first.
     pub fn all(blocks: usize) -> impl Iterator<Item = Tiling> {
         #[cfg(not(test))]
         let (first, row_groups) = (0, most_row_groups(blocks));
@@ -53,7 +53,7 @@ impl Tiling {
         })
     }
 
-    /// Row groups of a tile of rows with this many units, as in pipeline.cu.
+    /// Returns the row groups in a tile whose rows have this many units, as in pipeline.cu.
     pub fn groups(self, units: usize) -> usize {
         let mut groups = 1;
         while groups < self.row_groups && 2 * groups * units <= STEP_UNITS {
@@ -62,7 +62,7 @@ impl Tiling {
         groups
     }
 
-    /// Rows of a row group: eight or sixteen.
+    /// Returns the rows of a row group: eight or sixteen.
     pub fn rows(self, format: usize) -> usize {
         let format = FORMATS[format];
         // A unit is 16 bytes of floats, or 32 quantized numbers.
@@ -85,6 +85,6 @@ pub(crate) const SUMS_PITCH: usize = DECODE_THREADS / 32 + 1;
 thread_local! {
     /// Whether programs that this thread lays out have the smallest tiles and batches, for tests.
     pub(crate) static SMALLEST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-    /// Their row groups, if not by the number of blocks.
+    /// The row groups of these programs, if not chosen by the number of blocks.
     pub(crate) static ROW_GROUPS: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }

@@ -1,9 +1,9 @@
 //! The cache of compiled kernels, safe to delete at any time.
 //!
-//! A file's name is the SHA-256 of the source, in which a model's dimensions are constants, and of the compiler's options, the
-//! architecture among them. The compiler's version is not part of it, so that kernels which were built elsewhere are found by a
-//! machine with another NVRTC or with none; the file records it. Machine code from the cache runs on the GPU unchecked, so a
-//! folder that others may write to is not used.
+//! A file's name is the SHA-256 of the source, in which a model's dimensions are constants, and of the compiler's options, which include
+//! the architecture. The compiler's version is not part of the name, so that kernels built elsewhere are found on a machine with another
+//! NVRTC or with none; the file records it. Machine code from the cache runs on the GPU unchecked, so a folder that others may write to is
+//! not used.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -15,7 +15,7 @@ use waterline_quant::{NewFile, create_private_folder};
 const MAGIC: &[u8; 8] = b"WLCUBIN3";
 const DIGEST: usize = 32;
 
-/// The name of the file for a source and the compiler's options.
+/// Returns the file name for a source and the compiler's options.
 pub(crate) fn key(source: &str, options: &[String]) -> String {
     let mut hash = Sha256::new();
     for part in options.iter().map(String::as_str).chain([source]) {
@@ -30,7 +30,7 @@ pub(crate) fn key(source: &str, options: &[String]) -> String {
     )
 }
 
-/// In hexadecimal digits.
+/// Returns bytes in hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -41,10 +41,10 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// The folder that `WATERLINE_KERNELS` names, or the user's own.
+    /// The folder that `WATERLINE_KERNELS` names, or a folder in the user's cache or home folder.
     ///
     /// # Errors
-    /// A part of a sentence that says why there is none.
+    /// The reason why there is no usable folder, as a part of a sentence.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let folder = folder(set).ok_or("there is no home folder for a cache of kernels")?;
@@ -57,12 +57,12 @@ impl Cache {
         Cache { folder }
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The whole image of this name, or none.
+    /// Returns the image of this name, or `None` if the file is missing or damaged.
     pub fn read(&self, key: &str) -> Option<Vec<u8>> {
         let bytes = std::fs::read(self.folder.join(key)).ok()?;
         let (magic, rest) = bytes.split_at_checked(MAGIC.len())?;
@@ -73,7 +73,7 @@ impl Cache {
         is_whole.then(|| image.to_vec())
     }
 
-    /// Keeps an image, which `compiler` made.
+    /// Stores an image that `compiler` made.
     pub fn write(&self, key: &str, compiler: &str, image: &[u8]) -> std::io::Result<()> {
         create_private_folder(&self.folder)?;
         let length = compiler.len().min(u8::MAX.into());
@@ -85,7 +85,7 @@ impl Cache {
     }
 }
 
-/// The folder that the variables of an environment name, which are `LOCALAPPDATA` on Windows and `HOME` elsewhere if the user chose none.
+/// Returns the folder that an environment names: without a choice by the user, it is in `LOCALAPPDATA` on Windows and in `HOME` elsewhere.
 fn folder(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let below = |name: &str, path: &str| Some(PathBuf::from(set(name)?).join(path));
     set("WATERLINE_KERNELS")
@@ -95,8 +95,7 @@ fn folder(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         .or_else(|| below("HOME", ".cache/waterline/kernels"))
 }
 
-/// Digest of a file's contents and its name: an image for another architecture is as useless as a
-/// damaged one.
+/// Returns the digest of a file's contents and its name: an image for another architecture is as useless as a damaged one.
 fn digest_of(key: &str, contents: &[u8]) -> [u8; DIGEST] {
     let mut hash = Sha256::new();
     hash.update(key);
@@ -108,7 +107,7 @@ fn digest_of(key: &str, contents: &[u8]) -> [u8; DIGEST] {
 #[cfg(unix)]
 fn check(folder: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
-    // SAFETY: POSIX: it takes nothing, cannot fail and returns a number.
+    // SAFETY: by POSIX the function takes no arguments, cannot fail and returns a number.
     unsafe extern "C" {
         safe fn geteuid() -> u32;
     }

@@ -15,13 +15,13 @@ const OPTIONS: [&str; 4] = [
     "--prec-sqrt=false",
 ];
 
-/// The compute capability that `sm_87` or `compute_87` names, as 87; 0 where the name is another.
+/// Returns the compute capability that `sm_87` or `compute_87` names, as 87; 0 for other names.
 pub(crate) fn capability(architecture: &str) -> i32 {
     let number = architecture.rsplit('_').next().unwrap_or_default();
     number.parse().unwrap_or_default()
 }
 
-/// Machine code for `architecture`, such as `sm_90`, or PTX for one such as `compute_90`, from the cache or from NVRTC.
+/// Returns machine code for `architecture`, such as `sm_90`, or PTX for one such as `compute_90`, from the cache or from NVRTC.
 pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
     let key = cache::key(source, &options(architecture));
     let cache = Cache::from_environment();
@@ -40,13 +40,13 @@ pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
     })?;
     let image = compile(nvrtc, source, architecture)?;
     if let Ok(cache) = cache {
-        // Without a cache the next start compiles again; that is no reason to stop.
+        // A failed write is not an error: the next start compiles again.
         let _ = cache.write(&key, &compiler(nvrtc), &image);
     }
     Ok(image)
 }
 
-/// Compiles for `architecture` into `folder`, which becomes a device's cache.
+/// Compiles for `architecture` into `folder`, which is to be a device's cache.
 pub(crate) fn into_folder(source: &str, architecture: &str, folder: &Path) -> Result<()> {
     let nvrtc = Nvrtc::get().map_err(error)?;
     let image = compile(nvrtc, source, architecture)?;
@@ -68,15 +68,15 @@ fn error(reason: impl Into<String>) -> Error {
     }
 }
 
-/// The compiler's name, which a cached file keeps for people.
+/// Returns the compiler's name, which a cached file records for its readers.
 fn compiler(nvrtc: &Nvrtc) -> String {
     let (major, minor) = nvrtc.version;
     format!("NVRTC {major}.{minor}")
 }
 
-/// The options that decide the machine code.
+/// Returns the options that determine the machine code.
 fn options(architecture: &str) -> Vec<String> {
-    // wgmma exists only in the target that this chip alone runs.
+    // wgmma exists only in a target that runs on this chip alone.
     let target = match architecture {
         "sm_90" => "sm_90a",
         other => other,
@@ -90,7 +90,7 @@ fn compile(nvrtc: &Nvrtc, source: &str, architecture: &str) -> Result<Vec<u8>> {
     let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
     let mut options = options(architecture);
     if nvrtc.version.0 >= 13 {
-        // In as many threads as there are cores.
+        // Uses as many threads as there are cores.
         options.push("--split-compile=0".into());
     }
     let is_virtual = architecture.starts_with("compute_");

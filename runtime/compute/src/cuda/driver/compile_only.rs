@@ -1,4 +1,4 @@
-//! Kernels built ahead of time: a device that only compiles, for machines that have no NVRTC themselves.
+//! Kernels built ahead of time, for machines without NVRTC: a device that only compiles.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::cuda::driver::{
 };
 use crate::error::Result;
 
-/// A device of some architecture that exists only while a session's kernels are written and compiled.
+/// A device of some architecture that exists only while a session's kernels are generated and compiled.
 pub(crate) struct CompileOnly {
     architecture: String,
     sms: u32,
-    /// Where kernels go; none are compiled without.
+    /// Folder for the compiled kernels; without a folder none are compiled.
     folder: Option<PathBuf>,
-    /// The next free address. Allocations do not overlap: dependencies follow from overlaps.
+    /// The next free address. Allocations do not overlap, since dependencies are derived from overlaps.
     free: AtomicU64,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct CompileOnly {
 const ALIGNMENT: usize = 256;
 
 impl CompileOnly {
-    /// Compiles for `architecture`, such as `sm_87`, into `folder`.
+    /// Creates a device that compiles for `architecture`, such as `sm_87`, into `folder`.
     pub fn new(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
         Arc::new(CompileOnly {
             architecture: architecture.into(),
@@ -35,7 +35,7 @@ impl CompileOnly {
         })
     }
 
-    /// 87 for `sm_87`; zero for other names.
+    /// Returns 87 for `sm_87`, and zero for unknown names.
     fn number(&self) -> i32 {
         compile::capability(&self.architecture)
     }
@@ -51,7 +51,7 @@ impl Driver for CompileOnly {
     }
 
     fn tensor_cores(&self) -> TensorCores {
-        // An unknown name gets those of every architecture.
+        // An unknown name gets none, which every architecture supports.
         TensorCores::for_capability(self.number() / 10)
     }
 
@@ -114,7 +114,7 @@ impl Driver for CompileOnly {
     }
 }
 
-/// Where nothing runs.
+/// A queue that runs nothing.
 struct Nowhere;
 
 impl Queue for Nowhere {

@@ -28,27 +28,27 @@ pub(crate) struct Gpu {
     tuning: Tuning,
     shared_memory: usize,
     resident_blocks: std::result::Result<usize, String>,
-    /// Whether a kernel may start before the one before it has ended.
+    /// Whether a kernel may start before the previous one has ended.
     overlaps: bool,
-    /// Whether mapped weights are read where they lie.
+    /// How mapped weights are read in place.
     sharing: Sharing,
-    /// Modules live as long as the GPU is used: kernels are theirs.
+    /// The loaded modules. They live as long as the GPU is used, since kernels belong to them.
     modules: Mutex<Vec<usize>>,
 }
 
 /// How kernels read the host's memory.
 #[derive(Clone, Copy)]
 enum Sharing {
-    /// They should not.
+    /// Kernels do not read it: weights are copied.
     Copies,
-    /// All of it, as the host does.
+    /// Kernels read all of it, like the host.
     Pageable,
-    /// Registered memory, with these flags.
+    /// Kernels read registered memory, with these flags.
     Registered(u32),
 }
 
 impl Sharing {
-    /// A device that shares the host's memory should not have a second copy there.
+    /// Chooses how kernels read mapped weights: a device that shares the host's memory should not have a second copy there.
     fn from_attributes(attribute: impl Fn(sys::CUdevice_attribute) -> bool) -> Self {
         use sys::CUdevice_attribute as Attribute;
         let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED);
@@ -73,7 +73,7 @@ impl Gpu {
         if let Some(reason) = super::STATIC {
             return Err(error("no GPU", reason));
         }
-        // SAFETY: only looks for the driver's library.
+        // SAFETY: this only looks for the driver's library.
         if !unsafe { sys::is_culib_present() } {
             return Err(error(
                 "no GPU",
@@ -91,13 +91,13 @@ impl Gpu {
                 )
             })?
             .map_err(named)?;
-        // SAFETY: every operation on one memory goes through one stream, or waits for the other's end.
+        // SAFETY: every operation on a memory goes through one stream, or waits for the end of the other stream.
         unsafe { context.disable_event_tracking() };
         let overrides = Overrides::from_environment()?;
         let (major, minor) = context.compute_capability().map_err(named)?;
         let architecture = overrides.architecture.clone();
         let architecture = architecture.unwrap_or_else(|| format!("sm_{major}{minor}"));
-        // That of the kernels, which may be another GPU's.
+        // The capability of the kernels, which may be another GPU's.
         let capability = compile::capability(&architecture);
         let tensor_cores = match &overrides.architecture {
             None => TensorCores::for_capability(major),
@@ -172,7 +172,7 @@ fn reason(e: DriverError) -> String {
     }
 }
 
-/// Whether nothing that this process has on the device can be used after such an error.
+/// Whether everything that this process has on the device is unusable after this error.
 fn is_lost(code: sys::cudaError_enum) -> bool {
     use sys::cudaError_enum as Code;
     matches!(
@@ -237,8 +237,7 @@ impl Driver for Gpu {
 
     fn release(&self, address: Address) {
         if self.bind().is_ok() {
-            // SAFETY: the address came from `allocate`, and its owner is gone. A device that was lost reports it
-            // elsewhere.
+            // SAFETY: the address came from `allocate`, and its owner is gone. A lost device is reported elsewhere.
             let _ = unsafe { result::free_sync(address) };
         }
     }
@@ -251,9 +250,9 @@ impl Driver for Gpu {
         };
         self.bind()?;
         let start = host.as_ptr().cast_mut().cast();
-        // SAFETY: the bytes are a mapping, which stays until `forget`, and nothing writes there.
+        // SAFETY: the bytes are a mapping that stays until `forget`, and nothing writes to it.
         let registered = unsafe { sys::cuMemHostRegister_v2(start, host.len(), flags) }.result();
-        // Where a system cannot pin a mapped file the weights are copied; `shared_bytes` shows it.
+        // If the system cannot pin a mapped file, the weights are copied, as `shared_bytes` shows.
         if registered.is_err() {
             return Ok(None);
         }
@@ -290,7 +289,7 @@ impl Driver for Gpu {
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         let image = compile::cubin(source, &self.architecture)?;
         self.bind()?;
-        // SAFETY: the image is NVRTC's, a whole cubin or PTX that ends with a zero, checked when it came from the cache.
+        // SAFETY: the image is NVRTC's: a complete cubin, or PTX that ends with a zero. The cache verified it if it came from there.
         let module = self.check(unsafe { result::module::load_data(image.as_ptr().cast()) })?;
         self.modules.lock().expect("modules").push(module as usize);
         let mut kernels = Vec::with_capacity(names.len());
@@ -323,7 +322,7 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         if self.bind().is_ok() {
             for &module in self.modules.get_mut().expect("modules").iter() {
-                // SAFETY: no kernel of it can be launched any more.
+                // SAFETY: no kernel of the module can be launched any more.
                 let _ = unsafe { result::module::unload(module as sys::CUmodule) };
             }
         }

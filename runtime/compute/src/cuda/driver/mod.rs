@@ -1,4 +1,4 @@
-//! A device as the backend needs it: memory, kernels, and a queue that runs them in order.
+//! A device as the backend needs it: memory, kernels, and a queue that runs operations in order.
 
 mod cache;
 mod compile;
@@ -21,7 +21,7 @@ use crate::error::Result;
 /// An address in a device's memory.
 pub type Address = u64;
 
-/// Why a static program, which can load no library, uses neither the driver nor NVRTC.
+/// The reason why a static program, which can load no library, uses neither the driver nor NVRTC.
 pub(crate) const STATIC: Option<&str> =
     if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
         Some("this build has no CUDA: it is static and loads no library")
@@ -29,22 +29,22 @@ pub(crate) const STATIC: Option<&str> =
         None
     };
 
-/// Why an old GPU has no decode kernel: 8.0 introduced asynchronous copies into shared memory.
+/// The reason why an old GPU has no decode kernel: 8.0 introduced asynchronous copies into shared memory.
 pub(crate) const TOO_OLD: &str = "its compute capability is less than 8.0";
 
 /// The tensor cores of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TensorCores {
-    /// Nothing but plain instructions.
+    /// Plain instructions only.
     None,
-    /// Warps multiply tiles that lie in their registers (`mma`).
+    /// Warps multiply tiles in their registers (`mma`).
     Warps,
-    /// Besides, four warps multiply tiles that lie in shared memory (`wgmma`).
+    /// In addition, groups of four warps multiply tiles in shared memory (`wgmma`).
     WarpGroups,
 }
 
 impl TensorCores {
-    /// For chips of this major compute capability.
+    /// Returns the tensor cores of chips of this major compute capability.
     pub fn for_capability(major: i32) -> Self {
         match major {
             9 => TensorCores::WarpGroups,
@@ -56,55 +56,55 @@ impl TensorCores {
 
 /// A device with its own memory: a GPU, or the emulator that tests run kernels on.
 pub trait Driver: Send + Sync {
-    /// Its name.
+    /// Returns the device's name.
     fn name(&self) -> &str;
 
-    /// Streaming multiprocessors.
+    /// Returns the number of streaming multiprocessors.
     fn sms(&self) -> u32;
 
-    /// The tensor cores of its SMs.
+    /// Returns the kind of tensor cores.
     fn tensor_cores(&self) -> TensorCores;
 
-    /// Constants of the decode kernel.
+    /// Returns the constants of the decode kernel.
     fn tuning(&self) -> Tuning;
 
-    /// Bytes of shared memory that a block may have.
+    /// Returns the bytes of shared memory that a block may have.
     fn shared_memory(&self) -> usize;
 
-    /// Whether a step is faster as a graph than as one kernel: not on a GPU.
+    /// Whether a step is faster as a graph than as one kernel. It is not on a GPU.
     fn prefers_graph(&self) -> bool {
         false
     }
 
-    /// Thread blocks of the decode kernel, which wait for each other, or why there is no such kernel.
+    /// Returns the number of thread blocks of the decode kernel, which wait for each other, or the reason why there is no such kernel.
     fn resident_blocks(&self) -> std::result::Result<usize, String>;
 
-    /// Bytes of memory that nobody uses.
+    /// Returns the bytes of free memory.
     fn free_bytes(&self) -> Result<usize>;
 
-    /// Whether it has a compiler for kernels that are not in the cache.
+    /// Whether a compiler is available for kernels that are not in the cache.
     fn compiles(&self) -> bool;
 
-    /// Whether its memory is real.
+    /// Whether the device has real memory.
     fn stores(&self) -> bool {
         true
     }
 
-    /// Uninitialised memory, aligned to 256 bytes.
+    /// Allocates uninitialised memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
-    /// Frees memory from [`Driver::allocate`]; nothing uses it any more.
+    /// Frees memory from [`Driver::allocate`], which nothing may use any more.
     fn release(&self, address: Address);
 
-    /// Lets kernels read the host's bytes, which begin at a page, in place, and returns their device address; none
-    /// on a device that should have a copy. They stay there until [`Driver::forget`].
+    /// Lets kernels read the host's bytes, which begin at a page, in place, and returns their device address; `None` on a device that
+    /// should have a copy. The bytes must stay there until [`Driver::forget`].
     fn share(&self, host: &[u8]) -> Result<Option<Address>>;
 
     /// Ends [`Driver::share`] of these bytes.
     fn forget(&self, host: &[u8]);
 
-    /// Locks the host's bytes in memory until [`Driver::unpin`]: queues copy them at full speed then, while the host does something else.
-    /// Where that is refused copies are slower.
+    /// Locks the host's bytes in memory until [`Driver::unpin`], so that queues copy them at full speed while the host does other work.
+    /// Returns false if that is refused; copies are slower then.
     fn pin(&self, _host: &[u8]) -> bool {
         false
     }
@@ -115,71 +115,71 @@ pub trait Driver: Send + Sync {
     /// Compiles `source` and returns the kernels `names` in order.
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>>;
 
-    /// A new queue.
+    /// Creates a queue.
     fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>>;
 }
 
 /// Operations that run one after another on the device.
 pub trait Queue: Send {
-    /// Begins to copy to the device.
+    /// Starts copying to the device.
     ///
     /// # Safety
-    /// Until [`Queue::finish`] the bytes neither change nor are freed.
+    /// Until [`Queue::finish`] the bytes must neither change nor be freed.
     unsafe fn begin_write(&self, to: Address, bytes: &[u8]) -> Result<()>;
 
-    /// Begins to copy from the device, after all that was queued before.
+    /// Starts copying from the device, after everything that was queued before.
     ///
     /// # Safety
-    /// Until [`Queue::finish`] nothing reads or writes the bytes, nor are they freed.
+    /// Until [`Queue::finish`] the bytes must not be read, written or freed.
     unsafe fn begin_read(&self, from: Address, bytes: &mut [u8]) -> Result<()>;
 
-    /// Copies to the device; the bytes may change as soon as it returns.
+    /// Copies to the device. The bytes may change as soon as this returns.
     fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the bytes are borrowed until all is done.
+        // SAFETY: the bytes are borrowed until the copy is done.
         unsafe { self.begin_write(to, bytes)? };
         self.finish()
     }
 
-    /// Copies from the device, after all that was queued before.
+    /// Copies from the device, after everything that was queued before.
     fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: the bytes are borrowed until all is done.
+        // SAFETY: the bytes are borrowed until the copy is done.
         unsafe { self.begin_read(from, bytes)? };
         self.finish()
     }
 
-    /// Copies on the device.
+    /// Copies within the device.
     fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()>;
 
-    /// Fills with zeros.
+    /// Fills memory with zeros.
     fn clear(&self, at: Address, bytes: usize) -> Result<()>;
 
     /// Starts a kernel.
     fn launch(&self, launch: &Launch) -> Result<()>;
 
-    /// Why the device cannot run all blocks of a launch at once, if that is so. The launch is one that does nothing.
+    /// Returns the reason why the device cannot run all blocks of a launch at once, if it cannot. The launch itself must do nothing.
     fn admits(&self, launch: &Launch) -> Result<Option<String>>;
 
-    /// Records launches that are replayed as one.
+    /// Records launches, to be replayed as one.
     fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>>;
 
     /// Waits until everything that was queued has run.
     fn finish(&self) -> Result<()>;
 }
 
-/// Launches that were recorded.
+/// Recorded launches.
 pub trait Recording: Send {
-    /// Queues them all.
+    /// Queues all of the launches.
     fn replay(&self) -> Result<()>;
 }
 
-/// A compiled kernel, by the driver's handle.
+/// A compiled kernel: the driver's handle.
 #[derive(Clone, Copy)]
 pub struct Kernel(pub usize);
 
-/// Most parameters of a kernel.
+/// Maximum number of parameters of a kernel.
 pub(crate) const PARAMETERS: usize = 32;
 
-/// One argument's bytes, as the kernel's parameter lays them out.
+/// The bytes of one argument, in the layout of the kernel's parameter.
 #[derive(Clone)]
 
 pub struct Argument(pub Box<[u64]>);
@@ -191,7 +191,7 @@ pub struct Launch {
     pub kernel: Kernel,
     /// Blocks.
     pub grid: [u32; 3],
-    /// Blocks along x that form a cluster; 1 where they need not.
+    /// Blocks along x that form a cluster; 1 where no cluster is needed.
     pub cluster: u32,
     /// Threads of a block.
     pub threads: u32,
@@ -199,7 +199,7 @@ pub struct Launch {
     pub shared: u32,
     /// The arguments in order.
     pub arguments: Vec<Argument>,
-    /// Whether its blocks wait for each other, so that all of them must run at once.
+    /// Whether the blocks wait for each other, so that all of them must run at once.
     pub cooperative: bool,
 }
 
@@ -211,7 +211,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Allocates; the contents are undefined.
+    /// Allocates memory with undefined contents.
     pub fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
         Ok(Memory {
             address: driver.allocate(bytes.max(1))?,
@@ -220,12 +220,12 @@ impl Memory {
         })
     }
 
-    /// Where it begins.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// Its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -237,7 +237,7 @@ impl Drop for Memory {
     }
 }
 
-/// Whether `WATERLINE_MAPPED` says that mapped weights are read where they lie (1) or copied (0).
+/// Returns whether `WATERLINE_MAPPED` requests that mapped weights are read in place (1) or copied (0).
 pub(crate) fn shares_memory() -> Option<bool> {
     match std::env::var("WATERLINE_MAPPED").ok()?.as_str() {
         "0" => Some(false),

@@ -1,4 +1,4 @@
-//! In place of `gpu.rs` in a build without CUDA.
+//! Replaces `gpu.rs` in a build without CUDA.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub(crate) struct Gpu;
 
 impl Gpu {
-    /// Says that this build has no GPUs.
+    /// Returns the error that this build has no GPUs.
     pub fn open(_: usize) -> Result<Arc<dyn Driver>> {
         Err(Error::Device {
             device: "no GPU".into(),

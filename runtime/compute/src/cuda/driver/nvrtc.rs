@@ -1,8 +1,8 @@
 //! NVRTC, the library that compiles kernels, loaded when it is first needed.
 //!
-//! It is looked for in this order: the file or folder that `WATERLINE_NVRTC` names, and nowhere else if it is set; the names that
-//! toolkits and PyPI wheels give it, where the system's loader looks (`LD_LIBRARY_PATH` included); the folders of a toolkit
-//! (`CUDA_HOME`, `/usr/local/cuda`); the wheels of an active virtual environment (`VIRTUAL_ENV`).
+//! It is searched in this order: the file or folder that `WATERLINE_NVRTC` names, and nowhere else if that is set; the names that toolkits
+//! and PyPI wheels give it, on the search path of the system's loader (`LD_LIBRARY_PATH` included); the folders of a toolkit (`CUDA_HOME`,
+//! `/usr/local/cuda`); the wheels of an active virtual environment (`VIRTUAL_ENV`).
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub(crate) struct Nvrtc {
     create_program: CreateProgram,
     destroy_program: unsafe extern "C" fn(*mut Program) -> Status,
     compile_program: CompileProgram,
-    /// Size and bytes of a compilation's outputs.
+    /// Functions that return the size and the bytes of each output of a compilation.
     log: (Size, Bytes),
     cubin: (Size, Bytes),
     ptx: (Size, Bytes),
@@ -54,17 +54,17 @@ pub(crate) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The library, loaded once a process.
+    /// Returns the library, which is loaded once per process.
     ///
     /// # Errors
-    /// A sentence if it is not installed or lacks a function.
+    /// A sentence if the library is not installed or lacks a function.
     pub fn get() -> Result<&'static Nvrtc, String> {
         static LOADED: OnceCell<Nvrtc> = OnceCell::new();
         LOADED.get_or_try_init(|| Self::of(open()?))
     }
 
     fn of(library: Library) -> Result<Self, String> {
-        // SAFETY: the names are NVRTC's and the types those of its header, the same since CUDA 11.1.
+        // SAFETY: the names are NVRTC's and the types are those of its header, unchanged since CUDA 11.1.
         let found = unsafe {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
                 symbol(&library, c"nvrtcVersion")?;
@@ -93,7 +93,7 @@ impl Nvrtc {
         Ok(found)
     }
 
-    /// Compiles a program: machine code, or PTX that ends with a zero if `virtual_architecture`.
+    /// Compiles a program to machine code, or to PTX that ends with a zero if `virtual_architecture`.
     ///
     /// # Errors
     /// The compiler's log.
@@ -138,7 +138,7 @@ impl Nvrtc {
     }
 }
 
-/// A function of the library.
+/// Looks up a function of the library.
 ///
 /// # Safety
 /// `T` is the function's type.
@@ -148,13 +148,13 @@ unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T, String> {
     found.map(|symbol| *symbol).map_err(|e| e.to_string())
 }
 
-/// One output of a compiled program.
+/// Returns one output of a compiled program.
 fn bytes(program: Program, (size, copy): (Size, Bytes)) -> Option<Vec<u8>> {
     let mut length = 0;
     // SAFETY: the program exists, and `length` is a place for a number.
     let status = unsafe { size(program, &mut length) };
     let mut bytes = vec![0u8; length];
-    // SAFETY: the library writes as many bytes as it said.
+    // SAFETY: the library writes as many bytes as it has reported.
     let copied = unsafe { copy(program, bytes.as_mut_ptr().cast()) };
     (status == 0 && copied == 0).then_some(bytes)
 }
@@ -182,7 +182,7 @@ fn open() -> Result<Library, String> {
     found.ok_or_else(|| "NVRTC (libnvrtc), which compiles kernels, is not installed".into())
 }
 
-/// Where toolkits and wheels put it.
+/// Returns the folders where toolkits and wheels install NVRTC.
 fn folders() -> Vec<PathBuf> {
     let of = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let toolkits = [of("CUDA_HOME"), Some("/usr/local/cuda".into())];
@@ -213,7 +213,7 @@ fn load(path: &Path) -> Option<Library> {
     Some(library)
 }
 
-/// Loads the part of NVRTC that it opens by name when it compiles, which the system's loader may not find in `folder`.
+/// Loads the part of NVRTC that NVRTC opens by name when it compiles, which the system's loader may not find in `folder`.
 fn load_builtins(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries {

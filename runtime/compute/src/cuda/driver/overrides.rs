@@ -1,5 +1,5 @@
-//! Another GPU's program on this one: `WATERLINE_GPU_AS=compute_89,sms=128,shared=99` lays out and compiles what an RTX 4090 runs,
-//! for tests on a larger part. Any of them may be left out. `first-poll=NS` and `poll=NS` are for measurements.
+//! Runs another GPU's program on this GPU: `WATERLINE_GPU_AS=compute_89,sms=128,shared=99` lays out and compiles what an RTX 4090 runs, for
+//! tests on a larger part. Any of these settings may be omitted. `first-poll=NS` and `poll=NS` are for measurements.
 
 use crate::cuda::driver::tuning::Tuning;
 use crate::error::{Error, Result};
@@ -7,10 +7,10 @@ use crate::error::{Error, Result};
 /// The environment variable.
 const VARIABLE: &str = "WATERLINE_GPU_AS";
 
-/// Properties that differ from the device's own.
+/// Properties that replace the device's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Overrides {
-    /// A virtual architecture, such as `compute_89`. The driver makes machine code of its PTX, on any later GPU.
+    /// A virtual architecture, such as `compute_89`. The driver compiles its PTX to machine code on any later GPU.
     pub architecture: Option<String>,
     /// Streaming multiprocessors.
     pub sms: Option<u32>,
@@ -23,7 +23,7 @@ pub(crate) struct Overrides {
 }
 
 impl Overrides {
-    /// Those of the environment.
+    /// Reads the overrides from the environment.
     pub(crate) fn from_environment() -> Result<Self> {
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text),
@@ -64,7 +64,7 @@ impl Overrides {
         Ok(overrides)
     }
 
-    /// A device's constants, with those that differ.
+    /// Returns a device's constants with the overrides applied.
     pub fn tuning(&self, device: Tuning) -> Tuning {
         Tuning {
             first_poll_ns: self.first_poll_ns.unwrap_or(device.first_poll_ns),

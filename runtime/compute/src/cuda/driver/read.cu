@@ -1,4 +1,4 @@
-// Reads `count` times sixteen bytes and keeps nothing; the write never happens, but the compiler cannot know.
+// Reads `count` times sixteen bytes and keeps nothing. The write never happens, but the compiler cannot prove that.
 __device__ void read_all(const u8* bytes, u64 count, u32* never) {
   u32 sum = 0;
   u64 step = (u64)gridDim.x * blockDim.x;

@@ -1,7 +1,7 @@
-//! Copies of parts of a device's memory that are on their way to the host while kernels run.
+//! Copies parts of a device's memory to the host while kernels run.
 //!
-//! The parts are copied on the device first, so that kernels may change them, and from there by a second queue. The host's end is
-//! page-locked memory of a fixed size: from there all threads copy them on, since memory that a process touches first is slow.
+//! The parts are copied on the device first, so that kernels may change them, and then to the host by a second queue. They arrive in
+//! page-locked memory of a fixed size; all threads copy them on, since memory that a process touches first is slow.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,20 +10,20 @@ use super::{Address, Driver, Memory, Queue};
 use crate::cpu::Pool;
 use crate::error::{Error, Result};
 
-/// Bytes that a thread copies at once.
+/// Bytes that a thread copies at a time.
 const PIECE: usize = 256 << 10;
 
-/// Room for one such copy, on the device and on the host.
+/// The memory and the queue of one such copy, on the device and on the host.
 pub struct Transfer {
     queue: Box<dyn Queue>,
     device: Memory,
     host: Host,
-    /// Bytes that are on their way.
+    /// Bytes of the copy in progress.
     begun: usize,
 }
 
 impl Transfer {
-    /// Allocates for copies of up to `bytes`.
+    /// Allocates memory for copies of up to `bytes`.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`].
@@ -36,12 +36,12 @@ impl Transfer {
         })
     }
 
-    /// Most bytes of a copy, which are allocated on the device and on the host.
+    /// Returns the maximum bytes of a copy, which are allocated on the device and on the host.
     pub fn bytes(&self) -> usize {
         self.device.bytes()
     }
 
-    /// Begins to copy these parts of the memory at `from`, one after the other, as `queue` has left them. Afterwards it may change them.
+    /// Starts copying these parts of the memory at `from`, one after the other, as `queue` has left them; then `queue` may change them.
     pub fn begin(
         &mut self,
         queue: &dyn Queue,
@@ -59,11 +59,11 @@ impl Transfer {
         queue.finish()?;
         self.begun = bytes;
         let to = &mut self.host.bytes[..bytes];
-        // SAFETY: the host's bytes are used and freed after `finish` alone.
+        // SAFETY: the host's bytes are used and freed only after `finish`.
         unsafe { self.queue.begin_read(self.device.address(), to) }
     }
 
-    /// Waits for the copy that was begun; its bytes in `N` pieces of these lengths. Their memory is asked for here, while kernels run.
+    /// Waits for the copy and returns its bytes in `N` pieces of these lengths. Their memory is allocated here, while kernels run.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`].
@@ -90,7 +90,7 @@ impl Transfer {
     }
 }
 
-/// A copy by all threads, in memory that no thread has touched before.
+/// Copies bytes with all threads, into memory that no thread has touched before.
 fn copied(pool: &Pool, from: &[u8]) -> Result<Vec<u8>> {
     let mut copy = Vec::new();
     let asked = waterline_quant::ask_room(from.len()).is_ok();
@@ -108,19 +108,19 @@ fn copied(pool: &Pool, from: &[u8]) -> Result<Vec<u8>> {
             }
         }
     });
-    // SAFETY: there were as many tasks as pieces, so that every byte was written.
+    // SAFETY: there were as many tasks as pieces, so every byte was written.
     unsafe { copy.set_len(from.len()) };
     Ok(copy)
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        // A device that was lost writes nothing any more.
+        // A lost device does not write any more.
         let _ = self.finish();
     }
 }
 
-/// Page-locked memory of the host.
+/// Page-locked host memory.
 struct Host {
     driver: Arc<dyn Driver>,
     bytes: Vec<u8>,

@@ -1,12 +1,12 @@
-//! Constants of the decode kernel that depend on the GPU, by its compute capability or its SMs, so that kernels built ahead of time have
-//! the same.
+//! Constants of the decode kernel that depend on the GPU: on its compute capability or its number of SMs, so that kernels built ahead of
+//! time have the same constants.
 //!
-//! Two are latencies of mailboxes. The first poll should not come before the values: a second one queues after weight copies. One bounds
-//! the weight tiles in flight, which hide DRAM's latency and delay mailbox loads. All were measured on an H200, and an H100 runs with the
-//! same. For other GPUs the tiles follow from the memory bandwidth of an SM by the data sheets; they have not been measured there.
+//! Two are delays of mailbox polls. The first poll should not come before the values: a second one queues after weight copies. Another one
+//! bounds the weight tiles in flight, which hide DRAM latency and delay mailbox loads. All were measured on an H200, and an H100 uses the
+//! same. For other GPUs the tiles in flight follow from the memory bandwidth per SM in data sheets; they have not been measured.
 //!
-//! No model is too small for one kernel: on an H200 a step of the built-in model, 13 MB of weights, took 159 us as one kernel and 168 as
-//! a graph, of models of 350 million parameters in Q4_0 327 and 552 (`sla-gdn-340m`), 341 and 481 (`lfm2-350m`).
+//! No model is too small for one kernel: on an H200 a step of the built-in model (13 MB of weights) took 159 us as one kernel and 168 as a
+//! graph; models of 350 million parameters in Q4_0 took 327 and 552 us (`sla-gdn-340m`), 341 and 481 us (`lfm2-350m`).
 
 /// Latency of DRAM under load, in microseconds: 48 KiB in flight per SM saturate an H200.
 const LOADED_LATENCY_US: f64 = 1.35;
@@ -23,10 +23,10 @@ const BYTES_PER_US: [(i32, f64); 8] = [
     (121, 0.273e6 / 48.0), // GB10
 ];
 
-/// Largest number of row groups of a tile for a kernel of this many blocks, one per SM. A row of few units gives work to some of a
-/// block's warps; with several row groups to a tile the others multiply more rows. With many blocks a block has too few rows to fill
-/// such tiles: built-in model, us per token on SMs of an H100, with one group and with four: 132 SMs 180 and 178, 64: 178 and 181,
-/// 32: 197 and 197, 16: 251 and 229, 8: 335 and 285.
+/// Returns the largest number of row groups of a tile for a kernel of this many blocks, one per SM. A row of few units occupies some of a
+/// block's warps; with more row groups per tile the other warps multiply more rows. With many blocks, a block has too few rows to fill such
+/// tiles. Built-in model, us per token on SMs of an H100, with one group and with four: 132 SMs 180 and 178, 64: 178 and 181, 32: 197 and
+/// 197, 16: 251 and 229, 8: 335 and 285.
 pub(crate) fn most_row_groups(blocks: usize) -> usize {
     if blocks <= 16 { 4 } else { 1 }
 }
@@ -44,7 +44,7 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// That of a GPU of this compute capability; 90 is 9.0.
+    /// Returns the constants for a GPU of this compute capability; 90 is 9.0.
     pub fn for_capability(capability: i32) -> Self {
         let listed = BYTES_PER_US
             .iter()
@@ -56,7 +56,7 @@ impl Tuning {
         }
     }
 
-    /// Large tiles in flight, one or two for each of the producer warps.
+    /// Returns the limit of large tiles in flight: one or two for each of the producer warps.
     pub(crate) fn tiles_in_flight(
         self,
         producers: usize,

@@ -1,4 +1,4 @@
-//! A model's weights on a device: copied in slabs, or read where the host has mapped them.
+//! A model's weights on a device: copied in slabs, or read in place where the host has mapped them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -17,13 +17,13 @@ pub struct Weights {
 #[derive(Default)]
 struct Loaded {
     slabs: Vec<Memory>,
-    /// Bytes of the last slab in use.
+    /// Used bytes of the last slab.
     used: usize,
-    /// Mapped files, and where kernels read them; none if they do not.
+    /// Mapped files, and the addresses at which kernels read them; `None` if kernels cannot.
     shared: Vec<(Bytes, Option<Address>)>,
-    /// Bytes of weights that are read there.
+    /// Bytes of weights that are read in mapped files.
     shared_bytes: usize,
-    /// Where the host's bytes, by their address and a tag of their layout, lie on the device.
+    /// Device addresses, by the host's address of the bytes and a tag of their layout.
     found: HashMap<(usize, u32), Address>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) const PLAIN: u32 = 0;
 pub(crate) const STORED: u32 = 1;
 
 impl Weights {
-    /// None yet.
+    /// Makes an empty set of weights.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         Weights {
             driver,
@@ -48,18 +48,18 @@ impl Weights {
         &self.driver
     }
 
-    /// Bytes allocated on the device.
+    /// Returns the bytes allocated on the device.
     pub fn bytes(&self) -> usize {
         let loaded = self.loaded.lock().expect("weights");
         loaded.slabs.iter().map(Memory::bytes).sum()
     }
 
-    /// Bytes that are read in the host's memory.
+    /// Returns the bytes of weights that are read in host memory.
     pub fn shared_bytes(&self) -> usize {
         self.loaded.lock().expect("weights").shared_bytes
     }
 
-    /// Where kernels read `bytes` in the host's memory; none if they need a copy.
+    /// Returns the address at which kernels read `bytes` in host memory; `None` if they need a copy.
     pub(crate) fn share(&self, bytes: &Bytes) -> Result<Option<Address>> {
         let Some(file) = bytes.mapping() else {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Weights {
         Ok(place)
     }
 
-    /// The device's copy of `host`, in the layout `tag` that `pack` makes of it.
+    /// Returns the address of the device's copy of `host`, in the layout `tag`, which `pack` produces.
     pub(crate) fn upload(
         &self,
         queue: &dyn Queue,

@@ -1,6 +1,6 @@
-// Runs kernels on the CPU, block after block, for tests on machines without a GPU. The threads of a block are fibers:
-// each runs until its next barrier or shuffle, so a barrier that some threads miss is found, and so is a shuffle in
-// divergent code. What it cannot show: races between blocks, and anything about time.
+// Runs kernels on the CPU, block after block, for tests on machines without a GPU. The threads of a block are fibers: each runs until its
+// next barrier or shuffle, so that a barrier missed by some threads is detected, and so is a shuffle in divergent code. Races between
+// blocks and timing cannot be tested.
 #define WATERLINE_EMULATOR 1
 #include <cmath>
 #include <cstdint>
@@ -64,7 +64,7 @@ inline unsigned __float_as_uint(float f) {
   memcpy(&x, &f, 4);
   return x;
 }
-// One rounding each, which no compiler fuses.
+// One rounding each, not fused by any compiler.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -118,29 +118,29 @@ static Fiber fibers[most_threads];
 static char* stacks;
 static void* scheduler;
 static unsigned current;
-// Threads of a barrier that is not the whole block's: the first ones.
+// Threads of a barrier of a part of the block: the first ones.
 static unsigned part;
-// Threads of the block's barrier: all, unless some run on their own.
+// Threads of the block's barrier: all threads, unless some run on their own.
 static unsigned members;
-// Whether any thread has come further since the last look.
+// Whether any thread has made progress since this was last cleared.
 static bool moved;
 static pthread_mutex_t one_grid = PTHREAD_MUTEX_INITIALIZER;
 static void (*body)(const void*);
 static const void* body_data;
-// Values that each thread shows to its warp, in two buffers that alternate: between two writes to one there is a shuffle, at
-// which the whole warp has read the first.
+// Values that each thread shows to its warp, in two buffers that alternate: between two writes to one buffer there is a shuffle, at which
+// the whole warp has read the first value.
 static uint64_t shown[2][most_threads];
 static unsigned char buffer_of[most_threads];
 alignas(128) static unsigned char shared[256 << 10];
 
-// Saves what the calling convention keeps, leaves on one stack and goes on with the other.
+// Saves the registers that the calling convention preserves, leaves one stack and continues on the other.
 __attribute__((naked, noinline)) static void switch_stack(void** from, void* to) {
   asm("push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15;"
       "mov %rsp, (%rdi); mov %rsi, %rsp;"
       "pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp; ret");
 }
 
-// Stops the current thread. The next one of its warp runs, or after the last one the scheduler.
+// Stops the current thread. The next thread of its warp runs, or after the last one the scheduler.
 static void yield(State state) {
   unsigned self = current, next = self + 1;
   fibers[self].state = state;
@@ -168,7 +168,7 @@ static void fail(const char* what) {
   abort();
 }
 
-// Whether all threads of first..last that still run have come to `state`.
+// Whether all threads of first..last that have not ended have reached `state`.
 static bool all_at(unsigned first, unsigned last, State state) {
   bool any = false;
   for (unsigned i = first; i < last; i++) {
@@ -178,7 +178,7 @@ static bool all_at(unsigned first, unsigned last, State state) {
   return any;
 }
 
-// The state in which all threads of a warp are that still run; RUNNING if they differ.
+// Returns the common state of all threads of a warp that have not ended; RUNNING if their states differ.
 static State state_of_warp(unsigned first, unsigned last) {
   State all = DONE;
   for (unsigned i = first; i < last; i++) {
@@ -247,13 +247,13 @@ static void run_grid(const unsigned* grid, unsigned threads, unsigned shared_byt
     for (unsigned y = 0; y < grid[1]; y++)
       for (unsigned x = 0; x < grid[0]; x++) {
         blockIdx = {x, y, z};
-        // Signalling values, so that memory that was never written is noticed.
+        // Fills shared memory with signalling values, so that reads of uninitialised memory are noticed.
         memset(shared, 0xff, shared_bytes);
         run_block(threads);
       }
 }
 
-// Runs `kernel` as every thread of a grid. The statics here and the kernels' shared memory serve one grid at a time.
+// Runs `kernel` as every thread of a grid. The static variables here and the kernels' shared memory serve one grid at a time.
 template <class Kernel>
 static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, const Kernel& kernel) {
   pthread_mutex_lock(&one_grid);
@@ -263,13 +263,13 @@ static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, c
   pthread_mutex_unlock(&one_grid);
 }
 
-// A barrier of the first `threads` threads, who go on without the rest.
+// A barrier of the first `threads` threads, which continue without the rest.
 static void partial_barrier(unsigned threads) {
   part = threads;
   yield(AT_PART);
 }
 
-// Shows a value to the warp, and returns what its threads show.
+// Shows a value to the warp, and returns the values of the warp's threads.
 template <class T>
 const uint64_t* show(T value) {
   static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 const HEADER: &str = include_str!("emulator.h");
 
-/// Without unique symbols: the shared memory of a kernel template is a static variable of its instances, and each library has its own.
+/// Without unique symbols: the shared memory of a kernel template is static variables of its instances, which each library must have.
 const OPTIONS: [&str; 7] = [
     "-std=c++17",
     "-O1",
@@ -30,16 +30,16 @@ type Entry = unsafe extern "C" fn(*const u32, u32, u32, *const *const u64);
 /// A device that is the CPU. Kernels keep their shared memory in static variables of their library, which runs one at a time.
 pub struct Emulator {
     libraries: Mutex<Vec<libloading::Library>>,
-    /// Operations until it is lost.
+    /// Operations until the device is lost.
     operations: AtomicUsize,
     /// Bytes that can still be allocated.
     free: AtomicUsize,
-    /// Whether it reads mapped weights where they lie.
+    /// Whether mapped weights are read in place.
     shares: bool,
     shared_memory: usize,
 }
 
-/// Bytes of shared memory of a block, as on the largest GPUs.
+/// Bytes of shared memory per block, as on the largest GPUs.
 const SHARED_MEMORY: usize = 227 << 10;
 
 fn error(reason: impl Into<String>) -> Error {
@@ -50,12 +50,12 @@ fn error(reason: impl Into<String>) -> Error {
 }
 
 impl Emulator {
-    /// A device without kernels.
+    /// Creates a device without limits.
     pub fn open() -> Arc<Self> {
         Self::within(usize::MAX, usize::MAX)
     }
 
-    /// A device that is lost after this many operations and has this many bytes of memory.
+    /// Creates a device that is lost after this many operations and has this many bytes of memory.
     pub fn within(operations: usize, bytes: usize) -> Arc<Self> {
         let overrides = Overrides::from_environment().unwrap_or_default();
         Arc::new(Emulator {
@@ -67,7 +67,7 @@ impl Emulator {
         })
     }
 
-    /// A device whose blocks have this many bytes of shared memory.
+    /// Creates a device whose blocks have this many bytes of shared memory.
     #[cfg(test)]
     pub(crate) fn with_shared_memory(bytes: usize) -> Arc<Self> {
         Arc::new(Emulator {
@@ -79,7 +79,7 @@ impl Emulator {
         })
     }
 
-    /// A device that reads mapped weights where they lie.
+    /// Creates a device that reads mapped weights in place.
     pub fn sharing() -> Arc<Self> {
         Arc::new(Emulator {
             libraries: Mutex::default(),
@@ -90,12 +90,12 @@ impl Emulator {
         })
     }
 
-    /// Operations until it is lost.
+    /// Returns the operations until the device is lost.
     pub fn operations_left(&self) -> usize {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// Counts an operation.
+    /// Counts an operation; fails if the device is lost.
     fn operate(&self) -> Result<()> {
         let one_less = |left: usize| left.checked_sub(1);
         let order = Ordering::Relaxed;
@@ -127,12 +127,12 @@ impl Driver for Emulator {
         self.shared_memory
     }
 
-    /// Blocks run one after another, so one kernel has a single block, which computes everything.
+    /// Blocks run one after another, so the decode kernel has a single block, which computes everything.
     fn prefers_graph(&self) -> bool {
         true
     }
 
-    /// One block after another: a block that waits for others would wait for ever, so that there is one.
+    /// Blocks run one after another: a block that waits for others would wait forever, so there is only one.
     fn resident_blocks(&self) -> std::result::Result<usize, String> {
         Ok(1)
     }
@@ -158,21 +158,21 @@ impl Driver for Emulator {
         }
         let layout =
             std::alloc::Layout::from_size_align(whole, 256).map_err(|e| error(e.to_string()))?;
-        // SAFETY: the layout is not empty. Its size is stored in front, for `release`.
+        // SAFETY: the layout is not empty. Its size is stored before the returned memory, for `release`.
         unsafe {
             let start = std::alloc::alloc(layout);
             if start.is_null() {
                 return Err(error("its memory is full"));
             }
             start.cast::<usize>().write(whole);
-            // NaN, so that reading what was never written is noticed.
+            // NaN, so that reads of uninitialised memory are noticed.
             start.add(256).write_bytes(0xff, whole - 256);
             Ok(start.add(256) as Address)
         }
     }
 
     fn release(&self, address: Address) {
-        // SAFETY: `allocate` made this block and wrote its size in front.
+        // SAFETY: `allocate` made this block and wrote its size before it.
         unsafe {
             let start = (address as *mut u8).sub(256);
             let whole = start.cast::<usize>().read();
@@ -240,13 +240,13 @@ impl Driver for Emulator {
     }
 }
 
-/// Runs nothing until it is finished, so that what another queue needs of it and does not wait for is not there.
+/// A queue that runs nothing until it is finished, so that another queue that fails to wait for it finds its results missing.
 struct Waiting {
     emulator: Arc<Emulator>,
     work: Arc<Mutex<Vec<Work>>>,
 }
 
-/// Work that a queue still has: addresses of both sides, and bytes.
+/// Pending work of a queue: addresses of both sides, and bytes.
 enum Work {
     Copy(usize, usize, usize),
     Clear(usize, usize),
@@ -256,7 +256,7 @@ enum Work {
 impl Work {
     fn run(self) {
         match self {
-            // SAFETY: callers copy within their own memory; a side that is the host's is alive until the queue has finished.
+            // SAFETY: callers copy within their own memory; host memory lives until the queue has finished.
             Work::Copy(from, to, bytes) => unsafe {
                 std::ptr::copy(from as *const u8, to as *mut u8, bytes);
             },
@@ -278,7 +278,7 @@ fn run(launch: &Launch) {
     // SAFETY: the driver made the handle from a function of this type.
     let entry =
         unsafe { std::mem::transmute::<*const c_void, Entry>(launch.kernel.0 as *const c_void) };
-    // SAFETY: the kernel's parameters are those that the arguments were made for.
+    // SAFETY: the arguments were made for the kernel's parameters.
     unsafe {
         entry(
             launch.grid.as_ptr(),
@@ -350,7 +350,7 @@ impl Queue for Waiting {
     }
 }
 
-/// Launches of a queue, once more each time.
+/// Recorded launches, which each replay adds to the queue.
 struct Replay {
     emulator: Arc<Emulator>,
     work: Arc<Mutex<Vec<Work>>>,

@@ -1,8 +1,7 @@
-// Products of one token with the chosen parts of matrices. They do not go through the weight pipeline, whose producers run ahead of the
-// choice.
+// Products of one token with the chosen parts of matrices. They bypass the weight pipeline, whose producers run ahead of the choice.
 
-// Matrices of `parts` equal parts. A block multiplies rows of one chosen part. Columns of other parts keep their values. `route` holds
-// the numbers of the chosen parts.
+// Multiplies matrices of `parts` equal parts. A block multiplies rows of one chosen part. Columns of other parts keep their values. `route`
+// holds the numbers of the chosen parts.
 template <int formats, int rounding, int cols, int flags, int parts>
 __device__ void gemv_chosen(const Prologue& prologue, const Linears& linears, Rows route, int tiles, Rows output) {
   float* x = shared_memory<float>();

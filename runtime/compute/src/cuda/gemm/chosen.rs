@@ -1,4 +1,4 @@
-//! Products with the parts of matrices that a token has chosen (mixtures of memories): arguments of `chosen.cu`.
+//! Products with the parts of matrices that a token has chosen (mixtures of memories): builds the arguments of `chosen.cu`.
 
 use waterline_quant::Rounding;
 
@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::operands::View;
 
 impl Launches<'_> {
-    /// As [`Launches::gemm`] of matrices of `parts` equal parts, for one token: reads only the parts whose numbers are in the first half of
-    /// `route`, and writes their columns.
+    /// Like [`Launches::gemm`], for matrices of `parts` equal parts and one token: reads only the parts whose numbers are in the first half
+    /// of `route`, and writes their columns.
     pub(crate) fn gemv_chosen(
         &mut self,
         prologue: Prologue,
@@ -27,7 +27,7 @@ impl Launches<'_> {
         for (rounding, weights) in groups {
             let formats = formats_of(weights);
             let rounding = Rounding::device_number(rounding);
-            // `parts` times a block's rows: tiles are counted as those of one part.
+            // `parts` times a block's rows, so that the tiles of one part are counted.
             let (linears, tiles) = self.linears(weights, parts * self.block_rows(), false)?;
             self.push(Call {
                 source: const { &[Source::new("cuda/gemm/chosen.cu", &[])] },

@@ -1,6 +1,6 @@
-// Products of quantized matrices with many inputs in 8 bits, in tiles on tensor cores. The products of a unit are summed in integers, as in
-// `gemv`; the sums of units are added in their order, which is another one, so that results differ from a step's by f32 roundings. They
-// do not depend on the other columns.
+// Products of quantized matrices with many 8-bit inputs, in tiles on tensor cores. The products of a unit are summed in integers, as in
+// `gemv`. The sums of units are added in another order than there, so results differ from a step's by f32 roundings. They do not depend on
+// the other columns.
 
 constexpr int code_rows = 128;
 constexpr int code_columns = 64;
@@ -14,7 +14,7 @@ struct CodeStage {
   float input_scales[units][code_columns];
   int input_sums[units][code_columns];
 
-  // Adds the products of a warp's 16 rows with the columns, sixteen at a time; `tiles` is that of the format.
+  // Adds the products of a warp's 16 rows with the columns, sixteen columns at a time; `tiles` is the format's kind of tiles.
   template <int tiles>
   __device__ void multiply(int columns, float (&sums)[code_columns / 8][4]) const {
     int g = lane_index() / 4, t = lane_index() % 4, row = 16 * warp_index();
@@ -51,8 +51,8 @@ struct CodeStage {
   }
 };
 
-// The products of a tile: a warp's 16 rows with `columns` columns, in the places that `each_product` says. The matrix has `all` rows.
-// `input` is that of column threadIdx.x / 4, or null where no one uses it.
+// Computes the products of a tile: a warp's 16 rows with `columns` columns, in the places that `each_product` visits. The matrix has `all`
+// rows. `input` is the input of column threadIdx.x / 4, or null if that column is unused.
 template <int format, int cols>
 __device__ void code_products(
     const u8* weights, int all, int first_row, const Rounded<cols>* input, int columns, float (&sums)[code_columns / 8][4]) {
@@ -95,7 +95,7 @@ __device__ void code_products(
     stage.lines[part][row] = first + part < units ? line : Affine{0.0f, 0.0f};
     wait_for_copies<0>();
     __syncthreads();
-    // The next stage comes while this one is multiplied.
+    // The next stage is loaded while this one is multiplied.
     if (first + Stage::units < units) {
       stored = load_weights(first + Stage::units);
       copy_input(first + Stage::units, stages[at ^ 1]);
@@ -115,7 +115,7 @@ __device__ void each_product(const float (&sums)[code_columns / 8][4], Visit vis
   }
 }
 
-// As `gemm_slots`, of matrices of one format.
+// Like `gemm_slots`, for matrices of one format.
 template <int format, int cols>
 __device__ void gemm_codes(const u8* codes, const Linears& linears, Rows output, int tokens) {
   const Linear& linear = linear_of(linears, blockIdx.x);

@@ -1,5 +1,5 @@
-// GEMM of a chunk by `mma`: weights are converted to `number`, BF16 or F16, in shared memory; inputs are such, sums f32. A block computes
-// a tile of 128 rows and 128 tokens, each of its eight warps 32 rows and 64 tokens.
+// GEMM of a chunk by `mma`: weights are converted to `number`, BF16 or F16, in shared memory. Inputs are in this format, sums in f32. A
+// block computes a tile of 128 rows and 128 tokens, each of its eight warps 32 rows and 64 tokens.
 
 constexpr int mma_rows = 128;
 constexpr int mma_tokens = 128;
@@ -8,8 +8,8 @@ constexpr int mma_depth = 64;
 constexpr int mma_pitch = mma_depth + 8;
 constexpr int mma_tile = 128 * mma_pitch;
 
-// Stores the input of a token in 16-bit numbers, with zeros up to a multiple of the depth. Inputs that a step reads in 8 bits are
-// rounded to these first; products of f32 weights read `floats`, which are not rounded.
+// Stores the input of a token in 16-bit numbers, with zeros up to a multiple of the depth. Inputs that a step reads in 8 bits are rounded
+// to 8 bits first. `floats` receives the input without this rounding, for products with f32 weights.
 template <int number, int rounding, int cols, int flags, bool stores_floats>
 __device__ void prologue_16_bits(const Prologue& prologue, u16* output, const Rows& floats) {
   constexpr int pitch = (cols + mma_depth - 1) / mma_depth * mma_depth;
@@ -30,7 +30,7 @@ __device__ void prologue_16_bits(const Prologue& prologue, u16* output, const Ro
   for (int i = threadIdx.x; i < pitch / 2; i += blockDim.x) row[i] = pack_numbers<number>(value(2 * i), value(2 * i + 1));
 }
 
-// 32 weights of a row in 16-bit numbers.
+// Loads 32 weights of a row in 16-bit numbers.
 template <int format, int number, int cols>
 __device__ void load_weights(const Linear& linear, int row, int first, u32* packed) {
   float values[32];

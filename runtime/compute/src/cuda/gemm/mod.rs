@@ -22,14 +22,14 @@ use crate::operands::{INPUTS, View};
 use crate::weights::Vector;
 
 device_struct! {
-    /// A matrix and its columns of a product.
+    /// A matrix and the columns of its product.
     struct Linear {
         weights: Address as *const u8,
         bias: Address as *const f32,
         rows: i32,
         column: i32,
         format: i32,
-        /// Its first tile.
+        /// The first tile of the matrix.
         first: i32,
         /// Factor of the product, before the bias.
         multiplier: f32,
@@ -49,7 +49,7 @@ device_struct! {
     }
 }
 
-/// A matrix with bias and factor, and the columns of its product.
+/// A matrix with a bias and a factor, and the columns of its product.
 #[derive(Clone, Copy)]
 pub struct WeightMatrix<'a> {
     pub matrix: &'a Matrix,
@@ -62,7 +62,7 @@ pub struct WeightMatrix<'a> {
 }
 
 impl<'a> WeightMatrix<'a> {
-    /// A matrix without bias and factor, whose product is in the first columns.
+    /// A matrix without a bias and a factor, whose product is in the first columns.
     pub fn plain(matrix: &'a Matrix) -> Self {
         WeightMatrix {
             matrix,
@@ -76,7 +76,7 @@ impl<'a> WeightMatrix<'a> {
 /// The three matrices of a gated unit, `down(activation(gate x) * up x)`.
 pub struct GatedUnit<'a> {
     pub gate: WeightMatrix<'a>,
-    /// Its product's columns follow the gate's.
+    /// The columns of its product follow those of `gate`.
     pub up: WeightMatrix<'a>,
     pub down: WeightMatrix<'a>,
     pub activation: Activation,
@@ -84,30 +84,30 @@ pub struct GatedUnit<'a> {
     pub inner: View,
 }
 
-/// A format's number in kernels.
+/// Returns a format's number in kernels.
 fn format_number(format: &Format) -> usize {
     let known = FORMATS.iter().position(|&other| other == format);
     known.expect("every format is in the list")
 }
 
-/// The number of a matrix' format in kernels.
+/// Returns the number of a matrix's format in kernels.
 pub(crate) fn format_of(matrix: &Matrix) -> usize {
     format_number(matrix.format().plain())
 }
 
-/// The set of the matrices' formats, by their numbers.
+/// Returns the set of the matrices' formats, by their numbers.
 pub(crate) fn formats_of(weights: &[WeightMatrix]) -> usize {
     (weights.iter()).fold(0, |set, weight| set | 1 << format_of(weight.matrix))
 }
 
-/// How the input of each of these matrices is rounded.
+/// Returns how the input of each matrix is rounded.
 fn roundings_of(weights: &[WeightMatrix]) -> Vec<Option<Rounding>> {
     let formats = || weights.iter().map(|weight| weight.matrix.format().plain());
     let rounding = |format| Rounding::beside(format, formats());
     formats().map(rounding).collect()
 }
 
-/// Matrices with a common input, grouped by its rounding.
+/// Groups matrices with a common input by how that input is rounded.
 pub(crate) fn by_rounding<'a>(
     weights: &[WeightMatrix<'a>],
 ) -> Vec<(Option<Rounding>, Vec<WeightMatrix<'a>>)> {
@@ -123,7 +123,7 @@ pub(crate) fn by_rounding<'a>(
 
 /// Threads of a block that computes tiles.
 pub(crate) const THREADS: usize = 256;
-/// Rows of a warp in `gemv`.
+/// Rows per warp in `gemv`.
 const WARP_ROWS: usize = 2;
 
 /// Rows and tokens of a tile of `gemm_simt`.
@@ -134,13 +134,13 @@ pub(crate) fn shared_bytes(cols: usize) -> usize {
     cols.next_multiple_of(32) * 5 + cols.div_ceil(32) * 8
 }
 
-/// Whether this many tokens are multiplied in tiles; fewer go token by token.
+/// Whether this many tokens are multiplied in tiles; fewer are multiplied token by token.
 fn in_tiles(tokens: usize) -> bool {
     tokens >= 8
 }
 
 impl Launches<'_> {
-    /// `output = down(activation(gate x) * up x)`, or `+=`.
+    /// Appends `output = down(activation(gate x) * up x)`, or `+=`.
     pub fn gemm_gated(
         &mut self,
         prologue: Prologue,
@@ -199,7 +199,7 @@ impl Launches<'_> {
         self.gemm(prologue, &[down], output, add)
     }
 
-    /// `output[column..] = multiplier matrix input + bias` for each matrix, or `+=`.
+    /// Appends `output[column..] = multiplier matrix input + bias` for each matrix, or `+=`.
     pub fn gemm(
         &mut self,
         prologue: Prologue,
@@ -210,7 +210,7 @@ impl Launches<'_> {
         self.gemm_into(prologue, weights, self.rows(output), add)
     }
 
-    /// As [`Launches::gemm`], into any memory.
+    /// Like [`Launches::gemm`], but writes to any memory.
     pub fn gemm_into(
         &mut self,
         prologue: Prologue,
@@ -230,13 +230,13 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Whether chunks of such inputs are multiplied in integers, as in steps: those in 8 bits where the program routes tokens. There a
-    /// sum that differs in 1e-5 gives one code of a later input another value, which may change a choice, and then all logits differ.
+    /// Whether chunks with such inputs are multiplied in integers, as in steps: 8-bit inputs, where the program routes tokens. There a
+    /// difference of 1e-5 in a sum changes a code of a later input, which may change a choice, and then all logits differ.
     fn is_exact(&self, rounding: Option<Rounding>) -> bool {
         self.has_routing && rounding.is_some_and(Rounding::is_integer)
     }
 
-    /// As [`Launches::gemm`] of inputs that are rounded alike, token by token.
+    /// Like [`Launches::gemm`] for inputs with one rounding, token by token.
     fn gemv_each(
         &mut self,
         prologue: Prologue,
@@ -273,13 +273,13 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Rows of a block in `gemv`.
+    /// Returns the rows per block in `gemv`.
     pub fn block_rows(&self) -> usize {
         self.prologue_threads() / 32 * WARP_ROWS
     }
 
-    /// As [`Launches::gemm`] of inputs that are rounded alike, for many tokens: on tensor cores, except f32 matrices, whose products
-    /// stay exact.
+    /// Like [`Launches::gemm`] for inputs with one rounding, for many tokens: on tensor cores, except for f32 matrices, whose products stay
+    /// exact.
     fn gemm_chunk(
         &mut self,
         prologue: Prologue,
@@ -291,8 +291,8 @@ impl Launches<'_> {
         let cols = weights[0].matrix.cols();
         let (short, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
             (weights.iter()).partition(|weight| self.on_tensor_cores(weight.matrix));
-        // Tiles of few rows, such as those of gates and routers, would leave SMs idle. The kernel that makes the others' inputs stores
-        // theirs too, and they come before the others: their inputs are still in L2.
+        // Tiles of few rows, such as those of gates and routers, would leave SMs idle. The kernel that makes the inputs of the other
+        // matrices stores theirs too. They are multiplied first, while their inputs are still in L2.
         let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
         let in_slots = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.limits.sms;
         let mut unread = in_slots && !exact.is_empty();
@@ -351,7 +351,7 @@ impl Launches<'_> {
         self.linears_in_tiles(weights, |_| tile, add)
     }
 
-    /// As [`Launches::linears`], with this many rows per tile for each matrix.
+    /// Like [`Launches::linears`], with this many rows per tile for each matrix.
     fn linears_in_tiles(
         &self,
         weights: &[WeightMatrix],
@@ -365,7 +365,7 @@ impl Launches<'_> {
         self.linears_at(weights, tile, add, &addresses)
     }
 
-    /// As [`Launches::linears_in_tiles`], of matrices that lie at `addresses`.
+    /// Like [`Launches::linears_in_tiles`], for matrices at these `addresses`.
     fn linears_at(
         &self,
         weights: &[WeightMatrix],

@@ -1,7 +1,7 @@
 // Prologue of a matrix product: a thread block computes a row of its input from columns of a buffer, by norms, gates and functions.
 // `Prologue`, its steps and its flags are in prologue.rs.
 
-// The common size of all normed parts if it is a power of two, else 0: its logarithm is in the bits from this one on.
+// The flags hold the logarithm of the common size of all normed parts from this bit on; 0 if there is no common power of two.
 constexpr int part_bits = 13;
 __device__ constexpr int part_size(int flags) { return flags >> part_bits > 0 ? 1 << (flags >> part_bits) : 0; }
 
@@ -16,12 +16,12 @@ template <int cols, int flags>
 struct Fragment {
   static constexpr int run = (flags & QUADS) != 0 ? 4 : 1;
   static constexpr int least_runs = (cols + run * prologue_threads - 1) / (run * prologue_threads);
-  // Whether two runs are adjacent, eight values: fewer lanes then share 32 values, or a warp has a whole part of a norm.
+  // Whether two runs are adjacent (eight values): fewer lanes then share 32 values, or a warp holds a complete part of a norm.
   static constexpr bool norms_parts = (flags & (PART_NORM | ODD_PART_NORM)) != 0;
   static constexpr bool paired =
       (flags & WARP_HAS_SUPER_BLOCK) != 0 ||
       (run == 4 && cols % 8 == 0 && least_runs > 1 && (!norms_parts || part_size(flags) == 64 * run));
-  // Adjacent runs, and their values.
+  // Adjacent runs of a lane, and the number of their values.
   static constexpr int runs_of_lane = paired ? 2 : 1, in_a_row = run * runs_of_lane;
   static constexpr int runs = (least_runs + runs_of_lane - 1) / runs_of_lane * runs_of_lane;
   static constexpr int count = runs * run;
@@ -31,7 +31,7 @@ struct Fragment {
   static constexpr __device__ int behind(int r) {
     return r / runs_of_lane * prologue_threads * in_a_row + r % runs_of_lane * run;
   }
-  // The first column of run number r, and whether there is one.
+  // The first column of run number r, and whether the run exists.
   static __device__ int column(int r) { return threadIdx.x * in_a_row + behind(r); }
   static __device__ bool has(int r) {
     return cols % (in_a_row * prologue_threads) == 0 || r < runs - runs_of_lane || column(r) < cols;
@@ -59,20 +59,20 @@ struct Fragment {
       try_load_from<r + 1>(entry);
     }
   }
-  // Whether none of them was empty.
+  // Whether none of the loaded entries was empty.
   __device__ bool is_ready() const {
     bool all = true;
 #pragma unroll
     for (int r = 0; r < runs; r++) all &= !has(r) || Mailbox::is_ready<run>(value + r * run);
     return all;
   }
-  // Zeros, for the threads past the last column.
+  // Clears the values, for the threads past the last column.
   __device__ void clear() {
 #pragma unroll
     for (int k = 0; k < count; k++) value[k] = 0.0f;
   }
 #endif
-  // Prefetches for a later load.
+  // Prefetches a row into L1 for a later load.
   __device__ static void prefetch_l1(const float* row) {
 #ifndef WATERLINE_EMULATOR
 #pragma unroll
@@ -81,7 +81,7 @@ struct Fragment {
     }
 #endif
   }
-  // Rounds to 16 bits where products read such inputs.
+  // Rounds the values to 16 bits, if products read 16-bit inputs.
   template <int rounding>
   __device__ void round_short() {
     if constexpr (rounding == TO_BF16 || rounding == TO_F16) {
@@ -117,7 +117,7 @@ __device__ void load_gain(const float* weight, const PrologueStep& step, Fragmen
   }
 }
 
-// Operands of a row's steps besides the row, held in registers where `FEW_STEPS`.
+// Operands of a row's steps apart from the row, held in registers where `FEW_STEPS`.
 template <int cols, int flags>
 struct StepOperands {
   // Gain of a norm of parts, gain of the added columns, added columns, gates.
@@ -126,7 +126,7 @@ struct StepOperands {
   Fragment<cols, flags> added;
   Fragment<cols, flags> gates;
 
-  // Loads them, or prefetches where there are more steps; columns that come from mailboxes excepted.
+  // Loads the operands, or prefetches them where there are more steps; columns from mailboxes are not loaded.
   __device__ void load(const Prologue& prologue, int t, bool added_by_mailbox = false, bool gates_by_mailbox = false) {
     constexpr bool adds = (flags & ADDED_COLUMNS) != 0, is_gated = (flags & GATED_BY_COLUMNS) != 0;
     if constexpr (adds || is_gated || (flags & PART_NORM) != 0) {
@@ -151,7 +151,7 @@ struct StepOperands {
   }
 };
 
-// Norms of a row's parts. A part lies in several warps, in one warp, or in some lanes of one.
+// Norms of a row's parts. A part spans several warps, one warp, or some lanes of a warp.
 template <int cols, int flags>
 __device__ void norm_parts(const PrologueStep& step, int size, const Fragment<cols, flags>& gain, Fragment<cols, flags>& fragment) {
   using Own = Fragment<cols, flags>;
@@ -312,7 +312,7 @@ __device__ void apply_steps(const Prologue& prologue, int t, StepOperands<cols, 
   }
 }
 
-// This thread's fragment of the input of token t.
+// Returns this thread's fragment of the input of token t.
 template <int cols, int flags>
 __device__ Fragment<cols, flags> prologue_row(const Prologue& prologue, int t, float* x) {
   Fragment<cols, flags> fragment;
@@ -323,7 +323,7 @@ __device__ Fragment<cols, flags> prologue_row(const Prologue& prologue, int t, f
   return fragment;
 }
 
-// Stores the input of token t in x, complete after a barrier.
+// Stores the input of token t in x; complete after a barrier.
 template <int cols, int flags>
 __device__ void store_prologue_row(const Prologue& prologue, int t, float* x) {
   prologue_row<cols, flags>(prologue, t, x).store(x);

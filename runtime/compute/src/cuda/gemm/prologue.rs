@@ -1,4 +1,4 @@
-//! Prologue of a matrix product: its input, computed from a buffer's columns by norms, gates and functions. Arguments of `prologue.cu`.
+//! Prologue of a matrix product: computes its input from a buffer's columns by norms, gates and functions. Arguments of `prologue.cu`.
 
 use bytemuck::Zeroable;
 
@@ -18,9 +18,9 @@ device_struct! {
         eps: f32,
         /// A [`StepKind`].
         kind: i32,
-        /// Gains that all parts share.
+        /// Number of gains.
         span: i32,
-        /// Parts.
+        /// Parts that the gains cover.
         groups: i32,
         /// Values of a part.
         size: i32,
@@ -57,7 +57,7 @@ device_enum! {
         AddedColumns = 16,
         Mapped = 32,
         GatedByColumns = 64,
-        /// A warp has runs of 256 values, whose common scale it finds alone.
+        /// Each warp has runs of 256 values, and finds their common scale without other warps.
         WarpHasSuperBlock = 128,
         /// All rows begin at multiples of 16 bytes and have a multiple of four values.
         Quads = 256,
@@ -67,12 +67,12 @@ device_enum! {
         FewSteps = 1024,
         /// All gates are SiLU, which is then inlined.
         SiluGates = 2048,
-        /// Norms of parts have gains of one part, which repeat; else of the whole row. Only where the size of parts is known.
+        /// Norms of parts have gains of one part, which repeat, instead of the whole row. Set only where the size of parts is known.
         RepeatedGains = 4096,
     }
 }
 
-/// The logarithm of the size of parts begins at this bit, as in prologue.cu.
+/// The logarithm of the size of parts begins at this bit of the flags, as in prologue.cu.
 const PART_BITS: u32 = 13;
 
 const MOST_STEPS: usize = 4;
@@ -88,7 +88,7 @@ device_struct! {
 }
 
 impl PrologueFlag {
-    /// The set of these flags.
+    /// Returns the set of these flags.
     pub(crate) fn set(flags: &[(bool, PrologueFlag)]) -> usize {
         let bit = |&(has, flag): &(bool, PrologueFlag)| if has { flag as usize } else { 0 };
         flags.iter().map(bit).sum()
@@ -96,12 +96,12 @@ impl PrologueFlag {
 }
 
 impl Prologue {
-    /// Its steps.
+    /// Returns the steps.
     fn steps(&self) -> &[PrologueStep] {
         &self.step[..self.steps as usize]
     }
 
-    /// Its properties, bits of prologue.cu, for an input of `cols` columns.
+    /// Returns the properties, bits of prologue.cu, for an input of `cols` columns.
     pub fn flags(&self, cols: usize) -> usize {
         let kind = |step: &PrologueStep| {
             let size = step.size as usize;
@@ -123,7 +123,7 @@ impl Prologue {
             .fold(0, |flags, step| flags | kind(step))
     }
 
-    /// As [`Prologue::flags`], with those that make a kernel faster and change no bit of the input.
+    /// Like [`Prologue::flags`], with the flags that make a kernel faster and change no bit of the input.
     pub fn all_flags(&self, cols: usize) -> usize {
         let parts = self.equal_parts(cols);
         let size = parts.map_or(0, |(size, _)| (size.ilog2() as usize) << PART_BITS);
@@ -141,7 +141,7 @@ impl Prologue {
         self.flags(cols) & PrologueFlag::OddPartNorm as usize != 0
     }
 
-    /// Whether one token's input can be read in quads: everything begins at a multiple of 16 bytes.
+    /// Whether one token's input can be read in quads: all addresses are multiples of 16 bytes.
     pub fn in_quads(&self, cols: usize) -> bool {
         let aligned = |address: &Address| address.is_multiple_of(16);
         let addresses = self
@@ -161,8 +161,8 @@ impl Prologue {
             && self.steps().iter().all(parts)
     }
 
-    /// Whether a thread's quads may be pairs: then a warp has 256 values that follow one another, and parts of norms are whole numbers of
-    /// warps' values, or divide them.
+    /// Whether a thread's quads may be paired. A warp then has 256 consecutive values; the size of parts must be a multiple or a divisor of
+    /// 256.
     pub fn in_octets(&self, cols: usize) -> bool {
         const WARP: usize = 256;
         let parts = |step: &PrologueStep| {
@@ -188,7 +188,7 @@ impl Prologue {
         self.steps().iter().any(gate) && self.steps().iter().all(|step| !gate(step) || silu(step))
     }
 
-    /// The common size of all normed parts of a row of `cols`, if it is a power of two of at least 32, and whether they share the
+    /// Returns the common size of all normed parts of a row of `cols`, if it is a power of two of at least 32, and whether they share the
     /// gains of one part.
     pub fn equal_parts(&self, cols: usize) -> Option<(usize, bool)> {
         let normed = |step: &&PrologueStep| step.kind <= LAYER_NORM && step.size as usize != cols;
@@ -201,7 +201,7 @@ impl Prologue {
         parts.all(|part| part == Some(first)).then_some(first)
     }
 
-    /// Epsilon of a late norm: the last step is the only norm, an RMS norm of the whole row of `cols` without a bias.
+    /// Returns epsilon of a late norm: the last step is the only norm, an RMS norm of the whole row of `cols` without a bias.
     pub fn late_norm(&self, cols: usize) -> Option<f32> {
         let (last, others) = self.steps().split_last()?;
         let plain = last.kind == NORM && last.size as usize == cols && last.bias == 0;
@@ -209,7 +209,7 @@ impl Prologue {
         (plain && alone).then_some(last.eps)
     }
 
-    /// The input columns, if [`Prologue::has_few_steps`].
+    /// Returns the input columns, if [`Prologue::has_few_steps`].
     pub fn columns(&self, cols: usize) -> Option<Rows> {
         self.has_few_steps().then_some(Rows {
             width: cols as i32,
@@ -217,7 +217,7 @@ impl Prologue {
         })
     }
 
-    /// The columns of the first step of this kind, an addition or a gate.
+    /// Returns the columns of the first step of this kind, an addition or a gate.
     pub(crate) fn columns_of(&self, kind: StepKind, cols: usize) -> Option<Rows> {
         let step = self.steps().iter().find(|step| step.kind == kind as i32)?;
         Some(Rows {
@@ -226,21 +226,21 @@ impl Prologue {
         })
     }
 
-    /// Whether its last step is a norm: values are then no larger than its gains times the root of its width.
+    /// Whether the last step is a norm: values are then no larger than its gains times the square root of its width.
     pub fn ends_in_norm(&self) -> bool {
         self.steps()
             .last()
             .is_some_and(|step| step.kind <= LAYER_NORM)
     }
 
-    /// Whether it has no steps.
+    /// Whether there are no steps.
     pub fn is_plain(&self) -> bool {
         self.steps == 0
     }
 }
 
 impl Launches<'_> {
-    /// The prologue of an input: its columns, or their norm.
+    /// Returns the prologue of an input: its columns, or their norm.
     pub fn prologue(&self, input: View, norm: Option<&Norm>) -> Result<Prologue> {
         let mut prologue = Prologue {
             input: self.rows(input),
@@ -253,7 +253,7 @@ impl Launches<'_> {
         Ok(prologue)
     }
 
-    /// The prologue of a mixer's output with the steps `finish`. More steps than a kernel has go through the buffer of inputs.
+    /// Returns the prologue of a mixer's output with the steps `finish`. More steps than a kernel has go through the buffer of inputs.
     pub fn output_prologue(&mut self, input: View, finish: &[OutputOp]) -> Result<Prologue> {
         let mut prologue = self.prologue(input, None)?;
         for (index, steps) in finish.chunks(MOST_STEPS).enumerate() {
@@ -308,7 +308,7 @@ impl Launches<'_> {
         })
     }
 
-    /// Stores an input in `output`, which may be its own columns.
+    /// Stores an input in `output`, which may be the input's own columns.
     pub fn store_prologue(&mut self, prologue: Prologue, output: View) {
         self.also_writes(self.rows(output).bytes());
         self.push(Call {

@@ -1,5 +1,5 @@
 // Matrix products on plain cores. `gemv` multiplies token by token: each block runs the prologue of the whole input, each warp multiplies
-// two rows of weights. `store_prologue` and `gemm_simt` do the same for chunks, in tiles.
+// two rows of weights. `store_prologue` and `gemm_simt` do this for chunks, in tiles.
 // `Linears` is in mod.rs.
 
 __device__ inline const Linear& linear_of(const Linears& linears, int tile) {
@@ -8,7 +8,7 @@ __device__ inline const Linear& linear_of(const Linears& linears, int tile) {
   return linears.at[found];
 }
 
-// The inputs of a warp that share a scale, in 8 bits: a lane has one of each unit.
+// The inputs of a warp that share a scale, in 8 bits. A lane has one input of each unit.
 template <int rounding>
 struct WarpCodes {
   static constexpr int units = units_of_scale(rounding);
@@ -30,7 +30,7 @@ struct WarpCodes {
   }
 };
 
-// The values that `count` inputs have when they are rounded, by the block; `to` may be `from`. Complete after a barrier.
+// Rounds `count` inputs as products would read them, by the whole block; `to` may be `from`. Complete after a barrier.
 template <int rounding, int count>
 __device__ void round_values(const float* from, float* to) {
   if constexpr (to_codes(rounding)) {
@@ -83,7 +83,7 @@ struct Rounded {
 
 constexpr int rows_of_warp = 2;
 
-// The products of a warp's rows with x, in every lane.
+// Computes the products of a warp's rows with x, in every lane.
 template <int format, int cols>
 __device__ void warp_products(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
   using Weights = Format<format, cols>;
@@ -113,7 +113,7 @@ __device__ void warp_products(const Linear& linear, int row, const float* x, con
   for (int r = 0; r < rows_of_warp; r++) products[r] = warp_sum(products[r]);
 }
 
-// Calls the instance of warp_products for the matrix' format, one of `formats`.
+// Calls the instance of `warp_products` for the matrix's format, one of `formats`.
 template <int formats, int cols, int format = 0>
 __device__ void products_by_format(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
   if constexpr (format < format_count) {
@@ -143,7 +143,7 @@ __device__ void prefetch_rows(const Linear& linear, int row) {
   }
 }
 
-// Rounds the input x of `cols` values to 8 bits, stored after it. Complete after a barrier.
+// Rounds the input x of `cols` values to 8 bits and stores the result after it. Complete after a barrier.
 template <int rounding, int cols>
 __device__ int* round_input(float* x) {
   int* rounded = reinterpret_cast<int*>(x + (cols + 31) / 32 * 32);
@@ -151,7 +151,7 @@ __device__ int* round_input(float* x) {
   return rounded;
 }
 
-// Computes the input of token t in x, rounded to 16 bits or in f32.
+// Computes the input of token t in x, in f32 or rounded to 16 bits.
 template <int rounding, int cols, int flags>
 __device__ void load_values(const Prologue& prologue, int t, float* x) {
   Fragment<cols, flags> input = prologue_row<cols, flags>(prologue, t, x);
@@ -160,7 +160,7 @@ __device__ void load_values(const Prologue& prologue, int t, float* x) {
   __syncthreads();
 }
 
-// Computes the input of token t in x: rounded to 16 bits, or in f32 followed by the 8-bit form.
+// Computes the input of token t in x: rounded to 16 bits, or in f32 followed by the 8-bit form, which is returned.
 template <int rounding, int cols, int flags>
 __device__ int* load_input(const Prologue& prologue, int t, float* x) {
   load_values<rounding, cols, flags>(prologue, t, x);
@@ -223,7 +223,7 @@ constexpr int tile_rows = 64;
 constexpr int tile_tokens = 64;
 constexpr int tile_depth = 32;
 
-// 32 consecutive weights of a row; zeros beyond the matrix.
+// Unpacks 32 consecutive weights of a row, or zeros beyond the matrix.
 template <int format, int cols>
 __device__ void weights_of_row(const Linear& linear, int row, int first, float* out) {
   using Weights = Format<format, cols>;
@@ -252,7 +252,7 @@ __device__ void weights_by_format(const Linear& linear, int row, int first, floa
   }
 }
 
-// A tile of rows times a tile of tokens, 256 threads with four by four products each.
+// Multiplies a tile of rows with a tile of tokens: each of 256 threads computes four by four products.
 template <int formats, int cols>
 __device__ void gemm_simt(Rows input, Linears linears, Rows output, int tokens) {
   __shared__ float weights[tile_depth][tile_rows + 1];

@@ -1,5 +1,5 @@
-// Matrix products of several tokens, each with the bits that `gemv` gives it alone. The inputs are made once, and a warp's
-// rows of the weights are read once for all slots, which are tokens of one session or of several.
+// Matrix products of several tokens (slots), which may belong to several sessions. Each slot gets the bits of `gemv`. The inputs are made
+// once, and a warp reads its rows of the weights once for all slots.
 
 // Bytes from one token's codes to the next.
 template <int cols>
@@ -8,7 +8,7 @@ constexpr int codes_pitch = (cols + cols / 32 * 8 + 15) / 16 * 16;
 template <int cols>
 constexpr int floats_pitch = (cols + 31) / 32 * 32;
 
-// Columns `first` and the `span` - 1 after it of an input, as they are and in 8 bits.
+// Columns `first` to `first + span - 1` of an input, in full and in 8 bits.
 template <int span>
 struct InputSpan {
   int first;
@@ -16,8 +16,8 @@ struct InputSpan {
   const Rounded<span>& codes;
 };
 
-// Makes columns `span * blockIdx.x` and those after it of the input of token `blockIdx.y` as `gemv` does. A norm makes every block read
-// the whole row. The kernel is short, so the next one may start at once; gains come while this one waits.
+// Makes `span` columns of the input of token `blockIdx.y`, from column `span * blockIdx.x` on, as `gemv` does. With a norm, every block
+// reads the whole row. The kernel is short, so the next one may start at once; gains are prefetched while this kernel waits.
 template <int rounding, int cols, int flags, int span>
 __device__ InputSpan<span> load_span(const Prologue& prologue) {
   launch_dependents();
@@ -44,8 +44,8 @@ __device__ InputSpan<span> load_span(const Prologue& prologue) {
   return {first, x, *reinterpret_cast<const Rounded<span>*>(rounded)};
 }
 
-// Stores a part of the input of token `blockIdx.y` as products on plain cores read it: floats, and 8 bits, where one of the formats
-// needs them.
+// Stores a part of the input of token `blockIdx.y` in the forms that products on plain cores read: as floats, and in 8 bits where one of
+// the formats needs that.
 template <int formats, int rounding, int cols, int span>
 __device__ void store_slots(const InputSpan<span>& in, float* floats, u8* codes) {
   if constexpr ((formats & ~integer_formats) != 0) {
@@ -68,8 +68,8 @@ __device__ void slots_prologue(const Prologue& prologue, float* floats, u8* code
   store_slots<formats, rounding, cols>(load_span<rounding, cols, flags, span>(prologue), floats, codes);
 }
 
-// The inputs of the slots that a block multiplies. All slots of a tile are there, the last ones perhaps without a use: a branch
-// for each would keep its loads from overlapping with the others'.
+// The inputs of the slots that a block multiplies. All slots of a tile have inputs, even if the last ones are unused: a branch per slot
+// would keep its loads from overlapping with those of other slots.
 struct SlotInputs {
   const float* floats;
   const u8* codes;
@@ -84,8 +84,8 @@ struct SlotInputs {
   }
 };
 
-// The products of a warp's rows with each slot, as `warp_products` makes them; a lane has its part of each sum. `In` has the
-// inputs as `SlotInputs` has them.
+// Computes the products of a warp's rows with each slot, as `warp_products` does; each lane has its part of every sum. `In` provides the
+// inputs like `SlotInputs`.
 template <int format, int cols, int rows, int slots, class In>
 __device__ void slot_products(const Linear& linear, int row, const In& in, float (&sums)[rows * slots]) {
   using Weights = Format<format, cols>;
@@ -131,7 +131,7 @@ __device__ void slot_products(const Linear& linear, int row, const In& in, float
   }
 }
 
-// Sums over the lanes in the order of `warp_sum`; of `count` sums a lane has number lane / (32 / count) in the first place.
+// Adds up the lanes in the order of `warp_sum`; of `count` sums, a lane has number lane / (32 / count) in the first place.
 template <int count, int distance = 16>
 __device__ void sum_lanes(float* sums) {
   if constexpr (distance > 0) {
@@ -150,7 +150,7 @@ __device__ void sum_lanes(float* sums) {
   }
 }
 
-// The instance for the matrix' format, one of `formats`, and the sum that this lane then has.
+// Calls the instance for the matrix's format, one of `formats`, and returns the sum that this lane has.
 template <int formats, int cols, int rows, int slots, int format = 0>
 __device__ float slots_by_format(const Linear& linear, int row, const SlotInputs& in) {
   if constexpr (format < format_count) {
@@ -183,7 +183,7 @@ __device__ void prefetch_row_codes(const Linear& linear, int row) {
   }
 }
 
-// Multiplies one row of a matrix, one of `formats`: a warp takes one slot after another.
+// Multiplies one row of a matrix whose format is one of `formats`: a warp multiplies one slot after another.
 template <int formats, int cols>
 __device__ void multiply_row(const float* floats, const u8* codes, const Linear& linear, int row, bool add, Rows output, int tokens) {
   for (int slot = warp_index(); slot < tokens; slot += blockDim.x / 32) {
@@ -195,7 +195,7 @@ __device__ void multiply_row(const float* floats, const u8* codes, const Linear&
   }
 }
 
-// Which rows and slots a warp multiplies. Blocks with the same rows follow one another, so that those are read once.
+// The rows and slots that a warp multiplies. Blocks with the same rows are consecutive, so that these rows are read once.
 template <int cols, int rows, int slots>
 struct SlotTile {
   static constexpr int pitch = floats_pitch<cols>;
@@ -212,7 +212,7 @@ struct SlotTile {
   __device__ SlotInputs inputs(const float* floats, const u8* codes) const {
     return {floats + (long long)first * pitch, codes + (long long)first * codes_pitch<cols>};
   }
-  // The row and the token, from the tile's first ones on, of the sum that this lane has; none but for one of those with the same.
+  // Adds the row of this lane's sum to `row` and sets its slot, both relative to the tile; returns true in one of the lanes with that sum.
   __device__ static bool place(int& row, int& slot) {
     constexpr int lanes = 32 / (rows * slots);
     int sum = lane_index() / lanes;
@@ -240,7 +240,7 @@ __device__ void gemm_slots(const float* floats, const u8* codes, const Linears& 
   *place = linears.add ? *place + product : product;
 }
 
-// `output = function(gate x) * up x`, as `gemv_gated`.
+// `output = function(gate x) * up x`, like `gemv_gated`.
 template <int formats, int cols, int rows, int slots, int function>
 __device__ void gemm_gated_slots(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   using Tile = SlotTile<cols, rows, slots>;

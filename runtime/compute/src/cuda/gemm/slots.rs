@@ -1,5 +1,5 @@
-//! Matrix products of several slots, with the bits of a step: on plain cores (`slots.cu`), or on tensor cores (`slots_mma.rs`).
-//! Chunks of codes meet some formats in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
+//! Matrix products of several slots, with the bits of a step: on plain cores (`slots.cu`), or on tensor cores (`slots_mma.rs`). Chunks with
+//! 8-bit inputs and some formats use larger tiles (`codes_mma.cu`), which differ from a step only in the order of f32 sums.
 
 use waterline_quant::{Matrix, Rounding};
 
@@ -13,14 +13,14 @@ use crate::error::Result;
 use crate::functions::OutputOp;
 use crate::operands::{INPUTS, View};
 
-/// The text that defines products of slots.
+/// The files that define products of slots.
 pub(crate) const SOURCE: &[Source] = &[
     Source::new("cuda/gemm/slots.cu", &[]),
     Source::new("cuda/gemm/slots_mma.cu", &[]),
     Source::new("cuda/gemm/codes_mma.cu", &[]),
 ];
 
-/// Products of slots that do the work on single values after them.
+/// The files that define products of slots that also do the work on single values after them.
 pub(super) const FINISH_SOURCE: &[Source] = &[
     ROW_OPS[0],
     SOURCE[0],
@@ -28,23 +28,23 @@ pub(super) const FINISH_SOURCE: &[Source] = &[
     Source::new("cuda/gemm/slots_finish.cu", &[]),
 ];
 
-/// Slots that a warp multiplies at once.
+/// Maximum number of slots that a warp multiplies at once.
 pub(super) const SLOTS: usize = 8;
-/// Rows of a warp where there are many, so that they share the loads of the slots' inputs, and where there are few.
+/// Rows per warp where there are many rows, so that they share the loads of the slots' inputs, and where there are few.
 const ROWS: [usize; 2] = [4, 2];
 /// Warps of a block.
 pub(super) const WARPS: usize = THREADS / 32;
 
-/// Columns of an input that a block may make.
+/// Numbers of input columns that a block may make.
 const SPANS: [usize; 4] = [256, 512, 1024, 2048];
 
-/// Rows and tokens of a tile of codes on tensor cores, and bytes of shared memory: two of `CodeStage` in codes_mma.cu.
+/// Rows and tokens of a tile of codes on tensor cores, and bytes of shared memory: two `CodeStage`s of codes_mma.cu.
 pub(crate) const CODE_ROWS: usize = 128;
 const CODE_TOKENS: usize = 64;
 pub(crate) const CODES_SHARED: usize =
     2 * (CODE_ROWS + CODE_TOKENS) * (2 * (32 + 2 * size_of::<f32>()) + 16);
 
-/// SlotInputs of several tokens.
+/// The inputs of several tokens.
 struct SlotInputs {
     floats: Parameter,
     codes: Parameter,
@@ -53,18 +53,18 @@ struct SlotInputs {
 }
 
 impl Launches<'_> {
-    /// Slots that a warp multiplies at once: a power of two.
+    /// Returns the slots that a warp multiplies at once: a power of two.
     fn slot_tile(&self) -> usize {
         self.tokens.next_power_of_two().min(SLOTS)
     }
 
-    /// Rows of a warp, so that the blocks of `rows` rows in all are as many as the SMs, if they can be.
+    /// Returns the rows per warp with which `rows` rows in all fill the SMs with blocks, if possible.
     fn rows_of_warp(&self, rows: usize) -> usize {
         let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.limits.sms;
         *ROWS.iter().find(fills).unwrap_or(&ROWS[1])
     }
 
-    /// Room for the inputs of several tokens: in f32, and in 8 bits where they have such; the next ones take their place.
+    /// Takes a workspace for the inputs of several tokens: in f32, and in 8 bits if `has_codes`. The next product reuses it.
     pub(super) fn slots_room(&mut self, cols: usize, has_codes: bool) -> Result<[Address; 2]> {
         let widest = self.memory.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
@@ -75,12 +75,12 @@ impl Launches<'_> {
         } else {
             0
         };
-        // A pointer to nothing would not be aligned.
+        // The address must be aligned even if there are no codes.
         let codes = self.shared_address("codes of slots", (tokens * of_token).max(16))?;
         Ok([floats, codes])
     }
 
-    /// Where another kernel stores the inputs of f32 matrices, as [`Launches::gemm_stored_slots`] reads them.
+    /// Returns the place where another kernel stores the inputs of f32 matrices for [`Launches::gemm_stored_slots`].
     pub(super) fn stored_slots(&mut self, cols: usize) -> Result<Rows> {
         let [first, _] = self.slots_room(cols, false)?;
         Ok(Rows {
@@ -90,7 +90,7 @@ impl Launches<'_> {
         })
     }
 
-    /// As [`Launches::gemm_slots`] of f32 matrices whose inputs are stored.
+    /// Like [`Launches::gemm_slots`], for f32 matrices whose inputs are stored already.
     pub(super) fn gemm_stored_slots(
         &mut self,
         weights: &[WeightMatrix],
@@ -111,7 +111,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Makes the inputs of matrices of these formats.
+    /// Makes the inputs for matrices of these formats.
     fn slots_prologue(
         &mut self,
         prologue: Prologue,
@@ -129,8 +129,8 @@ impl Launches<'_> {
         })
     }
 
-    /// Columns of an input that a block makes: as few as can be while the blocks of all tokens run at once. Values that share a scale are
-    /// in one block.
+    /// Returns the input columns per block: as few as possible while the blocks of all tokens run at once. Values that share a scale are in
+    /// one block.
     pub(super) fn input_span(&self, cols: usize) -> usize {
         let most = (2 * self.limits.sms / self.tokens).max(1);
         let mut spans = SPANS.into_iter();
@@ -138,7 +138,7 @@ impl Launches<'_> {
         span.unwrap_or(cols)
     }
 
-    /// Writes the inputs of matrices of these formats: floats, and codes where a format needs them.
+    /// Writes the inputs for matrices of these formats: floats, and codes where a format needs them.
     pub(crate) fn write_inputs(
         &mut self,
         prologue: Prologue,
@@ -165,12 +165,12 @@ impl Launches<'_> {
         });
     }
 
-    /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
+    /// Whether chunks of 8-bit inputs are multiplied with this matrix in tiles on tensor cores.
     pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
         self.limits.tensor_cores != TensorCores::None && matrix.format().plain().code_tiles
     }
 
-    /// As [`Launches::gemm_into`] of inputs that are rounded alike.
+    /// Like [`Launches::gemm_into`], for inputs with one rounding.
     pub(super) fn gemm_slots(
         &mut self,
         prologue: Prologue,
@@ -186,7 +186,7 @@ impl Launches<'_> {
         }
         let formats = (formats_of(&weights), rounding);
         let inputs = self.slots_prologue(prologue, formats, cols)?;
-        // Those in tiles format by format, the others together.
+        // Matrices in tiles format by format, the others together.
         let tiles_of = |weight: &WeightMatrix| {
             let in_tiles = !self.as_steps && self.in_code_tiles(weight.matrix);
             in_tiles.then(|| format_of(weight.matrix))
@@ -219,7 +219,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Products of a few matrices on plain cores.
+    /// Appends the products of at most [`MOST_LINEARS`] matrices on plain cores.
     fn gemm_plain_slots(
         &mut self,
         inputs: &SlotInputs,
@@ -235,7 +235,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// As [`Launches::gemm_gated`].
+    /// Like [`Launches::gemm_gated`].
     pub(super) fn gemm_gated_slots(
         &mut self,
         prologue: Prologue,

@@ -1,7 +1,7 @@
 // A product of a batch's slots on tensor cores with the work on single values that follows it: short convolutions, activations and gates,
 // with the bits of `prepare`.
 
-// The way of one value of a slot: through a group's convolution and activations, or a gate, or neither.
+// The work on one value of a slot: a group's convolution and activations, a gate, or nothing.
 struct SlotFinish {
   const PrepareGroup* group = nullptr;
   const PrepareGate* gate = nullptr;
@@ -25,7 +25,7 @@ struct SlotFinish {
     return inside;
   }
 
-  // Begins to copy what the value will meet to `room`, whose floats are `pitch` apart: inputs of the convolution, its weights, its bias.
+  // Starts copying the value's operands to `room`, whose floats are `pitch` apart: inputs of the convolution, its weights, its bias.
   __device__ void begin(float* room, int pitch) const {
     if (gate && column % 4 == 0 && gate->columns.width % 4 == 0) {
       if (gate->rate) prefetch(gate->rate + column, 4 * sizeof(float));
@@ -42,7 +42,7 @@ struct SlotFinish {
     if (group->bias) copy_async<4>(room + (2 * short_past + 1) * pitch, group->bias + column);
   }
 
-  // The finished value.
+  // Returns the finished value.
   __device__ float apply(float value, const float* room, int pitch) const {
     if (gate) return gate_value(*gate, column, value);
     if (!group) return value;
@@ -64,8 +64,8 @@ struct SlotFinish {
   }
 };
 
-// As `gemm_slots_tensor` of matrices of `format` alone. The `PrepareTasks` of slots are `stride` bytes apart; their operands, which no
-// other kernel of this pass writes, are on their way to `room_at` in shared memory with the weights. A thread reads what it copied.
+// Like `gemm_slots_tensor`, for matrices of `format` only. The slots' `PrepareTasks` are `stride` bytes apart; their operands, which no
+// other kernel of this pass writes, are copied to `room_at` in shared memory with the weights. A thread reads what it has copied.
 template <int format, int cols, int tiles, int row_tiles, int stages, int room_at>
 __device__ void gemm_finished_slots_tensor(const u8* inputs, const Linears& linears, Rows output, int tokens, const u8* tasks, int stride) {
   constexpr int rows = row_tiles * slot_rows, pitch = rows * 8 * tiles;

@@ -1,15 +1,15 @@
-// Products of matrices with the slots of a batch on tensor cores. A block takes sixteen rows of one matrix or of two, or 32 of one, and each
-// of its warps a part of their depth. A slot's sums do not depend on the other slots.
+// Products of matrices with the slots of a batch on tensor cores. A block multiplies sixteen rows of one matrix or of two, or 32 rows of
+// one, and each of its warps a part of their depth. A slot's sums do not depend on the other slots.
 //
-// BF16: an input is the sum of two bf16 numbers, which leaves out less than 2^-16 of it; sums are f32.
-// Inputs in 8 bits: the products of codes are summed in integers, unit by unit, and each product has the bits of `gemv`: a warp keeps the
-// sums of four of that function's lanes apart, and all sums are added in the order of `warp_sum`. The weights are on their way into shared
-// memory before the kernels that make the inputs have ended.
+// BF16: an input is the sum of two bf16 numbers, which omits less than 2^-16 of it; sums are f32.
+// 8-bit inputs: the products of codes are summed in integers, unit by unit, and each product has the bits of `gemv`: a warp keeps the sums
+// of four lanes of `gemv` separate, and all sums are added in the order of `warp_sum`. The weights are copied into shared memory while the
+// kernels that make the inputs still run.
 
 constexpr int slot_rows = 16;
 constexpr int slot_warps = 8;
 
-// Makes the input of token `blockIdx.y` in two consecutive parts, `span` columns a block.
+// Makes the input of token `blockIdx.y` in two parts, one after the other; a block makes `span` columns.
 template <int rounding, int cols, int flags, int span>
 __device__ void slots_prologue_parts(const Prologue& prologue, u8* inputs) {
   InputSpan<span> in = load_span<rounding, cols, flags, span>(prologue);
@@ -17,14 +17,14 @@ __device__ void slots_prologue_parts(const Prologue& prologue, u8* inputs) {
   for (int i = 2 * threadIdx.x; i < span; i += 2 * blockDim.x) SplitPair<2>(in.values[i], in.values[i + 1]).store(row + i, cols);
 }
 
-// A unit of eight slots: two words of codes for each lane, then of each pair of slots both scales and both sums of codes.
+// A unit of eight slots: two words of codes for each lane, then for each pair of slots both scales and both sums of codes.
 struct SlotUnit {
   uint2 codes[32];
   uint4 scales[4];
 };
 
-// Makes the input of token `blockIdx.y` in 8 bits, `SlotUnit`s of eight slots one after another, and for the matrices of `formats`,
-// which are multiplied on plain cores, as `slots_prologue` does.
+// Makes the input of token `blockIdx.y` in 8 bits, as consecutive `SlotUnit`s of eight slots. Also makes it as `slots_prologue` does, for
+// the matrices of `formats`, which are multiplied on plain cores.
 template <int formats, int rounding, int cols, int flags, int span>
 __device__ void slots_prologue_codes(const Prologue& prologue, float* floats, u8* codes, u8* inputs) {
   InputSpan<span> in = load_span<rounding, cols, flags, span>(prologue);
@@ -42,7 +42,7 @@ __device__ void slots_prologue_codes(const Prologue& prologue, float* floats, u8
   store_slots<formats, rounding, cols>(in, floats, codes);
 }
 
-// Sixteen rows of a matrix that has `rows` in all.
+// Sixteen rows, from `first` on, of a matrix of `rows` rows.
 struct RowTile {
   const u8* weights;
   int rows;
@@ -51,8 +51,8 @@ struct RowTile {
   __device__ RowTile(const Linear& linear, int first) : weights(linear.weights), rows(linear.rows), first(first) {}
 };
 
-// The sums of a warp's part of the depth, [16 rows, 8 slots] for each tile of slots that is used. Eight numbers of the depth that
-// follow one another are a lane's, in both operands.
+// Computes the sums of a warp's part of the depth, [16 rows, 8 slots] for each used tile of slots. Each lane takes eight consecutive
+// numbers of the depth, in both operands.
 template <int cols, int tiles>
 __device__ void sums_of_parts(const RowTile& own, const u16* inputs, int used, float (&sums)[1][tiles][4]) {
   int g = lane_index() / 4, t = lane_index() % 4;
@@ -78,13 +78,13 @@ __device__ void sums_of_parts(const RowTile& own, const u16* inputs, int used, f
   }
 }
 
-// The codes and scales of a block's rows in shared memory, in pieces of 1 KB of each row, `stages` of them at a time. Sixteen bytes after
+// The codes and scales of a block's rows in shared memory, in pieces of 1 KB of each row, `stages` pieces at a time. Sixteen bytes after
 // each row put the eight rows of an operand in different banks. `StagedRows` in slots_mma.rs counts the same bytes.
 template <int format, int cols, int row_tiles, int stages>
 struct StagedRows {
   using Weights = Format<format, cols>;
   static constexpr int units = cols / 32, rows = slot_rows * row_tiles;
-  // Units of a piece, whole super-blocks where the format has such, and their bytes in a row: codes, and scales that stand apart.
+  // Units of a piece (whole super-blocks, if the format has them), and their bytes in a row: codes, and separate scales.
   static constexpr int most = 1024 * units / Weights::row_bytes / 32 * 32;
   static constexpr int piece = units > most ? most : (units + 7) / 8 * 8, pieces = (units + piece - 1) / piece;
   static constexpr int code_bytes = piece * Weights::row_bytes / units, scale_bytes = piece * Weights::scale_row_bytes / units;
@@ -97,7 +97,7 @@ struct StagedRows {
   __device__ u8* codes(int number) const { return room + number % stages * (rows * (pitch + scale_pitch)); }
   __device__ u8* scales(int number) const { return codes(number) + rows * pitch; }
 
-  // Begins to copy piece `number`, if there is one. The end of a group of copies, in any case.
+  // Starts copying piece `number`, if it exists. Ends a group of copies in any case.
   __device__ void copy(int number) const {
     int used = min(piece, units - number * piece);
     if (used > 0) {
@@ -112,8 +112,8 @@ struct StagedRows {
     commit_copies();
   }
 
-  // `used` of up to `most` bytes of each row, `size` bytes at a time. The matrix' part that they are of begins after `before` bytes for each
-  // of its rows.
+  // Copies `used` of up to `most` bytes of each row, `size` bytes at a time. The part of the matrix that is copied begins after `before`
+  // bytes for each of the matrix's rows.
   template <int most, int size>
   __device__ void copy_rows(u8* to, int pitch, int used, int from, int row_bytes, int before) const {
     for (int i = threadIdx.x; i < rows * (most / size); i += blockDim.x) {
@@ -133,17 +133,17 @@ struct StagedRows {
     }
   }
 
-  // The codes of row `row` in piece `number`, and its scales.
+  // Returns the codes of row `row` in piece `number`, and its scales.
   __device__ Units row_units(int number, int row) const { return {codes(number) + row * pitch, scales(number) + row * scale_pitch}; }
 };
 
-// A lane's words of the inputs of four units of each tile of slots.
+// A lane's words of the inputs: four units of each tile of slots.
 template <int tiles, int units>
 struct InputWords {
   uint2 codes[4][tiles];
   uint4 scales[4][tiles];
 
-  // Those of units `first`, eight further, and so on. After the last unit come those of the last one, which are not summed.
+  // Loads units `first`, `first` + 8, and so on. Beyond the last unit it loads the last one, which is not summed again.
   __device__ void load(const SlotUnit* inputs, int first, int used) {
     int t = lane_index() % 4;
 #pragma unroll
@@ -158,14 +158,14 @@ struct InputWords {
   }
 };
 
-// As `sums_of_parts`, of codes: units w, w + 8, w + 16 and w + 24 of every 32 are those of warp w.
+// Like `sums_of_parts`, for codes: warp w takes units w, w + 8, w + 16 and w + 24 of every 32.
 template <int format, int cols, int tiles, int row_tiles, int stages>
 __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>& staged, const SlotUnit* inputs, int used,
                               float (&sums)[row_tiles][tiles][4]) {
   using Weights = Format<format, cols>;
   using Rows = StagedRows<format, cols, row_tiles, stages>;
   constexpr int units = cols / 32, lanes = 4;
-  // 1.5 * 2^23: as a float, with an integer below 2^22 added to its bits, it is the larger by that integer.
+  // 1.5 * 2^23: adding an integer below 2^22 to the bits of this float increases its value by that integer.
   constexpr int magic = 0x4b400000;
   int g = lane_index() / 4, t = lane_index() % 4;
   float parts[lanes][row_tiles][tiles][4] = {};
@@ -179,7 +179,7 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
     for (int local = 0; local < Rows::piece; local += 32) {
       int first = number * Rows::piece + local + warp_index();
       if (first >= units) break;
-      // The next inputs come while these are multiplied.
+      // The next inputs are loaded while these are multiplied.
       InputWords<tiles, units> next;
       if (tiles * row_tiles == 1) next.load(inputs, first + 32, used);
 #pragma unroll
@@ -261,8 +261,8 @@ __device__ void sums_of_codes(const StagedRows<format, cols, row_tiles, stages>&
   }
 }
 
-// The sums of a block's rows, those of `first` and, of two tiles, of `last`, from all warps: in shared memory [row tile, warp, slot, row].
-// `begin` starts other loads, after those of the weights and before the inputs are there.
+// Computes the sums of a block's rows (those of `first`, and with two row tiles those of `last`) in all warps: in shared memory [row tile,
+// warp, slot, row]. `begin` starts other loads, after those of the weights and before the inputs are complete.
 template <int format, int cols, int tiles, int row_tiles, int stages, class Begin>
 __device__ const float* slot_sums(const RowTile& first, const RowTile& last, const u8* inputs, int tokens, Begin begin) {
   u8* room = shared_memory<u8>();
@@ -282,7 +282,7 @@ __device__ const float* slot_sums(const RowTile& first, const RowTile& last, con
     wait_for_dependencies();
     launch_dependents();
     sums_of_codes<format, cols, tiles>(staged, reinterpret_cast<const SlotUnit*>(inputs), used, sums);
-    // The sums take the place of the weights.
+    // The sums overwrite the weights.
     __syncthreads();
   }
   int g = lane_index() / 4, t = lane_index() % 4;
@@ -299,7 +299,7 @@ __device__ const float* slot_sums(const RowTile& first, const RowTile& last, con
   return shared;
 }
 
-// One product of row `row`: the sum over warps, multiplied, with its bias. `place` counts the slots' rows.
+// Returns one product of row `row`: the sum over warps, multiplied, with its bias. `place` is the index in [slot, row].
 template <int tiles>
 __device__ float slot_product(const Linear& linear, const float* sums_of_warps, int place, int row) {
   float sums[slot_warps];
@@ -314,8 +314,8 @@ __device__ float slot_product(const Linear& linear, const float* sums_of_warps, 
   return linear.bias ? product + linear.bias[row] : product;
 }
 
-// Matrices of `format` on tensor cores, `row_tiles` tiles of rows a block, followed by those of `formats`, which have few rows, on plain
-// cores, one row a block.
+// Multiplies matrices of `format` on tensor cores, `row_tiles` tiles of rows per block, and after them matrices of `formats`, which have
+// few rows, on plain cores, one row per block.
 template <int format, int cols, int tiles, int row_tiles, int stages, int formats>
 __device__ void gemm_slots_tensor(const u8* inputs, const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   const Linear& linear = linear_of(linears, blockIdx.x);
@@ -342,7 +342,7 @@ __device__ void gemm_slots_tensor(const u8* inputs, const float* floats, const u
   }
 }
 
-// `output = function(gate x) * up x` of two matrices of the same shape that meet inputs in 8 bits.
+// `output = function(gate x) * up x` of two matrices of the same shape, with 8-bit inputs.
 template <int format, int cols, int tiles, int stages, int function>
 __device__ void gemm_gated_slots_tensor(const u8* inputs, const Linears& linears, Rows output, int tokens) {
   int first = blockIdx.x * slot_rows;

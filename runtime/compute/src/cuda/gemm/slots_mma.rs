@@ -1,5 +1,5 @@
-//! Matrix products of the slots of a batch on tensor cores (`slots_mma.cu`): of matrices that meet inputs in 8 bits, with the bits of a step,
-//! and of BF16 matrices with more than eight slots, whose inputs have 16 bits of fraction.
+//! Matrix products of a batch's slots on tensor cores (`slots_mma.cu`): with the bits of a step for matrices with 8-bit inputs; for BF16
+//! matrices with more than eight slots, whose inputs have 16 bits of fraction.
 
 use waterline_quant::{BF16, FORMATS, Format, Matrix, Rounding};
 
@@ -16,25 +16,25 @@ const ROWS: usize = 16;
 const TILE: usize = 8;
 /// Bytes of 32 inputs of a tile: `SlotUnit` in slots_mma.cu.
 const SLOT_UNIT: usize = TILE * (32 + 8);
-/// Most rows of matrices on plain cores that the same kernel multiplies, such as gates.
+/// Maximum rows of matrices on plain cores that the same kernel multiplies, such as gates.
 const MOST_JOINED: usize = 256;
-/// Bytes of shared memory that the operands of a value take which a product finishes: `SlotFinish` in slots_finish.cu.
+/// Bytes of shared memory for the operands that finish one value of a product: `SlotFinish` in slots_finish.cu.
 const FINISH_BYTES: usize = 8 * size_of::<f32>();
-/// Most tiles of slots whose values a product finishes. With four, a separate kernel is faster.
+/// Maximum tiles of slots whose values a product finishes. With four, a separate kernel is faster.
 const FINISHED_TILES: usize = 1;
-/// Most tiles of slots with which a warp sums two tiles of rows at once: more sums than these do not fit its registers.
+/// Maximum tiles of slots with which a warp sums two tiles of rows at once: more sums do not fit its registers.
 const TILES_OF_TWO: usize = 2;
 
-/// `StagedRows` in slots_mma.cu: pieces of a block's rows in shared memory.
+/// Pieces of a block's rows in shared memory: `StagedRows` in slots_mma.cu.
 struct StagedRows {
-    /// Pieces that are there at a time.
+    /// Number of pieces in shared memory at a time.
     stages: usize,
-    /// Bytes of all.
+    /// Bytes of these pieces.
     bytes: usize,
 }
 
 impl StagedRows {
-    /// As many pieces as three blocks of an SM have room for, or two.
+    /// Chooses as many pieces as fit into a third of an SM's shared memory, but at least two.
     fn new(matrix: &Matrix, row_tiles: usize, shared_memory: usize) -> Self {
         const BYTES: usize = 1024;
         let units = matrix.cols() / 32;
@@ -68,7 +68,7 @@ fn format_is(matrix: &Matrix, format: &Format) -> bool {
     matrix.format().plain() == format
 }
 
-/// TileInputs that [`Launches::slots_prologue_codes`] makes.
+/// The inputs that [`Launches::slots_prologue_codes`] makes.
 struct TileInputs {
     units: Parameter,
     floats: Parameter,
@@ -76,7 +76,7 @@ struct TileInputs {
 }
 
 impl Launches<'_> {
-    /// Whether this matrix meets the slots on tensor cores, which hold those of a batch.
+    /// Whether this matrix is multiplied with a batch's slots on tensor cores.
     pub(super) fn slots_on_tensor_cores(&self, matrix: &Matrix) -> bool {
         let least = if format_is(matrix, &BF16) { SLOTS } else { 1 };
         self.as_steps
@@ -86,7 +86,7 @@ impl Launches<'_> {
             && matrix.cols().is_multiple_of(32)
     }
 
-    /// Whether the slots' product with a gate and another matrix is one kernel there.
+    /// Whether one kernel on tensor cores multiplies the slots with a gate and another matrix.
     pub(super) fn gated_on_tensor_cores(&self, [gate, up]: &[WeightMatrix; 2]) -> bool {
         let alike = up.matrix.format().plain() == gate.matrix.format().plain();
         let few = self.slot_tiles() <= TILES_OF_TWO && !format_is(gate.matrix, &BF16);
@@ -97,14 +97,14 @@ impl Launches<'_> {
         self.tokens.div_ceil(TILE)
     }
 
-    /// Room for the inputs of tensor cores of `bytes` for a tile of slots and a matrix' column; the next ones take their place.
+    /// Takes a workspace for inputs on tensor cores, of `bytes` per tile of slots and matrix column. The next product reuses it.
     fn tiles_room(&mut self, purpose: &'static str, cols: usize, bytes: usize) -> Result<u64> {
         let widest = self.memory.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         self.shared_address(purpose, self.slot_tiles() * widest * bytes)
     }
 
-    /// Makes inputs of BF16 matrices.
+    /// Makes the inputs for BF16 matrices.
     fn slots_prologue_parts(
         &mut self,
         prologue: Prologue,
@@ -128,7 +128,7 @@ impl Launches<'_> {
         Ok(Parameter::pointer("const u8", inputs))
     }
 
-    /// Makes inputs of matrices in 8 bits, and of `others` for plain cores.
+    /// Makes the inputs for matrices with 8-bit inputs, and for `others` on plain cores.
     fn slots_prologue_codes(
         &mut self,
         prologue: Prologue,
@@ -164,8 +164,8 @@ impl Launches<'_> {
         })
     }
 
-    /// Products of those of the matrices that meet the slots on tensor cores. Returns the others, but for a few that the same kernel
-    /// multiplies on plain cores.
+    /// Multiplies the matrices whose products run on tensor cores. Returns the others, except a few that the same kernel multiplies on
+    /// plain cores.
     pub(super) fn gemm_slots_tensor<'a>(
         &mut self,
         prologue: Prologue,
@@ -207,7 +207,7 @@ impl Launches<'_> {
         Ok(others)
     }
 
-    /// Appends a product of matrices of one format, and of `joined` ones on plain cores.
+    /// Appends a product with matrices of one format, and with `joined` matrices on plain cores.
     fn push_slots_tensor(
         &mut self,
         inputs: &TileInputs,
@@ -296,7 +296,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// `inner = activation(gate x) * up x` of two matrices for which [`Launches::gated_on_tensor_cores`] holds.
+    /// Appends `inner = activation(gate x) * up x` of two matrices for which [`Launches::gated_on_tensor_cores`] holds.
     pub(super) fn gemm_gated_slots_tensor(
         &mut self,
         prologue: Prologue,
@@ -326,7 +326,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Bytes of the sums of all warps.
+    /// Returns the bytes of the sums of all warps.
     fn sums_bytes(&self, row_tiles: usize) -> usize {
         row_tiles * ROWS * WARPS * self.slot_tiles() * TILE * size_of::<f32>()
     }

@@ -1,4 +1,4 @@
-//! GEMMs of chunks on tensor cores: arguments of `mma.cu` and `wgmma.cu`.
+//! GEMMs of chunks on tensor cores: builds the arguments of `mma.cu` and `wgmma.cu`.
 
 use bytemuck::Zeroable;
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
@@ -20,18 +20,18 @@ const WGMMA_SOURCE: &[Source] = &[Source::new("cuda/gemm/wgmma.cu", &[])];
 /// Rows of a tile of `wgmma.cu`, threads, and bytes of shared memory: four stages and their alignment.
 const WGMMA_ROWS: usize = 256;
 const WGMMA_THREADS: usize = 384;
-/// Most bytes of unpacked weights: those of gate and up of a model of 20B. Larger matrices go to `mma.cu`.
+/// Maximum bytes of unpacked weights: gate and up of a model of 20B. Larger matrices go to `mma.cu`.
 const MOST_UNPACKED: usize = 512 << 20;
 const WGMMA_SHARED: usize = 4 * (MMA_TILE + WGMMA_ROWS) * MMA_DEPTH * size_of::<u16>() + 1024;
 
-/// Bytes of a matrix in 16-bit numbers.
+/// Returns the bytes of a matrix in 16-bit numbers.
 fn unpacked_bytes(weight: &WeightMatrix) -> usize {
     weight.matrix.rows() * weight.matrix.cols() * size_of::<u16>()
 }
 
 impl Launches<'_> {
-    /// The format in which a matrix meets this input there. Weights of 16 bits stay as they are, and their inputs become such, as in ggml.
-    /// Of quantized weights and their inputs f16 keeps more bits than bf16; it is taken where a norm bounds the input.
+    /// Returns the format in which a matrix is multiplied with this input. Weights of 16 bits keep theirs, and inputs are converted, as in
+    /// ggml. For quantized weights f16 keeps more bits than bf16; it is used where a norm bounds the input.
     pub(super) fn number_of(&self, matrix: &Matrix, prologue: &Prologue) -> &'static Format {
         match matrix.format().plain().name {
             "F16" => &F16,
@@ -46,14 +46,14 @@ impl Launches<'_> {
         self.limits.tensor_cores != TensorCores::None && format_of(matrix) != 0
     }
 
-    /// Workspace for `width` columns of 16 bits of each token of a chunk.
+    /// Takes a workspace for `width` columns of 16 bits of each token of a chunk.
     fn room_in_16_bits(&mut self, purpose: &'static str, width: usize) -> Result<Address> {
         let tokens = self.tokens.next_multiple_of(MMA_TILE);
         let bytes = tokens * width.next_multiple_of(MMA_DEPTH) * size_of::<u16>();
         self.shared_address(purpose, bytes)
     }
 
-    /// Computes an input in this format, after it is rounded; the next one overwrites it. In f32 it is stored too, if `floats` says where.
+    /// Rounds an input and stores it in this format, where the next input overwrites it, and in f32 at `floats`, if any.
     pub(super) fn prologue_in_16_bits(
         &mut self,
         prologue: Prologue,
@@ -83,7 +83,7 @@ impl Launches<'_> {
         Ok(address)
     }
 
-    /// As [`Launches::gemm_into`], of inputs in this format.
+    /// Like [`Launches::gemm_into`], for inputs in this format.
     pub(super) fn gemm_16_bits(
         &mut self,
         (inputs, number): (Address, &Format),
@@ -128,7 +128,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Whether chunks meet matrices of one format by `wgmma.cu`, where weights have 16 bits or are unpacked before.
+    /// Whether `wgmma.cu` multiplies chunks with these matrices of one format: weights must have 16 bits or fit when unpacked.
     pub(super) fn by_warp_groups(&self, weights: &[WeightMatrix], number: &Format) -> bool {
         let cols = weights[0].matrix.cols();
         self.limits.tensor_cores == TensorCores::WarpGroups
@@ -137,7 +137,7 @@ impl Launches<'_> {
                 || weights.iter().map(unpacked_bytes).sum::<usize>() <= MOST_UNPACKED)
     }
 
-    /// Matrices of one format in the numbers of their inputs, for a kernel of `wgmma.cu`, and how many tiles of `tile` rows they have.
+    /// Returns matrices of one format in the number format of their inputs, for `wgmma.cu`, and the number of their tiles of `tile` rows.
     fn wgmma_linears(
         &mut self,
         (weights, number): (&[WeightMatrix], &Format),
@@ -151,8 +151,7 @@ impl Launches<'_> {
         self.linears_at(weights, |_| tile, add, &addresses)
     }
 
-    /// A call of `wgmma.cu`, for this many tiles of rows of `cols` columns: one persistent block per
-    /// SM.
+    /// Appends a call of `wgmma.cu` for this many tiles of rows of `cols` columns: one persistent block per SM.
     fn push_wgmma(
         &mut self,
         kernel: String,
@@ -174,7 +173,7 @@ impl Launches<'_> {
         });
     }
 
-    /// Unpacks matrices of one format into 16-bit numbers; their addresses.
+    /// Unpacks matrices of one format into 16-bit numbers; returns their addresses.
     fn unpack_weights(
         &mut self,
         weights: &[WeightMatrix],
@@ -203,8 +202,8 @@ impl Launches<'_> {
         Ok(addresses.collect())
     }
 
-    /// As [`Launches::gemm_gated`] by `wgmma.cu`: the gated product is the last matrix' input in 16-bit numbers. (It is not rounded to 8
-    /// bits before: the numbers that share a scale are those of several blocks.)
+    /// Like [`Launches::gemm_gated`], by `wgmma.cu`: the gated product is the last matrix's input in 16-bit numbers. It is not rounded to 8
+    /// bits first, since the numbers that share a scale are in different blocks.
     pub(crate) fn gemm_wgmma_gated(
         &mut self,
         prologue: Prologue,

@@ -1,7 +1,7 @@
-// GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory, a producer warp group loads the next ones.
-// A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. Weights and inputs are `number`, BF16 or
-// F16, sums f32; other weights are unpacked before. Where a chunk has fewer tiles than the device has SMs, the blocks of a cluster share
-// the depth of a tile (split K).
+// GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory while a producer warp group loads the next
+// ones. A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. Weights and inputs are `number`, BF16
+// or F16, sums are f32; other weights are unpacked first. Where a chunk has fewer tiles than the device has SMs, the blocks of a cluster
+// share the depth of a tile (split K).
 
 constexpr int wgmma_tokens = 128;
 constexpr int wgmma_rows = 256;
@@ -29,8 +29,8 @@ __device__ inline u64 wgmma_descriptor(const u8* tile) {
   return exchanged | eight_rows | 1ull << 16 | (u64)(shared_address(tile) >> 4 & 0x3fff);
 }
 
-// sums [64 tokens, 256 rows] += left right, depth 16, in bf16 or f16. A thread holds two adjacent rows of every eight, for two tokens 8
-// apart.
+// sums [64 tokens, 256 rows] += left right, depth 16, in bf16 or f16. A thread holds two adjacent rows of every eight, for two tokens that
+// are 8 apart.
 #define WATERLINE_WGMMA(type) \
   asm volatile( \
       "{ .reg .pred add; setp.ne.b32 add, 1, 0;" \
@@ -73,31 +73,31 @@ __device__ void wgmma(float (&sums)[128], u64 left, u64 right) {
   }
 }
 
-// The weights of a tile: two halves of 128 rows, from `first` on, of matrices of `rows` rows.
+// The weights of a tile: two halves of 128 rows, each from its `first` row on, of matrices of `rows` rows.
 struct WgmmaRows {
   const u16* weights[2];
   int rows[2];
   int first[2];
 };
 
-// A slice is an eighth of a tile's sums, 16 of each thread, four quads. The blocks of a cluster, which share the depth of a tile, share out its
-// slices: each adds all blocks' sums of its slices.
+// A slice is an eighth of a tile's sums: 16 of each thread, four quads. The blocks of a cluster share the depth of a tile and divide its
+// slices: each block adds all blocks' sums of its slices.
 constexpr int wgmma_slices = 8;
 constexpr int wgmma_slice_quads = 128 / wgmma_slices / 4;
 
-// Sums of the blocks of a cluster on their way to the block that adds them: in each block's shared memory, in the place of the stages.
+// Sums of a cluster's blocks, sent to the block that adds them: they replace the stages in each block's shared memory.
 struct ClusterSums {
   u8* room;
-  // For this block: its slices are stored, so that the stages are free again.
+  // Completes when this block's slices are stored, so that the stages are free again.
   u64* stored;
   int blocks;
   int rank;
 
-  // Where this thread's quads of a slice lie that a block has made: from one quad to the next 16 bytes of each consumer thread.
+  // Returns the place of this thread's quads of a slice from block `from`: consecutive quads are 16 bytes of each consumer thread apart.
   __device__ u8* place(int local_slice, int from) const {
     return room + ((local_slice * blocks + from) * wgmma_slice_quads * wgmma_consumers + threadIdx.x) * 16;
   }
-  // Sends this block's part of all slices, each to the block that adds it.
+  // Sends this block's part of every slice to the block that adds it.
   __device__ void send(const float (&sums)[128]) const {
     int owned = wgmma_slices / blocks;
 #pragma unroll
@@ -110,7 +110,7 @@ struct ClusterSums {
       }
     }
   }
-  // A quad of one of this block's slices, the sum of what all blocks have sent, in their order.
+  // Returns a quad of one of this block's slices: the sum of what all blocks have sent, in the order of blocks.
   __device__ float4 sum(int local_slice, int quad) const {
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int from = 0; from < blocks; from++) {
@@ -119,7 +119,7 @@ struct ClusterSums {
     }
     return sum;
   }
-  // By the consumers: adds the sums of all blocks, and stores those of this block's slices. `used` says whether the warp group has a token.
+  // Called by the consumers: adds all blocks' sums and stores this block's slices. `used`: whether the warp group has a token.
   template <class Target>
   __device__ void add_and_store(const float (&sums)[128], bool used, int first_token, int column, int tokens, const Target& target) const {
     // No block reads its stages any more.
@@ -136,7 +136,7 @@ struct ClusterSums {
     __syncwarp();
     if (lane_index() == 0) mbarrier_arrive(stored);
   }
-  // By the producers: waits until the stages are free again after this block's tile of this number.
+  // Called by the producers: waits until the stages are free again after the block's tile number `number`.
   __device__ void wait(int number) const {
     cluster_barrier();
     cluster_barrier();
@@ -144,7 +144,7 @@ struct ClusterSums {
   }
 };
 
-// A producer thread's part of a step's weights, into the stage at `weights`: eight threads copy a row.
+// Copies a producer thread's part of a step's weights into the stage at `weights`: eight threads copy a row.
 template <int cols>
 __device__ inline void copy_weights(u8* weights, const WgmmaRows& rows, int step) {
   static_assert(cols % 8 == 0, "rows of whole pieces of sixteen bytes");
@@ -162,7 +162,7 @@ __device__ inline void copy_weights(u8* weights, const WgmmaRows& rows, int step
   }
 }
 
-// The inputs of a step, of which `tokens` are used.
+// Copies the inputs of a step, of which `tokens` are used.
 template <int pitch>
 __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step, int tokens) {
   int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8;
@@ -174,7 +174,7 @@ __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step, int t
   }
 }
 
-// Writes matrices in 16-bit numbers, one after another: each tile of tokens would unpack them again, and a tile's few threads slowly.
+// Unpacks matrices into 16-bit numbers, one after another: otherwise each tile of tokens would unpack them again, with few threads.
 template <int format, int number, int cols>
 __device__ void unpack_weights(Linears linears, u16* to) {
   using Weights = Format<format, cols>;
@@ -198,7 +198,7 @@ __device__ void unpack_weights(Linears linears, u16* to) {
   }
 }
 
-// Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is its output, whose
+// Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` returns a tile's weights, `plan.target(tile)` its output, whose
 // `store(token, column, lower, upper)` stores the products of rows `column` and `column + 1` of both halves.
 template <int number, int cols, class Plan>
 __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const Plan& plan) {
@@ -302,7 +302,7 @@ struct WgmmaOutput {
   int stride;
   int rows;
   bool add;
-  // Whether pairs are aligned to 8 bytes, and whether there are no biases and no short tiles either.
+  // Whether pairs are aligned to 8 bytes; `plain` also requires that there is neither a bias nor a short tile.
   bool in_pairs;
   bool plain;
 
@@ -372,7 +372,7 @@ struct GatedProducts {
   int columns;
   float gate_multiplier;
   float up_multiplier;
-  // Biases of the tile's rows or null, and how many rows have such.
+  // Biases of the tile's rows or null, and the number of rows that have biases.
   const float* gate_bias;
   const float* up_bias;
   int rows;
@@ -380,7 +380,7 @@ struct GatedProducts {
   __device__ float gated(int column, float gate, float up) const {
     gate *= gate_multiplier, up *= up_multiplier;
     if constexpr (has_bias) {
-      // Zero past the last row, where biases must not count.
+      // Zero past the last row, where there are no biases.
       if (column >= rows) return 0.0f;
       if (gate_bias) gate += gate_bias[column];
       if (up_bias) up += up_bias[column];
@@ -413,7 +413,7 @@ struct GatedPlan {
   }
 };
 
-// `output = function(gate x) * up x` of two matrices of the same shape, in the numbers of the next product.
+// `output = function(gate x) * up x` of two matrices of the same shape, in the number format of the next product.
 template <int number, int cols, int function, int next_number, bool has_bias>
 __device__ void gemm_wgmma_gated(const u16* inputs, const Linears& linears, int row_tiles, u16* output, int pitch, int tokens) {
   wgmma_tiles<number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number, has_bias>{linears, output, pitch});

@@ -1,4 +1,4 @@
-//! A kernel call: its parameters, grid and form, and the memory that it touches.
+//! A kernel call: its parameters, grid and form, and the memory that it accesses.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{Accesses, Finish, Gemv, OpMemory, Recurrence, RotaryInputs, Source};
 use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 
-/// One parameter of a kernel: its type there, and its bytes.
+/// One parameter of a kernel: its C++ type and its bytes.
 #[derive(Clone)]
 pub struct Parameter {
     kind: String,
@@ -17,7 +17,7 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// A value.
+    /// A parameter that passes a value.
     pub fn value<T: DeviceType + Pod>(value: T) -> Self {
         Self::of_kind(T::NAME.into(), value)
     }
@@ -33,7 +33,7 @@ impl Parameter {
         }
     }
 
-    /// The value, whose type must be `T`.
+    /// Returns the value, whose type must be `T`.
     pub(crate) fn get<T: DeviceType + Pod>(&self) -> T {
         assert_eq!(self.kind, T::NAME, "the type of a parameter");
         bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&self.bytes.0)[..size_of::<T>()])
@@ -80,12 +80,12 @@ device_struct! {
 }
 
 impl Rows {
-    /// Where the first token's columns lie.
+    /// Returns the memory of the first token's columns.
     pub fn bytes(self) -> Range<Address> {
         self.first..self.first + (self.width as usize * size_of::<f32>()) as u64
     }
 
-    /// Whether they share memory with other columns of the first token.
+    /// Whether these columns of the first token share memory with `other`.
     pub fn overlaps(self, other: Rows) -> bool {
         let (own, other) = (self.bytes(), other.bytes());
         own.start < other.end && other.start < own.end
@@ -100,26 +100,26 @@ impl Rows {
 /// Blocks of a launch.
 #[derive(Clone, Copy)]
 pub enum Grid {
-    /// This many.
+    /// This many blocks.
     Blocks(usize),
-    /// One for every token: `blockIdx.x` is the token.
+    /// One block for every token: `blockIdx.x` is the token.
     Tokens,
-    /// This many for every token: `blockIdx.y` is the token.
+    /// This many blocks for every token: `blockIdx.y` is the token.
     EachToken(usize),
-    /// This many for every tile of this many tokens: `blockIdx.y` is the tile.
+    /// This many blocks for every tile of this many tokens: `blockIdx.y` is the tile.
     EachTile(usize, usize),
-    /// This many for every tile of lists of tokens: `blockIdx.y` is the tile.
+    /// Blocks for every tile of lists of tokens: `blockIdx.y` is the tile.
     EachListedTile {
         blocks: usize,
         /// Tokens of a tile.
         tile: usize,
-        /// Lists. Each begins at a new tile.
+        /// Number of lists. Each list begins at a new tile.
         lists: usize,
         /// Number of lists that contain each token.
         used: usize,
     },
-    /// As many as run at once, which go through all tiles of rows and tokens. Where there are fewer tiles than blocks, several of them, a
-    /// cluster, share the depth of a tile.
+    /// As many blocks as run at once, which go through all tiles of rows and tokens. Where there are fewer tiles than blocks, the blocks of
+    /// a cluster share the depth of a tile.
     SplitTiles {
         /// Blocks that run at once.
         blocks: usize,
@@ -127,19 +127,19 @@ pub enum Grid {
         row_tiles: usize,
         /// Tokens of a tile.
         tile: usize,
-        /// Steps that a tile takes one block.
+        /// Steps that one block takes for a tile.
         steps: usize,
     },
 }
 
-/// Most blocks of a cluster.
+/// Maximum number of blocks in a cluster.
 const MOST_IN_CLUSTER: usize = 8;
-/// Fixed cost of a tile, in steps, for a block alone and in a cluster, whose blocks wait for each other and exchange sums.
+/// Fixed cost of a tile, in steps: for a block alone, and for a cluster, whose blocks wait for each other and exchange sums.
 const TILE_ALONE: usize = 2;
 const TILE_IN_CLUSTER: usize = 7;
 
 impl Grid {
-    /// Blocks along x and y for a chunk.
+    /// Returns the blocks along x, y and z for a chunk.
     pub fn blocks(self, tokens: usize) -> [u32; 3] {
         let (x, y) = match self {
             Grid::Blocks(x) => (x, 1),
@@ -160,7 +160,7 @@ impl Grid {
         [x as u32, y as u32, 1]
     }
 
-    /// Blocks of a cluster for a chunk.
+    /// Returns the blocks per cluster for a chunk.
     pub fn cluster(self, tokens: usize) -> usize {
         let Grid::SplitTiles {
             blocks,
@@ -203,17 +203,17 @@ pub struct Call {
 }
 
 impl Call {
-    /// The template's name, without its arguments.
+    /// Returns the template's name, without its arguments.
     pub fn template(&self) -> &str {
         self.kernel.split('<').next().unwrap_or_default()
     }
 
-    /// The declaration of the function's parameters.
+    /// Returns the types of the function's parameters.
     pub fn types(&self) -> Vec<&str> {
         self.parameters.iter().map(|p| p.kind.as_str()).collect()
     }
 
-    /// Where the parameters lie, one after another in one piece of memory.
+    /// Returns the offset of each parameter, in bytes, where all are packed into one piece of memory.
     pub fn offsets(&self) -> impl Iterator<Item = usize> {
         self.parameters.iter().scan(0, |end, parameter| {
             let at = *end;
@@ -222,18 +222,18 @@ impl Call {
         })
     }
 
-    /// Bytes of the parameters in one piece of memory.
+    /// Returns the bytes of all parameters, packed into one piece of memory.
     pub fn packed_bytes(&self) -> usize {
         let bytes = |parameter: &Parameter| size_of_val(&*parameter.bytes.0).next_multiple_of(16);
         self.parameters.iter().map(bytes).sum()
     }
 
-    /// The bytes of the parameters, in order.
+    /// Returns the words of each parameter, in order.
     pub fn values(&self) -> impl Iterator<Item = &[u64]> {
         self.parameters.iter().map(|parameter| &*parameter.bytes.0)
     }
 
-    /// The arguments, and which of them are the number of tokens.
+    /// Returns the arguments, and the indices of those that are the number of tokens.
     pub fn arguments(&self) -> (Vec<Argument>, Vec<usize>) {
         let arguments = self.parameters.iter().map(|p| p.bytes.clone()).collect();
         let tokens = |i: &usize| self.parameters[*i].tokens;
@@ -244,13 +244,13 @@ impl Call {
     }
 }
 
-/// Work of a kernel before its inputs are complete.
+/// The form of a call: what its kernel does before its inputs are complete.
 pub enum Form {
     /// Nothing.
     Waits,
-    /// It prefetches weights, and calls `wait_for_dependencies` itself.
+    /// Prefetches weights, and calls `wait_for_dependencies` itself.
     Prefetches,
-    /// As `Prefetches`; its first parameter is the tasks of `prepare`, which the calls before and after it may do in a decode kernel.
+    /// Like `Prefetches`; the first parameter is the tasks of `prepare`, which the calls before and after may do in a decode kernel.
     Prepares,
     /// In the decode kernel: a streaming GEMV.
     Gemv(Gemv),
@@ -258,9 +258,9 @@ pub enum Form {
     Recurrence(Recurrence),
 }
 
-/// Work that a call can take over from an earlier one, and the change of the call that does so.
+/// Work that a call can take over from an earlier one, and the change to the call that does so.
 pub(crate) enum Take {
-    /// Queries and keys in these columns get the length of one.
+    /// Queries and keys in these columns are scaled to unit length.
     UnitHeads {
         columns: [Rows; 2],
         take: fn(&mut Call),
@@ -269,13 +269,13 @@ pub(crate) enum Take {
     Rotation {
         columns: [Rows; 3],
         head_dim: usize,
-        /// The rotated key and its value in the cache.
+        /// Addresses of the rotated key and of its value in the cache.
         cached: [Address; 2],
-        /// Whether this call rotates, rather than reads a rotated key.
+        /// Whether this call rotates, rather than reading a rotated key.
         rotates: bool,
         take: fn(&mut Queued, RotaryInputs, [Address; 2]),
     },
-    /// A router has stored a token's score in this memory, so this call does not.
+    /// A router has stored a token's score in this memory, so this call does not store it.
     Score {
         stored: Range<Address>,
         take: fn(&mut Queued, &Range<Address>),
@@ -286,21 +286,21 @@ pub(crate) enum Take {
 pub struct Queued {
     /// The kernel.
     pub call: Call,
-    /// How it waits for its inputs.
+    /// How the call waits for its inputs.
     pub form: Form,
-    /// The part of its op's memory that it accesses; none for all of it.
+    /// The part of its op's memory that the call accesses; `None` means all of it.
     pub(crate) accesses: Option<Accesses>,
-    /// The op that it belongs to.
+    /// The op that the call belongs to.
     pub(crate) of: Option<OpMemory>,
-    /// Other ops that it computes too, or a part of which.
+    /// Other ops that the call also computes, in full or in part.
     pub(crate) also: Vec<usize>,
-    /// Work of earlier calls that it can do itself in a decode kernel.
+    /// Work of earlier calls that the call can do itself in a decode kernel.
     pub(crate) takes: Vec<Take>,
-    /// Whether the blocks of a token read nothing that another block wrote of the tokens before, but what earlier calls did.
+    /// Whether no block reads what another block of this call wrote for earlier tokens. Results of earlier calls may be read.
     pub(crate) block_local: bool,
-    /// Whether its parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
+    /// Whether the parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
     pub(crate) by_slot: bool,
-    /// In a batch: whether it may be done with the call before it, or after it.
+    /// In a batch: how the call may be joined with the call before or after it.
     pub(crate) finish: Option<Finish>,
 }
 
@@ -319,18 +319,18 @@ impl Queued {
         }
     }
 
-    /// The index of its op in the program.
+    /// Returns the index of the call's op in the program.
     pub(crate) fn op(&self) -> Option<usize> {
         self.of.as_ref().map(|of| of.op)
     }
 
-    /// Blocks of a step.
+    /// Returns the number of blocks in a step.
     pub(crate) fn blocks(&self) -> usize {
         let [x, y, _] = self.call.grid.blocks(1);
         (x * y) as usize
     }
 
-    /// The streaming GEMV, if it is one.
+    /// Returns the streaming GEMV, if the call is one.
     pub(crate) fn gemv(&self) -> Option<&Gemv> {
         match &self.form {
             Form::Gemv(gemv) => Some(gemv),
@@ -338,7 +338,7 @@ impl Queued {
         }
     }
 
-    /// The step of a recurrence, if it is one in the decode kernel.
+    /// Returns the step of a recurrence, if the call is one in the decode kernel.
     pub(crate) fn recurrence(&self) -> Option<&Recurrence> {
         match &self.form {
             Form::Recurrence(recurrence) => Some(recurrence),
@@ -346,7 +346,7 @@ impl Queued {
         }
     }
 
-    /// The memory that it accesses: at most what its op names. A call without an op may access anything.
+    /// Returns the memory that the call accesses: at most what its op names. A call without an op may access anything.
     pub(crate) fn accesses(&self) -> Option<Accesses> {
         let part = match &self.form {
             Form::Gemv(gemv) => gemv.accesses(),
@@ -356,7 +356,7 @@ impl Queued {
         part.or_else(|| Some(self.of.as_ref()?.accesses.clone()))
     }
 
-    /// Whether it accesses memory that its op does not name.
+    /// Whether the call accesses memory that its op does not name.
     #[cfg(any(test, feature = "emulator"))]
     pub(crate) fn exceeds_op(&self) -> bool {
         let (Some(accesses), Some(of)) = (self.accesses(), &self.of) else {
@@ -380,7 +380,7 @@ impl Queued {
         !matches!(self.form, Form::Waits)
     }
 
-    /// The call of `kernel` for a chunk of this many tokens.
+    /// Returns the launch of `kernel` for a chunk of this many tokens.
     pub fn launch(&self, kernel: Kernel, tokens: usize) -> Launch {
         let (mut arguments, counts) = self.call.arguments();
         for argument in counts {

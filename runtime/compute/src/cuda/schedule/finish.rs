@@ -1,23 +1,23 @@
-//! Work on single values after a product of a batch's slots, which the product may do itself.
+//! Work on single values that follows a product over a batch's slots; the product may do it itself.
 
 use std::ops::Range;
 
 use super::Call;
 use crate::cuda::driver::Address;
 
-/// A call's part in such a pair.
+/// The role of a call in such a pair of product and work.
 pub(crate) enum Finish {
-    /// A product, which makes these columns of the first slot.
+    /// A product, which computes these columns of the first slot.
     Product {
-        /// The product that also does the work. Two parameters are missing at its end: where the first slot's `PrepareTasks` lie, and how
-        /// many bytes are between those of two slots.
+        /// The product that also does the work. Two parameters are missing at its end: the address of the first slot's `PrepareTasks`, and
+        /// the number of bytes from one slot's tasks to the next.
         call: Box<Call>,
         columns: Vec<Range<Address>>,
     },
-    /// The work: its first parameter is `PrepareTasks`, and all that it does is on single values.
+    /// The work: its first parameter is `PrepareTasks`, and every task is on single values.
     Work {
         columns: Vec<Range<Address>>,
-        /// Where it keeps inputs for the next token.
+        /// Addresses of the inputs that it keeps for the next token.
         states: Vec<Address>,
     },
 }

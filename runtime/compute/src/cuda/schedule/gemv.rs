@@ -8,28 +8,28 @@ use super::{Accesses, Rows};
 use crate::cuda::driver::Address;
 use crate::functions::Activation;
 
-/// Bytes of an input as three bf16 numbers.
+/// Bytes of an input value as three bf16 numbers.
 const SPLIT_BYTES: usize = 6;
 
 /// Destination of the products.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Epilogue {
-    /// They are stored.
+    /// Stores the products.
     Store,
-    /// They are added to the output.
+    /// Adds the products to the output.
     Add,
-    /// function(first matrix' product) * second matrix' product is stored.
+    /// Stores function(product of the first matrix) * product of the second matrix.
     Gated(Activation),
 }
 
 /// A GEMV with weights from the pipeline.
 pub struct Gemv {
     pub(crate) epilogue: Epilogue,
-    /// Matrices of the same input.
+    /// Matrices with a common input.
     pub(crate) weights: Vec<StreamedMatrix>,
     /// The input columns, if the prologue has at most one addition and one gate.
     pub(crate) input: Option<Rows>,
-    /// The columns of these two steps.
+    /// The columns of that addition and that gate.
     pub(crate) added: Option<Rows>,
     pub(crate) gates: Option<Rows>,
     /// Whether the prologue needs shared memory for a whole row.
@@ -38,12 +38,12 @@ pub struct Gemv {
 }
 
 impl Gemv {
-    /// Columns of the matrices.
+    /// Returns the columns of the matrices.
     pub(crate) fn cols(&self) -> usize {
         self.weights[0].cols
     }
 
-    /// Bytes of shared memory for the input.
+    /// Returns the bytes of shared memory for the input.
     pub(crate) fn input_bytes(&self) -> usize {
         let whole = if self.has_odd_norm {
             self.cols() * size_of::<f32>()
@@ -53,7 +53,7 @@ impl Gemv {
         self.input_ends()[2].max(whole)
     }
 
-    /// Where the input ends in f32, in 8 bits with scales, and split into bf16 numbers; each form has bytes only where a format
+    /// Returns where the input ends in f32, in 8 bits with scales, and split into bf16 numbers. Each form has bytes only where a format
     /// multiplies with it.
     pub(crate) fn input_ends(&self) -> [usize; 3] {
         let cols = self.cols();
@@ -68,12 +68,12 @@ impl Gemv {
         [first, second, second + split]
     }
 
-    /// Whether any of its rows has a row op.
+    /// Whether any row has a row op.
     pub fn has_row_ops(&self) -> bool {
         self.weights.iter().any(|weight| weight.row_op.is_some())
     }
 
-    /// The memory that it accesses, if its input columns are known.
+    /// Returns the memory that the GEMV accesses, if its input columns are known.
     pub(crate) fn accesses(&self) -> Option<Accesses> {
         let inputs = [Some(self.input?), self.added, self.gates];
         let rows = self.owners().iter().map(|weight| self.output_of(weight));
@@ -83,7 +83,7 @@ impl Gemv {
         })
     }
 
-    /// The matrices with rows in the output: in a gated GEMV the first half.
+    /// Returns the matrices with rows in the output: in a gated GEMV the first half.
     pub(crate) fn owners(&self) -> &[StreamedMatrix] {
         let per_owner = if matches!(self.epilogue, Epilogue::Gated(_)) {
             2
@@ -93,7 +93,7 @@ impl Gemv {
         &self.weights[..self.weights.len() / per_owner]
     }
 
-    /// A matrix' columns of the output.
+    /// Returns a matrix's columns of the output.
     pub(crate) fn output_of(&self, weight: &StreamedMatrix) -> Rows {
         Rows {
             first: self.output.first + (weight.column * size_of::<f32>()) as u64,
@@ -102,7 +102,7 @@ impl Gemv {
         }
     }
 
-    /// The indices of these columns in the output, if every one of them is a row of this GEMV.
+    /// Returns the indices of these columns in the output, if every one of them is a row of this GEMV.
     pub(crate) fn columns(&self, columns: Rows) -> Option<Range<usize>> {
         let (whole, part) = (self.output.bytes(), columns.bytes());
         if part.start < whole.start || part.end > whole.end {
@@ -117,7 +117,7 @@ impl Gemv {
         (covered.sum::<usize>() == range.len()).then_some(range)
     }
 
-    /// Whether every one of these columns is a stored row of this GEMV without a row op; if so, they get row op number `row_op`.
+    /// Gives these columns row op number `row_op` if each of them is a stored row of this GEMV without a row op; returns whether it did.
     pub fn finish(&mut self, columns: Rows, row_op: usize) -> bool {
         let Some(range) = self.columns(columns) else {
             return false;
@@ -160,7 +160,7 @@ pub(crate) struct StreamedMatrix {
     pub bias: Address,
     /// Factor of the product.
     pub multiplier: f32,
-    /// Bytes from row to row.
+    /// Bytes from one row to the next, of codes and of scales.
     pub code_row: usize,
     pub scale_row: usize,
     pub rows: usize,
@@ -168,9 +168,9 @@ pub(crate) struct StreamedMatrix {
     /// First column of the output.
     pub column: usize,
     pub format: usize,
-    /// Whether it is multiplied on tensor cores.
+    /// Whether the matrix is multiplied on tensor cores.
     pub on_tensor_cores: bool,
-    /// The row op of its rows.
+    /// The row op of all rows.
     pub row_op: Option<usize>,
 }
 
@@ -199,12 +199,12 @@ impl StreamedMatrix {
         self.code_row + self.scale_row
     }
 
-    /// Its first row among these columns of the output, and the first after them.
+    /// Returns the first row among these columns of the output, and the first row after them.
     fn cuts(&self, columns: &Range<usize>) -> [usize; 2] {
         [columns.start, columns.end].map(|at| at.saturating_sub(self.column).min(self.rows))
     }
 
-    /// Some of its rows.
+    /// Returns the given rows of the matrix.
     pub fn rows(&self, rows: Range<usize>) -> Self {
         let at = |first: Address, row: usize| first + (rows.start * row) as u64;
         StreamedMatrix {
@@ -220,7 +220,7 @@ impl StreamedMatrix {
         }
     }
 
-    /// Units of a row: 16 bytes of floats, or 32 quantized numbers.
+    /// Returns the units of a row: 16 bytes of floats, or 32 quantized numbers.
     pub fn units(&self) -> usize {
         match FORMATS[self.format].block_len {
             1 => self.code_row / 16,
@@ -228,7 +228,7 @@ impl StreamedMatrix {
         }
     }
 
-    /// Fewest rows whose scales are a multiple of 16 bytes.
+    /// Returns the fewest rows whose scales take a multiple of 16 bytes.
     pub fn aligned_rows(&self) -> usize {
         (1..=16)
             .find(|rows| (rows * self.scale_row).is_multiple_of(16))

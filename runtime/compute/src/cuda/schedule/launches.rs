@@ -1,4 +1,4 @@
-//! The list of kernel calls to which ops append theirs, with addresses of buffers, state tensors and weights.
+//! The list of kernel calls to which ops append, with addresses of buffers, state tensors and weights.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,31 +22,31 @@ pub(crate) const DECODE_THREADS: usize = 512;
 pub struct Launches<'a> {
     /// Tokens of the largest chunk: 1 for the decode program.
     pub tokens: usize,
-    /// Whether each token of a chunk gets the bits that it gets in a step.
+    /// Whether each token of a chunk gets the same bits as in a step.
     pub(crate) as_steps: bool,
     /// The slot of a batch that the calls are for, or the only one.
     pub slot: Slot,
     pub(crate) memory: SessionMemory<'a>,
     pub(crate) limits: Limits,
     pub(crate) workspaces: Workspaces<'a>,
-    /// Whether the program routes tokens to experts or partitions: then a difference in the last bit of a sum may change the routing
-    /// and all that follows, so products are those of the CPU as far as possible.
+    /// Whether the program routes tokens to experts or partitions. A difference in the last bit of a sum may then change the routing and
+    /// all that follows, so products match the CPU's as far as possible.
     pub has_routing: bool,
     /// Whether the calls become ops of the decode kernel, of which each SM runs one block.
     pub persistent: bool,
     pub(crate) calls: Vec<Queued>,
-    /// The op whose calls are appended.
+    /// The op whose calls are being appended.
     current: Option<OpMemory>,
 }
 
 /// The slot of a batch that calls are for.
 #[derive(Clone, Copy)]
 pub struct Slot {
-    /// Its row of the buffers.
+    /// Row of the slot in each buffer.
     pub row: usize,
-    /// Where the tokens before this one are counted, if not in the state.
+    /// Address of the number of tokens before this one, if it is not in the state.
     pub position: Option<Address>,
-    /// How many ops that fill the device run at once, those of other slots included: each has a part of the SMs.
+    /// Number of concurrent ops that would each fill the device, including those of other slots: each gets a part of the SMs.
     pub sharing: usize,
 }
 
@@ -67,9 +67,9 @@ pub type Rooms = HashMap<&'static str, (usize, Address)>;
 pub(crate) struct Workspaces<'a> {
     /// Owned by the session.
     memory: &'a mut Vec<Memory>,
-    /// The first one that ops may still take.
+    /// Index of the first workspace that no op has taken.
     untaken: usize,
-    /// Those that ops share.
+    /// Workspaces that ops share.
     pub shared: Rooms,
 }
 
@@ -107,7 +107,7 @@ pub struct SessionMemory<'a> {
 }
 
 impl<'a> Launches<'a> {
-    /// No kernels yet, for chunks of up to `tokens`; workspaces of ops are added to `scratch`.
+    /// Creates an empty list for chunks of up to `tokens`; workspaces of ops are added to `scratch`.
     pub fn new(
         memory: &SessionMemory<'a>,
         scratch: &'a mut Vec<Memory>,
@@ -141,7 +141,7 @@ impl<'a> Launches<'a> {
         }
     }
 
-    /// As [`Launches::new`], for ops that take the workspaces in `scratch` again before they add others.
+    /// Like [`Launches::new`], but ops take the workspaces in `scratch` again before they add others.
     pub fn reusing(
         memory: &SessionMemory<'a>,
         scratch: &'a mut Vec<Memory>,
@@ -152,7 +152,7 @@ impl<'a> Launches<'a> {
         launches
     }
 
-    /// The kernels, in order.
+    /// Returns the kernels, in order.
     pub fn into_calls(self) -> Vec<Queued> {
         #[cfg(any(test, feature = "emulator"))]
         assert!(!(self.persistent && self.calls.iter().any(Queued::exceeds_op)));
@@ -161,7 +161,7 @@ impl<'a> Launches<'a> {
 }
 
 impl Launches<'_> {
-    /// The calls that follow are those of op number `op`.
+    /// Begins op number `op`, to which the calls that follow belong.
     pub fn begin(&mut self, op: usize, access: &Access) {
         let memory = |operands: &[Operand]| -> Vec<Range<Address>> {
             let memory = operands.iter().map(|operand| match *operand {
@@ -180,12 +180,12 @@ impl Launches<'_> {
         });
     }
 
-    /// The calls that follow belong to no op.
+    /// Ends the op: the calls that follow belong to no op.
     pub fn end(&mut self) {
         self.current = None;
     }
 
-    /// The calls that follow also use this workspace, which ops share and in which nothing outlives an op.
+    /// Adds a workspace to the writes of the calls that follow. Ops share it, and nothing in it outlives an op.
     pub(crate) fn also_writes(&mut self, memory: Range<Address>) {
         if let Some(current) = &mut self.current {
             current.accesses.writes.push(memory);
@@ -202,8 +202,8 @@ impl Launches<'_> {
         self.push_as(call, Form::Prefetches)
     }
 
-    /// Narrows the memory of the last call to a part of what its op names, so that in the decode kernel it depends on fewer calls. The
-    /// op's own workspaces need not be listed.
+    /// Restricts the accesses of the last call to a part of the memory that its op names, so that in the decode kernel it depends on fewer
+    /// calls. The op's private workspaces need not be listed.
     pub(crate) fn narrow_accesses(&mut self, reads: &[Range<Address>], writes: &[Range<Address>]) {
         if let Some(queued) = self.calls.last_mut() {
             queued.accesses = Some(Accesses {
@@ -213,7 +213,7 @@ impl Launches<'_> {
         }
     }
 
-    /// Work of earlier calls that the last call can do itself in a decode kernel.
+    /// Adds work of earlier calls that the last call can do itself in a decode kernel.
     pub(crate) fn takes(&mut self, take: Take) {
         if let Some(queued) = self.calls.last_mut() {
             queued.takes.push(take);
@@ -229,12 +229,12 @@ impl Launches<'_> {
         self.calls.last_mut().expect("the call that was appended")
     }
 
-    /// Threads of a block that runs a prologue: in the decode kernel all consumer threads.
+    /// Returns the threads of a block that runs a prologue: in the decode kernel all consumer threads.
     pub(crate) fn prologue_threads(&self) -> usize {
         if self.persistent { DECODE_THREADS } else { 256 }
     }
 
-    /// The type of cached keys and values in kernels.
+    /// Returns the type of cached keys and values in kernels.
     pub fn kv(&self) -> &'static str {
         match self.memory.kv {
             Kv::F16 => "half",
@@ -242,12 +242,12 @@ impl Launches<'_> {
         }
     }
 
-    /// The part of the SMs that the current op may take, given the ops that run concurrently.
+    /// Returns the number of SMs that the current op may use, given the ops that run concurrently.
     pub(crate) fn share_of_sms(&self) -> usize {
         (self.limits.sms / self.slot.sharing).max(1)
     }
 
-    /// Columns of a buffer, a `Rows`.
+    /// Returns columns of a buffer as `Rows`.
     pub fn rows(&self, view: View) -> Rows {
         let buffer = self.memory.buffers[view.buffer].address();
         let first = self.slot.row * view.stride + view.start;
@@ -258,7 +258,7 @@ impl Launches<'_> {
         }
     }
 
-    /// Columns of a buffer as a parameter of type `Rows`.
+    /// Returns columns of a buffer as a parameter of type `Rows`.
     pub fn view(&self, view: View) -> Parameter {
         Parameter::value(self.rows(view))
     }
@@ -284,7 +284,7 @@ impl Launches<'_> {
         Parameter::pointer(kind, self.state_address(tensor))
     }
 
-    /// Tokens read before this chunk, a `const u64*`.
+    /// Returns the number of tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
         let position = self
             .slot
@@ -298,7 +298,7 @@ impl Launches<'_> {
         self.upload(bytemuck::cast_slice(vector))
     }
 
-    /// Address of a small tensor, or 0.
+    /// Returns the address of a small tensor, or 0 without one.
     pub(crate) fn optional_address(&self, vector: Option<&Vector>) -> Result<Address> {
         vector.map_or(Ok(0), |vector| self.vector_address(vector))
     }
@@ -311,14 +311,14 @@ impl Launches<'_> {
         ))
     }
 
-    /// The device's copy of bytes that live as long as the model.
+    /// Returns the address of the device's copy of bytes that live as long as the model.
     pub fn upload(&self, bytes: &[u8]) -> Result<Address> {
         self.memory
             .weights
             .upload(self.memory.queue, bytes, PLAIN, || None)
     }
 
-    /// Address of a matrix in the layout that kernels read: in the host's memory where the device reads it there, else of a copy.
+    /// Returns the address of a matrix in the layout that kernels read: in host memory where the device reads it there, else of a copy.
     pub(crate) fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
         let bytes = matrix.bytes();
         if matrix.has_device_layout()
@@ -332,7 +332,7 @@ impl Launches<'_> {
             .upload(self.memory.queue, bytes, STORED, pack)
     }
 
-    /// Address of the workspace that ops share for `purpose`. Nothing in it outlives an op.
+    /// Returns the address of the workspace that ops share for `purpose`. Nothing in it outlives an op.
     pub(crate) fn shared_address(
         &mut self,
         purpose: &'static str,
@@ -350,7 +350,7 @@ impl Launches<'_> {
         Ok(address)
     }
 
-    /// Address of a workspace of one op.
+    /// Returns the address of a workspace of one op.
     pub(crate) fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
         let address = self.workspaces.take(self.memory.weights.driver(), bytes)?;
         if let Some(current) = &mut self.current {
@@ -361,7 +361,7 @@ impl Launches<'_> {
 }
 
 impl Workspaces<'_> {
-    /// Address of the next workspace, which has at least this many bytes.
+    /// Takes the next workspace, of at least this many bytes, and returns its address.
     fn take(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<Address> {
         let left = self.memory.get(self.untaken);
         if left.is_none_or(|memory| memory.bytes() < bytes) {

@@ -4,20 +4,20 @@ use super::{Accesses, Rows};
 
 /// The step of a recurrence, which can read its inputs from mailboxes.
 pub struct Recurrence {
-    /// The columns of each input, in the order of its parameters; none for an absent one.
+    /// The columns of each input, in the order of its parameters; `None` for an absent input.
     pub inputs: Vec<Option<Rows>>,
-    /// How many of them its sums over the state need; it reads the others after these sums.
+    /// Number of leading inputs that the sums over the state need; the other inputs are read after these sums.
     pub of_sums: usize,
     /// Bytes of an input's parameter, which begins with its mailbox.
     pub input_bytes: usize,
     /// The outputs of all heads.
     pub output: Rows,
-    /// Blocks that have a part of its states.
+    /// Blocks that have a part of the states.
     pub blocks: usize,
 }
 
 impl Recurrence {
-    /// The memory that it accesses, without its states.
+    /// Returns the memory that the step accesses, without its states.
     pub(crate) fn accesses(&self) -> Accesses {
         let inputs = self.inputs.iter().flatten();
         Accesses {
@@ -26,7 +26,7 @@ impl Recurrence {
         }
     }
 
-    /// Whether its sums need any of these columns.
+    /// Whether the sums need any of these columns.
     pub fn sums(&self, columns: Rows) -> bool {
         let mut inputs = self.inputs[..self.of_sums].iter().flatten();
         inputs.any(|&input| input.overlaps(columns))

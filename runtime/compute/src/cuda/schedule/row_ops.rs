@@ -1,16 +1,16 @@
-//! Row ops of a product's epilogue, and the tasks of `prepare`, which does the same to stored columns: arguments of `prepare.cu`.
+//! Row ops of a product's epilogue, and the tasks of `prepare`, which does the same to stored columns. Arguments of `prepare.cu`.
 
 use super::{Accesses, Finish, Rows, Source};
 use crate::abi::{DeviceType, device_enum, device_struct};
 use crate::cuda::driver::Address;
 
-/// The file of both.
+/// The file that defines both.
 pub(crate) const ROW_OPS: &[Source] = &[Source::new(
     "ops/prepare/prepare.cu",
     &[MapKind::define, GateKind::define, PrepareTasks::define],
 )];
 
-/// Most taps of a convolution that a product does: one for each of the lanes that share a row.
+/// Maximum number of taps of a convolution in a product: one for each lane that shares a row.
 pub(crate) const MOST_TAPS: i32 = 4;
 
 pub(crate) const MOST_MAPS: usize = 6;
@@ -79,7 +79,7 @@ device_struct! {
         /// The convolution's weights `[taps, channels]`, or null.
         pub weight: Address as *const f32,
         pub bias: Address as *const f32,
-        /// The state tensor of the last inputs, `[taps - 1, channels]`.
+        /// The state tensor of the previous inputs, `[taps - 1, channels]`.
         pub past: Address as *mut f32,
         /// The inputs before each tile, `[tiles, taps - 1, channels]`.
         pub before: Address as *mut f32,
@@ -126,7 +126,7 @@ device_struct! {
 }
 
 impl PrepareTasks {
-    /// These tasks as work that a product of a batch's slots may do, if all of it is on single values.
+    /// Returns these tasks as work that a product over a batch's slots may do, if every task is on single values.
     pub fn on_single_values(&self) -> Option<Finish> {
         let groups = self.groups();
         let alone = groups.iter().all(PrepareGroup::is_alone)
@@ -138,7 +138,7 @@ impl PrepareTasks {
         })
     }
 
-    /// Columns that are read, and those that are changed in place.
+    /// Returns the columns that are read, and the columns that are changed in place.
     pub fn accesses(&self) -> Accesses {
         let groups = self.groups().iter().map(|group| group.columns);
         let gates = self.gates().iter().map(|gate| gate.columns);
@@ -148,7 +148,7 @@ impl PrepareTasks {
         }
     }
 
-    /// Numbers the blocks: those of the heads, and all.
+    /// Numbers the blocks of the tasks; returns the number of blocks for heads, and the number of all blocks.
     pub fn number(&mut self) -> [usize; 2] {
         let mut blocks = 0;
         for group in &mut self.group[..self.groups as usize] {
@@ -163,17 +163,17 @@ impl PrepareTasks {
         [heads, blocks].map(|blocks| blocks as usize)
     }
 
-    /// Its heads with a convolution and maps.
+    /// Returns the heads with a convolution and maps.
     pub fn groups(&self) -> &[PrepareGroup] {
         &self.group[..self.groups as usize]
     }
 
-    /// Its gates.
+    /// Returns the gates.
     pub fn gates(&self) -> &[PrepareGate] {
         &self.gate[..self.gates as usize]
     }
 
-    /// Columns that maps and convolutions read.
+    /// Returns the columns that maps and convolutions read.
     pub fn sources(&self) -> impl Iterator<Item = Rows> {
         let maps = self.groups().iter().flat_map(|group| group.maps());
         let gates = self.groups().iter().map(|group| group.gate);
@@ -187,14 +187,14 @@ impl PrepareGroup {
         &self.at[..self.maps as usize]
     }
 
-    /// Whether values are independent of one another.
+    /// Whether the group's values are independent of one another.
     fn is_alone(&self) -> bool {
         self.gate.first == 0
             && self.taps <= MOST_TAPS
             && self.leading_activations() == self.maps as usize
     }
 
-    /// How many of its first maps are activations.
+    /// Returns the number of leading maps that are activations.
     pub fn leading_activations(&self) -> usize {
         let maps = self.maps().iter();
         maps.take_while(|map| map.kind == MapKind::Activation as i32)
@@ -203,7 +203,7 @@ impl PrepareGroup {
 }
 
 impl PrepareGate {
-    /// Whether values are independent of one another.
+    /// Whether the gate's values are independent of one another.
     pub fn is_alone(&self) -> bool {
         self.kind != GateKind::Softmax as i32 && self.kind != GateKind::RunningSoftmax as i32
     }

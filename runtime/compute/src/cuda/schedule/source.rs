@@ -8,15 +8,15 @@ use crate::abi::{Define, Definitions};
 #[derive(Clone, Copy)]
 pub struct Source {
     file: File,
-    /// Its types that Rust defines.
+    /// The types of the file that Rust defines.
     types: &'static [Define],
 }
 
 impl Source {
-    /// The file of this path, for constants: see [`file`].
+    /// Finds the file of this path, in a constant: see [`file`].
     ///
     /// # Panics
-    /// If there is none.
+    /// If the file does not exist.
     pub const fn new(path: &str, types: &'static [Define]) -> Self {
         Source {
             file: file(path),
@@ -33,7 +33,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Adds files that it does not have yet, each after the definitions of its types.
+    /// Adds files that the text does not contain yet, each after the definitions of its types.
     pub fn add<'a>(&mut self, sources: impl IntoIterator<Item = &'a Source>) {
         for source in sources {
             if self.files.contains(&source.file) {
@@ -52,7 +52,7 @@ impl Text {
         self.definitions.text += text;
     }
 
-    /// The whole text.
+    /// Returns the whole text.
     pub fn into_string(self) -> String {
         self.definitions.text
     }

@@ -1,4 +1,4 @@
-//! Attention with every policy of retention on the emulator, or on a GPU where there is one, against the CPU's.
+//! Attention with every retention policy: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::state::{Kv, StateDtype, StatePlan};
 const DIM: usize = 12;
 const TOKENS: usize = 70;
 
-/// State tensor 0 is the position; then keys, values, those of the set, its counts, scores of the window and of the set, and the set's
-/// positions.
+/// State tensor 0 is the position. Then come keys, values, the set's keys and values, its counts, scores of the window and of the set, and
+/// the set's positions.
 fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
     let cached = if kv == Kv::F16 {
         StateDtype::F16
@@ -40,7 +40,7 @@ fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
     ])
 }
 
-/// Reads the tokens on both, in steps and in chunks.
+/// Reads the tokens on the device and on the CPU, in steps and in chunks.
 fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Option<Eviction>) {
     let Some(device) = device() else { return };
     let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
@@ -58,7 +58,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
         out: View::whole(1, width),
     };
     let plan = Arc::new(slots(kv, kv_heads, window, capacity));
-    // Tensor cores take operands of 16 bits of fraction.
+    // On tensor cores, operands have 16 bits of fraction.
     let steps = &[1; TOKENS][..];
     for (chunks, persistent, tolerance) in [
         (steps, false, 1e-5),
@@ -81,7 +81,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
     }
 }
 
-/// Reads chunks of heads that are longer than `attend_tiles` takes, and whose keys are their values.
+/// Reads chunks with heads that are longer than `attend_tiles` supports, and whose keys are their values.
 #[test]
 fn long_latent_heads_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
@@ -146,7 +146,7 @@ fn windows_are_those_of_the_cpu() {
 
 #[test]
 fn learned_retention_is_that_of_the_cpu() {
-    // The last one has as many keys as are worth being split, and the one before a full set of more rows than a warp has lanes.
+    // The last case has so many keys that splitting pays. The one before has a full set of more rows than a warp has lanes.
     for (shape, sink, margin) in [
         ([4, 2, 6, 5], 2, 3),
         ([3, 1, 33, 9], 0, 10),
@@ -230,7 +230,7 @@ impl Op for Rotated {
 #[test]
 fn a_step_rotates_its_queries_and_key() {
     let Some(device) = device() else { return };
-    // The second has as many keys as are worth being split; not all of a head's values are rotated.
+    // The second case has so many keys that splitting pays, and rotates only some of a head's values.
     for ([heads, kv_heads, window, capacity], rotated) in
         [([4, 2, 6, 5], DIM), ([4, 1, 6, 600], DIM - 4)]
     {

@@ -1,4 +1,4 @@
-//! Native sparse attention on the emulator, or on a GPU where there is one, against the CPU's.
+//! Native sparse attention: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::ops::AttendBlocks;
 use crate::ops::rig::{plan, side_by_side};
 use crate::state::{Kv, StateDtype};
 
-/// Reads tokens in steps and in chunks: heads, key heads and their width; tokens of a block, chosen blocks, window, context.
+/// Reads tokens in steps and in chunks: heads, key heads and head width; tokens of a block, chosen blocks, window and context.
 fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, rows]: [usize; 4]) {
     let Some(device) = device() else { return };
     let width = heads * dim;
@@ -45,7 +45,7 @@ fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, r
         (cached, means),
         (cached, means),
     ]));
-    // Tensor cores take operands of 16 bits of fraction.
+    // On tensor cores, operands have 16 bits of fraction.
     for (chunks, tolerance) in [(&[1; 70][..], 1e-5), (&[3, 17, 1, 40, 9], 1e-4)] {
         Comparison {
             device: &device,

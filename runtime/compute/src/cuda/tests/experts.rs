@@ -1,4 +1,4 @@
-//! Routers and mixtures of experts on the emulator, or on a GPU where there is one, against the CPU's.
+//! Routers and mixtures of experts: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ struct Case {
     chunks: &'static [usize],
 }
 
-/// Buffers: the input with a gate of the shared expert, inputs of products, the route, inner values, the order, the output.
+/// Buffers: the input with a gate of the shared expert, inputs of products, the route, inner values, the order, and the output.
 fn mixture(case: &Case) {
     let Case {
         cols,
@@ -123,7 +123,7 @@ fn mixture(case: &Case) {
         output: View::whole(5, cols),
         add: case.shared.is_some(),
     };
-    // Values between the matrices are rounded to 8 bits if a format needs that: the last bit of a sum then changes a code.
+    // Values between the matrices are rounded to 8 bits if a format requires that: the last bit of a sum then changes a code.
     let tolerance = if case.format.is_integer_dot() {
         0.1
     } else {
@@ -199,7 +199,7 @@ fn mixtures_are_those_of_the_cpu() {
         chunks: &[270, 5],
         ..plain
     });
-    // Several tiles of an expert's pairs and of its rows, an odd number of units, and sums of more than one part.
+    // Several tiles of an expert's pairs and of its rows, an odd number of units, and sums of several parts.
     mixture(&Case {
         format: &Q4_0,
         experts: 3,

@@ -1,4 +1,4 @@
-//! Inputs that products of a persistent program make for themselves, against the CPU's.
+//! Inputs that the prologues of products compute in a persistent program, against the CPU.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::cuda::tests::{Bench, matrix, numbers, persistent_device, product};
 use crate::functions::{Activation, Norm, OutputOp};
 use crate::operands::View;
 
-/// Threads hold four values of a row, two times four that follow one another, or several times that; the last ones of some rows
-/// have none. A part of a norm is what two warps hold, or what one does.
+/// A thread holds four values of a row, two adjacent runs of four, or several such pairs; some rows leave the last threads without values.
+/// A part of a norm spans two warps, or one.
 #[test]
 fn inputs_are_normed_and_gated_as_on_the_cpu() {
     let Some((device, blocks)) = persistent_device() else {

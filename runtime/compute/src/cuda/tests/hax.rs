@@ -1,4 +1,4 @@
-//! Sparse attention with keys from every kind of source, in chunks, on the emulator, or on a GPU where there is one, against the CPU's.
+//! Sparse attention with keys from every kind of source, in chunks: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn best() -> Pattern {
     Pattern::Best(scorer)
 }
 
-/// Reads chunks with these sources, and as many tokens of each as a query sees.
+/// Reads chunks with these sources; a query sees the given number of tokens of each.
 fn compare(patterns: Vec<(Pattern, usize)>, bins: usize) {
     let Some(device) = device() else { return };
     let scored = patterns

@@ -1,5 +1,5 @@
-//! Matrices of heads, the recurrent unit that has some, and attention to rows that are keys and values at once, on the
-//! emulator, or on a GPU where there is one, against the CPU's.
+//! Matrices of heads, the recurrent unit that has some, and attention to rows that are both keys and values: the emulator, or a GPU if
+//! there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::state::{Kv, StateDtype};
 
 const CHUNKS: &[&[usize]] = &[&[70, 1, 2, 33], &[1; 9]];
 
-/// Reads tokens in chunks, then one by one as ops of the decode kernel.
+/// Reads tokens in chunks, then one by one with ops of the decode kernel.
 fn compare(op: &dyn Op, slot: &[usize], widths: [usize; 3], kv: Kv) {
     let fill = |buffer: usize, values: &mut [f32]| {
         values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));

@@ -1,4 +1,4 @@
-//! Kernels on the emulator, or on a GPU where there is one, against the CPU's code: what the tests share.
+//! Helpers of the kernel tests, which compare the emulator, or a GPU if there is one, with the CPU's code.
 
 mod attend;
 mod attend_blocks;
@@ -48,8 +48,7 @@ pub(crate) fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u3
     Matrix::new(format, rows, cols, Bytes::from_vec(bytes)).expect("a matrix")
 }
 
-/// Allowed distance of a product in this format from the CPU's, in units of the tests' tolerances: with Q4_1 and Q5_1 the CPU rounds
-/// sums of codes separately, to f16.
+/// Factor of the tests' tolerances for a product in this format: with Q4_1 and Q5_1 the CPU rounds sums of codes separately, to f16.
 pub(super) fn slack(format: &Format) -> f32 {
     match format.name {
         "Q4_1" | "Q5_1" => 300.0,
@@ -57,7 +56,7 @@ pub(super) fn slack(format: &Format) -> f32 {
     }
 }
 
-/// The product of a matrix with one token's inputs, on the CPU.
+/// Computes the product of a matrix with one token's inputs on the CPU.
 pub(crate) fn product(matrix: &Matrix, inputs: &Activations) -> Vec<f32> {
     let mut product = vec![0.0f32; matrix.rows()];
     let out = Output::new(&mut product, matrix.rows());
@@ -95,7 +94,7 @@ impl Bench {
         written.expect("a copy");
     }
 
-    /// The first values of a buffer.
+    /// Reads the first values of a buffer.
     pub fn read(&self, buffer: usize, count: usize) -> Vec<f32> {
         let mut values = vec![0.0f32; count];
         let place = self.buffers[buffer].address();
@@ -123,7 +122,7 @@ impl Bench {
         launches
     }
 
-    /// The memory of a session whose state has this layout and address.
+    /// Returns the memory of a session whose state has this layout and address.
     pub fn memory<'a>(&'a self, plan: &'a StatePlan, arena: Address) -> SessionMemory<'a> {
         SessionMemory {
             plan,

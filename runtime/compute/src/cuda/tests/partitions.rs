@@ -1,5 +1,4 @@
-//! Recurrences in partitions, in matrix form where it is covered, on the emulator, or on a GPU where there is one, against the
-//! CPU's.
+//! Recurrences in partitions, in matrix form where that is covered: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -27,7 +26,7 @@ struct Case {
     add: bool,
 }
 
-/// Reads chunks of several blocks, of a part of one and of one token. One partition takes most tokens, one few and one none.
+/// Reads chunks of several blocks, of part of a block and of one token. One partition takes most tokens, one takes few and one none.
 fn compare(case: Case) {
     let Some(device) = device() else { return };
     let Case { dk, dv, .. } = case;

@@ -1,4 +1,4 @@
-//! Gated convolutions on the emulator, or on a GPU where there is one, against the CPU's.
+//! Gated convolutions: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Conv, Gate, HeadGroup, HeadOp, Prepare};
 use crate::state::{Kv, StateDtype};
 
-/// Reads chunks of `chunks` tokens: `channels` channels, convolved over `taps` taps.
+/// Reads chunks of `chunks` tokens, with `channels` channels convolved over `taps` taps.
 fn compare(channels: usize, taps: usize, chunks: &[usize], persistent: bool) {
     let Some(device) = device() else { return };
     let [before, behind] = side_by_side([channels, channels]);

@@ -1,4 +1,4 @@
-//! Matrix products on the emulator, or on a GPU where there is one, against the CPU's.
+//! Matrix products: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn products_are_those_of_the_cpu() {
         1 => 37,
         length => 2 * length,
     };
-    // The last case has several tiles along each side, partial ones among them.
+    // The last case has several tiles along each side, some of them partial.
     let cases = [
         (1, 1, 70),
         (3, 3, 70),
@@ -91,7 +91,7 @@ fn products_are_those_of_the_cpu() {
                     *x += bias;
                 }
             }
-            // Chunks are multiplied in 16 bits: without a norm in bf16, but for F16.
+            // Chunks are multiplied in 16 bits: in bf16 without a norm, except for F16.
             let tolerance = match (most >= 8, format.name) {
                 (true, "F16") => 5e-4,
                 (true, name) if name != "F32" => 0.005,
@@ -107,8 +107,8 @@ fn products_are_those_of_the_cpu() {
     }
 }
 
-/// Where experts are chosen a chunk's products with inputs in 8 bits are those of the CPU but for the last bits, also where two matrices read
-/// inputs that are rounded in two ways. F16 weights meet inputs in f16, as in ggml.
+/// Where experts are chosen, a chunk's products with 8-bit inputs match the CPU's except for the last bits, even where two matrices read
+/// inputs that are rounded in two ways. F16 weights are multiplied with inputs in f16, as in ggml.
 #[test]
 fn chunks_before_a_choice_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
@@ -169,7 +169,7 @@ fn chunks_before_a_choice_are_those_of_the_cpu() {
     }
 }
 
-/// A product of one token with two of three parts of matrices of every format.
+/// The product of one token with two of three parts of matrices of every format.
 #[test]
 fn products_of_chosen_parts_leave_the_others_as_they_are() {
     let Some(device) = device() else { return };
@@ -252,7 +252,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
     }
 }
 
-/// Two ops' gates on the columns of one product: it finishes the first one's, and the second one's stay an op of the kernel.
+/// Two ops have gates on the columns of one product. The product finishes the gates of the first; those of the second remain an op.
 #[test]
 fn a_product_finishes_the_rows_of_one_stage() {
     let Some((device, blocks)) = persistent_device() else {
@@ -260,7 +260,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
     };
     let (cols, width) = (64, 48);
     let mut bench = Bench::new(Arc::clone(&device), [cols, 1, width, 1], 1);
-    // The position, of which gates make no use.
+    // The position, which gates do not use.
     bench.plan = plan(&[(StateDtype::U64, &[1])]);
     let x = numbers(7, cols);
     bench.write(0, &x);
@@ -340,20 +340,19 @@ fn products_in_row_groups_are_those_of_the_cpu() {
     }
 }
 
-/// Every product fits into the shared memory of an RTX card, whose wide inputs are no sums of bf16 numbers.
+/// Every product fits into the shared memory of an RTX card, where wide inputs are not split into bf16 numbers.
 #[cfg(feature = "emulator")]
 #[test]
 fn products_in_little_shared_memory_are_those_of_the_cpu() {
-    // An f32 matrix of 11,008 columns together with one in 8 bits, which no model has, does not
-    // fit.
+    // An f32 matrix of 11,008 columns together with one in 8 bits, which no model has, does not fit.
     check_gemvs(&Device::emulated_with_shared(99 << 10), 1, 6688);
 }
 
-/// A product of matrices of every format through the rings of a persistent program: twice, so that rows are added to what the
-/// output holds, and a gated one.
+/// Checks products with matrices of every format through the weight pipeline of a persistent program: one that is added to the output
+/// twice, and a gated one.
 fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
-    // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Entries that are read in
-    // pairs have an odd number per row, and exceed the inputs that fit into registers.
+    // Covers a partial last piece, and more pieces than warps; bf16 in whole rows and in tiles; an odd number per row of entries that are
+    // read in pairs; more inputs than fit into registers.
     check_gemvs_of(device, blocks, |format| {
         let widths: &[usize] = match format.block_len {
             1 => &[1496, 6688],
@@ -364,7 +363,7 @@ fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
     });
 }
 
-/// As above for rows of the given lengths.
+/// Like `check_gemvs`, for rows of the given lengths.
 fn check_gemvs_of(
     device: &Arc<Device>,
     blocks: usize,
@@ -372,7 +371,7 @@ fn check_gemvs_of(
 ) {
     for format in FORMATS {
         for &cols in widths(format) {
-            // Enough for several turns, where a block has all of them; in the wider ones for less than one.
+            // Enough rows for several batches, if one block has all of them; with wide rows, less than one batch.
             let rows = if cols < 2048 { [295, 5] } else { [71, 5] };
             let width = rows[0] + rows[1];
             let bench = Bench::new(Arc::clone(device), [cols, cols, width, width], 1);

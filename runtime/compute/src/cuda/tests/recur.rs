@@ -1,4 +1,4 @@
-//! Recurrences in matrix form on the emulator, or on a GPU where there is one, against the CPU's.
+//! Recurrences in matrix form: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ enum Decays {
     Fixed,
     Head,
     Rows,
-    /// And keys are one minus that.
+    /// Decays by row; keys are one minus the decay.
     Complement,
 }
 
@@ -29,13 +29,13 @@ enum Writes {
     Erase,
 }
 
-/// Reads chunks of several blocks, of a part of one and of one token: `heads` that share `states`, keys of `dk` and values of `dv`
-/// columns. `gates`: of heads and of outputs, to which values are added.
+/// Reads chunks of several blocks, of part of a block and of one token: `heads` that share `states`, with keys of `dk` and values of `dv`
+/// columns. `gates`: whether heads and outputs are gated, and scaled values are added to the outputs.
 fn compare(shape: [usize; 4], decays: Decays, writes: Writes, gates: bool) {
     compare_chunks(shape, decays, writes, gates, Some(&[150, 7, 64, 1]));
 }
 
-/// As above for single tokens, each an op of the decode kernel.
+/// Like `compare`, for single tokens that ops of the decode kernel read.
 fn compare_steps(shape: [usize; 4], decays: Decays, writes: Writes, gates: bool) {
     compare_chunks(shape, decays, writes, gates, None);
 }
@@ -123,12 +123,12 @@ fn compare_chunks(
         }
         for (i, x) in values.iter_mut().enumerate() {
             let column = i % stride;
-            // Keys of a length of about one. Decays that are slow, steep, and so steep that nothing stays.
+            // Keys of a length of about one. Some decays are slow, some steep, and some so steep that nothing is retained.
             if (k.start..v.start).contains(&column) || (removal.start..rate.start).contains(&column)
             {
                 *x *= (3.0 / dk as f32).sqrt();
             } else if by_row && (decay.start..beta.start).contains(&column) {
-                // Rows that keep all, that decay as in tokens together, and each by itself; tokens after which nothing stays.
+                // Rows that retain everything, that decay in several tokens together or in one; tokens after which nothing is retained.
                 *x = match (column % 5, (i / stride) % 37) {
                     (_, 5) => f32::NEG_INFINITY,
                     (0, _) => 0.0,
@@ -211,7 +211,7 @@ fn steps_of_a_persistent_program_are_those_of_the_cpu() {
     compare_steps([2, 2, 64, 96], Decays::Rows, Writes::Erase, false);
 }
 
-/// As above for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.
+/// Like `compare`, for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.
 fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5], scores: Option<Activation>) {
     let Some(device) = device() else { return };
     let widths = [heads * dk, kv_heads * dk, kv_heads * dv, kv_heads * slots];
@@ -226,7 +226,7 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5], scores: Option<Ac
         k,
         v,
         weights,
-        // With these, outputs are of order one.
+        // With these scales, outputs are of order one.
         scale: if scores.is_some() { 0.05 } else { 0.7 },
         scores,
         keys: 1,
@@ -255,7 +255,7 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5], scores: Option<Ac
         }
         for (i, x) in values.iter_mut().enumerate() {
             let (t, column) = (i / stride, i % stride);
-            // Weights that replace a slot, that keep it, and some between.
+            // Weights that replace a slot, weights that keep it, and some in between.
             if column >= weights.start {
                 *x = match (column % 5, t % 23) {
                     (_, 7) | (1, 3..9) => 1.0,

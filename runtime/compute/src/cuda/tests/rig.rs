@@ -1,4 +1,4 @@
-//! Runs a single op on the emulator, or on a GPU where there is one, and on the CPU, for tests.
+//! Runs a single op on the CPU and on the emulator, or on a GPU if there is one, for tests.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,25 +15,25 @@ use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::ops::Op;
 use crate::state::{Arena, Kv, StateDtype, StatePlan};
 
-/// An op with inputs, whose outputs are one of its buffers.
+/// An op and how to compare it. Its outputs are in one of the buffers.
 pub(crate) struct Comparison<'a> {
     pub device: &'a Arc<Device>,
     pub op: &'a dyn Op,
     pub plan: &'a Arc<StatePlan>,
     /// Widths of the buffers, three or more.
     pub widths: &'a [usize],
-    /// The buffer of its outputs.
+    /// The buffer of the op's outputs.
     pub output: usize,
     pub kv: Kv,
     /// Whether the op runs in a decode kernel, token by token.
     pub persistent: bool,
-    /// Most difference of an output or a state.
+    /// Maximum difference of an output or a state.
     pub tolerance: f32,
 }
 
 impl Comparison<'_> {
-    /// Reads tokens in chunks of these lengths on both, and compares outputs and the state; `fill(buffer, values)` makes the
-    /// inputs of all tokens.
+    /// Reads tokens in chunks of these lengths on the device and on the CPU, and compares outputs and the state. `fill(buffer, values)`
+    /// makes the inputs of all tokens.
     pub fn read(&self, chunks: &[usize], fill: impl Fn(usize, &mut [f32])) {
         let (widths, plan, op) = (self.widths, self.plan, self.op);
         let driver = self.device.driver();

@@ -1,4 +1,4 @@
-//! Tokens sampled by the kernels, on the emulator or on a GPU, against those that the host samples.
+//! Tokens sampled by the kernels, on the emulator or on a GPU, against tokens sampled by the host.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::state::{HEADER, HISTORY, Kv, LOGITS, SAMPLER, StateOptions, StatePlan
 
 const LOG_LENGTH: usize = 48;
 
-/// The session's own slots on a device, and the program that samples.
+/// The session's state tensors on a device, and the program that samples.
 struct Bench {
     queue: Box<dyn Queue>,
     arena: Memory,
@@ -75,7 +75,7 @@ impl Bench {
         self.queue.write(at, bytes).expect("a copy");
     }
 
-    /// The token that the device samples, none if it refuses the logits, and the random numbers afterwards.
+    /// Returns the token that the device samples (`None` if it rejects the logits), and the state of the random numbers afterwards.
     fn sample(
         &self,
         params: &SamplerParams,
@@ -112,7 +112,7 @@ impl Bench {
         (Some(chosen).filter(|&token| token != u32::MAX), after[0])
     }
 
-    /// Both samplers, one after another with the same random numbers, must agree.
+    /// Checks that both samplers agree, several times in sequence with the same random numbers.
     fn compare(&self, params: &SamplerParams, logits: &[f32], tokens: &[u32], times: usize) {
         let mut sampler = Sampler::new(params.clone(), logits.len()).expect("parameters");
         let mut state = SamplerState::new(params.seed);
@@ -130,7 +130,7 @@ impl Bench {
     }
 }
 
-/// Logits of some kind: smooth, with many ties, all equal, peaked, or with some that are minus infinity.
+/// Makes logits of some kind: smooth, with many ties, all equal, peaked, or partly minus infinity.
 fn logits(kind: usize, seed: u32, vocab: usize) -> Vec<f32> {
     let mut values = numbers(seed, vocab);
     for (i, x) in values.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! The retention router on the emulator, or on a GPU where there is one, against the CPU's.
+//! The retention router: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const DIM: usize = 12;
 const HEADS: usize = 3;
 const TOKENS: usize = 30;
 
-/// Reads tokens with a router of two layers on both; `groups` is one or the number of heads.
+/// Reads tokens with a router of two layers on the device and on the CPU; `groups` is one or the number of heads.
 fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
     let Some(device) = device() else { return };
     let channels = [2 * DIM, 10, 5];
@@ -42,7 +42,7 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
         (StateDtype::F32, &[HEADS, past, channels[1]]),
     ]));
     let steps = &[1; TOKENS][..];
-    // Steps in both forms, and chunks, one of them of several tiles.
+    // Steps in both forms, and chunks, one of which has several tiles.
     for (chunks, persistent) in [
         (steps, false),
         (steps, true),

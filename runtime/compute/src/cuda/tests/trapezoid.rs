@@ -1,4 +1,4 @@
-//! Inputs of Mamba-3's recurrence on the emulator, or on a GPU where there is one, against the CPU's.
+//! Inputs of Mamba-3's recurrence: the emulator, or a GPU if there is one, against the CPU.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::ops::rig::plan;
 use crate::ops::trapezoid::tests::Example;
 use crate::state::{Kv, StateDtype};
 
-/// Each result of heads, groups, widths of keys and values and pairs, in chunks, then one by one as ops of the decode kernel.
+/// Compares each result for heads, groups, and widths of keys, values and pairs: in chunks, then one by one with ops of the decode kernel.
 fn compare(shape: [usize; 5]) {
     let Some(device) = device() else { return };
     let example = Example::new(shape, 1, |number, length| {

@@ -1,4 +1,4 @@
-//! No device, or one that is too small: sentences.
+//! Error messages for a missing device, and for a device that is too small.
 
 use crate::cuda::Device;
 

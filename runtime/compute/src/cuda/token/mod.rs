@@ -1,4 +1,4 @@
-//! Kernels around a session's ops: the choice of a token, the history and the position.
+//! Kernels before and after a session's ops: the choice of a token, the history and the position.
 
 pub(crate) mod sample;
 
@@ -9,12 +9,12 @@ use crate::state::{HEADER, HISTORY, LOGITS};
 
 const SESSION: &[Source] = &[Source::new("cuda/token/token.cu", &[])];
 
-/// Threads of a block that finds the largest logit, and logits of each.
+/// Threads of a block that finds the largest logit, and logits per thread.
 const CHOICE_THREADS: usize = 128;
 const CHOICE_RUN: usize = 4;
 
 impl Launches<'_> {
-    /// Puts the first of the largest of the logits at `logits` where the next chunk's tokens are, and to `chosen`.
+    /// Writes the first token with the largest of the logits at `logits` to the place of the next chunk's tokens, and to `chosen`.
     pub fn choose(&mut self, vocab: usize, logits: Address, chosen: Address) -> Result<()> {
         let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
         let best = self.scratch_address(parts * size_of::<u64>())?;
@@ -44,7 +44,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Ends a chunk: its tokens go to the log, the position moves on.
+    /// Ends a chunk: its tokens go to the log, and the position advances.
     pub fn advance(&mut self) {
         let log = self.state_shape(HISTORY)[0];
         self.push(Call {
@@ -78,7 +78,7 @@ impl Launches<'_> {
         });
     }
 
-    /// Copies the logits at `from` to the state's.
+    /// Copies the logits at `from` to the logits of the state.
     pub fn copy_logits(&mut self, vocab: usize, from: Address) {
         const THREADS: usize = 256;
         self.push(Call {

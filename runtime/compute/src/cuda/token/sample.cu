@@ -1,24 +1,24 @@
-// Chooses a token from the state's logits: the one that the host's sampler (sampler/mod.rs) chooses. Each logit and weight
-// is made by the same roundings, and weights are summed as whole numbers of parts.
+// Chooses a token from the state's logits: the token that the host's sampler (sampler/mod.rs) chooses. Logits and weights are computed with
+// the same roundings, and weights are summed as integers.
 //
 //   survey     penalties; the largest and the smallest logit of each segment of the vocabulary
-//   histogram  how many tokens lie in each of many bins between the largest and the smallest logit, and their weight
-//   cut        one block finds the bin in which top-k cuts, and that in which top-p does, and orders what is in these
-//   draw       the weight of what is kept of each segment; the last block picks
+//   histogram  the number of tokens in each of many bins between the largest and the smallest logit, and their weight
+//   cut        one block finds the bin in which top-k cuts and the bin in which top-p cuts, and orders the tokens in these bins
+//   draw       the weight of the kept tokens of each segment; the last block picks a token
 // `Sampling` is in sample.rs, `SamplerState` in sampler/random.rs.
 
-constexpr int segment = 256;  // tokens that a warp looks at together
-constexpr int bins = 1024;    // the last one holds what has no weight
+constexpr int segment = 256;  // tokens that a warp reads together
+constexpr int bins = 1024;    // the last bin holds tokens without weight
 constexpr int most_members = 1024;
 constexpr int survey_threads = 256;
 constexpr int survey_tokens = survey_threads / 32 * segment;
 constexpr int histogram_tokens = 8192;
 
-// The part of the logits that matters, and how it is cut into bins.
+// The relevant range of the logits, and how it is divided into bins.
 struct Range {
   float largest, limit, scale, temperature;
 
-  // Does not fall where the logit does. From `limit` on, 28 temperatures, a weight is less than one part.
+  // A lower logit never gets a lower bin. Beyond `limit`, 28 temperatures below the largest logit, a weight is less than one part.
   __device__ int bin(float x) const {
     if (!(largest - x < limit)) return bins - 1;
     float bin = (largest - x) * scale;
@@ -26,7 +26,7 @@ struct Range {
   }
 };
 
-// A cut: the lowest key that is kept, and the weight of all that is kept.
+// A cut: the lowest key that is kept, and the weight of all kept tokens.
 struct Cut {
   u64 key, weight;
 };
@@ -46,14 +46,14 @@ struct Working {
   float smallest[segments];  // of the finite ones
 };
 
-// One occurrence or more in the window. No step is fused with the next: the host's are not.
+// Applies penalties for `count` occurrences in the window. No operations are fused, as on the host.
 __device__ inline float penalized(float x, u32 count, const Sampling* s) {
   if (count == 0) return x;
   x = x > 0.0f ? __fdiv_rn(x, s->repetition) : __fmul_rn(x, s->repetition);
   return __fsub_rn(x, __fadd_rn(__fmul_rn((float)count, s->frequency), s->presence));
 }
 
-// A logit's weight, by `exp` of cpu/simd/mod.rs. The argument is at most 0.
+// Returns a logit's weight, computed as by `exp` of cpu/simd/mod.rs. The argument is at most 0.
 __device__ inline float weight_of(float logit, const Range& range) {
   float x = __fdiv_rn(__fsub_rn(logit, range.largest), range.temperature);
   constexpr float round = 12582912.0f;
@@ -72,7 +72,7 @@ __device__ inline float weight_of(float logit, const Range& range) {
   return x < -87.33654f ? 0.0f : y;
 }
 
-// A weight in parts of 2^-40.
+// Returns a weight in parts of 2^-40.
 __device__ inline u64 parts_of(float weight) { return (u64)(weight * 1099511627776.0f); }
 
 template <int vocab, int log_length>
@@ -98,7 +98,7 @@ __device__ void survey(const float* logits, const u32* log, const u64* position,
   for (int i = lane_index(); i < segment; i += 32) {
     int own = warp_index() * segment + i, token = first + own;
     if (token >= vocab) break;
-    // Adding 0 makes the two zeros one.
+    // Adding 0 maps both zeros to one.
     float x = __fadd_rn(penalized(logits[token], seen[own], s), 0.0f);
     work->logits[token] = x;
     largest = x < infinity ? fmaxf(largest, x) : infinity;
@@ -113,7 +113,7 @@ __device__ void survey(const float* logits, const u32* log, const u64* position,
   }
 }
 
-// A weight has 41 bits, and many are summed: in shared memory in limbs of 14 bits.
+// A weight has 41 bits, and many are summed: shared memory holds the sums in limbs of 14 bits.
 template <int vocab>
 __device__ void histogram(const Sampling* s, Working<vocab>* work) {
   constexpr int segments = Working<vocab>::segments;
@@ -149,7 +149,7 @@ __device__ void histogram(const Sampling* s, Working<vocab>* work) {
   atomicAdd(&work->weights[own], limbs[0][own] + ((u64)limbs[1][own] << 14) + ((u64)limbs[2][own] << 28));
 }
 
-// The sum over this and all lanes before.
+// Returns the sum over this lane and all lanes before it.
 __device__ inline u64 warp_scan(u64 x) {
   for (int distance = 1; distance < 32; distance *= 2) {
     u64 before = __shfl_up_sync(all_lanes, x, distance);
@@ -158,7 +158,7 @@ __device__ inline u64 warp_scan(u64 x) {
   return x;
 }
 
-// The sum over this and all threads before; `total` is that over all.
+// Returns the sum over this thread and all threads before it; `total` is the sum over all threads.
 __device__ __noinline__ u64 block_scan(u64 x, u64* total) {
   __shared__ u64 sums[32];
   x = warp_scan(x);
@@ -171,13 +171,13 @@ __device__ __noinline__ u64 block_scan(u64 x, u64* total) {
   return warp_index() == 0 ? x : x + before;
 }
 
-// A bin in which a cut lies: so much is needed of it, and so much weight lies before it.
+// A bin that contains a cut: the amount needed from it, and the weight before it.
 struct Place {
   int bin;
   u64 needed, weight_before;
 };
 
-// The content of a bin from a key on.
+// Counts the tokens and the weight of a bin from a key on.
 template <int vocab>
 __device__ void tally(const Working<vocab>* work, int bin, u64 key, u64* count, u64* weight) {
   Range range = work->range;
@@ -193,7 +193,7 @@ __device__ void tally(const Working<vocab>* work, int bin, u64 key, u64* count, 
   block_scan(parts, weight);
 }
 
-// Finds where in its bin a cut lies, which is measured in tokens or in weight.
+// Finds the position of a cut within its bin, measured in tokens or in weight.
 template <int vocab>
 __device__ Cut cut_in(const Working<vocab>* work, const Place& place, bool by_weight) {
   __shared__ u64 keys[most_members], parts[most_members];
@@ -245,7 +245,7 @@ __device__ Cut cut_in(const Working<vocab>* work, const Place& place, bool by_we
     __syncthreads();
     return cut;
   }
-  // Too many to compare with each other, which takes many equal logits: the key is found bit by bit.
+  // Too many to compare with each other, which takes many equal logits. The key is found bit by bit.
   u64 key = 0, weight = 0;
 #pragma unroll 1
   for (int bit = 63; bit >= -1; bit--) {
@@ -256,17 +256,17 @@ __device__ Cut cut_in(const Working<vocab>* work, const Place& place, bool by_we
   return {key, place.weight_before + weight};
 }
 
-// 1024 threads, each with a bin.
+// Finds the cut, with 1024 threads, one per bin.
 template <int vocab>
 __device__ void cut(const Sampling* s, Working<vocab>* work) {
   __shared__ Place place;
   u64 count = work->counts[threadIdx.x], weight = work->weights[threadIdx.x], tokens, total;
   u64 count_through = block_scan(count, &tokens), weight_through = block_scan(weight, &total);
   Cut cut = {0, total};
-  // None where the logits are of no use: `draw` sees that.
+  // No cut where the logits are unusable; `draw` checks that.
 #pragma unroll 1
   for (int by_weight = 0; by_weight < 2 && tokens > 0; by_weight++) {
-    // Top-k, then top-p of what it leaves.
+    // Top-k, then top-p of the tokens that top-k keeps.
     u64 needed = by_weight ? (u64)ceil(__dmul_rn((double)s->top_p, (double)cut.weight)) : s->top_k;
     if (by_weight ? s->top_p >= 1.0f : needed == 0 || needed >= tokens) continue;
     u64 through = by_weight ? weight_through : count_through, own = by_weight ? weight : count;
@@ -292,8 +292,8 @@ __device__ inline double uniform(u64 seed, u64 n) {
   return (double)(bits >> 11) * (1.0 / 9007199254740992.0);
 }
 
-// Puts the token where the next chunk's are, and to `chosen`; nothing (all bits set) if a logit is NaN or infinite, or if all are minus
-// infinity.
+// Writes the token to the place of the next chunk's tokens and to `chosen`; none (all bits set) if a logit is NaN or infinite, or if all
+// are minus infinity.
 template <int vocab>
 __device__ void draw(const Sampling* s, SamplerState* random, u32* ids, u32* chosen, Working<vocab>* work) {
   constexpr int segments = Working<vocab>::segments, each = (segments + survey_threads - 1) / survey_threads;
@@ -335,7 +335,7 @@ __device__ void draw(const Sampling* s, SamplerState* random, u32* ids, u32* cho
   if (!last) return;
   __threadfence();
 
-  // Each thread has some segments.
+  // Each thread has `each` segments.
   u64 own = 0, total;
   int start = threadIdx.x * each, end = min(start + each, segments);
   for (int i = start; i < end; i++) own += work->sums[i];

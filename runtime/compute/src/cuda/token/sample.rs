@@ -1,4 +1,4 @@
-//! Choosing a token on the device. `sample.cu` says how; the token is the one that [`crate::sampler::Sampler`] chooses.
+//! Choice of a token on the device, which is described in `sample.cu`. The token is the one that [`crate::sampler::Sampler`] chooses.
 
 use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::Address;
@@ -13,7 +13,7 @@ const SOURCE: &[Source] = &[Source::new(
 )];
 
 device_struct! {
-    /// Parameters of the choice as kernels read them.
+    /// Parameters of the choice, as kernels read them.
     #[derive(Debug, Default, PartialEq)]
     pub struct Sampling {
         temperature: f32,
@@ -22,17 +22,17 @@ device_struct! {
         repetition: f32,
         frequency: f32,
         presence: f32,
-        /// No cut if 0.
+        /// 0 for no cut.
         top_k: u32,
-        /// The number of last tokens that penalties count.
+        /// Number of last tokens that penalties count.
         window: u32,
-        /// Whether a random number is taken: 1 or 0.
+        /// 1 if a random number is drawn, else 0.
         pub draws: u32,
     }
 }
 
 impl Sampling {
-    /// How a device chooses as `params` say; none if only the host can, because tokens have a bias.
+    /// Returns the parameters with which a device chooses as `params` require; `None` if only the host can, because tokens have a bias.
     pub fn new(params: &SamplerParams) -> Option<Self> {
         if !params.logit_bias.is_empty() {
             return None;
@@ -56,7 +56,7 @@ impl Sampling {
         if params.temperature > 0.0 {
             return Some(sampling);
         }
-        // The most probable token is all that is kept.
+        // Only the most probable token is kept.
         Some(Sampling {
             temperature: 1.0,
             top_p: 1.0,
@@ -74,7 +74,7 @@ const BINS: usize = 1024;
 const BLOCK: usize = 2048;
 const HISTOGRAM_BLOCK: usize = 8192;
 
-/// Bytes of `Working` in `sample.cu`.
+/// Returns the bytes of `Working` in `sample.cu`.
 fn working_bytes(vocab: usize) -> usize {
     let segments = vocab.div_ceil(SEGMENT);
     let (halves, words) = (segments * SEGMENT, 5 + BINS + vocab + 2 * segments);
@@ -82,8 +82,8 @@ fn working_bytes(vocab: usize) -> usize {
 }
 
 impl Launches<'_> {
-    /// Chooses a token from the state's logits by the `Sampling` at `sampling` and puts it where the next chunk's tokens
-    /// are, and to `chosen`.
+    /// Chooses a token from the state's logits with the `Sampling` at `sampling`, and writes it to the place of the next chunk's tokens and
+    /// to `chosen`.
     pub fn sample(&mut self, vocab: usize, sampling: Address, chosen: Address) -> Result<()> {
         let working = self.scratch_address(working_bytes(vocab))?;
         let working = || Parameter::pointer(&format!("Working<{vocab}>"), working);

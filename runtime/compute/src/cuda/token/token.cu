@@ -1,36 +1,36 @@
-// The end of a chunk: its tokens go to the log, the position moves on.
+// Ends a chunk: its tokens go to the log, and the position advances.
 template <int log_length>
 __device__ void advance(const u32* ids, u32* log, u64* position, int tokens) {
   u64 before = *position;
-  // A chunk longer than the log leaves its last tokens there.
+  // Of a chunk longer than the log, only the last tokens are stored.
   int first = tokens > log_length ? tokens - log_length : 0;
   for (int t = first + threadIdx.x; t < tokens; t += blockDim.x) log[(before + t) % log_length] = ids[t];
   __syncthreads();
   if (threadIdx.x == 0) *position = before + tokens;
 }
 
-// The positions of the tokens of a chunk.
+// Writes the positions of the tokens of a chunk.
 __device__ inline void count_positions(const u64* position, u64* positions, int tokens) {
   for (int t = threadIdx.x; t < tokens; t += blockDim.x) positions[t] = *position + t;
 }
 
-// The logits of a slot into its state.
+// Copies the logits of a slot into its state.
 template <int vocab>
 __device__ void copy_logits(const float* from, float* to) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < vocab) to[i] = from[i];
 }
 
-// The key by which a token is chosen. All bits are set if its logit is NaN or infinite; that of minus infinity is 0, which is never
-// chosen.
+// Returns the key by which a token is chosen. All bits are set if its logit is NaN or infinite. For minus infinity the key is 0, which is
+// never chosen.
 __device__ inline u64 order_of(float logit, u32 token) {
   if (!(logit < infinity)) return ~0ull;
   if (logit == -infinity) return 0;
-  // Both zeros are one.
+  // Both zeros get the same key.
   return key_of(logit + 0.0f, token);
 }
 
-// The largest over a block, in thread 0.
+// Returns the largest value over a block, in thread 0.
 __device__ inline u64 block_largest(u64 x) {
   __shared__ u64 of_warps[32];
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -45,7 +45,7 @@ __device__ inline u64 block_largest(u64 x) {
   return x;
 }
 
-// The best of each part of the logits, which are `run` for each thread.
+// Finds the best key of each part of the logits; each thread reads `run` logits.
 template <int vocab, int run>
 __device__ void best_of_part(const float* logits, u64* best) {
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * run;
@@ -59,7 +59,7 @@ __device__ void best_of_part(const float* logits, u64* best) {
   if (threadIdx.x == 0) best[blockIdx.x] = largest;
 }
 
-// The lowest token of the largest logit; none (all bits set) if one is NaN or infinite, or if all are minus infinity.
+// Chooses the lowest token with the largest logit; none (all bits set) if a logit is NaN or infinite, or if all are minus infinity.
 template <int parts>
 __device__ void choose(const u64* best, u32* ids, u32* chosen) {
   u64 largest = 0;

@@ -1,11 +1,10 @@
-// Attention over a circular segment of cached keys, the chunk itself and a capped set of retained tokens. A chunk is
-// read in three steps: `retain` (retain.cu) decides which tokens enter and leave the set, and when; `attend` computes all queries
-// side by side, with each key hidden from the queries that come after it has gone; `cache` writes the state.
-// `Attended` is in launch.rs.
+// Attention over a circular segment of cached keys, the chunk itself and a capped set of retained tokens. A chunk takes three
+// steps: `retain` (retain.cu) decides which tokens enter and leave the set, and when; `attend` computes all queries in parallel
+// and hides each key from the queries after its removal; `cache` writes the state. `Attended` is in launch.rs.
 
 constexpr int never = 0x7fffffff;
 
-// A value of a query's softmax over part `split` of the keys, or of all keys.
+// Stores value i of a query's softmax over part `split` of the keys, or over all keys.
 template <int dim, int splits>
 __device__ void store_attended(const Attended& a, int t, int head, int split, int i, float largest, float sum, float weighted) {
   if constexpr (splits == 1) {
@@ -20,9 +19,9 @@ __device__ void store_attended(const Attended& a, int t, int head, int split, in
   }
 }
 
-// A block takes `heads` query heads of one key head and `tile` tokens, and one of `splits` equal parts of the keys. A
-// single token without a set is cached on the way (`caches`): it takes the row of a token that no query sees. Only heads of a
-// single token are shared out among warps, and only its keys are split.
+// A thread block takes `heads` query heads of one key head, `tile` tokens, and one of `splits` equal parts of the keys. With
+// `caches`, it also caches a single token without a set, in the row of a token that no query sees. Only the heads of a single
+// token are divided among warps, and only its keys are split.
 template <class E, int dim, int unit, int heads, int tile, bool retains, bool caches, int splits, int sharing>
 __device__ void attend(const Attended& a, const u64* position, int tokens) {
   int group = a.heads / a.kv_heads;
@@ -42,14 +41,14 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
     softmaxes.load_query(own, a.q.token(token_of(g)) + (first_head + g % heads) * dim);
   }
 
-  // Positions of the segment, then tokens of the chunk, that any of the queries may see.
+  // The positions of the segment, then the tokens of the chunk, that any of the queries may see.
   int cached = max(0, a.rows - (retains ? 0 : first_token + 1));
   if (cached > start) cached = (int)start;
   int before = a.rows - cached;
   int first_own = retains ? 0 : max(0, first_token + 1 - a.rows), own = last_token + 1 - first_own;
   int count = retains ? a.counts[kv_head] : 0;
   const int* until = a.until + kv_head * a.chunk;
-  // Whether query token t still sees the token that token `leaves` pushes out of the window.
+  // Whether query token t still sees the token that chunk token `leaves` pushes out of the window.
   auto stays = [&](int leaves, int t) {
     if constexpr (retains) return leaves >= tokens || until[leaves] > t;
     return leaves > t;
@@ -93,7 +92,7 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
   });
 }
 
-// Value i of the head at x, rotated; `angles` are sines, then cosines.
+// Value i of the head at x, rotated; `angles` holds sines, then cosines.
 __device__ inline float rotated(const float* x, int i, const float* angles, int pairs) {
   if (i >= 2 * pairs) return x[i];
   int pair = i < pairs ? i : i - pairs;
@@ -101,9 +100,9 @@ __device__ inline float rotated(const float* x, int i, const float* angles, int 
   return i < pairs ? a * cosine - b * sine : b * cosine + a * sine;
 }
 
-// A single token, and a set. The visible tokens occupy the same rows whatever the set retains: tiles of them are copied to shared memory, the
-// first while earlier kernels end. Queries and keys are rotated as they are loaded; the block that reads the token's own key stores it and its
-// value for `cache`.
+// A single token with a set. The visible tokens occupy the same rows whatever the set retains, so tiles of them are copied to
+// shared memory, the first tile while earlier kernels finish. Queries and keys are rotated as they are loaded; the thread block
+// that reads the token's own key stores this key and its value for `cache`.
 template <class E, int dim, int unit, int heads, int splits, int sharing, int tile>
 __device__ void attend_retained(const Attended& a, const u64* position) {
   constexpr int pieces = dim / unit;
@@ -163,7 +162,7 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     }
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
       int row = first + i, own = row - a.capacity;
-      // In the segment, the token may have replaced the oldest one.
+      // In the segment, the token may have pushed the oldest one out of the window.
       seen[i] = own < 0 ? (row < count) & (gone[row] > 0) : stays | (before + own > 0);
     }
     if (of_cache < n) {
@@ -193,8 +192,8 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
   });
 }
 
-// Writes the chunk's keys and values into the segment, and the retained ones of the tokens that they evict into the
-// set. A block owns the row of token blockIdx.y; each thread owns columns.
+// Writes the chunk's keys and values into the segment, and the retained tokens among those that they evict into the set. A
+// thread block owns the row of token blockIdx.y; each thread owns columns.
 template <class E, int dim, bool retains>
 __device__ void cache(const Attended& a, const u64* position, int tokens) {
   int kv_head = blockIdx.x;
@@ -220,7 +219,7 @@ __device__ void cache(const Attended& a, const u64* position, int tokens) {
   }
 }
 
-// Makes one softmax of the parts of each head of a single token, which is cached on the way if there is a set.
+// Combines the partial softmaxes of each head of a single token and, if there is a set, caches the token.
 template <class E, int dim, int splits, bool retains>
 __device__ void combine_parts(const Attended& a, const u64* position, int tokens) {
   const float* parts = a.parts + ((long long)blockIdx.y * a.heads + blockIdx.x) * splits * (dim + 2);

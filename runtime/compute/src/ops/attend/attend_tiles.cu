@@ -1,11 +1,12 @@
-// Attention of chunks in tiles: a block takes one query head of 64 tokens through the retained tokens, the cached segment and the chunk, 64
-// keys at a time; each warp has 16 of the tokens. Scores and sums are f32. With an f16 cache, keys and values are mma operands directly,
-// and queries and weights are split into two f16 terms; with an f32 cache all operands are split into two bf16 terms.
+// Attention of chunks in tiles: a thread block takes one query head of 64 tokens over the retained tokens, the cached segment
+// and the chunk, 64 keys at a time; each warp has 16 of the tokens. Scores and sums are f32. With an f16 cache, keys and values
+// are mma operands directly, and queries and weights are split into two f16 terms; with an f32 cache all operands are split into
+// two bf16 terms.
 
 constexpr int tile_keys = 64;
 constexpr int tile_queries = 64;
 
-// The keys and values that a tile of tokens may see, by number: those of the set, of the segment, of the chunk.
+// The keys and values that a tile of tokens may see, numbered: first the set, then the segment, then the chunk.
 template <class E, int dim, bool retains, bool aligned>
 struct SeenKeys {
   const Attended& a;
@@ -17,7 +18,7 @@ struct SeenKeys {
   int first_row;
   int total;
 
-  // For the chunk's tokens from `first_token` to `last_token`.
+  // For the chunk's tokens from `first_token` to `last_token`, inclusive.
   __device__ SeenKeys(const Attended& a, u64 start, int tokens, int kv_head, int first_token, int last_token)
       : a(a), kv_head(kv_head), tokens(tokens), count(retains ? a.counts[kv_head] : 0) {
     cached = max(0, a.rows - (retains ? 0 : first_token + 1));
@@ -27,17 +28,17 @@ struct SeenKeys {
     total = count + cached + last_token + 1 - first_own;
   }
 
-  // The chunk's tokens that see number i are those from here on, up to, and without, `until`.
+  // The chunk's tokens from `from(i)` on, up to but not including `until(i)`, see key number i.
   __device__ int from(int i) const { return i < count + cached ? 0 : i - count - cached + first_own; }
   __device__ int until(int i) const {
     if (retains && i < count) return a.gone[kv_head * a.capacity + i];
-    // The token of the chunk that pushes it out of the window.
+    // The token of the chunk that pushes the key out of the window.
     int leaves = a.rows + (i < count + cached ? i - count - cached : from(i));
     if constexpr (retains) return leaves >= tokens ? never : a.until[kv_head * a.chunk + leaves];
     return leaves;
   }
 
-  // Stores of `keys` numbers from `first` on which tokens see them.
+  // Stores which tokens see each of the `keys` keys from number `first` on.
   __device__ void store_seeing(int first, int keys, int* from_token, int* until_token) const {
     int i = first + threadIdx.x;
     if (threadIdx.x >= keys) return;
@@ -45,7 +46,7 @@ struct SeenKeys {
     until_token[threadIdx.x] = i < total ? until(i) : 0;
   }
 
-  // Eight columns of a row from `column` on, as they are cached; zeros beyond.
+  // Loads eight columns of a row from `column` on, rounded as in the cache; zeros beyond.
   template <class T>
   __device__ static void load(const T* row, int column, float (&x)[8]) {
     Piece<T, aligned ? 8 : 1> piece;
@@ -73,7 +74,7 @@ struct SeenKeys {
       load((which == 0 ? a.k : a.v).token(from(i)) + kv_head * dim, column, x);
     }
   }
-  // As above, in f16.
+  // Like `load`, in f16.
   __device__ uint4 load_halves(int which, int i, int column) const {
     if (aligned && i < count + cached) {
       if (column < dim) return *reinterpret_cast<const uint4*>(cached_row(which, i) + column);
@@ -85,10 +86,10 @@ struct SeenKeys {
   }
 };
 
-// Indices of the keys that a token of a tile sees, in order: with a retained set most keys have left the window and were not
-// retained. All threads of a block take part.
+// The numbers of the keys that any token of a tile sees, in order: with a retained set, most keys have left the window and were
+// not retained. All threads of a thread block take part.
 struct SeenQueue {
-  // More than a tile's keys and a block's threads. Small enough for four blocks to share an SM.
+  // More than a tile's keys plus a block's threads, and small enough for four thread blocks to share an SM.
   static constexpr int room = 256;
   static constexpr int warps = tile_queries / 16;
   int next = 0;
@@ -99,7 +100,7 @@ struct SeenQueue {
     __shared__ int numbers[room];
     return numbers;
   }
-  // How many of the tile's tokens come before a key is gone.
+  // How many of the tile's tokens come before a key's removal.
   __device__ static u16* untils() {
     __shared__ u16 untils[room];
     return untils;
@@ -107,7 +108,7 @@ struct SeenQueue {
   __device__ int number(int i) const { return numbers()[(first + i) % room]; }
   __device__ int until(int i) const { return untils()[(first + i) % room]; }
 
-  // Appends keys to the queue until it holds `wanted`, or there are no more.
+  // Appends keys to the queue until it holds `wanted`, or no keys remain.
   template <class Keys>
   __device__ void fill(const Keys& seen, int first_token, int last_token, int wanted) {
     __shared__ int of_warps[warps];
@@ -137,7 +138,7 @@ struct SeenQueue {
   }
 };
 
-// Stores eight columns of a row.
+// Splits and stores eight columns of a row.
 __device__ inline void store_eight(const SplitTile<2>& tile, int row, int column, const float (&x)[8]) {
   SplitPair<2> p(x[0], x[1]), q(x[2], x[3]), r(x[4], x[5]), s(x[6], x[7]);
 #pragma unroll
@@ -147,7 +148,7 @@ __device__ inline void store_eight(const SplitTile<2>& tile, int row, int column
   }
 }
 
-// Stores a head's queries of `rows` tokens; zeros beyond `last_token` and beyond `dim`.
+// Stores a head's queries for `rows` tokens; zeros beyond `last_token` and beyond `dim`.
 template <int dim, int depth, int rows>
 __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a, int head, int first_token, int last_token) {
   for (int i = threadIdx.x; i < rows * depth / 8; i += blockDim.x) {
@@ -159,8 +160,8 @@ __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a
   }
 }
 
-// As sums of two f16 numbers, each row scaled by a power of two that brings its largest value near the end of their range. The
-// inverse factor of a row, multiplied by the softmax scale, turns a product into a score to base two.
+// Like `store_queries`, as sums of two f16 numbers: each row is scaled by a power of two that brings its largest value near the
+// end of the f16 range. The inverse factor of a row, multiplied by the softmax scale, turns a product into a score to base two.
 template <int dim, int depth, int rows>
 __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* factors, const Attended& a, int head, int first_token, int last_token) {
   constexpr int pairs = (depth / 2 + 31) / 32;
@@ -182,7 +183,7 @@ __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* fac
       float largest = 0.0f;
 #pragma unroll
       for (int i = 0; i < 2 * pairs; i++) largest = fmaxf(largest, fabsf(x[r][i]));
-      // From 2^14 on, below 2^15; less where the power would not be a normal f32.
+      // The largest value becomes at least 2^14 and less than 2^15, or smaller where the power would not be a normal f32.
       int exponent = max((int)(__float_as_uint(warp_max(largest)) >> 23) - 127, -100);
       float raise = __uint_as_float((u32)(127 + 14 - exponent) << 23);
 #pragma unroll

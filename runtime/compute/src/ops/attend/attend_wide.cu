@@ -1,9 +1,10 @@
-// Attention of chunks whose keys are also their values and wider than attend_tiles.cu supports, as in latent attention: a block takes one
-// query head of 32 tokens, 32 keys at a time. Warps split the depth of the scores, then the columns of the values.
+// Attention of chunks whose keys are also their values, and are wider than attend_tiles.cu supports, as in latent attention. A
+// thread block takes one query head of 32 tokens, and 32 keys at a time. Warps split the depth of the scores, then the columns
+// of the values.
 
 constexpr int wide_rows = 32;
 constexpr int wide_warps = 8;
-// Floats from one token's scores to the next.
+// The row pitch of the scores, in floats.
 constexpr int wide_pitch = wide_rows + 4;
 
 template <class E, int dim, bool aligned>
@@ -21,9 +22,9 @@ __device__ void attend_wide(Attended a, const u64* position, int tokens) {
   SeenKeys<E, dim, false, aligned> seen(a, *position, tokens, kv_head, first_token, last_token);
   store_queries<dim, dim, wide_rows>(queries, a, head, first_token, last_token);
 
-  // This warp's scores: 16 tokens, 16 keys, and a half of the depth.
+  // This warp's scores: 16 tokens, 16 keys, and half of the depth.
   int score_row = warp % 2 * 16, score_key = warp / 2 % 2 * 16, half_of = warp / 4;
-  // A lane has rows of two tiles of tokens; all warps have the same softmax.
+  // A lane has rows of two tiles of tokens; every warp computes the same softmax.
   int row = lane_index() / 4, pair = lane_index() % 4 * 2;
   float weighted[2][2 * own_tiles][4] = {}, largest[2][2] = {{no_score, no_score}, {no_score, no_score}}, sum[2][2] = {};
   for (int first = 0; first < seen.total; first += wide_rows) {

@@ -22,13 +22,13 @@ const SOURCE: &[Source] = &[
     Source::new("ops/attend/attend_wide.cu", &[]),
 ];
 
-/// Keys below which one block takes all of them.
+/// With fewer keys than this, one thread block takes all of them.
 const SPLIT: usize = 512;
-/// Bytes of keys and values that attention to a set has in shared memory at once, about as many as products need there.
+/// Bytes of keys and values that attention to a set keeps in shared memory at once, about as many as the products need there.
 const NEAR: usize = 32 << 10;
-/// Query heads and tokens that share the keys which a block reads.
+/// Query heads times tokens that share the keys read by a thread block.
 const QUERIES: usize = 4;
-/// Heads that are longer take half of the threads where the queries of several tokens or heads share a warp.
+/// Thread blocks for longer heads have half as many threads where the queries of several tokens or heads share a warp.
 const LONG_HEAD: usize = 256;
 
 device_struct! {
@@ -38,28 +38,28 @@ device_struct! {
         k: Rows,
         v: Rows,
         out: Rows,
-        /// Where a set is attended to by a single token. `k` and `v` are other columns if pairs are rotated, else the same.
+        /// The inputs where a single token attends to a set. If pairs are rotated there, `k` and `v` are other columns, else the same.
         from: RotaryInputs,
         keys: Address as *mut c_void,
         values: Address as *mut c_void,
         set_keys: Address as *mut c_void,
         set_values: Address as *mut c_void,
-        /// For each row of the set, the token of the chunk that takes it first, or `never`.
+        /// For each row of the set, the first token of the chunk that takes the row, or `never`.
         gone: Address as *mut i32,
-        /// For each token of the chunk, the one at which the token that it pushes out of the window is gone.
+        /// For each token t of the chunk, the first token that no longer sees the token that t pushes out of the window.
         until: Address as *mut i32,
-        /// For each token of the chunk, the row of the set that the token takes which it pushes out, or -1.
+        /// For each token t of the chunk, the set row for the token that t pushes out of the window, or -1.
         taken: Address as *mut i32,
-        /// Retained tokens before the chunk.
+        /// Number of retained tokens before the chunk.
         counts: Address as *mut i32,
-        /// Parts of softmaxes `[tokens, heads, splits, head_dim + 2]`.
+        /// Partial softmaxes `[tokens, heads, splits, head_dim + 2]`.
         parts: Address as *mut f32,
         scale: f32,
         heads: i32,
         kv_heads: i32,
         /// Rows of the segment.
         rows: i32,
-        /// Most tokens of the set.
+        /// Capacity of the set, in tokens.
         capacity: i32,
         /// Tokens of the largest chunk.
         chunk: i32,
@@ -67,18 +67,18 @@ device_struct! {
 }
 
 device_struct! {
-    /// The set of retained tokens, and the policy by which tokens leave it.
+    /// The set of retained tokens, and the policy that evicts them.
     struct Retained {
-        /// Scores of the learned policy: those of the chunk's tokens, shifted by `margin`.
+        /// Scores of the learned policy: row t is the score of the token `margin` before the chunk's token t.
         router: Rows,
         window_scores: Address as *mut f32,
         set_scores: Address as *mut f32,
-        /// One more than the position of each of the set's tokens.
+        /// The position of each token of the set, plus one.
         set_positions: Address as *mut u64,
         counts: Address as *mut u32,
         /// Scores of the tokens that leave the window `[kv_heads, chunk]`.
         leaving: Address as *mut f32,
-        /// For each row of the set the last token stored in it.
+        /// For each row of the set, the last token of the chunk stored in it.
         occupants: Address as *mut i32,
         sink: i32,
         margin: i32,
@@ -97,14 +97,13 @@ pub(in crate::ops) fn unit(dim: usize, chunk: &[View]) -> usize {
     [8, 4].into_iter().find(|&unit| fits(unit)).unwrap_or(1)
 }
 
-/// Threads of a block, and the bytes of shared memory in which it merges the softmaxes of `queries` queries.
+/// Threads per thread block, and the bytes of shared memory in which it merges the softmaxes of `queries` queries.
 pub(in crate::ops) fn block(dim: usize, queries: usize) -> (usize, usize) {
     let threads = if dim > LONG_HEAD { 128 } else { 256 };
     (threads, merging_bytes(dim, threads, queries))
 }
 
-/// Bytes of shared memory with which this many threads merge the softmaxes of `queries` queries of each
-/// warp.
+/// Bytes of shared memory in which this many threads merge the softmaxes of `queries` queries per warp.
 fn merging_bytes(dim: usize, threads: usize, queries: usize) -> usize {
     threads / 32 * queries * (dim + 2) * size_of::<f32>()
 }
@@ -115,7 +114,7 @@ pub(in crate::ops) fn heads_together(group: usize) -> usize {
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
 }
 
-/// A call that rotates its token's query and key itself, or reads the key that one before it has rotated.
+/// Makes a call rotate its token's query and key itself, or read the key that an earlier call has rotated.
 fn rotate(queued: &mut Queued, from: RotaryInputs, cached: [Address; 2]) {
     let (mut before, mut after) = ([Rows::zeroed(); 3], [Rows::zeroed(); 3]);
     queued.call.parameters[0].update(|attended: &mut Attended| {
@@ -137,7 +136,7 @@ fn rotate(queued: &mut Queued, from: RotaryInputs, cached: [Address; 2]) {
     }
 }
 
-/// Retention of a token whose score is already in the window, which is this memory.
+/// Adapts the retention call of a token whose score is already in the window, at `window`.
 fn leave_score(queued: &mut Queued, window: &Range<Address>) {
     queued.call.parameters[1].update(|retained: &mut Retained| retained.router = Rows::zeroed());
     if let Some(accesses) = &mut queued.accesses {
@@ -175,7 +174,7 @@ impl DeviceOp for Attend {
 }
 
 impl Attend {
-    /// Attention that retains tokens beyond the window.
+    /// Launches attention that retains tokens beyond the window.
     fn launch_retaining(
         &self,
         launches: &mut Launches,
@@ -256,7 +255,7 @@ impl Attend {
             ];
             let [window, set, positions, counts] =
                 tensors.map(|tensor| launches.state_bytes(tensor));
-            // The score read from the window is that of the evicted token, the one written that of the new one.
+            // The score read from the window belongs to the evicted token, the score written to the new token.
             let written = [set, positions, counts, first..end, window.clone()];
             launches.narrow_accesses(&[retained.router.bytes()], &written);
             launches.takes(Take::Score {
@@ -265,8 +264,8 @@ impl Attend {
             });
         }
         self.launch_attention(launches, attended, first..end)?;
-        // A single token's queries and key may be rotated where they are attended to. Its key and value stay at `k` and `v` until they are
-        // cached, which may be in a later layer.
+        // The attention kernel may rotate a single token's queries and key. The key and the value stay at `k` and `v` until they
+        // are cached, which may be in a later layer.
         for (index, queued) in launches.calls.iter_mut().enumerate().skip(retain) {
             queued.takes.push(Take::Rotation {
                 columns: attended.from.columns,
@@ -279,7 +278,7 @@ impl Attend {
         Ok(())
     }
 
-    /// A kernel in which a block takes a key head through the chunk's tokens.
+    /// A call of a kernel in which each thread block takes a key head through the chunk's tokens.
     fn head_call(
         &self,
         launches: &Launches,
@@ -302,7 +301,7 @@ impl Attend {
         }
     }
 
-    /// All queries, then the cache. `marks` are the results of `retain`, and a rotated key with its value.
+    /// Launches all queries, then the cache. `marks` is the memory for the results of `retain` and for a rotated key with its value.
     fn launch_attention(
         &self,
         launches: &mut Launches,
@@ -315,7 +314,7 @@ impl Attend {
         Ok(())
     }
 
-    /// The memory of the cache.
+    /// The memory of the cached keys and values.
     fn cached(&self, launches: &Launches) -> [Range<Address>; 4] {
         let [set_keys, set_values] = match &self.eviction {
             Some(eviction) => [eviction.set_keys, eviction.set_values],
@@ -325,7 +324,7 @@ impl Attend {
         tensors.map(|tensor| launches.state_bytes(tensor))
     }
 
-    /// Whether the last kernel caches the token too.
+    /// Launches the queries; returns whether the last kernel also caches the token.
     fn launch_queries(
         &self,
         launches: &mut Launches,
@@ -339,7 +338,7 @@ impl Attend {
         let tile = if single { 1 } else { QUERIES / heads };
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
-        // In the decode kernel blocks of one SM run one after another.
+        // In the decode kernel the thread blocks of an SM run one after another.
         let blocks_of_sm = if launches.persistent { 1 } else { 2 };
         let splits = if single && keys >= SPLIT {
             (blocks_of_sm * launches.limits.sms / blocks).clamp(1, keys.div_ceil(SPLIT / 4))

@@ -1,9 +1,8 @@
-//! Softmax attention over a circular segment of cached keys, the chunk itself, and optionally a set of
-//! retained tokens. Position p lies in row `p % rows` of the segment; a query sees the last `rows` positions, its
-//! own included.
+//! Softmax attention over a circular segment of cached keys, the chunk itself, and optionally a set of retained tokens. Position
+//! p lies in row `p % rows` of the segment; a query sees the last `rows` positions, including its own.
 //!
-//! Keys pass in tiles under a running softmax, so that the scratch does not grow with the context. A task is a key and
-//! value head with all its query heads; where there are fewer of these than threads, its query heads are shared out.
+//! Keys are processed in tiles with a running softmax, so that the scratch does not grow with the context. A task is a key and
+//! value head with all its query heads; if there are fewer of these heads than threads, the query heads are divided among tasks.
 
 mod cpu;
 mod launch;
@@ -34,7 +33,8 @@ pub struct Attend {
     pub scale: f32,
     /// The state tensor of the cached keys `[kv_heads, rows, head_dim]`.
     pub keys: usize,
-    /// The state tensor of the cached values, likewise. Keys that are values too have one state tensor for both, as they have one view.
+    /// The state tensor of the cached values, of the same shape. Keys that are also the values use one state tensor for both, as
+    /// they use one view.
     pub values: usize,
     /// Retention of tokens that leave the window.
     pub eviction: Option<Eviction>,
@@ -47,7 +47,7 @@ impl Attend {
         self.k.width / self.kv_heads
     }
 
-    /// Whether values are not the keys themselves.
+    /// Whether the values differ from the keys.
     fn has_own_values(&self) -> bool {
         self.values != self.keys
     }
@@ -86,7 +86,7 @@ impl Op for Attend {
 
     fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let window = plan.tensors()[self.keys].shape[1] as u64;
-        // The oldest row in the segment makes room for the token, and is read if it may stay.
+        // The oldest row of the segment makes room for the token; it is read if it may be retained.
         let cached = match self.eviction {
             Some(_) => position.min(window),
             None => position.min(window - 1),

@@ -1,9 +1,8 @@
-// Which tokens a capped set retains.
-// `Retained` is in launch.rs.
+// Decides which tokens a capped set retains. `Retained` is in launch.rs.
 
 enum { LEARNED, STRIDE };
 
-// The first of the lowest scores that were seen.
+// The lowest score so far; among equal scores, the first row wins.
 struct Lowest {
   float score = infinity;
   int row = never;
@@ -13,7 +12,7 @@ struct Lowest {
   }
 };
 
-// The lowest of a thread's part of `count` scores.
+// The lowest of a thread's share of `count` scores.
 __device__ inline Lowest lowest_of_thread(const float* scores, int count) {
   Lowest lowest;
 #pragma unroll 4
@@ -21,7 +20,7 @@ __device__ inline Lowest lowest_of_thread(const float* scores, int count) {
   return lowest;
 }
 
-// The row of all threads' lowest score, in every thread.
+// Returns the row of the lowest score of all threads, in every thread.
 __device__ inline int lowest_of_block(Lowest lowest) {
   __shared__ float of_warps[32];
   __shared__ int rows[32];
@@ -41,7 +40,7 @@ __device__ inline int lowest_of_block(Lowest lowest) {
 
 __device__ inline int lowest_score(const float* scores, int count) { return lowest_of_block(lowest_of_thread(scores, count)); }
 
-// Scores above zero by their bits, which have the same order, in a lane of a warp.
+// The lowest positive score in a lane of a warp, compared by its bits, which have the same order.
 struct LowestOfWarp {
   u32 bits = 0xffffffff;
   int row = never;
@@ -53,7 +52,7 @@ struct LowestOfWarp {
     if (__float_as_uint(other) < bits) bits = __float_as_uint(other), row = at;
   }
 
-  // The first of the lowest ones of all lanes, in every lane.
+  // The lowest score of all lanes, in every lane; the first row wins.
   __device__ LowestOfWarp of_all_lanes() const {
     LowestOfWarp all;
     all.bits = ~warp_max_of_bits(~bits);
@@ -62,7 +61,7 @@ struct LowestOfWarp {
   }
 };
 
-// The score of the token that leaves the window when the chunk's token t comes.
+// The score of the token that leaves the window when the chunk's token t arrives.
 __device__ inline float leaving_score(const Attended& a, const Retained& r, int head, long long start, int t) {
   long long leaves = start + t - a.rows;
   int scored = t - a.rows + r.margin;
@@ -70,15 +69,16 @@ __device__ inline float leaving_score(const Attended& a, const Retained& r, int 
   return scored >= 0 ? r.router.token(scored)[head] : r.window_scores[head * a.rows + (int)((u64)leaves % a.rows)];
 }
 
-// Keeps the score that the chunk's token t has brought, that of an earlier one.
+// Stores the score that the chunk's token t brings, which belongs to the token `margin` before it.
 __device__ inline void store_window_score(const Attended& a, const Retained& r, int head, long long start, int t) {
   long long scored = start + t - r.margin;
   if (scored >= 0 && r.router.first) r.window_scores[head * a.rows + (int)((u64)scored % a.rows)] = r.router.token(t)[head];
 }
 
-// Decides which tokens enter the set and which leave it: a single token by its score, or every n-th token of a chunk. One block for
-// each key head takes them in order. Arguments are copied to registers, since the compiler would reload them after each store. The
-// inputs for a single token do not depend on earlier kernels of the step, so they are loaded while those end.
+// Decides which tokens enter the set and which leave it: a single token by its score, or every n-th token of a chunk. One thread
+// block per key head takes the tokens in order. Arguments are copied to registers, since the compiler would reload them after
+// each store. The inputs for a single token do not depend on earlier kernels of the step, so they are loaded while those kernels
+// finish.
 template <int policy>
 __device__ void retain(Attended a, Retained r, const u64* position, int tokens) {
   int head = blockIdx.x;
@@ -141,8 +141,9 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
   if (threadIdx.x == 0) r.counts[head] = count;
 }
 
-// As above, for a chunk whose tokens have learned scores. A warp takes them in order, 32 at once: those that cannot enter are skipped together.
-// The set's rows form 32 consecutive groups, and each lane holds the lowest score of one: when a row changes, only its group is searched.
+// Like `retain`, for a chunk whose tokens have learned scores. One warp takes the tokens in order, 32 at once: tokens that
+// cannot enter are skipped together. The set's rows form 32 consecutive groups, and each lane holds the lowest score of one
+// group: when a row changes, only its group is searched.
 __device__ inline void retain_chunk(const Attended& a, const Retained& r, const u64* position, int tokens) {
   int head = blockIdx.x, lane = lane_index(), capacity = a.capacity;
   int* gone = a.gone + head * capacity;
@@ -226,9 +227,8 @@ __device__ inline void retain_chunk(const Attended& a, const Retained& r, const 
   if (lane == 0) r.counts[head] = count;
 }
 
-// The attention policy: a query's weights decide which tokens the next query sees, so that one block for each key head
-// reads the chunk token by token. Shared memory holds the data of `merge`, then the largest score and the sum of each
-// query head.
+// The attention policy. A query's weights decide which tokens the next query sees, so one thread block per key head processes
+// the chunk token by token. Shared memory holds the data of `merge`, then the largest score and the sum of each query head.
 template <class E, int dim, int unit, int heads>
 __device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64* position, int tokens) {
   int kv_head = blockIdx.x, group = a.heads / a.kv_heads, warps = blockDim.x / 32;
@@ -253,7 +253,7 @@ __device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64
       }
     }
     if (kept == count) count++;
-    // Data that all threads have read changes now.
+    // The writes below change data that all threads have read.
     __syncthreads();
     for (int which = 0; which < 2; which++) {
       const float* own = (which == 0 ? a.k : a.v).token(t) + kv_head * dim;
@@ -291,7 +291,7 @@ __device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64
     }
     __syncthreads();
 
-    // The share that each retained token had, and the one that leaves next; a warp takes a token.
+    // The average weight of each retained token and of the next token to leave; one warp takes one token.
     int next = (int)((u64)(now + 1) % a.rows);
     for (int i = warp_index(); i < count + (now + 1 >= a.rows); i += warps) {
       const E* key = i < count ? sets[0] + (long long)i * dim : segments[0] + (long long)next * dim;

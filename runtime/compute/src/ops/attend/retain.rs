@@ -1,4 +1,4 @@
-//! Tokens that leave a window and stay: which ones.
+//! Selects the tokens that stay when they leave a window.
 
 use crate::operands::{Access, View};
 use crate::ops::Rules;
@@ -8,22 +8,22 @@ use crate::state::{StatePlan, Touched};
 pub struct Eviction {
     /// Which tokens stay.
     pub policy: Policy,
-    /// The first tokens are always retained.
+    /// Number of first tokens, which are always retained.
     pub sink: usize,
     /// The state tensor of the retained keys `[kv_heads, capacity, head_dim]`.
     pub set_keys: usize,
-    /// The state tensor of the retained values, likewise.
+    /// The state tensor of the retained values, of the same shape.
     pub set_values: usize,
     /// The state tensor of the number of retained tokens `[kv_heads]`.
     pub set_counts: usize,
-    /// The state tensor of one more than the position of each retained token `[kv_heads, capacity]`; 0 is an empty row. Nothing is
-    /// computed from it.
+    /// The state tensor of the position of each retained token plus one, `[kv_heads, capacity]`; 0 marks an empty row. Nothing
+    /// is computed from it.
     pub set_positions: usize,
 }
 
 /// Which tokens stay when a set is full.
 pub enum Policy {
-    /// Those with the highest learned scores, above zero (learnable token eviction).
+    /// The tokens with the highest learned scores above zero (learnable token eviction).
     Learned {
         /// Scores `[kv_heads]`; row t is the score of the token `margin` before the chunk's token t.
         router: View,
@@ -32,8 +32,7 @@ pub enum Policy {
         /// State tensors of the scores.
         scores: ScoreTensors,
     },
-    /// Those to which the last query paid most attention, on average over the heads that share them
-    /// (TOVA, arXiv 2401.06104).
+    /// The tokens to which the last query paid most attention, on average over the heads that share them (TOVA, arXiv 2401.06104).
     Attention(ScoreTensors),
     /// Every n-th token that leaves the window.
     Stride(usize),
@@ -48,7 +47,7 @@ pub struct ScoreTensors {
 }
 
 impl Eviction {
-    /// Adds the operands of this retention to those of attention.
+    /// Adds the operands of the retention to `access`.
     pub(super) fn access(&self, access: Access) -> Access {
         let access = access.state([
             self.set_keys,
@@ -65,7 +64,7 @@ impl Eviction {
         }
     }
 
-    /// The shapes of the state tensors.
+    /// Checks the shapes of the state tensors.
     pub(super) fn check(&self, rules: &mut Rules, heads: Option<usize>, dim: Option<usize>) {
         rules.state(self.set_keys, &[heads, None, dim]);
         rules.state(self.set_values, &[heads, None, dim]);
@@ -77,8 +76,7 @@ impl Eviction {
         }
     }
 
-    /// The parts of the set that are accessed when a token evicts the one at `leaving` from the
-    /// window.
+    /// The parts of the set that are accessed when a token evicts the token at `leaving` from the window.
     pub(super) fn touched(&self, plan: &StatePlan, leaving: Option<u64>) -> Vec<Touched> {
         let capacity = plan.tensors()[self.set_keys].shape[1];
         let kept = leaving.map_or(0, |left| left.min(capacity as u64) as usize);
@@ -141,8 +139,8 @@ mod tests {
         }
     }
 
-    /// Compares with `keeps(position, weights)`, which decides whether the token leaving the window enters the set
-    /// `kept`, given the last query's weight of each visible position; it may change `kept`.
+    /// Compares with `keeps(kept, position, weight)`, which decides whether the token leaving the window enters the set `kept`,
+    /// given the last query's weight of each visible position; it may change `kept`.
     fn check(
         [heads, kv_heads, window, capacity]: [usize; 4],
         policy: Policy,

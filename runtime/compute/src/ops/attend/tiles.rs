@@ -1,33 +1,33 @@
-//! Which chunks are attended to in tiles on tensor cores: a pure function of dimensions and device.
+//! Selects the chunks that are attended to in tiles on tensor cores: a pure function of dimensions and device.
 
 use crate::cuda::TensorCores;
 
-/// Tokens and keys of a tile, and threads, in attend_tiles.cu.
+/// Tokens and keys per tile, and threads per thread block, in attend_tiles.cu.
 const TILE: usize = 64;
 const THREADS: usize = 128;
 /// Bytes of static shared memory: the queue of keys, the visibility masks of a tile, and factors.
 const STATIC: usize = 256 * (4 + 2) + THREADS / 32 * 4 + 3 * TILE * 4;
 /// Largest head_dim whose sums fit into a thread's registers.
 const LONGEST: usize = 256;
-/// Those of attend_wide.cu.
+/// Tokens per tile, and threads per thread block, in attend_wide.cu.
 const WIDE_TILE: usize = 32;
 const WIDE_THREADS: usize = 256;
 
 /// How a chunk is attended to in tiles.
 pub(super) struct Tiles {
-    /// By `attend_wide`, where heads are long and keys are values too, else by `attend_tiles`.
+    /// Whether `attend_wide` runs, for long heads whose keys are also the values; otherwise `attend_tiles` does.
     pub wide: bool,
-    /// Tokens of a tile.
+    /// Tokens per tile.
     pub tokens: usize,
-    /// Threads of a block.
+    /// Threads per thread block.
     pub threads: usize,
-    /// Bytes of its dynamic shared memory.
+    /// Bytes of dynamic shared memory.
     pub shared: usize,
 }
 
 impl Tiles {
-    /// The tiles for chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes` each,
-    /// on a device with `room` bytes of shared memory; none if chunks use another kernel.
+    /// The tiles for chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes`
+    /// bytes per number, on a device with `room` bytes of shared memory; `None` if chunks use another kernel.
     pub(super) fn new(
         (dim, kv_bytes): (usize, usize),
         keys_only: bool,
@@ -49,7 +49,7 @@ impl Tiles {
             let fits = keys_only && dim.is_multiple_of(32) && tiles.shared <= room;
             (tiles, fits)
         } else {
-            // Queries in two parts of 16 bits, keys and values in one or two.
+            // Queries in two 16-bit parts, keys and values in one or two.
             let rows = (2 + kv_bytes) * TILE;
             let tiles = Tiles {
                 wide,

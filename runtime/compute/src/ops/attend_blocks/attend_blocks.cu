@@ -1,9 +1,8 @@
-// Native sparse attention. `stage_blocks` rounds the chunk's keys and values as they will be cached and averages the
-// blocks that the chunk completes, `attend_blocks` computes the queries of a chunk side by side, `cache_blocks` writes the
-// state.
-// `Blocks` is in launch.rs.
+// Native sparse attention. `stage_blocks` rounds the chunk's keys and values as they will be cached and averages the blocks that
+// the chunk completes, `attend_blocks` computes the queries of a chunk in parallel, `cache_blocks` writes the state. `Blocks` is
+// in launch.rs.
 
-// A key head's keys or values by position: cached before the chunk, or of the chunk.
+// A key head's keys or values by position, either cached before the chunk or part of the chunk.
 template <class E>
 struct Positions {
   const E* cached;
@@ -11,7 +10,7 @@ struct Positions {
   long long start;
   int rows;
   int dim;
-  // The oldest position in sight, and its row: a division for each row would cost more than all else.
+  // The oldest visible position, and its row: a division for each row would cost more than everything else.
   long long base;
   int base_row;
   __device__ Positions(const E* cached, const E* staged, long long start, int rows, int dim)
@@ -24,7 +23,7 @@ struct Positions {
   }
 };
 
-// Which of a block's parts: its keys and values, those of one key head.
+// The keys (`which` is 0) or values (1) of one key head.
 template <class E>
 __device__ Positions<E> positions_of(const Blocks& b, int kv_head, int which, long long start, int dim) {
   const E* cached = reinterpret_cast<const E*>(which == 0 ? b.keys : b.values);
@@ -32,7 +31,7 @@ __device__ Positions<E> positions_of(const Blocks& b, int kv_head, int which, lo
   return {cached + (long long)kv_head * b.rows * dim, staged + (long long)kv_head * b.chunk * dim, start, b.rows, dim};
 }
 
-// The means by the number of their block.
+// The mean keys or values of one key head, by block number.
 template <class E>
 __device__ Positions<E> means_of(const Blocks& b, int kv_head, int which, long long start, int dim) {
   const E* cached = reinterpret_cast<const E*>(which == 0 ? b.mean_keys : b.mean_values);
@@ -42,9 +41,8 @@ __device__ Positions<E> means_of(const Blocks& b, int kv_head, int which, long l
           b.blocks, dim};
 }
 
-// The visible range of token t of the chunk: positions `oldest..end`, and `count` blocks from `first` to its own,
-// `current`, the first
-// `complete` of which have means.
+// The visible range of token t of the chunk: positions `oldest..end`, and `count` blocks from `first` to the token's block
+// `current`, of which the first `complete` have means.
 struct InView {
   long long oldest, end, first, current;
   int complete, count;
@@ -79,14 +77,14 @@ __device__ void stage_blocks(Blocks b, const u64* position) {
   }
 }
 
-// Entries by number: those from `first` on, or those of the chosen blocks one after another.
+// Entries by number: from position `first` on, or the tokens of the chosen blocks, one block after another.
 template <class E>
 struct Listed {
   using Value = E;
   Positions<E> keys;
   Positions<E> values;
   long long first;
-  // The entries in view; a block may reach beyond them.
+  // The range of visible entries; a block may reach beyond it.
   long long oldest;
   long long last;
   const int* chosen;
@@ -105,7 +103,7 @@ struct Listed {
   __device__ const E* key(int i) const { return keys.at(near(i)); }
   __device__ const E* value(int i) const { return values.at(near(i)); }
 
-  // The tokens of the chosen blocks, numbered from the first in view.
+  // The tokens of the chosen blocks, which are numbered from the first block in view.
   __device__ Listed of_blocks(const InView& view, const int* chosen) const {
     Listed list = *this;
     list.first = view.first * block;
@@ -131,8 +129,8 @@ __device__ Listed<E> listed_tokens(const Blocks& b, int kv_head, long long start
           view.oldest, view.end - 1, nullptr, b.block};
 }
 
-// How important blocks `from..to` of `count` are to token t: each head's share, of which `totals` has the largest score and the
-// sum of all.
+// The importance of blocks `from..to` of `count` for token t: the sum of each head's share, for which `totals` holds the head's
+// largest score and the sum of all.
 template <class Queries, int dim, int heads, class E>
 __device__ void find_importance(const Blocks& b, int t, int kv_head, const Listed<E>& means, const float* totals, int from,
                                 int to, int count, float* importance) {
@@ -143,7 +141,7 @@ __device__ void find_importance(const Blocks& b, int t, int kv_head, const Liste
 #pragma unroll
     for (int g = 0; g < heads; g++) queries.load_query(g, b.q.token(t) + (kv_head * group + part + g) * dim);
     for (int i = own; i - own < to - from; i += warps * Queries::keys_of_warp) {
-      // The first and the last two count as a full share; these may have no mean yet.
+      // The first block and the last two count as a full share; the last two may have no mean yet.
       bool fixed = i == 0 || i >= count - 2, inside = i < to;
       typename Queries::Key key[Queries::pieces] = {};
       if (!fixed && inside) Queries::load(means.key(i), key);
@@ -155,12 +153,12 @@ __device__ void find_importance(const Blocks& b, int t, int kv_head, const Liste
       }
       if (lane_index() % Queries::lanes == 0 && inside) importance[i] = fixed ? group : share;
     }
-    // Other lanes read them for the next heads.
+    // Other lanes read these shares for the next heads.
     __syncthreads();
   }
 }
 
-// Writes the numbers of the highest of `count` numbers, at most `most`, the first ones of equals first; returns how many.
+// Writes the indices of the highest of `count` numbers, at most `most`, the first of equal numbers first; returns how many.
 __device__ inline int choose_highest(const float* numbers, int count, int most, int* chosen) {
   __shared__ float highest[2][32];
   __shared__ int places[2][32];
@@ -169,7 +167,7 @@ __device__ inline int choose_highest(const float* numbers, int count, int most, 
   auto take = [&](float number, int at) {
     if (number > high || (number == high && at < place)) high = number, place = at;
   };
-  // This thread's highest of those that come after number `last`, of value `below`.
+  // Finds this thread's highest of the numbers that rank after number `last`, whose value is `below`.
   auto find = [&](float below, int last) {
     high = -infinity, place = count;
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
@@ -190,7 +188,7 @@ __device__ inline int choose_highest(const float* numbers, int count, int most, 
     if (lane_index() == 0) highest[n % 2][warp_index()] = high, places[n % 2][warp_index()] = place;
     __syncthreads();
     for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(highest[n % 2][warp], places[n % 2][warp]);
-    // There is none only among numbers that are none.
+    // Nothing is found only if all remaining numbers are NaN.
     if (threadIdx.x == 0) chosen[n] = place < count ? place : 0;
     if (place == own) {
       find(high, place);
@@ -202,8 +200,8 @@ __device__ inline int choose_highest(const float* numbers, int count, int most, 
   return taken;
 }
 
-// Thread blocks loop over pairs of a token and a key head. Shared memory: the data of `merge`; the largest score and
-// the sum over the means for each query head of the group; the chosen blocks. `picks`: only the means, and the choice.
+// Thread blocks loop over pairs of a token and a key head. Shared memory: the data of `merge`; the largest score and the sum
+// over the means for each query head of the group; the chosen blocks. `picks`: computes only the means and the choice.
 template <class E, int dim, int unit, int heads, bool picks>
 __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
   using Queries = Softmaxes<E, dim, unit, heads>;
@@ -219,7 +217,7 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
     auto means = listed_means<E, dim>(b, kv_head, start, view);
     auto cached = listed_tokens<E, dim>(b, kv_head, start, view);
     Queries queries;
-    // A branch of some heads; the first one sets the output.
+    // One branch for some heads; the first branch sets the output.
     auto branch = [&](int part, int number, const Listed<E>& keys, int count) {
       int first_head = kv_head * group + part;
       queries.clear();
@@ -228,7 +226,7 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
       queries.add(0, count, keys, b.scale, [&](int i, int) { return keys.sees(i); });
       queries.merge(merged, [&](int g, int i, float largest, float sum, float weighted) {
         float* out = b.out.token(t) + (first_head + g) * dim + i;
-        // No key has passed: not so for a NaN, which must show.
+        // A sum of zero means that no key was added. A NaN passes the test and shows in the output.
         float share = sum != 0.0f ? b.gates.token(t)[(first_head + g) * 3 + number] / sum * weighted : 0.0f;
         *out = number == 0 ? share : *out + share;
         if (number == 0 && i == 0) {

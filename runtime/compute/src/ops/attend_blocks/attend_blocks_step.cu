@@ -1,20 +1,20 @@
-// A step of native sparse attention, of which each part is shared out among blocks: `means_of_step` over the means,
-// `importance_of_step` for the choice, `tokens_of_step` over the chosen blocks and the window, `combine_branches`. A block
-// takes some heads of a group and one of `splits` parts of the keys; its softmaxes are `b.parts[branch][head][split]`, entries
-// of `dim + 2` numbers.
+// A step of native sparse attention, with each part divided among thread blocks: `means_of_step` over the means,
+// `importance_of_step` for the choice, `tokens_of_step` over the chosen blocks and the window, `combine_branches`. A thread
+// block takes some heads of a group and one of `splits` parts of the keys; its softmaxes are `b.parts[branch][head][split]`,
+// entries of `dim + 2` numbers.
 
 template <int dim, int splits>
 __device__ float* step_part(const Blocks& b, int branch, int head, int split) {
   return b.parts + (((long long)branch * b.heads + head) * splits + split) * (dim + 2);
 }
 
-// The first of part `split` of `count` keys.
+// The first key of part `split` of `count` keys.
 template <int splits>
 __device__ int split_at(int count, int split) {
   return (int)((long long)count * split / splits);
 }
 
-// The share of a thread block in a step.
+// A thread block's share of a step.
 template <int heads, int splits>
 struct StepShare {
   int split = blockIdx.x % splits;
@@ -23,7 +23,7 @@ struct StepShare {
   __device__ StepShare(const Blocks& b) : kv_head(first_head / (b.heads / b.kv_heads)) {}
 };
 
-// Adds this block's part of `count` entries of a list to empty softmaxes, and writes them.
+// Computes the softmaxes over this thread block's part of the `count` entries of a list, and writes them.
 template <int splits, class Queries, class E, int heads, int dim>
 __device__ void split_branch(const Blocks& b, const StepShare<heads, splits>& share, int branch, const Listed<E>& keys,
                              int count, float* merged) {
@@ -49,7 +49,7 @@ __device__ void means_of_step(Blocks b, const u64* position) {
                                                                       shared_memory<float>());
 }
 
-// A block takes some blocks of tokens for all heads of a group.
+// A thread block takes some token blocks for all heads of a group.
 template <class E, int dim, int unit, int heads, int splits>
 __device__ void importance_of_step(Blocks b, const u64* position) {
   int split = blockIdx.x % splits, kv_head = blockIdx.x / splits, group = b.heads / b.kv_heads;
@@ -91,7 +91,7 @@ __device__ void combine_branches(Blocks b, const u64*) {
     float out = 0.0f;
     for (int branch = 0; branch < 3; branch++) {
       auto add = [&](float, float sum, float weighted) {
-        // No key has passed: not so for a NaN, which must show.
+        // A sum of zero means that no key was added. A NaN passes the test and shows in the output.
         if (sum != 0.0f) out += b.gates.token(0)[head * 3 + branch] / sum * weighted;
       };
       float* parts = step_part<dim, splits>(b, branch, head, 0);

@@ -1,12 +1,12 @@
-// Attention to the chosen blocks and to the window on tensor cores. A block takes a token and a key head; the group's query
-// heads, 16 at a time, are the rows of a tile, 16 keys its columns, and each warp takes tiles in turn. A tile's keys and values
-// go from where they are cached straight into the registers that multiply them: which column of a head is which number along a
-// depth or a row of sums is free, so that each lane reads consecutive ones. Operands are split into two bf16 numbers each.
+// Attention to the chosen blocks and to the window on tensor cores. A thread block takes a token and a key head; the group's
+// query heads, 16 at a time, are the rows of a tile, 16 keys are its columns, and the warps take tiles cyclically. A tile's keys
+// and values go from the cache straight into the registers that multiply them: the order of a head's columns along a depth or a
+// row of sums is free, so that each lane reads consecutive columns. Operands are split into two bf16 numbers each.
 
 constexpr int chosen_warps = 4;
 
-// A left operand [16, 16] times a right one [16, 8]; the product of the two low terms, below the rounding of
-// f32, is left out.
+// Multiplies a left operand [16, 16] by a right one [16, 8]; omits the product of the two low terms, which is below the rounding
+// of f32.
 __device__ inline void multiply_add_split(float* sums, const u32* high, const u32* low, SplitPair<2> first, SplitPair<2> second) {
   u32 b_high[2] = {first.part[0], second.part[0]}, b_low[2] = {first.part[1], second.part[1]};
   multiply_add(sums, low, b_high);
@@ -27,7 +27,7 @@ struct GroupSoftmax {
   __device__ static int g() { return lane_index() / 4; }
   __device__ static int t() { return lane_index() % 4; }
 
-  // Heads `first..first + 16` of a token, of which there are `count`.
+  // Loads heads `first..first + 16` of a token with `count` heads.
   __device__ void load_queries(const float* heads, int first, int count) {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -49,7 +49,7 @@ struct GroupSoftmax {
     for (int i = 0; i < 4 * of_value; i++) weighted[i / 4][i % 4] = 0.0f;
   }
 
-  // Adds 16 keys: `row(which, j)` is where key or value j lies, `sees(j)` whether it is seen.
+  // Adds 16 keys: `row(which, j)` is the address of key or value j, `sees(j)` returns whether it is visible.
   template <class Row, class Sees>
   __device__ void add(float scale, Row row, Sees sees) {
     Piece<E, of_key> keys[2];
@@ -100,7 +100,7 @@ struct GroupSoftmax {
   }
 };
 
-// Adds both branches to the output. Shared memory: the warps' entries.
+// Adds both branches to the output. Shared memory: the entries of the warps.
 template <class E, int dim>
 __device__ void attend_chosen(Blocks b, const u64* position) {
   constexpr int entry = dim + 2;
@@ -118,7 +118,7 @@ __device__ void attend_chosen(Blocks b, const u64* position) {
   for (int part = 0; part < group; part += 16) {
     softmax.load_queries(b.q.token(t) + kv_head * group * dim, part, group);
     for (int number = 1; number < 3; number++) {
-      // Pieces of as many keys each: the chosen blocks, or the window.
+      // Pieces of equal length: the chosen blocks, or the window.
       int window = min(b.window, seen), length = number == 1 ? b.block : window;
       int pieces = number == 1 ? picked[b.chosen] : 1, tiles = (length + 15) / 16;
       softmax.clear();
@@ -135,7 +135,7 @@ __device__ void attend_chosen(Blocks b, const u64* position) {
         int head = kv_head * group + part + i / dim;
         Softmaxes<E, dim, 1, 1>::merge_entries(
             merged + i / dim * entry, chosen_warps, 16 * entry, i % dim, [&](float, float sum, float weighted) {
-              // No key has passed: not so for a NaN, which must show.
+              // A sum of zero means that no key was added. A NaN passes the test and shows in the output.
               if (sum != 0.0f) b.out.token(t)[head * dim + i % dim] += b.gates.token(t)[head * 3 + number] / sum * weighted;
             });
       }

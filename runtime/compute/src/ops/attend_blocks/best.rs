@@ -1,7 +1,6 @@
-//! The most important of the blocks that were offered.
+//! The most important of the offered blocks.
 
-/// Blocks by their numbers, the most important first, in `2 * places` values: the importances, then the numbers. Empty
-/// places hold [`NOBODY`].
+/// Block numbers, the most important first, in `2 * places` values: the importances, then the numbers. Empty places hold [`NOBODY`].
 pub(super) struct Best<'a> {
     importance: &'a mut [f32],
     numbers: &'a mut [u32],
@@ -16,7 +15,7 @@ impl<'a> Best<'a> {
         2 * places
     }
 
-    /// No blocks yet.
+    /// Starts without blocks.
     #[inline(always)]
     pub fn none(room: &'a mut [f32]) -> Self {
         let (importance, numbers) = room.split_at_mut(room.len() / 2);
@@ -29,8 +28,8 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// Takes a block in, if fewer than all places are taken or it is more important than the last. Blocks are
-    /// offered in order, so that the lower one keeps its place in a tie.
+    /// Inserts a block if there is an empty place, or if it is more important than the last block. Blocks are offered in
+    /// increasing order, so that the lower block keeps its place in a tie.
     #[inline(always)]
     pub(crate) fn offer(&mut self, number: u32, importance: f32) {
         let mut place = self.count;
@@ -47,7 +46,7 @@ impl<'a> Best<'a> {
         self.numbers[place] = number;
     }
 
-    /// Offers the best of later blocks, the values that a [`Best`] has written.
+    /// Offers the best of later blocks, in the values that another [`Best`] has written.
     #[inline(always)]
     pub fn merge(&mut self, later: &[f32]) {
         let (importance, numbers) = later.split_at(later.len() / 2);
@@ -59,7 +58,7 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// The numbers in rising order.
+    /// The numbers in increasing order.
     #[inline(always)]
     pub(crate) fn in_order(self) -> &'a mut [u32] {
         let numbers = &mut self.numbers[..self.count];
@@ -72,7 +71,7 @@ impl<'a> Best<'a> {
 mod tests {
     use super::*;
 
-    /// The best three of blocks of these importances, offered to as many parts as there are borders.
+    /// The best three of the blocks with these importances, offered in the parts between the borders.
     fn best(importance: &[f32], borders: &[usize]) -> Vec<u32> {
         let mut all = [f32::NAN; 6];
         let mut all = Best::none(&mut all);

@@ -11,13 +11,12 @@ use crate::ops::softmax::{Element, TILE};
 use crate::state::StateDtype;
 
 impl AttendBlocks {
-    /// Tasks for each step of a key and value head's query.
+    /// Parts of each step of a key and value head's query.
     fn parts(&self, threads: usize) -> usize {
         threads.div_ceil(self.kv_heads).min(self.group())
     }
 
-    /// Floats of the notes that the steps of one query leave each other: the totals of its heads, and for each part the
-    /// best of its blocks.
+    /// Floats of the notes that the steps of one query pass to one another: the totals of its heads, and for each part its best blocks.
     pub(super) fn notes(&self, parts: usize) -> usize {
         TOTALS * self.group() + parts * Best::floats(self.chosen)
     }

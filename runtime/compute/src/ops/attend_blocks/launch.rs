@@ -14,13 +14,13 @@ const SOURCE: &[Source] = &[
     Source::new("ops/attend_blocks/attend_blocks_step.cu", &[]),
 ];
 
-/// Blocks of threads that a SM is given; each takes tokens and heads in turn.
+/// Thread blocks per SM; each loops over tokens and heads.
 const TURNS: usize = 4;
 
-/// Warps of a block on tensor cores, and rows of their tiles.
+/// Warps per thread block on tensor cores, and rows of their tiles.
 const WARPS: usize = 4;
 const TILE: usize = 16;
-/// Largest head_dim whose queries and sums fit into a thread's registers.
+/// Largest head_dim whose queries and sums fit in a thread's registers.
 const MOST_DIM: usize = 128;
 
 /// Whether chunks of up to `tokens` tokens attend to chosen blocks and window on tensor cores.
@@ -43,14 +43,14 @@ device_struct! {
         mean_values: Address as *mut c_void,
         /// The chunk's keys and values, each `[kv_heads, chunk, head_dim]`.
         staged: Address as *mut c_void,
-        /// Means of the blocks that the chunk completes, twice `[kv_heads, chunk / block + 1, head_dim]`.
+        /// Mean keys and mean values of the blocks that the chunk completes, each `[kv_heads, chunk / block + 1, head_dim]`.
         staged_means: Address as *mut c_void,
-        /// A row for each block of threads; in a step, for each key head.
+        /// One row per thread block or, in a step, per key head.
         importance: Address as *mut f32,
-        /// Softmaxes of a step's parts.
+        /// Partial softmaxes of a step.
         parts: Address as *mut f32,
-        /// Where other kernels attend to them: the chosen blocks of each token and key head, from the first in view on, and then their
-        /// count.
+        /// If another kernel attends to them, the chosen blocks of each token and key head, counted from the first block in
+        /// view, followed by their number.
         picked: Address as *mut i32,
         scale: f32,
         heads: i32,
@@ -67,10 +67,11 @@ device_struct! {
     }
 }
 
-/// Most blocks that share the keys of a step's heads.
+/// Most thread blocks that divide the keys of a step's heads.
 const MOST_SPLITS: usize = 16;
 
-/// Blocks that share the keys of a step's heads, where `blocks` have different ones: as many as the device runs at once.
+/// Number of thread blocks that divide the keys of a step's heads, where `blocks` have different heads: as many as the device
+/// runs at once.
 fn splits(blocks: usize, sms: usize) -> usize {
     (sms / blocks).clamp(2, MOST_SPLITS)
 }

@@ -8,9 +8,9 @@
 //!   head. The lower block wins a tie.
 //! - window: the last `window` tokens
 //!
-//! Where there are fewer tokens and key heads than threads, each step of a query ([`Phase`]) is shared out. When the
-//! context has wrapped, blocks that have lost a token are out of view, and the first whole one takes the place of
-//! the first.
+//! Where there are fewer tokens and key heads than threads, each step of a query ([`Phase`]) is divided among threads. When the
+//! context has wrapped, blocks that have lost a token are out of view, and the first complete block takes the place of the
+//! first.
 
 mod best;
 mod cpu;
@@ -34,23 +34,23 @@ pub struct AttendBlocks {
     pub k: View,
     /// Values `[kv_heads, head_dim]`.
     pub v: View,
-    /// Factors of means, chosen and window, `[heads, 3]`.
+    /// Gates of the means, chosen and window branches, `[heads, 3]`.
     pub gates: View,
     /// Multiplies the scores.
     pub scale: f32,
     /// Tokens of a block.
     pub block: usize,
-    /// Blocks that a query chooses.
+    /// Number of blocks that a query chooses.
     pub chosen: usize,
-    /// Tokens of the window; zero: no window.
+    /// Tokens of the window; zero for no window.
     pub window: usize,
     /// The state tensor of the cached keys `[kv_heads, rows, head_dim]`.
     pub keys: usize,
-    /// The state tensor of the cached values, likewise.
+    /// The state tensor of the cached values, of the same shape.
     pub values: usize,
     /// The state tensor of the blocks' mean keys `[kv_heads, blocks, head_dim]`.
     pub mean_keys: usize,
-    /// The state tensor of the blocks' mean values, likewise.
+    /// The state tensor of the blocks' mean values, of the same shape.
     pub mean_values: usize,
     /// Outputs `[heads, head_dim]`.
     pub out: View,
@@ -89,7 +89,7 @@ impl Op for AttendBlocks {
         let oldest = (position + 1).saturating_sub(plan.tensors()[self.keys].shape[1] as u64);
         let current = position / block;
         let first = oldest.div_ceil(block).min(current);
-        // The window and the last two blocks lie together, the other chosen blocks may lie anywhere.
+        // The window and the last two blocks are contiguous, the other chosen blocks may lie anywhere.
         let window = (position + 1).saturating_sub(self.window as u64);
         let recent = window.min(current.saturating_sub(1) * block).max(oldest);
         let others = (self.chosen as u64)

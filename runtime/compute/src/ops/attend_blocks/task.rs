@@ -1,4 +1,4 @@
-//! The queries of a chunk, step by step.
+//! The queries of a chunk, in steps.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use crate::cpu::{Buffers, Shared, SharedArena, simd};
 use crate::operands::View;
 use crate::ops::softmax::{Element, Running, TILE};
 
-/// Result of the means of one query head: the largest score, and the sum of all relative to it.
+/// Floats of one query head's result from the means: the largest score, and the sum of all scores relative to it.
 pub(super) const TOTALS: usize = 2;
 
-/// A query goes in three steps: the choice needs the softmax over means of all heads of its group.
+/// The three steps of a query: the choice needs the softmax over means of all heads of its group.
 #[derive(Clone, Copy)]
 pub(super) enum Phase {
-    /// Softmax over means, shared out by query heads.
+    /// Softmax over means, divided by query heads.
     Means,
-    /// Importance of blocks, shared out by blocks.
+    /// Importance of blocks, divided by blocks.
     Choice,
-    /// Softmax over the chosen blocks and over the window, shared out by query heads.
+    /// Softmax over the chosen blocks and over the window, divided by query heads.
     Tokens,
 }
 
@@ -28,17 +28,17 @@ impl Phase {
 
 /// The work of [`Task::run`] for each token.
 pub(super) enum Work<'a> {
-    /// Caches its key and value.
+    /// Caches the token's key and value.
     Cache,
-    /// All steps of its query.
+    /// Runs all steps of the token's query.
     Query,
-    /// One after the other.
+    /// Caches, then runs all steps of the query.
     CacheAndQuery,
-    /// A part of one step of its query.
+    /// Runs a part of one step of the token's query.
     Phase(Phase, usize, &'a Notes<'a>),
 }
 
-/// A chunk. Only its [`Task::cache`] writes to the state.
+/// The work on a chunk. Only [`Task::cache`] writes to the state.
 pub(super) struct Task<'a, E> {
     pub attend: &'a AttendBlocks,
     pub buffers: &'a Buffers,
@@ -52,25 +52,25 @@ pub(super) struct Task<'a, E> {
 
 /// The visible range of a query.
 struct Sight {
-    /// The oldest position.
+    /// The oldest visible position.
     oldest: u64,
-    /// The position after the last.
+    /// The position after the last visible one.
     end: u64,
-    /// The first block of which no token has been dropped.
+    /// The first block that has not lost a token.
     first: u64,
-    /// The query's own block.
+    /// The query's block.
     current: u64,
     /// The block after the last complete one.
     complete: u64,
 }
 
-/// Data that the steps of each key and value head's query pass to one another.
+/// Data that the steps of a query pass to one another, for each key and value head.
 pub(super) struct Notes<'a> {
     values: Shared<'a, f32>,
     parts: usize,
-    /// Values of one key and value head.
+    /// Values per key and value head.
     of_head: usize,
-    /// Values of all its query heads' totals, which come first.
+    /// Values of the totals of all query heads of a key and value head, which come first.
     totals: usize,
     chosen: usize,
 }
@@ -86,13 +86,13 @@ impl<'a> Notes<'a> {
         }
     }
 
-    /// Where the totals of query heads `members` of a key head lie.
+    /// The range of the totals of query heads `members` of a key head.
     fn totals(&self, head: usize, members: Range<usize>) -> Range<usize> {
         let first = head * self.of_head;
         first + TOTALS * members.start..first + TOTALS * members.end
     }
 
-    /// Where the best blocks of a part lie.
+    /// The range of the best blocks of a part.
     fn best(&self, head: usize, part: usize) -> Range<usize> {
         let floats = Best::floats(self.chosen);
         let first = head * self.of_head + self.totals + part * floats;
@@ -100,7 +100,7 @@ impl<'a> Notes<'a> {
     }
 }
 
-/// Room for the tiles of keys and values, and for the scores of one query head.
+/// Scratch for the tiles of keys and values, and for the scores of one query head.
 struct Tile<'a> {
     keys: &'a mut [f32],
     values: &'a mut [f32],
@@ -108,7 +108,7 @@ struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Takes room at the beginning of `scratch`; returns it and the rest.
+    /// Takes a tile from the beginning of `scratch`; returns it and the rest.
     #[inline(always)]
     fn split(scratch: &mut [f32], dim: usize) -> (Tile<'_>, &mut [f32]) {
         let (keys, rest) = scratch.split_at_mut(TILE * dim);
@@ -124,15 +124,15 @@ impl Tile<'_> {
 }
 
 impl<E: Element> Task<'_, E> {
-    /// Some work for a key and value head and some tokens. One function, which holds each step once: it is large, and compiled for
-    /// each vector unit.
+    /// Runs some work for a key and value head and some tokens. One function with one copy of each step, because it is large and
+    /// compiled for each vector unit.
     #[inline(never)]
     pub fn run(&self, work: Work, head: usize, tokens: Range<usize>, scratch: &mut [f32]) {
         E::vectorize(
             #[inline(always)]
             || {
                 let (scratch, own) = scratch.split_at_mut(scratch.len() - self.attend.notes(1));
-                // One task has no other head's notes.
+                // These notes are for a single head.
                 let own = Notes {
                     of_head: 0,
                     ..Notes::new(self.attend, 1, own)
@@ -181,7 +181,7 @@ impl<E: Element> Task<'_, E> {
         &self.buffers.get(view.buffer)[t * view.stride + view.start + head * dim..][..dim]
     }
 
-    /// Where rows `rows` of one head lie in a state tensor.
+    /// The span of rows `rows` of one head in a state tensor.
     #[inline(always)]
     fn span(&self, tensor: usize, head: usize, rows: Range<usize>) -> Range<usize> {
         let dim = self.attend.head_dim();
@@ -193,7 +193,7 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     fn widen(&self, tensor: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
         let span = self.span(tensor, head, rows);
-        // SAFETY: a head's rows (rules: widths, bounds) are written by its own task in `cache`, or before the queries begin.
+        // SAFETY: a head's rows (rules: widths, bounds) are written only by the head's task in `cache`, or before the queries begin.
         E::widen(
             unsafe { self.state.read(tensor, span.clone()) },
             &mut to[..span.len()],
@@ -214,8 +214,7 @@ impl<E: Element> Task<'_, E> {
         for (view, tensor, means) in pairs {
             let place = row(sight.end - 1);
             let place = self.span(tensor, head, place..place + 1);
-            // SAFETY: each task caches its own head's rows (rules: widths, bounds), and no query that uses them runs at that
-            // time.
+            // SAFETY: each task caches its own head's rows (rules: widths, bounds), and no query that uses them runs at the same time.
             let place = unsafe { self.state.tensor(tensor, place) };
             E::narrow(self.projection(view, head, t), place);
             let block = attend.block as u64;
@@ -231,19 +230,20 @@ impl<E: Element> Task<'_, E> {
             simd::scale(1.0 / block as f32, sums);
             let mean = (sight.current % self.blocks as u64) as usize;
             let mean = self.span(means, head, mean..mean + 1);
-            // SAFETY: a head's means are its own task's (rules: widths, bounds).
+            // SAFETY: only the head's task writes the head's means (rules: widths, bounds), and no query that uses them runs at
+            // the same time.
             E::narrow(sums, unsafe { self.state.tensor(means, mean) });
         }
     }
 
-    /// Which query heads of a key and value head belong to a part.
+    /// The query heads of a key and value head that belong to a part.
     #[inline(always)]
     fn members(&self, part: usize, notes: &Notes) -> Range<usize> {
         let group = self.attend.group();
         part * group / notes.parts..(part + 1) * group / notes.parts
     }
 
-    /// The softmax over means of a part's heads. Sets their outputs and notes their totals.
+    /// Computes the softmax over means for a part's heads. Sets their outputs and notes their totals.
     #[inline(always)]
     fn means(&self, head: usize, t: usize, part: usize, notes: &Notes, scratch: &mut [f32]) {
         let attend = self.attend;
@@ -274,7 +274,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// The softmaxes over the chosen blocks and over the window of a part's heads.
+    /// Computes the softmaxes over the chosen blocks and over the window for a part's heads.
     #[inline(always)]
     fn tokens(&self, head: usize, t: usize, part: usize, notes: &Notes, scratch: &mut [f32]) {
         let attend = self.attend;
@@ -331,7 +331,7 @@ impl<E: Element> Task<'_, E> {
         let gates = &self.attend.gates;
         let gate = (head * self.attend.group() + g) * BRANCHES + branch;
         let gate = self.buffers.get(gates.buffer)[t * gates.stride + gates.start + gate];
-        // No key has passed: not so for a NaN, which must show.
+        // A sum of zero means that no key was added. A NaN passes the test and shows in the output.
         if running[1] != 0.0 {
             simd::axpy(gate / running[1], &running[2..], self.out(head, g, t));
         }
@@ -375,7 +375,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Notes the best of a part's blocks, numbered from the first in view.
+    /// Notes the best blocks of a part, numbered from the first block in view.
     #[inline(always)]
     fn choose(&self, head: usize, t: usize, part: usize, notes: &Notes, scratch: &mut [f32]) {
         let attend = self.attend;
@@ -384,9 +384,9 @@ impl<E: Element> Task<'_, E> {
         let fixed = |block: u64| {
             block == sight.first || block + 1 == sight.current || block == sight.current
         };
-        // SAFETY: the first pass has written all totals, and no task writes them now.
+        // SAFETY: the first step has written all totals, and no task writes them now.
         let totals = unsafe { notes.values.read(notes.totals(head, 0..group)) };
-        // SAFETY: each part has its own place.
+        // SAFETY: each part has a separate range.
         let mut best = Best::none(unsafe { notes.values.part(notes.best(head, part)) });
         let (tile, _) = Tile::split(scratch, dim);
         let (blocks, parts) = (sight.current + 1 - sight.first, notes.parts as u64);
@@ -416,17 +416,17 @@ impl<E: Element> Task<'_, E> {
     }
 }
 
-/// Query heads of a key and value head, of one token.
+/// Query heads of one key and value head, for one token.
 struct Queries {
     /// The key and value head.
     head: usize,
     /// The token, counted in the chunk.
     t: usize,
-    /// Its query heads, counted in the group.
+    /// The query heads, counted in the group.
     members: Range<usize>,
 }
 
-/// Rows of the first entries of `range`, entry i in row `i % rows`: up to the end of the segment, a tile at most.
+/// Rows of the first entries of `range`, where entry i is in row `i % rows`: at most a tile, up to the end of the segment.
 #[inline(always)]
 fn tile_rows(range: Range<u64>, rows: usize) -> Range<usize> {
     let row = (range.start % rows as u64) as usize;

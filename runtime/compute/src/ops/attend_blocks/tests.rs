@@ -84,7 +84,7 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
         assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));
         let ragged = [1, tokens / 3, 2, tokens - tokens / 3 - 3];
         assert!((whole.clone(), state.clone()) == rig.read(&ragged, fill, out));
-        // Steps of this many threads split the heads and the blocks.
+        // Steps with this many threads split the heads and the blocks.
         for threads in [1, 3, 8] {
             let mut rig = Rig::new(&op, &widths, &slots).threads(threads);
             assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));

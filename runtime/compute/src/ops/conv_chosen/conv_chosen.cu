@@ -1,6 +1,6 @@
-// Short convolutions over the tokens that chose a partition. A block takes a head of one partition for a tile of tokens, a
-// warp a token: it looks back for the tokens before it that made the same choice.
-// `ChosenGroups` is in launch.rs.
+// Short convolutions over the tokens that chose a partition. A thread block takes a head of one partition for a tile of tokens,
+// and a warp takes a token: it searches backwards for the previous tokens that made the same choice. `ChosenGroups` is in
+// launch.rs.
 
 constexpr int most_past = 8;
 
@@ -10,7 +10,7 @@ __device__ inline bool chooses(const ChosenGroups& groups, int t, int partition)
   return found;
 }
 
-// The last up to `past` tokens before `end` that chose the partition, latest first; one warp.
+// Finds the last tokens before `end` that chose the partition, at most `past`, latest first; called by one warp.
 __device__ inline int find_before(const ChosenGroups& groups, int partition, int end, int past, int* before) {
   int found = 0;
   for (int last = end - 1; last >= 0 && found < past; last -= 32) {
@@ -24,7 +24,7 @@ __device__ inline int find_before(const ChosenGroups& groups, int partition, int
   return found;
 }
 
-// The block's head: its group, its first column in the results, in its partition and in the input.
+// The head of a thread block: its group, and its first column in the results, in its partition and in the input.
 struct ChosenHead {
   ChosenGroup group;
   int width, past, partition, inner, input, column;
@@ -47,13 +47,13 @@ struct ChosenHead {
     return group.history + ((long long)partition * past + row) * width + inner + i;
   }
 
-  // The input j tokens of the partition before the one at hand, of which `found` are in the chunk.
+  // The input j tokens of the partition before the current one; the chunk holds the last `found` of these tokens.
   __device__ float earlier(int j, int i, int found, const int* before) const {
     return j <= found ? group.input.token(before[j - 1])[input + i] : *history(past - (j - found), i);
   }
 };
 
-// `step`: there is one token, and the stored inputs move on at once.
+// `step`: there is only one token, and the stored inputs advance at once.
 template <int partitions, int tile, bool step>
 __device__ void conv_chosen(ChosenGroups groups, int tokens) {
   __shared__ int found_before[32][most_past];
@@ -85,7 +85,7 @@ __device__ void conv_chosen(ChosenGroups groups, int tokens) {
   }
 }
 
-// Keeps the last inputs of each partition, once all tokens have read those before the chunk.
+// Stores the last inputs of each partition, once all tokens have read the inputs from before the chunk.
 template <int partitions>
 __device__ void keep_chosen(ChosenGroups groups, int tokens) {
   __shared__ int before[most_past];

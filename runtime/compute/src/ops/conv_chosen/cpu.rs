@@ -1,4 +1,4 @@
-//! The op on a CPU: one task for each head of each partition.
+//! The op on a CPU: one task per head of each partition.
 
 use super::{ChosenGroup, ConvChosen};
 use crate::cpu::{Frame, Shared, simd};
@@ -71,7 +71,7 @@ impl CpuOp for ConvChosen {
 }
 
 impl ChosenGroup {
-    /// One token of one head: `history(row)` returns the head's last inputs, oldest first.
+    /// Processes one token of one head: `history(row)` returns the head's last inputs, oldest first.
     #[inline(always)]
     fn step<'s>(
         &self,

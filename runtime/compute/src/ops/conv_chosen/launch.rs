@@ -16,7 +16,7 @@ const SOURCE: &[Source] = &[Source::new(
 const MOST_GROUPS: usize = 4;
 const MOST_PAST: usize = 8;
 
-/// Tokens of a block.
+/// Tokens per thread block.
 const TILE: usize = 16;
 
 device_struct! {
@@ -30,7 +30,7 @@ device_struct! {
         history: Address as *mut f32,
         taps: i32,
         head_dim: i32,
-        /// Its first block of threads.
+        /// The group's first thread block.
         first: i32,
         unit_length: i32,
     }

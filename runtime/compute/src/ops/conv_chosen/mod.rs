@@ -1,6 +1,5 @@
-//! Short convolutions in partitions: the convolution of each partition sees only the tokens that chose it, one after
-//! another, as if there were no others. `y = silu(sum_j weight[taps - 1 - j] x_{-j})`, where `x_{-j}` is the j-th token
-//! before that chose the partition.
+//! Short convolutions in partitions: the convolution of each partition sees only the tokens that chose it, as if there were no
+//! others. `y = silu(sum_j weight[taps - 1 - j] x_{-j})`, where `x_{-j}` is the j-th previous token that chose the partition.
 
 mod cpu;
 mod launch;
@@ -11,9 +10,9 @@ use crate::operands::View;
 use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 
-/// Convolutions of several inputs by the same choice.
+/// Convolutions of several inputs with the same choice of partitions.
 pub struct ConvChosen {
-    /// Partitions.
+    /// Number of partitions.
     pub partitions: usize,
     /// Output of [`super::Route`].
     pub route: View,
@@ -53,15 +52,15 @@ impl Op for ConvChosen {
 
 /// An input and its convolution, which is the same for every partition.
 pub struct ChosenGroup {
-    /// Inputs: each partition's own columns, one partition after another, or one set of columns for all.
+    /// Inputs: separate columns for each partition, one partition after another, or one set of columns for all.
     pub input: View,
-    /// Results `[partitions, width]`; of partitions that a token has not chosen they are left as they are.
+    /// Results `[partitions, width]`; the columns of partitions that a token has not chosen are left unchanged.
     pub out: View,
-    /// Width of a head; divides the width.
+    /// Width of a head; divides `width`.
     pub head_dim: usize,
     /// The convolution; its state tensor holds the last inputs of each partition, `[partitions, taps - 1, width]`.
     pub conv: Conv,
-    /// Whether each head is brought to length one, `x / sqrt(sum x^2 + 1e-6)`.
+    /// Whether each head is normalized to unit length, `x / sqrt(sum x^2 + 1e-6)`.
     pub unit_length: bool,
 }
 

@@ -10,7 +10,7 @@ use crate::ops::CpuOp;
 use crate::ops::project::{Linear, piece};
 
 impl OutputOp {
-    /// Applies it to the values of token `t`.
+    /// Applies the op to the values of token `t`.
     #[inline(always)]
     fn apply(&self, buffers: &Buffers, t: usize, values: &mut [f32]) {
         match self {
@@ -55,7 +55,7 @@ impl CpuOp for Emit {
 }
 
 impl Frame<'_> {
-    /// `residual += norm(multiplier matrix inputs + bias)`.
+    /// Computes `residual += norm(multiplier matrix inputs + bias)`.
     pub(in crate::ops) fn add_product(&mut self, linear: &Linear, norm: Option<&Norm>) {
         let hidden = linear.matrix.rows();
         let mut product = self.buffers.take(PRODUCT);
@@ -72,7 +72,7 @@ impl Frame<'_> {
             let residual = Shared::new(&mut self.buffers.get_mut(RESIDUAL)[..used]);
             self.pool.each(self.tokens.len(), |_, t| {
                 let place = t * hidden..(t + 1) * hidden;
-                // SAFETY: each task has its own token, a whole row of both.
+                // SAFETY: each task has a different token, a complete row of both.
                 let (row, residual) =
                     unsafe { (product.part(place.clone()), residual.part(place)) };
                 simd::vectorize(

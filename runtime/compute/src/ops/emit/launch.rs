@@ -27,7 +27,7 @@ impl DeviceOp for Emit {
 }
 
 impl Launches<'_> {
-    /// `residual += norm(product)`; the product's columns are used up.
+    /// Launches `residual += norm(product)`, which overwrites the product.
     pub(in crate::ops) fn add_normed(&mut self, product: View, norm: &Norm) -> Result<()> {
         let normed = self.prologue(product, Some(norm))?;
         self.store_prologue(normed, product);

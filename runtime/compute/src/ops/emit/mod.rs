@@ -1,4 +1,4 @@
-//! The end of a mixer: norm and gate its output, multiply it back to the residual stream.
+//! The end of a mixer: norms and gates its output, multiplies it and adds it to the residual stream.
 
 mod cpu;
 mod launch;

@@ -11,7 +11,7 @@ use crate::ops::CpuOp;
 use crate::ops::project::load;
 use crate::ops::route::Chosen;
 
-/// Rows of the first matrices that a task takes, and rows of the last one.
+/// Rows of the first matrices per task, and rows of the last one.
 const INNER_ROWS: usize = 64;
 
 const OUTER_ROWS: usize = 32;
@@ -23,12 +23,12 @@ const BATCH: usize = 64;
 struct ExpertPart<'a> {
     expert: &'a Expert,
     grouped: Grouped<'a>,
-    /// Where the values between its matrices begin.
+    /// Where the part's inner values begin.
     inner: usize,
 }
 
 impl ExpertPart<'_> {
-    /// Pieces that the rows of the first matrices are cut into.
+    /// Number of pieces of the first matrices' rows.
     fn pieces(&self) -> usize {
         self.expert.width().div_ceil(INNER_ROWS)
     }
@@ -37,7 +37,7 @@ impl ExpertPart<'_> {
         self.grouped.count() * self.pieces()
     }
 
-    /// Some rows of `act(gate x) * up x` of one network for its tokens.
+    /// Computes some rows of `act(gate x) * up x` of one network for its tokens.
     fn begin(
         &self,
         task: usize,
@@ -109,7 +109,7 @@ impl ExpertPart<'_> {
 }
 
 impl Experts {
-    /// The inner values of all parts. Parts whose inputs are rounded alike are computed together.
+    /// Computes the inner values of all parts. Parts whose inputs are rounded alike are computed together.
     fn make_inner(&self, frame: &mut Frame, parts: &[ExpertPart], inner: &mut [f32]) {
         let inner = Shared::new(inner);
         let rounding = |part: &ExpertPart| part.expert.rounding();
@@ -129,7 +129,7 @@ impl Experts {
         }
     }
 
-    /// The sum of the outputs of all parts for their inner values.
+    /// Sums the outputs of all parts for their inner values.
     fn sum(&self, frame: &mut Frame, parts: &[ExpertPart], inner: &[f32], out: &mut [f32]) {
         let (rows, output) = (self.output.width, self.output);
         if !self.add {
@@ -192,7 +192,7 @@ impl CpuOp for Experts {
             };
             let mut sum = |frame: &mut Frame, parts: &[ExpertPart]| {
                 self.make_inner(frame, parts, &mut inner);
-                // The input may be its columns.
+                // The input may lie in the output's buffer, which is therefore taken only here.
                 let mut out = frame.buffers.take(self.output.buffer);
                 self.sum(frame, parts, &inner, &mut out);
                 frame.buffers.put(self.output.buffer, out);

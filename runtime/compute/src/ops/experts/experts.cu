@@ -2,8 +2,8 @@
 // The second half of the file prepares the products of a chunk (experts_chunk.cu).
 // `Matrices` is in launch.rs, `ExpertLists` and `Staged` in launch_chunk.rs.
 
-// Feed-forward networks of one shape: the formats of their matrices, -1 for none, and the width between them, 0 for none.
-// How inputs are rounded: those of the first matrices, and of the last one.
+// Feed-forward networks of one shape: the formats of their matrices, -1 for an absent one, and the width between the matrices, 0
+// without networks. Then the rounding of the inputs of the first matrices, and of the last one.
 template <int gate_format, int up_format, int down_format, int inner_width, int first_rounding, int last_rounding>
 struct Network {
   static constexpr int gate = gate_format, up = up_format, down = down_format, width = inner_width;
@@ -20,7 +20,7 @@ __device__ void prefetch_row(const u8* matrix, long long row) {
   }
 }
 
-// Unit `index` of a matrix times unit `unit` of the input's `inputs` values.
+// The product of unit `index` of a matrix and unit `unit` of an input of `inputs` values.
 template <class Weights, int inputs>
 __device__ float unit_product(Units matrix, long long index, const float* x, const int* rounded, int unit) {
   if constexpr (Weights::integer) {
@@ -34,8 +34,9 @@ __device__ float unit_product(Units matrix, long long index, const float* x, con
   }
 }
 
-// A lane's parts of a matrix' product with x, rows `row` and the next; `rows` are those of all networks. There are no branches, so that
-// many loads are in flight: one product after the other takes 19 us so, both in one loop 24 (kimi-linear-4.6b in Q4_0, H100).
+// This lane's part of the products of x with rows `row` and `row + 1` of a matrix; `rows` counts the rows of all networks. There
+// are no branches, so that many loads are in flight: computing one product after the other takes 19 us, both in one loop 24 us
+// (kimi-linear-4.6b in Q4_0, H100).
 template <int format, int cols>
 __device__ void lane_products(const u8* matrix, long long rows, long long row, const float* x, const int* rounded, float* products) {
   using Weights = Format<format, cols>;
@@ -53,7 +54,7 @@ __device__ void lane_products(const u8* matrix, long long rows, long long row, c
   }
 }
 
-// `act(gate x) * up x` for a warp's rows, without a gate `act(up x)`. `rows` are those of all networks.
+// `act(gate x) * up x` for a warp's rows, or `act(up x)` without a gate. `rows` counts the rows of all networks.
 template <class Networks, int cols, int function>
 __device__ void begin_rows(
     const Matrices& matrices, long long rows, long long row, const float* x, const int* rounded, float* products) {
@@ -67,7 +68,8 @@ __device__ void begin_rows(
   }
 }
 
-// The rows of the chosen networks, then of the shared one, are dealt out to the warps of all blocks, a warp's rows at a time.
+// The rows of the chosen networks, then of the shared one, are distributed over the warps of all thread blocks, `rows_of_warp`
+// at a time.
 template <int cols, int flags, class Routed, class Common, int experts, int chosen, int function>
 __device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrices common, Rows route, Rows inner) {
   constexpr int parts = (Routed::width + rows_of_warp - 1) / rows_of_warp, of_routed = chosen * parts;
@@ -109,12 +111,12 @@ __device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrice
   }
 }
 
-// Stores `count` values as input of products, rounded to 16 bits, or in f32 followed by the 8-bit form; there is room for
-// `most`.
+// Stores `count` values as the input of products, rounded to 16 bits, or as f32 followed by the 8-bit form; there is room for
+// `most` values.
 template <int rounding, int most>
 __device__ int* load_values(const float* values, int count, float* x) {
   __syncthreads();
-  // Loads of one thread that are in flight together.
+  // Loads per thread that are in flight together.
   constexpr int at_once = 8;
   for (int first = threadIdx.x; first < most; first += at_once * blockDim.x) {
     float loaded[at_once];
@@ -135,8 +137,8 @@ __device__ int* load_values(const float* values, int count, float* x) {
   return rounded;
 }
 
-// A lane's part of `sum_i weights[i] (row `row` of network numbers[i]) x_i` for `count` networks of `rows` rows, whose inputs x_i
-// follow one another.
+// This lane's part of `sum_i weights[i] (row `row` of network numbers[i]) x_i` for `count` networks of `rows` rows, whose inputs
+// x_i are contiguous.
 template <int format, int width, int most>
 __device__ float lane_sum(
     const u8* matrix, int networks, int rows, int row, int count, const float* numbers, const float* weights, const float* x,
@@ -154,8 +156,8 @@ __device__ float lane_sum(
   return sum;
 }
 
-// The weighted sum of the experts' outputs for their inner values. Rows are distributed over the warps of all blocks; a warp takes at
-// most `turns` of them. The inputs of `at_once` experts are in shared memory at once.
+// The weighted sum of the experts' outputs for their inner values. Rows are distributed over the warps of all thread blocks; a
+// warp takes at most `turns` rows. The inputs of `at_once` experts are in shared memory at once.
 template <class Routed, class Common, int experts, int chosen, int at_once, int rows, int turns, bool add>
 __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows route, Rows gate, float multiplier, Rows output) {
   float* x = shared_memory<float>();
@@ -202,13 +204,13 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
   }
 }
 
-// Pairs of a token and an expert in a tile of the lists.
+// Pairs of a token and an expert per tile of the lists.
 constexpr int tile_pairs = 64;
 
-// A tile of `ExpertLists` without an expert, and a place of a tile without a pair.
+// Marks a tile of `ExpertLists` without an expert, and a place of a tile without a pair.
 constexpr int no_expert = -1;
 
-// A block takes an expert.
+// Lists the pairs by expert; a thread block takes an expert.
 template <int experts, int chosen>
 __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
   __shared__ int counts[experts];
@@ -247,7 +249,7 @@ __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
   for (int i = place + threadIdx.x; i < end * tile_pairs; i += blockDim.x) lists.pairs[i] = no_expert;
 }
 
-// Makes a pair's inner values the input of products; `blockIdx.x` is the rank, `blockIdx.y` the token.
+// Prepares a pair's inner values as the input of products; `blockIdx.x` is the rank, `blockIdx.y` the token.
 template <int rounding, int width, int chosen>
 __device__ void stage_inner(Rows inner, Staged staged) {
   float* x = shared_memory<float>();

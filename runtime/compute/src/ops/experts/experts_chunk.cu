@@ -1,8 +1,8 @@
-// Products of a chunk of a mixture of experts. A block multiplies rows of one expert with the inputs of a tile of its pairs, so that they are
-// read once for all of these.
+// Products of a chunk of a mixture of experts. A thread block multiplies rows of one expert with the inputs of a tile of its
+// pairs, so that the rows are read once for all of these pairs.
 
-// Which products: of experts of `expert_rows` rows; the input of a pair is number pair / `sharing`. Pairs are those of the lists, of
-// `per_token` for each token, or the tokens, which all have one network. `act(gate x) * up x`, without a gate `act(up x)`.
+// Describes a product: `expert_rows` rows per expert; pair p has input p / `sharing`. The pairs are listed, `per_token` for each
+// token, or are the tokens, which all have one network. The result is `act(gate x) * up x`, or `act(up x)` without a gate.
 template <int gate_format, int up_format, int inputs, int expert_rows, int networks, int per_token, int sharing, bool in_lists, int act>
 struct PairProduct {
   static constexpr int gate = gate_format, up = up_format, cols = inputs, rows = expert_rows, all = networks * expert_rows;
@@ -10,7 +10,7 @@ struct PairProduct {
   static constexpr bool listed = in_lists;
 };
 
-// The pairs of a block: of tile `blockIdx.y`, from number `from` on.
+// The pairs of a thread block: tile `blockIdx.y`, from pair `from` on.
 template <class Product>
 struct PairTile {
   int expert = 0;
@@ -22,23 +22,23 @@ struct PairTile {
       : first(blockIdx.y * tile_pairs + from), listed(lists.pairs + first), tokens(all_tokens) {
     if constexpr (Product::listed) expert = lists.experts[blockIdx.y];
   }
-  // A pair; negative after the last one.
+  // The pair at `index`; negative after the last one.
   __device__ int pair(int index) const {
     if constexpr (Product::listed) return listed[index];
     return first + index < tokens ? first + index : no_expert;
   }
-  // Whether there is nothing to do.
+  // Whether the tile has no pairs.
   __device__ bool is_empty() const { return expert < 0 || pair(0) < 0; }
   __device__ static float* place(Rows output, int pair, int part) {
     return output.token(pair / Product::chosen) + pair % Product::chosen * part;
   }
 };
 
-// Pairs that a warp multiplies at once on plain cores, and its rows.
+// Pairs and rows that a warp multiplies at once on CUDA cores.
 constexpr int plain_pairs = 8;
 constexpr int plain_rows = 4;
 
-// The inputs of some pairs, as `Columns` has them.
+// The inputs of some pairs, with the interface of `Columns`.
 template <class Product>
 struct PairInputs {
   const Staged& staged;
@@ -62,7 +62,8 @@ struct PairInputs {
   }
 };
 
-// The products of a warp's rows, from `row` on, with the inputs; lane 32 / (rows * pairs) * (pairs * r + i) has that of row r and pair i.
+// The products of a warp's rows, from `row` on, with the inputs; lane 32 / (rows * pairs) * (pairs * r + i) holds the product of
+// row r and pair i.
 template <int format, class Product>
 __device__ float plain_product(const u8* matrix, int row, const PairInputs<Product>& in) {
   constexpr int count = plain_rows * plain_pairs;
@@ -73,7 +74,7 @@ __device__ float plain_product(const u8* matrix, int row, const PairInputs<Produ
   return sums[0];
 }
 
-// On plain cores. The first values of each pair in the output are those of rows from `begin` on, `part` for a pair.
+// The products on CUDA cores. In the output each pair has `part` values, for the rows from `begin` on.
 template <class Product>
 __device__ void pair_products(
     const u8* gate, const u8* up, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
@@ -93,7 +94,7 @@ __device__ void pair_products(
   if (pair >= 0 && row < end) tile.place(output, pair, part)[row] = activate(Product::function, product) * factor;
 }
 
-// As above, for codes on tensor cores.
+// Like `pair_products`, for codes on tensor cores.
 template <class Product>
 __device__ void pair_codes(
     const u8* gate, const u8* up, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
@@ -124,7 +125,7 @@ __device__ void pair_codes(
   });
 }
 
-// The weighted sum of the outputs of a token's experts in routing order, then of the shared one; each has `part` values.
+// The weighted sum of the outputs of a token's experts in routing order, then of the shared expert; each output has `part` values.
 template <int chosen, bool shared, bool add>
 __device__ void sum_experts(Rows products, int part, Rows route, Rows gate, float multiplier, Rows output) {
   int t = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -6,25 +6,25 @@ use crate::ops::route::Chosen;
 
 /// Pairs of a token and an expert, sorted by the expert, then by the token.
 pub(super) struct Grouped<'a> {
-    /// Where the pairs of each expert begin `[experts + 1]`.
+    /// Where the pairs of each expert begin, `[experts + 1]`.
     starts: &'a [u32],
-    /// The experts that have any.
+    /// The experts that have pairs.
     active: &'a [u32],
     /// The token of each pair.
     pub tokens: &'a [u32],
-    /// The expert's weight for it.
+    /// The expert's weight for that token.
     pub weights: &'a [f32],
-    /// The numbers of the pairs.
+    /// The indices of the pairs.
     pub places: &'a [u32],
 }
 
 impl<'a> Grouped<'a> {
-    /// Numbers that `of` needs for each token of a chunk.
+    /// Numbers of `order` that [`Grouped::new`] needs for each token of a chunk.
     pub fn width(chosen: usize) -> usize {
         3 * chosen + 1
     }
 
-    /// Numbers that it needs besides.
+    /// Numbers of `common` that [`Grouped::new`] needs.
     pub fn common(experts: usize) -> usize {
         3 * experts + 1
     }
@@ -74,7 +74,7 @@ impl<'a> Grouped<'a> {
         }
     }
 
-    /// All tokens as those of one expert, which has the numbers of `places`; `starts` are 0 and their number.
+    /// Groups all tokens under one expert, with the indices in `places`; `starts` are 0 and the number of tokens.
     pub fn whole(starts: &'a [u32; 2], places: &'a [u32], weights: &'a [f32]) -> Self {
         let places = &places[..starts[1] as usize];
         Grouped {
@@ -86,12 +86,12 @@ impl<'a> Grouped<'a> {
         }
     }
 
-    /// How many experts have tokens.
+    /// Number of experts that have tokens.
     pub fn count(&self) -> usize {
         self.active.len()
     }
 
-    /// One of these experts, and the numbers of its pairs.
+    /// The expert at `index` among those that have tokens, and the range of its pairs.
     pub fn group(&self, index: usize) -> (usize, Range<usize>) {
         let expert = self.active[index] as usize;
         let [start, end] = [expert, expert + 1].map(|at| self.starts[at] as usize);

@@ -17,10 +17,10 @@ pub(super) const SOURCE: &[Source] = &[Source::new(
     &[ExpertLists::define, Staged::define, Matrices::define],
 )];
 
-/// The instance of `Network` where there is none.
+/// The `Network` instance for an absent network.
 pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0, -1, -1>";
 
-/// Inner values that a block has in shared memory at once, if one expert has no more.
+/// Inner values that a thread block has in shared memory at once, unless one expert has more.
 const INNER_VALUES: usize = 8192;
 
 device_struct! {
@@ -44,7 +44,7 @@ impl Matrices {
 }
 
 impl Expert {
-    /// Its instance of `Network` in experts.cu.
+    /// The expert's instance of `Network` in experts.cu.
     pub(super) fn network(&self) -> String {
         let gate = self.gate.as_ref().map_or(-1, |gate| format_of(gate) as i32);
         let (up, down) = (format_of(&self.up), format_of(&self.down));
@@ -76,8 +76,8 @@ impl DeviceOp for Experts {
         .map(Parameter::value);
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let threads = launches.prologue_threads();
-        // A block prepares its input once, regardless of the number of rows. In the decode kernel the blocks of one SM
-        // run one after another.
+        // A thread block prepares its input once, regardless of the number of rows. In the decode kernel the thread blocks of an
+        // SM run one after another.
         let most = launches.limits.sms * if launches.persistent { 1 } else { 8 };
         let blocks = |rows: usize, of_block: usize| rows.div_ceil(of_block).min(most);
         let width = self.expert.width();

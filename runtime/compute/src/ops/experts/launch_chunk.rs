@@ -1,5 +1,5 @@
-//! The op over many tokens: pairs of a token and an expert are grouped by the expert, so that a row of a matrix is read once for several
-//! tokens. Launches of the kernels in `experts_chunk.cu`.
+//! The op over many tokens: pairs of a token and an expert are grouped by expert, so that a row of a matrix is read once for
+//! several tokens. Launches the kernels in `experts_chunk.cu`.
 
 use bytemuck::Zeroable;
 use waterline_quant::{Matrix, Rounding};
@@ -19,11 +19,11 @@ const CHUNK_SOURCE: &[Source] = &[Source::new("ops/experts/experts_chunk.cu", &[
 
 /// `tile_pairs` in experts.cu.
 const TILE: usize = 64;
-/// Pairs and rows that a warp multiplies at once on plain cores: `plain_pairs` and `plain_rows` in experts_chunk.cu.
+/// Pairs and rows that a warp multiplies at once on CUDA cores: `plain_pairs` and `plain_rows` in experts_chunk.cu.
 const PLAIN_PAIRS: usize = 8;
 const PLAIN_ROWS: usize = 4;
 const THREADS: usize = 256;
-/// Largest size in bytes of the expert outputs of a chunk before they are summed: they remain in L2. Small in tests, so that their
+/// Largest size in bytes of a chunk's expert outputs before they are summed, so that they remain in L2. Small in tests, so that
 /// small matrices have several parts.
 const MOST_PRODUCTS: usize = if cfg!(test) { 1 << 18 } else { 32 << 20 };
 
@@ -32,16 +32,16 @@ device_struct! {
     pub(super) struct ExpertLists {
         /// The expert of each tile; `no_expert` after the last one.
         experts: Address as *mut i32,
-        /// The pairs of each tile: a token's number times those that it chooses, plus the rank; `no_expert` where there are fewer.
+        /// The pairs of each tile: the token's number times the experts per token, plus the rank; `no_expert` in empty places.
         pairs: Address as *mut i32,
     }
 }
 
 device_struct! {
-    /// Inputs of products as formats need them.
+    /// Inputs of products in the forms that formats need.
     pub(super) struct Staged {
         floats: Address as *mut f32,
-        /// In 8 bits.
+        /// 8-bit codes.
         codes: Address as *mut u8,
     }
 }
@@ -54,12 +54,12 @@ const SHARED: [&str; 2] = [
     "codes of shared inner values",
 ];
 
-/// Experts of one shape: those that tokens choose, by their lists, or the shared one of all tokens.
+/// Experts of one shape: the experts that tokens choose, with their lists, or the shared expert of all tokens.
 #[derive(Clone, Copy)]
 struct ExpertGroup<'a> {
     expert: &'a Expert,
     networks: usize,
-    /// Those of a token.
+    /// Number of experts per token.
     count: usize,
     lists: Option<ExpertLists>,
     /// The values between the matrices, and names of the workspaces for the inputs of the last one.
@@ -67,18 +67,17 @@ struct ExpertGroup<'a> {
     names: [&'static str; 2],
 }
 
-/// Rows of matrices: the first, the number, and the address of their products.
+/// A range of matrix rows: the first row, the number of rows, and the address of their products.
 struct OutputRows {
     begin: usize,
     count: usize,
     output: Rows,
-    /// Pairs that have one input.
+    /// Pairs that share one input.
     share: usize,
 }
 
 impl Experts {
-    /// Whether chunks of this many tokens are grouped by expert, which sums in another order than a
-    /// step.
+    /// Whether chunks of this many tokens are grouped by expert, which sums in a different order than a step.
     pub(super) fn is_grouped(&self, launches: &Launches) -> bool {
         launches.tokens >= PLAIN_PAIRS && !launches.as_steps
     }
@@ -123,7 +122,7 @@ impl Experts {
         self.end(&ends, launches)
     }
 
-    /// The weighted sums of the experts' outputs, a range of rows of the last matrices at a time.
+    /// Computes the weighted sums of the experts' outputs, a range of rows of the last matrices at a time.
     fn end(&self, ends: &[(ExpertGroup, Staged)], launches: &mut Launches) -> Result<()> {
         let (chosen, width, tokens) = (self.chosen(), self.output.width, launches.tokens);
         let made = ends.iter().map(|(group, _)| group.count).sum::<usize>();
@@ -177,7 +176,7 @@ impl Experts {
         Ok(())
     }
 
-    /// Makes every token's input of these matrices once.
+    /// Prepares every token's input of these matrices once.
     fn stage_inputs(
         &self,
         matrices: &[&Matrix],
@@ -194,10 +193,10 @@ impl Experts {
         Ok(staged)
     }
 
-    /// ExpertLists the pairs by expert.
+    /// Lists the pairs by expert.
     fn list_pairs(&self, launches: &mut Launches) -> Result<ExpertLists> {
         let (chosen, experts) = (self.chosen(), self.experts);
-        // Whole tiles, and for each expert the rest.
+        // Complete tiles, and one partial tile for each expert.
         let tiles = launches.tokens * chosen / TILE + experts;
         let lists = ExpertLists {
             experts: launches.shared_address("experts of tiles", tiles * size_of::<u32>())?,
@@ -220,8 +219,8 @@ impl Experts {
 }
 
 impl ExpertGroup<'_> {
-    /// `act(gate x) * up x` of each pair, without a gate `act(up x)`, for a part of the rows. Inputs are those of tokens or of pairs, as
-    /// the matrices are the first or the last ones.
+    /// Computes `act(gate x) * up x` of each pair, or `act(up x)` without a gate, for a range of rows. The inputs belong to
+    /// tokens for the first matrices and to pairs for the last one.
     fn multiply(
         &self,
         (gate, up): (Option<&Matrix>, &Matrix),
@@ -279,7 +278,7 @@ impl ExpertGroup<'_> {
         Ok(())
     }
 
-    /// Makes the inner values of each pair the input of the last matrix.
+    /// Prepares the inner values of each pair as the input of the last matrix.
     fn stage_inner(&self, launches: &mut Launches) -> Result<Staged> {
         let (down, chosen) = (&self.expert.down, self.count);
         let staged = staged(self.names, &[down], launches.tokens * chosen, launches)?;
@@ -297,14 +296,14 @@ impl ExpertGroup<'_> {
     }
 }
 
-/// Room for this many inputs of these matrices, all with the same number of columns.
+/// Workspaces for this many inputs of these matrices, which all have the same number of columns.
 fn staged(
     [floats, codes]: [&'static str; 2],
     matrices: &[&Matrix],
     inputs: usize,
     launches: &mut Launches,
 ) -> Result<Staged> {
-    // Pointers to nothing would not be aligned.
+    // Pointers to empty workspaces would not be aligned.
     const LEAST: usize = 16;
     let cols = matrices.first().map_or(0, |matrix| matrix.cols());
     let is_rounded = |matrix: &&&Matrix| matrix.format().is_integer_dot();

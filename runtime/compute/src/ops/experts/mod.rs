@@ -14,9 +14,9 @@ use crate::functions::{Activation, Norm};
 use crate::operands::View;
 use crate::ops::Rules;
 
-/// The matrices of feed-forward networks of one shape, network after network in each of them.
+/// The matrices of feed-forward networks of one shape. Each matrix holds one network after another.
 pub struct Expert {
-    /// `[networks * width, cols]`; none of networks without a gate.
+    /// `[networks * width, cols]`; `None` for networks without a gate.
     pub gate: Option<Matrix>,
     /// `[networks * width, cols]`.
     pub up: Matrix,
@@ -24,13 +24,13 @@ pub struct Expert {
     pub down: Matrix,
 }
 
-/// The expert that every token passes.
+/// The expert that every token passes through.
 pub struct SharedExpert {
-    /// Its matrices.
+    /// The expert's matrices.
     pub expert: Expert,
-    /// A value of which `sigmoid` multiplies its output.
+    /// A value whose `sigmoid` multiplies the output.
     pub gate: Option<View>,
-    /// Multiplies its output.
+    /// Multiplies the output.
     pub multiplier: f32,
 }
 
@@ -46,11 +46,11 @@ pub struct Experts {
     pub route: View,
     /// Number of experts.
     pub experts: usize,
-    /// Their matrices.
+    /// The experts' matrices.
     pub expert: Expert,
-    /// The expert of every token.
+    /// The expert that every token passes through.
     pub shared: Option<SharedExpert>,
-    /// Function of the gate; without gates, of `up x`.
+    /// Activation of the gate or, without gates, of `up x`.
     pub activation: Activation,
     /// Room for the values between the matrices, of [`Experts::inner_width`].
     pub inner: View,
@@ -71,12 +71,12 @@ impl Expert {
         self.down.cols()
     }
 
-    /// The matrices but `down`.
+    /// All matrices except `down`.
     fn first(&self) -> impl Iterator<Item = &Matrix> {
         self.gate.iter().chain([&self.up])
     }
 
-    /// How the input of the first matrices is rounded: of two ways the finer one.
+    /// How the input of the first matrices is rounded; if they differ, the finer of the two ways.
     fn rounding(&self) -> Option<Rounding> {
         let formats = || self.first().map(Matrix::format);
         let beside = |format| Rounding::beside(format, formats());
@@ -90,7 +90,7 @@ impl Expert {
 }
 
 impl Experts {
-    /// Width of the room for the values between the matrices: of each chosen expert, then of the shared one.
+    /// Width of the room for the values between the matrices: the values of each chosen expert, then of the shared one.
     pub fn inner_width(chosen: usize, width: usize, shared: usize) -> usize {
         chosen * width + shared
     }
@@ -105,7 +105,7 @@ impl Experts {
         chosen * width.next_multiple_of(PAD)
     }
 
-    /// Experts of a token.
+    /// Number of experts per token.
     fn chosen(&self) -> usize {
         self.route.width / 2
     }

@@ -1,5 +1,5 @@
-//! The op on a CPU: hashes and scores of the tokens on all threads, what depends on the tokens before on one, then the values in blocks
-//! of channels.
+//! The op on a CPU: hashes and scores of the tokens on all threads, everything that depends on earlier tokens on one thread,
+//! then the values in blocks of channels.
 
 use half::f16;
 
@@ -11,7 +11,7 @@ use crate::ops::hax_sources::{Measures, State, advance_means};
 use crate::ops::softmax::Element;
 use crate::state::StateDtype;
 
-/// Channels of a task.
+/// Channels per task.
 const BLOCK: usize = 64;
 
 impl Hax {
@@ -51,7 +51,7 @@ impl Hax {
         (columns(&self.k), columns(&self.q))
     }
 
-    /// Measures the tokens, an equal part on each thread, whose first means go before.
+    /// Measures the tokens, an equal part on each thread. The means before each part are computed first.
     #[inline(always)]
     fn measure(&self, frame: &mut Frame, plan: &mut [f32]) {
         let (tokens, position, means) = (frame.tokens.len(), frame.position, 2 * self.k.width);
@@ -84,13 +84,13 @@ impl Hax {
         });
     }
 
-    /// The keys' part: caches them and plans the work of the values.
+    /// Processes the keys: caches them and plans the work of the values.
     #[inline(always)]
     fn choose<E: Element>(&self, frame: &mut Frame, plan: &mut [f32]) {
         let mut scratch = frame.scratch[0].lock().expect("scratch");
         let (rows, width) = (self.sources.rows(), self.k.width);
         let shared = frame.arena.shared();
-        // SAFETY: the state tensors are different ones (rule: disjoint writes), and no other thread runs.
+        // SAFETY: the state tensors are distinct (rule: disjoint writes), and no other thread runs.
         let mut state = unsafe {
             State::<E> {
                 keys: shared.tensor(self.keys, 0..rows * width),
@@ -122,7 +122,7 @@ impl Hax {
         }
     }
 
-    /// The values' part, for one block of channels.
+    /// Processes the values of one block of channels.
     #[inline(always)]
     fn mix<E: Element>(
         &self,

@@ -1,14 +1,14 @@
-// Sparse attention in parallel with a state-space model, a step. `hax_choose` takes the key in one block: which rows it
-// takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32 channels a block.
-// Both take several tokens one after another where a query sees more rows than chunks have room for.
+// A step of sparse attention in parallel with a state-space model. `hax_choose` takes the key in one thread block and decides
+// which rows it takes and which rows its query sees, with which weights. `hax_mix` applies that plan to the values, 32 channels
+// per thread block. Both take several tokens one after another where a query sees more rows than chunks have room for.
 // `HaxParts` is in launch.rs.
 
 constexpr int most_sources = sizeof(HaxParts::at) / sizeof(HaxSource);
 
-// A query sees nothing there.
+// Marks an entry of a plan without a visible row.
 constexpr int none_seen = -1;
 
-// A token's plan: the row that it takes in each source, the rows that its query sees, their weights.
+// A token's plan: the row that it takes in each source, the rows that its query sees, and their weights.
 struct HaxPlan {
   int* taken;
   int* rows;
@@ -20,26 +20,27 @@ struct HaxPlan {
   }
 };
 
-// A token's key, scaled. Not fused with what follows: steps and chunks round here.
+// A token's key, scaled. The product is not fused with what follows: steps and chunks round here.
 template <int width>
 __device__ float hax_key(const HaxParts& hax, int t, int i) {
   return __fmul_rn(hax.k.token(t)[i], 1.0f / sqrtf((float)width));
 }
 
-// The mean of `count` values from that of those before the last, x. A quotient whose reciprocal is known, rounded as a division: a
-// quotient, and the remainder's share.
+// The mean of `count` values, from the mean of all but the last value x. The quotient, whose reciprocal is known, is rounded
+// like a division: a first quotient, and the share of its remainder.
 __device__ inline float hax_mean(float mean, float x, float count, float inverse) {
   float difference = x - mean, quotient = __fmul_rn(difference, inverse);
   return __fadd_rn(mean, fmaf(fmaf(-quotient, count, difference), inverse, quotient));
 }
 
-// A value for a query and one for a key.
+// One value for a query and one for a key.
 template <class T>
 struct HaxPair {
   T query, key;
 };
 
-// The bins of `tile` queries and keys, each less its mean: `query(t, i)`, `key(t, i)`. `x` has room for `[2 tile, width]`.
+// The bins of `tile` queries and keys; `query(t, i)` and `key(t, i)` return their values less the means. `x` has room for
+// `[2 tile, width]`.
 template <int width, int tile, class Query, class Key>
 __device__ void hax_bins(const HaxSource& source, Query query, Key key, float* x, HaxPair<int> (&bins)[tile]) {
   // A bit for each positive product, or the largest product with its column.
@@ -63,7 +64,7 @@ __device__ void hax_bins(const HaxSource& source, Query query, Key key, float* x
 #pragma unroll
       for (int i = 0; i < some; i++) product += x[row * width + first + i] * weights[i];
     }
-    // Zero has one sign.
+    // The addition removes the sign of a zero.
     if (source.kind == HAX_LARGEST) atomicMax(&largest[row], key_of(product + 0.0f, column));
     if (source.kind == HAX_SIGNS && product > 0.0f) atomicOr(&signs[row], 1u << column);
   }
@@ -88,7 +89,7 @@ __device__ void load_row(const float* from, float (&values)[count]) {
   }
 }
 
-// The scores of `tile` keys, `key(t, i)`, given the mean queries, `mean_query(t, i)`; x and y have room for `[2 width, tile]`.
+// The scores of `tile` keys, `key(t, i)`, given the mean queries, `mean_query(t, i)`; x and y have room for `[2 width, tile]` each.
 template <int width, int tile, class Key, class Mean>
 __device__ void hax_scores(const HaxSource& source, Key key, Mean mean_query, float* x, float* y, float (&scores)[tile]) {
   constexpr int n = 2 * width;
@@ -136,7 +137,7 @@ __device__ void hax_scores(const HaxSource& source, Key key, Mean mean_query, fl
   }
 }
 
-// The row of the lowest score, of equal ones the newest.
+// The row of the lowest score; among equal scores, the newest.
 struct HaxWorst {
   int row = -1;
   float score = infinity;
@@ -147,7 +148,7 @@ struct HaxWorst {
     if (other >= 0 && lower) row = other, score = other_score, position = other_position;
   }
 
-  // Searches `count` rows: thread `first` of `threads` looks at every `threads`th row, and each lane gets the result of its warp.
+  // Searches `count` rows: thread `first` of `threads` examines every `threads`th row, and each lane gets the result of its warp.
   __device__ HaxWorst(const float* scores, const u64* positions, int count, int first, int threads) {
     for (int i = first; i < count; i += threads) take(i, scores[i], positions[i]);
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -158,7 +159,7 @@ struct HaxWorst {
   }
 };
 
-// That of a block, in every thread.
+// The worst row over all threads of a block, in every thread.
 __device__ inline int hax_worst(const float* scores, const u64* positions, int count) {
   __shared__ int rows[32];
   HaxWorst worst(scores, positions, count, threadIdx.x, blockDim.x);
@@ -259,7 +260,7 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
         first = bins[0].query * source.rows;
         row = bins[0].key * source.rows + (int)hax.cursors[bins[0].key];
       }
-      // Data that all threads have read changes now.
+      // The writes below change data that all threads have read.
       __syncthreads();
       if (threadIdx.x == 0) {
         plan.taken[s] = row < 0 ? -1 : source.first + row;
@@ -276,7 +277,7 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
     }
     __syncthreads();
 
-    // A row is not seen if it is empty, or if a source before has its token.
+    // A row is not seen if it is empty, or if an earlier source has its token.
     for (int s = 0, entry = 0; s < hax.count; entry += hax.at[s++].rows) {
       for (int i = threadIdx.x; i < hax.at[s].rows; i += blockDim.x) {
         u64 own = hax.positions[firsts[s] + i];
@@ -296,7 +297,7 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
 
 constexpr int mix_warps = 8;
 
-// The warps of a block share the rows that a query sees; they are `mix_warps`.
+// The `mix_warps` warps of a block divide the rows that a query sees.
 template <class E, int channels>
 __device__ void hax_mix(HaxParts hax, int tokens) {
   __shared__ float sums[mix_warps][32];

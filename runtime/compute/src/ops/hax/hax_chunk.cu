@@ -1,24 +1,24 @@
-// Sparse attention in parallel with a state-space model, a chunk at once, with the sums of steps. What depends on the tokens before
-// is little: the means (`hax_means`), and which tokens bins and the best keys hold (`hax_hold`). The rest is parallel: hashes and
-// scores of all keys (`hax_measure`), weights (`hax_weigh_chunk`), values (`hax_mix_chunk`). The state is written last (`hax_store`).
-// `HaxChunk` is in launch.rs.
+// Sparse attention in parallel with a state-space model, a chunk at once, with the same sums as steps. Little depends on earlier
+// tokens: the means (`hax_means`), and which tokens bins and the best keys hold (`hax_hold`). The rest is parallel: hashes and
+// scores of all keys (`hax_measure`), weights (`hax_weigh_chunk`), values (`hax_mix_chunk`). The state is written last
+// (`hax_store`). `HaxChunk` is in launch.rs.
 
 enum { OF_QUERY, OF_KEY, OF_SCORE, measures_of_token };
 
-// A plan's row in a chunk is a token's number in it, or a row of the state as a negative number below `none_seen`.
+// In a chunk, a plan's row is the number of a token in the chunk, or a row of the state as a negative number below `none_seen`.
 __device__ inline int hax_before(int row) { return -row - 2; }
 
-// Tokens that a block of `hax_measure` scores at once, so that they share the scorer's weights.
+// Tokens that a thread block of `hax_measure` scores at once, so that they share the scorer's weights.
 constexpr int hax_tile = 8;
-// Channels of a block of `hax_mix_chunk`, whose warps take a token each.
+// Channels per thread block of `hax_mix_chunk`, in which each warp takes a token.
 constexpr int hax_mix_channels = 64;
 
 __device__ inline bool hax_is_hashed(const HaxSource& source) { return source.kind == HAX_SIGNS || source.kind == HAX_LARGEST; }
 
-// Whether its rows depend on the keys, not only on their positions.
+// Whether the source's rows depend on the keys, and not only on positions.
 __device__ inline bool hax_moves(const HaxSource& source) { return source.kind == HAX_BEST || hax_is_hashed(source); }
 
-// A thread for each value of the mean key, then of the mean query. The next tokens' values are loaded while these are added.
+// One thread per value of the mean key, then of the mean query. The next tokens' values are loaded while the current ones are added.
 template <int width>
 __device__ void hax_means(HaxParts hax, HaxChunk chunk, const u64* start, int tokens) {
   constexpr int ahead = 16;
@@ -40,7 +40,7 @@ __device__ void hax_means(HaxParts hax, HaxChunk chunk, const u64* start, int to
 #pragma unroll
     for (int t = 0; t < ahead; t++) values[t] = next[t];
     load(first + ahead);
-    // A lane divides for all of its warp.
+    // Each lane divides for one token, on behalf of its warp.
     float own_count = (float)(before + first + lane_index() + 1), own_inverse = 1.0f / own_count;
 #pragma unroll
     for (int t = 0; t < ahead; t++) {
@@ -85,7 +85,7 @@ __device__ void hax_measure(HaxParts hax, HaxChunk chunk, int tokens) {
   }
 }
 
-// Follows the tokens that a bin holds, and tells the queries of this bin.
+// Tracks the tokens that a bin holds, and writes them to the plans of the queries in this bin.
 __device__ inline void hax_hold_bin(const HaxParts& hax, const HaxChunk& chunk, int bin, int rows, int entry, int tokens, int* held) {
   u32 cursor = hax.cursors[bin];
   for (int first = 0; first < tokens; first += 32) {
@@ -110,7 +110,8 @@ __device__ inline void hax_hold_bin(const HaxParts& hax, const HaxChunk& chunk, 
   if (lane_index() == 0) hax.cursors[bin] = cursor;
 }
 
-// Follows the keys of the highest scores and tells all queries; `scores` and `positions` have room for theirs.
+// Tracks the keys with the highest scores and writes them to the plans of all queries; `scores` and `positions` are scratch for
+// these keys.
 __device__ inline void hax_hold_best(const HaxParts& hax, const HaxChunk& chunk, int first_row, int rows, int entry, u64 start,
                                      int tokens, int* held, float* scores, u64* positions) {
   for (int i = lane_index(); i < rows; i += 32) {
@@ -130,7 +131,7 @@ __device__ inline void hax_hold_best(const HaxParts& hax, const HaxChunk& chunk,
     int count = min(32, tokens - first);
     int own = min(first + lane_index(), tokens - 1);
     float own_score = __uint_as_float((u32)chunk.measures[own * measures_of_token + OF_SCORE]);
-    // Between tokens that are taken, all queries see the same rows.
+    // Between two tokens that enter, all queries see the same rows.
     for (int told = 0; told < count;) {
       bool fills = worst < 0;
       bool enters = lane_index() >= told && lane_index() < count && (fills || scores[worst] < own_score);
@@ -152,7 +153,7 @@ __device__ inline void hax_hold_best(const HaxParts& hax, const HaxChunk& chunk,
   for (int i = lane_index(); i < rows; i += 32) hax.scores[i] = scores[i];
 }
 
-// A warp for each bin, and one for the best keys. Shared memory: what its rows hold, with scores and positions.
+// One warp for each bin, and one for the best keys. Shared memory: the tokens that its rows hold, with scores and positions.
 __device__ inline void hax_hold(HaxParts hax, HaxChunk chunk, const u64* start, int tokens) {
   int list = blockIdx.x;
   for (int s = 0, entry = 0; s < hax.count; entry += hax.at[s++].rows) {
@@ -179,9 +180,9 @@ __device__ inline void hax_hold(HaxParts hax, HaxChunk chunk, const u64* start, 
   }
 }
 
-// The token that row `i` of a source of fixed positions holds once the one at `position` has come.
+// The token that row `i` of a source of fixed positions holds once the token at `position` has arrived.
 __device__ inline int hax_fixed(const HaxSource& source, int i, u64 start, u64 position) {
-  // The number of its tokens so far, which take the rows in turn, or each row once.
+  // The number of the source's tokens so far, which take the rows cyclically, or each row once.
   u64 every = source.kind == HAX_DILATED ? (u64)source.every : 1, taken = (position + 1) / every;
   if ((u64)i >= taken) return none_seen;
   u64 newest = taken - 1 - (taken - 1 - i) % source.rows;
@@ -189,7 +190,7 @@ __device__ inline int hax_fixed(const HaxSource& source, int i, u64 start, u64 p
   return own >= start ? (int)(own - start) : hax_before(source.first + i);
 }
 
-// Weights of a token's rows. Shared memory: one more than the position of what each row holds, or 0.
+// The weights of a token's rows. Shared memory: for each row the position of its token plus one, or 0.
 template <class E, int width>
 __device__ void hax_weigh_chunk(HaxParts hax, HaxChunk chunk, const u64* start, int tokens) {
   int t = blockIdx.x;
@@ -205,7 +206,7 @@ __device__ void hax_weigh_chunk(HaxParts hax, HaxChunk chunk, const u64* start, 
     }
   }
   __syncthreads();
-  // A row is not seen if it is empty, or if a source before has its token.
+  // A row is not seen if it is empty, or if an earlier source has its token.
   for (int s = 0, entry = 0; s < hax.count; entry += hax.at[s++].rows) {
     for (int i = threadIdx.x; i < hax.at[s].rows; i += blockDim.x) {
       u64 own = owners[entry + i];
@@ -221,14 +222,14 @@ __device__ void hax_weigh_chunk(HaxParts hax, HaxChunk chunk, const u64* start, 
   });
 }
 
-// Values as they are cached.
+// Rounds values as they are cached.
 template <class E, int channels>
 __device__ void hax_narrow(HaxParts hax, HaxChunk chunk, int) {
   int t = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < channels) reinterpret_cast<E*>(chunk.values)[(long long)t * channels + i] = E(hax.v.token(t)[i]);
 }
 
-// As `hax_mix`: each lane of a warp sums as its warps do there.
+// Like `hax_mix`: the partial sums of each lane are the sums of the warps there.
 template <class E, int channels>
 __device__ void hax_mix_chunk(HaxParts hax, HaxChunk chunk, int tokens) {
   int channel = blockIdx.x * hax_mix_channels + lane_index(), t = blockIdx.y * mix_warps + warp_index();
@@ -262,7 +263,7 @@ __device__ void hax_mix_chunk(HaxParts hax, HaxChunk chunk, int tokens) {
   }
 }
 
-// Writes the rows of the table that the chunk changed; a block for each, up to a bound.
+// Writes the rows of the table that the chunk changed, with one thread block per row, up to a bound.
 template <class E, int width, int channels>
 __device__ void hax_store(HaxParts hax, HaxChunk chunk, const u64* start, int table_rows, int tokens) {
   for (int row = blockIdx.x, s = 0; row < table_rows; row += gridDim.x) {

@@ -29,9 +29,9 @@ device_struct! {
         last_bias: f32,
         /// A [`HaxKind`].
         kind: i32,
-        /// Its first row.
+        /// The source's first row.
         first: i32,
-        /// The rows that a query sees.
+        /// Number of rows that a query sees.
         rows: i32,
         every: i32,
         columns: i32,
@@ -47,22 +47,22 @@ device_struct! {
         means: Address as *mut f32,
         /// For each token, the bins of its query and its key and the score of its key.
         measures: Address as *mut i32,
-        /// The token of the chunk that holds each row after it, or `none_seen`.
+        /// For each row, the token of the chunk that it holds after the chunk, or `none_seen`.
         last: Address as *mut i32,
         /// Values as they are cached, `[tokens, channels]`.
         values: Address as *mut c_void,
     }
 }
 
-/// Numbers that are measured of a token, and tokens of a tile that is measured, as in hax_chunk.cu.
+/// Numbers that are measured per token, and tokens per tile of `hax_measure`, as in hax_chunk.cu.
 const MEASURES: usize = 3;
 const TILE: usize = 8;
-/// Channels and tokens of a block that mixes, as there.
+/// Channels and tokens per thread block of `hax_mix_chunk`.
 const MIX_CHANNELS: usize = 64;
 const MIX_TOKENS: usize = 8;
-/// Most rows that a query of a chunk sees: shared memory has room for them.
+/// Most rows that a query of a chunk may see, so that they fit in shared memory.
 const MOST_SEEN: usize = 2048;
-/// Most blocks that store rows of the table.
+/// Most thread blocks that store rows of the table.
 const MOST_STORING: usize = 4096;
 
 device_struct! {
@@ -144,7 +144,7 @@ impl DeviceOp for Hax {
 }
 
 impl Hax {
-    /// Token by token.
+    /// Processes the tokens one by one.
     fn launch_steps(&self, parts: HaxParts, launches: &mut Launches) {
         let (kv, width, channels) = (launches.kv(), self.k.width, self.v.width);
         let tokens = Parameter::tokens();
@@ -167,7 +167,7 @@ impl Hax {
         });
     }
 
-    /// All tokens of a chunk at once.
+    /// Processes all tokens of a chunk at once.
     fn launch_chunk(&self, parts: HaxParts, launches: &mut Launches) -> Result<()> {
         let (kv, width, channels) = (launches.kv(), self.k.width, self.v.width);
         let (tokens, seen) = (launches.tokens, self.sources.most());

@@ -1,9 +1,9 @@
 //! Sparse attention in parallel with a state-space model (HAX, arXiv 2507.00449): one head, whose values are all
 //! channels and whose query sees the union of a few small sources of earlier tokens.
 //!
-//! All sources store their tokens in rows of a common table of fixed size. Keys decide first, token by token on one
-//! thread: which rows a token takes, which rows its query sees, with which weights. The values, which are wide,
-//! follow that plan in columns on all threads. A query whose sources are empty gets zero.
+//! All sources store their tokens in rows of a common table of fixed size. The keys come first, token by token on one thread:
+//! they decide which rows a token takes and which rows its query sees, with which weights. The values, which are wide, follow
+//! that plan in columns on all threads. A query whose sources are empty gets zero.
 
 mod cpu;
 mod launch;
@@ -14,7 +14,7 @@ use crate::operands::View;
 use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 
-/// The attention.
+/// Sparse attention over a few sources of earlier tokens.
 pub struct Hax {
     /// Keys `[width]`.
     pub k: View,
@@ -22,13 +22,13 @@ pub struct Hax {
     pub q: View,
     /// Values `[channels]`.
     pub v: View,
-    /// Where keys come from.
+    /// The sources of keys.
     pub sources: Sources,
     /// The state tensor of the cached keys `[rows, width]`.
     pub keys: usize,
     /// The state tensor of the cached values `[rows, channels]`.
     pub values: usize,
-    /// The state tensor of one more than the position of each row's token, `[rows]`; 0 is an empty row.
+    /// The state tensor of the position of each row's token plus one, `[rows]`; 0 marks an empty row.
     pub positions: usize,
     /// The state tensor of the mean key and the mean query so far, `[2, width]`.
     pub means: usize,
@@ -72,7 +72,7 @@ impl Op for Hax {
         let mut all = vec![
             entries(self.keys, seen, taken),
             entries(self.values, seen, taken),
-            // The positions of the rows in sight are read also while they are empty.
+            // The positions of visible rows are read even while the rows are empty.
             entries(self.positions, self.sources.most(), taken),
             Touched::whole(plan, self.means),
         ];

@@ -1,4 +1,4 @@
-//! How a CPU finds the tokens that a query sees.
+//! Finds the tokens that a query sees, on a CPU.
 
 use super::{KeySource, NONE, Pattern, Sources};
 use crate::cpu::simd;
@@ -12,7 +12,7 @@ pub(in crate::ops) struct State<'a, E> {
     pub scores: &'a mut [f32],
 }
 
-/// The bins of a token's query and key and the score of its key, which depend on no row.
+/// The bins of a token's query and key and the score of its key, which do not depend on any row.
 #[derive(Clone, Copy, Default)]
 pub(in crate::ops) struct Measures {
     query_bin: usize,
@@ -21,16 +21,16 @@ pub(in crate::ops) struct Measures {
 }
 
 impl Measures {
-    /// Floats that hold them.
+    /// Floats that the measures take.
     const FLOATS: usize = 3;
 
-    /// Stores them at the beginning of a token's plan, until it is made.
+    /// Stores the measures at the beginning of a token's plan, until the plan is made.
     pub fn store(self, plan: &mut [f32]) {
         let bins = [self.query_bin, self.key_bin].map(|bin| f32::from_bits(bin as u32));
         plan[..Self::FLOATS].copy_from_slice(&[bins[0], bins[1], self.score]);
     }
 
-    /// Those that are stored there.
+    /// Returns the measures stored at the beginning of a plan.
     pub fn stored(plan: &[f32]) -> Self {
         Measures {
             query_bin: plan[0].to_bits() as usize,
@@ -40,7 +40,7 @@ impl Measures {
     }
 }
 
-/// Makes `means`, the mean key and the mean query of the tokens before `position`, those with this token.
+/// Updates `means`, the mean key and the mean query of the tokens before `position`, with this token.
 #[inline(always)]
 pub(in crate::ops) fn advance_means(means: &mut [f32], position: u64, k: &[f32], q: &[f32]) {
     let (mean_key, mean_query) = means.split_at_mut(k.len());
@@ -68,14 +68,14 @@ impl Sources {
         3 * width + columns.max(4 * width)
     }
 
-    /// Rows that a token takes by its plan.
+    /// Rows that a token takes according to its plan.
     #[inline(always)]
     pub(in crate::ops) fn written(&self, plan: &[f32]) -> impl Iterator<Item = usize> {
         let rows = plan[..self.list.len()].iter().map(|row| row.to_bits());
         rows.filter(|&row| row != NONE).map(|row| row as usize)
     }
 
-    /// Rows that a query sees by its plan, with their weights.
+    /// Rows that a query sees according to its plan, with their weights.
     #[inline(always)]
     pub(in crate::ops) fn seen(&self, plan: &[f32]) -> impl Iterator<Item = (usize, f32)> {
         let (count, entries) = plan[self.list.len()..].split_first().expect("a plan");
@@ -85,7 +85,7 @@ impl Sources {
             .take(count.to_bits() as usize)
     }
 
-    /// Measures a token; `means` are those with it.
+    /// Measures a token; `means` include it already.
     #[inline(always)]
     pub(in crate::ops) fn measure(
         &self,
@@ -116,7 +116,7 @@ impl Sources {
         measures
     }
 
-    /// One token: adds its key, then plans its writes and the rows that its query reads.
+    /// Processes one token: adds its key, then plans its writes and the rows that its query reads.
     #[inline(always)]
     pub(in crate::ops) fn step<E: Element>(
         &self,
@@ -194,8 +194,8 @@ impl Sources {
     }
 }
 
-/// The row that a token with `score` takes in a set with one row for each score: the next while there is room, then
-/// that of the lowest score, of equal ones the newest, if it is lower.
+/// The row that a token with `score` takes in a set with one row for each score: the next row while there is room, then the row
+/// of the lowest score (the newest among equal scores), if that score is lower.
 #[inline(always)]
 pub(super) fn worst(scores: &[f32], positions: &[u64], position: u64, score: f32) -> Option<usize> {
     if position < scores.len() as u64 {

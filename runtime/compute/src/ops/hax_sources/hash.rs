@@ -3,11 +3,11 @@
 use crate::cpu::simd;
 use crate::weights::Vector;
 
-/// Locality-sensitive hashing of keys and queries, each less the mean of those before it and itself.
+/// Locality-sensitive hashing of keys and queries, each less the mean up to and including itself.
 pub struct Hash {
     /// `[width, columns]`.
     pub weight: Vector,
-    /// Whether the signs of the products make the bin's number, a bit each; else the largest product's column is it.
+    /// Whether the signs of the products form the bin's number, one bit each; otherwise it is the column of the largest product.
     pub signs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Which earlier tokens a query of sparse attention sees, and with which weights.
+//! The earlier tokens that a query of sparse attention sees, and their weights.
 
 mod cpu;
 mod hash;
@@ -10,24 +10,24 @@ pub use scorer::Scorer;
 
 /// The tokens that a source keeps.
 pub enum Pattern {
-    /// The last ones.
+    /// The last tokens.
     Window,
-    /// The first ones of the sequence.
+    /// The first tokens of the sequence.
     Sink,
-    /// Every n-th one.
+    /// Every n-th token.
     Dilated(usize),
-    /// The last ones in the bin of the query.
+    /// The last tokens in the bin of the query.
     Bins(Hash),
-    /// Those with the highest scores; of equal ones the older.
+    /// The tokens with the highest scores; among equal scores, the older token.
     Best(Scorer),
 }
 
 /// A source and its place in the table.
 pub(super) struct KeySource {
     pub pattern: Pattern,
-    /// Its first row.
+    /// The source's first row.
     pub first: usize,
-    /// Rows that a query sees. Bins have as many each.
+    /// Rows that a query sees. Each bin has this many.
     pub rows: usize,
 }
 
@@ -37,11 +37,11 @@ pub struct Sources {
     rows: usize,
 }
 
-/// In a plan: no row.
+/// Marks an absent row in a plan.
 const NONE: u32 = u32::MAX;
 
 impl Sources {
-    /// Sources with the number of tokens that a query sees of each.
+    /// Creates sources from patterns and the number of tokens that a query sees of each.
     pub fn new(patterns: Vec<(Pattern, usize)>, width: usize) -> Self {
         let mut rows = 0;
         let mut list = Vec::new();
@@ -66,7 +66,7 @@ impl Sources {
         self.rows
     }
 
-    /// Bins, if there are any.
+    /// Number of bins, 0 without a hash.
     pub(super) fn bins(&self, width: usize) -> usize {
         let bins = |source: &KeySource| match &source.pattern {
             Pattern::Bins(hash) => hash.bins(width),
@@ -75,7 +75,7 @@ impl Sources {
         self.list.iter().map(bins).sum()
     }
 
-    /// Keys with scores.
+    /// Number of keys with scores.
     pub(super) fn scored(&self) -> usize {
         let scored = |source: &KeySource| match &source.pattern {
             Pattern::Best(_) => source.rows,
@@ -99,7 +99,7 @@ impl Sources {
         &self.list
     }
 
-    /// Rows of earlier tokens that the query at `position` sees at most, and rows that its token takes.
+    /// Most rows of earlier tokens that the query at `position` sees, and the number of rows that its token takes.
     pub(super) fn touched(&self, position: u64) -> (usize, usize) {
         let (mut seen, mut taken) = (0, 0);
         for source in &self.list {
@@ -126,8 +126,8 @@ impl Sources {
         self.list.iter().map(|source| source.rows).sum()
     }
 
-    /// Floats of one token's plan: for each source the row that the token takes; the number of rows that its query
-    /// sees; these rows; their weights. Numbers of rows are stored as bits.
+    /// Floats of one token's plan: for each source the row that the token takes; the number of rows that its query sees; these
+    /// rows; their weights. Row numbers and counts are stored as bits.
     pub fn plan_width(&self) -> usize {
         self.list.len() + 1 + 2 * self.most()
     }

@@ -37,7 +37,7 @@ impl Scorer {
         let (copy, direction) = x.split_at_mut(key.len());
         copy.copy_from_slice(key);
         direction.copy_from_slice(mean_query);
-        // The mean points where the sum does.
+        // The mean has the same direction as the sum.
         let length = simd::dot(mean_query, mean_query).sqrt();
         simd::scale(1.0 / length.max(1e-12), direction);
         for (weight, bias) in self.weights.iter().zip(&self.biases) {

@@ -1,4 +1,4 @@
-//! Each source against its definition over the whole history.
+//! Checks each source against its definition over the full history.
 
 use super::cpu::{advance_means, worst};
 use super::*;
@@ -16,7 +16,7 @@ fn values(salt: usize, n: usize) -> Vec<f32> {
     (0..n).map(|i| value(1000 * salt + i * i)).collect()
 }
 
-/// The plain definition, over the whole history.
+/// The plain definition, over the full history.
 struct Plain {
     keys: Vec<Vec<f32>>,
     queries: Vec<Vec<f32>>,

@@ -5,10 +5,10 @@ use crate::cpu::{Frame, Shared};
 use crate::ops::CpuOp;
 use crate::ops::project::load;
 
-/// Rows of a head's matrix that a task takes.
+/// Rows of a head's matrix per task.
 const ROWS: usize = 64;
 
-/// Tokens that a task multiplies with at once.
+/// Tokens that a task multiplies at once.
 const BATCH: usize = 64;
 
 impl CpuOp for HeadLinear {
@@ -50,7 +50,7 @@ impl CpuOp for HeadLinear {
                         unsafe { out.part(columns) }.copy_from_slice(&product[..piece.len()]);
                         if piece.start == 0 {
                             let copied = start + rows..start + rows + self.copied;
-                            // SAFETY: as above; one task of a head has these columns.
+                            // SAFETY: as above; only one task of a head has these columns.
                             let copied = unsafe { out.part(copied) };
                             copied.copy_from_slice(&of_head(first + i, head)[cols..][..self.copied]);
                         }

@@ -7,13 +7,13 @@ use crate::cuda::{Call, Grid, Launches, Parameter, Source, format_of};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-/// Threads of a block, as in head_linear.cu.
+/// Threads per block, as in head_linear.cu.
 const THREADS: usize = 128;
 
-/// Tokens of a block of threads where there are many.
+/// Tokens per thread block in a chunk.
 const TILE: usize = 32;
 
-/// Numbers that a thread keeps of a row, if the row is not longer than a warp's.
+/// Most numbers of a row that a thread keeps, unless the row is too long for a warp.
 const KEPT: usize = 32;
 
 impl DeviceOp for HeadLinear {

@@ -1,4 +1,4 @@
-//! A matrix for each head: `y_h = W_h x_h`, optionally followed by the head's last columns unchanged.
+//! A matrix for each head: `y_h = W_h x_h`, optionally followed by an unchanged copy of the head's last columns.
 
 mod cpu;
 mod launch;
@@ -13,11 +13,11 @@ use crate::ops::Rules;
 pub struct HeadLinear {
     /// Heads.
     pub heads: usize,
-    /// Inputs of equal width for each head, of which the first columns are multiplied, as many as the matrices have.
+    /// Inputs of equal width for each head. A matrix multiplies the first columns of its head.
     pub x: View,
     /// `[heads * rows, cols]`: the heads' matrices, one after another.
     pub matrix: Matrix,
-    /// Columns of a head after the multiplied ones; they are copied after its product.
+    /// Columns of a head after the multiplied ones, which are copied after its product.
     pub copied: usize,
     /// Results `[heads, rows + copied]`.
     pub out: View,
@@ -73,7 +73,7 @@ mod tests {
         }
     }
 
-    /// With the equations, on inputs that 8 bits hold.
+    /// Compares with the equations, on inputs that 8 bits represent exactly.
     fn compare(format: &'static Format, cols: usize) {
         let (heads, rows, copied, tokens) = (3, 70, 2, 83);
         let width = cols + copied + 1;
@@ -96,7 +96,7 @@ mod tests {
                 weights
             })
             .collect();
-        // Every block of 32 has the largest code, and its scale is one that f16 holds.
+        // Every block of 32 has the largest code, and f16 represents its scale exactly.
         let x = |t: usize, i: usize| match i % width % 32 {
             0 => 127.0 / 64.0,
             _ => (noise(t * 1000 + i) * 100.0).round() / 64.0,

@@ -1,4 +1,4 @@
-//! The op on a CPU. Each partition sees the tokens that chose it, gathered from the chunk.
+//! The op on a CPU. Each partition processes the tokens that chose it, gathered from the chunk.
 
 use super::Partitions;
 use crate::cpu::{Buffers, Frame, Shared, simd};
@@ -6,7 +6,7 @@ use crate::ops::CpuOp;
 use crate::ops::recur::{self, Decays, Inputs, Outputs, Recur, Rows};
 use crate::ops::route::Chosen;
 
-/// Gathered tokens that pass over a state together.
+/// Most gathered tokens that pass over a state together.
 const PIECE: usize = 32;
 
 /// How a chunk passes over the partitions.
@@ -133,12 +133,12 @@ struct HeadColumns<'a> {
     buffers: &'a Buffers,
     head: usize,
     chosen: Chosen<'a>,
-    /// The head's inputs, where each partition has its own those of the last one.
+    /// The head's inputs; if each partition has separate ones, the inputs of the open partition.
     inputs: Inputs<'a>,
     /// The gathered tokens.
     tokens: [Token; PIECE],
     len: usize,
-    /// Their inputs, row by row.
+    /// The inputs of the gathered tokens, row by row.
     q: &'a mut [f32],
     k: &'a mut [f32],
     v: &'a mut [f32],
@@ -188,7 +188,7 @@ impl<'a> HeadColumns<'a> {
         }
     }
 
-    /// Begins a partition.
+    /// Opens a partition.
     #[inline(always)]
     fn open(&mut self, partition: usize) {
         if self.op.own_columns {
@@ -196,7 +196,7 @@ impl<'a> HeadColumns<'a> {
         }
     }
 
-    /// Adds token t, to which the open partition is the one of rank `rank`, or closed.
+    /// Adds token t, for which the open partition has rank `rank`, or is not chosen.
     #[inline(never)]
     fn gather(&mut self, t: usize, rank: Option<usize>) {
         simd::vectorize(

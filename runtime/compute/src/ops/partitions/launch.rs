@@ -7,7 +7,7 @@ use crate::cuda::{Call, Grid, Launches, Parameter, Rows, Source};
 use crate::error::Result;
 use crate::ops::{DeviceOp, recur};
 
-/// The recurrence's files, then the op's.
+/// Kernel sources of the recurrence, then of this op.
 pub(super) const SOURCE: &[Source] = &{
     let [a, b, c, d, e, f, g, h] = *recur::SOURCE;
     let own = [
@@ -22,9 +22,9 @@ pub(super) const SOURCE: &[Source] = &{
 };
 
 device_struct! {
-    /// The partitions of a token, and what is done with their weights.
+    /// The partitions of a token, and how their weights are used.
     pub(super) struct PartitionRoute {
-        /// Numbers of partitions, the largest weight first, then the weights: `[2, chosen]`.
+        /// Partition numbers, the largest weight first, then the weights: `[2, chosen]`.
         chosen: Rows,
         count: i32,
         /// Partitions that are written, from the first chosen on.
@@ -35,7 +35,7 @@ device_struct! {
         weigh_queries: i32,
         /// Whether weights multiply keys.
         weigh_keys: i32,
-        /// Whether queries and keys are then brought to length one.
+        /// Whether queries and keys are then normalized to unit length.
         unit_length: i32,
     }
 }
@@ -50,7 +50,7 @@ impl DeviceOp for Partitions {
         let parts = if self.own_columns { self.partitions } else { 1 };
         let mut inputs = self.recur.device_inputs(parts, launches)?;
         let step = launches.tokens == 1;
-        // Blocks of a step are those of the chosen partitions.
+        // A step has thread blocks for the chosen partitions only.
         let open = if step { self.chosen() } else { self.partitions };
         let plan = self.recur.plan(open * heads, &inputs, launches);
         let route = PartitionRoute {

@@ -1,5 +1,4 @@
-//! The op in matrix form on tensor cores, for chunks: launches of the kernels in
-//! `partitions_chunk.cu`.
+//! The op in matrix form on tensor cores, for chunks: launches of the kernels in `partitions_chunk.cu`.
 
 use super::launch::{PartitionRoute, SOURCE};
 use super::{Partitions, Recur};
@@ -13,9 +12,10 @@ const MOST_PARTITIONS: usize = 1024;
 const THREADS: usize = 256;
 
 device_struct! {
-    /// The tokens of all partitions, one partition after another, each from a multiple of a block on; the rest of its last block is empty.
+    /// The tokens of all partitions, one partition after another. Each begins at a multiple of a block; the rest of its last
+    /// block is empty.
     pub(super) struct PartitionLists {
-        /// The first block of each partition, and the end of the last one.
+        /// The first block of each partition, followed by the end of the last one.
         firsts: Address as *mut i32,
         /// The source of each place: the token's number times the partitions per token, plus the partition's rank; or `no_source`.
         sources: Address as *mut i32,
@@ -24,14 +24,14 @@ device_struct! {
     }
 }
 
-/// Places where the inputs of all partitions' tokens come together: columns of one buffer.
+/// The layout of the gathered inputs of all partitions' tokens: columns of one buffer.
 struct Places {
     stride: usize,
     keys: usize,
     values: usize,
     decays: usize,
     betas: usize,
-    /// Logarithms of decays of a head.
+    /// Number of log decays per head.
     decays_of_head: usize,
 }
 
@@ -81,7 +81,7 @@ impl Places {
 }
 
 impl Partitions {
-    /// Whether the partitions' tokens are gathered and pass over their states in matrix form: how. None where one token goes
+    /// The matrix form in which the gathered tokens of the partitions pass over their states; `None` if tokens are processed one
     /// after another.
     pub(super) fn matrix_form(
         &self,
@@ -93,7 +93,7 @@ impl Partitions {
         let places = Places::new(&self.recur, plan.decay_kind);
         let gathered = places.inputs(inputs, 0, inputs.out);
         let plan = self.recur.plan(states, &gathered, launches);
-        // Where a decay is constant, an empty place would decay too.
+        // If the decay is constant, an empty place would decay too.
         let covered = self.recur.gates.is_none()
             && plan.decay_kind != DecayKind::Fixed
             && !plan.complement

@@ -1,14 +1,14 @@
 //! A recurrence over a state in partitions. Each token writes and reads only the partitions that a router chose for it. The
 //! others do not change, not even by decay.
 //!
-//! Each partition is an independent recurrence over the chunk's tokens that chose it. The chunk's length decides how they
-//! are gathered:
+//! Each partition is an independent recurrence over the chunk's tokens that chose it. The chunk's length decides how these
+//! tokens are gathered:
 //!
-//! - tokens: token after token, each over its partitions
-//! - masked: all tokens for every partition; to the others its state is open to neither writing nor reading
-//! - grouped: for every partition only its own tokens
+//! - tokens: one token after another, each over its partitions
+//! - masked: all tokens for every partition; tokens that did not choose it neither write nor read its state
+//! - grouped: for every partition only the tokens that chose it
 //!
-//! A GPU groups the tokens of a chunk too, unless there are few for each partition (`matrix_form`).
+//! A GPU also groups the tokens of a chunk, unless there are few for each partition (`matrix_form`).
 
 mod cpu;
 mod launch;
@@ -24,28 +24,28 @@ use crate::state::{StatePlan, Touched};
 pub struct Partitions {
     /// The recurrence in one partition, with as many states as heads. Its state tensor is `[partitions, heads, dk, dv]`.
     pub recur: Recur,
-    /// Partitions of the state.
+    /// Number of partitions of the state.
     pub partitions: usize,
-    /// Output of [`super::Route`]: the numbers of partitions and their weights, `[2, chosen]`.
+    /// Output of [`super::Route`]: partition numbers and their weights, `[2, chosen]`.
     pub route: View,
-    /// How many of the chosen partitions, from the first on, are written.
+    /// Number of chosen partitions, from the first on, that are written.
     pub writers: usize,
-    /// How many of the chosen partitions, from the first on, are read.
+    /// Number of chosen partitions, from the first on, that are read.
     pub readers: usize,
     /// Whether a partition's weight multiplies the query.
     pub weigh_queries: bool,
     /// Whether a partition's weight multiplies the key.
     pub weigh_keys: bool,
-    /// Whether query and key are brought to length one once they are weighed, `x / sqrt(sum x^2 + 1e-6)`.
+    /// Whether query and key are normalized to unit length after weighting, `x / sqrt(sum x^2 + 1e-6)`.
     pub unit_length: bool,
-    /// Whether the inputs hold each partition's own columns, one partition after another.
+    /// Whether the inputs hold separate columns for each partition, one partition after another.
     pub own_columns: bool,
     /// Whether the result is added to the output's previous contents.
     pub add: bool,
 }
 
 impl Partitions {
-    /// Partitions that a token writes or reads.
+    /// Number of partitions that a token writes or reads.
     pub(super) fn chosen(&self) -> usize {
         self.writers.max(self.readers)
     }

@@ -1,17 +1,15 @@
-// Recurrences over a state in partitions. A block takes some columns of one head in one partition, and the tokens of
-// the chunk that chose this partition; a token's results from its partitions are summed afterwards. A step has blocks
-// for its chosen partitions only.
-// `PartitionRoute` is in launch.rs.
+// Recurrences over a state in partitions. A thread block takes some columns of one head in one partition, and the tokens of the
+// chunk that chose this partition; a token's results from its partitions are summed afterwards. A step has thread blocks for its
+// chosen partitions only. `PartitionRoute` is in launch.rs.
 
-// Tokens that go over a state together, with the rank that its partition has for each.
+// Tokens that pass over a state together, and the partition's rank for each.
 template <int batch>
 struct Gathered {
   int count;
   int tokens[batch];
   int ranks[batch];
 
-  // One warp finds the next tokens of the partition, starting at `next`, and advances `next` past
-  // them.
+  // Finds the next tokens of the partition from `next` on, and advances `next` past them; called by one warp.
   __device__ void find(const PartitionRoute& route, int partition, int& next, int tokens_of_chunk) {
     int touched = max(route.writers, route.readers), found = 0;
     while (found < batch && next < tokens_of_chunk) {
@@ -30,7 +28,7 @@ struct Gathered {
   }
 };
 
-// Multiplies n values by the weight, or by the factor that normalizes the product; one warp.
+// Multiplies n values by the weight, or by the factor that normalizes the product; called by one warp.
 __device__ inline void weigh(float* x, int n, float weight, bool unit_length) {
   if (unit_length) {
     float sum = 0.0f;
@@ -40,7 +38,7 @@ __device__ inline void weigh(float* x, int n, float weight, bool unit_length) {
   for (int i = lane_index(); i < n; i += 32) x[i] *= weight;
 }
 
-// Writes a loaded token into a partition that has the given rank for it; one warp.
+// Weighs a loaded token for a partition that has the given rank for it; called by one warp.
 template <class State>
 __device__ void weigh_token(const PartitionRoute& route, int rank, float weight, float* x, int dk) {
   weigh(x + State::q_at, dk, route.weigh_queries ? weight : 1.0f, route.unit_length);
@@ -54,7 +52,7 @@ __device__ void weigh_token(const PartitionRoute& route, int rank, float weight,
   if (lane_index() == 0) x[State::scalars_at + State::DECAY] = 0.0f;
 }
 
-// The only token of a step. Its columns are loaded during routing if they are the same for all partitions.
+// The single token of a step. Its columns are loaded during routing if all partitions share them.
 template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
           int batch, bool aligned>
 __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& route) {
@@ -90,7 +88,7 @@ __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& rou
   state.store_state(matrix);
 }
 
-// `out` has `readers` rows of all heads for a token.
+// `out` has `readers` rows of all heads for each token.
 template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement,
           int write, int finish, int batch, bool aligned>
 __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, int tokens) {

@@ -1,12 +1,11 @@
-// Chunks of recurrences in partitions in matrix form: `list_partitions` lists the tokens of each partition, `gather_partitions`
-// brings their inputs together, so that the kernels of recur_chunk.cu and recur_states.cu pass over them in blocks, and
-// `sum_gathered` sums each token's results from its partitions.
-// `PartitionLists` is in matrix_form.rs.
+// The matrix form of recurrences in partitions, for chunks: `list_partitions` lists the tokens of each partition,
+// `gather_partitions` gathers their inputs, so that the kernels of recur_chunk.cu and recur_states.cu pass over them in blocks,
+// and `sum_gathered` sums each token's results from its partitions. `PartitionLists` is in matrix_form.rs.
 
-// A place of `PartitionLists` without a token.
+// Marks a place of `PartitionLists` without a token.
 constexpr int no_source = -1;
 
-// A block takes one partition. `used`: of each token, written or read.
+// A thread block takes one partition. `used`: partitions that each token writes or reads.
 template <int partitions, int used>
 __device__ void list_partitions(PartitionRoute route, PartitionLists lists, int tokens) {
   __shared__ int counts[partitions];
@@ -49,8 +48,7 @@ __device__ void list_partitions(PartitionRoute route, PartitionLists lists, int 
   for (int i = place + threadIdx.x; i < end * chunk_block; i += blockDim.x) lists.sources[i] = no_source;
 }
 
-// A row of n values by one warp: times `weight`, or the factor that normalizes the product; zeros for
-// none.
+// Copies a row of n values by one warp, times `weight`, or times the factor that normalizes the product; zeros if `from` is null.
 template <int n>
 __device__ inline void gather_row_of(float* to, const float* from, float weight, bool unit_length) {
   constexpr int count = (n + 31) / 32;
@@ -69,8 +67,8 @@ __device__ inline void gather_row_of(float* to, const float* from, float weight,
   }
 }
 
-// A block takes a head in a block of places. An empty place writes nothing and decays nothing; nor does a token in a partition
-// that it only reads. `decays`: how many logarithms of decays a head has.
+// A thread block takes a head in a block of places. An empty place writes nothing and decays nothing; nor does a token in a
+// partition that it only reads. `decays`: number of log decays per head.
 template <int partitions, int used, int dk, int dv, int decays, bool delta>
 __device__ void gather_partitions(RecurInputs from, RecurInputs to, PartitionRoute route, PartitionLists lists) {
   int head = blockIdx.x, end = lists.firsts[partitions] * chunk_block;

@@ -1,4 +1,4 @@
-//! Short convolutions over time, each channel by itself.
+//! Short convolutions over time, separate for each channel.
 
 use super::HeadGroup;
 use crate::cpu::{Shared, SharedArena, simd};
@@ -13,7 +13,7 @@ pub struct Conv {
     pub bias: Option<Vector>,
     /// The state tensor with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
     pub state: usize,
-    /// Factor of the input; the product `[channels]` is stored as state. No head group may change these columns.
+    /// Multiplies the input; the product `[channels]` is stored as state. No head group may change these columns.
     pub gate: Option<View>,
 }
 
@@ -37,7 +37,7 @@ impl Conv {
 pub(super) struct HeadColumns<'a> {
     /// The buffer.
     pub values: &'a Shared<'a, f32>,
-    /// Values from one token to the next.
+    /// Distance between tokens, in values.
     pub stride: usize,
     /// The head's first channel within its group.
     pub column: usize,
@@ -84,7 +84,7 @@ impl HeadGroup {
                 None => kept(j).copy_from_slice(&old[(j + tokens) * dim..][..dim]),
             }
         }
-        // Last token first: an output replaces an input that no earlier token needs.
+        // The last token comes first: an output replaces an input that no earlier token needs.
         for t in (0..tokens).rev() {
             let out = token(t);
             let tap = |i: usize| &conv.weight[i * channels + column..][..dim];

@@ -1,4 +1,4 @@
-//! The op on a CPU: one task a head, then the gates.
+//! The op on a CPU: one task per head, then the gates.
 
 use super::conv::HeadColumns;
 use super::gate::Gate;
@@ -11,12 +11,11 @@ impl Prepare {
     fn run_groups(&self, frame: &mut Frame, values: &mut [f32]) {
         let View { buffer, stride, .. } = self.groups[0].view;
         let values = Shared::new(values);
-        // Columns that a head group reads besides its own.
+        // Columns that a head group reads in addition to its own.
         let columns = |view: &View, t: usize, column: usize, dim: usize| {
             let start = t * view.stride + view.start + column;
             if view.buffer == buffer {
-                // SAFETY: no head group changes columns that another one reads (rule: concurrent
-                // heads).
+                // SAFETY: no head group changes columns that another head group reads (rule: concurrent heads).
                 unsafe { values.read(start..start + dim) }
             } else {
                 &frame.buffers.get(view.buffer)[start..start + dim]
@@ -76,7 +75,7 @@ impl Prepare {
         });
     }
 
-    /// The head group that the task belongs to, and its head within the head group.
+    /// The head group that the task belongs to, and the head's index within the group.
     fn group_of(&self, mut task: usize) -> (&HeadGroup, usize) {
         for group in &self.groups {
             let heads = group.view.width / group.head_dim;

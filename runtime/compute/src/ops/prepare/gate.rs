@@ -56,11 +56,11 @@ pub enum Gate {
         /// One over the gate's normalizer.
         scale: f32,
     },
-    /// Softmax over time of each column, up to each token: the weight of the token itself.
+    /// Softmax over time of each column: the weight of each token among the tokens up to it.
     RunningSoftmax {
         /// Bounds of x.
         clamp: [f32; 2],
-        /// The state tensor of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
+        /// The state tensor `[2, columns]`: each column's largest x, then its sum of `e^(x - largest)`.
         state: usize,
     },
     /// Constants, independent of x.
@@ -77,7 +77,7 @@ impl Gate {
                 let (largest, sums) = state.split_at_mut(values.len());
                 for ((x, largest), sum) in values.iter_mut().zip(largest).zip(sums) {
                     let now = x.max(*low).min(*high);
-                    // A sum of zero: the first token.
+                    // A sum of zero marks the first token.
                     let before = if *sum > 0.0 { *largest } else { now };
                     *largest = now.max(before);
                     let weight = simd::exp(now - *largest);

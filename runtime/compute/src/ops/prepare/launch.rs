@@ -11,16 +11,16 @@ use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-/// Tokens of a block where there are many.
+/// Tokens per thread block in a chunk.
 const TILE: usize = 32;
 const THREADS: usize = 128;
-/// Columns of a gate that a block takes.
+/// Columns of a gate per thread block.
 const SPAN: usize = 128;
 
 impl DeviceOp for Prepare {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (mut groups, mut gates) = (&self.groups[..], &self.gates[..]);
-        // Gates that read the results of groups wait for them; otherwise both run at once.
+        // Gates that read the results of groups run after them; otherwise both run at once.
         let meet = gates.iter().any(|(gate, _)| {
             groups.iter().any(|group| {
                 let view = group.view;
@@ -112,7 +112,7 @@ impl Prepare {
 }
 
 impl HeadGroup {
-    /// Inputs that the convolution keeps.
+    /// Number of past inputs that the convolution keeps.
     fn past(&self, conv: &Conv) -> usize {
         conv.weight.len() / self.view.width - 1
     }

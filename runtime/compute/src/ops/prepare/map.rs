@@ -17,9 +17,9 @@ pub enum HeadOp {
     SumNorm,
     /// Softmax over the head.
     Softmax,
-    /// The head's values of the largest magnitude; zero for the others. The lower one wins a tie.
+    /// Keeps the head's values of the largest magnitude and zeroes the others. The lower index wins a tie.
     Largest(usize),
-    /// Zero where these columns of another buffer are zero.
+    /// Zeroes values where these columns of another buffer are zero.
     Where(View),
     /// The product with a matrix `[head_dim, head_dim]`.
     Linear(Vector),
@@ -27,17 +27,17 @@ pub enum HeadOp {
     Add(View),
     /// The product with these columns, which no head group changes.
     Multiply(View),
-    /// The product with the sigmoid of one of these columns, which are one for each head.
+    /// The product with the sigmoid of one of these columns, one column per head.
     Gate(View),
-    /// The product with one of these columns, which are one for each head.
+    /// The product with one of these columns, one column per head.
     Weigh(View),
-    /// These columns of another buffer instead.
+    /// Replaces the values by these columns of another buffer.
     Copy(View),
     /// The strength of a write from the logarithm of the decay that it complements, `1 - e^x`.
     WriteStrength,
     /// Root-mean-square norm.
     Rms(Norm),
-    /// Rotary position, as [`super::Prepare::rope`] says.
+    /// Rotary position, with the angles of [`super::Prepare::rope`].
     Rope,
 }
 
@@ -54,7 +54,7 @@ impl HeadOp {
         }
     }
 
-    /// The columns of the source that head `head` of `head_dim` values reads: their first, and their number.
+    /// The columns of the source that head `head` of `head_dim` values reads: the first column, and the number of columns.
     pub(super) fn source_columns(&self, head: usize, head_dim: usize) -> (usize, usize) {
         match self {
             HeadOp::Gate(_) | HeadOp::Weigh(_) => (head, 1),

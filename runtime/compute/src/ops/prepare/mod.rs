@@ -1,5 +1,5 @@
-//! Preparation of projected values for the recurrence or attention: short convolutions, feature maps, head
-//! norms, rotary positions, gates. In place, one task a head.
+//! Prepares projected values for the recurrence or attention: short convolutions, feature maps, head norms, rotary positions,
+//! gates. Works in place, with one task per head.
 
 mod conv;
 mod cpu;
@@ -18,17 +18,17 @@ use crate::operands::View;
 use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 
-/// Head groups, then gates.
+/// Prepares head groups, then gates.
 pub struct Prepare {
-    /// Columns of one buffer that are prepared head by head.
+    /// Head groups: columns of one buffer that are prepared head by head.
     pub groups: Vec<HeadGroup>,
-    /// Positions, where a head group has [`HeadOp::Rope`].
+    /// Rotary positions, if a head group has [`HeadOp::Rope`].
     pub rope: Option<Rope>,
     /// Columns that are mapped token by token.
     pub gates: Vec<(View, Gate)>,
 }
 
-/// Columns with the same treatment of each head.
+/// Columns whose heads are all treated alike.
 pub struct HeadGroup {
     /// The columns.
     pub view: View,
@@ -41,7 +41,8 @@ pub struct HeadGroup {
 }
 
 impl HeadGroup {
-    /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
+    /// Columns without heads, split into parts as wide as the largest divisor of their number up to 128, so that threads can
+    /// share them.
     pub fn per_channel(view: View, conv: Option<Conv>, maps: Vec<HeadOp>) -> Self {
         let divides = |n: &usize| view.width.is_multiple_of(*n);
         HeadGroup {
@@ -54,8 +55,8 @@ impl HeadGroup {
 }
 
 impl HeadGroup {
-    /// Columns that the head group reads besides its own, those of its convolution's gate and of its maps, each with the width that
-    /// it must have.
+    /// Columns that the head group reads in addition to its own: the gate of its convolution and the sources of its maps, each
+    /// with its required width.
     fn sources(&self) -> impl Iterator<Item = (View, usize)> {
         let heads = self.view.width / self.head_dim;
         let gate = self.conv.as_ref().and_then(|conv| conv.gate);
@@ -70,7 +71,7 @@ impl HeadGroup {
 }
 
 impl Prepare {
-    /// The state tensors that are read and written.
+    /// The state tensors that the op reads and writes.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = usize> {
         let histories = self.groups.iter().filter_map(|group| group.conv.as_ref());
         let sums = self.gates.iter().filter_map(|(_, gate)| match gate {
@@ -85,8 +86,7 @@ impl Op for Prepare {
     fn access(&self) -> Access {
         let groups = || self.groups.iter().map(|group| group.view);
         let gates = || self.gates.iter().map(|(view, _)| *view);
-        // A gate over the results of head groups runs after them and can reuse their room: only other
-        // gates need more.
+        // A gate over the results of head groups runs after them and uses the same columns: only other gates need more.
         let own_gates = gates().filter(|gate| !groups().any(|group| group.contains(gate)));
         let in_gate = |group: &View| gates().any(|gate| gate != *group && gate.contains(group));
         let sources = self.groups.iter().flat_map(HeadGroup::sources);

@@ -1,16 +1,16 @@
-// Short convolutions, maps of heads, and gates, in place. A task is one head of a group or a few columns of a gate; a block
-// takes a task for a tile of tokens, a warp for one token.
+// Short convolutions, maps of heads, and gates, in place. A task is one head of a group or a few columns of a gate; a thread
+// block takes a task for a tile of tokens, and a warp takes one token.
 
-// Its types are in cuda/schedule/row_ops.rs.
+// The types are in cuda/schedule/row_ops.rs.
 constexpr int most_groups = sizeof(PrepareTasks::group) / sizeof(PrepareGroup);
 
-// The convolution's input, which is also stored.
+// The input of the convolution, which is also stored.
 __device__ inline float PrepareGroup::input(int t, int channel) const {
   float x = columns.token(t)[channel];
   return gate.first ? x * gate.token(t)[channel] : x;
 }
 
-// The threads of one head: a warp for each of many tokens, or the whole block for one.
+// The threads that process one head: a warp for each of many tokens, or all threads of the block for a single token.
 struct WarpTeam {
   static __device__ int first() { return lane_index(); }
   static __device__ int size() { return 32; }
@@ -27,8 +27,8 @@ struct BlockTeam {
   static __device__ void wait() { __syncthreads(); }
 };
 
-// Applies one map to the head at x, whose first column in its group is `column`. `other` is room for another head. Long or
-// rare loops are not unrolled, since the code would not fit into the instruction caches.
+// Applies one map to the head at x, whose first column in its group is `column`. `other` is scratch for one head. Long or rare
+// loops are not unrolled, since the code would not fit into the instruction caches.
 template <class Team>
 __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, const u64* position, int column,
                                 int dim, float* x, float* other) {
@@ -102,7 +102,7 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
       }
       break;
     case MAP_LARGEST:
-      // `function` is how many values stay, those of the largest magnitude; the lower one wins a tie.
+      // `function` is the number of values that stay, which have the largest magnitudes; the lower index wins a tie.
 #pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) other[i] = fabsf(x[i]);
       Team::wait();
@@ -189,7 +189,7 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
   if (gate.kind == GATE_SOFTMAX) {
     for (int t = first + warp_index(); t < last; t += blockDim.x / 32) warp_softmax(gate.columns.token(t), end);
   } else if (gate.kind == GATE_RUNNING_SOFTMAX) {
-    // One tile has all tokens.
+    // The first tile processes all tokens.
     if (first != 0) return;
 #pragma unroll 1
     for (int i = start + threadIdx.x; i < end; i += blockDim.x) running_softmax(gate, i, tokens);
@@ -204,14 +204,14 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
 
 constexpr int short_past = 3;
 
-// A short convolution: its weights but for the last tap's, and the inputs that they meet, or zeros.
+// A short convolution: adds the products of the kept inputs with all weights but the last tap's; absent taps are zero.
 __device__ inline float convolve_short(float sum, const float (&weights)[short_past], const float (&kept)[short_past]) {
 #pragma unroll
   for (int j = 0; j < short_past; j++) sum += weights[j] * kept[j];
   return sum;
 }
 
-// The window of a channel advances.
+// Advances the input window of a channel.
 __device__ inline void keep_short(const PrepareGroup& group, int channel, const float (&kept)[short_past], float value) {
   int channels = group.columns.width, last = group.taps - 1;
   float* past = group.past + channel;
@@ -222,7 +222,7 @@ __device__ inline void keep_short(const PrepareGroup& group, int channel, const 
   if (last > 0) past[(last - 1) * channels] = value;
 }
 
-// One channel's convolution of the single token of a step; the window advances. Loads start at once.
+// Convolves one channel of the single token of a step and advances its window. All loads start at once.
 __device__ inline float convolve_step(const PrepareGroup& group, int channel, float value) {
   int channels = group.columns.width, last = group.taps - 1;
   const float* weight = group.weight + channel;
@@ -248,7 +248,7 @@ __device__ inline float convolve_step(const PrepareGroup& group, int channel, fl
   return sum;
 }
 
-// The one token of a step: a thread takes a channel of the convolution, then all of them the head.
+// The single token of a step: each thread convolves a channel, then all threads share the head.
 __device__ inline void prepare_head_of_step(const PrepareGroup& group, const PrepareTasks& tasks, const u64* position,
                                             float* shared) {
   int dim = group.head_dim, column = (blockIdx.x - group.first) * dim;
@@ -265,10 +265,10 @@ __device__ inline void prepare_head_of_step(const PrepareGroup& group, const Pre
   for (int i = threadIdx.x; i < dim; i += blockDim.x) x[i] = shared[i];
 }
 
-// The inputs of a channel's convolution of at most `most_taps` taps, the newest last.
+// Most taps of a convolution whose inputs stay in registers, the newest last.
 constexpr int most_taps = 4;
 
-// The convolution of a channel for all tokens of a tile; `before` are the inputs before it, `input_at(t)` those of the tile.
+// Convolves a channel for all tokens of a tile; `before` holds the inputs before the tile, `input_at(t)` returns the tile's inputs.
 template <class Input>
 __device__ inline void convolve_inputs(const PrepareGroup& group, int channel, int count, const float* before, float* out, Input input_at) {
   int channels = group.columns.width, past = group.taps - 1;
@@ -283,7 +283,7 @@ __device__ inline void convolve_inputs(const PrepareGroup& group, int channel, i
     }
     return;
   }
-  // Shorter ones have weights of zero before.
+  // Shorter convolutions start with weights of zero.
   float weights[most_taps], inputs[most_taps] = {};
 #pragma unroll
   for (int j = 0; j < most_taps; j++) {
@@ -304,7 +304,7 @@ __device__ inline void convolve_inputs(const PrepareGroup& group, int channel, i
 }
 
 __device__ inline void convolve_tile(const PrepareGroup& group, int channel, int first, int count, const float* before, float* out) {
-  // As `group.input`, but the pointers and the test for a gate stay outside of the loop over tokens.
+  // Like `group.input`, but the pointers and the test for a gate stay outside of the loop over tokens.
   const float* columns = group.columns.token(first) + channel;
   int stride = group.columns.stride;
   if (!group.gate.first) {
@@ -317,8 +317,7 @@ __device__ inline void convolve_tile(const PrepareGroup& group, int channel, int
                   [&](int t) { return columns[(long long)t * stride] * gates[(long long)t * gate_stride]; });
 }
 
-// A tile of tokens: a thread takes a channel of the convolution, then a warp a token. All inputs are read before any is
-// overwritten.
+// A tile of tokens: each thread convolves a channel, then each warp takes a token. All inputs are read before any is overwritten.
 template <int tile>
 __device__ void prepare_heads(const PrepareGroup& group, const PrepareTasks& tasks, const u64* position, int tokens,
                               float* shared) {
@@ -348,7 +347,7 @@ __device__ void prepare_heads(const PrepareGroup& group, const PrepareTasks& tas
   }
 }
 
-// Prefetches the operands of a convolution other than its input.
+// Prefetches the operands of a convolution, except its input.
 __device__ inline void prefetch_group(const PrepareGroup& group) {
   int dim = group.head_dim, channels = group.columns.width, column = (blockIdx.x - group.first) * dim, j = threadIdx.x;
   if (!group.weight || dim % 4 != 0 || channels % 4 != 0 || j >= group.taps) return;
@@ -373,7 +372,7 @@ __device__ void prepare(const PrepareTasks& tasks, const u64* position, int toke
 #pragma unroll 1
   for (int i = 1; i < tasks.groups; i++) group = (int)blockIdx.x >= tasks.group[i].first ? i : group;
   if constexpr (tile == 0) {
-    // A step's kernel is short: the next one, which may load a state, starts with it.
+    // A step's kernel is short: the next kernel, which may load a state, starts together with it.
     launch_dependents();
     if (gate < 0) prefetch_group(tasks.group[group]);
     else prefetch_gate(tasks.gate[gate]);
@@ -389,7 +388,7 @@ __device__ void prepare(const PrepareTasks& tasks, const u64* position, int toke
   }
 }
 
-// Copies the inputs before each tile, which the tile before overwrites, and moves the state tensors on to the end of the chunk.
+// Copies the inputs before each tile, which the previous tile overwrites, and advances the state tensors to the end of the chunk.
 template <int tile>
 __device__ void keep_inputs(PrepareTasks tasks, int tokens) {
   int found = 0;

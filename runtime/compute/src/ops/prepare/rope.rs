@@ -12,32 +12,31 @@ pub struct Rope {
     pub frequencies: Vector,
     /// Multiplies cosines and sines.
     pub magnitude: f32,
-    /// Room for the cosines, then the sines, of each token: they are the same for every head.
+    /// Room for the cosines, then the sines, of each token, which all heads share.
     pub table: View,
 }
 
-/// How rotary frequencies are stretched so that a model reaches further than it was first trained to.
+/// How rotary frequencies are stretched so that a model reaches further than its original training context.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// All angles divided by `factor`.
+    /// Divides all angles by `factor`.
     Linear {
         /// The divisor.
         factor: f32,
     },
-    /// Llama 3: low frequencies divided by `factor`, high ones unchanged, a smooth transition
-    /// between.
+    /// Llama 3: divides low frequencies by `factor` and keeps high ones, with a smooth transition between them.
     Llama3 {
         /// The divisor.
         factor: f32,
         /// Pairs that turn less often than this within `trained` tokens are divided.
         low: f32,
-        /// Pairs with a higher frequency do not change.
+        /// Pairs that turn more often than this do not change.
         high: f32,
-        /// The context of the first training, in tokens.
+        /// The original training context, in tokens.
         trained: f32,
     },
-    /// YaRN (arXiv 2309.00071): as Llama 3, but the passage is linear in the number of the pair, and queries and keys grow.
+    /// YaRN (arXiv 2309.00071): like Llama 3, but the transition is linear in the pair's index, and queries and keys are scaled up.
     Yarn {
         /// The divisor.
         factor: f32,
@@ -45,23 +44,23 @@ pub enum RopeScaling {
         fast: f32,
         /// Pairs that turn less often than this are divided.
         slow: f32,
-        /// The context of the first training, in tokens.
+        /// The original training context, in tokens.
         trained: f32,
-        /// Multiplies the turning values of queries and keys.
+        /// Multiplies the rotated values of queries and keys.
         magnitude: f32,
-        /// Whether the passage begins and ends at whole numbers of pairs.
+        /// Whether the transition begins and ends at whole pair indices.
         whole: bool,
     },
-    /// Only the first pairs turn, those of `turned` values.
+    /// Rotates only the first pairs, which hold `turned` values.
     Proportional {
-        /// Values that turn.
+        /// Number of rotated values.
         turned: usize,
     },
-    /// LongRoPE (arXiv 2402.13753): each angle divided by its own number, and queries and keys grow.
+    /// LongRoPE (arXiv 2402.13753): divides each angle by a separate number, and scales queries and keys up.
     Divided {
         /// The divisor of each pair.
         divisors: Vec<f32>,
-        /// Multiplies the turning values of queries and keys.
+        /// Multiplies the rotated values of queries and keys.
         magnitude: f32,
     },
 }
@@ -76,7 +75,7 @@ impl RopeScaling {
         }
     }
 
-    /// The angle per token of pair `pair` of those in `width` values.
+    /// The angle per token of pair number `pair`, in `width` rotated values.
     pub fn frequency(&self, theta: f32, width: usize, pair: usize) -> f64 {
         let plain = plain(theta, width, pair);
         match *self {
@@ -99,7 +98,7 @@ impl RopeScaling {
                 whole,
                 ..
             } => {
-                // The pair that turns so often within the context of the training.
+                // The index of the pair that makes this many turns within the training context.
                 let pair_of = |turns: f32| {
                     let length = f64::from(trained) / (f64::from(turns) * std::f64::consts::TAU);
                     width as f64 * length.ln() / (2.0 * f64::from(theta).ln())
@@ -128,7 +127,7 @@ impl RopeScaling {
         }
     }
 
-    /// Why it cannot be that of `pairs` pairs of values, if so.
+    /// Returns why the scaling does not fit `pairs` pairs of values, if it does not.
     pub fn misfit(&self, pairs: usize) -> Option<String> {
         let RopeScaling::Divided { divisors, .. } = self else {
             return None;

@@ -1,4 +1,4 @@
-//! The op on a CPU, and helpers of other products: rows in pieces, inputs that are normed and rounded.
+//! The op on a CPU, and helpers for other products: pieces of rows, normed and rounded inputs.
 
 use waterline_quant::{Activations, Output, Rounding};
 
@@ -10,7 +10,7 @@ use crate::ops::CpuOp;
 use crate::ops::route::Chosen;
 
 impl Linear {
-    /// Multiplies the products of one token in a row of the op's output, and adds the bias.
+    /// Applies the multiplier and the bias to the products of one token in a row of the op's output.
     #[inline(always)]
     pub(in crate::ops) fn finish(&self, row: &mut [f32]) {
         let products = &mut row[self.column..][..self.matrix.rows()];
@@ -43,7 +43,7 @@ impl CpuOp for Project {
             frame.each_token(
                 #[inline(always)]
                 |t| {
-                    // SAFETY: each task has its own token, a whole row.
+                    // SAFETY: each task has a different token, a complete row.
                     let row = unsafe { output.part(t * width..(t + 1) * width) };
                     for linear in &self.linears {
                         linear.finish(row);
@@ -97,7 +97,7 @@ pub(in crate::ops) fn piece(rows: usize, index: usize, pieces: usize) -> std::op
     border(index)..border(index + 1)
 }
 
-/// Makes the inputs of a product, `size = [tokens, columns]`: `write(t, columns of token t)` for every token, on all threads.
+/// Prepares the inputs of a product, `size = [tokens, columns]`: calls `write(t, columns of token t)` for every token, on all threads.
 pub(in crate::ops) fn load(
     pool: &Pool,
     inputs: &mut Activations,
@@ -120,8 +120,8 @@ pub(in crate::ops) fn load(
 }
 
 impl Frame<'_> {
-    /// Makes the inputs of a product of `width` columns: `write(buffers, t, columns of token t)` for every token. It is
-    /// compiled for this CPU's vector unit where it is marked `#[inline(always)]`.
+    /// Prepares the inputs of a product of `width` columns: calls `write(buffers, t, columns of token t)` for every token. A
+    /// closure marked `#[inline(always)]` is compiled for this CPU's vector unit.
     pub(in crate::ops) fn load(
         &mut self,
         width: usize,
@@ -139,7 +139,7 @@ impl Frame<'_> {
         );
     }
 
-    /// Makes columns of a buffer, normed, the inputs of a product.
+    /// Prepares columns of a buffer, after an optional norm, as the inputs of a product.
     pub(in crate::ops) fn load_normed(
         &mut self,
         input: View,
@@ -159,7 +159,7 @@ impl Frame<'_> {
         );
     }
 
-    /// Runs `task(t)` for every token, on all threads. It is compiled for this CPU's vector unit where it is marked `#[inline(always)]`.
+    /// Runs `task(t)` for every token, on all threads. A closure marked `#[inline(always)]` is compiled for this CPU's vector unit.
     pub(in crate::ops) fn each_token(&self, task: impl Fn(usize) + Sync) {
         self.pool.each(self.tokens.len(), |_, t| {
             simd::vectorize(
@@ -171,7 +171,7 @@ impl Frame<'_> {
 }
 
 impl View {
-    /// Its columns of token `t`.
+    /// The view's columns of token `t`.
     #[inline(always)]
     pub(in crate::ops) fn of_token<'a>(&self, buffers: &'a Buffers, t: usize) -> &'a [f32] {
         &buffers.get(self.buffer)[t * self.stride + self.start..][..self.width]

@@ -1,4 +1,4 @@
-//! Matrices with a common input, after an optional norm: one pass over their weights.
+//! Multiplies matrices with a common input, after an optional norm, in one pass over their weights.
 
 mod cpu;
 mod launch;
@@ -15,7 +15,7 @@ use crate::weights::Vector;
 
 /// One of the stacked matrices.
 pub struct Linear {
-    /// First column of its result in the op's output.
+    /// First column of the result in the op's output.
     pub column: usize,
     /// Added to the multiplied result.
     pub bias: Option<Vector>,
@@ -33,15 +33,15 @@ pub struct Project {
     pub norm: Option<Norm>,
     /// The matrices.
     pub linears: Vec<Linear>,
-    /// Destination of the results, side by side.
+    /// Destination of the results, each at its `column`.
     pub output: View,
-    /// For matrices that consist of one equal part per partition.
+    /// Present if each matrix consists of one equal part per partition.
     parts: Option<Parts>,
-    /// The matrices that read the input rounded in the same way.
+    /// The matrices, grouped by the rounding of their input.
     passes: Vec<Pass>,
 }
 
-/// Matrices, by their number, that read inputs rounded in the same way.
+/// Indices of matrices whose inputs are rounded in the same way.
 struct Pass {
     rounding: Option<Rounding>,
     linears: Vec<usize>,
@@ -64,9 +64,8 @@ fn passes(linears: &[Linear]) -> Vec<Pass> {
     passes
 }
 
-/// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
-/// output stay as they are. (A GPU leaves them out of a step. For a chunk it multiplies them all: nearly every
-/// partition is chosen by some token.)
+/// Parts of a matrix that are skipped where no token of the chunk has chosen their partition; their output columns stay as they
+/// are. (A GPU skips them in a step. For a chunk it multiplies all parts, as nearly every partition is chosen by some token.)
 struct Parts {
     partitions: usize,
     /// Output of [`super::Route`].
@@ -86,7 +85,7 @@ impl Project {
         }
     }
 
-    /// As [`Project::new`], but only for the partitions that `route` has chosen.
+    /// Restricts the op to the partitions that `route` has chosen.
     pub fn for_chosen(self, partitions: usize, route: View) -> Self {
         let parts = Some(Parts { partitions, route });
         Project { parts, ..self }

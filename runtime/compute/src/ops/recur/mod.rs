@@ -1,8 +1,8 @@
-//! Linear recurrences on matrix states. For each head, with a state S `[dk, dv]` that decays by key channel:
-//! `S <- diag(decay) S + k^T write`, `o = scale q S`, the read after the write of the same token.
+//! Linear recurrences on matrix states. Each head has a state S `[dk, dv]` that decays by key channel:
+//! `S <- diag(decay) S + k^T write`, `o = scale q S`. A token reads after its write.
 //!
-//! A view may hold fewer heads than the output: with n of them, head h of the output uses number `h / (heads / n)`. There may be
-//! fewer states, too; the heads of one state must then differ in their queries only.
+//! A view may hold fewer heads than the output: if it holds n, output head h uses head `h / (heads / n)`. There may also be
+//! fewer states; heads that share a state may then differ in their queries only.
 
 mod cpu;
 mod launch;
@@ -56,12 +56,12 @@ pub enum Write {
     Replace {
         /// Key of the removal, `[heads, dk]`.
         key: View,
-        /// How much of it, for each channel of the key, `[heads, dk]`.
+        /// The rate of removal for each channel of the key, `[heads, dk]`.
         rate: View,
     },
 }
 
-/// Weights of each head and token.
+/// Gates of each head and token.
 pub struct HeadGates {
     /// Multiplies v, `[heads]`.
     pub write: View,
@@ -69,12 +69,12 @@ pub struct HeadGates {
     pub read: Option<View>,
 }
 
-/// The end of an output o with value v: `(o + skip v) * function(gate)`.
+/// The final step on an output o with value v: `(o + skip v) * function(gate)`.
 #[derive(Default)]
 pub struct Finish {
-    /// Gains of the values `[heads, dv]` that are added.
+    /// Gains of the values that are added, `[heads, dv]`.
     pub skip: Option<Vector>,
-    /// Columns `[heads, dv]`, and the function of them by which outputs are multiplied.
+    /// Gate columns `[heads, dv]`, and the activation applied to them; the result multiplies the outputs.
     pub gate: Option<(View, Activation)>,
 }
 
@@ -82,7 +82,7 @@ pub struct Finish {
 pub struct Recur {
     /// Heads of the output.
     pub heads: usize,
-    /// States; `heads`, or a divisor.
+    /// Number of states: `heads`, or a divisor of it.
     pub states: usize,
     /// Width of a key.
     pub dk: usize,
@@ -98,20 +98,20 @@ pub struct Recur {
     pub decay: Decay,
     /// The write.
     pub write: Write,
-    /// Weights of the heads.
+    /// Gates of the heads.
     pub gates: Option<HeadGates>,
     /// Multiplies the output.
     pub scale: f32,
     /// Finish of the output.
     pub finish: Finish,
-    /// The state tensor of the states `[states, dk, dv]`.
+    /// The state tensor `[states, dk, dv]`.
     pub state: usize,
     /// Outputs `[heads, dv]`.
     pub out: View,
 }
 
 impl Recur {
-    /// All columns that it reads.
+    /// All columns that the recurrence reads.
     pub(super) fn columns(&self) -> Vec<View> {
         let mut columns = vec![self.q, self.v];
         match self.k {

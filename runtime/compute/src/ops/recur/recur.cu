@@ -1,16 +1,16 @@
-// Recurrences on matrix states. A block takes some columns of one state, which are independent of the others, for all tokens
-// of the chunk. The state is in registers: in a warp `lanes` threads share the rows of `columns` columns, and their partial
-// sums are added by shuffles, once a token. The tokens' inputs are double-buffered in shared memory, `batch` at a time.
+// Recurrences on matrix states. A thread block takes some columns of one state, which are independent of the others, for all
+// tokens of the chunk. The state is in registers: within a warp, `lanes` lanes share the rows of `columns` columns and add their
+// partial sums by shuffles, once per token. The tokens' inputs are double-buffered in shared memory, `batch` tokens at a time.
 
-// The columns of a head: number h / sharing of those that the view holds, in part `part` of equal ones. Its types are in
-// launch/inputs.rs.
+// The columns of a head: head h reads head h / sharing of the view, in part `number` of equal parts of `part` columns. The types
+// are in launch/inputs.rs.
 __device__ inline const float* RecurInput::at(int t, int head, int width, int number) const {
-  // A division costs more than all else here, and most inputs are not shared.
+  // A division costs more than everything else here, and most inputs are not shared.
   return rows.token(t) + number * part + (sharing == 1 ? head : head / sharing) * width;
 }
 
-// `finish` describes an output: bit 0 if its value times a gain is added; the other bits are the number, from 1 on, of
-// the function of the gate that multiplies it.
+// `finish` encodes the end of an output: bit 0 is set if its value times a gain is added; the other bits are the number, from 1
+// on, of the activation of the gate that multiplies it, or 0 without a gate.
 __device__ constexpr bool has_skip(int finish) { return finish % 2 != 0; }
 __device__ constexpr bool has_gate(int finish) { return finish >= 2; }
 template <int finish>
@@ -24,19 +24,19 @@ __device__ float finished(float out, float gain, float value, float gate) {
 template <int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
           int batch, bool aligned>
 struct Recurrence {
-  // Rows of a thread: four at a time, so that keys are read four at a time. Those past dk are zero.
+  // Rows per thread, a multiple of four so that keys are read four at a time. Rows past dk are zero.
   static constexpr int rows = (dk + 4 * lanes - 1) / (4 * lanes) * 4;
   static constexpr int depth = rows * lanes;
   static constexpr int block_columns = 32 / lanes * columns * warps;
   static constexpr int groups = (dv + block_columns - 1) / block_columns;
   static constexpr bool row_decays = decay == DECAY_ROWS;
-  // Whether a step may be the one that gives keys and queries their length.
+  // Whether this kernel may have to normalize keys and queries (a step of the delta rule).
   static constexpr bool measures = write == WRITE_DELTA && batch == 1;
-  // Whether another key than the one that is written reads the state.
+  // Whether a key other than the written one reads the state.
   static constexpr bool removes = write == WRITE_REPLACE || write == WRITE_ERASE;
   static_assert(!complement || row_decays, "a complement needs a decay for each row");
 
-  // The floats of a token in shared memory.
+  // The layout of a token in shared memory, in floats.
   static constexpr int q_at = 0;
   static constexpr int k_at = q_at + queries * depth;
   static constexpr int decay_at = k_at + (complement ? 0 : depth);
@@ -51,13 +51,13 @@ struct Recurrence {
   int head;
   int part;
   int first_column;
-  // This thread's first column, and its place among those that share columns.
+  // This thread's first column, and its index among the lanes that share its columns.
   int column;
   int place;
   float constant;
   float state[rows][columns];
 
-  // For state number `index` of those at `states`, columns from `group` on; inputs from part `part`.
+  // For state number `index` of `in.states`, columns of group `group`; inputs from part `part`.
   __device__ Recurrence(const RecurInputs& in, int index, int part, int group)
       : in(in), head(index * queries), part(part), first_column(group * block_columns) {
     place = lane_index() % lanes;
@@ -108,7 +108,7 @@ struct Recurrence {
     }
   }
 
-  // Fills the padding after dk in room for `tokens` tokens.
+  // Fills the padding past dk in a buffer of `tokens` tokens.
   __device__ void clear(float* room, int tokens) const {
     if constexpr (dk != depth) {
       for (int i = threadIdx.x; i < tokens * token_floats; i += blockDim.x) {
@@ -119,7 +119,7 @@ struct Recurrence {
     }
   }
 
-  // One warp begins to copy token t.
+  // Starts to copy token t; called by one warp.
   __device__ void load_token(float* x, int t) const {
     for (int query = 0; query < queries; query++) {
       copy_row<aligned>(x + q_at + query * depth, in.q.at(t, head + query, dk, part), dk);
@@ -145,7 +145,7 @@ struct Recurrence {
     }
   }
 
-  // The exponentials of `tokens` tokens that have come.
+  // Replaces the row decays of `tokens` loaded tokens by their exponentials.
   __device__ void decay_rows(float* room, int tokens) const {
     if constexpr (row_decays) {
       for (int i = threadIdx.x; i < tokens * dk; i += blockDim.x) {
@@ -160,7 +160,7 @@ struct Recurrence {
     return in.read_gate.rows.first ? in.scale * x[scalars_at + READ_GATES + query] : in.scale;
   }
 
-  // One token; `out` are its sums for each query, in every lane that shares the columns.
+  // Processes one token; `out` receives its sums for each query, in every lane that shares the columns.
   __device__ void step(const float* x, float (&out)[queries][columns]) {
     float value[columns], written[columns];
     float gate = in.write_gate.rows.first ? x[scalars_at + WRITE_GATE] : 1.0f;
@@ -215,8 +215,8 @@ struct Recurrence {
         }
       }
     }
-    // All sums at once, so that their shuffles overlap: the query's result from the write follows from its overlap with
-    // the key.
+    // All sums are reduced together, so that their shuffles overlap: the effect of the write on a query follows from the query's
+    // overlap with the key.
 #pragma unroll
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
 #pragma unroll
@@ -238,7 +238,7 @@ struct Recurrence {
       }
     }
     if (write == WRITE_ADD) return;
-    // The lengths of keys and queries become factors of the values read and written.
+    // The norms of keys and queries become factors of the values read and written.
     float key_factor = measures && in.unit ? unit_factor(key_squares) : 1.0f;
     if (write == WRITE_DELTA) {
 #pragma unroll
@@ -284,10 +284,10 @@ struct Recurrence {
     values[0] = x.x, values[1] = x.y, values[2] = x.z, values[3] = x.w;
   }
 
-  // As MAP_L2_NORM does it.
+  // Like MAP_L2_NORM.
   __device__ static float unit_factor(float squares) { return 1.0f / sqrtf(squares + 1e-6f); }
 
-  // Writes the outputs of a token, the `t`th if they are finished; `row` is the place of the state's first query.
+  // Writes the outputs of a token, where `row` holds the state's first query. Only a finish needs the token's number `t`.
   __device__ void emit(const float* x, const float (&out)[queries][columns], float* row, int t = 0) const {
 #pragma unroll
     for (int query = 0; query < queries; query++) {
@@ -315,7 +315,7 @@ __device__ void recur(const RecurInputs& in, int tokens) {
   int index = blockIdx.x / State::groups;
   State state(in, index, 0, blockIdx.x % State::groups);
   float* matrix = in.states + (long long)index * dk * dv;
-  // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
+  // The previous step, which has completed, wrote the state: these loads overlap with earlier kernels.
   if constexpr (batch == 1) {
     state.load_state(matrix);
     state.prefetch_gains();
@@ -343,7 +343,7 @@ __device__ void recur(const RecurInputs& in, int tokens) {
     float* now = room + first / batch % buffers * (batch * State::token_floats);
     int count = min(batch, tokens - first);
     state.decay_rows(now, count);
-    // Nothing that the next token needs waits for an additive one's sums.
+    // With an additive write, the next token does not depend on this token's sums.
 #pragma unroll(write == WRITE_ADD ? 2 : 1)
     for (int i = 0; i < count; i++) {
       float out[queries][columns];

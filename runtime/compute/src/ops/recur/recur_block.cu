@@ -1,28 +1,41 @@
-// Recurrences in matrix form, for chunks. In a block of 64 tokens, with S the state before it, G_i the sum of the logarithms of the decays up to token i, and F_ij = e^(G_i - G_j):
+// The matrix form of recurrences, for chunks. In a block of 64 tokens, S is the state before the block, G_i is the sum of the
+// log decays up to token i, and F_ij = e^(G_i - G_j):
 //
 //   u_i = beta_i (v_i - e^G_i k_i S - sum_{j<i} F_ij (k_i . k_j) u_j)    the delta rule; else u_i = v_i
 //   o_i = e^G_i q_i S + sum_{j<=i} F_ij (q_i . k_j) u_j
 //   S  <- e^G_last S + sum_j F_last,j k_j^T u_j
 //
-// An erasing key e_i replaces the k_i that reads in the first equation, with beta_i one. If tokens remove the values under keys r_i, at rates b_i, before the state decays, there is a second write, under c_i = b_i r_i:
+// An erasing key e_i replaces the reading k_i in the first equation, with beta_i one. If tokens remove the values under keys
+// r_i, at rates b_i, before the state decays, there is a second write under c_i = b_i r_i:
 //
 //   w_i = -e^G_{i-1} r_i S - sum_{j<i} F_{i-1,j} ((r_i . k_j) v_j + (r_i . c_j) w_j)
 //
-// With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T, K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*)
-// S. With removals L is that of r and c, beta one, P that of r and k, B that of q and c, R* in place of K* and M = B T, so that W = -T P V - (T R*) S and O = (A - M P) V + (Q* - M R*) S. All that does not depend on S is
-// computed for all blocks at once: by `recur_blocks`, in recur_chunk.cu, where states decay as a whole, or each column by itself; by
-// `recur_row_blocks`, in recur_rows.cu, where each row does. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands
-// are sums of `parts` bf16 numbers, of as many as `Plan` in launch.rs says; sums, states and the inverse are f32.
+// With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to the diagonal,
+// M = A T, K* = diag(e^G) K and Q* = diag(e^G) Q, this is
+//
+//   U = T V - (T K*) S
+//   O = M V + (Q* - M K*) S
+//
+// With removals, L is the triangle of r and c, with beta one, P that of r and k, and B that of q and c; with R* in place of K*
+// and M = B T,
+//
+//   W = -T P V - (T R*) S
+//   O = (A - M P) V + (Q* - M R*) S
+//
+// Everything that does not depend on S is computed for all blocks at once: by `recur_blocks` in recur_chunk.cu, where states
+// decay uniformly or each column decays separately; by `recur_row_blocks` in recur_rows.cu, where each row decays separately.
+// `recur_states` in recur_states.cu passes the states through the blocks. Operands are sums of `parts` bf16 numbers (see `Plan`
+// in launch/mod.rs); sums, states and the inverse are f32.
 
 constexpr int chunk_block = 64;
 constexpr int chunk_warps = 8;
-// Numbers from one row to the next in shared memory: eight rows that one instruction reads lie in different banks.
+// The row pitch in shared memory, in numbers: the eight rows that one instruction reads lie in different banks.
 constexpr int block_pitch = chunk_block + 8;
-// Numbers of a part of a split matrix [64, 64] in shared memory, and the pitch of an f32 one in the place of two.
+// Numbers in one part of a split [64, 64] matrix in shared memory, and the row pitch of an f32 matrix in the place of two parts.
 constexpr int tile_part = chunk_block * block_pitch;
 constexpr int square_pitch = chunk_block + 4;
-// Numbers of such a matrix on its way between the kernels: without gaps, so that it is copied as it is, pieces of eight numbers
-// exchanged by number of the row modulo 8 instead.
+// Numbers in one part of a [64, 64] matrix in transit between the kernels. This image has no gaps, so that it is copied as is;
+// instead, pieces of eight numbers are swizzled by the row number modulo 8.
 constexpr int image_part = chunk_block * chunk_block;
 
 __device__ inline int image_place(int row, int column) {
@@ -39,19 +52,19 @@ __device__ inline void load_left_of_image(SplitOperand<parts>& a, const u16* ima
   for (int i = 0; i < parts; i++) load_matrices<across>(a.part[i], place + i * image_part);
 }
 
-// Two numbers of a row, side by side.
+// Stores two adjacent numbers of a row.
 template <int parts>
 __device__ inline void store_pair(u16* image, int row, int column, float2 x) {
   SplitPair<parts>(x.x, x.y).store(image + image_place(row, column), image_part);
 }
 
-// The results of a block, in 16-bit numbers: for each 64 rows of a state its operands, [panels] images (first of -T K* or -T R*,
-// then of each query); for each write, images of its keys, decayed to the block's end; the values that each writes without a state,
-// f32 [64, width]; the block's decay, or that of each row or column; and with column decays, the decay up to each token, f32 [64,
-// width].
+// The results of a token block, in 16-bit numbers: for each 64 rows of a state its operands, [panels] images (`-T K*` or `-T R*`
+// first, then one for each query); for each write, images of its keys, decayed to the block's end; the values of each write
+// without a state, f32 [64, width]; the block's decay, or the decay of each row or column; and with column decays, the decay up
+// to each token, f32 [64, width].
 template <int dk, int dv, int queries, int decay_kind, int write, int parts>
 struct ChunkBlock {
-  // Whether written values depend on the state, and the writes of a token.
+  // Whether written values depend on the state, and the number of writes per token.
   static constexpr bool solves = write != WRITE_ADD;
   static constexpr int writes = write == WRITE_REPLACE ? 2 : 1;
   static constexpr bool row_decays = decay_kind == DECAY_ROWS || decay_kind == DECAY_BY_KEY;
@@ -73,13 +86,13 @@ struct ChunkBlock {
     return reinterpret_cast<float*>(place + values_at) + (number * chunk_block + t) * width;
   }
   __device__ float* reach(int t) const { return reinterpret_cast<float*>(place + reach_at) + t * width; }
-  // That of the state, or of this row or column.
+  // The decay of the state, or of this row or column.
   __device__ float& decay(int number) const {
     return reinterpret_cast<float*>(place + decay_at)[row_decays || column_decays ? number : 0];
   }
 };
 
-// Values `column..column + 4` of a row of `width`, zeros beyond.
+// Values `column..column + 4` of a row of `width` values; zeros beyond.
 template <bool aligned>
 __device__ inline float4 four_of_row(const float* row, int column, int width) {
   if constexpr (aligned) {
@@ -94,7 +107,7 @@ __device__ inline float4 scaled(float4 x, float factor) {
   return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
-// Four numbers, split; each term is stored `distance` after the previous one.
+// Splits and stores four numbers; each term is stored `distance` after the previous one.
 template <int parts>
 __device__ inline void store_split(u16* to, int distance, float4 x) {
   SplitPair<parts> first(x.x, x.y), second(x.z, x.w);
@@ -107,8 +120,8 @@ __device__ inline void store_split(const SplitTile<parts>& tile, int row, int co
   store_split<parts>(tile.first + row * tile.pitch + column, tile.distance, x);
 }
 
-// sums += left right of 16 rows, `pairs` times 16 columns and `depth`. The right one's rows run along the depth; `across`: its
-// columns do.
+// sums += left right for 16 rows, `pairs` times 16 columns, and `depth`. The rows of `right` run along the depth; with `across`,
+// its columns do.
 template <int pairs, bool across, int parts>
 __device__ inline void multiply_tiles(float (*sums)[4], const SplitTile<parts>& left, const SplitTile<parts>& right, int depth) {
 #pragma unroll 1
@@ -123,7 +136,7 @@ __device__ inline void multiply_tiles(float (*sums)[4], const SplitTile<parts>& 
   }
 }
 
-// Four columns of each of a thread's tokens, of 64 each: number i are `column..column + 4` of token `t`.
+// This thread's share of a [64, 64] slice: `x[i]` are columns `column()..column() + 4` of token `token(i)`.
 struct ChunkShare {
   static constexpr int count = chunk_block * 16 / (32 * chunk_warps);
   float4 x[count];
@@ -131,7 +144,7 @@ struct ChunkShare {
   __device__ static int token(int i) { return (i * 32 * chunk_warps + threadIdx.x) / 16; }
   __device__ static int column() { return threadIdx.x % 16 * 4; }
 
-  // From the rows of `tokens` tokens of `width` columns; zeros beyond. All loads are under way at once.
+  // Loads from rows of `tokens` tokens and `width` columns; zeros beyond. All loads are in flight at once.
   template <bool aligned>
   __device__ void load(const float* rows, int stride, int tokens, int first, int width) {
 #pragma unroll
@@ -143,7 +156,7 @@ struct ChunkShare {
   }
 };
 
-// This thread's part of an image, on its way into a split matrix in shared memory: pieces of eight numbers.
+// This thread's share of an image, on its way into a split matrix in shared memory, in pieces of eight numbers.
 template <int parts>
 struct ImageShare {
   static constexpr int count = parts * image_part / 8 / (32 * chunk_warps);
@@ -163,7 +176,7 @@ struct ImageShare {
   }
 };
 
-// Calls `task(tile, i, row, column)` for the pairs of sums i and i + 1, side by side, of some tiles side by side.
+// Calls `task(tile, i, row, column)` for each pair of adjacent sums i and i + 1, in `tiles` adjacent tiles.
 template <int tiles, class Task>
 __device__ inline void each_pair(int row, int column, Task task) {
 #pragma unroll
@@ -173,8 +186,8 @@ __device__ inline void each_pair(int row, int column, Task task) {
   }
 }
 
-// Replaces L, whose column i is stored as row i in f32, by the inverse of I + L times diag(factors), split. A thread solves a
-// column of one of the two halves on the diagonal; the part below follows from them. `room` is for 96 rows of 32 numbers.
+// Replaces L, which is stored transposed in f32, by (I + L)^-1 diag(factors), split. A thread solves a column of one of the two
+// halves on the diagonal; the part below follows from them. `room` holds 96 rows of 32 numbers.
 template <int parts>
 __device__ inline void invert_triangle(const SplitTile<parts>& tile, float* room, const float* factors) {
   constexpr int half_block = chunk_block / 2;
@@ -228,7 +241,7 @@ __device__ inline void invert_triangle(const SplitTile<parts>& tile, float* room
   __syncthreads();
 }
 
-// The part of a block of one state that does not depend on the kind of decay.
+// The work on a token block of one state that does not depend on the kind of decay.
 template <int dk, int dv, int queries, int decay, int write, bool aligned, int parts>
 struct ChunkMaker {
   using Block = ChunkBlock<dk, dv, queries, decay, write, parts>;
@@ -236,15 +249,15 @@ struct ChunkMaker {
   static constexpr int tile_size = parts * tile_part;
   // The last write, which depends on the state.
   static constexpr int last = Block::writes - 1;
-  // Numbers of shared memory for the operands of the triangles, later for the operands of their weights.
+  // Shared memory for the operands of the triangles, later for the operands that their weights multiply, in 16-bit numbers.
   static constexpr int operands = (Block::row_decays || Block::column_decays ? 3 : 2) * tile_size;
   const RecurInputs& in;
   int head, first, count;
   Block block;
   u16* room;
-  // By token: gates, and of each query the factors.
+  // Per token: the betas, the write gates, and the output factors of each query.
   float *betas, *gates, *factors, *rest;
-  // This warp's rows among 64, and its half of the columns.
+  // This warp's rows of each 64, and its half of the columns.
   int warp_row, half_of;
 
   __device__ ChunkMaker(const RecurInputs& in, u16* scratch, int tokens)
@@ -262,13 +275,12 @@ struct ChunkMaker {
     rest = factors + queries * chunk_block;
   }
 
-  // A panel's weights of each write: for the first panel the inverse, and -T P; for each query the triangle up to
-  // its own token.
+  // A panel's weights for each write: for the first panel the inverse, and -T P; for each query the triangle up to its own token.
   __device__ Tile weights(int panel, int number) const {
     return {room + operands + (panel * Block::writes + number) * tile_size, tile_part, block_pitch};
   }
 
-  // Where L is before it is inverted.
+  // The place of L before its inversion.
   __device__ float* transposed() const { return reinterpret_cast<float*>(weights(0, last).first); }
 
   __device__ void load_gates() const {
@@ -285,7 +297,7 @@ struct ChunkMaker {
     }
   }
 
-  // to = factor left right, or is added to that, of triangles.
+  // Computes to = factor left right, or adds the product to `to` if `adds`; all are triangles.
   __device__ void multiply_weights(const Tile& to, const Tile& left, const Tile& right, float factor, bool adds) const {
     float sums[4][4] = {};
     __syncthreads();
@@ -299,7 +311,8 @@ struct ChunkMaker {
     });
   }
 
-  // When the weights are triangles, L with its column i in row i of f32 numbers, and the panels are K* or R*, and Q*: all the rest.
+  // Computes the rest of the block. On entry the weights are triangles, L is stored transposed in f32, and the panels are K* or
+  // R*, and Q*.
   __device__ void finish() const {
     __syncthreads();
     if constexpr (Block::solves) {
@@ -313,7 +326,7 @@ struct ChunkMaker {
       }
     }
 
-    // The slices of K* or R*, then the values'.
+    // The slices of K* or R*, then the slices of the values.
     constexpr int key_slices = Block::solves ? Block::slices : 0, slices = key_slices + Block::width / chunk_block;
     Tile right = {room, tile_part, block_pitch};
     const float* value_rows = in.v.at(first, head, dv, 0);
@@ -350,7 +363,7 @@ struct ChunkMaker {
         int panel = task / 2, half_column = task % 2 * 32;
         bool written = Block::solves && panel == 0;
         int query = panel - Block::solves;
-        // Q*, which comes while the products are computed.
+        // Q*, which is loaded while the products are computed.
         SplitPair<parts> own[4][2] = {};
         if (of_keys && !written) {
           each_pair<4>(warp_row, half_column, [&](int n, int i, int t, int column) {

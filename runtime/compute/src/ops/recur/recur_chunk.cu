@@ -1,5 +1,5 @@
-// Blocks of recurrences whose states decay as a whole: the decays are factors outside the products of the triangles. If each column
-// decays separately, the triangles have no decays.
+// Token blocks of recurrences whose states decay uniformly: the decays are factors outside the products of the triangles. If
+// each column decays separately, the triangles have no decays.
 
 template <int dk, int dv, int queries, int decay, int write, bool aligned, int parts>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
@@ -10,9 +10,9 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
   int head = maker.head, first = maker.first, count = maker.count, warp_row = maker.warp_row, half_of = maker.half_of;
-  // Slices of the queries, and of the keys.
+  // Slices of the queries and of the keys.
   SplitTile<parts> left = {maker.room, tile_part, block_pitch}, right = {maker.room + Maker::tile_size, tile_part, block_pitch};
-  // By token: the sum of the logarithms, its exponential, and the decay to the block's end.
+  // Per token: the sum of the log decays, its exponential, and the decay to the block's end.
   float *sums_of_logs = maker.rest, *reach = sums_of_logs + chunk_block, *to_end = reach + chunk_block;
 
   maker.load_gates();
@@ -24,7 +24,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
     if (decay == DECAY_FIXED) log = constant;
     if (decay == DECAY_HEAD && inside) log = *in.decay.at(t, head, 1, 0);
     if (decay == DECAY_STEP && inside) log = constant * *in.decay.at(t, head, 1, 0);
-    // Below this a decay is zero; sums of the logarithms stay small, so that their differences are exact enough.
+    // Below this a decay is zero in f32; the clamp keeps the sums small, so that their differences are exact enough.
     if (log < -110.0f) log = -110.0f;
     to_end[threadIdx.x] = inside ? log : 0.0f;
   }
@@ -66,7 +66,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
         asked.load<aligned>(query_rows, in.q.rows.stride, count, (slice + 1) * chunk_block, dk);
       }
       __syncthreads();
-      // Above the diagonal there is nothing.
+      // Tiles above the diagonal are zero.
       if (32 * half_of >= warp_row + 16) continue;
       if (keys_too) multiply_tiles<2, false>(sums[0], right.at(warp_row, 0), right.at(32 * half_of, 0), chunk_block);
       multiply_tiles<2, false>(sums[1], left.at(warp_row, 0), right.at(32 * half_of, 0), chunk_block);

@@ -1,23 +1,23 @@
-// The end of blocks each column of whose states decays separately, by one minus the written value, by the levels of
+// The last part of token blocks whose state columns decay separately, each by one minus the written value, with the levels of
 // recur_levels.cu: with A_ij = q_i . k_j up to the diagonal, o_i = F_i0 q_i S + sum_j A_ij F_ij v_j for each column.
 
-// The weights are A of each query, the panels Q, and the keys' images are whole.
+// On entry the weights are A of each query, the panels are Q, and the images of the keys are complete.
 template <int dk, int dv, int queries, bool aligned, int parts>
 __device__ void finish_columns(const ChunkMaker<dk, dv, queries, DECAY_BY_VALUE, WRITE_ADD, aligned, parts>& maker) {
   using Block = ChunkBlock<dk, dv, queries, DECAY_BY_VALUE, WRITE_ADD, parts>;
   Block block = maker.block;
   int first = maker.first, count = maker.count, group = warp_index();
-  // The operands read at all levels, and the results of the tokens after the borders.
+  // The values that are read at all levels, and the results of the tokens after the borders.
   SplitTile<parts> read = {maker.room, level_part, block_pitch};
   float* sums_room = reinterpret_cast<float*>(maker.room + parts * level_part);
   float2* totals = reinterpret_cast<float2*>(maker.rest);
-  // This warp's product: the weights of 16 tokens for the `depth` before their border, of this level.
+  // This warp's product at its level: the weights of 16 tokens after a border, for the `depth` tokens before it.
   int level = group < 2 ? 2 : group < 4 ? 1 : 0, part = group < 4 ? group % 2 : group - 4;
   int own_row = level == 2 ? 32 + 16 * part : level == 1 ? 32 * part + 16 : 16 * part;
   int own_column = level == 2 ? 0 : level == 1 ? 32 * part : 16 * part;
   int depth = level == 2 ? 32 : 16, level_row = level * level_rows;
   int first_read = level_row + (level == 2 ? 0 : level == 1 ? 16 * part : chunk_group * part);
-  // On the lowest level, pairs of groups: eight tokens read the eight before them.
+  // The lowest level has pairs of groups: eight tokens read the eight before them.
   int first_sum = level == 0 ? chunk_group * (part - 1) : level_row + 16 * part;
 
   const float* value_rows = maker.in.v.at(first, maker.head, dv, 0);
@@ -26,8 +26,7 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, DECAY_BY_VALUE,
   __syncthreads();
 #pragma unroll 1
   for (int column = 0; column < Block::width; column += chunk_block) {
-    // By token: the written value, the decay, the decay of the value to the group's end, the decay of the state since the group's
-    // beginning.
+    // Per token: the written value, its decay factor, the value decayed to the group's end, and the decay since the group's start.
     float2 value[chunk_group], decayed[chunk_group], left[chunk_group], since[chunk_group];
     float2 total = {1.0f, 1.0f}, until = {1.0f, 1.0f};
 #pragma unroll

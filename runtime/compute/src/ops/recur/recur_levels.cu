@@ -1,18 +1,18 @@
-// Decays that differ within a state, in matrix form: they are inside the products of the triangles, and e^-G_j may overflow. So
-// every decay is a product of factors, as in the recurrence itself:
-// - A warp has a group of eight tokens. Inside it, a token's write decays from token to token while these read it.
-// - At a level, groups, pairs of groups, or fours of them face each other at a border. Writes before the border decay up to
+// The matrix form where decays differ within a state: the decays are inside the products of the triangles, and e^-G_j may
+// overflow. So every decay is a product of factors, as in the recurrence itself:
+// - Each warp has a group of eight tokens. Within the group, a write decays from token to token while these tokens read it.
+// - At each level, groups, pairs of groups, or fours of groups face each other at a border. Writes before the border decay up to
 //   it, reads after it decay from it on, and tensor cores multiply the two. Two groups face each other at exactly one level.
 
 constexpr int chunk_group = chunk_block / chunk_warps;
 constexpr int chunk_levels = 3;
-// Rows of a level that read, and that are read.
+// The rows of a level that read. As many rows are read.
 constexpr int level_rows = chunk_block / 2;
 constexpr int level_part = chunk_levels * level_rows * block_pitch;
 static_assert(chunk_group << chunk_levels == chunk_block, "levels join groups to a block");
 static_assert(2 * level_part == 3 * tile_part, "two matrices of all levels have room");
 
-// The token at row `row` before a level's borders, or after them.
+// The token at row `row` of a level, among the tokens before its borders or after them.
 __device__ inline int token_of_level(int level, int row, bool behind) {
   int group = row / chunk_group, low = group % (1 << level);
   return ((group - low) * 2 + (behind << level) + low) * chunk_group + row % chunk_group;
@@ -20,13 +20,13 @@ __device__ inline int token_of_level(int level, int row, bool behind) {
 
 __device__ inline float2 times(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
 
-// Two columns of a warp's tokens.
+// Two columns of the tokens of this warp's group.
 struct GroupShare {
   float2 x[chunk_group];
 
   __device__ static int column() { return 2 * lane_index(); }
 
-  // From the rows of `tokens` tokens of `width` columns; zeros beyond.
+  // Loads from rows of `tokens` tokens and `width` columns; zeros beyond.
   template <bool aligned>
   __device__ void load(const float* rows, int stride, int tokens, int first, int width) {
     int c = first + column();
@@ -46,10 +46,10 @@ struct GroupShare {
   }
 };
 
-// Calls `task(level, row, behind, front, back)` for this warp's group at each level: the number of its first row among those after
-// the borders or before them, and the columns' decay from the border to the group, or from the group to the border. Returns their
-// decay from the block's beginning to the group and from there to the block's end. `totals` [group, lane] is the decay over each
-// group.
+// Calls `task(level, row, behind, front, back)` for this warp's group at each level: `row` is the group's first row among those
+// after the borders or before them, `front` the columns' decay from the border to the group, `back` from the group to the
+// border. Returns in `front` and `back` the decay from the block's start to the group and from the group to the block's end.
+// `totals` [group, lane] is the decay over each group.
 template <class Task>
 __device__ inline void each_level(const float2* totals, float2& front, float2& back, Task task) {
   int group = warp_index();

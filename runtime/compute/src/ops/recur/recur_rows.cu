@@ -1,8 +1,8 @@
-// Blocks of recurrences each row of whose states decays separately, by the levels of recur_levels.cu: L_ij = beta_i sum_d F_ij,d
-// k_id k_jd, A_ij = sum_d F_ij,d q_id k_jd, and so on. Removals read before the state decays: with r_{i+1} in place of token i,
-// the same products are those of the next row.
+// Token blocks of recurrences whose state rows decay separately, with the levels of recur_levels.cu: L_ij = beta_i sum_d F_ij,d
+// k_id k_jd, A_ij = sum_d F_ij,d q_id k_jd, and so on. Removals read before the state decays: with r_{i+1} as the reader of
+// token i, the same products give the next row.
 
-// Sums 32 values over the lanes; lane n returns that of value n.
+// Sums 32 values over the lanes; lane n returns the sum of value n.
 __device__ inline float spread_sums(float (&x)[32]) {
 #pragma unroll
   for (int half = 16; half > 0; half /= 2) {
@@ -25,16 +25,16 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
   int head = maker.head, first = maker.first, count = maker.count, group = warp_index();
-  // Operands of all levels: the readers, and the keys.
+  // Operands of all levels: the readers and the keys.
   SplitTile<parts> readers = {maker.room, level_part, block_pitch}, read = {maker.room + parts * level_part, level_part, block_pitch};
-  // By which the rows decay over each group.
+  // The decays of the rows over each group.
   float2* totals = reinterpret_cast<float2*>(maker.rest);
-  // This warp's product: 16 rows of each, of this level.
+  // This warp's product: its level, and 16 rows of each operand.
   int own_level = group < 4 ? 2 : group < 6 ? 1 : 0;
   int own_row = (group < 4 ? group / 2 : group % 2) * 16, own_column = group % 2 * 16;
 
   maker.load_gates();
-  // Each panel's weights of each write.
+  // The weights of each panel for each write.
 #pragma unroll 1
   for (int pass = 0; pass < Block::panels * Block::writes; pass++) {
     int panel = pass / Block::writes, number = pass % Block::writes, query = panel - Block::solves;
@@ -60,7 +60,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       else if (write == WRITE_ERASE && solving) fill(asked, in.removal, head, 0);
       else if (!reads_keys) fill(asked, in.q, head + query, 0);
     };
-    // Sums of the group's own triangle, and of the products.
+    // Sums of the group's own triangle, and of the products of groups.
     float near[2][32] = {}, sums[2][4] = {};
     load(0);
 #pragma unroll 1
@@ -88,7 +88,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
           near[i / 4][i % 4 * chunk_group + j] += reader[i].x * x.x + reader[i].y * x.y;
         }
       }
-      // From the group's begin on, and to its end.
+      // The decays since the group's start, and until its end.
       float2 since = {1.0f, 1.0f}, until = {1.0f, 1.0f};
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
@@ -138,7 +138,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       else weights.store(row, column, x);
     };
     each_pair<2>(own_row, own_column, [&](int tile, int i, int row, int column) {
-      // On the lowest level one product holds two pairs of groups.
+      // At the lowest level one product holds two pairs of groups.
       if (own_level == 0 && row / chunk_group != column / chunk_group) return;
       int reading = token_of_level(own_level, row, true), first_read = token_of_level(own_level, column, false);
       store(reading, first_read, sums[tile][i]);

@@ -1,4 +1,4 @@
-// Slices that come one after another into `slots` places of a ring in shared memory.
+// Streams slices through a ring of `slots` buffers in shared memory.
 template <int slots>
 struct ChunkRing {
   u16* room;
@@ -15,7 +15,7 @@ struct ChunkRing {
     __syncthreads();
 #endif
   }
-  // Begins to copy slice `which`, `size` numbers or none.
+  // Starts to copy slice `which`, of `size` numbers, which may be 0.
   __device__ void load(int which, const u16* from, int size) {
     u16* slot = room + which % slots * slot_size;
 #if __CUDA_ARCH__ >= 900
@@ -25,7 +25,7 @@ struct ChunkRing {
     commit_copies();
 #endif
   }
-  // The next slice, once loaded; `refill` loads the replacement of the previous one.
+  // Waits for the next slice; `refill` starts to load the replacement of the previous one.
   template <class Refill>
   __device__ const u16* next(Refill refill) {
     int now = number++;
@@ -42,10 +42,10 @@ struct ChunkRing {
   }
 };
 
-// Passes `columns` columns of a state through the blocks. They stay in registers; a copy of them in shared memory is the operand
-// of products with the ring's slices. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of the
-// panels and of the slices. If `heads` states are in partitions, `firsts` are the first blocks of each partition, and the end of
-// the last one's.
+// Passes `columns` columns of a state through the token blocks. They stay in registers; a copy of them in shared memory is the
+// operand of products with the ring's slices. A warp takes 16 of every 64 rows. If there are 32 columns it takes half of them,
+// otherwise half of the panels and of the slices. If partitions have `heads` states each, `firsts` holds the first block of each
+// partition, followed by the end of the last one.
 template <int dk, int dv, int queries, int decay, int write, int columns, int slots, int finish, int parts>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
   using Block = ChunkBlock<dk, dv, queries, decay, write, parts>;
@@ -53,7 +53,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
   constexpr int writes = Block::writes, key_images = writes * Block::slices;
   constexpr bool wide = columns == 32;
   constexpr int groups = (dv + columns - 1) / columns, panels = Block::panels, state_pitch = columns + 8;
-  // Slices of panels, then as many of keys as panels in one.
+  // The slices of the panels, then the key images, `panels` of them at a time.
   constexpr int key_slots = (key_images + panels - 1) / panels, steps = Block::slices + key_slots;
   constexpr int own_panels = wide ? panels : (panels + 1) / 2, own_slices = wide ? Block::slices : (Block::slices + 1) / 2;
   __shared__ u64 arrived[slots];
@@ -72,7 +72,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
   if (begin == end) return;
   float* matrix = in.states + (long long)index * dk * dv;
   auto block_at = [&](int n) { return Block{scratch + ((long long)n * heads + head) * Block::size}; };
-  // The index of this warp's item `i`.
+  // The index of this warp's panel or slice number `i`.
   auto own = [&](int i) { return wide ? i : 2 * i + half_of; };
   auto load = [&](int which) {
     int n = begin + which / steps, step = which % steps, keys = step - Block::slices;
@@ -99,7 +99,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
   for (int n = begin; n < end; n++) {
     Block block = block_at(n);
     int first = n * chunk_block, count = min(chunk_block, tokens - first);
-    // These come while the products are computed.
+    // These loads overlap with the products.
     float2 values[writes][2][2], reach[2][2], outs[own_panels][2][2], skips[own_panels][2][2], gates[own_panels][2][2];
     float row_decays[own_slices][2], column_decays[2][2];
 #pragma unroll
@@ -132,7 +132,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
       }
     });
 
-    // A single panel's products would wait for each other: two sums take turns.
+    // The products of a single panel would depend on each other, so two accumulators alternate.
     constexpr int turns = panels == 1 ? 2 : 1;
     float sums[own_panels][2][4] = {}, others[2][4] = {};
     for (int slice = 0; slice < Block::slices; slice++) {

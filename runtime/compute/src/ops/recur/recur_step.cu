@@ -1,26 +1,26 @@
-// A token of a recurrence as an op of the decode kernel. All threads of a block share some columns of one state, so that a warp loads and
-// stores whole sectors. Inputs go to registers, from buffers or from mailboxes.
-// `RecurStep` is in launch/step.rs.
+// One token of a recurrence as an op of the decode kernel. All threads of a thread block share some columns of one state, so
+// that a warp loads and stores whole sectors. Inputs come from buffers or from mailboxes. `RecurStep` is in launch/step.rs.
 
 #ifdef WATERLINE_DECODE
 
-// First column of a head.
+// The first column of a head.
 __device__ inline int StepInput::column(int number) const { return (int)(number * shares >> 16) * width; }
 
-// Scalars of a head in shared memory, followed by a read gate for each query.
+// The scalars of a head in shared memory, followed by a read gate for each query.
 enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 
-// With the state S before the token, its decay d, the key k and the written value w, the query reads
-// q (d S + k^T w) = d (q S) + (q k) w. Where d is one number per head, the sums over the rows of S need only q, k and S. Values and the
-// head's scalars are loaded once per block, into shared memory. Two barriers: after the sums of each warp, and after those of all.
+// With the state S before the token, its decay d, the key k and the written value w, the query reads q (d S + k^T w) = d (q S) +
+// (q k) w. Where d is one number per head, the sums over the rows of S need only q, k and S. Values and the head's scalars are
+// loaded once per thread block, into shared memory. There are two barriers: after the sums of each warp, and after the sums over
+// all warps.
 template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
 struct RecurrenceStep {
-  // Columns of a thread, threads side by side, and a warp's rows of as many threads.
+  // Columns per thread, threads of a warp across the columns, and threads down the rows.
   static constexpr int own = dv % 2 == 0 ? 2 : 1;
   static constexpr int across = columns / own;
   static constexpr int down = 32 / across;
   static constexpr int warps = consumer_threads / 32;
-  // Rows of a thread, and of a warp.
+  // Rows per thread and per warp.
   static constexpr int rows = (dk + warps * down - 1) / (warps * down);
   static constexpr int warp_rows = rows * down;
   static constexpr int groups = (dv + columns - 1) / columns;
@@ -29,7 +29,7 @@ struct RecurrenceStep {
   static constexpr bool row_decays = decay == DECAY_ROWS;
   static constexpr bool reads = write != WRITE_ADD;
   static constexpr bool measures = write == WRITE_DELTA;
-  // Whether another key than the written one reads the state.
+  // Whether a key other than the written one reads the state.
   static constexpr bool removes = write == WRITE_REPLACE || write == WRITE_ERASE;
   // Sums over the rows: the value read by the key, each query's output and its product with the key, the squares of the key and
   // of each query, each query's product with the removal key.
@@ -38,7 +38,7 @@ struct RecurrenceStep {
   static constexpr int squares_at = overlap_at + queries;
   static constexpr int removed_at = squares_at + (measures ? 1 + queries : 0);
   static constexpr int count = removed_at + (write == WRITE_REPLACE ? queries : 0);
-  // Offsets in shared memory, in floats: the warps' sums, the totals, the values, the head's scalars.
+  // Offsets in shared memory, in floats: the sums of each warp, the totals, the values, the head's scalars.
   static constexpr int sums = count * across;
   static constexpr int totals_at = sums * warps;
   static constexpr int values_at = totals_at + sums;
@@ -57,7 +57,7 @@ struct RecurrenceStep {
   float decays[rows];
   float removal[rows];
   float rate[rows];
-  // For the outputs that this thread writes. Gates may be a GEMV's last rows: the thread waits for them where they
+  // For the outputs that this thread writes. The gates may be the last rows of a GEMV, so the thread waits for them where they
   // are used.
   float gain[own];
   float gate[own];
@@ -101,7 +101,7 @@ struct RecurrenceStep {
     }
   }
 
-  // One value of an input, if it exists.
+  // One value of an input, if the input exists.
   template <bool from_mailbox>
   struct Source {
     Mailbox from;
@@ -125,7 +125,7 @@ struct RecurrenceStep {
     __device__ bool is_ready(const float* value) const { return !from_mailbox || !exists || Mailbox::is_ready<1>(value); }
   };
 
-  // Whether this thread writes outputs: those of its warp's query.
+  // Whether this thread writes outputs: warp n writes the outputs of query n.
   __device__ bool writes_outputs() const { return warp_index() < queries && place == 0 && column() < dv; }
 
   __device__ void load_gains() {
@@ -133,7 +133,7 @@ struct RecurrenceStep {
     for (int c = 0; c < own; c++) gain[c] = writes_outputs() ? in.gains[(head + warp_index()) * dv + column() + c] : 0.0f;
   }
 
-  // Begins to load the gates.
+  // Starts to load the gates.
   __device__ void try_load_gates() {
     constexpr bool from_mailbox = (mailboxes & MAILBOX_INPUT) != 0;
 #pragma unroll
@@ -151,7 +151,7 @@ struct RecurrenceStep {
     }
   }
 
-  // The input of a vector after the queries, among those that the step has.
+  // The input of vector number `vector` after the queries, counting only the vectors that the step has.
   __device__ static int vector_input(int vector) {
     if (complement) vector++;
     if (vector == 0) return STEP_K;
@@ -162,7 +162,7 @@ struct RecurrenceStep {
   // Loads all inputs, with all loads in flight together: vectors over rows into registers, all others into shared memory.
   template <bool from_mailbox>
   __device__ void load_inputs() {
-    // Each lane loads other values of its warp's rows, and shuffles distribute them.
+    // Each lane loads different values of its warp's rows; shuffles distribute them.
     constexpr int vectors = queries + !complement + row_decays + removes + (write == WRITE_REPLACE);
     constexpr int loads = (vectors * warp_rows + 31) / 32;
     using One = Source<from_mailbox>;
@@ -172,7 +172,7 @@ struct RecurrenceStep {
       return One(in.input[which], head + (vector < queries ? vector : 0), at, vector < vectors && at < dk);
     };
     float numbers[loads] = {};
-    // Values are loaded by the first threads, scalars by the last warp. An absent scalar is 1.
+    // The first threads load values, the last warp loads scalars. An absent scalar is 1.
     int which = STEP_Q, number = head, at = 0, to = -1;
     if (threadIdx.x < columns && first_column + (int)threadIdx.x < dv) {
       which = STEP_V, at = first_column + threadIdx.x, to = values_at + threadIdx.x;
@@ -219,13 +219,13 @@ struct RecurrenceStep {
     }
   }
 
-  // The factor of MAP_L2_NORM, by the approximate reciprocal root.
+  // The factor of MAP_L2_NORM, with the approximate reciprocal square root.
   __device__ static float unit_factor(float squares) { return rsqrtf(squares + 1e-6f); }
 
   // One of the sums over all rows, for this thread's columns.
   __device__ float total(int index) const { return room[totals_at + index * across + pair]; }
 
-  // Sums over a warp's rows go to shared memory, without a head's decay. A decay per row is applied here.
+  // Writes the sums over each warp's rows to shared memory, without a head's decay. A decay per row is applied here.
   __device__ void sum_rows() {
     float part[count] = {};
 #pragma unroll
@@ -258,7 +258,7 @@ struct RecurrenceStep {
     for (int i = 0; i < count; i++) room[warp_index() * sums + i * across + pair] = part[i];
   }
 
-  // The totals over warps, each by one thread.
+  // Adds the sums of all warps; one thread computes each total.
   __device__ void sum_warps() {
     for (int first = 0; first < sums; first += consumer_threads) {
       int i = first + threadIdx.x;
@@ -270,7 +270,7 @@ struct RecurrenceStep {
     }
   }
 
-  // The decay of the head.
+  // The head's scalar decay.
   __device__ float scalar() const {
     float constant = 1.0f;
     if constexpr (decay == DECAY_FIXED || decay == DECAY_STEP) constant = in.constants[head * in.constant_shares >> 16];
@@ -279,15 +279,15 @@ struct RecurrenceStep {
     return 1.0f;
   }
 
-  // The outputs, and the new state.
+  // Writes the outputs and updates the state.
   __device__ void emit_and_update() {
     const float* weights = room + weights_at;
     float decay_kind = scalar(), read[own] = {}, written[own];
 #pragma unroll
     for (int c = 0; c < own; c++) written[c] = weights[STEP_WRITE_GATE] * room[values_at + pair * own + c];
-    // An additive write needs no sums, only the outputs do.
+    // An additive write needs no sums; only the outputs do.
     if (reads || warp_index() < queries) {
-      // The lengths of keys and queries become factors of the values read and written.
+      // The norms of keys and queries become factors of the values read and written.
       float key_factor = measures && in.unit ? unit_factor(total(squares_at)) : 1.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
@@ -308,7 +308,7 @@ struct RecurrenceStep {
     }
   }
 
-  // The outputs of a query: the warp of its number writes them.
+  // Writes the outputs of query `number`, in the warp of that number.
   __device__ void emit(int number, float decay_kind, const float (&read)[own], const float (&written)[own]) {
     if (warp_index() != number) return;
     float factor = in.scale * room[weights_at + STEP_READ_GATES + number];
@@ -335,13 +335,13 @@ __device__ void recur_step(const RecurStep& in) {
   int index = blockIdx.x / Step::groups;
   Step step(in, index, blockIdx.x % Step::groups);
   float* matrix = in.states + (long long)index * dk * dv;
-  // Written by the token before: needs no wait.
+  // The previous token wrote the state, so loading it needs no wait.
   step.load_state(matrix);
   if constexpr (has_skip(finish)) step.load_gains();
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
     u64* const clocks = cta().clocks;
-    // Rows of the GEMV before end at different times. With a backoff, of 400 ns then, GDN 1.3B in Q4_0 took 419 us a token on an
-    // H200 instead of 424, 7B 1414 instead of 1421, BF16 the same.
+    // Rows of the preceding GEMV finish at different times. With a backoff (400 ns when measured), GDN 1.3B in Q4_0 took 419 us
+    // per token on an H200 instead of 424, and 7B took 1414 instead of 1421; BF16 took the same.
     backoff<first_poll_ns>();
     step.template load_inputs<true>();
     input_is_ready(clocks);

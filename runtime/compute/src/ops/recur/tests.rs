@@ -1,4 +1,4 @@
-//! The recurrence, whole, in chunks and token by token, against its equations in f64.
+//! Checks the recurrence in one chunk, in several chunks and token by token against its equations in f64.
 
 use super::{Decay, Finish, HeadGates, Key, Recur, Write};
 use crate::functions::Activation;
@@ -16,14 +16,14 @@ struct Case {
     v_heads: usize,
     dk: usize,
     dv: usize,
-    /// Heads of the decay, and its columns for each.
+    /// Heads of the decay, and its columns per head.
     decay: Option<(usize, usize)>,
     complement: bool,
     delta: bool,
     replace: bool,
     erase: bool,
     gates: bool,
-    /// Whether values are added to outputs, and these gated.
+    /// Whether values are added to outputs, and the outputs are gated.
     finish: bool,
 }
 
@@ -307,7 +307,7 @@ fn keys_are_one_minus_the_decay() {
 
 #[test]
 fn heads_share_queries_keys_values_and_states() {
-    // Value heads on fewer query and key heads.
+    // More value heads than query and key heads.
     Case {
         heads: 6,
         states: 6,
@@ -317,7 +317,7 @@ fn heads_share_queries_keys_values_and_states() {
         ..PLAIN
     }
     .check(false);
-    // Query heads on fewer key and value heads, with separate or shared states.
+    // More query heads than key and value heads, with separate or shared states.
     let shared = Case {
         heads: 6,
         q_heads: 6,
@@ -343,7 +343,7 @@ fn values_are_added_to_outputs_which_are_gated() {
         ..PLAIN
     };
     case.check(false);
-    // Heads that share values, and those that share states too.
+    // Heads that share values, with shared or separate states.
     for states in [3, 6] {
         Case {
             heads: 6,

@@ -1,4 +1,4 @@
-//! The op on a CPU: one task a head.
+//! The op on a CPU: one task per head.
 
 use super::{FirstValues, Replace};
 use crate::cpu::{Frame, Shared, simd};
@@ -17,7 +17,7 @@ struct HeadColumns<'a> {
 }
 
 impl Replace {
-    /// One head of one token.
+    /// Computes the removal, the key and the bonus of one head of one token.
     #[inline(always)]
     fn keys(&self, head: usize, columns: HeadColumns) {
         let HeadColumns {

@@ -16,20 +16,20 @@ use crate::operands::View;
 use crate::ops::Rules;
 use crate::weights::Vector;
 
-/// Where the first layer's values come in.
+/// How the first layer's values are used.
 pub enum FirstValues {
-    /// In the first layer: stores them here, `[heads, dv]`.
+    /// In the first layer: stores its values here, `[heads, dv]`.
     Keep(View),
-    /// They are mixed in.
+    /// In later layers: mixes the first layer's values in.
     Mix {
         /// The first layer's values.
         first: View,
-        /// How much of them each value takes.
+        /// The share of the first layer's values in the results.
         mix: View,
     },
 }
 
-/// The map; one task a head.
+/// The map, with one task per head.
 pub struct Replace {
     /// Heads.
     pub heads: usize,
@@ -37,7 +37,7 @@ pub struct Replace {
     pub r: View,
     /// Keys `[heads, dk]`, changed in place.
     pub k: View,
-    /// Values `[heads, dv]`, changed in place. In another buffer than the keys.
+    /// Values `[heads, dv]`, changed in place, in a different buffer from the keys.
     pub v: View,
     /// Rates `[heads, dk]`.
     pub rate: View,
@@ -51,9 +51,9 @@ pub struct Replace {
     pub eps: f32,
     /// The first layer's values.
     pub first: FirstValues,
-    /// Where the removed keys go, `[heads, dk]`.
+    /// Destination of the removed keys, `[heads, dk]`.
     pub removal: View,
-    /// Where the bonus goes, `[heads, dv]`.
+    /// Destination of the bonus, `[heads, dv]`.
     pub bonus: View,
 }
 

@@ -1,7 +1,6 @@
-// Removal and write of RWKV-7: a warp takes a head of a token.
-// `ReplaceInputs` is in launch.rs.
+// Removal and write of RWKV-7, with one warp per head of a token. `ReplaceInputs` is in launch.rs.
 
-// `keep`: in the first layer, whose values are stored.
+// `keep`: this is the first layer, and its values are stored.
 template <int heads, int dk, int dv, bool keep>
 __device__ void replace(ReplaceInputs in) {
   int head = blockIdx.x * (blockDim.x / 32) + warp_index(), t = blockIdx.y;

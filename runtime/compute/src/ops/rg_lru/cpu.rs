@@ -5,7 +5,7 @@ use crate::cpu::simd::{self, gemm};
 use crate::cpu::{Frame, Shared};
 use crate::ops::CpuOp;
 
-/// Tokens whose gates are multiplied at once.
+/// Tokens whose gates are computed at once.
 const BLOCK: usize = 16;
 
 impl CpuOp for RgLru {
@@ -67,7 +67,7 @@ impl CpuOp for RgLru {
     }
 }
 
-/// One token of one head, given its gates before their sigmoids.
+/// Processes one token of one head, given its gates before their sigmoids.
 #[inline(always)]
 fn step(x: &[f32], [input, recurrence]: [&[f32]; 2], rate: &[f32], first: bool, state: &mut [f32]) {
     for c in 0..state.len() {

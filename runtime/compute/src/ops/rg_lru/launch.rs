@@ -5,7 +5,7 @@ use crate::cuda::{Call, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-/// Channels of a block of threads.
+/// Channels per thread block.
 const CHANNELS: usize = 32;
 
 impl DeviceOp for RgLru {

@@ -1,6 +1,6 @@
-//! The real-gated linear recurrent unit (Griffin, arXiv 2402.19427, section 2.4; transformers
-//! `models/recurrent_gemma`): every channel is a scalar with its own decay. The channels are split into heads, each
-//! of which has a square matrix for either gate:
+//! The real-gated linear recurrent unit (Griffin, arXiv 2402.19427, section 2.4; transformers `models/recurrent_gemma`): each
+//! channel is a scalar with a separate decay. The channels are split into heads, each of which has a square matrix for each
+//! gate:
 //!
 //! ```text
 //! i, r  = sigmoid(x W_i + b_i), sigmoid(x W_r + b_r)        per head
@@ -27,13 +27,13 @@ pub struct HeadMatrices {
 
 /// The recurrence over all channels.
 pub struct RgLru {
-    /// Groups of channels, each with its own matrices.
+    /// Groups of channels with separate matrices.
     pub heads: usize,
     /// Inputs `[channels]`.
     pub x: View,
-    /// How much of an input is taken.
+    /// The input gate.
     pub input: HeadMatrices,
-    /// How much of its decay a channel takes.
+    /// The recurrence gate, which scales the logarithm of the decay.
     pub recurrence: HeadMatrices,
     /// The logarithm of the strongest decay, `[channels]`.
     pub rate: Vector,

@@ -1,5 +1,5 @@
-// The real-gated linear recurrent unit. Four threads share the rows of a channel's column of either gate's matrix and keep them in
-// registers for all tokens of the chunk.
+// The real-gated linear recurrent unit. Four threads divide the rows of a channel's column in both gates' matrices and keep them
+// in registers for all tokens of the chunk.
 
 template <int dim>
 __device__ void rg_lru(Rows x, const float* input_weight, const float* input_bias, const float* recurrence_weight,

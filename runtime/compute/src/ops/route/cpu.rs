@@ -36,7 +36,7 @@ impl Route {
     }
 }
 
-/// Leaves no chance to the members of all but the best groups.
+/// Excludes the members of all but the best groups.
 #[inline(always)]
 fn drop_groups(scores: &mut [f32], groups: Groups, bias: impl Fn(usize) -> f32) {
     let size = scores.len() / groups.count;

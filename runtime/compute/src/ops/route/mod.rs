@@ -1,4 +1,4 @@
-//! A router: which few of many partitions, or experts, a token uses, and how much.
+//! A router, which chooses a few of many partitions or experts for each token, and their weights.
 
 mod cpu;
 mod launch;
@@ -16,20 +16,20 @@ device_enum! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Scoring("SCORE_") {
-        /// Softmax over all of them. Divided by the sum of the chosen it is softmax over the chosen logits.
+        /// Softmax over all logits. Divided by the sum of the chosen scores, it is the softmax over the chosen logits.
         Softmax,
-        /// `1 / (1 + e^-x)` of each.
+        /// `1 / (1 + e^-x)` of each logit.
         Sigmoid,
     }
 }
 
-/// The choice of groups of neighbours before that of their members (DeepSeek-V3, arXiv 2412.19437).
+/// A choice of groups of adjacent partitions, before the choice of their members (DeepSeek-V3, arXiv 2412.19437).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Groups {
-    /// Groups, of equal size, of which each has two members or more.
+    /// Number of groups, of equal size, with at least two members each.
     pub count: usize,
-    /// Groups that stay: those whose two best members have the largest sums.
+    /// Number of groups kept: the groups whose two best members have the largest sums.
     #[serde(rename = "kept")]
     pub top_k: usize,
 }
@@ -43,18 +43,18 @@ impl Groups {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Router {
-    /// The scores.
+    /// The map from logits to scores.
     pub scoring: Scoring,
-    /// If the weights of the chosen are divided by their sum, the constant added to the sum.
+    /// If present, the chosen weights are divided by their sum plus this constant.
     pub normalize: Option<f32>,
-    /// Multiplies the weights at the end.
+    /// Multiplies the weights last.
     pub scale: f32,
     /// Whether groups are chosen first.
     pub groups: Option<Groups>,
 }
 
 impl Router {
-    /// Softmax over all; optionally normalised, so that the weights of the chosen sum to one.
+    /// Softmax over all logits; optionally normalized, so that the chosen weights sum to one.
     pub fn softmax(normalize: bool) -> Self {
         Router {
             scoring: Scoring::Softmax,
@@ -65,11 +65,11 @@ impl Router {
     }
 }
 
-/// Chooses the largest of `score + bias`; the lower number wins a tie. A weight is the score without the bias.
+/// Chooses the partitions with the largest `score + bias`; the lower index wins a tie. A weight is the score without the bias.
 pub struct Route {
-    /// One value for each partition. The op overwrites them.
+    /// One logit for each partition. The op overwrites them.
     pub logits: View,
-    /// How they become a choice.
+    /// How the logits become a choice.
     pub router: Router,
     /// Added to the scores for the choice only.
     pub bias: Option<Vector>,
@@ -111,24 +111,24 @@ impl<'a> Chosen<'a> {
         }
     }
 
-    /// Partitions that a token chose.
+    /// Number of partitions that each token chose.
     pub fn count(&self) -> usize {
         self.chosen
     }
 
-    /// The partition with the largest weight but `rank` for token t.
+    /// The partition that token t chose at rank `rank`, the best first.
     #[inline(always)]
     pub fn partition(&self, t: usize, rank: usize) -> usize {
         self.rows[t * self.stride + rank] as usize
     }
 
-    /// Its weight.
+    /// The weight of the partition that token t chose at rank `rank`.
     #[inline(always)]
     pub fn weight(&self, t: usize, rank: usize) -> f32 {
         self.rows[t * self.stride + self.chosen + rank]
     }
 
-    /// How many chosen partitions weigh more than this one for token t; none if it is not chosen itself.
+    /// The rank of this partition among those that token t chose; `None` if it was not chosen.
     #[inline(always)]
     pub fn rank(&self, t: usize, partition: usize) -> Option<usize> {
         (0..self.chosen).find(|&rank| self.partition(t, rank) == partition)

@@ -1,7 +1,6 @@
-// The choice of partitions: a warp takes a token.
-// `Scoring` is in mod.rs.
+// The choice of partitions, with one warp per token. `Scoring` is in mod.rs.
 
-// Leaves no chance to the members of all but the best groups. A lane compares its group with the others.
+// Excludes the members of all but the best groups. Each lane compares its group with the others.
 template <int partitions, int groups, int chosen_groups>
 __device__ void drop_groups(float* scores, const float* bias) {
   constexpr int size = partitions / groups;
@@ -48,7 +47,7 @@ __device__ void route(Rows logits, const float* bias, float more, float scale, R
   for (int rank = 0; rank < chosen; rank++) {
     float largest = -infinity, weight = 0.0f;
     int best = 0;
-    // A thread reads and writes the same partitions.
+    // Each lane reads and writes the same partitions throughout.
     for (int i = lane_index(); i < partitions; i += 32) {
       float x = scores[i] + (bias ? bias[i] : 0.0f);
       if (x > largest) largest = x, weight = scores[i], best = i;

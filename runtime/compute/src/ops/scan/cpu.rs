@@ -50,10 +50,10 @@ impl CpuOp for Scan {
     }
 }
 
-/// Channels of a task: their states stay in the nearest cache while a chunk passes.
+/// Channels per task: their states stay in the L1 cache while a chunk passes.
 const BLOCK: usize = 64;
 
-/// One token of up to [`BLOCK`] channels. `rate(n)` and `state(n)` are the channels' values of component n.
+/// Processes one token of up to [`BLOCK`] channels. `rate(n)` and `state(n)` are the channels' values of component n.
 #[inline(always)]
 fn step<'s>(
     x: &[f32],

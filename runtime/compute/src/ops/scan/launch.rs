@@ -8,7 +8,7 @@ use crate::ops::DeviceOp;
 impl DeviceOp for Scan {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (channels, components) = (self.x.width, self.b.width);
-        // Channels of a block, and tokens that are in shared memory at once.
+        // Channels per thread block, and tokens that are in shared memory at once.
         let (block, batch) = (32, if launches.tokens == 1 { 1 } else { 8 });
         let inputs = [self.x, self.step, self.b, self.c];
         let aligned = inputs.iter().all(|view| launches.rows(*view).is_aligned());

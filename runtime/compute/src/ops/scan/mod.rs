@@ -1,12 +1,11 @@
-//! The selective scan: a recurrence whose every channel keeps a vector of `state` values, each with its own
-//! decay. For channel d and component n (Mamba, arXiv 2312.00752, algorithm 2):
+//! The selective scan: a recurrence in which every channel keeps a vector of `state` values, each with a separate decay. For
+//! channel d and component n (Mamba, arXiv 2312.00752, algorithm 2):
 //!
 //! ```text
 //! h[n, d] <- exp(step_d rate[n, d]) h[n, d] + step_d x_d b[n],    y_d = sum_n c[n] h[n, d]
 //! ```
 //!
-//! The decay differs from component to component and from token to token, so that no matrix form exists: a chunk is
-//! the steps in order, and gives the same bits.
+//! The decay differs by component and by token, so there is no matrix form: a chunk runs the steps in order, and gives the same bits.
 
 mod cpu;
 mod launch;
@@ -23,9 +22,9 @@ pub struct Scan {
     pub x: View,
     /// Step sizes before their softplus, `[channels]`.
     pub step: View,
-    /// How much of an input each component takes, `[state]`.
+    /// The input weight of each component, `[state]`.
     pub b: View,
-    /// How much of each component is read, `[state]`.
+    /// The output weight of each component, `[state]`.
     pub c: View,
     /// A, `[state, channels]`.
     pub rate: Vector,

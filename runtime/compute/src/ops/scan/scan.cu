@@ -1,11 +1,11 @@
-// The selective scan. Four threads share the components of a channel and keep them in registers; the tokens' inputs come
-// through shared memory, `batch` of them while those before are computed.
+// The selective scan. Four threads divide the components of a channel and keep them in registers; the tokens' inputs come
+// through shared memory, `batch` tokens at a time while the previous ones are computed.
 
 template <int channels, int components, int batch, bool aligned>
 __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, float* states, Rows out, int tokens) {
   constexpr int warps = 4, block_channels = 8 * warps;
   constexpr int parts = (components + 3) / 4;
-  // The floats of a token in shared memory.
+  // The layout of a token in shared memory, in floats.
   constexpr int step_at = block_channels, b_at = 2 * block_channels, c_at = b_at + 4 * parts;
   constexpr int token_floats = c_at + 4 * parts;
   constexpr int buffers = batch == 1 ? 1 : 2;
@@ -23,7 +23,7 @@ __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, floa
       rate[i] = inside ? rates[n * channels + channel] : 0.0f;
     }
   };
-  // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
+  // The previous step, which has completed, wrote the state: these loads overlap with earlier kernels.
   if constexpr (batch == 1) load_state();
   wait_for_dependencies();
   launch_dependents();

@@ -1,14 +1,14 @@
-//! The op on a CPU: one task for each key and value head.
+//! The op on a CPU: one task per key and value head.
 
 use super::{RouterLayer, Score, ScoreMap};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;
 
-/// The tokens that pass.
+/// The tokens of a chunk.
 struct Chunk<'a> {
     buffers: &'a Buffers,
-    /// Tokens of the chunk, and those before it.
+    /// Number of tokens in the chunk, and before it.
     tokens: usize,
     position: u64,
 }
@@ -43,7 +43,7 @@ impl Score {
             let row = t * view.stride + view.start + head * head_dim;
             &buffers.get(view.buffer)[row..row + head_dim]
         };
-        // The position of the first output of the layer so far.
+        // The position of the first output of the current layer.
         let mut first = position as i64;
         for (index, layer) in self.layers.iter().enumerate() {
             let (past, ahead) = (layer.past(), layer.ahead());
@@ -82,7 +82,7 @@ impl Score {
             }
             for (t, row) in out.chunks_exact_mut(layer.outputs).enumerate() {
                 if first + (t as i64) < 0 {
-                    // Before the sequence: the next layer's padding.
+                    // Before the sequence: padding for the next layer.
                     row.fill(0.0);
                 } else {
                     row.iter_mut().for_each(|x| *x = simd::silu(*x));

@@ -20,8 +20,8 @@ const SOURCE: &[Source] = &[Source::new(
 )];
 
 device_struct! {
-    /// The inputs of a layer: those stored before the chunk, oldest first, then the chunk's, which are keys and values for the first layer
-    /// (`outputs` is null) and rows of the previous layer for the others.
+    /// The inputs of a layer: first the inputs stored before the chunk, oldest first, then the chunk's inputs, which are keys
+    /// and values for the first layer (`outputs` is null) and rows of the previous layer for the others.
     struct RouterInputs {
         k: Rows,
         v: Rows,
@@ -29,8 +29,8 @@ device_struct! {
         outputs: Address as *mut f32,
         /// For each key head, `past` rows.
         history: Address as *mut f32,
-        /// Destination for a copy of a single token's inputs, in rows as of `outputs`, or null: their source may be overwritten before the
-        /// next layer stores them.
+        /// Destination for a copy of a single token's inputs, in rows like those of `outputs`, or null: the source may be
+        /// overwritten before the next layer stores the inputs.
         copy: Address as *mut f32,
         inputs: i32,
         past: i32,
@@ -41,13 +41,14 @@ device_struct! {
 }
 
 device_struct! {
-    /// From the last layer's outputs to a score.
+    /// The map from the last layer's outputs to a score.
     struct RouterEnd {
         weight: Address as *const f32,
         bias: Address as *const f32,
-        /// Null in a decode kernel.
+        /// Null in a decode kernel that stores to `window`.
         out: Rows,
-        /// The scores of a head's window, `rows` of them, where that of the token `margin` before a single one goes at once, or null.
+        /// The scores of the heads' windows, `rows` per head, for storing the score of the token `margin` before a single token
+        /// at once; or null.
         window: Address as *mut f32,
         rows: i32,
         margin: i32,
@@ -63,10 +64,10 @@ device_struct! {
 }
 
 const MOST_LAYERS: usize = 8;
-/// Most outputs of a block, one for each lane. For a single token more blocks of fewer read more of the weights at once.
+/// Most outputs of a thread block, one per lane. For a single token, more blocks with fewer outputs read more of the weights at once.
 const WIDTH: usize = 32;
 const STEP_WIDTH: usize = 8;
-/// Threads of a block of a chunk, the most tokens of its tile, and the most bytes of their inputs.
+/// Threads per block for a chunk, most tokens of its tile, and most bytes of the tile's inputs.
 const THREADS: usize = 256;
 const TILE: usize = 64;
 const TILE_BYTES: usize = 48 << 10;
@@ -76,18 +77,18 @@ struct Placed<'a> {
     layer: &'a RouterLayer,
     from: RouterInputs,
     out: Address,
-    /// How far it and those before it look ahead together.
+    /// How far this layer and all earlier ones look ahead together.
     ahead: usize,
-    /// The memory of its inputs, of those that it keeps, and of its outputs.
+    /// The memory of the layer's inputs, of the inputs that it keeps, and of its outputs.
     inputs: [Range<Address>; 2],
     history: Range<Address>,
     outputs: Range<Address>,
-    /// Address of a single token's inputs for the next layer, if not this layer's.
+    /// The memory of the copy of a single token's inputs for the next layer, empty without a copy.
     copy: Range<Address>,
 }
 
 impl Placed<'_> {
-    /// Address of a single token's inputs for the next layer.
+    /// The memory in which the next layer finds a single token's inputs of this layer.
     fn found(&self) -> &Range<Address> {
         match self.from.copy {
             0 => &self.inputs[0],
@@ -107,8 +108,8 @@ impl DeviceOp for Score {
             margin: i32::try_from(margin).expect("a margin within the window"),
             ..RouterEnd::zeroed()
         };
-        // A single token's score is made by the last layer, if a block has all of that, and goes to its place in the window at once: of
-        // a chunk, and of columns that are tokens of one state, tokens may have to leave the window before.
+        // The last layer computes the score of a single token, if one thread block has all outputs, and stores it in the window
+        // at once: in a chunk, or with batch slots that are tokens of one state, tokens may first have to leave the window.
         let last = self.weight.len() / self.bias.len();
         let ends = launches.tokens == 1 && last <= WIDTH;
         let stores = ends && margin > 0 && launches.slot.position.is_none();
@@ -116,7 +117,7 @@ impl DeviceOp for Score {
         if let Some(tensor) = window {
             end.window = launches.state_address(tensor);
             end.rows = launches.state_shape(tensor)[1] as i32;
-            // In a decode kernel attention finds it there, and a later layer may already use these columns.
+            // In a decode kernel, attention finds the score in the window, and a later layer may already use these columns.
             if launches.persistent {
                 end.out = Rows::zeroed();
             }
@@ -157,7 +158,7 @@ impl Score {
         for layer in &self.layers {
             let before = placed.last();
             let mut copy = 0..0;
-            // In a decode kernel the columns may be overwritten before the second layer keeps them.
+            // In a decode kernel, the columns may be overwritten before the second layer stores them.
             if before.is_none() && chunk == 1 {
                 let bytes = self.kv_heads * layer.inputs * size_of::<f32>();
                 copy.start = launches.scratch_address(bytes)?;
@@ -195,7 +196,8 @@ impl Score {
         Ok(placed)
     }
 
-    /// One layer of a single token, which keeps the inputs of the one `before`, and as the last one makes the score.
+    /// Launches one layer for a single token, which also stores the inputs of the layer `before` and, as the last layer,
+    /// computes the score.
     fn launch_layer(
         &self,
         launches: &mut Launches,
@@ -247,7 +249,7 @@ impl Score {
         Ok(())
     }
 
-    /// One layer of a chunk.
+    /// Launches one layer for a chunk.
     fn launch_tiles(&self, launches: &mut Launches, placed: &Placed) -> Result<()> {
         let layer = placed.layer;
         let width = layer.outputs.next_power_of_two().min(WIDTH);
@@ -281,7 +283,7 @@ impl Score {
         Ok(())
     }
 
-    /// The scores of a chunk, and the stored inputs of all layers.
+    /// Launches the scores of a chunk, and stores the inputs of all layers.
     fn launch_end(&self, launches: &mut Launches, placed: &[Placed], end: RouterEnd) {
         let mut layers = RouterLayers::zeroed();
         for (place, placed) in layers.at.iter_mut().zip(placed) {

@@ -1,9 +1,9 @@
 //! The retention router of learnable token eviction (arXiv 2510.20787): a small stack of convolutions over the keys
 //! (before rotary positions) and values of neighbouring tokens gives each token a score.
 //!
-//! The convolutions look `margin` tokens ahead, so the score of token p is known when token `p + margin` is read,
-//! and is needed only when p leaves the window. Each layer keeps the inputs that its next output still needs: every
-//! token is scored once, at a constant cost, where the reference recomputes the whole window every so often.
+//! The convolutions look `margin` tokens ahead, so the score of token p is known when token `p + margin` is read, and is needed
+//! only when p leaves the window. Each layer keeps the inputs that its next output still needs: every token is scored once, at a
+//! constant cost, whereas the reference periodically recomputes the entire window.
 
 mod cpu;
 mod launch;
@@ -16,7 +16,7 @@ use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 use crate::weights::Vector;
 
-/// From the router's output z to a score; a token is a candidate if its score is above zero.
+/// The map from the router's output z to a score; a token is a candidate if its score is above zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreMap {
@@ -26,19 +26,19 @@ pub enum ScoreMap {
     Relu,
 }
 
-/// One convolution over time, zeros outside the sequence, then silu.
+/// One convolution over time, with zeros outside the sequence, then silu.
 pub struct RouterLayer {
     /// `[groups, taps, inputs, outputs]`.
     pub weight: Vector,
     /// `[groups, outputs]`.
     pub bias: Vector,
-    /// Channels in.
+    /// Input channels.
     pub inputs: usize,
-    /// Channels out.
+    /// Output channels.
     pub outputs: usize,
     /// Width of the kernel.
     pub taps: usize,
-    /// Tokens from one tap to the next.
+    /// Distance between taps, in tokens.
     pub dilation: usize,
     /// The state tensor of the last inputs, `[kv_heads, (taps - 1) * dilation, inputs]`, oldest first.
     pub state: usize,
@@ -79,12 +79,12 @@ impl RouterLayer {
         }
     }
 
-    /// Earlier inputs that an output needs.
+    /// Number of earlier inputs that an output needs.
     fn past(&self) -> usize {
         (self.taps - 1) * self.dilation
     }
 
-    /// Later tokens that an output reads: the centred kernel's right half.
+    /// Number of later tokens that an output reads: the centred kernel's right half.
     fn ahead(&self) -> usize {
         self.past() - self.past() / 2
     }
@@ -98,17 +98,17 @@ pub struct Score {
     pub k: View,
     /// Values, `[kv_heads, head_dim]`.
     pub v: View,
-    /// The convolutions. With one group all heads share it, else each head has its own.
+    /// The convolutions. If there is one group, all heads share it; otherwise each head has a separate one.
     pub layers: Vec<RouterLayer>,
     /// `[groups, outputs of the last layer]`.
     pub weight: Vector,
     /// `[groups]`.
     pub bias: Vector,
-    /// From the sum to the score.
+    /// The map from the sum to the score.
     pub map: ScoreMap,
     /// Scores `[kv_heads]`.
     pub out: View,
-    /// The state tensor of the window's scores `[kv_heads, rows]`, longer than `margin`, if retention keeps them there.
+    /// The state tensor of the window's scores `[kv_heads, rows]`, if retention keeps them there; `rows` exceeds `margin`.
     pub window: Option<usize>,
 }
 

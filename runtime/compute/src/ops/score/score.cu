@@ -15,8 +15,8 @@ __device__ inline float RouterInputs::at(int head, int t, int channel) const {
 // Rows whose loads are in flight together.
 constexpr int rows_at_once = 4;
 
-// Keeps the inputs that the next outputs need. A block takes a head of a layer, a thread a channel, so that the rows move
-// up in place: the last threads the first channels, since the first warp may have other things to do.
+// Stores the inputs that the next outputs need. A thread block takes a head of a layer, and a thread takes a channel, so that
+// the rows move up in place. The last threads take the first channels, since the first warp may have other work.
 __device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
   for (int channel = blockDim.x - 1 - threadIdx.x; channel < from.inputs; channel += blockDim.x) {
     float* history = from.history + (long long)head * from.past * from.inputs + channel;
@@ -41,7 +41,7 @@ __device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
 
 enum { SIGMOID_LESS_HALF, POSITIVE };
 
-// By one warp, whose lanes hold parts of the sum of a token's head.
+// Called by one warp, whose lanes hold parts of the sum of a token's head.
 template <int map>
 __device__ void RouterEnd::give(int head, int t, float part, float bias, u64 position) const {
   float z = warp_sum(part) + bias;
@@ -54,10 +54,10 @@ __device__ void RouterEnd::give(int head, int t, float part, float bias, u64 pos
 // Most rows of weights that a lane holds while it waits for its inputs.
 constexpr int most_held_rows = 24;
 
-// One layer of a single token: a block takes `width` outputs of a head, one a lane; its warps, and the lanes of one output, share the taps
-// and inputs. The output of token t has position t - ahead; before the sequence begins it is zero, the next layer's padding. Weights and
-// stored inputs are loaded while earlier kernels end. Additional blocks store the inputs of the layer `before`, if there is one. A block
-// with all outputs of a head also computes its score.
+// One layer for a single token. A thread block takes `width` outputs of a head, one per lane; its warps, and the lanes of one
+// output, divide the taps and inputs. The output of token t has position t - ahead; before the sequence begins it is zero, the
+// next layer's padding. Weights and stored inputs are loaded while earlier kernels finish. Additional thread blocks store the
+// inputs of the layer `before`, if there is one. A thread block with all outputs of a head also computes its score.
 template <int inputs, int outputs, int taps, int dilation, int width, int threads, bool shared_by_heads, int heads, int map>
 __device__ void score_layer(const RouterInputs& from, const RouterInputs& before, const float* weight, const float* bias, float* out,
                             const RouterEnd& end, const u64* position, int ahead, int tokens) {
@@ -72,7 +72,7 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
   bool only_keeps = (int)blockIdx.x >= heads * columns;
   const float* own = weight + (long long)group * rows * outputs + min(column, outputs - 1);
   if constexpr (own_rows <= most_held_rows) {
-    // The last tap's inputs are the token's; those of the other taps were stored.
+    // The last tap reads the token's inputs; the other taps read stored inputs.
     constexpr int past_rows = rows - inputs;
     const float* history = from.history + (long long)head * (taps - 1) * dilation * inputs;
     float w[own_rows] = {}, x[own_rows] = {};
@@ -130,8 +130,8 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
 
 constexpr int tile_warps = 8;
 
-// One layer of a chunk: a block takes `width` outputs of a head, one a lane, of `tile` tokens. Their inputs are in shared memory, shared by
-// lanes of several tokens if there are fewer outputs than lanes.
+// One layer for a chunk. A thread block takes `width` outputs of a head, one per lane, for `tile` tokens. Their inputs are in
+// shared memory. If there are fewer outputs than lanes, the lanes of a warp process several tokens.
 template <int inputs, int outputs, int taps, int dilation, int tile, int width, bool shared_by_heads>
 __device__ void score_tile(const RouterInputs& from, const float* weight, const float* bias, float* out, const u64* position, int ahead,
                            int tokens) {
@@ -178,8 +178,8 @@ __device__ void score_tile(const RouterInputs& from, const float* weight, const 
   }
 }
 
-// The scores from the last layer's outputs, a warp for each token of a head, and the stored inputs of all layers: there is one block
-// per token tile and head of a layer.
+// Computes the scores from the last layer's outputs, one warp for each token of a head, and stores the inputs of all layers:
+// there is one thread block per token tile and head of a layer.
 template <int inputs, int heads, int map, bool shared_by_heads>
 __device__ void finish_scores(const RouterLayers& layers, const float* from, const RouterEnd& end, int chunk, int tokens) {
   int head = blockIdx.x % heads;

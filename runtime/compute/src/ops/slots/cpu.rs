@@ -1,4 +1,4 @@
-//! The op on a CPU: one task for each head.
+//! The op on a CPU: one task per head.
 
 use super::Slots;
 use crate::cpu::{Frame, Shared, simd};
@@ -7,7 +7,7 @@ use crate::ops::CpuOp;
 use crate::ops::recur::{self, Decays, Inputs, Outputs, Rows};
 use crate::ops::softmax::softmax;
 
-/// Tokens whose weights of slots are held between the first and the second pass.
+/// Tokens whose scores of the slots are held between the first and the second pass.
 const PIECE: usize = 16;
 
 /// Whether the matrix form pays for a piece of this many tokens.
@@ -127,7 +127,7 @@ impl SlotTask<'_> {
         recur::run(&second, (n, form), values, &mut out.from(first), scratch);
     }
 
-    /// One token writes the slots' keys; `p[query] = q K`.
+    /// Writes one token into the slots' keys; `p[query] = q K`.
     #[inline(always)]
     fn score(&self, t: usize, keys: &mut [f32], p: &mut [f32]) {
         let (dk, slots) = (self.op.dk(), self.op.slots);
@@ -150,7 +150,7 @@ impl SlotTask<'_> {
         );
     }
 
-    /// As [`SlotTask::score`] for `n` tokens, in matrix form.
+    /// Like [`SlotTask::score`], but for `n` tokens in matrix form.
     #[inline(always)]
     fn scores(&self, first: usize, n: usize, keys: &mut [f32], p: &mut [f32], scratch: &mut [f32]) {
         let (dk, slots) = (self.op.dk(), self.op.slots);

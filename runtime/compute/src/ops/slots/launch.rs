@@ -1,4 +1,4 @@
-//! The op as kernels: two recurrences, and between them a softmax or a function of each score.
+//! The op as kernels: two recurrences with a softmax or a function of each score between them.
 
 use bytemuck::Zeroable;
 
@@ -32,7 +32,7 @@ impl DeviceOp for Slots {
             ..Inputs::zeroed()
         };
 
-        // K decays and is written by column, q reads it.
+        // K decays and is written by column; q reads it.
         let first = Inputs {
             q: input(launches.rows(self.q), 1),
             k,
@@ -85,7 +85,7 @@ impl DeviceOp for Slots {
             parameters: vec![Parameter::value(scores)],
         });
 
-        // V decays and is written by row; the slots' weights are the query.
+        // V decays and is written by row; the softmax over the scores, or the function of them, is the query.
         let second = Inputs {
             q: input(scores, 1),
             k: weights,

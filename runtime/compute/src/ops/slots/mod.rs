@@ -1,14 +1,14 @@
-//! Attention over a fixed number of slots (gated slot attention, attention with bounded-memory control): two
-//! recurrences that share their writes, with a softmax or a function of each score between. For each head, `s` the weight
-//! `[slots]` that a token has in each slot, and `K [dk, slots]`, `V [slots, dv]` the slots' keys and values:
+//! Attention over a fixed number of slots (gated slot attention, attention with bounded-memory control): two recurrences that
+//! share their writes, with a softmax or a function of each score between them. For each head, `s` is the weight `[slots]` that
+//! a token has in each slot, and `K [dk, slots]`, `V [slots, dv]` are the slots' keys and values:
 //!
 //! ```text
 //! K <- K diag(1 - s) + k^T s;  p = softmax(scale q K)
 //! V <- diag(1 - s) V + s^T v;  o = p V
 //! ```
 //!
-//! The second pass is the recurrence of `recur` with p for the query. The first reads along the other side of its
-//! state; in matrix form, with the decay `F_ij = (1 - s_{j+1}) * ... * (1 - s_i)` of each slot from token j to i:
+//! The second pass is the recurrence of `recur` with p as the query. The first pass reads along the other side of its state; in
+//! matrix form, with the decay `F_ij = (1 - s_{j+1}) * ... * (1 - s_i)` of each slot from token j to i:
 //! `q_i K_i = F_i0 (q_i K) + sum_{j<=i} (q_i . k_j) F_ij s_j`.
 
 mod cpu;
@@ -26,7 +26,7 @@ pub struct Slots {
     pub heads: usize,
     /// Heads of keys, values, weights and states; query head h reads head `h / (heads / kv_heads)`.
     pub kv_heads: usize,
-    /// Slots of a head.
+    /// Slots per head.
     pub slots: usize,
     /// Queries `[heads, dk]`.
     pub q: View,
@@ -38,11 +38,11 @@ pub struct Slots {
     pub weights: View,
     /// Multiplies the scores.
     pub scale: f32,
-    /// A function of each score in place of the softmax.
+    /// A function of each score, instead of the softmax.
     pub scores: Option<Activation>,
-    /// The slot of the state K `[kv_heads, dk, slots]`.
+    /// The state tensor of K `[kv_heads, dk, slots]`.
     pub keys: usize,
-    /// The slot of the state V `[kv_heads, slots, dv]`.
+    /// The state tensor of V `[kv_heads, slots, dv]`.
     pub values: usize,
     /// Outputs `[heads, dv]`.
     pub out: View,
@@ -101,14 +101,14 @@ mod tests {
         let weights = views(case)[3];
         let x = noise(t * 1000 + column);
         if column >= weights.start {
-            // Weights that replace a slot, that keep it, and some between.
+            // Weights that replace a slot, weights that keep it, and weights between.
             [1.0, 0.0, 0.02 * x.abs(), 0.5 + 0.5 * x][(t + column) % 4]
         } else {
             x
         }
     }
 
-    /// A scale of scores with which outputs are of order one.
+    /// A scale of scores that keeps outputs of order one.
     fn scale(scores: Option<Activation>) -> f64 {
         if scores.is_some() { 0.1 } else { 0.7 }
     }

@@ -1,5 +1,5 @@
-// Attention over slots is two recurrences of recur.cu with a softmax over each head's slots between them, or a function of each
-// score. A warp takes a head of a token.
+// Attention over slots consists of two recurrences of recur.cu with a softmax over each head's slots between them, or a function
+// of each score. A warp takes a head of a token.
 
 template <int heads, int slots>
 __device__ void softmax_slots(Rows scores) {

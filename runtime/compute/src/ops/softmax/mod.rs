@@ -1,4 +1,4 @@
-//! Softmax over keys that pass in tiles, and the numbers that keys and values are cached in.
+//! Softmax over keys in tiles, and the number types of cached keys and values.
 
 use bytemuck::Pod;
 use half::f16;
@@ -6,16 +6,16 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::cpu::simd;
 
-/// Keys of a tile.
+/// Keys per tile.
 pub(super) const TILE: usize = 32;
 
-/// A number as keys and values are cached.
+/// A number type of cached keys and values.
 pub(super) trait Element: Pod + Sync {
     fn widen(from: &[Self], to: &mut [f32]);
     fn narrow(from: &[f32], to: &mut [Self]);
 
-    /// [`simd::vectorize`] for numbers that are cached by default. Ops over f32, for runs that are compared, have only the plain form,
-    /// which gives the same bits.
+    /// [`simd::vectorize`] for the default number type of the cache. Ops over f32, for runs that are compared, have only the
+    /// plain form, which gives the same bits.
     fn vectorize<R>(body: impl FnOnce() -> R) -> R;
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// Goes on from `entry`.
+    /// Continues from `entry`.
     #[inline(always)]
     pub fn new(entry: &'a mut [f32]) -> Self {
         let (largest, rest) = entry.split_first_mut().expect("an entry");
@@ -86,7 +86,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Makes `entry` that of no keys.
+    /// Resets `entry` to a softmax over no keys.
     #[inline(always)]
     pub fn clear(entry: &mut [f32]) {
         entry.fill(0.0);

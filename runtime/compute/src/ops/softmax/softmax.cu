@@ -1,12 +1,12 @@
 // Softmax over keys, distributed over a thread block. Some lanes share a key, a warp takes several keys at a time, and each
-// accumulates a partial softmax; `merge` combines them. Several queries share each loaded key: those of a warp, or, for a single
-// token, one query in each of `sharing` consecutive warps, since code for all of its heads would be long.
+// accumulates a partial softmax; `merge` combines them. Several queries share each loaded key: the queries of a warp or, for a
+// single token, one query in each of `sharing` consecutive warps, since code for all heads would be long.
 
-// Scores times this are scores to the base of two.
+// Turns scores into base-two scores.
 constexpr float log2_e = 1.44269504f;
 
-// On tensor cores four lanes share two rows of scores to the base of two, laid out as in instructions.cu: raises the rows' largest
-// scores so far to the highest of all four lanes, and shrinks sums and weighted values accordingly.
+// On tensor cores four lanes share two rows of base-two scores, laid out as in instructions.cu. Raises the rows' largest scores
+// so far to the highest of all four lanes, and shrinks sums and weighted values accordingly.
 template <int count>
 __device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], float (&sum)[2], float (&weighted)[count][4]) {
 #pragma unroll
@@ -22,7 +22,7 @@ __device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], f
   }
 }
 
-// Weights of 16 keys, as a left operand: of the scores of two tiles of eight keys, which are laid out as it is.
+// The weights of 16 keys as a left operand, from the scores of two tiles of eight keys, which have the same layout.
 template <int number = BF16>
 __device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const float (&largest)[2], float (&sum)[2]) {
   SplitOperand<2> weights;
@@ -39,7 +39,7 @@ __device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const floa
   return weights;
 }
 
-// Consecutive values of a cached key or value, as they were read.
+// Consecutive values of a cached key or value, in their stored type.
 template <class E, int unit>
 struct Piece {
   E values[unit];
@@ -73,7 +73,7 @@ struct Piece {
   }
 };
 
-// Keys and values that lie in rows, as they are cached: entry i is in row `(first + i) % rows`.
+// Keys and values in rows of the cache: entry i is in row `(first + i) % rows`.
 template <class E>
 struct CachedRows {
   using Value = E;
@@ -90,7 +90,7 @@ struct CachedRows {
   __device__ const E* value(int i) const { return values + place(i); }
 };
 
-// Keys and values of the chunk's tokens, columns of a head: entry i is token i.
+// Keys and values of the chunk's tokens, in the columns of a head: entry i is token i.
 struct ChunkRows {
   using Value = float;
   Rows keys;
@@ -116,7 +116,7 @@ struct Softmaxes {
   static constexpr int lanes = lanes_of_key(dim, unit);
   static constexpr int pieces = (dim + lanes * unit - 1) / (lanes * unit);
   static constexpr int keys_of_warp = 32 / lanes;
-  // Keys that are read at once, so that their loads overlap. Long ones fill the registers alone.
+  // Keys that are read at once, so that their loads overlap. A long key fills the registers alone.
   static constexpr int keys_at_once = pieces * unit > 8 ? 1 : sizeof(E) == 2 && queries <= 4 ? 4 : 2;
 
   using Key = Piece<E, unit>;
@@ -126,7 +126,7 @@ struct Softmaxes {
   float largest[queries];
   float sum[queries];
 
-  // The number of the warp's first query among the block's.
+  // The index of the warp's first query within the block.
   __device__ static int first_query() { return warp_index() % sharing * queries; }
 
   __device__ static int column(int piece) { return (piece * lanes + lane_index() % lanes) * unit; }
@@ -149,7 +149,7 @@ struct Softmaxes {
     }
   }
 
-  // The value as it is cached.
+  // The value, rounded as in the cache.
   template <class T>
   __device__ static float rounded(T x) {
     if constexpr (sizeof(T) == sizeof(E)) return float_of(x);
@@ -181,7 +181,8 @@ struct Softmaxes {
     }
   }
 
-  // Adds entries from..to of `source`; `sees(i, g)` says whether query g of the block sees entry i. The whole block takes part.
+  // Adds entries from..to of `source`; `sees(i, g)` returns whether query g of the block sees entry i. All threads of the block
+  // take part.
   template <int keys_at_once = Softmaxes::keys_at_once, class Source, class Sees>
   __device__ void add(int from, int to, const Source& source, float scale, Sees sees) {
     using T = typename Source::Value;
@@ -195,7 +196,7 @@ struct Softmaxes {
         load(source.key(i), keys[u]);
         load(source.value(i), values[u]);
       }
-      // Whether a key is seen may have to be read too.
+      // The visibility of a key may be a load too.
       bool seen[queries][keys_at_once];
 #pragma unroll
       for (int g = 0; g < queries; g++) {
@@ -221,7 +222,7 @@ struct Softmaxes {
         for (int i = 0; i < pieces * unit; i++) weighted[g][i] *= shrink;
 #pragma unroll
         for (int u = 0; u < keys_at_once; u++) {
-          // A value that is not seen may not even be finite.
+          // A hidden value may not even be finite.
           if (!seen[g][u]) continue;
           float weight = expf(scores[u] - highest);
           sum[g] += weight;
@@ -234,8 +235,8 @@ struct Softmaxes {
     }
   }
 
-  // Makes one softmax of the warps': `emit(g, i, largest, sum, weighted)` for each value i of the block's query g, each in one
-  // thread. `shared` has room for `queries * (dim + 2)` floats a warp. Begins with a barrier.
+  // Merges the softmaxes of the warps: calls `emit(g, i, largest, sum, weighted)` for each value i of the block's query g, each
+  // in one thread. `shared` has room for `queries * (dim + 2)` floats per warp. Begins with a barrier.
   template <class Emit>
   __device__ void merge(float* shared, Emit emit) {
 #pragma unroll
@@ -279,7 +280,7 @@ struct Softmaxes {
     }
   }
 
-  // One value of the softmax that `count` entries make keys_at_once, `stride` values from one to the next.
+  // Computes value i of the softmax that combines `count` entries, which are `stride` floats apart.
   template <class Emit>
   __device__ static void merge_entries(const float* entries, int count, int stride, int i, Emit emit) {
     float highest = no_score, total = 0.0f, x = 0.0f;

@@ -1,4 +1,4 @@
-//! Mixes each normed token with the one before it.
+//! Mixes each normed token with the previous one.
 
 mod cpu;
 mod launch;
@@ -10,11 +10,11 @@ use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 use crate::weights::Vector;
 
-/// `h + mix (h_before - h)` with `h = norm(residual)`, for each of several mixes; zero before the first token.
+/// `h + mix (h_before - h)` with `h = norm(residual)`, for each of several mixes; `h_before` is zero for the first token.
 pub struct TokenShift {
     /// Applied to the residual stream first.
     pub norm: Option<Norm>,
-    /// How much of the token before each result takes, for each channel.
+    /// The share of the previous token in each result, for each channel.
     pub mixes: Vec<Vector>,
     /// The state tensor of the last normed token `[hidden]`.
     pub state: usize,

@@ -1,8 +1,6 @@
-// Mixes of each normed token with the previous one, whose norm is computed again so that tokens are
-// independent.
-// `TokenMixes` is in launch.rs.
+// Mixes each normed token with the previous one, whose norm is recomputed so that tokens are independent. `TokenMixes` is in launch.rs.
 
-// `step`: there is one token, which is stored in the state at once.
+// `step`: there is only one token, which is stored in the state at once.
 template <int hidden, int flags, int mixes, bool step>
 __device__ void token_shift(const Prologue& prologue, TokenMixes weights, float* last, Rows out) {
   float* now = shared_memory<float>();
@@ -23,7 +21,7 @@ __device__ void token_shift(const Prologue& prologue, TokenMixes weights, float*
   }
 }
 
-// Keeps the last normed token of a chunk, once the first has read the one before it.
+// Stores the last normed token of a chunk, once the first token has read the previous one.
 template <int hidden, int flags>
 __device__ void keep_token(const Prologue& prologue, float* last, int tokens) {
   store_prologue_row<hidden, flags>(prologue, tokens - 1, last);

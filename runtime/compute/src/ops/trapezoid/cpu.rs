@@ -1,4 +1,4 @@
-//! The op on a CPU: one task a head, token by token.
+//! The op on a CPU: one task per head, token by token.
 
 use std::f32::consts::{PI, TAU};
 
@@ -30,7 +30,7 @@ struct Token<'a> {
 type Results<'a> = [&'a mut [f32]; 6];
 
 impl Trapezoid {
-    /// One head of one token. `turned` has room for the cosines, then the sines, of the angles.
+    /// Processes one head of one token. `turned` has room for the cosines, then the sines, of the angles.
     #[inline(always)]
     fn token(
         &self,

@@ -1,5 +1,6 @@
-//! The trapezoidal rule of Mamba-3 (arXiv 2603.15569) as the inputs of a recurrence with one write per token. For each head, with
-//! step d, the token's share s of it, and a rate `a = min(rate, -least_rate)` (head h uses group `h / (heads / groups)` of b and c):
+//! The trapezoidal rule of Mamba-3 (arXiv 2603.15569) as the inputs of a recurrence with one write per token. Each head has a
+//! step d, the token's share s of the step, and a rate `a = min(rate, -least_rate)` (head h uses group `h / (heads / groups)` of
+//! b and c):
 //!
 //! ```text
 //! angle <- angle + pi turn d   (mod 2 pi)                                   one turn for all heads
@@ -8,8 +9,8 @@
 //! o_t    = q_t h_t + skip v_t
 //! ```
 //!
-//! A token's key and value are written once, when the next token has come and their whole weight is known. The state before the
-//! token's own part is `S_t = e^(a d) (S_{t-1} + w k_{t-1}^T v_{t-1})` with `w = s_{t-1} d_{t-1} + (1 - s_t) d_t`, and
+//! A token's key and value are written once, when the next token has arrived and their full weight is known. The state before
+//! the token's own part is `S_t = e^(a d) (S_{t-1} + w k_{t-1}^T v_{t-1})` with `w = s_{t-1} d_{t-1} + (1 - s_t) d_t`, and
 //! `o_t = q_t S_t + (skip + s d (q_t . k_t)) v_t`: a recurrence on the previous token's key and value, and a bonus.
 
 mod cpu;
@@ -22,7 +23,7 @@ use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 use crate::weights::Vector;
 
-/// The map; one task a head.
+/// The map, with one task per head.
 pub struct Trapezoid {
     /// Heads.
     pub heads: usize,
@@ -36,13 +37,13 @@ pub struct Trapezoid {
     pub step: View,
     /// Shares of the tokens in their steps, `[heads]`.
     pub share: View,
-    /// Rates, `[heads]`, all zero or below.
+    /// Rates, `[heads]`, all at most zero.
     pub rate: View,
     /// Turns `[pairs]` from -1 to 1.
     pub turn: View,
-    /// The norm of c, `[dk]`: of the root mean square, without a bias.
+    /// The norm of c, `[dk]`: root mean square, without a bias.
     pub q_norm: Norm,
-    /// The norm of b, likewise.
+    /// The norm of b, of the same kind.
     pub k_norm: Norm,
     /// `[heads, dk]`.
     pub q_bias: Vector,
@@ -70,7 +71,7 @@ pub struct TrapezoidState {
     pub weight: usize,
 }
 
-/// Results, in buffers of their own.
+/// Results, each in a separate buffer.
 pub struct TrapezoidOutputs {
     /// Queries `[heads, dk]`.
     pub q: View,
@@ -101,7 +102,7 @@ impl TrapezoidOutputs {
 }
 
 impl Trapezoid {
-    /// Widths of a head's key and value, and pairs that turn.
+    /// Widths of a head's key and value, and the number of rotated pairs.
     fn widths(&self) -> [usize; 3] {
         let (dk, dv) = (self.q_norm.weight.len(), self.v.width / self.heads);
         [dk, dv, self.turn.width]

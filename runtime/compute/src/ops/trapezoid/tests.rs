@@ -1,4 +1,4 @@
-//! Chunks against steps. The equations are compared with in tests/equations.
+//! Checks chunks against steps. The equations are checked in tests/equations.
 
 use super::{Trapezoid, TrapezoidOutputs, TrapezoidState};
 use crate::functions::Norm;
@@ -7,7 +7,7 @@ use crate::ops::rig::{Rig, noise, side_by_side};
 use crate::state::StateDtype;
 use crate::weights::Vector;
 
-/// An op with its memory. Buffer 0 has the inputs, the others a result each.
+/// An op with its memory. Buffer 0 has the inputs, each other buffer has one result.
 pub(crate) struct Example {
     pub op: Trapezoid,
     /// Columns of the buffers.
@@ -17,8 +17,8 @@ pub(crate) struct Example {
 }
 
 impl Example {
-    /// For these heads, groups, widths of keys and values and pairs. The state begins with tensor `first`; `vector` makes weights of a
-    /// number and a length.
+    /// An example with these heads, groups, widths of keys and values, and pairs. The state begins with tensor `first`;
+    /// `vector(number, length)` returns weights.
     pub fn new(
         [heads, groups, dk, dv, pairs]: [usize; 5],
         first: usize,

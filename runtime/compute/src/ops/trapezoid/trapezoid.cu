@@ -1,4 +1,4 @@
-// Inputs of Mamba-3's recurrence: a warp takes a head of a token, whose key, value and weight it leaves to the next token. In a
+// Inputs of Mamba-3's recurrence. A warp takes a head of a token, and leaves its key, value and weight to the next token. In a
 // chunk, angles are summed first.
 
 __device__ inline float turned(float angle, float turn, float step) {
@@ -7,16 +7,16 @@ __device__ inline float turned(float angle, float turn, float step) {
   return angle - 2.0f * pi * floorf(angle / (2.0f * pi));
 }
 
-// A token's own part of its step.
+// The weight of a token's own part of its step.
 __device__ inline float own_weight(const TrapezoidInputs& in, int t, int head) {
   return in.share.token(t)[head] * in.step.token(t)[head];
 }
 
-// Writes the angles of a chunk where the queries' pairs will be, and the state as the first token's previous key, value and weight.
-// A block takes a head.
+// Writes the angles of a chunk to the places of the query pairs, and the state as the first token's previous key, value and
+// weight. A thread block takes a head.
 template <int dk, int dv, int pairs>
 __device__ void trapezoid_angles(const TrapezoidInputs& in, int tokens) {
-  // Loads in flight of a thread.
+  // Loads in flight per thread.
   constexpr int batch = 16;
   int head = blockIdx.x;
   for (int i = threadIdx.x; i < dk; i += blockDim.x) in.key.token(0)[head * dk + i] = in.last_key[head * dk + i];
@@ -43,7 +43,7 @@ __device__ void trapezoid_angles(const TrapezoidInputs& in, int tokens) {
   }
 }
 
-// `alone`: there is one token, and the state has what is before it.
+// `alone`: there is only one token, and the state holds the previous one.
 template <int heads, int groups, int dk, int dv, int pairs, bool alone>
 __device__ void trapezoid(const TrapezoidInputs& in, int tokens) {
   constexpr int halves = dk / 2, parts = (halves + 31) / 32;

@@ -1,6 +1,6 @@
-//! ARWKV: RWKV-7's time mixing in place of a Transformer's attention, with its norms and feed-forward networks (llama.cpp
-//! `src/models/arwkv7.cpp`). The gate and the norm of the output may be missing. As in RWKV-7, the first block's `v0`, `v1` and
-//! `v2` have no use.
+//! ARWKV: RWKV-7's time mixing in place of a Transformer's attention, with the Transformer's norms and feed-forward networks
+//! (llama.cpp `src/models/arwkv7.cpp`). The gate and the norm of the output may be missing. As in RWKV-7, the first block's
+//! `v0`, `v1` and `v2` are unused.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(keys: &Keys) -> Result<Description> {
-    // Only time mixing reads the token before.
+    // Only time mixing reads the previous token.
     const SHIFTS: &str = "token_shift_count";
     match keys.usize_or(SHIFTS, 1)? {
         1 => (),

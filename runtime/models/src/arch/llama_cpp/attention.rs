@@ -1,4 +1,4 @@
-//! The attention of llama.cpp's architectures: its keys and its names.
+//! The attention of llama.cpp's architectures: its keys and the names of its tensors.
 
 use super::Keys;
 use super::divisors::Divisors;
@@ -6,12 +6,12 @@ use super::names::{Name, Take, as_stored};
 use crate::error::Result;
 use crate::mixers::{Attention, RopeScaling};
 
-/// How the two channels that turn together lie in the rows of q and k.
+/// The layout in q and k of the two channels that rotate together.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Pairs {
-    /// Next to each other.
+    /// Adjacent.
     Neighbours,
-    /// Apart by half of those that turn, as ours.
+    /// Half of the rotated channels apart, as in our layout.
     Halves,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn attention(keys: &Keys, block: usize) -> Result<Attention> {
     })
 }
 
-/// This attention without positions.
+/// Removes the positions from this attention.
 pub(super) fn unturned(attention: Attention) -> Attention {
     Attention {
         rope_theta: None,
@@ -60,7 +60,7 @@ pub(super) fn unturned(attention: Attention) -> Attention {
     }
 }
 
-/// The names of the tensors of `attention` in block `block`, where queries, keys and values may lie in one tensor.
+/// The names of the tensors of `attention` in block `block`, where queries, keys and values may share one tensor.
 pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pairs) -> Vec<Name> {
     let Attention {
         heads,
@@ -81,7 +81,7 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
         },
         _ => Take::Whole,
     };
-    // A query head may be followed by its gate.
+    // In the file, each query head may be followed by its gate.
     let part = |part| Take::Groups { count: heads, part };
     let queries = if gate {
         part(0..head_dim)
@@ -97,7 +97,7 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
         let gates = part(head_dim..2 * head_dim);
         projections.push(("mixer.g_proj", "attn_q", gates));
     }
-    // Where each lies in the one tensor.
+    // The rows of each projection in the shared tensor.
     let query_rows = heads * head_dim * if gate { 2 } else { 1 };
     let kv_rows = kv_heads * head_dim;
     let rows = |theirs: &str| match theirs {
@@ -168,7 +168,7 @@ fn yarn(keys: &Keys, factor: f32) -> Result<RopeScaling> {
     })
 }
 
-/// The scaling that `rope_freqs.weight` says, the divisor of each frequency.
+/// The scaling stored in `rope_freqs.weight`, as the divisor of each frequency.
 fn divisors(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
     const NAME: &str = "rope_freqs.weight";
     if !keys.has_tensor(NAME) {

@@ -1,5 +1,5 @@
-//! Ling 3.0: Kimi Delta Attention with a bounded decay and latent attention with positions, dense networks, then mixtures of
-//! experts (llama.cpp `src/models/bailingmoe3.cpp`; `conversion/bailingmoe3.py`).
+//! Ling 3.0: Kimi Delta Attention with a bounded decay and latent attention with positions; the first layers have dense
+//! networks, the others mixtures of experts (llama.cpp `src/models/bailingmoe3.cpp`; `conversion/bailingmoe3.py`).
 
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ fn bounded(keys: &Keys, kda: Kda) -> Result<Kda> {
     })
 }
 
-/// Refuses limits of the experts' gates, which are a list of numbers or one, other than zero.
+/// Refuses limits of the experts' gates, a number or a list of numbers, unless they are zero.
 fn unlimited(keys: &Keys, key: &str) -> Result<()> {
     let limits = match keys.value(key) {
         Some(Value::Array(Array::F32(limits))) => limits.clone(),
@@ -93,10 +93,10 @@ fn unlimited(keys: &Keys, key: &str) -> Result<()> {
     }
 }
 
-/// Both gates have one matrix, under the names of the first of two.
+/// The names where both gates have one matrix, which is stored under the name of the first of two.
 fn bounded_names() -> Vec<Name> {
     let mut names = vec![
-        // Stored is exp(A_log).
+        // The file stores exp(A_log).
         Name::new("mixer.A_log", "ssm_a", Take::Values(f32::ln)),
         Name::new("mixer.f_proj", "ssm_f_a", Take::Whole),
         Name::new("mixer.g_proj", "ssm_g_a", Take::Whole),
@@ -105,7 +105,7 @@ fn bounded_names() -> Vec<Name> {
     names
 }
 
-/// Channels that turn together lie next to each other, but in files of models that read images.
+/// Channels that rotate together are adjacent, except in files of models that read images.
 fn turned_names(keys: &Keys, block: usize, latent: &LatentAttention) -> Vec<Name> {
     let halves = |first: usize| {
         if keys.is_list("rope.dimension_sections") {

@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     read,
 };
 
-/// Every n-th of SmolLM3's layers has no positions.
+/// Every n-th layer of SmolLM3 has no positions.
 const UNTURNED: usize = 4;
 
 fn read(keys: &Keys) -> Result<Description> {

@@ -1,15 +1,15 @@
-//! `rope_freqs.weight`: the divisors of the rotary frequencies, which llama.cpp's converter works out from Llama 3's scaling and
+//! `rope_freqs.weight`: the divisors of the rotary frequencies, which llama.cpp's converter computes from Llama 3's scaling and
 //! stores instead of its parameters.
 
 use crate::mixers::RopeScaling;
 
-/// How far a stored divisor may lie from the scaling's, as a share of it: f32 numbers out of f32 numbers.
+/// Relative tolerance between a stored divisor and the scaling's, since the stored divisors are f32.
 const CLOSE: f64 = 1e-3;
 /// The parameters of Llama 3 itself.
 const TRAINED: f32 = 8192.0;
 const HIGH: f32 = 4.0;
 
-/// Frequencies, fastest first, and what divides them.
+/// The divisors of rotary frequencies, fastest frequency first.
 pub(super) struct Divisors<'a> {
     pub theta: f32,
     /// The divisor of each pair of channels.
@@ -17,8 +17,8 @@ pub(super) struct Divisors<'a> {
 }
 
 impl Divisors<'_> {
-    /// The scaling with these divisors, if it is Llama 3's of some context. Its parameters may all be larger by one factor without
-    /// another result, so `low` is one.
+    /// The scaling with these divisors, if it is Llama 3's for some context. A common factor of its parameters does not change the
+    /// result, so `low` is one.
     pub fn scaling(&self, trained: Option<f32>) -> Option<RopeScaling> {
         let factor = self.stored.iter().copied().fold(1.0, f32::max);
         let with = |trained: f32, high: f32| RopeScaling::Llama3 {
@@ -49,8 +49,8 @@ impl Divisors<'_> {
         self.stored.iter().enumerate().all(is_close)
     }
 
-    /// The line through two pairs between the kept and the divided: of a frequency `f` the share
-    /// `(trained f / 2 pi - 1) / (high - 1)` is kept.
+    /// Fits the line through two pairs between the kept and the divided ones. The kept share of a frequency `f` is
+    /// `(trained f / 2 pi - 1) / (high - 1)`.
     fn fit(&self, factor: f64, with: impl Fn(f32, f32) -> RopeScaling) -> Option<RopeScaling> {
         let kept = |pair: usize| {
             let divided = 1.0 / f64::from(self.stored[pair]);
@@ -72,7 +72,7 @@ impl Divisors<'_> {
                 (tau * periods / self.plain(only), high)
             }
             [] => {
-                // All kept up to a pair, all divided from it on.
+                // All pairs before `first` are kept, and all pairs from it on are divided.
                 let first = (0..self.stored.len()).find(|&pair| kept(pair) <= CLOSE)?;
                 let high = self.plain(first.checked_sub(1)?) / self.plain(first);
                 (tau / self.plain(first), high)
@@ -87,7 +87,7 @@ impl Divisors<'_> {
 mod tests {
     use super::*;
 
-    /// As `conversion/llama.py` computes them.
+    /// The divisors, as computed by `conversion/llama.py`.
     fn divisors(theta: f64, pairs: usize, scaling: [f64; 4]) -> Vec<f32> {
         let [factor, low, high, trained] = scaling;
         let divisor = |pair: usize| {

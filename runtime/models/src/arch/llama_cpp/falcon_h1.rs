@@ -1,4 +1,4 @@
-//! Falcon-H1: Mamba-2 in parallel with attention on one norm (llama.cpp `src/models/falcon-h1.cpp`;
+//! Falcon-H1: Mamba-2 in parallel with attention after one norm (llama.cpp `src/models/falcon-h1.cpp`;
 //! `conversion/falcon_h1.py`). The model's multipliers are folded into its weights. The norm before the feed-forward
 //! network has no `.weight`.
 

@@ -1,4 +1,4 @@
-//! Feed-forward networks of llama.cpp's architectures: dense ones, mixtures of experts.
+//! Feed-forward networks of llama.cpp's architectures: dense networks and mixtures of experts.
 
 use super::Keys;
 use super::names::{Name, Take, as_stored};
@@ -9,7 +9,7 @@ use crate::ops::{Groups, Router, Scoring};
 /// The value of `expert_gating_func` that means sigmoid.
 const SIGMOID: usize = 2;
 
-/// The gated network that most models have, in block `block`.
+/// The gated network of block `block`, as in most models.
 pub(super) fn dense(keys: &Keys, block: usize, intermediate: usize) -> FeedForward {
     FeedForward::Dense(MlpSpec {
         intermediate,
@@ -21,12 +21,12 @@ pub(super) fn dense(keys: &Keys, block: usize, intermediate: usize) -> FeedForwa
 /// Properties of a family's mixtures of experts that the keys do not give.
 #[derive(Clone, Copy)]
 pub(super) struct Mixture {
-    /// The router, but for the scale and the groups.
+    /// The router, without the scale and the groups.
     pub router: Router,
     /// Whether a shared expert's output is gated.
     pub gate: bool,
-    /// Whether `feed_forward_length` is the total width of all chosen experts, and that of the shared one, where no key gives
-    /// theirs; else it is the width of one expert.
+    /// Whether `feed_forward_length` is the total width of all chosen experts, and the width of the shared one, if no other
+    /// key gives these widths; otherwise it is the width of one expert.
     pub length_is_total: bool,
 }
 
@@ -76,8 +76,8 @@ pub(super) fn experts(keys: &Keys, block: usize, mixture: Mixture) -> Result<Exp
     })
 }
 
-/// A router with sigmoid scores, whose chosen weights are divided by their sum and `more`. A file that says another score is
-/// refused.
+/// A router with sigmoid scores that divides the chosen weights by their sum plus `more`. Fails if the file sets another
+/// score function.
 pub(super) fn sigmoid(keys: &Keys, more: f32) -> Result<Router> {
     let key = "expert_gating_func";
     match keys.usize_or(key, SIGMOID)? {
@@ -90,14 +90,14 @@ pub(super) fn sigmoid(keys: &Keys, more: f32) -> Result<Router> {
     }
 }
 
-/// Groups of experts of which the best are used; a single one is none.
+/// The groups of experts, of which the best are used; `None` for a single group.
 fn groups(keys: &Keys) -> Result<Option<Groups>> {
     let count = keys.usize_or("expert_group_count", 0)?;
     let top_k = keys.usize_or("expert_group_used_count", count)?;
     Ok((count > 1).then_some(Groups { count, top_k }))
 }
 
-/// The names of the tensors of `experts` in block `block`. Gates and up projections may be fused in one tensor.
+/// The names of the tensors of `experts` in block `block`. Gate and up projections may be fused in one tensor.
 pub(super) fn expert_names(keys: &Keys, block: usize, experts: &ExpertsSpec) -> Vec<Name> {
     let mut names = as_stored(&[
         ("ffn_latent_in", "ffn_latent_down"),

@@ -1,5 +1,5 @@
-//! Gemma 3: attention in windows but for every sixth layer, norms before and after (llama.cpp `src/models/gemma3.cpp`;
-//! `conversion/gemma.py`). Norms are stored as gains.
+//! Gemma 3: windowed attention except in every sixth layer, norms before and after each part (llama.cpp
+//! `src/models/gemma3.cpp`; `conversion/gemma.py`). Norms are stored as gains.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ pub(super) const FAMILY: Family = Family {
     read,
 };
 
-/// Every n-th layer sees all tokens.
+/// Every n-th layer attends to all tokens.
 const PATTERN: usize = 6;
-/// Layers of the one size whose scores are scaled by a head's part of the residual stream, not by its width.
+/// Number of layers of the one size whose scores are scaled by `hidden / heads` instead of the head's width.
 const LARGEST_LAYERS: usize = 62;
 
 fn read(keys: &Keys) -> Result<Description> {
@@ -74,7 +74,7 @@ fn read(keys: &Keys) -> Result<Description> {
     Ok(Description::new(spec, tables.into_iter()))
 }
 
-/// Which layers see a window: as a list says, or all but every n-th one.
+/// Which layers have a window: as listed in the file, or all but every n-th.
 fn slides(keys: &Keys) -> Result<Vec<bool>> {
     const KEY: &str = "attention.sliding_window_pattern";
     if keys.is_list(KEY) {

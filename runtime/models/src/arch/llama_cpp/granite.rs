@@ -1,5 +1,6 @@
-//! Granite and Bamba: Mamba-2, attention, multipliers, dense or mixtures of experts (llama.cpp `src/models/granite-hybrid.cpp`,
-//! `granite.cpp`, `granite-moe.cpp`; `conversion/granite.py`). A hybrid all of whose layers are attention is written as a Transformer.
+//! Granite and Bamba: Mamba-2, attention, multipliers, dense networks or mixtures of experts (llama.cpp
+//! `src/models/granite-hybrid.cpp`, `granite.cpp`, `granite-moe.cpp`; `conversion/granite.py`). A hybrid whose layers are all
+//! attention is written as a Transformer.
 
 use std::sync::Arc;
 
@@ -69,7 +70,7 @@ fn read(keys: &Keys) -> Result<Description> {
     Ok(Description::new(spec, tables.into_iter()))
 }
 
-/// The attention of block `block`. `rope.scaling.finetuned` says whether there are positions.
+/// The attention of block `block`, with positions unless `rope.scaling.finetuned` is false.
 fn scaled_attention(keys: &Keys, block: usize) -> Result<Attention> {
     let scale = keys.f32_or("attention.scale", 0.0)?;
     let attention = Attention {

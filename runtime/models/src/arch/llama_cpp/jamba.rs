@@ -1,5 +1,5 @@
-//! Jamba: Mamba with normed parameters, attention without positions, in some layers mixtures of experts (llama.cpp
-//! `src/models/jamba.cpp`; `conversion/jamba.py`).
+//! Jamba: Mamba with normalized parameters, attention without positions, and mixtures of experts in some layers
+//! (llama.cpp `src/models/jamba.cpp`; `conversion/jamba.py`).
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn read(keys: &Keys) -> Result<Description> {
     };
     let intermediate = keys.per_layer("feed_forward_length")?;
     let mixture = Mixture::new(Router::softmax(false));
-    // Dense models have the keys of experts as well.
+    // Dense models have the keys of experts too, so they are always read.
     keys.experts()?;
     let mut layers = Vec::new();
     let mut tables = Vec::new();

@@ -5,7 +5,7 @@ use waterline_quant::gguf::{Array, Gguf, Value};
 use crate::config::LARGEST;
 use crate::error::{Error, Result};
 
-/// The keys of one file. A key is named without the architecture in front.
+/// The keys of one file, named without the architecture's prefix.
 pub(super) struct Keys<'a> {
     gguf: &'a Gguf,
     architecture: &'a str,
@@ -45,12 +45,12 @@ impl<'a> Keys<'a> {
         self.gguf.get(&self.full(key))
     }
 
-    /// The value at a key, if it is there.
+    /// The value at a key, if it exists.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.get(key)
     }
 
-    /// The error that `key` does not say what it should.
+    /// The error for a `key` with an unexpected value.
     pub fn wrong(&self, key: &str, found: impl ToString, expected: impl Into<String>) -> Error {
         Error::Config {
             file: self.gguf.name().into(),
@@ -60,7 +60,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The error that the model is well formed and cannot be run.
+    /// The error for a well-formed model that cannot be run.
     pub fn unsupported(&self, what: impl Into<String>) -> Error {
         Error::Unsupported {
             file: self.gguf.name().into(),
@@ -81,7 +81,7 @@ impl<'a> Keys<'a> {
         self.bounded(key, self.gguf.get_usize(&self.full(key))?)
     }
 
-    /// As above for a key that may be missing.
+    /// Like [`Keys::usize`], for a key that may be missing.
     pub fn optional_usize(&self, key: &str) -> Result<Option<usize>> {
         self.get(key).map(|_| self.usize(key)).transpose()
     }
@@ -116,7 +116,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Layers: the blocks but for the last, which predict further tokens.
+    /// Number of layers: all blocks except the last ones, which predict further tokens.
     pub fn layers(&self) -> Result<usize> {
         let blocks = self.blocks()?;
         let further = self.usize_or("nextn_predict_layers", 0)?;
@@ -158,12 +158,13 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// How many blocks are read.
+    /// Number of blocks to read.
     fn read(&self) -> Result<usize> {
         Ok(self.layers()? + usize::from(self.mtp_block()?.is_some()))
     }
 
-    /// One number for every layer, or a list of one for each block. The last blocks' are left out, unless such a block is read.
+    /// One number per layer, from a single number or a list with one per block. The last blocks are left out, unless such a
+    /// block is read.
     pub fn per_layer(&self, key: &str) -> Result<Vec<usize>> {
         let (blocks, layers) = (self.blocks()?, self.read()?);
         let Some(list) = self.get(key).and_then(Value::as_array) else {
@@ -185,7 +186,7 @@ impl<'a> Keys<'a> {
         numbers[..layers].iter().map(number).collect()
     }
 
-    /// The whole numbers of a list, none where there is no such key.
+    /// The whole numbers of a list; empty if the key is missing.
     pub fn numbers(&self, key: &str) -> Result<Vec<usize>> {
         let Some(value) = self.get(key) else {
             return Ok(Vec::new());
@@ -207,7 +208,7 @@ impl<'a> Keys<'a> {
             .is_some_and(|value| value.as_array().is_some())
     }
 
-    /// A list of a truth value for each block, if there is one. The last blocks' are left out.
+    /// A list of one flag per block, if the key exists. The last blocks are left out.
     pub fn optional_flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
         let Some(value) = self.get(key) else {
             return Ok(None);
@@ -230,7 +231,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The epsilon of the norms, where a file may say only that of layer norms.
+    /// The epsilon of the norms, which a file may give for layer norms only.
     pub fn norm_eps(&self) -> Result<f32> {
         const USUAL: &str = "attention.layer_norm_rms_epsilon";
         match self.optional_f32(USUAL)? {
@@ -242,14 +243,14 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Experts of a mixture, 0 or 1 for a model without mixtures.
+    /// Number of experts of a mixture; 0 or 1 for a model without mixtures.
     pub fn experts(&self) -> Result<usize> {
-        // Models without mixtures have the key as well.
+        // Models without mixtures have this key too, so it is always read.
         self.per_layer_or("expert_used_count", 0)?;
         self.usize_or("expert_count", 0)
     }
 
-    /// As above for a key that may be missing.
+    /// Like [`Keys::per_layer`], for a key that may be missing.
     pub fn per_layer_or(&self, key: &str, default: usize) -> Result<Vec<usize>> {
         match self.get(key) {
             Some(_) => self.per_layer(key),

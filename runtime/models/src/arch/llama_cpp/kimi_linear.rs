@@ -1,5 +1,5 @@
-//! Kimi Linear: Kimi Delta Attention and latent attention without positions, dense networks, then mixtures of experts
-//! (llama.cpp `src/models/kimi-linear.cpp`; `conversion/kimi_linear.py`).
+//! Kimi Linear: Kimi Delta Attention and latent attention without positions; the first layers have dense networks, the
+//! others mixtures of experts (llama.cpp `src/models/kimi-linear.cpp`; `conversion/kimi_linear.py`).
 
 use std::sync::Arc;
 
@@ -84,14 +84,14 @@ pub(super) fn delta_names() -> Vec<Name> {
         ("mixer.o_norm", "ssm_norm"),
         ("mixer.o_proj", "attn_output"),
     ]);
-    // Stored is -exp(A_log).
+    // The file stores -exp(A_log).
     let rates = Take::Values(|a| (-a).ln());
     names.push(Name::new("mixer.A_log", "ssm_a", rates));
     names
 }
 
-/// Latent attention; a head's key and value are `key_length_mla` and `value_length_mla` wide, and `key_length` is the width of the
-/// cached row.
+/// Latent attention. The keys `key_length_mla` and `value_length_mla` are the widths of a head's key and value; `key_length` is
+/// the width of the cached row.
 pub(super) fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAttention> {
     let key = keys.usize("attention.key_length_mla")?;
     let rope = keys.usize("rope.dimension_count")?;
@@ -127,7 +127,7 @@ pub(super) fn latent_names(keys: &Keys, block: usize, latent: &LatentAttention) 
         ("mixer.o_proj", "attn_output"),
     ]);
     if keys.has_tensor(&format!("blk.{block}.attn_kv_b.weight")) {
-        // Older files: for each head the rows of its keys, which the query passes the other way, then those of its values.
+        // Older files store, for each head, the rows of its keys, which must be transposed, then the rows of its values.
         let (count, keys) = (latent.heads, latent.nope);
         let [key, value] = [0..keys, keys..keys + latent.value_dim];
         names.extend([

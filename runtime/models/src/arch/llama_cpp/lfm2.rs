@@ -1,5 +1,5 @@
-//! LFM2: gated short convolutions and attention, dense or mixtures of experts (llama.cpp `src/models/lfm2.cpp`,
-//! `lfm2moe.cpp`; `conversion/lfm2.py`). The last norm is called after the embedding.
+//! LFM2: gated short convolutions and attention, dense networks or mixtures of experts (llama.cpp
+//! `src/models/lfm2.cpp`, `lfm2moe.cpp`; `conversion/lfm2.py`). The final norm is named after the embedding.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn read(keys: &Keys) -> Result<Description> {
     })
 }
 
-/// The mixer of block `block` and its names: attention where there are key and value heads.
+/// The mixer of block `block` and its names: attention if there are key and value heads, else a convolution.
 fn mixer(keys: &Keys, block: usize, kv_heads: usize) -> Result<(Arc<dyn Mixer>, Vec<Name>)> {
     if kv_heads == 0 {
         let conv = GatedConv {

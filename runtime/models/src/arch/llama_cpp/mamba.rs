@@ -1,5 +1,5 @@
 //! Mamba, Falcon-Mamba and Mamba-2 (llama.cpp `src/models/mamba.cpp`, `mamba2.cpp`; `conversion/mamba.py`). A is stored as
-//! it is used, below zero.
+//! used, with negative values.
 
 use std::sync::Arc;
 
@@ -40,13 +40,13 @@ pub(super) const MAMBA2: &[(&str, &str)] = &[
 
 /// The names of a Mamba-2 layer's tensors, and how they are stored.
 pub(super) fn mamba2_names() -> Vec<Name> {
-    // The norm is stored in rows, one for each group.
+    // The norm is stored with one row per group.
     let mut names = vec![Name::new("mixer.norm", "ssm_norm", Take::Flat)];
     names.extend(as_stored(MAMBA2));
     names
 }
 
-/// Constants of llama.cpp's Mamba, apart from sizes.
+/// The constants of llama.cpp's Mamba, with all sizes zero.
 pub(super) fn mamba() -> Mamba {
     Mamba {
         inner: 0,
@@ -61,7 +61,7 @@ pub(super) fn mamba() -> Mamba {
     }
 }
 
-/// Constants of llama.cpp's Mamba-2, apart from sizes.
+/// The constants of llama.cpp's Mamba-2, with all other sizes zero.
 pub(super) fn mamba2(groups: usize, norm_eps: f32) -> Mamba2 {
     Mamba2 {
         heads: 0,

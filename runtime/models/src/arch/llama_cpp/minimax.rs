@@ -51,7 +51,7 @@ fn read(keys: &Keys) -> Result<Description> {
     Ok(Description::new(model(keys, layers)?, tables.into_iter()))
 }
 
-/// Which layers are lightning attention: as the file lists them, or all but every eighth or so.
+/// Which layers are lightning attention: as listed in the file, or all but every n-th.
 fn recurrent(keys: &Keys, count: usize) -> Result<Vec<bool>> {
     if let Some(flags) = keys.optional_flags("attention.recurrent_layers")? {
         return Ok(flags);
@@ -63,7 +63,7 @@ fn recurrent(keys: &Keys, count: usize) -> Result<Vec<bool>> {
     }
 }
 
-/// The names of lightning attention, whose query, key and value lie next to each other for each head.
+/// The names of lightning attention; the file stores each head's query, key and value next to each other.
 fn lightning_names(mixer: &LightningAttention) -> Vec<Name> {
     let mut names = as_stored(&[
         ("mixer.g_proj", "attn_gate"),

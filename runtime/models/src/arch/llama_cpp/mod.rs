@@ -1,8 +1,8 @@
 //! GGUF files of llama.cpp's architectures (llama.cpp `src/llama-arch.cpp`, `src/models`, `conversion`).
 //!
-//! A family is one file: from the keys to a [`ModelSpec`], and for each layer a table of names, which says where our
-//! tensors lie and how the stored ones become ours. The specifications are those that the same model has as a Hugging
-//! Face directory.
+//! Each family is one file. It maps the keys to a [`ModelSpec`] and provides, for each layer, a table of names: where
+//! our tensors are, and how the stored ones are converted to ours. The specification is the same as for the model's
+//! Hugging Face directory.
 
 mod arwkv7;
 mod attention;
@@ -43,13 +43,13 @@ pub(crate) use write::LlamaCpp;
 
 /// A family of architectures.
 struct Family {
-    /// The values of `general.architecture` that it reads.
+    /// The family's values of `general.architecture`.
     architectures: &'static [&'static str],
-    /// The model that the keys describe.
+    /// Reads the model that the keys describe.
     read: fn(&Keys) -> Result<Description>,
 }
 
-/// The architectures of which the block that predicts the token after the next one is known.
+/// Architectures whose block that predicts the token after the next one is supported.
 const WITH_MTP: &[&str] = qwen35::FAMILY.architectures;
 
 const FAMILIES: &[Family] = &[
@@ -70,25 +70,25 @@ const FAMILIES: &[Family] = &[
     rwkv7::FAMILY,
 ];
 
-/// The contents of a file.
+/// A file's model, and where its tensors are.
 struct Description {
     spec: ModelSpec,
-    /// For each layer of ours, where its tensors lie.
+    /// For each layer of ours, where its tensors are.
     places: Vec<Place>,
-    /// Names of tensors outside of layers that differ from ours.
+    /// Names of tensors outside the layers that differ from ours.
     whole: &'static [(&'static str, &'static str)],
 }
 
-/// Where the tensors of a layer lie.
+/// Where the tensors of a layer are.
 struct Place {
-    /// The number of the block, whose tensors begin with `blk.{block}.`.
+    /// Number of the block, whose tensor names begin with `blk.{block}.`.
     block: usize,
-    /// The names that differ from ours, or whose tensors do.
+    /// The names that differ from ours, or whose tensors are converted.
     names: Vec<Name>,
 }
 
 impl Description {
-    /// A model of layers of which each is one block.
+    /// A model in which each layer is one block.
     fn new(spec: ModelSpec, names: impl Iterator<Item = Vec<Name>>) -> Self {
         let places = names
             .enumerate()
@@ -101,7 +101,7 @@ impl Description {
         }
     }
 
-    /// The name of our tensor `name` in the file, and what makes it ours.
+    /// The name of our tensor `name` in the file, and its conversion to ours.
     fn find(&self, name: &str) -> (String, Name) {
         let part = || {
             let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -131,7 +131,7 @@ fn layer(mixer: Arc<dyn Mixer>, ffn: Option<FeedForward>) -> LayerSpec {
     }
 }
 
-/// Keys for the model as a whole that files of all families share.
+/// Builds the model from `layers` and the model-wide keys that files of all families share.
 fn model(keys: &Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     let embedding = keys.gguf().tensor("token_embd.weight")?;
     Ok(ModelSpec {
@@ -144,7 +144,7 @@ fn model(keys: &Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     })
 }
 
-/// Reads a file of one of these architectures, and if `mtp` its block that predicts the token after the next one.
+/// Reads a file of one of these architectures and, with `mtp`, its block that predicts the token after the next one.
 pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     let architecture = gguf.get_str("general.architecture")?;
     let known = |family: &&Family| family.architectures.contains(&architecture);
@@ -171,8 +171,9 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     Ok((description.spec, tensors))
 }
 
-/// In a file whose products have rounded inputs, gives matrices in f16 inputs in f16, and those in bf16 such inputs, as llama.cpp
-/// does: it quantizes no rows that are no whole number of blocks. A file in f16 or bf16 keeps its inputs in f32.
+/// In a file whose products round their inputs, multiplies matrices in f16 by inputs in f16, and matrices in bf16 by inputs in
+/// bf16, as llama.cpp does; it does not quantize rows that are not a whole number of blocks. A file in f16 or bf16 keeps its
+/// inputs in f32.
 fn round_beside_quantized(tensors: &mut Tensors) {
     let mut all = tensors.values();
     if !all.any(|tensor| tensor.format.is_integer_dot()) {

@@ -1,4 +1,4 @@
-//! Where our tensors lie in a file of llama.cpp's names, and how what is stored becomes ours.
+//! Where our tensors are in a file with llama.cpp's names, and how the stored tensors are converted to ours.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,38 +10,38 @@ use crate::arch::tensors::{from_f32, halves, rows, rows_of_groups, transposed};
 use crate::error::{Error, Result};
 use crate::weights::{Precision, WeightSpec};
 
-/// A tensor of a layer: its name here and there, and what makes the stored one ours.
+/// A tensor of a layer: our name, the stored name, and the conversion from the stored tensor.
 #[derive(Clone)]
 pub(super) struct Name {
-    /// Ours after the layer's number; with or without `.weight` and `.bias`, which are then stored under the same endings.
+    /// Our name after the layer's number. Without an ending it stands for `.weight` and `.bias`, stored under the same endings.
     ours: Cow<'static, str>,
-    /// Theirs after the block's number.
+    /// The stored name after the block's number.
     theirs: &'static str,
-    /// The ending that both have, if the name is that of one tensor.
+    /// The ending of both names, if this entry is for one tensor.
     ending: &'static str,
-    /// The stored rows that matter; none: all.
+    /// The stored rows to take; `None` for all.
     rows: Option<Range<usize>>,
     take: Take,
 }
 
-/// How a stored tensor becomes ours.
+/// How a stored tensor is converted to ours.
 #[derive(Clone)]
 pub(super) enum Take {
-    /// It is ours.
+    /// Unchanged.
     Whole,
-    /// Its values are, in order, whatever their dimensions.
+    /// The same values in the same order, with our dimensions.
     Flat,
     /// `part` of each of `count` groups of rows of equal length.
     Groups { count: usize, part: Range<usize> },
-    /// As `Groups`, with the rows of each group's part as columns.
+    /// Like `Groups`, but transposes the part of each group.
     TransposedGroups { count: usize, part: Range<usize> },
-    /// Rows of heads whose channels `turned` turn with the position, each next to the one that it turns with. Ours are apart
-    /// by half of them.
+    /// Rows of heads whose channels `turned` rotate with the position. The file stores the two channels of a pair next to
+    /// each other; ours are half of the rotated channels apart.
     Halves {
         head_dim: usize,
         turned: Range<usize>,
     },
-    /// A function of each value. A value without a result is an error.
+    /// A function of each value; a result of NaN is an error.
     Values(fn(f32) -> f32),
 }
 
@@ -56,12 +56,12 @@ impl Name {
         }
     }
 
-    /// The rows `rows` of a stored tensor, as they are.
+    /// Takes the rows `rows` of a stored tensor unchanged.
     pub fn of_rows(ours: &'static str, theirs: &'static str, rows: Range<usize>) -> Self {
         Name::new(ours, theirs, Take::Whole).in_rows(rows)
     }
 
-    /// This name for these of the stored rows only.
+    /// Restricts this entry to these stored rows.
     pub fn in_rows(self, rows: Range<usize>) -> Self {
         Name {
             rows: Some(rows),
@@ -69,7 +69,7 @@ impl Name {
         }
     }
 
-    /// This name for the tensor with this ending only.
+    /// Restricts this entry to the tensor with this ending.
     pub fn ending(self, ending: &'static str) -> Self {
         Name {
             ours: format!("{}{ending}", self.ours).into(),
@@ -78,8 +78,7 @@ impl Name {
         }
     }
 
-    /// This name for one of several mixers of a layer, whose names begin with `prefix` instead of
-    /// `mixer.`.
+    /// Moves this entry to one of a layer's parallel mixers, whose names begin with `prefix` instead of `mixer.`.
     pub fn within(self, prefix: &str) -> Self {
         Name {
             ours: self.ours.replacen("mixer.", prefix, 1).into(),
@@ -87,7 +86,7 @@ impl Name {
         }
     }
 
-    /// A tensor that is stored as ours, under its own name.
+    /// The entry for a tensor that is stored like ours, under the same name.
     pub fn same() -> Self {
         Name::new("", "", Take::Whole)
     }
@@ -98,7 +97,7 @@ impl Name {
         Some(name + self.ending)
     }
 
-    /// The tensor `weight` out of the stored one; `file` and `stored` name that in errors.
+    /// Converts the stored tensor to `weight`; `file` and `stored` name the stored tensor in errors.
     pub fn take(
         &self,
         file: &str,
@@ -121,7 +120,7 @@ impl Name {
     }
 
     fn take_from(&self, stored: &str, mut tensor: Tensor, weight: &WeightSpec) -> Result<Tensor> {
-        // Matrices of experts lie one after another, which are the rows of one matrix.
+        // Matrices of experts are stored one after another, like the rows of one matrix.
         if weight.shape.len() == 2 && tensor.shape.len() > 2 {
             let (rows, cols) = tensor.rows_cols();
             tensor.shape = vec![rows, cols];
@@ -164,15 +163,15 @@ impl Name {
                 from_f32(&tensor.shape, &values)?
             }
         };
-        // Rows of several matrices are the rows of one.
+        // The rows of stacked matrices are the rows of one matrix.
         let rows = |shape: &[usize]| shape.iter().rev().skip(1).product::<usize>();
         let same_rows =
             rows(&taken.shape) == rows(&weight.shape) && taken.shape.last() == weight.shape.last();
         if same_rows || squeezed(&taken.shape) == squeezed(&weight.shape) {
             taken.shape = weight.shape.clone();
         }
-        // Tensors that are always f32 here may be quantized there. Matrices stay quantized: their inputs are then
-        // rounded as there.
+        // Tensors that are always f32 here may be quantized in llama.cpp's files. Matrices stay quantized, so that
+        // their inputs are rounded as in llama.cpp.
         let is_matrix = weight.shape.len() == 2;
         if weight.precision == Precision::Full && taken.format.is_integer_dot() && !is_matrix {
             taken = from_f32(&taken.shape, &taken.to_f32())?;
@@ -181,13 +180,13 @@ impl Name {
     }
 }
 
-/// Names whose tensors are stored as they are.
+/// Entries for tensors that are stored unchanged.
 pub(super) fn as_stored(names: &[(&'static str, &'static str)]) -> Vec<Name> {
     let name = |&(ours, theirs)| Name::new(ours, theirs, Take::Whole);
     names.iter().map(name).collect()
 }
 
-/// The stored name of our tensor `part`, if `ours` is its name, perhaps without its ending.
+/// The stored name of our tensor `part`, if `ours` is its name with or without the ending.
 pub(super) fn stored_name(part: &str, ours: &str, theirs: &str) -> Option<String> {
     match part.strip_prefix(ours)? {
         ending @ ("" | ".weight" | ".bias") => Some(format!("{theirs}{ending}")),

@@ -1,5 +1,5 @@
-//! Nemotron-H: layers of one part each, Mamba-2, attention without positions, a feed-forward network or a mixture of experts
-//! (llama.cpp `src/models/nemotron-h.cpp`; `conversion/nemotron.py`).
+//! Nemotron-H: layers with a single part, either Mamba-2, attention without positions, a feed-forward network or a mixture
+//! of experts (llama.cpp `src/models/nemotron-h.cpp`; `conversion/nemotron.py`).
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn read(keys: &Keys) -> Result<Description> {
     let mut layers = Vec::new();
     let mut tables = Vec::new();
     for (i, (kv_heads, intermediate)) in kv_heads.into_iter().zip(intermediate).enumerate() {
-        // The one norm of a block is called after attention, whatever the block is.
+        // A block's only norm is named after attention, whatever the block is.
         let mut names = as_stored(&[("ffn_norm", "attn_norm")]);
         let spec = match (kv_heads, intermediate) {
             (0, 0) => {

@@ -1,5 +1,5 @@
-//! Qwen3.5, Qwen3-Next and models with their text part: Gated DeltaNet, attention with an output gate, dense or mixtures of
-//! experts (llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `qwen3next.cpp`; `conversion/qwen.py`).
+//! Qwen3.5, Qwen3-Next and models with their text part: Gated DeltaNet, attention with an output gate, dense networks or
+//! mixtures of experts (llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `qwen3next.cpp`; `conversion/qwen.py`).
 //!
 //! Norms are stored as gains. Value heads of Qwen3.5 are stored in another order than in transformers: value head t reads key
 //! head `t % heads`. The block after the last layer, which predicts the token after the next one, is attention regardless of the
@@ -75,7 +75,7 @@ fn read(keys: &Keys) -> Result<Description> {
     Ok(Description::new(spec, tables.into_iter()))
 }
 
-/// Fails unless every angle is that of the time or of a place in an image: in a text all of these stand at the token's position.
+/// Fails unless sections of time and image axes cover all angles; in a text, all of these axes have the token's position.
 fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
     const KEY: &str = "rope.dimension_sections";
     let sections = keys.numbers(KEY)?;
@@ -97,7 +97,7 @@ fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
 
 /// Which layers are recurrent.
 fn recurrent(keys: &Keys) -> Result<Vec<bool>> {
-    // Newer files have both, and the list says it alone.
+    // Newer files have both keys, and the list alone decides.
     let interval = keys.usize_or("full_attention_interval", 4)?;
     if let Some(listed) = keys.optional_flags("attention.recurrent_layers")? {
         return Ok(listed);
@@ -139,7 +139,7 @@ fn delta_names(keys: &Keys, block: usize, delta: &GatedDeltaNet) -> Vec<Name> {
     let shared = delta.value_heads / heads.max(1);
     let value = shared * delta.value_dim;
     let (all_keys, all_values) = (heads * key, delta.value_heads * delta.value_dim);
-    // q, k and v lie side by side.
+    // The rows of q, k and v are adjacent.
     let q = 0..all_keys;
     let k = all_keys..2 * all_keys;
     let v = 2 * all_keys..2 * all_keys + all_values;
@@ -148,12 +148,12 @@ fn delta_names(keys: &Keys, block: usize, delta: &GatedDeltaNet) -> Vec<Name> {
         Name::of_rows("mixer.q_conv1d", "ssm_conv1d", q.clone()),
         Name::of_rows("mixer.k_conv1d", "ssm_conv1d", k.clone()),
         Name::of_rows("mixer.v_conv1d", "ssm_conv1d", v.clone()),
-        // Stored is -exp(A_log).
+        // The file stores -exp(A_log).
         Name::new("mixer.A_log", "ssm_a", Take::Values(|a| (-a).ln())),
     ];
     let has = |name: &str| keys.has_tensor(&format!("blk.{block}.{name}.weight"));
     if has("ssm_in") {
-        // Older files have, for each key head, its query and key, then the values and gates of its value heads.
+        // Older files store, for each key head, its query and key, then the values and gates of its value heads.
         let gates = 2 * key + value..2 * (key + value);
         names.extend([
             Name::new("mixer.q_proj", "ssm_in", of_head(0..key)),

@@ -1,11 +1,11 @@
-//! Sentences for files that cannot be run: what is missing, and what comes nearest.
+//! Errors for files that cannot be run: what is missing, and the nearest supported architecture.
 
 use waterline_quant::gguf::{Gguf, Value};
 
 use super::FAMILIES;
 use crate::error::{Error, Result};
 
-/// Architectures that cannot be run: the name, what is missing, the nearest that can.
+/// Architectures that cannot be run: the name, what is missing, and the nearest supported one.
 const MISSING: &[(&str, &str, &str)] = &[
     (
         "rwkv6qwen2",
@@ -42,7 +42,7 @@ const MISSING: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The error for a file of an architecture that is not known.
+/// The error for a file of an unsupported architecture.
 pub(super) fn explain(gguf: &Gguf, architecture: &str) -> Error {
     let file_type = gguf.get("general.type").and_then(Value::as_str);
     let projects = architecture == "clip" || file_type == Some("mmproj");
@@ -73,7 +73,7 @@ pub(super) fn explain(gguf: &Gguf, architecture: &str) -> Error {
     }
 }
 
-/// Refuses one part of a model that was split into several files.
+/// Refuses a file that is one part of a split model.
 pub(super) fn of_parts(gguf: &Gguf) -> Result<()> {
     let parts = gguf.get("split.count").and_then(Value::as_u64).unwrap_or(0);
     if parts < 2 {

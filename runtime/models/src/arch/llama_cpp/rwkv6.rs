@@ -1,4 +1,4 @@
-//! RWKV-6 (llama.cpp `src/models/rwkv6.cpp`; `conversion/rwkv.py`). Each block is two layers of ours: time mixing, channel mixing.
+//! RWKV-6 (llama.cpp `src/models/rwkv6.cpp`; `conversion/rwkv.py`). Each block is two layers of ours: time mixing and channel mixing.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     read,
 };
 
-/// Epsilon of the output norm, which no key says.
+/// Epsilon of the output norm, for which there is no key.
 const OUTPUT_NORM_EPS: f32 = 64e-5;
 
 const TIME_MIX: &[(&str, &str)] = &[
@@ -81,7 +81,7 @@ fn read(keys: &Keys) -> Result<Description> {
         decay_rank: keys.usize("time_decay_extra_dim")?,
         norm_eps: OUTPUT_NORM_EPS,
     });
-    // Sums of later blocks are stored divided by powers of two, and the residual stream is halved as often.
+    // Sums of later blocks are stored divided by powers of two, and llama.cpp halves the residual stream as often.
     let rescaled = keys.usize_or("rescale_every_n_layers", 0)?;
     let mut layers = Vec::new();
     let mut places = Vec::new();

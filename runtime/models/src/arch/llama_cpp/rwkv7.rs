@@ -1,5 +1,5 @@
-//! RWKV-7 (llama.cpp `src/models/rwkv7.cpp`; `conversion/rwkv.py`). Each block is two layers of ours: time mixing, channel
-//! mixing. The first block's `v0`, `v1` and `v2` stand for nothing: there are no earlier values to mix with.
+//! RWKV-7 (llama.cpp `src/models/rwkv7.cpp`; `conversion/rwkv.py`). Each block is two layers of ours: time mixing and
+//! channel mixing. The first block's `v0`, `v1` and `v2` are unused, because there are no earlier values to mix with.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     read,
 };
 
-/// Epsilon of the output norm, which no key says.
+/// Epsilon of the output norm, for which there is no key.
 const OUTPUT_NORM_EPS: f32 = 64e-5;
 
 const TIME_MIX: &[(&str, &str)] = &[
@@ -57,7 +57,7 @@ const SHIFTS: [&str; 6] = [
     "mixer.x_g",
 ];
 
-/// Time mixing, but for what differs in the first block.
+/// Time mixing, without the differences of the first block.
 pub(super) fn time_mix(keys: &Keys, gate_rank: Option<usize>, norm: bool) -> Result<Rwkv7> {
     let hidden = keys.usize("embedding_length")?;
     let head_dim = keys.usize("wkv.head_size")?;
@@ -80,7 +80,7 @@ pub(super) fn time_mix(keys: &Keys, gate_rank: Option<usize>, norm: bool) -> Res
     })
 }
 
-/// The names of its tensors.
+/// The names of time mixing's tensors.
 pub(super) fn time_mix_names() -> Vec<Name> {
     let mut names = as_stored(TIME_MIX);
     let row = |(i, name)| Name::of_rows(name, "time_mix_lerp_fused.weight", i..i + 1);

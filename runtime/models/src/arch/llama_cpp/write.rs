@@ -1,8 +1,8 @@
-//! Writing files of architectures that llama.cpp has as well: Mamba and Mamba-2 (llama.cpp `src/models/mamba.cpp` and
+//! Writes files of architectures that llama.cpp supports too: Mamba and Mamba-2 (llama.cpp `src/models/mamba.cpp` and
 //! `mamba2.cpp`; `conversion/mamba.py` writes such files).
 //!
-//! A model that llama.cpp can run keeps its metadata and names, so that one file runs in both. It can run layers that
-//! are all alike, with biases at the convolutions and nowhere else.
+//! A model that llama.cpp can run gets llama.cpp's metadata and names, so that one file runs in both. llama.cpp
+//! supports layers that are all alike, with biases only in the convolutions.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(crate) enum LlamaCpp {
     Mamba2(Mamba2),
 }
 
-/// Recurrent models have no context length; this is the one that llama.cpp's converter writes.
+/// Recurrent models have no context length; llama.cpp's converter writes this one.
 const CONTEXT_LENGTH: u32 = 1 << 20;
 
 impl LlamaCpp {
@@ -30,7 +30,7 @@ impl LlamaCpp {
         let first = spec.layers.first()?;
         let mixer = first.mixer.as_ref()?;
         let numbers = mixer.to_json();
-        // Only layers of this mixer alone, and nothing unusual around them.
+        // Only layers that consist of this mixer, with all else at its default.
         let plain = ModelSpec {
             layers: vec![LayerSpec::new(Arc::clone(mixer), None); spec.layers.len()],
             vocab: spec.vocab,
@@ -85,7 +85,7 @@ impl LlamaCpp {
         }
     }
 
-    /// Its name.
+    /// The architecture's name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Mamba(_) => "mamba",
@@ -93,14 +93,14 @@ impl LlamaCpp {
         }
     }
 
-    /// The description of `spec`, which has this architecture, and the vocabulary.
+    /// The metadata of the vocabulary and of `spec`, which has this architecture.
     pub fn metadata(&self, spec: &ModelSpec, text: &TextFiles) -> Vec<(String, Value)> {
         let mut numbers = vec![
             ("context_length", CONTEXT_LENGTH as usize),
             ("vocab_size", spec.vocab),
             ("embedding_length", spec.hidden),
             ("block_count", spec.layers.len()),
-            // Not used, but llama.cpp requires it.
+            // Unused, but required by llama.cpp.
             ("feed_forward_length", 0),
             ("attention.head_count", 0),
         ];
@@ -131,7 +131,7 @@ impl LlamaCpp {
         metadata
     }
 
-    /// The name and shape of one of our tensors there.
+    /// The name and shape of one of our tensors in llama.cpp's files.
     pub fn stored(&self, weight: &WeightSpec) -> WeightSpec {
         let mut stored = weight.clone();
         let Some((block, part)) = weight.name.split_once(".mixer.") else {

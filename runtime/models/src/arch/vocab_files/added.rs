@@ -8,13 +8,13 @@ use waterline_quant::read_json;
 use super::super::token_table::AddedToken;
 use super::ReadFile;
 
-/// Most values in one of the files.
+/// Maximum number of values in one of the files.
 const MOST_VALUES: usize = 1 << 17;
 
 /// The added tokens by id.
 pub(super) type Added = BTreeMap<u32, AddedToken>;
 
-/// The added tokens that the directory names; the error is a reason.
+/// Reads the added tokens that the directory names; the error is a reason.
 pub(super) fn read(file: ReadFile) -> Result<Added, String> {
     let config = json_of(file, "tokenizer_config.json")?;
     let map = json_of(file, "special_tokens_map.json")?;
@@ -46,7 +46,7 @@ pub(super) fn read(file: ReadFile) -> Result<Added, String> {
     Ok(added)
 }
 
-/// The named special token of the directory, such as `eos_token`.
+/// The special token called `name`, such as `eos_token`, if the directory has one.
 pub(super) fn named(file: ReadFile, name: &str) -> Result<Option<String>, String> {
     for source in ["tokenizer_config.json", "special_tokens_map.json"] {
         if let Some(text) = content(&json_of(file, source)?[name]) {
@@ -56,7 +56,7 @@ pub(super) fn named(file: ReadFile, name: &str) -> Result<Option<String>, String
     Ok(None)
 }
 
-/// The post-processor of a `tokenizer.json` that puts the token `id` before a text.
+/// A post-processor for a `tokenizer.json` that puts the token `id` before a text.
 pub(super) fn begins_with(id: u32, content: &str) -> Value {
     let of_text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
     json!({
@@ -81,7 +81,7 @@ fn specials(files: [&Value; 2]) -> HashSet<&str> {
         .collect()
 }
 
-/// A token that is written as a text or as an object with its flags.
+/// The text of a token, which is written as a text or as an object with flags.
 fn content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }

@@ -1,4 +1,4 @@
-//! GPT-2's two files: `vocab.json`, the ids of the tokens, and `merges.txt`, a merge in each line.
+//! GPT-2's two files: `vocab.json` with the ids of the tokens, and `merges.txt` with one merge per line.
 
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
     check_count(merges.len())?;
     let config = added::json_of(file, "tokenizer_config.json")?;
     let class = config["tokenizer_class"].as_str().unwrap_or_default();
-    // The two files say nothing of how text is split: the class does.
+    // The two files do not specify how text is split; the tokenizer's class does.
     let (pre_tokenizer, normalizer) = match class.trim_end_matches("Fast") {
         "Qwen2Tokenizer" => (split_as("qwen2"), json!({ "type": "NFC" })),
         "Qwen3_5Tokenizer" => (split_as("qwen35"), json!({ "type": "NFC" })),

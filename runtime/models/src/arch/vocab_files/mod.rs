@@ -1,5 +1,5 @@
-//! Vocabularies of directories without a `tokenizer.json`. Each kind of file becomes the JSON that the tokenizer reads, with
-//! the added tokens that the directory's other files name.
+//! Vocabularies of directories without a `tokenizer.json`. Each kind of file is converted to the JSON that the tokenizer
+//! reads, with the added tokens from the directory's other files.
 
 mod added;
 mod byte_pairs;
@@ -19,13 +19,13 @@ use waterline_quant::{MOST_ADDED, MOST_TOKENS};
 use super::token_table::AddedToken;
 use crate::error::Result;
 
-/// Reads a file of the directory by its name; none if it is missing.
+/// Reads a file of the directory by its name; `None` if it is missing.
 pub(super) type ReadFile<'r> = &'r dyn Fn(&str) -> Result<Option<Vec<u8>>>;
 
-/// The content of a file and the added tokens as a `tokenizer.json`; the error is a reason.
+/// Converts the content of a file and the added tokens to a `tokenizer.json`; the error is a reason.
 type Parse = fn(&[u8], ReadFile) -> std::result::Result<Vec<u8>, String>;
 
-/// A `tokenizer.json` in the making. `M` is its model, whose long lists become text without being values of JSON before.
+/// A `tokenizer.json` under construction. `M` is its model, whose long lists are serialized without intermediate JSON values.
 #[derive(Serialize)]
 pub(super) struct Description<M> {
     pub added_tokens: Vec<AddedToken>,
@@ -37,7 +37,7 @@ pub(super) struct Description<M> {
 }
 
 impl<M: Serialize> Description<M> {
-    /// One without steps before and after its model.
+    /// A description without steps before and after the model.
     pub fn new(model: M, added_tokens: Vec<AddedToken>) -> Self {
         Description {
             added_tokens,
@@ -49,14 +49,14 @@ impl<M: Serialize> Description<M> {
         }
     }
 
-    /// Its text; the error is a reason.
+    /// Serializes the description; the error is a reason.
     pub fn to_json(&self) -> std::result::Result<Vec<u8>, String> {
         check_added(self.added_tokens.len())?;
         serde_json::to_vec(self).map_err(|error| error.to_string())
     }
 }
 
-/// Refuses one token more than are read.
+/// Refuses more tokens or merges than the maximum.
 pub(super) fn check_count(count: usize) -> std::result::Result<(), String> {
     if count <= MOST_TOKENS {
         return Ok(());
@@ -66,7 +66,7 @@ pub(super) fn check_count(count: usize) -> std::result::Result<(), String> {
     ))
 }
 
-/// Refuses one added token more than are read.
+/// Refuses more added tokens than the maximum.
 pub(super) fn check_added(count: usize) -> std::result::Result<(), String> {
     if count <= MOST_ADDED {
         return Ok(());
@@ -76,7 +76,7 @@ pub(super) fn check_added(count: usize) -> std::result::Result<(), String> {
     ))
 }
 
-/// The files that hold a vocabulary, the first that exists is read.
+/// Files that may hold a vocabulary; the first one that exists is read.
 const FILES: [(&str, Parse); 4] = [
     ("rwkv_vocab_v20230424.txt", rwkv::parse),
     ("tiktoken.model", tiktoken::parse),
@@ -84,11 +84,11 @@ const FILES: [(&str, Parse); 4] = [
     ("vocab.json", byte_pairs::parse),
 ];
 
-/// Largest file that is read, in bytes: six times the largest published one.
+/// Maximum size in bytes of a vocabulary file: six times the largest published one.
 const LARGEST: usize = 32 << 20;
 
-/// The vocabulary of a directory as a `tokenizer.json`, if it has one. A file that cannot be read becomes a description that
-/// holds the reason, so that the model still runs on token ids.
+/// Reads the vocabulary of a directory as a `tokenizer.json`, if it has one. A file that cannot be read becomes a
+/// description that holds the reason, so that the model still runs on token ids.
 pub(super) fn read(file: ReadFile) -> Result<Option<Vec<u8>>> {
     for (name, parse) in FILES {
         if let Some(bytes) = file(name)? {
@@ -119,7 +119,7 @@ pub(super) fn byte_level(use_regex: bool) -> Value {
     })
 }
 
-/// The steps that split text at these patterns, then spell its bytes.
+/// Steps that split text at these patterns, then spell its bytes.
 pub(super) fn byte_level_splits(patterns: &[&str]) -> Value {
     let split = |pattern: &&str| {
         json!({

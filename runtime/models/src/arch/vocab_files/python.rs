@@ -1,6 +1,6 @@
-//! Literals of Python: texts and byte strings.
+//! Python literals: strings and byte strings.
 
-/// The bytes of a literal, a text's in UTF-8; none if it is neither a text nor a byte string.
+/// The bytes of a literal, in UTF-8 for a string; `None` if it is neither a string nor a byte string.
 pub(super) fn literal(source: &str) -> Option<Vec<u8>> {
     let (is_bytes, quoted) = match source.strip_prefix(['b', 'B']) {
         Some(quoted) => (true, quoted),
@@ -46,7 +46,7 @@ pub(super) fn literal(source: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A number of this many hexadecimal digits.
+/// Reads a number of `count` hexadecimal digits.
 fn digits(rest: &mut std::str::Chars, count: usize) -> Option<u32> {
     (0..count).try_fold(0u32, |number, _| {
         Some(number << 4 | rest.next()?.to_digit(16)?)

@@ -1,4 +1,4 @@
-//! RWKV's vocabulary file: a line for each token, with its id, its bytes as a literal of Python, and their number.
+//! RWKV's vocabulary file: one line per token, with its id, its bytes as a Python literal, and the number of bytes.
 
 use serde::Serialize;
 use waterline_quant::MOST_TOKENS;
@@ -6,9 +6,9 @@ use waterline_quant::MOST_TOKENS;
 use super::super::token_table::AddedToken;
 use super::{Description, ReadFile, added, python};
 
-/// The name of token 0, which ends a text, where no file names it.
+/// Name of token 0, which ends a text, if no file names it.
 const END: &str = "<|rwkv_tokenizer_end_of_text|>";
-/// Most ids that may be missing.
+/// Maximum number of missing ids.
 const MAX_GAPS: usize = 1 << 16;
 
 #[derive(Serialize)]
@@ -63,7 +63,7 @@ fn token(line: &str) -> Option<(usize, Vec<u8>)> {
     (length == bytes.len() && length > 0).then_some((id.parse().ok()?, bytes))
 }
 
-/// Bytes as the tokenizer's description spells them.
+/// Escapes bytes as in the tokenizer's description.
 fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {

@@ -1,9 +1,9 @@
-//! sentencepiece's vocabulary file, a message of protocol buffers:
+//! SentencePiece's vocabulary file, a protocol buffers message:
 //!
 //! ```text
 //! 1 pieces:     1 text, 2 score (f32), 3 kind (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte)
 //! 2 trainer:    3 model type (1 unigram, 2 byte pairs), 35 byte fallback, 40 id of the unknown piece
-//! 3 normalizer: 2 character map, 3 a space before text, 4 one space for several and none at the ends
+//! 3 normalizer: 2 character map, 3 a space before text, 4 runs of spaces collapsed and both ends stripped
 //! ```
 
 use serde::{Serialize, Serializer};
@@ -110,7 +110,7 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
         steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
     }
     let normalizer = json!({ "type": "Sequence", "normalizers": steps });
-    // sentencepiece's tokenizers begin a text with a token unless they are told not to.
+    // SentencePiece's tokenizers begin a text with a token unless configured not to.
     let config = added::json_of(file, "tokenizer_config.json")?;
     let begins = config["add_bos_token"] != false;
     let name = added::named(file, "bos_token")?.unwrap_or_else(|| "<s>".into());
@@ -198,7 +198,7 @@ impl<'b> Field<'b> {
     }
 }
 
-/// The fields of a message with their numbers, each or the reason that there is none.
+/// The fields of a message with their numbers; a broken field is an error and ends the iteration.
 fn fields(mut bytes: &[u8]) -> impl Iterator<Item = Result<(u64, Field<'_>), String>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
@@ -236,7 +236,7 @@ fn take<'b>(bytes: &mut &'b [u8], count: u64) -> Option<&'b [u8]> {
     Some(taken)
 }
 
-/// Takes a number of seven bits a byte off the front.
+/// Takes a number with seven bits per byte off the front.
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {

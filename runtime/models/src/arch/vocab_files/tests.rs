@@ -22,14 +22,14 @@ fn files(list: &[(&'static str, &[u8])]) -> Files {
         .collect()
 }
 
-/// The reason for which the files make no tokenizer.
+/// The reason why the files make no tokenizer.
 fn refused(list: &[(&'static str, &[u8])]) -> String {
     let json = json_of(&files(list)).expect("a vocabulary");
     let built = Tokenizer::from_json(&json, "test");
     built.err().expect("a reason").to_string()
 }
 
-/// Compares with what the makers' package (sentencepiece, tiktoken) makes of the recorded lines.
+/// Compares with the original package's (sentencepiece, tiktoken) tokens of the recorded lines.
 fn compare(tokenizer: &Tokenizer, kind: &str) {
     let recorded = include_bytes!("../../../tests/data/vocab/expected.json");
     let recorded: Value = serde_json::from_slice(recorded).expect("JSON");
@@ -152,7 +152,7 @@ fn two_files_of_byte_pairs_split_text_as_their_class_does() {
         [3, 2, 6, 12]
     );
     assert!(gpt2.is_special(12) && !gpt2.is_special(13));
-    // Qwen's digits are single, and its text is composed: "e" and a combining accent are one character.
+    // Qwen splits digits and composes text: "e" and a combining accent become one character.
     let qwen = with("Qwen2TokenizerFast");
     assert_eq!(
         qwen.encode("ab12e\u{301}").expect("tokens"),

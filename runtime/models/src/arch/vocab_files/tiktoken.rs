@@ -1,4 +1,4 @@
-//! tiktoken's vocabulary file: a line for each token, with its bytes in base64 and its rank. Kimi's models have one.
+//! tiktoken's vocabulary file: one line per token, with its bytes in base64 and its rank. Kimi's models have this file.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,9 @@ use super::{Description, ReadFile, added, byte_level, byte_level_splits, check_c
 
 /// Ids after the last rank that Kimi's tokenizer reserves for special tokens.
 const RESERVED: u32 = 256;
-/// Longest token of which the parts are looked for.
+/// Longest token whose parts are looked up.
 const MAX_MERGED: usize = 256;
-/// Most bytes of parts that are looked up: a token of n bytes has about n * n of them. Published vocabularies have twenty million.
+/// Maximum number of bytes of parts to look up: a token of n bytes has about n * n. Published vocabularies have twenty million.
 const MOST_PART_BYTES: usize = 1 << 28;
 
 #[derive(Serialize)]
@@ -61,7 +61,7 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
             ranks.len()
         ));
     }
-    // Ranks are fewer than the bytes of the file.
+    // This fits, because there are fewer ranks than bytes in the file.
     let next = last as u32 + 1;
     for id in next..next + RESERVED {
         let name = format!("<|reserved_token_{id}|>");
@@ -89,8 +89,8 @@ fn token(line: &str) -> Option<(Vec<u8>, u64)> {
     Some((token, rank.parse().ok()?))
 }
 
-/// Every pair of tokens that makes a token, in the order of what they make: tiktoken joins the two neighbours whose token has
-/// the lowest rank. The error is a reason.
+/// Every pair of tokens that makes a token, ordered by the rank of that token, because tiktoken joins the two neighbours
+/// whose token has the lowest rank. The error is a reason.
 pub(in crate::arch) fn merges_by_rank(
     ranks: &HashMap<Vec<u8>, u64>,
 ) -> Result<Vec<[String; 2]>, String> {

@@ -1,4 +1,4 @@
-//! Drafts of a model's MTP block on a device: a recorded program of one slot that feeds itself.
+//! Drafts by a model's MTP block on a device: a recorded one-slot program that feeds itself.
 
 use super::{BatchMemory, SlotKind, Writer, at};
 use crate::cuda::{Address, Memory, Program, Queue, Recording, Rooms, Rows, SessionMemory};
@@ -9,25 +9,24 @@ use crate::operands::{RESIDUAL, View};
 
 /// The block's program and its memory.
 pub(super) struct DeviceDraft {
-    /// Reads the token of the one slot, chooses the next one and puts it in its place, with the hidden state that the block gives.
+    /// Reads the token in the slot, chooses the next one, and replaces token and hidden state with its results.
     step: Box<dyn Recording>,
     program: Program,
     own: BatchMemory,
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
-    /// Location of the previous token's hidden state, and its bytes.
+    /// Address and size in bytes of the previous token's hidden state.
     before: (Address, usize),
-    /// How far into the state that of the last token lies, and the first of the block's tensors.
+    /// Byte offsets in the state: of the last token's hidden state, and of the first of the block's tensors.
     last: usize,
     first: usize,
 }
 
 impl DeviceDraft {
-    /// For drafts of up to `most` tokens after those that `engine` has read, on `queue`. The block's state tensors are those of the
-    /// state at `copy`.
+    /// Prepares drafts of up to `most` tokens on `queue`. The block's state tensors are those of the state at `copy`.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] if the device was lost or has no room.
+    /// [`crate::Error::Device`] if the device was lost or its memory is full.
     pub fn new(
         engine: &CudaEngine,
         draft: &Draft,
@@ -96,14 +95,14 @@ impl DeviceDraft {
         })
     }
 
-    /// Bytes of device memory.
+    /// Size of device memory in bytes.
     pub fn bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
         let memories = memories.chain(self.own.all());
         memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
     }
 
-    /// Drafts `tokens` after `token`, which follows the `position` tokens that the state, at this address and of this size, has read.
+    /// Drafts `tokens` after `token`, which the state has not read; the state has this address and size and has read `position` tokens.
     /// The block reads them into the copy.
     pub fn run(
         &self,
@@ -117,7 +116,7 @@ impl DeviceDraft {
         queue.copy(state + self.last as u64, self.before.0, self.before.1)?;
         queue.write(self.own.ids.address(), bytemuck::bytes_of(&token))?;
         let chosen = &self.own.chosen;
-        // The first of them is where a step leaves its choice.
+        // Each step writes its choice to the first element; later elements collect the draft.
         for i in 0..tokens.len() {
             let before = position + i as u64;
             queue.write(self.own.positions.address(), bytemuck::bytes_of(&before))?;

@@ -1,4 +1,4 @@
-//! Prompts of one session on a device, which are read in the slots of a batch: every token has the bits of a recorded step.
+//! Reads prompts of one session on a device in the slots of a batch, so that every token has the bits of a recorded step.
 
 use std::cell::Cell;
 
@@ -6,21 +6,21 @@ use super::{BatchPrograms, CudaEngine, SlotKind};
 use crate::error::Result;
 use crate::state::LOGITS;
 
-/// Reads tokens into the state of the [`CudaEngine`] that it was made for.
+/// Reads tokens into the state of its [`CudaEngine`].
 pub(in crate::engine) struct DeviceExact {
     slots: BatchPrograms,
     vocab: usize,
-    /// The state's logits are those of a slot of the last reading.
+    /// Whether the last tokens were read in these slots, which hold their logits.
     pub holds_logits: bool,
-    /// Its queue may still be reading tokens into the state.
+    /// Whether its queue may still be reading tokens into the state.
     busy: Cell<bool>,
 }
 
 impl DeviceExact {
-    /// For up to `most` tokens at once.
+    /// Allocates memory for up to `most` tokens at once.
     ///
     /// # Errors
-    /// As of [`BatchPrograms::new`].
+    /// See [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
         Ok(DeviceExact {
             slots: BatchPrograms::new(engine, SlotKind::Tokens, most)?,
@@ -30,12 +30,12 @@ impl DeviceExact {
         })
     }
 
-    /// Bytes of device memory.
+    /// Size of device memory in bytes.
     pub fn bytes(&self) -> usize {
         self.slots.bytes()
     }
 
-    /// Reads tokens, no more than it was made for.
+    /// Reads tokens, at most as many as allocated for.
     pub fn read(&mut self, engine: &mut CudaEngine, tokens: &[u32]) -> Result<()> {
         engine.leave(None)?;
         self.holds_logits = true;
@@ -43,7 +43,7 @@ impl DeviceExact {
         self.slots.read(tokens)
     }
 
-    /// Waits until the state has all tokens.
+    /// Waits until the state contains all tokens.
     pub fn settle(&self) -> Result<()> {
         if self.busy.take() {
             self.slots.queue.finish()?;
@@ -51,7 +51,7 @@ impl DeviceExact {
         Ok(())
     }
 
-    /// The state's logits become those after token `row` of the last reading, which is over when this returns.
+    /// Copies the logits after token `row` of the last reading to the state. The reading is complete when this returns.
     pub fn end(&self, engine: &CudaEngine, row: usize) -> Result<()> {
         let bytes = self.vocab * size_of::<f32>();
         let (from, to) = (self.slots.logits(row), engine.tensor(LOGITS));

@@ -6,17 +6,17 @@ use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
 use crate::state::HEADER;
 
-/// Most sessions of a batch on a device: the programs of this many slots are recorded.
+/// The largest batch on a device: a program is recorded for every number of slots up to this.
 const MOST: usize = 64;
 
-/// A program of slots, each the session at this place.
+/// A program of slots; slot i is the i-th session of a call.
 pub(in crate::engine) struct DeviceGroup(BatchPrograms);
 
 impl DeviceGroup {
-    /// For up to `most` sessions with states like that of `engine`.
+    /// Allocates memory for up to `most` sessions with states like that of `engine`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 64; else as of [`BatchPrograms::new`].
+    /// [`Error::Invalid`] for more than 64 sessions, and the errors of [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
         if most > MOST {
             let reason = format!("must be of 1 to {MOST} sessions on a GPU");
@@ -25,7 +25,7 @@ impl DeviceGroup {
         BatchPrograms::new(engine, SlotKind::Sessions, most).map(DeviceGroup)
     }
 
-    /// Gives each slot its session's state; those sample that have a [`Sampling`].
+    /// Assigns each slot its session's state. Slots sample if `sampling` returns parameters for their session.
     fn seat(
         &mut self,
         members: &mut dyn Members,

@@ -1,10 +1,10 @@
-//! Programs of several slots on a device, in one pass over the weights: a token of each of as many sessions, or tokens of one
+//! Programs of several slots on a device with one pass over the weights: one token each of several sessions, or several tokens of one
 //! session.
 //!
-//! A slot is one row of each activation buffer. Ops with matrices that treat every token alike run over all rows; every other op
-//! is written once for each slot, as for a step, and its kernels find a slot's parameters in a table.
-//! Slots of different sessions run side by side. Those of one session follow one another. So every slot has the bits of a recorded step.
-//! The programs of each number of slots are recorded when they are made.
+//! A slot is one row of each activation buffer. Ops with matrices that treat every token alike run over all rows; every other op is
+//! written once per slot, as for a step, and its kernels find a slot's parameters in a table. Slots of different sessions run in
+//! parallel; slots of one session run in order. So every slot has the bits of a recorded step. A program is recorded for each number of
+//! slots when a batch is created.
 
 mod draft;
 mod exact;
@@ -28,7 +28,7 @@ use crate::operands::{RESIDUAL, View};
 use crate::ops::Op;
 use crate::state::LOGITS;
 
-/// The content of a batch's slots.
+/// The contents of a batch's slots.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SlotKind {
     /// Sessions, each with its own state.
@@ -39,31 +39,31 @@ enum SlotKind {
 
 /// The recordings for one number of slots.
 struct Recorded {
-    /// Slots choose the first of the largest of their logits.
+    /// Chooses each slot's most probable token (the first among equals).
     choose: Box<dyn Recording>,
-    /// Slots sample; only sessions do.
+    /// Samples a token in each slot; only for sessions.
     sample: Option<Box<dyn Recording>>,
-    /// Slots read their tokens.
+    /// Reads each slot's token.
     read: Box<dyn Recording>,
-    /// The state before the last reading reads the first tokens again, from their saved inputs; only tokens of one session do.
+    /// Reads a prefix of the last tokens again from saved inputs, after the previous state was restored; only for tokens of one session.
     commit: Option<Box<dyn Recording>>,
 }
 
-/// The programs and their memory.
+/// The programs of a batch and their memory.
 struct BatchPrograms {
     queue: Box<dyn Queue>,
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
     own: BatchMemory,
     program: Program,
-    /// For one slot, two slots, and so on.
+    /// The recordings for one slot, two slots, and so on.
     recorded: Vec<Recorded>,
-    /// How sessions sample, as the device has it.
+    /// The sampling parameters of each slot that the device holds.
     sampling: Vec<Option<Sampling>>,
     vocab: usize,
 }
 
-/// Memory that calls name besides buffers, states and weights.
+/// Memory that the calls use besides buffers, states and weights.
 struct BatchMemory {
     ids: Memory,
     chosen: Memory,
@@ -73,7 +73,7 @@ struct BatchMemory {
 }
 
 impl BatchMemory {
-    /// For this many slots.
+    /// Allocates memory for `most` slots.
     fn new(device: &Device, queue: &dyn Queue, most: usize, vocab: usize) -> Result<Self> {
         Ok(BatchMemory {
             ids: zeros(device, queue, most * size_of::<u32>())?,
@@ -95,14 +95,14 @@ impl BatchMemory {
     }
 }
 
-/// Zeros of a device.
+/// Allocates device memory filled with zeros.
 fn zeros(device: &Device, queue: &dyn Queue, bytes: usize) -> Result<Memory> {
     let memory = Memory::new(device.driver(), bytes)?;
     queue.clear(memory.address(), bytes.max(1))?;
     Ok(memory)
 }
 
-/// Address of number `index` of values of type `T`.
+/// Address of element `index` of an array of `T`.
 fn at<T>(memory: &Memory, index: usize) -> Address {
     memory.address() + (index * size_of::<T>()) as u64
 }
@@ -112,7 +112,7 @@ struct Writer<'a> {
     memory: SessionMemory<'a>,
     own: &'a BatchMemory,
     scratch: Vec<Memory>,
-    /// Working memory that ops share, of all rows and of each slot.
+    /// Working memory that ops share: of all rows, and of each slot.
     rooms: (Rooms, Vec<Rooms>),
     of: SlotKind,
 }
@@ -123,7 +123,7 @@ impl Writer<'_> {
         Calls::rows(&self.memory, &mut self.scratch, rooms, slots.len(), write)
     }
 
-    /// The calls of each slot, whose number `write` gets.
+    /// Collects the calls of each slot; `write` receives the slot number.
     fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
         let sharing = match self.of {
             SlotKind::Sessions => self.rooms.1.len(),
@@ -148,7 +148,7 @@ impl Writer<'_> {
         Ok(Calls::Each(slots))
     }
 
-    /// An op over all rows, if it may be, or else for each slot.
+    /// Runs an op over all rows if its results are bit-identical to steps, otherwise once per slot.
     fn op(&mut self, index: usize, op: &dyn Op) -> Result<Calls> {
         let access = op.access();
         let write = |launches: &mut Launches| {
@@ -162,7 +162,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Copies the columns that an op reads, each row's, to memory of their own. Returns the copy and the way back.
+    /// Copies the input columns of an op to separate memory, for every row. Returns the calls that save and that restore them.
     fn save_inputs(&mut self, op: &dyn Op) -> Result<[Calls; 2]> {
         let views: Vec<View> = op.access().read_columns().copied().collect();
         let width = views.iter().map(|view| view.width).sum::<usize>();
@@ -181,11 +181,10 @@ impl Writer<'_> {
 }
 
 impl BatchPrograms {
-    /// For up to `most` slots: of sessions with states like that of `engine`, or tokens of its
-    /// state.
+    /// Creates programs for up to `most` slots: sessions with states like that of `engine`, or tokens of its state.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device was lost or has no room.
+    /// [`Error::Device`] if the device was lost or its memory is full.
     fn new(engine: &CudaEngine, of: SlotKind, most: usize) -> Result<Self> {
         let (model, device): (&Arc<Model>, &Arc<Device>) = (engine.model(), engine.device());
         let driver = device.driver();
@@ -301,24 +300,24 @@ impl BatchPrograms {
         })
     }
 
-    /// Bytes of device memory, besides states and weights.
+    /// Size of device memory in bytes, without states and weights.
     fn bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
         let memories = memories.chain(self.own.all());
         memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
     }
 
-    /// Where the logits of a slot lie.
+    /// Device address of a slot's logits.
     fn logits(&self, slot: usize) -> Address {
         at::<f32>(&self.own.logits, slot * self.vocab)
     }
 
-    /// Slot `slot` is the session with the state at `state`.
+    /// Assigns the state at address `state` to a slot.
     fn set_state(&mut self, slot: usize, state: Address) -> Result<()> {
         self.program.set_state(slot, state, &*self.queue)
     }
 
-    /// How slot `slot` samples.
+    /// Sets the sampling parameters of a slot.
     fn set_sampling(&mut self, slot: usize, sampling: Sampling) -> Result<()> {
         if self.sampling[slot] != Some(sampling) {
             let place = at::<Sampling>(&self.own.sampling, slot);
@@ -328,23 +327,23 @@ impl BatchPrograms {
         Ok(())
     }
 
-    /// The slots read these tokens.
+    /// Feeds `tokens[i]` to slot i.
     fn read(&self, tokens: &[u32]) -> Result<()> {
         let ids = self.own.ids.address();
         self.queue.write(ids, bytemuck::cast_slice(tokens))?;
         self.recorded[tokens.len() - 1].read.replay()
     }
 
-    /// The state before the last reading reads the first `count` of its tokens again, from their saved inputs.
+    /// Reads the first `count` tokens of the last reading again, from saved inputs; the previous state must have been restored.
     fn commit(&self, count: usize) -> Result<()> {
         let commit = self.recorded[count - 1].commit.as_ref();
         commit.map_or(Ok(()), |commit| commit.replay())
     }
 
-    /// Sessions choose a token each, which they sample if `sampled`, and read it.
+    /// Chooses (samples, if `sampled`) a token in each session's slot and reads it.
     ///
     /// # Errors
-    /// [`Error::Logits`] if the logits of one are not finite; the states are then those of a damaged model.
+    /// [`Error::Logits`] if the logits of a session are not finite; its state is then invalid too.
     fn step(&self, tokens: &mut [u32], sampled: bool) -> Result<()> {
         let recorded = &self.recorded[tokens.len() - 1];
         match &recorded.sample {
@@ -360,7 +359,7 @@ impl BatchPrograms {
         }
     }
 
-    /// The first of the largest logits of each slot; of a slot whose logits are not finite, a number beyond the vocabulary.
+    /// Writes each slot's most probable token to `tokens`; a number beyond the vocabulary if the logits are not finite.
     fn choose(&self, tokens: &mut [u32]) -> Result<()> {
         self.recorded[tokens.len() - 1].choose.replay()?;
         self.read_chosen(tokens)

@@ -1,4 +1,4 @@
-//! Verifies drafted tokens of one session on a device, in the slots of a batch.
+//! Verifies drafted tokens of one session on a device in the slots of a batch.
 
 use super::draft::DeviceDraft;
 use super::{BatchPrograms, CudaEngine, SlotKind};
@@ -8,36 +8,36 @@ use crate::engine::{Engine, Verifier};
 use crate::error::{Error, Result};
 use crate::state::{Arena, HEADER, LOGITS};
 
-/// Most tokens that are read at once: the programs of this many slots are recorded.
+/// The largest number of tokens per pass: a program is recorded for every number of slots up to this.
 pub(in crate::engine) const MOST: usize = 16;
 
-/// Reads tokens into the state of a [`CudaEngine`].
+/// Reads tokens into the state of its [`CudaEngine`].
 pub(in crate::engine) struct DeviceVerifier {
     slots: BatchPrograms,
-    /// The state before, and what the host has of it.
+    /// The state before the last reading, on the device and the host's part.
     before: Memory,
     own: Arena,
-    /// The most probable token after each of those that were read last, if it was chosen.
+    /// The most probable token after each token of the last reading; empty if not computed.
     chosen: Vec<u32>,
-    /// The logits after each, once they are fetched `[most, vocab]`.
+    /// The logits after each token `[most, vocab]`, valid if `fetched`.
     logits: Vec<f32>,
     fetched: bool,
     vocab: usize,
-    /// Drafts by the model's MTP block, on the state before.
+    /// Drafts by the model's MTP block, which changes the tensors in `before`.
     draft: Option<DeviceDraft>,
 }
 
-/// The engine that it was made for.
+/// The engine as a device engine.
 fn on_device(engine: &mut dyn Engine) -> Result<&mut CudaEngine> {
     let found = engine.on_device();
     found.ok_or_else(|| Error::invalid("drafts", "the session is on another device"))
 }
 
 impl DeviceVerifier {
-    /// For up to `most` tokens at once, or 16; and if it `drafts`, for drafts by the model's MTP block.
+    /// Allocates memory for up to `most` tokens per pass, at most 16. If `drafts`, also prepares drafts by the model's MTP block.
     ///
     /// # Errors
-    /// As of [`BatchPrograms::new`].
+    /// See [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize, drafts: bool) -> Result<Self> {
         let most = most.min(MOST);
         let vocab = engine.model().spec().vocab;

@@ -1,4 +1,4 @@
-//! Batches and drafts on the emulator, or on a GPU where there is one: the bits of recorded steps.
+//! Batches and drafts on the emulator, or on a GPU if available, are bit-identical to recorded steps.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::session::choice::Choice;
 use crate::session::{Batch, Session, SessionOptions};
 use crate::synthetic::{repeating, state_of};
 
-/// Models whose ops are of every kind: those whose blocks pass nothing on, those with several kernels, with experts, with chosen
-/// parts of matrices, and with kept inputs.
+/// Models that together have every kind of op: without values passed between blocks, with several kernels, with experts, with selected
+/// parts of matrices, and with saved inputs.
 const MODELS: [&str; 6] = [
     "fixtures/gdn_swa",
     "fixtures/fla_mamba_rank3",
@@ -28,7 +28,7 @@ fn models() -> impl Iterator<Item = (&'static str, Arc<Model>)> {
     MODELS.into_iter().map(open)
 }
 
-/// A session with recorded steps that has read its own prompt.
+/// Creates a session with recorded steps that has read a prompt.
 fn session(model: &Arc<Model>, device: &Arc<Device>, number: usize, lookup: usize) -> Session {
     let mut options = SessionOptions {
         chunk: 16,
@@ -40,14 +40,14 @@ fn session(model: &Arc<Model>, device: &Arc<Device>, number: usize, lookup: usiz
     };
     (options.state.context, options.state.history) = (128, 64);
     options.sampler.temperature = [0.0, 0.8, 0.4][number];
-    // Some sessions choose on the host, and repeat a token until noise is larger.
+    // Some sessions choose on the host; the bias makes them repeat a token most of the time.
     options.sampler.logit_bias = vec![(3, 6.0); usize::from(number == 2)];
     options.sampler.seed = number as u64;
     repeating(model, options, number)
 }
 
-/// The sessions of each step: the second one joins late and leaves early, the third one leaves earlier. So the host chooses, then
-/// the device samples, then it chooses the most probable token.
+/// The sessions of each step: the second joins late and leaves early, the third leaves earlier still. So first the host chooses, then
+/// the device samples, then the device chooses the most probable token.
 fn is_in(number: usize, step: usize) -> bool {
     [true, (2..5).contains(&step), step < 4][number]
 }
@@ -91,7 +91,7 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
                     "{name}: session {number}, step {step}"
                 );
                 if step == 4 {
-                    // A step alone, between those of the batch.
+                    // A step of the session alone, between those of the batch.
                     assert_eq!(one.step().expect("a step"), other.step().expect("a step"));
                 }
             }
@@ -103,7 +103,7 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
     }
 }
 
-/// Whatever is accepted, refused or taken back: the same tokens and, to the bit, the same state as step by step.
+/// Whatever is accepted, refused or taken back, tokens and state are bit-identical to single steps.
 #[test]
 fn reading_ahead_is_stepping() {
     let Some(device) = device() else {

@@ -1,4 +1,4 @@
-//! Sessions of a model on one device share the memory of chunks, one at a time.
+//! Sessions of a model on one device share the memory of chunks and use it one at a time.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn session(model: &Arc<Model>, device: &Arc<Device>) -> Session {
     Session::new(Arc::clone(model), options).expect("a session")
 }
 
-/// Reads a prompt of several chunks; returns the logits after each token.
+/// Reads a prompt in several chunks and returns the logits after each token.
 fn read(session: &mut Session, number: u32) -> Vec<f32> {
     let prompt: Vec<u32> = (0..53).map(|i| (i * 7 + number) % 32).collect();
     let mut all = Vec::new();

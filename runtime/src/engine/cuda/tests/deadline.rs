@@ -1,4 +1,4 @@
-//! A value that is never published ends as an error that names the op; the session is lost, the device is not.
+//! A value that is never published becomes an error that names the op. The session is lost; the device is not.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn a_value_that_is_never_published_loses_the_session_and_not_the_device() {
     for op in 0..8 {
         let mut session = open(&model, &device, Some(op));
         let snapshot = session.snapshot().expect("an empty state");
-        // The emulator runs one thread block, which waits for no arrivals: ops that publish nothing lose nothing.
+        // The emulator runs a single thread block, which waits for no arrivals, so a fault in an op that publishes nothing has no effect.
         let Err(error) = tokens(&mut session) else {
             continue;
         };
@@ -70,7 +70,7 @@ fn a_value_that_is_never_published_loses_the_session_and_not_the_device() {
         let other = tokens(&mut open(&model, &device, None));
         assert_eq!(other.expect("tokens of another session"), whole);
     }
-    // GEMVs wait for GEMVs and recurrences for GEMVs.
+    // Both GEMVs and recurrences wait for GEMVs.
     for op in ["(streaming_gemv)", "(recur_step)"] {
         assert!(found.iter().any(|error| error.contains(op)), "{found:?}");
     }

@@ -1,5 +1,4 @@
-//! Ops of a level in both orders, on the emulator or on a GPU where there is one: a step gives the same bits, since none needs
-//! anything of another.
+//! Running the ops of a level in either order gives the same bits, because they are independent. On the emulator, or on a GPU if available.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use crate::engine::StepProgram;
 use crate::session::{Session, SessionOptions};
 use crate::state::Kv;
 
-/// The logits after each of some tokens that are read one by one.
+/// Reads some tokens one by one and returns the logits after each.
 fn logits(model: &Arc<Model>, device: &Arc<Device>, reversed: bool) -> Vec<f32> {
     REVERSED.set(reversed);
     let mut options = SessionOptions {

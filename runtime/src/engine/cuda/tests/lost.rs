@@ -1,4 +1,4 @@
-//! A device that is lost in the middle, or too small: sentences, no panics, and a session that goes on elsewhere.
+//! A device that is lost in the middle of a call or too small causes errors, not panics, and the session continues elsewhere.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn sampling() -> SamplerParams {
     sampling
 }
 
-/// Every public operation of a session once, with what was saved last in `saved`; returns the tokens that were chosen.
+/// Calls every public operation of a session once and returns the chosen tokens. `saved` holds the last snapshot.
 fn everything(
     model: &Arc<Model>,
     device: Option<Arc<Device>>,
@@ -89,7 +89,7 @@ fn every_operation_on_a_lost_device_is_a_sentence() {
                 assert_eq!(error.to_string(), "emulator: the device was lost");
             }
         }
-        // The last saved state continues on the CPU.
+        // The last snapshot can be continued on the CPU.
         if let Some(saved) = saved {
             let mut session = Session::new(Arc::clone(&model), options(None)).expect("a session");
             session.restore(&saved).expect("a state");
@@ -102,7 +102,7 @@ fn every_operation_on_a_lost_device_is_a_sentence() {
 #[test]
 fn a_session_whose_device_was_lost_refuses_everything_and_keeps_its_position() {
     let model = model("tests/fixtures/gdn_plain");
-    // As many operations as it takes to come to the first token.
+    // The smallest number of device operations that reaches the first token.
     let open = |operations| {
         let device = Device::emulated_until(operations);
         let mut session = Session::new(Arc::clone(&model), options(Some(device)))?;
@@ -143,7 +143,7 @@ fn a_session_whose_device_was_lost_refuses_everything_and_keeps_its_position() {
 
 #[test]
 fn a_conversation_outlives_its_device() {
-    // The first two layers alone: the emulator takes a second for a token of the whole model.
+    // Uses only the first two layers: the emulator takes a second per token of the complete model.
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../tools/model/waterline-chat.gguf"
@@ -163,7 +163,7 @@ fn a_conversation_outlives_its_device() {
         let snapshot = chat.snapshot(&session)?;
         Ok((chat, session, snapshot))
     };
-    // As many operations as it takes.
+    // The number of device operations that the conversation needs.
     let emulator = Emulator::open();
     let talked = talk(Device::on(emulator.clone())).expect("a device");
     let enough = usize::MAX - emulator.operations_left();
@@ -206,7 +206,7 @@ fn a_full_memory_is_a_sentence_and_gives_back_what_was_taken() {
         error,
         "emulator: its memory is full; choose a smaller model, context or chunk"
     );
-    // The weights take 32 MiB at a time.
+    // Weights are allocated 32 MiB at a time.
     let device = Device::emulated_with(40 << 20);
     for _ in 0..20 {
         let session = Session::new(Arc::clone(&model), options(Some(Arc::clone(&device))));

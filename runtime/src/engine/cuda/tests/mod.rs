@@ -1,4 +1,4 @@
-//! Sessions on the emulator, or on a GPU where there is one.
+//! Tests of sessions on the emulator, or on a GPU if available.
 
 mod batches;
 #[cfg(feature = "emulator")]

@@ -1,4 +1,4 @@
-//! Weights that are read where the file is mapped.
+//! Weights that a device reads directly from the mapped file.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn path(name: &str) -> String {
     format!("{}/../tests/models/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Bytes of the tensors with two dimensions that are stored in 16 bits, or at all.
+/// Lower and upper bound of the shared bytes: two-dimensional tensors stored in 16 bits, and all two-dimensional tensors.
 fn matrix_bytes(name: &str) -> RangeInclusive<usize> {
     let checkpoint = Checkpoint::open(path(name)).expect("a model");
     let tensors = || {

@@ -1,4 +1,4 @@
-//! Tiled value heads in one kernel: several recurrences read the same queries and keys.
+//! Tiled value heads in the one-kernel form: several recurrences read the same queries and keys.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The queue of a GPU: a stream, on which copies and kernels run in order, and what it records.
+//! The queue of a GPU: a stream, which runs copies and kernels in order, and its recordings.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Starts a kernel in clusters of this many blocks; the context is current.
+    /// Starts a kernel in clusters of this many blocks; the context must be current.
     fn start(&self, launch: &Launch, cluster: u32) -> Result<(), DriverError> {
         let pointer = |argument: &Argument| argument.0.as_ptr() as *mut c_void;
         let mut arguments = [std::ptr::null_mut(); crate::cuda::driver::PARAMETERS];
@@ -39,7 +39,7 @@ impl Stream {
                 Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
                 Value { cooperative: 1 },
             ),
-            // Where kernels may overlap, each waits for the one before by itself (`wait_for_dependencies`).
+            // Where kernels may overlap, each kernel waits for the previous one itself (`wait_for_dependencies`).
             attribute(
                 self.gpu.overlaps && !launch.cooperative,
                 Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -72,7 +72,7 @@ impl Stream {
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
-        // SAFETY: the kernel's parameters are those that the arguments were made for: one text declares both.
+        // SAFETY: the arguments were made for the kernel's parameters: one text declares both.
         unsafe {
             sys::cuLaunchKernelEx(
                 &config,
@@ -88,7 +88,7 @@ impl Stream {
 impl Queue for Stream {
     unsafe fn begin_write(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.gpu.bind()?;
-        // SAFETY: callers write within their own memory; the host's bytes are alive until the stream is done.
+        // SAFETY: callers write within their own memory; the host's bytes live until the stream is done.
         let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
         self.gpu.check(copied)
     }
@@ -118,7 +118,7 @@ impl Queue for Stream {
         use sys::cudaError_enum as Code;
         self.gpu.bind()?;
         let started = match self.start(launch, launch.cluster) {
-            // Other processes may hold too many SMs of each part of the device; blocks of such kernels can do without the others.
+            // Other processes may hold too many SMs of each part of the device. The blocks of such kernels can run without a cluster.
             Err(DriverError(
                 Code::CUDA_ERROR_INVALID_CLUSTER_SIZE | Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
             )) if launch.cluster > 1 => self.start(launch, 1),
@@ -150,7 +150,7 @@ impl Queue for Stream {
                 launch.threads, launch.shared
             )));
         }
-        // Only a launch finds out what other processes hold (MPS, reserved SMs).
+        // Only a launch reveals what other processes hold (MPS, reserved SMs).
         match self.start(launch, launch.cluster) {
             Err(DriverError(
                 code @ (Code::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
@@ -172,7 +172,7 @@ impl Queue for Stream {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.gpu.check(self.stream.begin_capture(mode))?;
         let queued: Result<()> = launches.iter().try_for_each(|launch| self.launch(launch));
-        // The flag makes no difference to a graph without its own device memory.
+        // The flag makes no difference to a graph that allocates no device memory.
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = self.gpu.check(self.stream.end_capture(flags));
         queued?;
@@ -193,7 +193,7 @@ struct Graph {
     graph: CudaGraph,
 }
 
-// SAFETY: a graph may be used from any thread, one at a time, and its owner is one session.
+// SAFETY: a graph may be used from any thread, one at a time, and it is owned by one session.
 unsafe impl Send for Graph {}
 
 impl Recording for Graph {

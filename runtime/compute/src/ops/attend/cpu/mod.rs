@@ -1,4 +1,4 @@
-//! The op on a CPU: a task is a key and value head with all its query heads, or a part of them.
+//! The op on a CPU: a task is a key and value head with all or some of its query heads.
 
 mod retain;
 
@@ -14,12 +14,11 @@ use crate::ops::CpuOp;
 use crate::ops::softmax::{Element, Running, TILE};
 use crate::state::StateDtype;
 
-/// Queries that pass over the same tile together.
+/// Most tokens whose queries pass over a tile together.
 const QUERIES: usize = 16;
 
 impl Attend {
-    /// Tasks for each key and value head. A head is one task if tokens may be retained, because
-    /// retention is decided for the head as a whole.
+    /// Tasks for each key and value head. A head is one task if tokens may be retained, because retention is decided per head.
     fn parts(&self, threads: usize) -> usize {
         match self.eviction {
             Some(_) => 1,
@@ -104,7 +103,7 @@ struct HeadTask<'a, E> {
     tokens: usize,
     position: u64,
     head: usize,
-    /// Which of the head's queries.
+    /// The task's query heads, counted within the head's group.
     members: Range<usize>,
     rows: usize,
     projected: &'a Shared<'a, f32>,
@@ -132,8 +131,8 @@ impl<E: Element> HeadTask<'_, E> {
         }
     }
 
-    /// Answers the queries; a task that is alone with its head's keys and values rounds and caches them too. One function: it is
-    /// large, and compiled for each vector unit.
+    /// Computes the queries. A task that is alone with its head's keys and values also rounds and caches them. One function,
+    /// because it is large and compiled for each vector unit.
     #[inline(never)]
     fn run(&self, alone: bool, scratch: &mut [f32]) {
         E::vectorize(
@@ -218,7 +217,7 @@ impl<E: Element> HeadTask<'_, E> {
         }
     }
 
-    /// The number of member `g` among all query heads.
+    /// The index of member `g` among all query heads.
     #[inline(always)]
     fn query_head(&self, g: usize) -> usize {
         self.head * (self.attend.heads / self.attend.kv_heads) + self.members.start + g
@@ -235,17 +234,17 @@ impl<E: Element> HeadTask<'_, E> {
     /// The columns of one head in the projections of token `t`.
     #[inline(always)]
     fn projection(&self, view: &View, head: usize, t: usize) -> &[f32] {
-        // SAFETY: keys and values are written in `round` alone, by one task a head (rules: widths, disjoint writes), which does not
+        // SAFETY: only `round` writes keys and values, in one task per head (rules: widths, disjoint writes), which does not
         // overlap other tasks of the head; queries are never written.
         unsafe { self.projected.read(self.columns(view, head, t)) }
     }
 
-    /// As `row`, for writing.
+    /// Like `projection`, for writing.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn projection_mut(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
-        // SAFETY: one task a head rounds its keys and values (rules: widths, disjoint writes), and no other task of the head runs at
-        // that time.
+        // SAFETY: one task per head rounds its keys and values (rules: widths, disjoint writes), and no other task of the head
+        // runs at that time.
         unsafe { self.projected.part(self.columns(view, head, t)) }
     }
 
@@ -263,23 +262,22 @@ impl<E: Element> HeadTask<'_, E> {
         (first + rows.start) * dim..(first + rows.end) * dim
     }
 
-    /// Rows of this head in a state tensor of cached keys or values, to write.
+    /// Rows of this head in a state tensor of cached keys or values, for writing.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn cached_mut(&self, tensor: usize, rows: Range<usize>) -> &mut [E] {
-        // SAFETY: one task a head writes its head's rows (rules: widths, bounds), and no other task of the head runs at
-        // that time.
+        // SAFETY: one task per head writes the head's rows (rules: widths, bounds), and no other task of the head runs at that time.
         unsafe { self.state.tensor(tensor, self.span(tensor, rows)) }
     }
 
     /// Rows of this head in a state tensor of cached keys or values.
     #[inline(always)]
     fn cached(&self, tensor: usize, rows: Range<usize>) -> &[E] {
-        // SAFETY: the head's rows are its own (rules: widths, bounds), and no task writes them while parts of the head read.
+        // SAFETY: only tasks of this head use its rows (rules: widths, bounds), and none of them writes while parts of the head read.
         unsafe { self.state.read(tensor, self.span(tensor, rows)) }
     }
 
-    /// The queries over the window: cached positions first, then those of the chunk.
+    /// Attends to the window: cached positions first, then the positions of the chunk.
     #[inline(always)]
     fn attend_window(&self, queries: Range<usize>, running: &mut [f32], tile: &mut [f32]) {
         let dim = self.attend.head_dim();

@@ -1,5 +1,4 @@
-//! Retained tokens on a CPU: which tokens stay after leaving the window, and which of them a query
-//! sees.
+//! Retained tokens on a CPU: which tokens stay after leaving the window, and which of them a query sees.
 
 use super::HeadTask;
 use crate::cpu::simd;
@@ -8,7 +7,7 @@ use crate::ops::capped_set::{CappedSet, strided_row};
 use crate::ops::softmax::{Element, TILE};
 
 impl<E: Element> HeadTask<'_, E> {
-    /// Lets go of the token that the chunk's token `t` pushes out of the window, or retains it.
+    /// Drops or retains the token that the chunk's token `t` pushes out of the window.
     pub(super) fn retain(&self, eviction: &Eviction, t: usize) {
         let position = self.position + t as u64;
         let head = self.head;
@@ -92,7 +91,7 @@ impl<E: Element> HeadTask<'_, E> {
         }
     }
 
-    /// Gives the retained tokens, and the one that leaves the window next, the attention that query `t` paid them.
+    /// Scores the retained tokens, and the token that leaves the window next, by the attention that query `t` paid them.
     #[inline(always)]
     pub(super) fn weigh(
         &self,
@@ -146,7 +145,7 @@ impl<E: Element> HeadTask<'_, E> {
         }
     }
 
-    /// Query `t` over the retained tokens.
+    /// Attends to the retained tokens with query `t`.
     #[inline(always)]
     pub(super) fn attend_set(
         &self,

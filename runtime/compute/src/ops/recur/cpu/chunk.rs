@@ -1,5 +1,6 @@
-//! The recurrence in matrix form, for chunks. In a block of C tokens, with S the state before it, and the decay from
-//! token j to token i `F_ij = a_{j+1} * ... * a_i` (one factor for each key channel; j = 0: before the block):
+//! The recurrence in matrix form, for chunks. In a block of C tokens, S is the state before the block, and
+//! `F_ij = a_{j+1} * ... * a_i` is the decay from token j to token i (one factor for each key channel; j = 0 is before the
+//! block):
 //!
 //! ```text
 //! u_i = beta_i (v_i - (k_i F_i0) S - sum_{j<i} (k_i . F_ij k_j) u_j)     the delta rule; else u_i = v_i
@@ -11,15 +12,13 @@
 //! Where a token removes what its key r_i reads, with the rates b_i, there is a second write `w_i` under the key
 //! `b_i r_i`: `w_i = -(r_i F_{i-1,0}) S - sum_{j<i} (r_i . F_{i-1,j} k_j) u_j - sum_{j<i} (r_i . F_{i-1,j} b_j r_j) w_j`.
 //!
-//! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel decays fast. Here the block's keys are held in a tile
-//! and decay with every token, as the state would: only products of factors of at most one, and one exponential for each
-//! factor.
+//! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel decays fast. Here a tile holds the block's keys, which decay
+//! with every token as the state would: this needs only products of factors of at most one, and one exponential for each factor.
 
 use super::{Inputs, Outputs, Rows, uniform_decay};
 use crate::cpu::simd::{axpy, gemm, multiply, scale, vectorize};
 
-/// Tokens of a block, side by side in a row of the tile. A longer block passes over the state less often, but costs
-/// more for its triangles.
+/// Tokens per block, adjacent in a row of the tile. A longer block passes over the state less often, but its triangles cost more.
 pub(super) const BLOCK: usize = 16;
 
 /// Floats of scratch.
@@ -109,7 +108,7 @@ fn block(
     }
 
     if let Some(removal) = inputs.removal {
-        // Removal i + 1 reads before its token decays the state, as query i does: row i is its probe.
+        // Removal i + 1 reads before its token decays the state, as query i does, so row i is its probe.
         probe.fill(0.0);
         o.fill(0.0);
         for i in 0..n {
@@ -181,8 +180,8 @@ fn block(
     }
 }
 
-/// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, decayed to the
-/// last token. Not inlined: it has five call sites.
+/// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, decayed to the last
+/// token. Not inlined, as it has five call sites.
 #[inline(never)]
 fn triangle(
     n: usize,

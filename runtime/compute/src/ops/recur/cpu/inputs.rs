@@ -2,7 +2,7 @@
 
 use crate::cpu::{Shared, simd};
 
-/// Columns of a buffer from a head's first one on.
+/// The columns of a buffer from a head's first column on.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Rows<'a> {
     pub values: &'a [f32],
@@ -15,7 +15,7 @@ impl<'a> Rows<'a> {
         Rows { values, stride }
     }
 
-    /// The rows from token t on, without the first columns.
+    /// The rows from token t on, without the first `column` columns.
     #[inline(always)]
     pub fn from(&self, t: usize, column: usize) -> Self {
         Rows::new(&self.values[t * self.stride + column..], self.stride)
@@ -37,7 +37,7 @@ pub(in crate::ops) struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// `width` columns from `start` on, and again after each `stride`.
+    /// Covers `width` columns from `start` on in each row of `stride` columns.
     ///
     /// # Safety
     /// While this exists, nothing else uses these columns of `rows`.
@@ -69,14 +69,14 @@ impl<'a> Outputs<'a> {
     #[inline(always)]
     pub fn token(&mut self, t: usize) -> &mut [f32] {
         let start = self.start + t * self.stride;
-        // SAFETY: the contract of `new`, and this is borrowed while they are in use.
+        // SAFETY: the contract of `new`, and `self` is borrowed while the outputs are in use.
         unsafe { self.rows.part(start..start + self.width) }
     }
 }
 
 /// The inputs of one state over a chunk.
 pub(in crate::ops) struct Inputs<'a> {
-    /// Queries, one after another, that read the state.
+    /// Number of consecutive queries that read the state.
     pub queries: usize,
     pub dk: usize,
     pub dv: usize,
@@ -100,7 +100,7 @@ pub(in crate::ops) struct Removal<'a> {
     pub rate: Rows<'a>,
 }
 
-/// How a state decays: by `exp` of these, by one minus them, or by them.
+/// How a state decays: by `exp` of these values, by one minus them (`Complement`), or by the values themselves (`Factors`).
 pub(in crate::ops) enum Decays<'a> {
     None,
     Fixed(f32),
@@ -147,13 +147,13 @@ impl Inputs<'_> {
         }
     }
 
-    /// Weight of token t's value.
+    /// The write gate of token t.
     #[inline(always)]
     pub fn write_gate(&self, t: usize) -> f32 {
         self.write_gate.map_or(1.0, |gate| gate.get(t, 1)[0])
     }
 
-    /// Gate of output `query` of the state at token t.
+    /// The factor of the state's output `query` at token t.
     #[inline(always)]
     pub(crate) fn read_factor(&self, t: usize, query: usize) -> f32 {
         let gate = self

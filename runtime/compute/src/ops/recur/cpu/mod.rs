@@ -15,7 +15,7 @@ use crate::operands::View;
 use crate::ops::CpuOp;
 use crate::weights::Vector;
 
-/// Whether the matrix form pays for a chunk of this many tokens: below, its triangles cost more than they save.
+/// Whether the matrix form pays for a chunk of this many tokens; in a shorter chunk its triangles cost more than they save.
 pub(in crate::ops) fn in_matrix_form(tokens: usize) -> bool {
     tokens >= 8
 }
@@ -29,8 +29,8 @@ pub(in crate::ops) fn scratch(dk: usize, dv: usize, chunk: usize) -> usize {
     }
 }
 
-/// Runs tokens on one state, in matrix form or step by step. One function for all ops that hold such states: it is large, and compiled for each vector
-/// unit.
+/// Runs tokens on one state, in matrix form or step by step. All ops with such states share this one function, as it is large
+/// and compiled for each vector unit.
 #[inline(never)]
 pub(in crate::ops) fn run(
     inputs: &Inputs,
@@ -54,7 +54,7 @@ pub(in crate::ops) fn run(
 }
 
 impl Recur {
-    /// The inputs of state number `state`; from part `part.0` of their columns, which have `part.1` equal ones.
+    /// The inputs of state number `state`, from part `part.0` of the `part.1` equal parts of their columns.
     pub(in crate::ops) fn inputs<'a>(
         &self,
         buffers: &'a Buffers,
@@ -112,7 +112,7 @@ impl Recur {
 }
 
 impl Finish {
-    /// Applies it to a state's `outputs` of token `t`, which begin at `column` of the row.
+    /// Applies the finish to a state's `outputs` of token `t`, which begin at `column` of the row.
     fn apply(
         &self,
         inputs: &Inputs,

@@ -3,7 +3,7 @@
 use super::Inputs;
 use crate::cpu::simd;
 
-/// One token: writes the state and reads it with every query.
+/// Processes one token: writes the state and reads it with every query.
 #[inline(always)]
 pub(super) fn step(
     inputs: &Inputs,
@@ -37,8 +37,8 @@ pub(super) fn step(
         let out = &mut out[query * inputs.dv..][..inputs.dv];
         let mut column = 0;
         while column < inputs.dv {
-            // The first query reads while the state is written.
-            // As wide as can be: a large state comes from memory, which is fastest in its own order.
+            // The first query reads while the state is written. Each group of columns is as wide as possible: a large state
+            // comes from memory, which is fastest in sequential order.
             column += match (query, inputs.dv - column) {
                 (0, 256..) => token.write::<256>(column, q, state, out),
                 (0, 128..) => token.write::<128>(column, q, state, out),
@@ -55,8 +55,8 @@ pub(super) fn step(
     }
 }
 
-/// One token's inputs. The columns of the state depend on no others: each group fits in registers while the rows
-/// pass.
+/// The inputs of one token. The columns of the state are independent of each other: each group fits in registers while the rows
+/// stream past.
 struct Token<'a> {
     decay: &'a [f32],
     key: &'a [f32],

@@ -1,5 +1,5 @@
-//! The matrix form of [`super::chunk`] where all rows of the state decay alike: the decays leave the products of keys and queries,
-//! which are plain products of matrices then. With `F_ij = a_{j+1} * ... * a_i`, one number each:
+//! The matrix form of [`super::chunk`] where all rows of the state decay alike: the decays are then factors outside the products
+//! of keys and queries, which become plain matrix products. With `F_ij = a_{j+1} * ... * a_i`, one number each:
 //!
 //! ```text
 //! u_i = beta_i (v_i - F_i0 (k_i S) - sum_{j<i} F_ij (k_i . k_j) u_j)     the delta rule; else u_i = v_i
@@ -11,14 +11,14 @@ use super::chunk::BLOCK;
 use super::{Decays, Inputs, Outputs, Rows};
 use crate::cpu::simd::{axpy, gemm, scale, scaled_gemm};
 
-/// The inputs of such a recurrence.
+/// The inputs of a recurrence whose state rows decay alike.
 pub(super) struct Recurrence<'a> {
     inputs: &'a Inputs<'a>,
     keys: Rows<'a>,
 }
 
 impl<'a> Recurrence<'a> {
-    /// None if rows decay separately, or a token removes the value under another key than its own.
+    /// Returns `None` if rows decay separately, or if a token removes the value under a key other than its own.
     #[inline(always)]
     pub fn new(inputs: &'a Inputs<'a>) -> Option<Self> {
         let alike = match inputs.decay {
@@ -30,7 +30,7 @@ impl<'a> Recurrence<'a> {
         Some(Recurrence { inputs, keys })
     }
 
-    /// Runs the tokens `first..first + n`, at most [`BLOCK`], as [`super::chunk::run`] does.
+    /// Runs the tokens `first..first + n`, at most [`BLOCK`], like [`super::chunk::run`].
     #[inline(always)]
     pub fn block(
         &self,
@@ -48,7 +48,7 @@ impl<'a> Recurrence<'a> {
         let o = &mut rest[..n * dv];
 
         let span = Span::new(inputs, first, n);
-        // The keys side by side, so that a row of products is a sum of rows.
+        // The keys as columns, so that a row of products is a sum of rows.
         let columns = tile.as_chunks_mut::<BLOCK>().0;
         for j in 0..n {
             for (column, &x) in columns.iter_mut().zip(keys.get(j, dk)) {
@@ -103,7 +103,7 @@ impl<'a> Recurrence<'a> {
     }
 }
 
-/// How a block's states decay.
+/// The decays within a block.
 struct Span {
     /// `F_i0`.
     before: [f32; BLOCK],

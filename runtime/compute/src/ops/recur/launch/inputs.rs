@@ -6,19 +6,19 @@ use crate::abi::{device_enum, device_struct};
 use crate::cuda::{Address, Rows};
 
 device_struct! {
-    /// An input of a recurrence. Head number h reads columns from `(h / sharing) * width` on, in a part of equal ones.
+    /// An input of a recurrence. Head h reads columns from `(h / sharing) * width` on, within one of several equal parts.
     pub(in crate::ops) struct RecurInput {
         pub rows: Rows,
-        /// Heads that take the same columns.
+        /// Number of heads that read the same columns.
         pub sharing: i32,
-        /// Columns of a partition, where each has its own.
+        /// Columns of each partition's part; 0 if the partitions share their columns.
         pub part: i32,
     }
     "__device__ const float* at(int t, int head, int width, int number) const"
 }
 
 device_struct! {
-    /// The inputs of a recurrence; absent ones are zero.
+    /// The inputs of a recurrence; absent inputs are zero.
     pub(in crate::ops) struct RecurInputs {
         pub q: RecurInput,
         pub k: RecurInput,
@@ -30,7 +30,7 @@ device_struct! {
         pub write_gate: RecurInput,
         pub read_gate: RecurInput,
         pub out: Rows,
-        /// By which outputs are multiplied.
+        /// The gates that multiply outputs.
         pub gates: Rows,
         /// Gains of the values that are added to outputs.
         pub gains: Address as *const f32,
@@ -39,7 +39,7 @@ device_struct! {
         pub states: Address as *mut f32,
         pub scale: f32,
         pub constant_sharing: i32,
-        /// Whether a step of the delta rule gives queries and keys the length of one.
+        /// Whether a step of the delta rule normalizes queries and keys to unit length.
         pub unit: i32,
         /// Activation of the gate.
         pub function: i32,
@@ -47,8 +47,8 @@ device_struct! {
 }
 
 device_enum! {
-    /// The decay of a state: none, by exp of a constant, of a value for each head, of their product, of a value for each row, or by one
-    /// minus the keys or the values.
+    /// How a state decays: not at all; by exp of a constant, of a value per head, of their product, or of a value per row; or by
+    /// one minus the keys or the values.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub(in crate::ops) enum DecayKind("DECAY_") {
         None,
@@ -73,8 +73,7 @@ device_enum! {
 }
 
 impl Writing {
-    /// Vectors of a key's width in addition to the key: the removal's key, and the rate of each of its
-    /// channels.
+    /// Number of vectors of key width besides the key: the removal key, and the rate of each of its channels.
     pub(crate) fn removal_vectors(self) -> usize {
         match self {
             Writing::Add | Writing::Delta => 0,
@@ -85,7 +84,7 @@ impl Writing {
 }
 
 impl RecurInputs {
-    /// The columns of one token that are read.
+    /// The columns that one token reads.
     pub fn read(&self) -> Vec<Range<Address>> {
         let inputs = [
             self.q,

@@ -1,18 +1,18 @@
-//! The op in matrix form on tensor cores, for chunks: launches of the kernels in `recur_chunk.cu` or `recur_rows.cu`, and
+//! The op in matrix form on tensor cores, for chunks: launches the kernels of `recur_chunk.cu` or `recur_rows.cu`, and of
 //! `recur_states.cu`.
 
 use super::{DecayKind, Plan, RecurInputs, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
 use crate::error::Result;
 
-/// Tokens of a block, and threads.
+/// Tokens per block, and threads per thread block.
 const BLOCK: usize = 64;
 const THREADS: usize = 256;
-/// Bytes of the factors of each group in recur_levels.cu.
+/// Bytes of the decays over each group in recur_levels.cu.
 const GROUPS: usize = 8 * BLOCK * size_of::<f32>();
 /// Most slices of a block that are in shared memory at once.
 const SLOTS: usize = 8;
-/// Most rows of a state and queries that a thread's registers hold their part of.
+/// Most state rows, and most queries, whose share fits in a thread's registers.
 const MOST_ROWS: usize = 512;
 const MOST_QUERIES: usize = 6;
 
@@ -22,12 +22,12 @@ pub(in crate::ops) struct Lists {
     pub partitions: usize,
     /// Number of lists that contain each token.
     pub used: usize,
-    /// The first block of each list, and the end of the last one.
+    /// The first block of each list, followed by the end of the last one.
     pub firsts: Address,
 }
 
 impl Lists {
-    /// Largest number of places in the lists of this many tokens, whole blocks each.
+    /// Largest number of places in the lists of this many tokens, with each list padded to complete blocks.
     pub(crate) fn places_of(&self, tokens: usize) -> usize {
         self.grid(1).blocks(tokens)[1] as usize * BLOCK
     }
@@ -47,14 +47,14 @@ impl Lists {
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct MatrixForm {
     plan: Plan,
-    /// Columns of a state that a block of threads passes on.
+    /// State columns per thread block of `recur_states`.
     columns: usize,
     slots: usize,
 }
 
 impl MatrixForm {
-    /// The matrix form of this recurrence with this many states, for chunks of up to `tokens` tokens, on a device with
-    /// these tensor cores, SMs and bytes of shared memory per block; none if token after token is the only way, or
+    /// The matrix form of this recurrence with this many states, for chunks of up to `tokens` tokens, on a device with these
+    /// tensor cores, SMs and bytes of shared memory per thread block; `None` if processing token by token is the only way, or
     /// faster.
     pub fn new(
         plan: Plan,
@@ -69,9 +69,9 @@ impl MatrixForm {
             Writing::Erase | Writing::Replace => plan.decay_kind == DecayKind::Rows,
         };
         let covered = covered && plan.dk <= MOST_ROWS && plan.queries <= MOST_QUERIES;
-        // A short chunk has little for the tiles to share.
+        // In a short chunk the tiles have little to share.
         let pays = cores != TensorCores::None && tokens >= 16;
-        // Half as many columns, where there would be too few blocks: each loads as much.
+        // Half as many columns where there would be too few thread blocks; each thread block loads the same inputs either way.
         let enough = states * plan.dv.div_ceil(32) >= sms;
         let forms = [32, 16].into_iter().skip(usize::from(!enough));
         let forms = forms.flat_map(|columns| {
@@ -108,7 +108,7 @@ impl MatrixForm {
         self.plan.queries + usize::from(self.plan.writing != Writing::Add)
     }
 
-    /// Writes per token: one product of a key and values, or two.
+    /// Writes per token, each a product of keys and values.
     fn writes(&self) -> usize {
         1 + usize::from(self.plan.writing == Writing::Replace)
     }
@@ -136,12 +136,12 @@ impl MatrixForm {
         self.slots * (self.panels() * self.image() + size_of::<u64>()) + copy
     }
 
-    /// Bytes that is left of a block: `ChunkBlock` in recur_block.cu.
+    /// Bytes of a token block's results: `ChunkBlock` in recur_block.cu.
     fn block_bytes(&self) -> usize {
         let values = BLOCK * self.plan.dv.next_multiple_of(BLOCK);
         let decays = match self.plan.decay_kind {
             _ if self.row_decays() => self.slices() * BLOCK,
-            // And how far they have decayed at each token.
+            // Also the decay up to each token.
             _ if self.column_decays() => values + values / BLOCK,
             _ => 4,
         };
@@ -154,8 +154,7 @@ impl MatrixForm {
         &self.plan
     }
 
-    /// Runs the recurrence over the chunk, or each partition of its states over those places of `inputs` that `lists` gives
-    /// it.
+    /// Runs the recurrence over the chunk, or each partition of its states over the places of `inputs` that `lists` assigns to it.
     pub fn launch(
         &self,
         states: usize,

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-/// The recurrence.
+/// Kernel sources of the recurrence.
 pub(in crate::ops) const SOURCE: &[Source; 8] = &[
     Source::new(
         "ops/recur/recur.cu",
@@ -41,26 +41,26 @@ pub(in crate::ops) const SOURCE: &[Source; 8] = &[
 pub(in crate::ops) struct Plan {
     pub dk: usize,
     pub dv: usize,
-    /// Queries of a state.
+    /// Queries per state.
     pub queries: usize,
     pub decay_kind: DecayKind,
     /// Whether keys are one minus the decay.
     pub complement: bool,
     pub writing: Writing,
-    /// The output's finish, by its number in recur.cu.
+    /// The output's finish, encoded as in recur.cu.
     pub finish: i32,
     /// Whether every input begins at a multiple of four floats.
     pub aligned: bool,
-    /// Threads that share the rows of a column.
+    /// Lanes that share the rows of a column.
     lanes: usize,
-    /// Columns of a thread.
+    /// Columns per thread.
     columns: usize,
-    /// Warps of a block.
+    /// Warps per thread block.
     warps: usize,
-    /// Tokens that are in shared memory at once, twice where there are many.
+    /// Tokens in shared memory at once; double-buffered if there is more than one.
     batch: usize,
-    /// Number of bf16 terms per operand of the matrix form. Two are within 4e-6 of a number; mixture-of-experts models use three,
-    /// an exact f32, because 4e-6 is enough to change routing.
+    /// Number of bf16 terms per operand of the matrix form. Two terms are within 4e-6 of a number; mixture-of-experts models use
+    /// three, an exact f32, because 4e-6 is enough to change routing.
     pub parts: usize,
 }
 
@@ -68,13 +68,12 @@ pub(in crate::ops) struct Plan {
 const BATCH: usize = 8;
 const SHARED: usize = 64 << 10;
 
-/// Warps of a block where there are many tokens: one for each of a SM's schedulers, so that as few blocks as can be
-/// load the same inputs.
+/// Most warps of a thread block: one for each scheduler of an SM, so that as few thread blocks as possible load the same inputs.
 const WARPS: usize = 4;
-/// In a persistent program, in which each SM runs one block at a time.
+/// Most warps in a persistent program, where each SM runs one thread block at a time.
 const PERSISTENT_WARPS: usize = 16;
 
-/// The update of a state by a token.
+/// How a token updates a state.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Update {
     pub decay_kind: DecayKind,
@@ -83,20 +82,20 @@ pub(in crate::ops) struct Update {
     pub writing: Writing,
 }
 
-/// The shape of the kernel and of the device.
+/// The chunk, the device and the program that a kernel is planned for.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Place {
     /// Tokens of the largest chunk.
     pub tokens: usize,
     pub sms: usize,
-    /// Whether it is an op of the decode kernel.
+    /// Whether the op runs in the decode kernel.
     pub persistent: bool,
     /// Whether the model routes tokens to experts or partitions.
     pub has_routing: bool,
 }
 
 impl Plan {
-    /// For `states` states that are computed at once.
+    /// Plans the kernel for `states` states that are computed at once.
     pub fn new(
         [dk, dv, queries]: [usize; 3],
         states: usize,
@@ -110,8 +109,8 @@ impl Plan {
             persistent,
             has_routing,
         } = place;
-        // A chunk is bound by the instructions of one token after another: more lanes share a column.
-        // The state of a step is in the registers of all its SMs' threads.
+        // A chunk is bound by the instructions of one token after another, so more lanes share a column. The state of a step is
+        // in the registers of all SMs' threads.
         let lanes = match (dk, tokens) {
             (0..=32, _) => 4,
             (129..=256, 1) if persistent => 16,
@@ -122,7 +121,7 @@ impl Plan {
         };
         let columns = if dv.is_multiple_of(2) { 2 } else { 1 };
         let blocks = |warps: usize| states * dv.div_ceil(32 / lanes * columns * warps);
-        // A single token is bound by the loads of the state: all SMs take part.
+        // A single token is bound by the loads of the state, so all SMs take part.
         let least = if tokens == 1 { sms } else { 1 };
         let most = if persistent { PERSISTENT_WARPS } else { WARPS };
         let mut warps = (1..=most).filter(|&n| {
@@ -130,7 +129,7 @@ impl Plan {
                 && 32 / lanes * columns * n <= dv.next_multiple_of(32 / lanes * columns)
         });
         let warps = if persistent {
-            // One round of blocks, as small as it can be.
+            // The smallest thread blocks that run in one wave.
             let fits = |n: &usize| blocks(*n) <= sms;
             warps.clone().find(fits).or(warps.next_back())
         } else {
@@ -167,7 +166,7 @@ impl Plan {
         plan
     }
 
-    /// Blocks for each state.
+    /// Thread blocks per state.
     pub fn groups(&self) -> usize {
         self.dv.div_ceil(self.block_columns())
     }
@@ -176,7 +175,7 @@ impl Plan {
         32 / self.lanes * self.columns * self.warps
     }
 
-    /// Threads of a block.
+    /// Threads per thread block.
     pub fn threads(&self) -> usize {
         32 * self.warps
     }
@@ -272,7 +271,7 @@ impl DeviceOp for Recur {
 }
 
 impl Recur {
-    /// The kernel's input columns; views have `parts` equal parts.
+    /// The columns of the kernel's inputs, in views that have `parts` equal parts.
     pub(in crate::ops) fn device_inputs(
         &self,
         parts: usize,
@@ -334,7 +333,7 @@ impl Recur {
         Ok(inputs)
     }
 
-    /// The kernel for `states` states that are computed at once.
+    /// Plans the kernel for `states` states that are computed at once.
     pub(in crate::ops) fn plan(
         &self,
         states: usize,

@@ -1,4 +1,4 @@
-//! A token of the recurrence as an op of the decode kernel: arguments of `recur_step.cu`.
+//! One token of the recurrence as an op of the decode kernel: arguments of `recur_step.cu`.
 
 use bytemuck::Zeroable;
 
@@ -9,11 +9,11 @@ use crate::cuda::{Address, Call, Form, Grid, Launches, Parameter, Recurrence};
 device_struct! {
     /// An input of a step.
     struct StepInput {
-        /// Its mailbox, filled in when the program is laid out; null where a grid barrier comes before the op.
+        /// The mailbox, filled in when the program is laid out; null where a grid barrier precedes the op.
         from: Address as *mut f32,
-        /// Its buffer; null if the step has no such input.
+        /// The buffer; null if the step has no such input.
         plain: Address as *const f32,
-        /// Columns of a head.
+        /// Columns per head.
         width: i32,
         /// 65536 divided by the number of heads that share columns, rounded up.
         shares: u32,
@@ -22,9 +22,9 @@ device_struct! {
 }
 
 device_struct! {
-    /// A step of a recurrence.
+    /// Arguments of a step of a recurrence.
     pub(super) struct RecurStep {
-        /// In the order of [`StepOperand`].
+        /// The inputs, in the order of [`StepOperand`].
         input: [StepInput; INPUTS],
         out: Address as *mut f32,
         /// Gains of the values that are added to outputs.
@@ -35,14 +35,14 @@ device_struct! {
         scale: f32,
         /// 65536 divided by the number of heads that share a constant, rounded up.
         constant_shares: u32,
-        /// Whether the delta rule gives queries and keys the length of one.
+        /// Whether the delta rule normalizes queries and keys to unit length.
         pub unit: i32,
         pad: i32,
     }
 }
 
 device_enum! {
-    /// The inputs of a step, those that its sums need first.
+    /// The inputs of a step; the inputs that the sums need come first.
     pub(super) enum StepOperand("STEP_") {
         Q,
         K,
@@ -57,17 +57,17 @@ device_enum! {
     }
 }
 
-/// Inputs, and those of them without which there are no sums: all but the gates.
+/// Number of inputs, and of the inputs that the sums need: all but the gates.
 const INPUTS: usize = StepOperand::Gates as usize + 1;
 const OF_SUMS: usize = INPUTS - 1;
-/// Columns of a state that a block may take.
+/// Columns of a state that a thread block may take.
 const COLUMNS: [usize; 3] = [16, 32, 64];
 /// Most numbers of the state and the inputs in a thread's registers.
 const MOST_HELD: usize = 64;
 /// Most bytes of shared memory for sums.
 const MOST_SHARED: usize = 32 << 10;
 
-/// Appends the step of a recurrence with this many states and SMs; returns whether it can be one.
+/// Appends the step of a recurrence with this many states and SMs; returns whether the step is possible.
 pub(super) fn push(
     plan: &Plan,
     states: usize,
@@ -99,10 +99,10 @@ pub(super) fn push(
     }
     let threads = launches.prologue_threads();
     let columns = columns_of_block(plan, states, sms, threads);
-    // The warps' sums and those of all warps, the values, and a head's weights: three and one for each query.
+    // The sums of each warp and over all warps, the values, and a head's scalars: three, and one for each query.
     let floats = sums(plan) * columns * (threads / 32 + 1) + columns + 3 + plan.queries;
     let shared = floats * size_of::<f32>();
-    // Each query's outputs have a warp to write them.
+    // Each query needs a warp to write its outputs.
     if shared > MOST_SHARED || plan.queries > threads / 32 {
         return false;
     }
@@ -164,7 +164,8 @@ fn shares(sharing: i32) -> u32 {
     (1u32 << 16).div_ceil(sharing.max(1) as u32)
 }
 
-/// The fewest columns of a block with which all states' blocks run at once, if a thread can hold its part of them.
+/// The fewest columns per thread block with which the thread blocks of all states run at once, or fewer if a thread cannot hold
+/// its share.
 fn columns_of_block(plan: &Plan, states: usize, sms: usize, threads: usize) -> usize {
     let fits = |columns: &usize| states * plan.dv.div_ceil(*columns) <= sms;
     let wanted = COLUMNS.into_iter().find(fits).unwrap_or(COLUMNS[2]);
@@ -180,7 +181,7 @@ fn columns_of_block(plan: &Plan, states: usize, sms: usize, threads: usize) -> u
     COLUMNS.into_iter().rev().find(holds).unwrap_or(COLUMNS[0])
 }
 
-/// Sums over a state's rows of each column, as `RecurrenceStep` counts them for a thread.
+/// Sums over the rows of a state for each column, as counted for a thread by `RecurrenceStep`.
 fn sums(plan: &Plan) -> usize {
     let queries = plan.queries;
     match plan.writing {
