@@ -223,9 +223,11 @@ fn a_device_that_is_lost_under_a_checkpoint_leaves_a_store_that_serves() {
     fresh.feed(&tokens).expect("logits");
     let (mut lost, mut reused) = (0, 0);
     for operations in 0..4096 {
-        let mut stored = PrefixStoreOptions::default();
-        stored.grid = 8;
-        let store = PrefixStore::new(stored).expect("a store");
+        let store = PrefixStore::new(PrefixStoreOptions {
+            grid: 8,
+            ..PrefixStoreOptions::default()
+        });
+        let store = store.expect("a store");
         let session = |device| {
             let mut options = options(device);
             options.store = Some(Arc::clone(&store));
