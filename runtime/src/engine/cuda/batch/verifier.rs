@@ -8,9 +8,6 @@ use crate::engine::{Engine, Verifier};
 use crate::error::{Error, Result};
 use crate::state::{Arena, HEADER, LOGITS};
 
-/// The largest number of tokens per pass: a program is recorded for every number of slots up to this.
-pub(in crate::engine) const MOST: usize = 16;
-
 /// Reads tokens into the state of its [`CudaEngine`].
 pub(in crate::engine) struct DeviceVerifier {
     slots: BatchPrograms,
@@ -39,7 +36,7 @@ impl DeviceVerifier {
     /// # Errors
     /// See [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize, drafts: bool) -> Result<Self> {
-        let most = most.min(MOST);
+        let most = most.min(engine.model().most_exact_slots());
         let vocab = engine.model().spec().vocab;
         let slots = BatchPrograms::new(engine, SlotKind::Tokens, most)?;
         let before = Memory::new(engine.device().driver(), engine.layout().bytes())?;

@@ -3,13 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use waterline_quant::{BF16, Bytes, Tensor};
+
 use crate::bound::Model;
 use crate::cuda::Device;
 use crate::devices::device;
 use crate::engine::StepProgram;
+use crate::model::Checkpoint;
 use crate::session::choice::Choice;
 use crate::session::{Batch, Session, SessionOptions};
 use crate::synthetic::{repeating, state_of};
+use crate::weights::Precision;
 
 /// Models that together have every kind of op: without values passed between blocks, with several kernels, with experts, with selected
 /// parts of matrices, and with saved inputs.
@@ -136,6 +140,51 @@ fn reading_ahead_is_stepping() {
         }
     }
     assert!(accepted > 4 && refused > 4, "{accepted} {refused}");
+}
+
+/// The model in this file with its matrices in BF16.
+fn in_bf16(name: &str) -> Arc<Model> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests")
+        .join(name);
+    let mut checkpoint = Checkpoint::open(path).expect("a model");
+    let weights = checkpoint.spec.weights();
+    let matrices = weights
+        .iter()
+        .filter(|weight| weight.precision == Precision::Quantized);
+    for weight in matrices {
+        let tensor = checkpoint.tensors.get_mut(&weight.name).expect("a tensor");
+        let mut bytes = vec![0; BF16.tensor_bytes(&tensor.shape).expect("a size")];
+        BF16.encode(&tensor.to_f32(), &mut bytes);
+        let data = Bytes::copy_from(&bytes).expect("memory");
+        *tensor = Tensor::new(&BF16, tensor.shape.clone(), data).expect("a tensor");
+    }
+    Model::bind(checkpoint).expect("a model")
+}
+
+/// From nine slots on, tensor cores multiply BF16 matrices and round the inputs, so a model with such matrices has shorter drafts.
+#[test]
+fn long_drafts_over_bf16_matrices_are_steps() {
+    let Some(device) = device() else {
+        return;
+    };
+    let model = in_bf16("models/gdn-swa.gguf");
+    let mut plain = session(&model, &device, 2, 0);
+    let mut ahead = session(&model, &device, 2, 15);
+    let mut tokens = Vec::new();
+    for _ in 0..5 {
+        ahead
+            .step_ahead(&mut Choice::default(), 15, &[1])
+            .expect("tokens");
+        let read = ahead.ahead().to_vec();
+        ahead.keep_ahead(read.len()).expect("a state");
+        tokens.extend(read);
+    }
+    assert!(tokens.len() > 20, "{} tokens", tokens.len());
+    for token in tokens {
+        assert_eq!(plain.step().expect("a token"), token);
+    }
+    assert!(state_of(&plain) == state_of(&ahead), "another state");
 }
 
 #[test]
