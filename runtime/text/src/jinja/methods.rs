@@ -195,11 +195,20 @@ fn of_string(
         "isalpha" => every(text, char::is_alphabetic),
         "isalnum" => every(text, char::is_alphanumeric),
         "isspace" => every(text, char::is_whitespace),
-        "isupper" => every(text, |c| !c.is_lowercase()),
-        "islower" => every(text, |c| !c.is_uppercase()),
+        "isupper" => Value::Bool(is_cased(text, char::is_uppercase)),
+        "islower" => Value::Bool(is_cased(text, char::is_lowercase)),
         _ => return Ok(None),
     };
     Ok(Some(value))
+}
+
+/// Whether `text` has letters of a case and none of the other one; `is_case` is `char::is_lowercase` or `char::is_uppercase`.
+pub(super) fn is_cased(text: &str, is_case: fn(char) -> bool) -> bool {
+    let mut letters = text
+        .chars()
+        .filter(|c| c.is_lowercase() || c.is_uppercase())
+        .peekable();
+    letters.peek().is_some() && letters.all(is_case)
 }
 
 fn every(text: &str, holds: fn(char) -> bool) -> Value {

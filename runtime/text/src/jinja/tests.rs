@@ -1,5 +1,6 @@
 //! Jinja's tests: the names after `is`.
 
+use super::methods::is_cased;
 use super::value::Value;
 use super::work::Work;
 use super::{Failure, Outcome};
@@ -51,12 +52,12 @@ pub fn holds(name: &str, value: &Value, arguments: &[Value], work: &mut Work) ->
         "lower" | "upper" => {
             let text = value.as_str().unwrap_or_default();
             work.spend(text.len())?;
-            let wrong = if name == "lower" {
-                char::is_uppercase
-            } else {
+            let is_case = if name == "lower" {
                 char::is_lowercase
+            } else {
+                char::is_uppercase
             };
-            text.chars().any(char::is_alphabetic) && !text.chars().any(wrong)
+            is_cased(text, is_case)
         }
         _ => {
             return Err(Failure::new(format!(
