@@ -85,7 +85,7 @@ impl OpenArgs {
 pub fn bytes() -> Result<&'static [u8]> {
     let file = FILE.ok_or_else(|| {
         Error::usage(
-            "this program was built without a model of its own; name one, such as model.gguf",
+            "this program was built without a built-in model; name a model, such as model.gguf",
         )
     })?;
     Ok(&file.0)

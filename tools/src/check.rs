@@ -35,7 +35,9 @@ pub fn run(checkpoint: &Checkpoint) -> Result<ExitCode> {
     let part = first_wrong_part(checkpoint, &interrupt)?;
     lines.push(match &part {
         None => format!("the logits of {TOKENS} tokens are finite"),
-        Some(part) => format!("of {TOKENS} tokens {part} makes numbers that are not finite"),
+        Some(part) => {
+            format!("reading {TOKENS} tokens, {part} produces numbers that are not finite")
+        }
     });
     let is_wrong = part.is_some() || !wrong.is_empty();
     writeln!(std::io::stdout(), "{}", shown(&lines.join("\n"))).map_err(Error::Stdout)?;

@@ -244,7 +244,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
                 "trained on   texts of up to {} tokens",
                 units::thousands(context as u64)
             ),
-            None => "trained on   texts of a length that the files do not name".into(),
+            None => "trained on   texts of unknown length".into(),
         },
     ];
     lines.extend(about_text(checkpoint));
@@ -316,7 +316,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         true,
     ));
     lines.push(format!(
-        "session {} ({} bytes), whatever is read or written",
+        "session {} ({} bytes), constant while reading and generating",
         units::bytes(plan.bytes()),
         plan.bytes()
     ));

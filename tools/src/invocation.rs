@@ -123,7 +123,7 @@ fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {
 fn unknown_measure(word: &str, suggested: Option<String>) -> String {
     let name = suggested.unwrap_or_else(|| "ppl".into());
     format!(
-        "eval measures bpb, ppl or recall, found {word:?}; for instance: waterline eval {name} TEXT MODEL"
+        "eval measures bpb, ppl, choice or recall, found {word:?}; for instance: waterline eval {name} TEXT MODEL"
     )
 }
 

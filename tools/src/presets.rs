@@ -210,7 +210,7 @@ fn unroll(pattern: &[Value], layers: &mut Vec<Value>) -> Result<(), String> {
         match item.get("of").and_then(Value::as_array) {
             Some(inner) => {
                 let times = item["repeat"].as_u64();
-                let times = times.ok_or("repeat: expected how many times")?;
+                let times = times.ok_or("repeat: expected a number of repetitions")?;
                 for _ in 0..times.min(MOST_LAYERS as u64 + 1) {
                     unroll(inner, layers)?;
                 }

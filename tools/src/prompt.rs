@@ -138,9 +138,7 @@ impl EncodingArgs {
         let bos = bos.filter(|bos| !self.special || tokens.first() != Some(bos));
         let tokens: Vec<u32> = bos.into_iter().chain(tokens).collect();
         if tokens.is_empty() {
-            Err(Error::usage(
-                "the prompt is empty, and nothing can follow nothing",
-            ))
+            Err(Error::usage("the prompt is empty"))
         } else {
             Ok(Prompt {
                 tokens,

@@ -143,7 +143,7 @@ impl Args {
             Some((source, choice)) => Err(Error::input(
                 &self.input,
                 format!(
-                    "{} is {} already and would be rounded again to {}; start from a file in f16, or say --requantize",
+                    "{} is {} already and would be rounded again to {}; start from a file in f16, or pass --requantize",
                     source.weight.name,
                     stored(source),
                     choice.stored

@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     });
     if constraint.is_some() && args.samples > 1 {
         return Err(Error::usage(
-            "--samples: answers of a form come one at a time",
+            "--samples: cannot be combined with --schema, --grammar or --json-object",
         ));
     }
     let warned = warn_beyond_training(&model, tokens.len() as u64);

@@ -260,9 +260,7 @@ pub const MOST_TOKENS: usize = 1_000_000_000;
 pub fn max_tokens(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&n: &usize| n > 0);
     number.ok_or_else(|| {
-        format!(
-            "expected a number of tokens, 1 or more; to go on until the model ends: {MOST_TOKENS}"
-        )
+        format!("expected a number of tokens, 1 or more; {MOST_TOKENS} means no limit")
     })
 }
 
@@ -274,8 +272,8 @@ pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
     let trained = model.trained_context()?;
     (tokens > trained as u64).then(|| {
         format!(
-            "warning: {tokens} tokens are read, and the model was trained on texts of up to {trained}: what follows is not to \
-             be trusted"
+            "warning: {tokens} tokens are read, but the model was trained on texts of up to {trained}: its output is unreliable \
+             beyond that"
         )
     })
 }

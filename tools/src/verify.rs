@@ -145,12 +145,12 @@ impl Verified {
         let number = |key: &str| units::difference(self.result[key].as_f64().unwrap_or(f64::NAN));
         let verdict = match (&self.result["within"], &self.result["informational"]) {
             (serde_json::Value::Bool(true), _) => "within",
-            (_, serde_json::Value::Bool(true)) => "as expected not within",
+            (_, serde_json::Value::Bool(true)) => "not within (expected)",
             _ => "NOT within",
         };
         let tokens = match self.result["top1_different"].as_u64() {
             Some(0) | None => String::new(),
-            Some(n) => format!(", {n} other most probable tokens"),
+            Some(n) => format!(", {n} differing most probable tokens"),
         };
         format!(
             "{:<32} {verdict} {}: at most {}{tokens}\n",

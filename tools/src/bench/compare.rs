@@ -60,7 +60,7 @@ fn read(path: &Path) -> Result<Vec<Report>> {
     let timed = |depth: &Depth| !depth.samples_us.is_empty();
     let is_whole = |report: &Report| !report.depths.is_empty() && report.depths.iter().all(timed);
     if reports.is_empty() || !reports.iter().all(is_whole) {
-        let reason = "depths: found none or one without times, expected one or more";
+        let reason = "depths: expected at least one depth, each with times";
         return Err(Error::input(path, reason));
     }
     Ok(reports)
@@ -338,7 +338,7 @@ impl Comparison {
                 first.hash
             ),
             (false, true) => format!(
-                "A and {letter}: other tokens or logits ({} and {})",
+                "A and {letter}: different tokens or logits ({} and {})",
                 first.hash, other.hash
             ),
             (false, false) => {

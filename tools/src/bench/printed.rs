@@ -7,7 +7,7 @@ use crate::units::{self, rounded, thousands};
 
 /// Shown in place of the energy if there is no counter.
 const NO_COUNTER: &str = "unknown: no counter can be read (RAPL, NVML, the sensors of a Jetson)";
-const TOO_SHORT: &str = "unknown: the counter moved too seldom; a larger --gen tells it";
+const TOO_SHORT: &str = "unknown: the counter changed too rarely; use a larger --gen";
 
 impl Report {
     /// The columns of [`Report::csv_lines`].

@@ -89,19 +89,19 @@ pub const COMMANDS: [Help; 18] = [
         Command::Undo,
         &["undo"],
         "",
-        "take the last message and its answer back",
+        "undo the last message and its answer",
     ),
     help(
         Command::Fork,
         &["fork"],
         "[NAME]",
-        "go to the fork NAME, which is made if it is new, or list the forks",
+        "switch to the fork NAME (created if it is new), or list the forks",
     ),
     help(
         Command::Save,
         &["save"],
         "[FILE]",
-        "save the conversation to FILE or under its first words",
+        "save the conversation to FILE, or under a title made of its first words",
     ),
     help(
         Command::Replace,
@@ -113,7 +113,7 @@ pub const COMMANDS: [Help; 18] = [
         Command::Load,
         &["load"],
         "FILE",
-        "continue the conversation in FILE, or with that title",
+        "continue the conversation in FILE, or the one with that title",
     ),
     help(
         Command::Sessions,
@@ -360,7 +360,7 @@ fn beginning(conversation: &Conversation) -> Result<String> {
 fn system(text: &str, conversation: &mut Conversation) -> Result<String> {
     if !text.is_empty() && conversation.first_message().is_some() {
         return Err(Error::usage(
-            "/system stands before the first message; /clear begins a new conversation",
+            "/system can be set only before the first message; /clear begins a new conversation",
         ));
     }
     Ok(match text {
@@ -419,7 +419,7 @@ fn stats(conversation: &Conversation) -> String {
         line("read", totals.read, totals.read_seconds),
         line("generated", totals.generated, totals.generate_seconds),
         format!(
-            "memory     {} of state{}, {} to work with",
+            "memory     {} of state{}, {} of working memory",
             bytes(session.state_bytes()),
             compared(conversation),
             bytes(session.work_bytes())

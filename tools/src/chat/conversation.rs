@@ -215,9 +215,7 @@ impl Conversation {
                 break;
             }
             let clock = Instant::now();
-            let read = self
-                .chat
-                .set_messages(&mut self.session, messages, |_, _| ())?;
+            let read = self.read(messages, clock)?;
             reply = Reply {
                 read,
                 ..self.answer(Thoughts::new(opens_thought), screen, clock)?
@@ -237,10 +235,24 @@ impl Conversation {
             .chat
             .send(&mut self.session, text, |read, of| bar.show(read, of))?;
         drop(bar);
-        self.totals.read += read.read;
-        self.totals.read_seconds += clock.elapsed().as_secs_f64();
+        self.count_reading(read, clock);
         let reply = self.answer(thoughts, screen, clock)?;
         self.run_tools(Reply { read, ..reply }, screen)
+    }
+
+    /// Replaces the conversation with `messages`; `clock` was started before.
+    fn read(&mut self, messages: Vec<Message>, clock: Instant) -> Result<HistoryRead> {
+        let read = self
+            .chat
+            .set_messages(&mut self.session, messages, |_, _| ())?;
+        self.count_reading(read, clock);
+        Ok(read)
+    }
+
+    /// Adds tokens that were read since `clock` to the totals.
+    fn count_reading(&mut self, read: HistoryRead, clock: Instant) {
+        self.totals.read += read.read;
+        self.totals.read_seconds += clock.elapsed().as_secs_f64();
     }
 
     /// Generates an answer to the message sent at `sent`.
@@ -313,9 +325,7 @@ impl Conversation {
         let thoughts = Thoughts::new(self.chat.opens_thought()?);
         let clock = Instant::now();
         let messages = self.messages()[..=asked].to_vec();
-        let read = self
-            .chat
-            .set_messages(&mut self.session, messages, |_, _| ())?;
+        let read = self.read(messages, clock)?;
         let reply = self.answer(thoughts, screen, clock)?;
         self.run_tools(Reply { read, ..reply }, screen)
     }

@@ -228,7 +228,7 @@ impl Talk {
         match self.commands.sessions.keep(&self.conversation) {
             Err(error) => {
                 self.keeps = false;
-                screen.notice(&format!("the conversation is not kept: {error}"))
+                screen.notice(&format!("the conversation is not saved: {error}"))
             }
             Ok(Kept::Nothing) => {
                 self.keeps = false;

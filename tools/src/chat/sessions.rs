@@ -342,7 +342,7 @@ impl Sessions {
         let mut paths = names.map(|name| folder.join(name).with_extension(EXTENSION));
         let taken = |path: &Path| path.exists() || path.with_extension(MESSAGES).exists();
         let free = paths.find(|path| !taken(path));
-        free.ok_or_else(|| Error::input(folder, "no name is free"))
+        free.ok_or_else(|| Error::input(folder, "no free file name was found"))
     }
 
     /// Removes the oldest automatically saved conversations.

@@ -65,6 +65,6 @@ fn thinking_name(thinking: Option<bool>) -> &'static str {
     match thinking {
         Some(true) => "on",
         Some(false) => "off",
-        None => "as the template has it",
+        None => "template default",
     }
 }

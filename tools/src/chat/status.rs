@@ -36,7 +36,7 @@ pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
     ];
     if let Some(last) = sessions.list().first() {
         lines.push(format!(
-            "/resume goes on with \"{}\" of {}.",
+            "/resume continues \"{}\" of {}.",
             shown_line(&last.title(), 40),
             last.when()
         ));

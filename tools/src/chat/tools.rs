@@ -100,7 +100,7 @@ impl Tools {
         let arguments = call.arguments.to_string();
         screen.notice(&format!("call of {}: {arguments}", tool.name))?;
         if !screen.interactive() {
-            screen.notice("not run: nobody can be asked")?;
+            screen.notice("not run: there is no terminal to ask for permission")?;
             return Ok("The person did not allow this call.".into());
         }
         screen.notice(&format!("run {:?} with it? y or n", shown(&tool.command)))?;

@@ -124,7 +124,7 @@ impl Reader {
         };
         let mut head = [0; 20];
         if bytes < 20 || reader.read(&mut head).is_err() || &head[..8] != MAGIC {
-            let reason = "is no file of saved logits: expected \"_logits_\" at its start";
+            let reason = "is not a file of saved logits: expected \"_logits_\" at its start";
             return Err(bad(reason.into()));
         }
         let number = |at: usize| {

@@ -105,7 +105,7 @@ impl Collector {
         let is_read = |entry: &&Entry| entry.sums().counts.iter().any(|&count| count > 0.0);
         let known: Vec<&Entry> = self.0.iter().filter(is_read).collect();
         if known.is_empty() {
-            let message = "none of its matrices is read where it lies in the file";
+            let message = "the model reads none of the file's matrices in place";
             return Err(Error::input(path, message));
         }
         let texts = Value::Array(Array::String(vec![dataset.into()]));

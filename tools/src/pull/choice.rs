@@ -74,14 +74,13 @@ fn fitting(models: &[&File], files: &[File], free: Option<u64>) -> Choice {
     let quantized = models.iter().rev().filter(|file| !is_plain(file));
     let chosen = quantized.copied().find(fits).unwrap_or(models[0]);
     let free = match free {
-        Some(free) => format!("half of {} free memory holds", bytes(free as usize)),
-        None => "a machine of unknown memory gets".into(),
+        Some(free) => format!(
+            "fits into half of the free memory ({})",
+            bytes(free as usize)
+        ),
+        None => "the free memory is unknown".into(),
     };
-    let note = format!(
-        "{}: {} {free} it",
-        chosen.name,
-        bytes(size(chosen) as usize)
-    );
+    let note = format!("{}: {}; {free}", chosen.name, bytes(size(chosen) as usize));
     of_gguf(chosen, files, (models.len() > 1).then_some(note))
 }
 

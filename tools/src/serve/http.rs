@@ -158,7 +158,7 @@ pub async fn read_body(body: Incoming, most: usize) -> Result<Bytes, Refusal> {
     match read.await {
         Err(_) => Err(Refusal::new(
             StatusCode::REQUEST_TIMEOUT,
-            "the body did not come",
+            "the request body was not received in time",
         )),
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Refusal::new(

@@ -85,7 +85,7 @@ impl Common {
         for (token, bias) in self.logit_bias.unwrap_or_default() {
             let token = token
                 .parse()
-                .map_err(|_| Refusal::bad(format!("logit_bias: {token:?} is no token id")))?;
+                .map_err(|_| Refusal::bad(format!("logit_bias: {token:?} is not a token id")))?;
             params.logit_bias.push((token, bias));
         }
         params.logit_bias.sort_by_key(|(token, _)| *token);
@@ -253,7 +253,7 @@ impl App {
     ) -> Result<Response<Body>, Refusal> {
         match (conversation.calls(self)?, &settings.form) {
             (Some(_), Some(_)) if conversation.choice != ToolChoice::Auto => {
-                let reason = "tool_choice: an answer of a given form calls no tool";
+                let reason = "tool_choice: cannot be combined with response_format";
                 return Err(Refusal::bad(reason));
             }
             (calls, None) => settings.form = calls,
@@ -291,7 +291,12 @@ impl App {
     ) -> Result<T, Refusal> {
         let app = Arc::clone(self);
         let made = tokio::task::spawn_blocking(move || make(&app)).await;
-        let failed = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the prompt was not made");
+        let failed = |_| {
+            Refusal::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "preparing the prompt failed",
+            )
+        };
         Ok(made.map_err(failed)??)
     }
 

@@ -51,7 +51,7 @@ impl App {
         let listed = of_model.map_or(&*full, |_| "/v1/models");
         let found = ROUTES.iter().find(|(path, _)| *path == listed);
         let Some((path, method)) = found else {
-            let reason = format!("there is no {full}");
+            let reason = format!("{full}: not found");
             return Err(Refusal::new(StatusCode::NOT_FOUND, reason));
         };
         if !["/", "/health"].contains(path) {
@@ -93,7 +93,7 @@ impl App {
             "/tokenize" => completions::tokenize(self, &body).await,
             "/detokenize" => completions::detokenize(self, &body),
             _ => Err(Refusal::bad(
-                "the model has no pooled output: it generates text and embeds none",
+                "this model generates text and does not compute embeddings",
             )),
         }
     }
@@ -135,7 +135,7 @@ impl App {
         let of_page = text(ORIGIN).map(|origin| origin.split_once("://").map(|(_, host)| host));
         match of_page {
             Some(page) if page != host => {
-                refuse("Origin: a page of another server may not use this one")
+                refuse("Origin: pages of other servers may not use this server")
             }
             _ => Ok(()),
         }

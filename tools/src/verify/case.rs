@@ -166,7 +166,7 @@ impl Case {
             && ids.iter().all(|&id| (id as usize) < vocab);
         if !is_whole {
             let reason = format!(
-                "expected a prompt, tokens below {vocab}, and as many rows of logits and of the two best"
+                "expected a prompt, tokens below {vocab}, and one row of logits and one of the two best logits for each token"
             );
             return Err(Error::input(path, reason));
         }

@@ -14,7 +14,6 @@
 #define __host__
 #define __shared__ static
 #define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
 #define __noinline__
 #define __launch_bounds__(...)
 #define __restrict__

@@ -52,7 +52,8 @@ impl CpuOp for HeadLinear {
                             let copied = start + rows..start + rows + self.copied;
                             // SAFETY: as above; only one task of a head has these columns.
                             let copied = unsafe { out.part(copied) };
-                            copied.copy_from_slice(&of_head(first + i, head)[cols..][..self.copied]);
+                            copied
+                                .copy_from_slice(&of_head(first + i, head)[cols..][..self.copied]);
                         }
                     }
                 }
