@@ -424,7 +424,7 @@ fn keys_that_cannot_be_are_errors() {
     for (architecture, parts) in [
         ("plamo2", ["missing", "mamba2"]),
         ("clip", ["vision part", "language model"]),
-        ("another", ["known are", "qwen35"]),
+        ("another", ["expected one of", "qwen35"]),
     ] {
         let mut file = File::default();
         file.keys

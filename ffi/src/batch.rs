@@ -197,7 +197,7 @@ fn each(
         ),
         TryLockError::Poisoned(_) => Failure::new(
             wl_status::WL_ERROR_INTERNAL,
-            "an earlier call on this batch met a defect of the library; it can only be freed",
+            "an earlier call on this batch ended with an internal error; it can only be freed",
         ),
     })?;
     let open = sessions.iter().map(|&session| SESSIONS.get(session));

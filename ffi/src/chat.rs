@@ -235,7 +235,7 @@ pub unsafe extern "C" fn wl_chat_undo(session: *mut wl_session) -> wl_status {
         let (chat, session) = inner.chat()?;
         match chat.undo(session)? {
             Some(_) => Ok(()),
-            None => Err(Failure::argument("nothing has been said yet")),
+            None => Err(Failure::argument("there is no message to undo")),
         }
     })
 }

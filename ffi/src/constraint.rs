@@ -37,7 +37,7 @@ fn grammar(kind: u32, text: impl FnOnce() -> Outcome<String>) -> Outcome<Option<
         JSON_OBJECT => Grammar::JsonObject,
         JSON_SCHEMA => {
             let schema = serde_json::from_str(&text()?);
-            let wrong = |error| Failure::argument(format!("the schema is no JSON: {error}"));
+            let wrong = |error| Failure::argument(format!("the schema is not JSON: {error}"));
             Grammar::JsonSchema(schema.map_err(wrong)?)
         }
         REGEX => Grammar::Regex(text()?),

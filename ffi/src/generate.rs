@@ -48,7 +48,7 @@ pub struct wl_generate_params {
     pub stop_token_count: usize,
     /// 1 computes the log-probability of each token for `on_token`; the session then does not draft. 0 by default.
     pub logprobs: u32,
-    /// Reserved; set to 0.
+    /// Reserved; must be 0.
     pub reserved: u32,
     /// Called for each token; NULL by default.
     pub on_token: wl_token_fn,
@@ -117,6 +117,7 @@ pub(crate) unsafe fn generate_options(
 ) -> Outcome<(GenerateOptions, Hooks)> {
     // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_generate_params", from) }?;
+    params::check_reserved("wl_generate_params.reserved", params.reserved)?;
     // SAFETY: `slice` checks NULL, alignment and length; the caller passes `stop_count` texts.
     let stop = unsafe { slice("wl_generate_params.stop", params.stop, params.stop_count) }?;
     let stop = stop.iter().map(|&stop| {

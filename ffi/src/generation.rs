@@ -174,7 +174,7 @@ impl Inner {
         if running.hooks.on_logits.is_some() || running.logprobs {
             return Err(Failure::new(
                 wl_status::WL_ERROR_UNSUPPORTED,
-                "a batch computes no log-probabilities and calls no on_logits",
+                "a batch does not support log-probabilities or on_logits",
             ));
         }
         running.generation.leave(&mut self.session)?;

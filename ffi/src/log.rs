@@ -72,7 +72,7 @@ pub unsafe extern "C" fn wl_set_log(
 ) -> wl_status {
     border(|| {
         if TELLING.get() {
-            let sentence = "the log cannot be changed by the function that it calls";
+            let sentence = "wl_set_log cannot be called by the log function";
             return Err(Failure::new(wl_status::WL_ERROR_BUSY, sentence));
         }
         let target = function.map(|function| Target {

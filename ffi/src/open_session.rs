@@ -89,7 +89,7 @@ pub(crate) fn lock(session: &OpenSession) -> Outcome<MutexGuard<'_, Inner>> {
         ),
         TryLockError::Poisoned(_) => Failure::new(
             wl_status::WL_ERROR_INTERNAL,
-            "an earlier call on this session met a defect of the library; it can only be freed",
+            "an earlier call on this session ended with an internal error; it can only be freed",
         ),
     })
 }

@@ -1,4 +1,4 @@
-//! Structs that begin with their size, so that old programs work with new libraries and the other way round: a field that one side lacks
+//! Structs that begin with their size, so that old programs work with new libraries and vice versa: a field that one side lacks
 //! has its default, or is zero.
 
 use crate::pointers::place;
@@ -55,6 +55,16 @@ pub(crate) unsafe fn read<T: Tagged>(what: &str, from: *const T) -> Outcome<T> {
     Ok(params)
 }
 
+/// Refuses a reserved field that is not 0, so that a later version can give it a meaning.
+pub(crate) fn check_reserved(field: &str, value: u32) -> Outcome {
+    match value {
+        0 => Ok(()),
+        _ => Err(Failure::argument(format!(
+            "{field}: found {value}, expected 0; the field is reserved"
+        ))),
+    }
+}
+
 /// Checks a struct that is filled later; NULL means that no result is requested.
 ///
 /// # Safety
@@ -87,7 +97,7 @@ pub(crate) unsafe fn init<T: Tagged>(what: &str, to: *mut T, size: usize) -> Out
     place(what, to)?;
     if !(size_of::<u32>()..=LARGEST).contains(&size) {
         return Err(Failure::argument(format!(
-            "{what}: no struct has {size} bytes"
+            "{what}: its size cannot be {size} bytes"
         )));
     }
     // SAFETY: `place` has checked NULL and alignment; the caller provides `size` bytes.

@@ -61,7 +61,7 @@ pub(crate) unsafe fn text<'a>(
     std::str::from_utf8(bytes).map_err(|error| {
         let at = error.valid_up_to();
         Failure::argument(format!(
-            "{what} is not UTF-8: byte {at} begins no character"
+            "{what} is not UTF-8: byte {at} starts an invalid sequence"
         ))
     })
 }
@@ -145,7 +145,7 @@ pub(crate) unsafe fn fill<T: Copy>(
     check("the place for the result", to, room)?;
     let needed = values.len() + usize::from(zero.is_some());
     if needed > room {
-        let sentence = format!("the result needs room for {needed}, there is room for {room}");
+        let sentence = format!("the result needs room for {needed}, but there is room for {room}");
         return Err(Failure::new(wl_status::WL_ERROR_ROOM, sentence));
     }
     // SAFETY: the values fit, and C's memory does not overlap Rust's.

@@ -41,7 +41,7 @@ pub struct wl_sampler_params {
     pub presence_penalty: f32,
     /// The number of last tokens that the three penalties cover; 64 by default.
     pub penalty_window: u32,
-    /// Reserved; set to 0.
+    /// Reserved; must be 0.
     pub reserved: u32,
     /// The `bias_count` logit biases; they are copied. NULL by default.
     pub bias: *const wl_logit_bias,
@@ -89,6 +89,7 @@ unsafe impl Tagged for wl_sampler_params {}
 pub(crate) unsafe fn sampler_params(from: *const wl_sampler_params) -> Outcome<SamplerParams> {
     // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_sampler_params", from) }?;
+    params::check_reserved("wl_sampler_params.reserved", params.reserved)?;
     // SAFETY: `slice` checks NULL, alignment and length; the caller passes `bias_count` biases.
     let bias = unsafe { slice("wl_sampler_params.bias", params.bias, params.bias_count) }?;
     let mut found = SamplerParams::default();

@@ -128,7 +128,7 @@ pub unsafe extern "C" fn wl_session_mark(session: *mut wl_session) -> wl_status 
 pub unsafe extern "C" fn wl_session_rewind(session: *mut wl_session, position: u64) -> wl_status {
     with_settled(session, |inner| {
         if inner.chat.is_some() {
-            let sentence = "this session is a conversation; wl_chat_undo takes a turn back";
+            let sentence = "this session is a conversation; use wl_chat_undo to go back a turn";
             return Err(Failure::new(wl_status::WL_ERROR_REWIND, sentence));
         }
         Ok(inner.session.rewind(position)?)

@@ -146,10 +146,7 @@ pub(crate) fn border(body: impl FnOnce() -> Outcome) -> wl_status {
             // Dropping a payload may panic again.
             std::mem::forget(payload);
             let what = PANIC.take().unwrap_or_default();
-            Failure::new(
-                WL_ERROR_INTERNAL,
-                format!("a defect of the library: {what}"),
-            )
+            Failure::new(WL_ERROR_INTERNAL, format!("internal error: {what}"))
         }
     };
     let sentence = failure.sentence.replace('\0', "\u{fffd}");

@@ -49,7 +49,7 @@ impl Counted<'_> {
 }
 
 fn too_many<E: Error>(most: usize) -> E {
-    E::custom(format!("found more than the {most} values that are read"))
+    E::custom(format!("found more than the {most} allowed values"))
 }
 
 impl<'de> DeserializeSeed<'de> for Counted<'_> {

@@ -146,7 +146,11 @@ impl Format {
     /// As for [`Format::encode`], and if `importance` and the row differ in length.
     pub fn encode_row(&self, row: &[f32], importance: &[f32], dst: &mut [u8]) {
         self.check_lengths(row.len(), dst.len());
-        assert_eq!(row.len(), importance.len(), "one input a column");
+        assert_eq!(
+            row.len(),
+            importance.len(),
+            "expected one importance per column"
+        );
         (self.encode)(row, Some(importance), dst);
     }
 

@@ -28,7 +28,7 @@ impl Importances {
     pub fn new(gguf: Gguf) -> Result<Self> {
         let kind = gguf.get("general.type").and_then(Value::as_str);
         if kind != Some("imatrix") {
-            let kind = kind.unwrap_or("no text");
+            let kind = kind.unwrap_or("no string");
             let expected = "imatrix, in a file that `waterline imatrix` writes";
             return Err(Error::invalid(gguf.name(), "general.type", kind, expected));
         }
@@ -76,7 +76,7 @@ impl Importances {
         let cols = sums.len().checked_div(counts.len()).unwrap_or(0);
         if cols == 0 || cols * counts.len() != sums.len() {
             let found = format!("{} numbers", sums.len());
-            let expected = format!("as many for each of the {} counts", counts.len());
+            let expected = format!("the same number for each of the {} counts", counts.len());
             return Err(wrong(found, &expected));
         }
         let decoded = |tensor: Tensor| -> Result<Vec<f32>> {
@@ -90,7 +90,10 @@ impl Importances {
             for mean in matrix {
                 *mean = if count > 0.0 { *mean / count } else { 1.0 };
                 if !(mean.is_finite() && *mean >= 0.0) {
-                    return Err(wrong(mean.to_string(), "means of squares"));
+                    return Err(wrong(
+                        mean.to_string(),
+                        "a mean square: finite and at least 0",
+                    ));
                 }
             }
         }

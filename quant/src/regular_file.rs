@@ -19,7 +19,7 @@ pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
 /// Also if the path is not a regular file, or the file is larger than `limit`.
 pub fn read_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     let too_large = || {
-        let reason = format!("the file has more than the {limit} bytes that such a file may have");
+        let reason = format!("the file has more than the {limit} bytes that are allowed");
         io::Error::new(ErrorKind::FileTooLarge, reason)
     };
     let file = open_file(path)?;
@@ -111,7 +111,10 @@ impl NewFile {
             }
         }
         if path.file_name().is_none() {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "no file is named"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                "the path names no file",
+            ));
         }
         let folder = folder(&path);
         let mut builder = tempfile::Builder::new();

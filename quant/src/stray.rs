@@ -8,7 +8,8 @@ pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
         start.is_some_and(|start| start.eq_ignore_ascii_case(text.as_bytes()))
     };
     if begins("version https://git-lfs.github.com/spec/") {
-        let fetch = "the file that it points to: `git lfs pull` in its folder, or another download";
+        let fetch =
+            "the file that it points to: run `git lfs pull` in its folder, or download it again";
         return Some(("a git-lfs pointer", fetch));
     }
     let page = begins("<!doctype html") || begins("<html");
@@ -25,7 +26,7 @@ pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
         };
         return Some((
             found,
-            "the file itself: the download did not reach it (a login, a wrong link)",
+            "the file itself: the download failed (a login is needed, or the link is wrong)",
         ));
     }
     None

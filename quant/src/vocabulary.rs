@@ -106,7 +106,7 @@ fn check_count<E: Error>(count: usize) -> Result<(), E> {
         return Ok(());
     }
     Err(E::custom(format!(
-        "found more than the {MOST_TOKENS} that are read"
+        "found more than the {MOST_TOKENS} allowed tokens"
     )))
 }
 

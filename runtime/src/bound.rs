@@ -226,7 +226,7 @@ impl Model {
             };
             let json = self.files.tokenizer.as_ref().ok_or_else(|| {
                 error(
-                    "the model has none; add tokenizer.json to its directory and convert it again"
+                    "the model has no tokenizer; add tokenizer.json to its directory and convert it again"
                         .into(),
                 )
             })?;
@@ -277,12 +277,12 @@ impl Model {
             Error::Template {
                 reason: if names.is_empty() {
                     format!(
-                        "{} has none: it can complete text (run), but not chat",
+                        "{} has no chat template: it can complete text (run), but not chat",
                         self.file
                     )
                 } else {
                     format!(
-                        "{} has several, {}, and none is called {DEFAULT_TEMPLATE}",
+                        "{} has several ({}), but none is called {DEFAULT_TEMPLATE}",
                         self.file,
                         names.join(", ")
                     )

@@ -229,7 +229,7 @@ fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(error)) => Err(refused(&error.to_string())),
-        Err(_) => Err(refused("it cannot be handled")),
+        Err(_) => Err(refused("internal error: the grammar library panicked")),
     }
 }
 

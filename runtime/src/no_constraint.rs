@@ -17,7 +17,7 @@ impl Constraints {
     pub(crate) fn new(file: &str, _: Arc<Tokenizer>, _: usize, _: Vec<u32>) -> Result<Arc<Self>> {
         Err(Error::Unsupported {
             file: file.into(),
-            what: "constraints by a build without the feature `constraints`".into(),
+            what: "constraints; this build lacks the feature `constraints`".into(),
         })
     }
 

@@ -203,8 +203,8 @@ static void sizes_of_structs(const wl_model *model)
     REFUSED(WL_ERROR_ARGUMENT, "its size is 0", wl_model_builtin(&params.known, &other));
     params.known.size = 0xffffffff;
     REFUSED(WL_ERROR_ARGUMENT, "its size is", wl_model_builtin(&params.known, &other));
-    REFUSED(WL_ERROR_ARGUMENT, "no struct has", wl_model_params_init(&params.known, 0));
-    REFUSED(WL_ERROR_ARGUMENT, "no struct has", wl_model_params_init(&params.known, SIZE_MAX));
+    REFUSED(WL_ERROR_ARGUMENT, "its size cannot be", wl_model_params_init(&params.known, 0));
+    REFUSED(WL_ERROR_ARGUMENT, "its size cannot be", wl_model_params_init(&params.known, SIZE_MAX));
 
     /* For a program built with an older header, only its part is written. */
     wl_model_info info;
@@ -263,6 +263,7 @@ static void parameters_out_of_range(wl_model *model)
     SAMPLER(sampler.temperature = 0.0f / 0.0f, "temperature");
     SAMPLER(sampler.top_p = 0, "top_p");
     SAMPLER(sampler.min_p = 2, "min_p");
+    SAMPLER(sampler.reserved = 1, "reserved");
     SAMPLER(sampler.penalty_window = 0xffffffff, "penalty_window");
     SAMPLER(sampler.bias_count = 1, "bias is NULL");
     SAMPLER((sampler.bias = &bias, sampler.bias_count = 1), "token 4294967295");
@@ -735,7 +736,7 @@ static void chatting(const wl_model *model, const char *folder)
     size_t length;
     char json[4096];
 
-    REFUSED(WL_ERROR_ARGUMENT, "nothing has been said", wl_chat_undo(session));
+    REFUSED(WL_ERROR_ARGUMENT, "there is no message to undo", wl_chat_undo(session));
     OK(wl_chat_say(session, "My name is Anna.", WL_ZERO_TERMINATED, &params, collect, empty(&one), &result));
     CHECK(one.length > 0);
     uint64_t here = position(session);
@@ -1116,7 +1117,7 @@ static void forms(wl_model *model)
 
     /* An invalid constraint keeps the previous one. */
     REFUSED(WL_ERROR_ARGUMENT, "expected a wl_constraint", wl_session_constrain(session, 5, NULL, 0));
-    REFUSED(WL_ERROR_ARGUMENT, "no JSON", constrained(session, WL_CONSTRAINT_JSON_SCHEMA, "{"));
+    REFUSED(WL_ERROR_ARGUMENT, "not JSON", constrained(session, WL_CONSTRAINT_JSON_SCHEMA, "{"));
     REFUSED(WL_ERROR_ARGUMENT, "grammar", constrained(session, WL_CONSTRAINT_JSON_SCHEMA, "false"));
     REFUSED(WL_ERROR_ARGUMENT, "grammar", constrained(session, WL_CONSTRAINT_REGEX, "("));
     REFUSED(WL_ERROR_ARGUMENT, "grammar", constrained(session, WL_CONSTRAINT_LARK, "start: absent"));

@@ -5,6 +5,8 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 
+#[cfg(target_arch = "x86_64")]
+use crate::simd::register::Avx512;
 use crate::simd::register::Register;
 
 /// 32 packed codes.
@@ -192,6 +194,19 @@ impl<T: Table> Lookup<T> {
         // SAFETY: guaranteed by the caller.
         let (first, second) = unsafe { R::load(blocks.map(|block| block.0)) }.nibbles();
         (first.look_up(table), second.look_up(table))
+    }
+
+    /// Like [`Codes::unpack`] for adjacent blocks, with a single load.
+    ///
+    /// # Safety
+    /// As for [`Register::load`].
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) unsafe fn unpack_adjacent(blocks: &[Self; 4]) -> (Avx512, Avx512) {
+        // SAFETY: guaranteed by the caller.
+        let (first, second) =
+            unsafe { Avx512::load_adjacent(bytemuck::cast_ref(blocks)) }.nibbles();
+        (first.look_up(&T::UNSIGNED), second.look_up(&T::UNSIGNED))
     }
 }
 

@@ -104,7 +104,7 @@ mod x86 {
     use super::{Block, Lookup};
     use crate::formats::codes::Codes;
     use crate::formats::k_quants::x86::EightLines;
-    use crate::simd::register::{Avx2, Avx512};
+    use crate::simd::register::Avx2;
     use crate::simd::{avx2, avx512};
 
     /// The eight scales; there are no minima.
@@ -143,10 +143,8 @@ mod x86 {
         #[inline]
         unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
             // SAFETY: the block is valid; the level has these instructions.
-            let (first, second) = unsafe {
-                let codes = &(*block).q.as_chunks::<4>().0[group];
-                Lookup::unpack::<Avx512, 4>(codes.each_ref())
-            };
+            let (first, second) =
+                unsafe { Lookup::unpack_adjacent(&(*block).q.as_chunks::<4>().0[group]) };
             let scale = header.spread(group);
             avx512::Group::new(first.register(), second.register(), scale)
         }

@@ -36,14 +36,14 @@ pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
     let own = number(&gguf, NUMBER).unwrap_or(0);
     if count > MAX_PARTS || own >= count {
         let found = format!("part {own} of {count}");
-        return invalid("split.no", found, format!("fewer than {MAX_PARTS} parts"));
+        return invalid("split.no", found, format!("a part of at most {MAX_PARTS}"));
     }
     let Some(names) = PartNames::new(path, own, count) else {
         let expected = format!(
-            "NAME-{:05}-of-{count:05}.gguf, as the parts of a file are named",
+            "NAME-{:05}-of-{count:05}.gguf, the name pattern for parts of a file",
             own + 1
         );
-        return invalid("the name", "another".into(), expected);
+        return invalid("the name", "another name".into(), expected);
     };
     let mut whole = match own {
         0 => gguf,
@@ -72,7 +72,7 @@ pub(super) fn open(path: &Path, access: FileAccess) -> Result<Gguf> {
     }
     match tensors {
         Some(tensors) if tensors != whole.tensors.len() as u64 => {
-            let found = format!("{} in {count} parts", whole.tensors.len());
+            let found = format!("{} tensors in {count} parts", whole.tensors.len());
             invalid(TENSORS, found, tensors.to_string())
         }
         _ => Ok(whole),

@@ -61,7 +61,7 @@ impl Writer {
             return Ok(());
         }
         let Some((name, size)) = self.tensors.get(self.current) else {
-            return Err(self.invalid("the data", format!("{} bytes more", bytes.len()), "its end"));
+            return Err(self.invalid("the data", format!("{} more bytes", bytes.len()), "the end"));
         };
         let left = size - self.written;
         if bytes.len() > left {

@@ -80,7 +80,7 @@ impl Checkpoint {
                     let file = folder.join(shard).display().to_string();
                     return Err(Error::Missing {
                         file,
-                        item: format!("tensor '{tensor}', which {INDEX} promises,"),
+                        item: format!("tensor '{tensor}', which {INDEX} lists,"),
                     });
                 }
             }

@@ -90,11 +90,11 @@ pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
         // NVFP4: block scales fit in eight bits only because there is another scale, common to all blocks.
         if in_fp8 && matches!(numbers, Numbers::Fp4) && of_all == [None, None] {
             let item = format!("tensor '{stored}'");
-            let expected = format!("{name}_scale_2 or {name}_global_scale too");
+            let expected = format!("{name}_scale_2 or {name}_global_scale");
             return Err(Error::invalid(
                 &entry.file,
                 item,
-                "scales of blocks alone",
+                "block scales without a global scale",
                 expected,
             ));
         }
@@ -159,7 +159,7 @@ fn numbers(name: &str, entry: &Entry, shape: Option<&Entry>) -> Result<(Numbers,
         _ => {
             let whole = || {
                 wrong(
-                    "words of 32 bits without their shape".into(),
+                    "32-bit words without a shape tensor".into(),
                     "a shape of two numbers",
                 )
             };

@@ -172,6 +172,16 @@ pub(crate) struct Avx512(__m512i);
 
 #[cfg(target_arch = "x86_64")]
 impl Avx512 {
+    /// Loads four adjacent blocks.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 F and BW.
+    #[inline(always)]
+    pub(crate) unsafe fn load_adjacent(blocks: &[u8; 64]) -> Self {
+        // SAFETY: 64 bytes, and AVX-512.
+        Avx512(unsafe { _mm512_loadu_si512(blocks.as_ptr().cast()) })
+    }
+
     /// The register.
     #[inline(always)]
     pub(crate) fn register(self) -> __m512i {

@@ -60,8 +60,8 @@ pub enum Error {
     },
     /// The file has tensors that the model does not use, so it may be a different model.
     #[error(
-        "{file}: nothing uses {what}: {names}; the model may be another one without them; open it with allow-unused to pass \
-         over them"
+        "{file}: the model does not use {what}: {names}; it may be a variant that is not supported; open it with allow-unused to ignore \
+         unused tensors"
     )]
     Unused {
         /// The file or folder.

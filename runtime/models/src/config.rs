@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 const MOST_VALUES: usize = 1 << 17;
 /// Maximum length in bytes of a key, and of a text that names something.
 const LONGEST_NAME: usize = 1 << 10;
-const TEXT: &str = "a text of at most 1024 bytes";
+const TEXT: &str = "a string of at most 1024 bytes";
 
 /// A JSON object from a file.
 pub(crate) struct Config {
@@ -352,7 +352,7 @@ impl Config {
     pub fn read_or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
         let read = |v: &Value| serde_json::from_value(v.clone()).ok();
         Ok(self
-            .optional(key, read, "a value of this key")?
+            .optional(key, read, "a valid value for this key")?
             .unwrap_or(default))
     }
 

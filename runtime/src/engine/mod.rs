@@ -49,7 +49,10 @@ pub(crate) trait Engine: Send {
 
     /// From now on calls `observer` with every matrix product.
     fn observe_products(&mut self, _observer: ProductObserver) -> Result<()> {
-        Err(Error::invalid("products", "are observed on the CPU only"))
+        Err(Error::invalid(
+            "products",
+            "can be observed only on the CPU",
+        ))
     }
 
     /// Reads a chunk of tokens into the layers' state; the session advances position and history.
@@ -76,7 +79,7 @@ pub(crate) trait Engine: Send {
 
     /// Chooses a token from the state's logits and reads it. Called only if [`Engine::chooses`] returns true.
     fn step(&mut self, _params: &SamplerParams) -> Result<u32> {
-        Err(Error::invalid("step", "this engine chooses no tokens"))
+        Err(Error::invalid("step", "this engine cannot choose tokens"))
     }
 
     /// How a step runs on a device.
@@ -158,13 +161,13 @@ fn checkpoint_room(bytes: usize) -> Result<Vec<u8>> {
     if asked && room.try_reserve_exact(bytes).is_ok() {
         return Ok(room);
     }
-    let advice = "give the prefix store fewer bytes";
+    let advice = "reduce the size of the prefix store";
     Err(Error::memory("a checkpoint", advice))
 }
 
 /// The error of [`Engine::end_copy`] if no copy was begun.
 fn no_copy() -> Error {
-    Error::invalid("a copy", "none was begun")
+    Error::invalid("copy", "no copy was started")
 }
 
 /// An engine of a group, and its session's sampling parameters.

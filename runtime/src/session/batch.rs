@@ -32,13 +32,13 @@ impl Batch {
     /// be allocated.
     pub fn new(session: &Session, most: usize) -> Result<Self> {
         if !(1..=1024).contains(&most) {
-            return Err(Error::invalid("batch", "must be of 1 to 1024 sessions"));
+            return Err(Error::invalid("batch", "must have 1 to 1024 sessions"));
         }
         let exact = session.model.most_exact_slots();
         let rounds = session.options.device.is_some() && session.model.has_bf16();
         if session.options.exact && rounds && most > exact {
             let reason =
-                format!("must be of 1 to {exact} exact sessions on a GPU with BF16 matrices");
+                format!("must have 1 to {exact} exact sessions on a GPU with BF16 matrices");
             return Err(Error::invalid("batch", reason));
         }
         Ok(Batch {
@@ -94,7 +94,7 @@ impl Batch {
     pub fn feed(&mut self, sessions: &mut [&mut Session], tokens: &[u32]) -> Result<()> {
         self.check_sessions(sessions)?;
         if tokens.len() != sessions.len() {
-            let reason = format!("{} for {} sessions", tokens.len(), sessions.len());
+            let reason = format!("found {} for {} sessions", tokens.len(), sessions.len());
             return Err(Error::invalid("tokens", reason));
         }
         for (session, &token) in sessions.iter().zip(tokens) {
@@ -132,14 +132,14 @@ impl Batch {
         let wrong = |reason: String| Err(Error::invalid("batch", reason));
         if sessions.len() > self.most {
             return wrong(format!(
-                "it is of up to {} sessions, not {}",
+                "it holds up to {} sessions, found {}",
                 self.most,
                 sessions.len()
             ));
         }
         for session in sessions {
             if !Arc::ptr_eq(session.model(), &self.model) {
-                return wrong("a session is of another model".into());
+                return wrong("a session belongs to another model".into());
             }
             if !same_device(session.options.device.as_ref(), self.device.as_ref()) {
                 return wrong("a session is on another device".into());

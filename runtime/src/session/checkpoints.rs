@@ -276,6 +276,6 @@ fn with_bytes(
 
 /// Allocates zeros, or returns an out-of-memory error.
 fn room<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
-    let refused = |_| Error::memory("a checkpoint", "give the prefix store fewer bytes");
+    let refused = |_| Error::memory("a checkpoint", "reduce the size of the prefix store");
     waterline_quant::zeroed(count).map_err(refused)
 }

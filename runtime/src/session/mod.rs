@@ -432,9 +432,8 @@ impl Session {
         if let Error::Logits { reason } = &mut error
             && is_f16
         {
-            reason.push_str(
-                "; keys and values beyond 65504 do not fit a cache of f16: --kv f32 keeps them",
-            );
+            reason
+                .push_str("; an f16 cache cannot hold keys and values beyond 65504: use --kv f32");
         }
         error
     }

@@ -114,7 +114,7 @@ impl SessionOptions {
             (chunk, _) => Err(Error::invalid(
                 "chunk",
                 format!(
-                    "found {chunk} tokens, expected at most {LARGEST_CHUNK}, or 0 for what suits the device"
+                    "found {chunk} tokens, expected at most {LARGEST_CHUNK}, or 0 for the device's default"
                 ),
             )),
         }

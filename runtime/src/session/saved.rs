@@ -97,7 +97,7 @@ impl Session {
         };
         if snapshot.fingerprint() != self.model.fingerprint() {
             return Err(differs(format!(
-                "it was saved from another model than {}, or by a version that describes this model otherwise",
+                "it was saved from another model than {}, or by a version that describes this model differently",
                 self.model.file()
             )));
         }
@@ -107,7 +107,7 @@ impl Session {
         );
         if ours.len() != theirs.len() {
             return Err(differs(format!(
-                "it has {} tensors, this session {}; a model that is opened with its MTP block has more",
+                "it has {} tensors, but this session has {}; a model that is opened with its MTP block has more",
                 theirs.len(),
                 ours.len()
             )));
@@ -118,7 +118,7 @@ impl Session {
             .find(|(ours, theirs)| !ours.lies_like(theirs))
         {
             return Err(differs(format!(
-                "tensor {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
+                "tensor {} is {:?} {:?} in the snapshot and {:?} {:?} in this session; open the session with the same context, cache type \
                  and history",
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));

@@ -46,7 +46,7 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Drafter, us
     };
     match source {
         Drafter::Mtp if model.draft().is_none() => Err(unsupported(
-            "drafts by an MTP block of a model that was opened without one; open it with OpenOptions::mtp",
+            "MTP drafts: the model was opened without its MTP block; open it with OpenOptions::mtp",
         )),
         _ => Ok(Some((source, draft))),
     }
@@ -127,7 +127,10 @@ impl Session {
         ends: &[u32],
     ) -> Result<()> {
         let Some(mut speculation) = self.speculation.take() else {
-            return Err(Error::invalid("drafts", "the session was made without"));
+            return Err(Error::invalid(
+                "drafts",
+                "the session was created without drafts",
+            ));
         };
         let outcome = self.step_by(&mut speculation, choice, most, ends);
         if outcome.is_ok() {

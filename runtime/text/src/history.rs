@@ -169,7 +169,10 @@ impl Turns {
             for (key, value) in fields.chain([("role", &role)]) {
                 if self.tokenizer().names_special(&value.to_string()) {
                     let what = format!("messages[{index}].{key}");
-                    return Err(Error::invalid(what, "it holds the name of a control token"));
+                    return Err(Error::invalid(
+                        what,
+                        "it contains the name of a control token",
+                    ));
                 }
             }
         }

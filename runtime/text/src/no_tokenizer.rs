@@ -28,7 +28,8 @@ impl Tokenizer {
     pub fn from_json(_: &[u8], source_name: &str) -> Result<Self> {
         Err(Error::Tokenizer {
             source_name: source_name.into(),
-            reason: "this build reads no tokenizers; build it with the feature `tokenizer`".into(),
+            reason: "this build cannot read tokenizers; build it with the feature `tokenizer`"
+                .into(),
         })
     }
 

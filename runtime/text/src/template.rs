@@ -75,7 +75,7 @@ impl Message {
 fn content<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
     let wrong = |found: &str| {
         serde::de::Error::custom(format!(
-            "content: {found}, expected a text or parts of type \"text\""
+            "content: {found}, expected a string or parts of type \"text\""
         ))
     };
     match Value::deserialize(from)? {

@@ -226,7 +226,7 @@ impl Turns {
             .is_some_and(|message| message.role == Role::User)
         {
             return Err(invalid(
-                "the message before has no answer yet",
+                "the previous message has no answer yet",
                 "user message",
             ));
         }
@@ -240,7 +240,7 @@ impl Turns {
             match tokens.strip_prefix(end) {
                 Some(tokens) => Ok(tokens.to_vec()),
                 None => Err(template_error(
-                    "it closes an answer differently when a message follows",
+                    "it closes an answer differently when another message follows",
                 )),
             }
         });

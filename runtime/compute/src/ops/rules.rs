@@ -43,7 +43,7 @@ impl<'a> Rules<'a> {
     /// Requires that the number of columns is a multiple of `of`.
     pub fn multiple(&mut self, name: &str, view: View, of: usize) {
         self.holds(of > 0 && view.width.is_multiple_of(of), || {
-            format!("{name} has {} columns, no multiple of {of}", view.width)
+            format!("{name} has {} columns, not a multiple of {of}", view.width)
         });
     }
 
@@ -61,7 +61,7 @@ impl<'a> Rules<'a> {
     pub fn beside(&mut self, name: &str, view: View, others: impl IntoIterator<Item = View>) {
         let mut others = others.into_iter();
         self.holds(!others.any(|other| other.overlaps(&view)), || {
-            format!("{name}, {view:?}, are changed by the op")
+            format!("{name}, {view:?}, is changed by the op")
         });
     }
 
@@ -70,7 +70,7 @@ impl<'a> Rules<'a> {
         let mut buffers: Vec<usize> = views.into_iter().map(|view| view.buffer).collect();
         buffers.sort_unstable();
         self.holds(buffers.windows(2).all(|pair| pair[0] != pair[1]), || {
-            format!("{names} are in one buffer: {buffers:?}")
+            format!("{names} share a buffer: {buffers:?}")
         });
     }
 

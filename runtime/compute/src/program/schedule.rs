@@ -209,8 +209,8 @@ impl fmt::Display for Schedule {
             while let Some(edge) = dependencies.next_if(|edge| edge.to == index) {
                 let why = match edge.hazard {
                     Hazard::ReadAfterWrite => "reads what it wrote",
-                    Hazard::WriteAfterRead => "writes over what it read",
-                    Hazard::WriteAfterWrite => "writes over what it wrote",
+                    Hazard::WriteAfterRead => "overwrites what it read",
+                    Hazard::WriteAfterWrite => "overwrites what it wrote",
                 };
                 let (from, tensor) = (edge.from, &edge.tensor);
                 let link = match edge.link {

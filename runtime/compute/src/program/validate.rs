@@ -55,7 +55,7 @@ impl Program {
                 Operand::State(tensor) => {
                     let owner = plan.tensors().get(tensor).and_then(|tensor| tensor.layer);
                     if owner.is_none() || owner != layer {
-                        return Some(format!("state tensor {tensor} is another layer's"));
+                        return Some(format!("state tensor {tensor} belongs to another layer"));
                     }
                 }
             }
@@ -75,7 +75,7 @@ impl Program {
             let meets = |read: &&Operand| read.overlaps(written) && !access.writes.contains(read);
             if let Some(read) = access.reads.iter().find(meets) {
                 return Some(format!(
-                    "{read:?} is read beside {view:?}, which is written"
+                    "{read:?} is read and overlaps {view:?}, which is written"
                 ));
             }
         }

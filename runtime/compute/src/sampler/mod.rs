@@ -60,7 +60,7 @@ impl Sampler {
         if vocab == 0 || vocab > LARGEST_VOCABULARY {
             return Err(Error::Invalid {
                 what: "vocabulary".into(),
-                reason: format!("{vocab} tokens; expected 1 to {LARGEST_VOCABULARY}"),
+                reason: format!("found {vocab} tokens, expected 1 to {LARGEST_VOCABULARY}"),
             });
         }
         if let Some((token, _)) = params.logit_bias.iter().find(|b| b.0 as usize >= vocab) {
@@ -118,7 +118,7 @@ impl Sampler {
         if logits.len() != self.vocab {
             return Err(Error::Invalid {
                 what: "logits".into(),
-                reason: format!("found {}, expected {}", logits.len(), self.vocab),
+                reason: format!("found {} values, expected {}", logits.len(), self.vocab),
             });
         }
         let params = &self.params;

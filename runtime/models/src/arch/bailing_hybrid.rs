@@ -63,7 +63,7 @@ fn is_full(config: &Config, layer: usize) -> Result<bool> {
         None => {
             let (layers, group) = (config.layers()?, config.usize_or("layer_group_size", 6)?);
             if group == 0 {
-                return Err(config.wrong("layer_group_size", "a group of one layer or more"));
+                return Err(config.wrong("layer_group_size", "a group of at least one layer"));
             }
             Ok((layer + 1).is_multiple_of(group) || layer >= layers / group * group)
         }
@@ -153,7 +153,10 @@ fn experts(config: &Config) -> Result<ExpertsSpec> {
             .get(limits)
             .is_some_and(|list| !list.is_null());
         if is_there && !config.array(limits)?.iter().all(limits_are_zero) {
-            return Err(config.wrong(limits, "no limits of the experts' gates"));
+            return Err(config.wrong(
+                limits,
+                "zeros: limits on the experts' gates are not supported",
+            ));
         }
     }
     let intermediate = config.usize("moe_intermediate_size")?;

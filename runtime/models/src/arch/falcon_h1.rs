@@ -78,7 +78,7 @@ fn head_dim(config: &Config, attention: &Attention) -> Result<usize> {
     }
     let file = config.file();
     config.note(format!(
-        "{file} says that head_dim is {said}, but all projections have heads of {divided}: these are used"
+        "{file} sets head_dim to {said}, but the heads of all projections have width {divided}, which is used instead"
     ));
     Ok(divided)
 }

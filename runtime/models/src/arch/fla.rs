@@ -130,7 +130,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     if config.optional_usize("attnres_block_size")?.is_some() {
         return Err(Error::Unsupported {
             file: config.file().into(),
-            what: "attnres_block_size: attention over residuals; known is null".into(),
+            what: "attnres_block_size (attention over residuals), expected null".into(),
         });
     }
     let attention_configs = config.children("attn")?;
@@ -292,7 +292,10 @@ pub(super) fn scaled(config: &Config, base: usize, key: &str, default: f32) -> R
     let scaled = base as f64 * f64::from(config.f32_or(key, default)?);
     let whole = scaled.round();
     if (scaled - whole).abs() > 1e-5 * whole || !(1.0..1e9).contains(&whole) {
-        return Err(config.wrong(key, &format!("a factor that makes {base} a whole number")));
+        return Err(config.wrong(
+            key,
+            &format!("a factor whose product with {base} is a whole number"),
+        ));
     }
     Ok(whole as usize)
 }

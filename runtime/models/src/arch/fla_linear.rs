@@ -212,7 +212,7 @@ fn wrong_gate(name: &str, tensor: &Tensor, weight: &WeightSpec) -> Error {
         name: name.into(),
         found: format!("shape {:?}", tensor.shape),
         expected: format!(
-            "a row for each head, as wide as one of the heads of {:?}",
+            "one row for each head, as wide as a head of the shape {:?}",
             weight.shape
         ),
     }

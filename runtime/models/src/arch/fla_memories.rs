@@ -13,7 +13,7 @@ pub(super) fn mom(config: &Config) -> Result<Mom> {
     if !config.bool_or("use_short_conv", true)? {
         return Err(config.wrong(
             "use_short_conv",
-            "true: the reference refuses anything else",
+            "true, the only value that the reference accepts",
         ));
     }
     let head_dim = config.usize_or("head_dim", 256)?;

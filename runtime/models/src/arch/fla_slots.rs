@@ -92,7 +92,10 @@ pub(super) fn raven(config: &Config) -> Result<Raven> {
     let (feature_map, learned_map) = feature_map(config)?;
     config.one_of("router_type", (), &[("lin", ())])?;
     if config.bool_or("bias_rmm", false)? {
-        return Err(config.wrong("bias_rmm", "false: a bias of the choice alone is not known"));
+        return Err(config.wrong(
+            "bias_rmm",
+            "false: a bias that affects only the choice is not supported",
+        ));
     }
     let softmax_router = config.one_of(
         "router_score",

@@ -27,7 +27,9 @@ pub(super) const WITH_IMAGES: Family = Family {
     model_types: &["gemma3"],
     spec: |config| {
         let text = config.child("text_config")?;
-        spec(&text.ok_or_else(|| config.wrong("text_config", "the language model"))?)
+        spec(&text.ok_or_else(|| {
+            config.wrong("text_config", "the configuration of the language model")
+        })?)
     },
     tensor: |_, weights, weight| {
         let prefixes = ["language_model.", "model.language_model."];

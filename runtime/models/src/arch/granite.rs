@@ -57,7 +57,7 @@ fn sublayer(config: &Config) -> Result<Sublayer> {
 fn multiplied(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     let divisor = config.f32_or("logits_scaling", 1.0)?;
     if divisor == 0.0 {
-        return Err(config.wrong("logits_scaling", "a number that divides the logits"));
+        return Err(config.wrong("logits_scaling", "a number other than 0"));
     }
     Ok(ModelSpec {
         embedding_multiplier: config.f32_or("embedding_multiplier", 1.0)?,

@@ -78,7 +78,12 @@ fn is_full(config: &Config, layer: usize) -> Result<bool> {
 fn linear_config(config: &Config) -> Result<Config> {
     let key = "linear_attn_config";
     let linear = config.child(key)?;
-    linear.ok_or_else(|| config.wrong(key, "the linear layers, or layer_types"))
+    linear.ok_or_else(|| {
+        config.wrong(
+            key,
+            "an object with the linear layers, or the key layer_types",
+        )
+    })
 }
 
 fn is_sparse(config: &Config, layer: usize) -> Result<bool> {

@@ -150,7 +150,7 @@ fn proportional(rope: &Config, config: &Config, head_dim: usize) -> Result<Optio
         return rotary::scaling(rope, config);
     }
     if rope.f32_or("factor", 1.0)? != 1.0 {
-        return Err(rope.wrong("factor", "1, or no such key"));
+        return Err(rope.wrong("factor", "1 or null"));
     }
     let share = rope.f32_or("partial_rotary_factor", 1.0)?;
     if !(0.0..=1.0).contains(&share) {

@@ -95,7 +95,9 @@ pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>>
         "gpt2" | "gemma4" => vocabulary.lines(),
         "llama" => vocabulary.sentencepiece(),
         "rwkv" => vocabulary.rwkv(),
-        other => Err(format!("{other:?} of tokenizer.ggml.model")),
+        other => Err(format!(
+            "unsupported value {other:?} of tokenizer.ggml.model"
+        )),
     };
     Some(model.unwrap_or_else(|reason| json!({ "unreadable": reason }).to_string().into_bytes()))
 }
@@ -201,7 +203,9 @@ impl<'g> Vocabulary<'g> {
         let names: Vec<&str> = names.map(|&id| tokens[id as usize].as_str()).collect();
         let shown = names.join(" ");
         (!names.is_empty()).then(|| {
-            format!("tokenizer.ggml.token_type says that {shown} are text; they are read as control tokens")
+            format!(
+                "tokenizer.ggml.token_type marks {shown} as text; they are read as control tokens"
+            )
         })
     }
 
@@ -263,7 +267,8 @@ impl<'g> Vocabulary<'g> {
 
     fn byte_level(&self) -> Result<Vec<u8>, String> {
         let pre = self.pre();
-        let splits = splits(pre).ok_or_else(|| format!("{pre:?} of tokenizer.ggml.pre"))?;
+        let splits = splits(pre)
+            .ok_or_else(|| format!("unsupported value {pre:?} of tokenizer.ggml.pre"))?;
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
         let added = self.added(tokens, &types)?;

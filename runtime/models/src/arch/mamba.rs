@@ -68,7 +68,7 @@ pub(super) fn of_authors(config: &Config) -> Result<Option<Config>> {
             value.as_u64() == Some(0) || value.as_array().is_some_and(Vec::is_empty)
         };
         if !config.object().get(key).is_none_or(is_none) {
-            return Err(config.wrong(key, "layers of Mamba alone"));
+            return Err(config.wrong(key, "a model with only Mamba layers"));
         }
     }
     if !config.bool_or("rms_norm", true)? {
@@ -158,7 +158,7 @@ fn samba(config: &Config) -> Result<ModelSpec> {
     if config.optional_usize("attnres_block_size")?.is_some() {
         return Err(Error::Unsupported {
             file: config.file().into(),
-            what: "attnres_block_size; known are models without attention over residuals".into(),
+            what: "attnres_block_size (attention over residuals), expected null".into(),
         });
     }
     if !config.object().contains_key("attn") {
@@ -288,7 +288,7 @@ fn heads(config: &Config) -> Result<(usize, usize)> {
 fn mamba3(config: &Config) -> Result<Mamba3> {
     config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
     if config.bool_or("is_mimo", false)? {
-        return Err(config.wrong("is_mimo", "false, one input and output of a head"));
+        return Err(config.wrong("is_mimo", "false: one input and output per head"));
     }
     let (heads, head_dim) = heads(config)?;
     let state = config.usize_or("state_size", 128)?;
@@ -323,7 +323,8 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
         Some("full") => {
             return Err(Error::Unsupported {
                 file: config.file().into(),
-                what: "sparse_arch full: attention over the whole context beside a scan".into(),
+                what: "sparse_arch full: attention over the whole context in parallel with a scan"
+                    .into(),
             });
         }
         Some(names) => names,
@@ -333,7 +334,7 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
     if keys == 0 {
         return Err(config.wrong(
             "sparse_keys",
-            &format!("a key or more for each of {number} sources"),
+            &format!("at least one key for each of {number} sources"),
         ));
     }
     // The released code centres and normalises over the entire sequence, including later tokens.
@@ -342,7 +343,7 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
         None | Some("running") => Ok(()),
         Some("sequence") => Err(Error::Unsupported {
             file: config.file().into(),
-            what: "hax_stats sequence: its scores look ahead; known is running, of a model trained with it".into(),
+            what: "hax_stats sequence, whose scores depend on later tokens; expected running, from a model trained with it".into(),
         }),
         Some(_) => Err(config.wrong("hax_stats", "running")),
     }
@@ -358,7 +359,7 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
             let length = config.usize_or("data_max_length", 2048)?;
             let every = length / keys;
             if every == 0 {
-                return Err(config.wrong("data_max_length", &format!("a multiple of {keys} keys")));
+                return Err(config.wrong("data_max_length", &format!("at least {keys}, the number of keys")));
             }
             // The number of keys in a sequence of that length.
             let keys = length / every;

@@ -84,7 +84,7 @@ fn lightning_attention(config: &Config) -> Result<LightningAttention> {
     if positions && attention.rope_scaling.is_some() {
         return Err(config.wrong(
             "rope_scaling",
-            "null: lightning attention with plain positions",
+            "null: lightning attention supports only unscaled positions",
         ));
     }
     let norm_eps = norm_eps(config)?;

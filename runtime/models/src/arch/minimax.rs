@@ -75,7 +75,7 @@ fn is_softmax(config: &Config, layer: usize) -> Result<bool> {
         Some(_) => Err(config.wrong("layer_types", "full_attention or linear_attention")),
         None => match config.usizes("attn_type_list")?.get(layer) {
             Some(&kind) => Ok(kind == 1),
-            None => Err(config.wrong("attn_type_list", "as many kinds as layers")),
+            None => Err(config.wrong("attn_type_list", "one kind for each layer")),
         },
     }
 }
@@ -117,7 +117,10 @@ pub(super) fn lightning_of_depth(
 fn experts(config: &Config) -> Result<ExpertsSpec> {
     config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
     if !config.bool_or("postnorm", true)? {
-        return Err(config.wrong("postnorm", "true: the residual is the normed input"));
+        return Err(config.wrong(
+            "postnorm",
+            "true: the residual must be the normalized input",
+        ));
     }
     Ok(ExpertsSpec {
         experts: config.usize("num_local_experts")?,

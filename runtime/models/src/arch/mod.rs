@@ -138,7 +138,10 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
             .flat_map(|family| family.model_types)
             .copied()
             .collect();
-        let what = format!("model_type {model_type:?}; known are {}", known.join(", "));
+        let what = format!(
+            "model_type {model_type:?}, expected one of {}",
+            known.join(", ")
+        );
         return Err(Error::Unsupported { file, what });
     };
     let known = weights

@@ -93,7 +93,7 @@ impl Checkpoint {
         }
         let name = gguf.get("general.name").and_then(Value::as_str);
         Ok(Checkpoint {
-            name: name.unwrap_or("a model without a name").into(),
+            name: name.unwrap_or("unnamed model").into(),
             file,
             spec,
             tensors,
@@ -116,7 +116,7 @@ impl Checkpoint {
         if mtp && spec.mtp.is_none() {
             return Err(Error::Unsupported {
                 file: gguf.name().into(),
-                what: "drafts by an MTP block, of which waterline.spec says nothing".into(),
+                what: "drafts by an MTP block: waterline.spec describes none".into(),
             });
         }
         let mut tensors = Tensors::new();

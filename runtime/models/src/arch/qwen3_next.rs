@@ -48,7 +48,7 @@ pub(super) const WITH_IMAGES: Family = Family {
 
 fn text_config(config: &Config) -> Result<Config> {
     let text = config.child("text_config")?;
-    text.ok_or_else(|| config.wrong("text_config", "the language model"))
+    text.ok_or_else(|| config.wrong("text_config", "the configuration of the language model"))
 }
 
 /// Reads a tensor by its name in the checkpoint.
@@ -167,7 +167,7 @@ pub(super) fn mtp(config: &Config) -> Result<MtpSpec> {
         return Err(Error::Unsupported {
             file: config.file().into(),
             what: format!(
-                "an MTP block of model_type {model_type:?}; known are those of Qwen3-Next and Qwen3.5"
+                "an MTP block of model_type {model_type:?}, expected that of Qwen3-Next or Qwen3.5"
             ),
         });
     }

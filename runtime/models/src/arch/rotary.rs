@@ -34,9 +34,10 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
         "longrope" | "su" if rope.object().contains_key("short_factor") => {
             long(rope, config).map(Some)
         }
-        "longrope" | "su" => {
-            Err(rope.wrong(key, "short_factor with it, a divisor of each frequency"))
-        }
+        "longrope" | "su" => Err(rope.wrong(
+            key,
+            "a key short_factor next to it, with a divisor for each frequency",
+        )),
         _ => Err(rope.wrong(key, "default, linear, llama3, yarn, dynamic or longrope")),
     }
 }
@@ -78,7 +79,7 @@ fn long(rope: &Config, config: &Config) -> Result<RopeScaling> {
     };
     let longest = number(LONGEST)?;
     let Some(original) = number(ORIGINAL)?.or(longest).filter(|length| *length > 1.0) else {
-        return Err(rope.wrong(ORIGINAL, "the context of the first training"));
+        return Err(rope.wrong(ORIGINAL, "the context length of the original training"));
     };
     let factor = rope.optional_f32("factor")?;
     let factor = factor.unwrap_or(longest.unwrap_or(original) / original);

@@ -88,7 +88,7 @@ fn time_mix(config: &Config, hidden: usize, norm_eps: f32, layer: usize) -> Resu
         Some(_) => config.usize("value_dim")?,
     };
     if !values.is_multiple_of(heads) {
-        let expected = format!("multiples of the {heads} heads");
+        let expected = format!("a multiple of the {heads} heads");
         return Err(config.wrong("value_dim", &expected));
     }
     // Ranks that are not in the file follow from the widths.

@@ -76,7 +76,7 @@ fn note_moba(config: &Config) -> Result<()> {
     if listed("layers").iter().any(|layer| !full.contains(layer)) {
         let file = config.file();
         config.note(format!(
-            "{file} has layers of block attention (MoBA): they attend to all tokens here, also in prompts of which the reference skips blocks"
+            "{file} has layers of block attention (MoBA): they attend to all tokens here, even in prompts where the reference skips blocks"
         ));
     }
     Ok(())
@@ -99,7 +99,7 @@ fn layer_of(config: &Config, layer: usize) -> Result<Layer> {
             Some("full_attention") => Ok(Layer::Full),
             _ => Err(config.wrong(
                 "layer_types",
-                "for every layer sse, sse_swa, sliding_attention or full_attention",
+                "sse, sse_swa, sliding_attention or full_attention for every layer",
             )),
         };
     }
@@ -115,7 +115,7 @@ fn layer_of(config: &Config, layer: usize) -> Result<Layer> {
 
 fn attn(config: &Config) -> Result<Config> {
     let attn = config.child("attn")?;
-    attn.ok_or_else(|| config.wrong("attn", "the numbers of the attention"))
+    attn.ok_or_else(|| config.wrong("attn", "the hyperparameters of the attention"))
 }
 
 /// The attention of a layer with attention only.

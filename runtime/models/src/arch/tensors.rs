@@ -16,7 +16,7 @@ pub(super) fn rows(name: &str, tensor: &Tensor, ranges: &[Range<usize>]) -> Resu
             name: name.into(),
             found: format!("shape {:?}", tensor.shape),
             expected: format!(
-                "rows up to {}",
+                "at least {} rows",
                 ranges.iter().map(|r| r.end).max().unwrap_or(0)
             ),
         });
@@ -47,7 +47,7 @@ pub(super) fn stacked(name: &str, parts: &[Tensor], shape: &[usize]) -> Result<T
             file: "the checkpoint".into(),
             name: name.into(),
             found: format!("{found:?}"),
-            expected: format!("parts of one format that make the shape {shape:?}"),
+            expected: format!("parts of one format that together have the shape {shape:?}"),
         });
     }
     let data: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
@@ -95,7 +95,7 @@ pub(super) fn halves(
             file: "the checkpoint".into(),
             name: name.into(),
             found: format!("shape {:?}", tensor.shape),
-            expected: format!("rows of heads of {head_dim}"),
+            expected: format!("complete heads of {head_dim} rows each"),
         });
     }
     let half = turned.len() / 2;
@@ -120,7 +120,7 @@ pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Te
             file: "the checkpoint".into(),
             name: name.into(),
             found: format!("shape {:?}", tensor.shape),
-            expected: format!("{count} matrices of as many rows"),
+            expected: format!("{count} matrices with equal numbers of rows"),
         });
     }
     let rows = all / count;

@@ -80,7 +80,7 @@ impl Ids {
         if let Some(id) = beyond.first() {
             let vocab = self.vocab;
             let note = format!(
-                "{file} names the token {id}, but the model has {vocab}: it is passed over"
+                "{file} names the token {id}, but the model has {vocab} tokens: it is ignored"
             );
             self.notes.push(note);
         }

@@ -44,7 +44,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
             .partition(|&id| (id as usize) < vocab);
         if let Some(id) = beyond.first() {
             notes.push(format!(
-                "{key} is the token {id}, but the model has {vocab}: it is passed over"
+                "{key} is the token {id}, but the model has {vocab} tokens: it is ignored"
             ));
         }
         known

@@ -51,7 +51,7 @@ pub(super) fn check(gguf: &Gguf) -> Result<()> {
             return Err(Error::Config {
                 file: gguf.name().into(),
                 key: key.clone(),
-                found: "another value".into(),
+                found: "a value of another type".into(),
                 expected: (*expected).into(),
             });
         }

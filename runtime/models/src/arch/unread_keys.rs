@@ -133,7 +133,7 @@ fn check(file: &str, key: &str, value: &str, neutral: &[&str]) -> Result<()> {
     };
     Err(Error::Unsupported {
         file: file.into(),
-        what: format!("{key} = {short}, which changes the model's mathematics; known is {known}"),
+        what: format!("{key} = {short}, which changes the model's mathematics; expected {known}"),
     })
 }
 

@@ -91,18 +91,18 @@ impl ExpertsSpec {
         Mismatch::unless(
             self.experts <= 1 << 16 && (1..=self.experts.min(256)).contains(&self.chosen),
             || format!("{} chosen of {} experts", self.chosen, self.experts),
-            "one to 256 of them, and no more than there are, of at most 65536",
+            "1 to 256 chosen experts, at most the total, and at most 65536 in total",
         )?;
         let numbers = [self.router.scale, self.router.normalize.unwrap_or(0.0)];
         Mismatch::unless(
             numbers.iter().all(|x| x.is_finite()) && numbers[1] >= 0.0,
             || format!("a scale and an epsilon of {numbers:?}"),
-            "finite numbers, the second not below zero",
+            "finite numbers, the second at least 0",
         )?;
         Mismatch::unless(
             self.latent.is_none() || self.shared.is_none_or(|shared| !self.gated && !shared.gate),
-            || "a gated shared expert beside projected ones".into(),
-            "experts and a shared one without gates",
+            || "a gated shared expert together with projected experts".into(),
+            "experts and a shared expert without gates",
         )?;
         let Some(groups) = self.router.groups else {
             return Ok(());
@@ -115,7 +115,7 @@ impl ExpertsSpec {
                 && (1..=groups.count).contains(&groups.top_k)
                 && groups.top_k * size >= self.chosen,
             || format!("{} of {} groups", groups.top_k, groups.count),
-            "up to 32 groups of two or more experts, and enough of them for the choice",
+            "up to 32 groups of two or more experts, and enough chosen groups for all chosen experts",
         )
     }
 

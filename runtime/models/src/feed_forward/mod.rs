@@ -136,7 +136,7 @@ impl MlpSpec {
         Mismatch::unless(
             multipliers.iter().all(|x| x.is_finite()) && (self.gated || multipliers[0] == 1.0),
             || format!("multipliers {multipliers:?}"),
-            "finite multipliers, and none of a gate that is not there",
+            "finite multipliers, and a gate multiplier only with a gate",
         )
     }
 

@@ -169,7 +169,7 @@ impl<'a> Lowering<'a> {
             return Err(Error::Config {
                 file: self.file.into(),
                 key: format!("layers[{}]", self.layer),
-                found: "no norm before the layer, after one with a scaled normed residual".into(),
+                found: "a layer without a norm after a layer with a scaled normed residual".into(),
                 expected: "a norm before the layer".into(),
             });
         }
@@ -268,7 +268,7 @@ impl<'a> Lowering<'a> {
                         file: self.file.into(),
                         key: format!("layers[{}]", self.layer),
                         found: format!("input multiplier {input} of a part without a norm"),
-                        expected: "a norm in front of the parts, or 1".into(),
+                        expected: "a norm before the parts, or 1".into(),
                     });
                 }
                 self.pre_norm = self.pre_norm.take().map(|norm| norm.scaled(input));

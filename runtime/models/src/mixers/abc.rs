@@ -67,7 +67,10 @@ impl Mixer for Abc {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         let dims = [self.heads, self.head_dim, self.value_dim, self.slots];
-        Mismatch::unless_positive(&dims, "heads, widths and slots of one or more")?;
+        Mismatch::unless_positive(
+            &dims,
+            "positive numbers of heads and slots, and positive widths",
+        )?;
         Mismatch::unless(
             self.rope_theta.is_none() || self.head_dim.is_multiple_of(2),
             || format!("rotary positions on {} values", self.head_dim),

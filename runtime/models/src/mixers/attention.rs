@@ -131,7 +131,7 @@ impl Attention {
             self.rope_theta.is_none()
                 || rope_dim.is_multiple_of(2) && (2..=self.head_dim).contains(&rope_dim),
             || format!("rotary positions on {rope_dim} values of {}", self.head_dim),
-            "an even number of values, no more than a head has",
+            "an even number of values, at most the width of a head",
         )?;
         let misfit = self
             .rope_scaling
@@ -140,7 +140,7 @@ impl Attention {
         Mismatch::unless(
             misfit.is_none(),
             || misfit.clone().unwrap_or_default(),
-            "a divisor of each rotary frequency",
+            "a positive divisor for each rotary frequency",
         )?;
         let multipliers = [self.scale(), self.key_multiplier.unwrap_or(1.0)];
         Mismatch::unless(
@@ -165,12 +165,12 @@ impl Attention {
         Mismatch::unless(
             self.window.is_some(),
             || "no window".into(),
-            "a window that tokens leave",
+            "a sliding window",
         )?;
         Mismatch::unless(
             sink <= capacity && capacity > 0,
             || format!("{sink} sinks in a set of {capacity}"),
-            "a set that holds the sinks",
+            "a set with room for the sinks",
         )
     }
 

@@ -68,7 +68,7 @@ impl Mixer for Gla {
         Mismatch::unless(
             self.written.is_none_or(|n| (1..=rows).contains(&n)),
             || format!("{:?} rows written of {rows}", self.written),
-            "one or more of them, and no more than there are",
+            "at least one row and at most all of them",
         )?;
         Mismatch::unless(
             self.gate_rank > 0,

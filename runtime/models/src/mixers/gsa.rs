@@ -87,7 +87,7 @@ pub(super) fn check_slots(
     Mismatch::unless(
         (1..=slots).contains(&written),
         || format!("{written} slots written of {slots}"),
-        "one or more of them, and no more than there are",
+        "at least one slot and at most all of them",
     )
 }
 

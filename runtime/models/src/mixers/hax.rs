@@ -83,11 +83,11 @@ impl Hax {
 
     /// Returns a note on how the scores differ from the released code's, if they do.
     pub(super) fn note(&self) -> Option<String> {
-        let means = "HAX: the means of keys and queries run along the sequence";
+        let means = "HAX: the means of keys and queries are running means over the sequence";
         let seed = self.hash_seed.filter(|_| self.hash().is_some());
         match seed {
             Some(seed) => Some(format!(
-                "{means}, and the hash matrices, which the file lacks, are drawn here from the seed {seed}"
+                "{means}, and the hash matrices, which the file lacks, are generated from the seed {seed}"
             )),
             None => (self.hash().is_some() || self.selects()).then(|| means.into()),
         }
@@ -135,7 +135,7 @@ impl Hax {
             Mismatch::unless(
                 fits,
                 || format!("{source:?}"),
-                "steps and keys of one or more; 1 to 16 bits, or as many bins, since each bin has a ring of its own",
+                "at least one step and one key; 1 to 16 bits or 1 to 65536 bins, since each bin has its own ring",
             )?;
             let like = |other: &KeySource| {
                 std::mem::discriminant(other) == std::mem::discriminant(source)
@@ -144,7 +144,7 @@ impl Hax {
             Mismatch::unless(
                 !self.sources[..i].iter().any(like),
                 || format!("{:?}", self.sources),
-                "each source once, and at most one that hashes",
+                "each source at most once, and at most one that hashes",
             )?;
         }
         Mismatch::unless(

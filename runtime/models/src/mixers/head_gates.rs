@@ -88,7 +88,7 @@ pub(super) fn check(gates: Option<HeadGateInput>, read_after_norm: bool) -> Resu
     Mismatch::unless(
         gates.is_some() || !read_after_norm,
         || "read_gate_after_norm without head_gates".into(),
-        "gates of heads",
+        "head_gates",
     )
 }
 

@@ -80,7 +80,7 @@ impl Mixer for Hgrn2 {
             self.written
                 .is_none_or(|n| (1..=self.head_dim).contains(&n)),
             || format!("{:?} rows written of {}", self.written, self.head_dim),
-            "one or more of them, and no more than there are",
+            "at least one row and at most all of them",
         )?;
         short_conv::check(self.conv)
     }

@@ -102,7 +102,7 @@ impl Mixer for Lte {
         Mismatch::unless(
             self.attention.retained.is_none(),
             || format!("{:?}", self.attention.retained),
-            "one set, that of the router",
+            "no retained set other than the router's",
         )?;
         let (taps, dilations) = (&self.router_taps, &self.router_dilations);
         Mismatch::unless(
@@ -110,7 +110,7 @@ impl Mixer for Lte {
                 && (1..=8).contains(&taps.len())
                 && taps.iter().chain(dilations).all(|n| (1..=4096).contains(n)),
             || format!("router taps {taps:?} with dilations {dilations:?}"),
-            "as many taps as dilations, one or more each",
+            "1 to 8 taps and the same number of dilations, each from 1 to 4096",
         )?;
         Mismatch::unless(
             self.channels(taps.len()) > 0 && self.channels(0).is_multiple_of(1 << taps.len()),
@@ -121,7 +121,7 @@ impl Mixer for Lte {
                     self.channels(0)
                 )
             },
-            "channels that each layer can halve",
+            "a number of channels that every layer can halve",
         )?;
         Mismatch::unless(
             self.window() > self.margin(),

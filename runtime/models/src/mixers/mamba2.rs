@@ -118,7 +118,7 @@ impl Mixer for Mamba2 {
         Mismatch::unless(
             self.step_max.is_none_or(|max| self.step_min <= max) && self.step_min >= 0.0,
             || format!("steps from {} to {:?}", self.step_min, self.step_max),
-            "the smallest step first, 0 or more",
+            "a smallest step of at least 0, then the largest step",
         )?;
         Mismatch::unless(
             (1..=64).contains(&self.conv),

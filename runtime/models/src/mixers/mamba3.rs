@@ -88,7 +88,7 @@ impl Mixer for Mamba3 {
         Mismatch::unless(
             self.state.is_multiple_of(2) && 2 * self.pairs <= self.state,
             || format!("{} pairs of {} rows", self.pairs, self.state),
-            "an even number of rows, and no more pairs than half of it",
+            "an even number of rows, and at most half as many pairs",
         )?;
         Mismatch::unless(
             self.least_rate >= 0.0,

@@ -155,7 +155,7 @@ impl Mismatch {
 
     /// Fails unless `many`, a number of `names`, is a multiple of `few`, a number of `name`s.
     fn unless_shared(many: usize, names: &str, few: usize, name: &str) -> Result<(), Mismatch> {
-        let found = || format!("{many} {names} on {few} {name}s");
+        let found = || format!("{many} {names} for {few} {name}s");
         let expected = format!("a whole number of {names} for each {name}");
         Self::unless(many.is_multiple_of(few), found, &expected)
     }

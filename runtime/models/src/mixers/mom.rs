@@ -203,7 +203,7 @@ impl Mixer for Mom {
         Mismatch::unless(
             (1..=self.memories).contains(&self.chosen) && self.memories <= 1 << 16,
             || format!("{} chosen of {} memories", self.chosen, self.memories),
-            "one or more of them, and no more than there are, of at most 65536",
+            "at least one memory and at most all of them, of at most 65536",
         )?;
         Mismatch::unless(
             self.gla.is_none_or(|gla| gla.rank > 0),

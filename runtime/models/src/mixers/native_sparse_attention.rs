@@ -53,7 +53,7 @@ impl Mixer for NativeSparseAttention {
         Mismatch::unless(
             plain.window.is_none() && plain.retained.is_none() && !plain.gate,
             || format!("{plain:?}"),
-            "attention without a window, set or gate of its own",
+            "attention without its own window, retained set or gate",
         )?;
         Mismatch::unless(
             (1..=1 << 20).contains(&self.block_size) && (1..=1 << 16).contains(&self.block_count),

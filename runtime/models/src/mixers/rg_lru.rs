@@ -58,7 +58,10 @@ impl Mixer for RgLru {
     }
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
-        Mismatch::unless_positive(&[self.width, self.heads], "channels and heads")?;
+        Mismatch::unless_positive(
+            &[self.width, self.heads],
+            "at least one channel and one head",
+        )?;
         Mismatch::unless_shared(self.width, "channels", self.heads, "head")?;
         short_conv::check(Some(self.conv))
     }

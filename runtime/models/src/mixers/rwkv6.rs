@@ -138,7 +138,7 @@ impl Mixer for Rwkv6 {
         Mismatch::unless(
             self.heads.checked_mul(self.head_dim) == Some(hidden),
             || format!("{} heads of {}", self.heads, self.head_dim),
-            &format!("heads as wide as the residual stream, {hidden}"),
+            &format!("heads that together are as wide as the residual stream, {hidden}"),
         )
     }
 

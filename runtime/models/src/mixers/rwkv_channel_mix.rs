@@ -81,7 +81,7 @@ impl Mixer for RwkvChannelMix {
         Mismatch::unless(
             self.hidden == hidden && self.intermediate > 0,
             || format!("{} channels to {}", self.hidden, self.intermediate),
-            &format!("{hidden} channels to one or more"),
+            &format!("{hidden} channels to at least one"),
         )
     }
 

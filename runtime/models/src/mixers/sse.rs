@@ -274,7 +274,7 @@ impl Mixer for Sse {
                     self.partitions
                 )
             },
-            "one or more of them, and no more than there are, of at most 65536",
+            "at least one partition and at most all of them, of at most 65536",
         )?;
         let decay_rank = match self.update {
             StateUpdate::Gla { rank, .. } => Some(rank),
@@ -294,7 +294,7 @@ impl Mixer for Sse {
                     self.lora_rank, self.update
                 )
             },
-            "no correction, and the update gla",
+            "no lora_rank, and the update gla",
         )?;
         short_conv::check(self.conv)
     }

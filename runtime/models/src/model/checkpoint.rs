@@ -78,7 +78,7 @@ impl Checkpoint {
             if weight.precision == Precision::Full && !full {
                 return Err(wrong(
                     format!("format {}", tensor.format.name),
-                    "F32, since it may not be quantized".into(),
+                    "F32, because it must not be quantized".into(),
                 ));
             }
         }
@@ -91,7 +91,7 @@ impl Checkpoint {
                 file: self.file.clone(),
                 key: key.into(),
                 found: id.to_string(),
-                expected: format!("a token below the vocabulary's {vocab}"),
+                expected: format!("a token below {vocab}, the size of the vocabulary"),
             });
         }
         Ok(())

@@ -99,7 +99,7 @@ impl MtpSpec {
                 .into_iter()
                 .all(|sublayer| sublayer.normed_residual.is_none());
         if !plain {
-            return wrong("multipliers of the model", "a model without any");
+            return wrong("multipliers of the model", "a model without multipliers");
         }
         Ok(())
     }
@@ -200,7 +200,7 @@ impl MtpSpec {
                 file: source.file.into(),
                 key: "mtp.layer".into(),
                 found: "a mixer that reads or writes the residual stream by itself".into(),
-                expected: "one that reads its input alone, such as attention".into(),
+                expected: "a mixer that reads only its input, such as attention".into(),
             })
         } else {
             Ok(())

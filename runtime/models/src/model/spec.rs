@@ -128,7 +128,7 @@ impl LayerSpec {
             }
             let fits = |&x: &f32| x.is_finite() && x > 0.0 && sublayer.pre_norm;
             if let Some(x) = sublayer.normed_residual.filter(|x| !fits(x)) {
-                let expected = "a number above zero, and a norm in front";
+                let expected = "a positive number, and a norm before the sublayer";
                 let found = format!("normed_residual {x}");
                 return Err(wrong(&format!(".{key}"), found, expected));
             }
@@ -157,7 +157,11 @@ impl LayerSpec {
                 .try_fold(1usize, |n, &d| n.checked_mul(d));
             if size.is_none_or(|n| n == 0 || n > 1 << 40) {
                 let found = format!("{} of shape {:?}", weight.name, weight.shape);
-                return Err(wrong(&part, found, "dimensions that a tensor can have"));
+                return Err(wrong(
+                    &part,
+                    found,
+                    "dimensions whose product is from 1 to 2^40",
+                ));
             }
         }
         Ok(())
@@ -262,7 +266,7 @@ impl ModelSpec {
                 file: file.into(),
                 key: "embedding_multiplier, logits_multiplier, logit_softcap".into(),
                 found: format!("{multipliers:?}, {cap}"),
-                expected: "finite multipliers, a bound above zero".into(),
+                expected: "finite multipliers, and a positive softcap".into(),
             });
         }
         let mut layers = self.layers.iter().enumerate();
@@ -290,7 +294,7 @@ impl ModelSpec {
                         file: file.into(),
                         key: format!("layers[{i}]"),
                         found: format!("{} of shape {:?}", weight.name, weight.shape),
-                        expected: format!("{first:?}, as in the layers in front"),
+                        expected: format!("{first:?}, as in the earlier layers"),
                     });
                 }
             }

@@ -167,10 +167,10 @@ impl CudaEngine {
 /// Number of thread blocks if a step is one kernel, or the reason why it is a graph of kernels.
 fn persistent_blocks(device: &Device, options: &Setup) -> std::result::Result<usize, String> {
     match options.step {
-        StepProgram::Recorded => Err("it was chosen".into()),
-        _ if options.exact => Err("exact prompts have the bits of recorded steps".into()),
+        StepProgram::Recorded => Err("selected by the session options".into()),
+        _ if options.exact => Err("exact mode must reproduce the bits of recorded steps".into()),
         StepProgram::Automatic if device.driver().prefers_graph() => {
-            Err("a graph is faster there".into())
+            Err("a graph is faster on this device".into())
         }
         _ => device.driver().resident_blocks(),
     }

@@ -67,7 +67,8 @@ impl Directory {
             let path = path.clone();
             move |source| Error::io(path, action, source)
         };
-        create_private_folder(&path).map_err(error("cannot make the folder of a prefix store"))?;
+        create_private_folder(&path)
+            .map_err(error("cannot create the folder of a prefix store"))?;
         let shared = Arc::new(Shared {
             most,
             files: Mutex::default(),
@@ -87,7 +88,7 @@ impl Directory {
             .map_err(|_| {
                 Error::memory(
                     "the thread of a prefix store",
-                    "use one without a directory",
+                    "use a prefix store without a directory",
                 )
             })?;
         Ok(Directory {
@@ -190,7 +191,7 @@ impl Directory {
 
     /// Never loads this file again, because its numbers are not a valid state of its model.
     pub fn pass_over(&self, id: u64) {
-        let error = io::Error::new(io::ErrorKind::InvalidData, "a counter is beyond its range");
+        let error = io::Error::new(io::ErrorKind::InvalidData, "a counter is out of range");
         self.shared.pass_over(id, &error);
     }
 
@@ -304,7 +305,7 @@ impl Shared {
         if let Some(known) = files.known.get_mut(&id) {
             known.head = None;
         }
-        self.note(format!("{}: passed over: {error}", self.name(id).display()));
+        self.note(format!("{}: ignored: {error}", self.name(id).display()));
     }
 
     /// Updates the list with files that other processes have written or removed.
@@ -333,7 +334,7 @@ impl Shared {
                 Ok(known) => _ = files.known.insert(id, known),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    self.note(format!("{}: passed over: {error}", path.display()));
+                    self.note(format!("{}: ignored: {error}", path.display()));
                     files.known.insert(id, Known::unusable(&path));
                 }
             }
@@ -349,14 +350,14 @@ impl Shared {
         if size > most {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("it has {size} bytes, the store's memory {most}"),
+                format!("it has {size} bytes, more than the store's memory of {most}"),
             ));
         }
         let (head, body) = file::read(&mut BufReader::with_capacity(1 << 20, &file), size)?;
         if head.id() != id || head.key != key {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "it has another file's name",
+                "its name does not match its contents",
             ));
         }
         let now = SystemTime::now();
@@ -408,7 +409,7 @@ impl Shared {
         let full = || {
             io::Error::new(
                 io::ErrorKind::StorageFull,
-                "the bound of the directory leaves no room",
+                "the size limit of the directory leaves no room",
             )
         };
         let goal = self.most.checked_sub(bytes).ok_or_else(full)?;

@@ -131,7 +131,7 @@ fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Resul
     let mut magic = [0; 8];
     input.read_exact(&mut magic)?;
     if &magic != MAGIC {
-        return Err(damaged("it is no checkpoint of this version"));
+        return Err(damaged("it is not a checkpoint of this version"));
     }
     let [model, shape, parent, position, pieces, state, logits] = numbers(input)?;
     let fits = |bytes: Option<u64>| bytes.filter(|&bytes| bytes <= size).is_some();
@@ -168,16 +168,16 @@ fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Resul
     }
     if count > position || count > MOST_TOKENS {
         return Err(damaged(
-            "it has more tokens than its position, or than are read",
+            "it has more tokens than its position or than the maximum",
         ));
     }
     head.tokens = room(count as usize)?;
     input.read_exact(bytemuck::cast_slice_mut(&mut head.tokens))?;
     if !input.check()? {
-        return Err(damaged("the checksum of its head does not match"));
+        return Err(damaged("the checksum of its header does not match"));
     }
     if head.file_bytes() != Some(size) {
-        return Err(damaged("it is shorter or longer than it says"));
+        return Err(damaged("its size differs from the size in its header"));
     }
     Ok(head)
 }

@@ -37,7 +37,7 @@ impl Known {
         if head.id() != id {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "it has another file's name",
+                "its name does not match its contents",
             ));
         }
         Ok(Known {

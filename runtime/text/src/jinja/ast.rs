@@ -129,7 +129,7 @@ impl Node {
     pub fn new(expr: Expr, line: u32) -> Outcome<Node> {
         let height = 1 + expr.children().map_or(0, |height| height);
         if height > MAX_HEIGHT {
-            return Err(Failure::at(line, "an expression nests too deep"));
+            return Err(Failure::at(line, "an expression nests too deeply"));
         }
         Ok(Node {
             expr: Box::new(expr),

@@ -149,7 +149,7 @@ impl Evaluator {
 
     fn check_length(&self) -> Outcome<()> {
         if self.out.len() > self.most {
-            Err(Failure::new("it writes more than a chat template may"))
+            Err(Failure::new("it writes more output than allowed"))
         } else {
             Ok(())
         }
@@ -245,7 +245,7 @@ impl Evaluator {
             Target::Name(name) => self.set(name, value),
             Target::Attribute(name, attribute) => {
                 let Value::Namespace(index) = self.lookup(name)? else {
-                    return Err(Failure::new(format!("{name:?} is no namespace")));
+                    return Err(Failure::new(format!("{name:?} is not a namespace")));
                 };
                 self.work.spend(ELEMENT + self.namespaces[index].len())?;
                 let variables = &mut self.namespaces[index];
@@ -260,7 +260,7 @@ impl Evaluator {
                 if items.items.len() != targets.len() {
                     let (found, expected) = (items.items.len(), targets.len());
                     return Err(Failure::new(format!(
-                        "{found} values cannot be given to {expected} names"
+                        "cannot unpack {found} values into {expected} names"
                     )));
                 }
                 let mut pairs = targets.iter().zip(&items.items);
@@ -272,7 +272,7 @@ impl Evaluator {
     /// Creates a namespace with these variables.
     pub fn namespace(&mut self, variables: Vec<(Arc<str>, Value)>) -> Outcome<Value> {
         if self.namespaces.len() == MAX_NAMESPACES {
-            return Err(Failure::new("it makes too many namespaces"));
+            return Err(Failure::new("it creates too many namespaces"));
         }
         self.work.spend_each(1 + variables.len(), ELEMENT)?;
         self.namespaces.push(variables);
@@ -288,7 +288,10 @@ impl Evaluator {
     ) -> Outcome<Value> {
         self.work.spend(8 * ELEMENT)?;
         if positional.len() > item.parameters.len() {
-            return Err(Failure::new(format!("{} takes fewer arguments", item.name)));
+            return Err(Failure::new(format!(
+                "too many arguments for {}",
+                item.name
+            )));
         }
         let base = std::mem::replace(&mut self.base, self.scopes.len());
         self.scopes.push(HashMap::new());
@@ -305,7 +308,7 @@ impl Evaluator {
         }
         if let Some((name, _)) = named.first() {
             return Err(Failure::new(format!(
-                "{} takes no argument {name:?}",
+                "{} has no argument named {name:?}",
                 item.name
             )));
         }

@@ -94,7 +94,7 @@ impl Evaluator {
                         value => Some(
                             value
                                 .as_int()
-                                .ok_or_else(|| Failure::new("a slice needs integers"))?,
+                                .ok_or_else(|| Failure::new("slice indices must be integers"))?,
                         ),
                     };
                 }
@@ -225,7 +225,7 @@ impl Evaluator {
                     _ => "a value".into(),
                 };
                 Err(Failure::new(format!(
-                    "{what} is undefined, and so has no {name:?}"
+                    "{what} is undefined, so it has no attribute {name:?}"
                 )))
             }
             other => self.attribute_of(other, name),
@@ -318,7 +318,7 @@ impl Evaluator {
                     Expr::Name(name) => format!("{name:?}"),
                     _ => other.kind().into(),
                 };
-                Err(Failure::new(format!("{what} is no function")))
+                Err(Failure::new(format!("{what} is not a function")))
             }
         }
     }
@@ -340,7 +340,9 @@ impl Evaluator {
                 self.work.spend_each(format.len(), 64)?;
                 let date = super::super::date::now(format);
                 let date = date.ok_or_else(|| {
-                    Failure::new("this build tells no date; build it with the feature `tokenizer`")
+                    Failure::new(
+                        "this build cannot read the date; build it with the feature `tokenizer`",
+                    )
                 })?;
                 Ok(Value::str(&date))
             }

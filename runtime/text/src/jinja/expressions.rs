@@ -300,7 +300,7 @@ impl Parser {
             }
             first = false;
             if self.is_op("*") || self.is_op("**") {
-                return self.fail("unpacked arguments are not known in chat templates");
+                return self.fail("argument unpacking is not supported");
             }
             let named = match self.peek() {
                 Token::Name(_) => matches!(self.after_next(), Token::Op("=")),
@@ -313,7 +313,7 @@ impl Parser {
             } else if arguments.named.is_empty() {
                 arguments.positional.push(self.expression()?);
             } else {
-                return self.fail("an argument without a name follows one with a name");
+                return self.fail("a positional argument follows a keyword argument");
             }
         }
         Ok(arguments)

@@ -70,7 +70,12 @@ pub fn apply(
         "items" => match value {
             Value::Undefined => Value::list(Vec::new())?,
             Value::Dict(dict) => methods::items(&dict.entries, work)?,
-            other => return Err(Failure::new(format!("{} has no items", other.kind()))),
+            other => {
+                return Err(Failure::new(format!(
+                    "items needs a mapping, found {}",
+                    other.kind()
+                )));
+            }
         },
         "dictsort" => return lists::dict_sort(&value, arguments, work),
         "int" => {
@@ -230,7 +235,7 @@ fn to_json(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value>
         Some(other) => {
             let width = other
                 .as_int()
-                .ok_or_else(|| Failure::new("tojson's indent is no integer"))?;
+                .ok_or_else(|| Failure::new("tojson: indent must be an integer"))?;
             let width = usize::try_from(width).unwrap_or(0);
             work.spend(width)?;
             Some(" ".repeat(width))

@@ -31,7 +31,7 @@ pub fn percent(format: &str, value: &Value, work: &mut Work) -> Outcome<Value> {
             continue;
         }
         let Some(value) = values.next() else {
-            return Err(Failure::new("a format needs more values"));
+            return Err(Failure::new("not enough values for the format string"));
         };
         match (kind, value) {
             (Some('s'), value) => writer.value(value)?,
@@ -47,11 +47,15 @@ pub fn percent(format: &str, value: &Value, work: &mut Work) -> Outcome<Value> {
                     .map_or(Some(6), |digits| digits.parse().ok())
                     .unwrap_or(usize::MAX);
                 if digits > 100 {
-                    return Err(Failure::new("a format has too many digits"));
+                    return Err(Failure::new("too many digits in a format"));
                 }
                 writer.push(&format!("{:.digits$}", value.as_float().unwrap_or(0.0)))?;
             }
-            _ => return Err(Failure::new("a format is not known, or not for its value")),
+            _ => {
+                return Err(Failure::new(
+                    "unknown format, or a value of the wrong type for it",
+                ));
+            }
         }
     }
     writer.push(rest)?;
@@ -74,7 +78,7 @@ pub fn braces(format: &str, values: &Values, work: &mut Work) -> Outcome<Value> 
         }
         let field = after.split_once('}').filter(|_| brace == "{");
         let Some((field, after)) = field else {
-            return Err(Failure::new("a format has a brace without its partner"));
+            return Err(Failure::new("unmatched brace in a format string"));
         };
         let value = match field {
             "" => {
@@ -87,7 +91,7 @@ pub fn braces(format: &str, values: &Values, work: &mut Work) -> Outcome<Value> 
             },
         };
         let Some(value) = value else {
-            return Err(Failure::new("a format names a value that is not there"));
+            return Err(Failure::new("a format string names a missing value"));
         };
         writer.value(value)?;
         rest = after;

@@ -135,7 +135,7 @@ impl<'s> Lexer<'s> {
 
     fn comment(&mut self) -> Outcome<()> {
         let Some(end) = self.rest.find("#}") else {
-            return self.fail("a comment has no end");
+            return self.fail("unterminated comment");
         };
         let sign = self.rest[..end].bytes().last();
         self.advance(end + 2);
@@ -181,7 +181,7 @@ impl<'s> Lexer<'s> {
             }
             from = at + 2;
         }
-        self.fail("{% raw %} has no end")
+        self.fail("unterminated {% raw %}")
     }
 
     /// Reads the tokens of a tag up to its end.
@@ -202,7 +202,7 @@ impl<'s> Lexer<'s> {
                 }
             }
             let Some(first) = self.rest.chars().next() else {
-                return self.fail("a tag has no end");
+                return self.fail("unterminated tag");
             };
             if first == '"' || first == '\'' {
                 self.string(first)?;
@@ -276,7 +276,7 @@ impl<'s> Lexer<'s> {
             .map(Token::Int)
         };
         let Some(token) = token else {
-            return self.fail("a number cannot be read");
+            return self.fail("invalid number");
         };
         self.push(token);
         self.advance(length);
@@ -331,7 +331,7 @@ impl<'s> Lexer<'s> {
                     for _ in 0..digits {
                         let digit = characters.next().and_then(|(_, c)| c.to_digit(16));
                         let Some(digit) = digit else {
-                            return self.fail("an escape in a string cannot be read");
+                            return self.fail("invalid escape sequence in a string");
                         };
                         code = code.wrapping_mul(16) + digit;
                     }
@@ -340,6 +340,6 @@ impl<'s> Lexer<'s> {
                 other => value.extend(['\\', other]),
             }
         }
-        self.fail("a string has no end")
+        self.fail("unterminated string")
     }
 }

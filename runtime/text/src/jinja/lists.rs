@@ -76,7 +76,7 @@ fn apply_inner(
     arguments: &Values,
 ) -> Outcome<Value> {
     if name == "map" {
-        return Err(Failure::new("map of map is not known in chat templates"));
+        return Err(Failure::new("map cannot apply map"));
     }
     apply(evaluator, name, value, arguments)
 }
@@ -259,7 +259,7 @@ fn sort(keyed: &mut Vec<(Value, Value)>, work: &mut Work) -> Outcome<()> {
 pub(crate) fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
     let Value::Dict(dict) = value else {
         return Err(Failure::new(format!(
-            "{} is no mapping to sort",
+            "dictsort needs a mapping, found {}",
             value.kind()
         )));
     };

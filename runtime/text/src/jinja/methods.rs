@@ -51,9 +51,11 @@ pub fn call(
                 }
                 match name {
                     "count" => Some(Value::Int(count)),
-                    _ => Some(Value::Int(
-                        first.ok_or_else(|| Failure::new("the list has no such value"))?,
-                    )),
+                    _ => {
+                        Some(Value::Int(first.ok_or_else(|| {
+                            Failure::new("the value is not in the list")
+                        })?))
+                    }
                 }
             }
             "copy" => Some(object.clone()),
@@ -163,7 +165,7 @@ fn of_string(
             };
             match at {
                 Some(at) => Value::Int(text[..at].chars().count() as i64),
-                None if name == "index" => return Err(Failure::new("the text has no such part")),
+                None if name == "index" => return Err(Failure::new("the substring was not found")),
                 None => Value::Int(-1),
             }
         }
@@ -276,9 +278,7 @@ fn split(text: &str, from_right: bool, arguments: &Values, work: &mut Work) -> O
             parts
         }
         (None, true) => {
-            return Err(Failure::new(
-                "rsplit without a separator and with a limit is not known",
-            ));
+            return Err(Failure::new("rsplit with a limit needs a separator"));
         }
     };
     Value::list(parts.into_iter().map(Value::str).collect())

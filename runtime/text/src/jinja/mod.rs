@@ -43,7 +43,7 @@ const STACK: usize = 32 << 20;
 /// Upper bound of the bytes that a thread maps at start, in addition to its stack.
 const THREAD_BYTES: usize = 1 << 20;
 /// The message for a panic, which is always a bug in this library.
-const PANICKED: &str = "it cannot be handled";
+const PANICKED: &str = "internal error: the template engine panicked";
 /// Largest output in bytes beyond [`GROWTH`] times the variables: several times the text of any published template. The output is
 /// tokenized, so it must be bounded.
 const MAX_OUTPUT: usize = 64 << 10;
@@ -112,7 +112,7 @@ impl Template {
         if source.len() > MAX_SOURCE {
             let length = source.len();
             return Err(Failure::new(format!(
-                "it has {length} bytes, at most {MAX_SOURCE} are read"
+                "it has {length} bytes, expected at most {MAX_SOURCE}"
             )));
         }
         let statements = on_a_stack(|| parser::parse(source))?;
@@ -141,14 +141,14 @@ impl Template {
 fn on_a_stack<T: Send>(run: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     // The new thread would abort the process if it could not map its signal stack.
     let room = Vec::<u8>::new().try_reserve_exact(STACK + THREAD_BYTES);
-    room.map_err(|_| Failure::new("no memory for it"))?;
+    room.map_err(|_| Failure::new("not enough memory to process it"))?;
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name("template".into())
             .stack_size(STACK);
         let thread = thread.spawn_scoped(scope, run);
         let thread =
-            thread.map_err(|error| Failure::new(format!("no thread can be made: {error}")))?;
+            thread.map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
         thread
             .join()
             .unwrap_or_else(|_| Err(Failure::new(PANICKED)))

@@ -58,7 +58,7 @@ pub fn apply(operator: Operator, a: &Value, b: &Value, work: &mut Work) -> Outco
         let negative_power = matches!(operator, Operator::Power) && y < 0;
         if !matches!(operator, Operator::Divide) && !negative_power {
             return integers(operator, x, y).map(Value::Int).ok_or_else(|| {
-                Failure::new(format!("{x} and {y}: the result is no integer of 64 bits"))
+                Failure::new(format!("{x} and {y}: the result does not fit into 64 bits"))
             });
         }
     }
@@ -137,7 +137,7 @@ pub fn slice(value: &Value, bounds: [Option<i64>; 3], work: &mut Work) -> Outcom
     let length = value.length(work)? as i64;
     let step = bounds[2].unwrap_or(1);
     if step == 0 {
-        return Err(Failure::new("a slice's step is zero"));
+        return Err(Failure::new("slice step cannot be zero"));
     }
     // Bounds are clamped to -1 ..= length - 1 for a negative step, otherwise to 0 ..= length.
     let (low, high) = if step > 0 {
@@ -194,7 +194,9 @@ pub fn range(arguments: &[Value], work: &mut Work) -> Outcome<Value> {
     let span = if step > 0 { stop - start } else { start - stop };
     let length = (span.max(0) + step.abs() - 1) / step.abs();
     if length > i128::from(MAX_RANGE) {
-        return Err(Failure::new(format!("a range of {length} is too long")));
+        return Err(Failure::new(format!(
+            "a range of {length} elements is too long"
+        )));
     }
     work.spend_each(length as usize, ELEMENT)?;
     let value = |index: i128| Value::Int((start + index * step) as i64);

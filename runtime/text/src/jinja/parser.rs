@@ -19,7 +19,7 @@ pub fn parse(source: &str) -> Outcome<Vec<Statement>> {
     let statements = parser.body(&[])?;
     match parser.peek() {
         Token::End => Ok(statements),
-        _ => parser.fail("a statement ends that was not begun"),
+        _ => parser.fail("an end tag has no matching start tag"),
     }
 }
 
@@ -100,7 +100,7 @@ impl Parser {
     pub(super) fn nested<T>(&mut self, inner: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
-            return self.fail("it nests too deep");
+            return self.fail("it nests too deeply");
         }
         let result = inner(self);
         self.nesting -= 1;
@@ -222,7 +222,7 @@ impl Parser {
             None
         };
         if self.is_name("recursive") {
-            return self.fail("recursive loops are not known in chat templates");
+            return self.fail("recursive loops are not supported");
         }
         self.end_statement()?;
         let body = self.body(&["else", "endfor"])?;

@@ -68,7 +68,7 @@ impl Size {
             size.depth = size.depth.max(1 + value.depth());
         }
         if size.depth > MAX_DEPTH {
-            Err(Failure::new("a value nests too deep"))
+            Err(Failure::new("a value nests too deeply"))
         } else {
             Ok(size)
         }
@@ -331,7 +331,7 @@ impl Value {
             (Value::Dict(dict), _) => Ok(dict.get(item, work)?.is_some()),
             (Value::Undefined, _) => Ok(false),
             _ => Err(Failure::new(format!(
-                "{} cannot hold {}",
+                "{} cannot contain {}",
                 self.kind(),
                 item.kind()
             ))),

@@ -40,7 +40,7 @@ impl Work {
     pub(crate) fn spend(&mut self, units: usize) -> Outcome<()> {
         self.left = match self.left.checked_sub(units as u64) {
             Some(left) => left,
-            None => return Err(Failure::new("it does more than a chat template may")),
+            None => return Err(Failure::new("it does more work than allowed")),
         };
         if self.left < self.clock_at {
             self.clock_at = self.left.saturating_sub(CLOCK);
@@ -68,7 +68,7 @@ impl Work {
     pub fn enter(&mut self) -> Outcome<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            Err(Failure::new("it nests too deep"))
+            Err(Failure::new("it nests too deeply"))
         } else {
             self.spend(NODE)
         }

@@ -141,7 +141,7 @@ impl Parts {
     }
 }
 
-const TEXT: &str = "a text";
+const TEXT: &str = "a string";
 const FLAG: &str = "true or false";
 
 /// Reads the value at a key that may be missing or null.
@@ -179,7 +179,7 @@ fn kind(model: &Model) -> Result<&str, Reason> {
     match optional(switches, "type", TEXT, Value::as_str)? {
         Some(kind) if KNOWN.contains(&kind) => Ok(kind),
         Some(kind) => Err(format!(
-            "the model {kind} is not known; known are {}",
+            "unknown model type {kind}, expected one of {}",
             KNOWN.join(", ")
         )),
         None if model.merges.is_some() => Ok("BPE"),
@@ -242,12 +242,14 @@ fn check_ids(tokens: &[(String, u32)]) -> Result<(), Reason> {
     let mut seen = vec![false; *id as usize + 1];
     for (token, id) in tokens {
         if std::mem::replace(&mut seen[*id as usize], true) {
-            return Err(format!("the token {token:.40?} has the id {id} of another"));
+            return Err(format!(
+                "the token {token:.40?} has the id {id} of another token"
+            ));
         }
     }
     match tokens.iter().find(|(token, _)| token.len() > MAX_TOKEN) {
         Some((token, id)) => Err(format!(
-            "the token {id} has {} bytes, at most {MAX_TOKEN} are read",
+            "the token {id} has {} bytes, expected at most {MAX_TOKEN}",
             token.len()
         )),
         None => Ok(()),
@@ -261,7 +263,7 @@ fn check_trie(lengths: impl Iterator<Item = usize>) -> Result<(), Reason> {
     });
     if bytes > MAX_TRIE_BYTES || longest > MAX_TRIE_TOKEN {
         Err(format!(
-            "its tokens have {bytes} bytes and the longest {longest}, at most {MAX_TRIE_BYTES} and {MAX_TRIE_TOKEN} are read"
+            "its tokens have {bytes} bytes and the longest has {longest}, expected at most {MAX_TRIE_BYTES} and {MAX_TRIE_TOKEN}"
         ))
     } else {
         Ok(())
@@ -304,7 +306,7 @@ fn crate_model(kind: &str, model: &Value, lists: Lists) -> Result<ModelWrapper, 
     let built = match kind {
         "BPE" => {
             if prefix.is_some_and(|prefix| !prefix.is_empty()) {
-                return Err("model: continuing_subword_prefix is not known for BPE".into());
+                return Err("model: continuing_subword_prefix is not supported for BPE".into());
             }
             if optional(model, "dropout", "a number", Value::as_f64)?
                 .is_some_and(|dropout| dropout != 0.0)
@@ -327,7 +329,7 @@ fn crate_model(kind: &str, model: &Value, lists: Lists) -> Result<ModelWrapper, 
         "Unigram" => {
             check_trie(tokens.iter().map(|(token, _)| token.len()))?;
             if tokens.iter().any(|(token, _)| token.is_empty()) {
-                return Err("model: vocab: found a token without content".into());
+                return Err("model: vocab: found an empty token".into());
             }
             let unknown = optional(model, "unk_id", "a token", token)?.map(|id| id as usize);
             Unigram::from(scored, unknown, flag("byte_fallback")?).map(ModelWrapper::Unigram)
@@ -378,7 +380,7 @@ fn check_added(tokens: &[AddedToken]) -> Result<(), Reason> {
     let longest = lengths.clone().max().unwrap_or(0);
     if longest > MAX_ADDED || lengths.sum::<usize>() > MAX_ADDED_BYTES {
         return Err(format!(
-            "added_tokens: more than {MAX_ADDED} bytes in one, or {MAX_ADDED_BYTES} in all"
+            "added_tokens: found more than {MAX_ADDED} bytes in one token, or {MAX_ADDED_BYTES} in all"
         ));
     }
     Ok(())

@@ -11,14 +11,14 @@ const MAX_BYTES: usize = 2 << 20;
 pub(super) fn check(base64: &Value) -> Result<(), String> {
     let fail = |reason: &str| Err(format!("Precompiled: precompiled_charsmap: {reason}"));
     let Some(bytes) = base64.as_str().and_then(decode) else {
-        return fail("found no Base64");
+        return fail("found invalid Base64");
     };
     let Some((size, rest)) = bytes.split_first_chunk::<4>() else {
         return fail("found no trie");
     };
     let size = u32::from_le_bytes(*size) as usize;
     if bytes.len() > MAX_BYTES || !size.is_multiple_of(4) || size == 0 || size > rest.len() {
-        return fail("the sizes of its parts contradict its own");
+        return fail("the size of its trie does not fit its length");
     }
     let (trie, texts) = rest.split_at(size);
     let units: Vec<u32> = trie
@@ -28,7 +28,7 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
         .map(|unit| u32::from_le_bytes(*unit))
         .collect();
     let Ok(texts) = std::str::from_utf8(texts) else {
-        return fail("its texts are no UTF-8");
+        return fail("its strings are not UTF-8");
     };
     let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let mut seen = vec![false; units.len()];
@@ -39,7 +39,7 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
         for byte in 1..=255 {
             let place = base ^ byte;
             let Some(&unit) = units.get(place) else {
-                return fail("its trie leads outside of itself");
+                return fail("its trie has a link past its own end");
             };
             if unit & ((1 << 31) | 0xff) != byte as u32 || std::mem::replace(&mut seen[place], true)
             {
@@ -51,7 +51,7 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
                     .get(below)
                     .map(|leaf| (leaf & ((1 << 31) - 1)) as usize);
                 if text.is_none_or(|at| !texts.is_char_boundary(at)) {
-                    return fail("its trie points outside of its texts");
+                    return fail("its trie points past the end of its strings");
                 }
             }
             bases.push(below);

@@ -107,7 +107,7 @@ impl Merges {
         let at = |at| u32::try_from(at).map_err(|_| E::custom("found more than 4 GB"));
         if self.ends.len() == MOST_TOKENS {
             return Err(E::custom(format!(
-                "found more than the {MOST_TOKENS} that are read"
+                "found more than the {MOST_TOKENS} allowed merges"
             )));
         }
         self.ends.push([at(middle)?, at(self.text.len())?]);
@@ -157,7 +157,7 @@ impl<'de> Visitor<'de> for Pair<'_> {
         let (first, second) = pair
             .split_once(' ')
             .filter(|(_, second)| !second.contains(' '))
-            .ok_or_else(|| E::custom(format!("{pair:.60?} is no pair")))?;
+            .ok_or_else(|| E::custom(format!("{pair:.60?} is not a pair")))?;
         self.0.text.push_str(first);
         let middle = self.0.text.len();
         self.0.text.push_str(second);

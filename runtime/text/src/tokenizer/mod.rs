@@ -36,7 +36,7 @@ const PATTERNS: usize = 8 << 20;
 /// Largest depth of nested cuts in a word that spells control tokens.
 const MAX_CUTS: usize = 64;
 /// The error for a panic inside the `tokenizers` crate, which must not reach the caller.
-const PANICKED: &str = "the tokenizer cannot be handled";
+const PANICKED: &str = "internal error: the tokenizer panicked";
 
 /// Converts text to tokens and tokens to bytes, as described by a `tokenizer.json`.
 ///
@@ -98,7 +98,7 @@ impl Tokenizer {
         ask_room(bytes.len().saturating_mul(OF_BYTE).saturating_add(PATTERNS))?;
         let build = || -> std::result::Result<Self, String> {
             if bytes.trim_ascii_start().first() != Some(&b'{') {
-                return Err("the file is no object of JSON".into());
+                return Err("the file is not a JSON object".into());
             }
             let file = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
             Self::from_parts(Parts::new(file, rows)?, source_name)

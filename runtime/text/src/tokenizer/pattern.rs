@@ -34,7 +34,7 @@ impl BoundedRegex {
         if pattern.len() > MAX_PATTERN {
             let length = pattern.len();
             return Err(format!(
-                "the pattern {short:?}... has {length} bytes, at most {MAX_PATTERN} are read"
+                "the pattern {short:?}... has {length} bytes, expected at most {MAX_PATTERN}"
             ));
         }
         // Nested repetitions multiply the compiled size.
@@ -45,7 +45,7 @@ impl BoundedRegex {
                 .max()
         });
         if largest.fold(1u64, |product, count| product.saturating_mul(count.max(1))) > 1 << 30 {
-            return Err(format!("the pattern {short:?} repeats too often"));
+            return Err(format!("the pattern {short:?} has too many repetitions"));
         }
         RegexBuilder::new(pattern)
             .backtrack_limit(MAX_BACKTRACKS)

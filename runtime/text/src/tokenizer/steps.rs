@@ -50,10 +50,10 @@ fn flat<'j>(
     } else {
         for step in json[list]
             .as_array()
-            .ok_or_else(|| format!("a sequence without {list:?}"))?
+            .ok_or_else(|| format!("a sequence has no {list:?}"))?
         {
             if depth == MAX_DEPTH {
-                return Err("sequences nest too deep".into());
+                return Err("sequences nest too deeply".into());
             }
             flat(step, list, depth + 1, steps)?;
         }
@@ -70,7 +70,7 @@ fn content<'j>(json: &'j Value, key: &str) -> Result<&'j str, Reason> {
     match json[key].as_str() {
         Some(text) if text.len() <= MAX_CONTENT => Ok(text),
         _ => Err(format!(
-            "{}: {key}: expected a text of at most {MAX_CONTENT} bytes",
+            "{}: {key}: expected a string of at most {MAX_CONTENT} bytes",
             json["type"]
         )),
     }

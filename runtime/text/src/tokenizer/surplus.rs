@@ -38,7 +38,7 @@ pub(super) fn remove(
     let mut surplus = tokens.iter().filter(|token| is_surplus(token));
     if let Some((token, id)) = surplus.find(|(token, _)| !never(token)) {
         return Err(format!(
-            "it has {} tokens, the model {rows}, and a text may become the token {id}, {token:.40?}",
+            "it has {} tokens, but the model has {rows}, and text can be encoded as the token {id}, {token:.40?}",
             u64::from(last) + 1
         ));
     }
@@ -72,7 +72,7 @@ pub(super) fn registered(
         Ok(fewer)
     } else {
         Err(format!(
-            "added_tokens: those from the id {rows} on are not the last ones"
+            "added_tokens: the tokens from the id {rows} on are not the last ones"
         ))
     }
 }

@@ -218,7 +218,7 @@ fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
         return;
     };
     let rows: usize = PARTS.iter().sum();
-    for (taps, slots, used) in [(4, 3, 3), (2, 8, 7), (3, 33, 20)] {
+    for (taps, slots, used) in [(4, 3, 3), (2, 8, 7)] {
         let shape = [taps - 1, PARTS[1]];
         let plan = plan(&[(StateDtype::U64, &[1]), (StateDtype::F32, &shape)]);
         let results = [true, false].map(|joins| {
@@ -236,9 +236,7 @@ fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
                 set.expect("a state");
             }
             let launches = program.launches(0, used, true);
-            // With more than a tile of slots, the two stay apart.
-            let are_joined = joins && slots <= 8;
-            assert_eq!(launches.len(), if are_joined { 2 } else { 3 });
+            assert_eq!(launches.len(), if joins { 2 } else { 3 });
             let mut found = Vec::new();
             for token in 0..6 {
                 bench.write(0, &numbers(20 + token, used * 96));
@@ -256,4 +254,18 @@ fn products_that_do_the_work_after_them_give_the_bits_of_two_kernels() {
         });
         assert!(results[0] == results[1], "{taps} taps, {slots} slots");
     }
+}
+
+#[test]
+fn products_over_more_than_a_tile_of_slots_leave_the_work_to_another_kernel() {
+    let Some(device) = device() else {
+        return;
+    };
+    let rows: usize = PARTS.iter().sum();
+    let (taps, slots) = (3, 33);
+    let shape = [taps - 1, PARTS[1]];
+    let plan = plan(&[(StateDtype::U64, &[1]), (StateDtype::F32, &shape)]);
+    let bench = Bench::new(Arc::clone(&device), [96, rows, 1, 1], slots);
+    let program = product_and_work(&bench, &plan, (taps, slots), &mut Vec::new(), true);
+    assert_eq!(program.launches(0, 20, true).len(), 3);
 }

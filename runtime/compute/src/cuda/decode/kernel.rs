@@ -108,7 +108,7 @@ impl WeightPlan {
             }
         }
         Err(format!(
-            "a thread block needs {least} bytes of shared memory, and the device has {shared}"
+            "a thread block needs {least} bytes of shared memory, but the device has {shared}"
         ))
     }
 

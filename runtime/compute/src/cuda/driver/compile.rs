@@ -35,7 +35,7 @@ pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
         };
         error(format!(
             "{missing}, and {where_else} for {architecture} and this model; install it, or run `waterline kernels` where it \
-             is and bring the folder along"
+             is installed and copy the folder here"
         ))
     })?;
     let image = compile(nvrtc, source, architecture)?;
@@ -87,7 +87,7 @@ fn options(architecture: &str) -> Vec<String> {
 }
 
 fn compile(nvrtc: &Nvrtc, source: &str, architecture: &str) -> Result<Vec<u8>> {
-    let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
+    let text = CString::new(source).map_err(|_| error("a kernel source contains a zero byte"))?;
     let mut options = options(architecture);
     if nvrtc.version.0 >= 13 {
         // Uses as many threads as there are cores.

@@ -114,7 +114,7 @@ impl Gpu {
             sms,
             resident_blocks: match (cooperative, capability) {
                 (_, ..80) => Err(TOO_OLD.into()),
-                (false, _) => Err("the driver launches no cooperative kernels".into()),
+                (false, _) => Err("the driver does not support cooperative launches".into()),
                 (true, _) => Ok(sms as usize),
             },
             architecture,
@@ -162,7 +162,7 @@ fn reason(e: DriverError) -> String {
             let text = e.error_string();
             let text = text.map_or_else(|_| "".into(), |text| text.to_string_lossy());
             let lost = if is_lost(code) {
-                "; the device was lost and what its sessions held with it: open a new session on a device or on the CPU \
+                "; the device was lost, with the state of its sessions: open a new session on a device or on the CPU \
                  and restore the last snapshot"
             } else {
                 ""

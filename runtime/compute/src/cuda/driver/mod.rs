@@ -24,7 +24,7 @@ pub type Address = u64;
 /// The reason why a static program, which can load no library, uses neither the driver nor NVRTC.
 pub(crate) const STATIC: Option<&str> =
     if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
-        Some("this build has no CUDA: it is static and loads no library")
+        Some("this build cannot use CUDA: it is static and cannot load libraries")
     } else {
         None
     };

@@ -13,7 +13,7 @@ impl Gpu {
     pub fn open(_: usize) -> Result<Arc<dyn Driver>> {
         Err(Error::Device {
             device: "no GPU".into(),
-            reason: "this build computes on the CPU alone; build it with the feature `cuda`".into(),
+            reason: "this build runs only on the CPU; build it with the feature `cuda`".into(),
         })
     }
 }

@@ -114,7 +114,7 @@ impl Nvrtc {
         let status =
             unsafe { (self.create_program)(&mut program, source.as_ptr(), name, 0, none, none) };
         if status != 0 {
-            return Err(format!("NVRTC cannot begin (status {status})"));
+            return Err(format!("NVRTC cannot create a program (status {status})"));
         }
         // SAFETY: the program was created above, and the options live until the call returns.
         let status =
@@ -125,7 +125,7 @@ impl Nvrtc {
             self.cubin
         };
         let result = match status {
-            0 => bytes(program, output).ok_or_else(|| "NVRTC made no code".into()),
+            0 => bytes(program, output).ok_or_else(|| "NVRTC returned no code".into()),
             _ => {
                 let log = bytes(program, self.log).unwrap_or_default();
                 let log = String::from_utf8_lossy(&log);

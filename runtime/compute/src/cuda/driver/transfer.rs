@@ -95,7 +95,7 @@ fn copied(pool: &Pool, from: &[u8]) -> Result<Vec<u8>> {
     let mut copy = Vec::new();
     let asked = waterline_quant::ask_room(from.len()).is_ok();
     if !asked || copy.try_reserve_exact(from.len()).is_err() {
-        let advice = "give the prefix store fewer bytes";
+        let advice = "reduce the size of the prefix store";
         return Err(Error::memory("a checkpoint", advice));
     }
     let room = copy.spare_capacity_mut()[..from.len()].chunks_mut(PIECE);
@@ -130,7 +130,7 @@ struct Host {
 impl Host {
     fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
         let bytes = waterline_quant::zeroed(bytes.max(1)).map_err(|_| {
-            let what = format!("{bytes} bytes for checkpoints on their way from a device");
+            let what = format!("{bytes} bytes of staging memory for checkpoints");
             Error::memory(what, "use a session without a prefix store")
         })?;
         Ok(Host {

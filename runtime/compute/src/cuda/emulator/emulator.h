@@ -2,11 +2,11 @@
 // next barrier or shuffle, so that a barrier missed by some threads is detected, and so is a shuffle in divergent code. Races between
 // blocks and timing cannot be tested.
 #define WATERLINE_EMULATOR 1
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <pthread.h>
 
 #define __device__

@@ -107,7 +107,7 @@ impl DeviceOp for Hax {
             return Err(Error::Device {
                 device: "kernels".into(),
                 reason: format!(
-                    "sparse attention with {} sources, kernels take up to {MOST_SOURCES}",
+                    "sparse attention has {} sources, expected at most {MOST_SOURCES}",
                     list.len()
                 ),
             });

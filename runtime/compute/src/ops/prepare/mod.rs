@@ -110,9 +110,9 @@ impl Op for Prepare {
                 rules.state(conv.state, &[Some(taps - 1), Some(group.view.width)]);
             }
             for (source, width) in group.sources() {
-                rules.width("what a head group reads besides", source, width);
+                rules.width("an additional input of a head group", source, width);
                 let groups = self.groups.iter().map(|group| group.view);
-                rules.beside("what a head group reads besides", source, groups);
+                rules.beside("an additional input of a head group", source, groups);
             }
         }
         for (view, gate) in &self.gates {

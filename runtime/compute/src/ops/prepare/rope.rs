@@ -136,10 +136,7 @@ impl RopeScaling {
         if divisors.len() == pairs && divisors.iter().all(is_sound) {
             None
         } else {
-            Some(format!(
-                "{} divisors for {pairs} pairs, each above zero",
-                divisors.len()
-            ))
+            Some(format!("{} divisors for {pairs} pairs", divisors.len()))
         }
     }
 

@@ -78,9 +78,9 @@ impl Op for Replace {
         match self.first {
             FirstValues::Keep(first) => {
                 rules.width("the first layer's values", first, self.v.width);
-                rules.apart("what it changes", changed.into_iter().chain([first]));
+                rules.apart("the changed columns", changed.into_iter().chain([first]));
             }
-            FirstValues::Mix { .. } => rules.apart("what it changes", changed),
+            FirstValues::Mix { .. } => rules.apart("the changed columns", changed),
         }
     }
 }

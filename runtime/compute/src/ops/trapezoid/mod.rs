@@ -124,7 +124,7 @@ impl Op for Trapezoid {
         rules.multiple("q", self.q, dk);
         rules.width("k", self.k, self.q.width);
         rules.equal("turned values", (2 * pairs).min(dk), 2 * pairs);
-        rules.equal("a key's values that are no pair", dk % 2, 0);
+        rules.equal("a key's unpaired values", dk % 2, 0);
         let plain = |norm: &&Norm| !norm.centred && norm.bias.is_none();
         let norms = [&self.q_norm, &self.k_norm];
         rules.equal(

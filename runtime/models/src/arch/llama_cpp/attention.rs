@@ -32,7 +32,7 @@ pub(super) fn attention(keys: &Keys, block: usize) -> Result<Attention> {
         return Err(keys.wrong(
             "attention.value_length",
             values,
-            format!("the keys' {head_dim}"),
+            format!("{head_dim}, the width of the keys"),
         ));
     }
     let turned = keys.usize_or("rope.dimension_count", head_dim)?;
@@ -134,7 +134,7 @@ fn scaling(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
         return Err(keys.wrong(
             "rope.scaling.factor",
             factor,
-            "no factor beside rope_freqs.weight",
+            "no factor, since the file has rope_freqs.weight",
         ));
     }
     match kind {

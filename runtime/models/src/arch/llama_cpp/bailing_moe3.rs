@@ -88,7 +88,7 @@ fn unlimited(keys: &Keys, key: &str) -> Result<()> {
         None => Vec::new(),
     };
     match limits.iter().find(|&&limit| limit != 0.0) {
-        Some(limit) => Err(keys.wrong(key, limit, "zeros, which limit nothing")),
+        Some(limit) => Err(keys.wrong(key, limit, "0, no limit")),
         None => Ok(()),
     }
 }

@@ -20,7 +20,7 @@ const UNTURNED: usize = 4;
 fn read(keys: &Keys) -> Result<Description> {
     let architecture = keys.architecture();
     if keys.experts()? > 1 {
-        return Err(keys.unsupported("a mixture of experts in a Transformer; known are dense ones"));
+        return Err(keys.unsupported("a mixture of experts in a Transformer, expected a dense one"));
     }
     let pairs = match architecture {
         "llama" | "smollm3" => Pairs::Neighbours,

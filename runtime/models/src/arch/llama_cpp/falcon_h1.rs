@@ -22,7 +22,7 @@ fn read(keys: &Keys) -> Result<Description> {
     let mut names = keys.gguf().metadata().iter().map(|(key, _)| key);
     if let Some(key) = names.find(|key| key.starts_with(&prefix) && key.contains("multiplier")) {
         return Err(keys.unsupported(format!(
-            "{key}: multipliers beside the weights, which an early converter wrote; convert the model again, which folds them in"
+            "{key}: multipliers stored apart from the weights by an early converter; convert the model again, which folds them into the weights"
         )));
     }
     let intermediate = keys.per_layer("feed_forward_length")?;

@@ -125,7 +125,7 @@ impl<'a> Keys<'a> {
             None => Err(self.wrong(
                 "nextn_predict_layers",
                 further,
-                format!("no more than the {blocks} blocks"),
+                format!("at most the number of blocks, {blocks}"),
             )),
         }
     }
@@ -139,7 +139,7 @@ impl<'a> Keys<'a> {
             None => Err(self.wrong(
                 KEY,
                 "nothing",
-                "1, a block for drafts, here or in an mtp-*.gguf next to the file",
+                "1, a block for drafts in this file or in an mtp-*.gguf next to it",
             )),
             Some(further) => Err(self.wrong(KEY, further, "1, a block for drafts")),
         }
@@ -153,7 +153,7 @@ impl<'a> Keys<'a> {
             Err(self.wrong(
                 "block_count",
                 blocks,
-                format!("no more than the {tensors} tensors"),
+                format!("at most the number of tensors, {tensors}"),
             ))
         }
     }
@@ -172,7 +172,7 @@ impl<'a> Keys<'a> {
         };
         let numbers = list.to_i64s().filter(|numbers| numbers.len() == blocks);
         let Some(numbers) = numbers else {
-            let found = format!("a list of {}", list.len());
+            let found = format!("a list of {} elements", list.len());
             return Err(self.wrong(
                 key,
                 found,
@@ -199,7 +199,7 @@ impl<'a> Keys<'a> {
         let expected = "a list of whole numbers";
         numbers
             .and_then(whole)
-            .ok_or_else(|| self.wrong(key, "another value", expected))
+            .ok_or_else(|| self.wrong(key, "a value of another type", expected))
     }
 
     /// Whether `key` is a list.
@@ -225,7 +225,7 @@ impl<'a> Keys<'a> {
             Some(flags) => Ok(Some(flags[..layers].to_vec())),
             None => Err(self.wrong(
                 key,
-                "another value",
+                "a value of another type",
                 format!("true or false for each of the {blocks} blocks"),
             )),
         }

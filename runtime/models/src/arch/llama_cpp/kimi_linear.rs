@@ -96,7 +96,7 @@ pub(super) fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAtten
     let key = keys.usize("attention.key_length_mla")?;
     let rope = keys.usize("rope.dimension_count")?;
     if rope >= key {
-        let expected = format!("less than a key's width of {key}");
+        let expected = format!("less than {key}, the width of a key");
         return Err(keys.wrong("rope.dimension_count", rope, expected));
     }
     let latent = keys.usize("attention.kv_lora_rank")?;

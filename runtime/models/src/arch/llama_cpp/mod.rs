@@ -156,7 +156,7 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     if mtp && !WITH_MTP.contains(&architecture) {
         let known = WITH_MTP.join(", ");
         return Err(keys.unsupported(format!(
-            "an MTP block of architecture {architecture}; known are those of {known}"
+            "an MTP block of architecture {architecture}, expected one of {known}"
         )));
     }
     let description = (family.read)(&keys)?;

@@ -156,8 +156,8 @@ impl Name {
                 let values: Vec<f32> = tensor.to_f32().into_iter().map(function).collect();
                 if values.iter().any(|x| x.is_nan()) {
                     return Err(wrong(
-                        "a positive number or none".into(),
-                        "negative numbers, which rates of decay are".into(),
+                        "a positive number or NaN".into(),
+                        "negative numbers (rates of decay)".into(),
                     ));
                 }
                 from_f32(&tensor.shape, &values)?

@@ -90,7 +90,7 @@ fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
         Err(keys.wrong(
             KEY,
             format!("{sections:?}"),
-            format!("three sections of {pairs} angles in all"),
+            format!("three sections of {pairs} angles in total"),
         ))
     }
 }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 const MISSING: &[(&str, &str, &str)] = &[
     (
         "rwkv6qwen2",
-        "RWKV-6's recurrence beside Qwen2's feed-forward network",
+        "RWKV-6's recurrence with Qwen2's feed-forward network",
         "rwkv7",
     ),
     (
@@ -19,7 +19,7 @@ const MISSING: &[(&str, &str, &str)] = &[
     ),
     (
         "qwen4exp",
-        "several residual streams and attention to chosen blocks",
+        "several residual streams and attention to selected blocks",
         "qwen35",
     ),
     ("kimi-k3", "KDA with several residual streams", "qwen35"),
@@ -27,13 +27,21 @@ const MISSING: &[(&str, &str, &str)] = &[
     ("gemma", "Gemma's scaled embedding and GELU", "llama"),
     (
         "gemma2",
-        "norms behind both parts of a layer and capped logits",
+        "norms after both parts of a layer and capped logits",
         "llama",
     ),
     ("qwen2moe", "a mixture of experts in a Transformer", "qwen2"),
     ("qwen3moe", "a mixture of experts in a Transformer", "qwen3"),
-    ("qwen3vl", "sections of angles for images", "qwen3"),
-    ("phi3", "fused projections and stretched angles", "llama"),
+    (
+        "qwen3vl",
+        "rotary positions in sections for images",
+        "qwen3",
+    ),
+    (
+        "phi3",
+        "fused projections and scaled rotary positions",
+        "llama",
+    ),
     ("mistral3", "scaled attention at long contexts", "llama"),
     (
         "gpt-oss",
@@ -50,11 +58,11 @@ pub(super) fn explain(gguf: &Gguf, architecture: &str) -> Error {
     let what = if projects {
         format!(
             "general.architecture {architecture:?}: this file turns images or sounds into a language model's inputs; \
-             give the language model's own file, which runs on text without it"
+             open the file of the language model, which runs on text without it"
         )
     } else if let Some((_, missing, nearest)) = missing {
         format!(
-            "general.architecture {architecture:?}: missing is {missing}; the nearest that can be run is {nearest}"
+            "general.architecture {architecture:?}: missing support for {missing}; the nearest supported architecture is {nearest}"
         )
     } else {
         let known: Vec<&str> = FAMILIES
@@ -63,7 +71,7 @@ pub(super) fn explain(gguf: &Gguf, architecture: &str) -> Error {
             .copied()
             .collect();
         format!(
-            "general.architecture {architecture:?}; known are waterline, {}",
+            "general.architecture {architecture:?}; expected one of waterline, {}",
             known.join(", ")
         )
     };
@@ -82,7 +90,7 @@ pub(super) fn of_parts(gguf: &Gguf) -> Result<()> {
     Err(Error::Unsupported {
         file: gguf.name().into(),
         what: format!(
-            "one of {parts} files of a split model; join them with `llama-gguf-split --merge FIRST OUTPUT`, and open that"
+            "one of {parts} files of a split model; join them with `llama-gguf-split --merge FIRST OUTPUT`, and open the result"
         ),
     })
 }

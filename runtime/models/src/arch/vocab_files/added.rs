@@ -23,7 +23,7 @@ pub(super) fn read(file: ReadFile) -> Result<Added, String> {
     let plain = json_of(file, "added_tokens.json")?;
     for (content, id) in plain.as_object().into_iter().flatten() {
         let id = super::super::token_table::id(id);
-        let id = id.ok_or("added_tokens.json: an id is no number")?;
+        let id = id.ok_or("added_tokens.json: an id is not a number")?;
         let is_special = special.contains(content.as_str());
         added.insert(id, AddedToken::new(id, content, is_special));
     }

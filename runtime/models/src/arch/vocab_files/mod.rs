@@ -62,7 +62,7 @@ pub(super) fn check_count(count: usize) -> std::result::Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "found more than the {MOST_TOKENS} tokens or merges that are read"
+        "found more than the {MOST_TOKENS} allowed tokens or merges"
     ))
 }
 
@@ -72,7 +72,7 @@ pub(super) fn check_added(count: usize) -> std::result::Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "found more than the {MOST_ADDED} added tokens that are read"
+        "found more than the {MOST_ADDED} allowed added tokens"
     ))
 }
 
@@ -94,7 +94,7 @@ pub(super) fn read(file: ReadFile) -> Result<Option<Vec<u8>>> {
         if let Some(bytes) = file(name)? {
             let parsed = if bytes.len() > LARGEST {
                 Err(format!(
-                    "found {} bytes, at most {LARGEST} are read",
+                    "found {} bytes, expected at most {LARGEST}",
                     bytes.len()
                 ))
             } else {

@@ -30,9 +30,8 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
         .filter(|(_, line)| !line.is_empty())
     {
         let wrong = |what: &str| format!("line {}: {what}", number + 1);
-        let (id, bytes) = token(line).ok_or_else(|| {
-            wrong("expected an id, a literal of Python and the number of its bytes")
-        })?;
+        let (id, bytes) = token(line)
+            .ok_or_else(|| wrong("expected an id, a Python literal and its number of bytes"))?;
         if id >= most {
             return Err(wrong(&format!("the id {id} is too large")));
         }
@@ -40,7 +39,7 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
             tokens.resize(id + 1, String::new());
         }
         if !tokens[id].is_empty() {
-            return Err(wrong(&format!("the id {id} is another token's")));
+            return Err(wrong(&format!("the id {id} belongs to another token")));
         }
         tokens[id] = escaped(&bytes);
     }

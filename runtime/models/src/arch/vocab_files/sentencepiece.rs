@@ -49,16 +49,16 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
     let (mut prefix, mut single_spaces, mut map) = (true, true, &[][..]);
     for part in fields(bytes) {
         let (field, value) = part?;
-        let inner = || value.message().ok_or("a part is no message");
+        let inner = || value.message().ok_or("a part is not a message");
         match field {
             1 => {
                 let (mut text, mut score, mut kind) = ("", 0.0, NORMAL);
                 for part in fields(inner()?) {
                     let (field, value) = part?;
                     match field {
-                        1 => text = value.text().ok_or("a piece is no text")?,
-                        2 => score = value.float().ok_or("a score is no number")?,
-                        3 => kind = value.number().ok_or("a kind is no number")?,
+                        1 => text = value.text().ok_or("a piece is not a string")?,
+                        2 => score = value.float().ok_or("a score is not a number")?,
+                        3 => kind = value.number().ok_or("a kind is not a number")?,
                         _ => {}
                     }
                 }
@@ -208,7 +208,7 @@ fn fields(mut bytes: &[u8]) -> impl Iterator<Item = Result<(u64, Field<'_>), Str
         if field.is_none() {
             bytes = &[];
         }
-        let broken = || "it is no message of protocol buffers, or it was cut short".to_string();
+        let broken = || "it is not a message of protocol buffers, or it was cut short".to_string();
         Some(field.ok_or_else(broken))
     })
 }

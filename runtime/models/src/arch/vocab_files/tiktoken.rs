@@ -57,7 +57,7 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Vec<u8>, String> {
     let last = ranks.values().max().copied().unwrap_or(0);
     if last.checked_add(1) != Some(ranks.len() as u64) {
         return Err(format!(
-            "found {} tokens, the last of rank {last}",
+            "found {} tokens, but the last has rank {last}",
             ranks.len()
         ));
     }

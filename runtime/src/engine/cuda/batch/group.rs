@@ -19,7 +19,7 @@ impl DeviceGroup {
     /// [`Error::Invalid`] for more than 64 sessions, and the errors of [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
         if most > MOST {
-            let reason = format!("must be of 1 to {MOST} sessions on a GPU");
+            let reason = format!("must have 1 to {MOST} sessions on a GPU");
             return Err(Error::invalid("batch", reason));
         }
         BatchPrograms::new(engine, SlotKind::Sessions, most).map(DeviceGroup)

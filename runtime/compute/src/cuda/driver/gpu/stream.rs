@@ -146,7 +146,7 @@ impl Queue for Stream {
         let resident = each as u32 * self.gpu.sms;
         if resident < blocks {
             return Ok(Some(format!(
-                "{resident} of {blocks} thread blocks of {} threads and {} bytes of shared memory fit on it at once",
+                "only {resident} of {blocks} thread blocks of {} threads and {} bytes of shared memory fit on it at once",
                 launch.threads, launch.shared
             )));
         }
@@ -176,7 +176,7 @@ impl Queue for Stream {
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = self.gpu.check(self.stream.end_capture(flags));
         queued?;
-        let graph = graph?.ok_or_else(|| error(&self.gpu.name, "an empty recording"))?;
+        let graph = graph?.ok_or_else(|| error(&self.gpu.name, "the recorded graph is empty"))?;
         Ok(Box::new(Graph {
             gpu: Arc::clone(&self.gpu),
             graph,
