@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import gguf
-from memory_chat import Writer, load_synth, make_facts
+from facts import make_facts
+from memory_chat import Writer, load_synth
 from model import Config, Model, load_weights
 from optim import fake_quantized
 from prepare import ASSISTANT, BOS, EOS, TOKEN, USER, encode, pieces, read_jsonl

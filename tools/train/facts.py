@@ -302,3 +302,68 @@ def changed(r, subject, old):
 
 
 UNKNOWN = ["I do not know. You have not told me that.", "I do not know that. You have not told me.", "You have not told me that yet."]
+
+
+def password(r):
+    kind = r.random()
+    if kind < 0.5:
+        return "".join(r.choice("0123456789") for _ in range(r.choice([3, 4, 4, 5, 5, 5, 6, 6, 8])))
+    if kind < 0.65:
+        return r.choice(WORDS)
+    if kind < 0.75:
+        return r.choice(WORDS) + str(r.randint(1, 999))
+    if kind < 0.85:
+        return f"{r.choice(COLORS)} {r.choice(PETS + WORDS)}"
+    if kind < 0.92:
+        return "-".join(r.choice(WORDS) for _ in range(r.randint(2, 3)))
+    return "".join(r.choice("ABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(r.randint(4, 6)))
+
+
+def make_facts(r):
+    name = invented(r) if r.random() < 0.3 else r.choice(NAMES)
+    pet, pet_name = r.choice(PETS), invented(r) if r.random() < 0.3 else r.choice(PET_NAMES)
+    code = password(r)
+    color, town = r.choice(COLORS), invented(r) if r.random() < 0.25 else r.choice(TOWNS)
+    food, job, age = r.choice(FOODS), r.choice(JOBS), r.randint(4, 90)
+    sister = r.choice(["brother", "sister", "mother", "father", "friend", "teacher", "cousin", "daughter", "son", "wife", "husband"])
+    relative = invented(r) if r.random() < 0.3 else r.choice(NAMES)
+    word = r.choice(["password", "password", "password", "password", "code", "secret word", "secret code", "pin"])
+    spoken = "color" if r.random() < 0.6 else "colour"
+    a = "an" if job[0] in "aeiou" else "a"
+    return {
+        "name": Fact("name",
+            [f"my name is {name}", f"my name is {name}", f"I am {name}", f"I'm {name}", f"you can call me {name}", f"my name's {name}", f"people call me {name}", f"call me {name}"],
+            ["What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "Can you tell me my name?", "Do you know my name?", "What was my name?", "What am I called?",
+             "what is my name", "Tell me my name.", "Do you still remember my name?", "whats my name", "What did I say my name was?", "Say my name.", "So what is my name?"],
+            f"Your name is {name}.", f"Nice to meet you, {name}!"),
+        "pet": Fact("pet",
+            [f"I have a {pet} called {pet_name}", f"I have a {pet} named {pet_name}", f"my {pet} is called {pet_name}", f"my {pet}'s name is {pet_name}", f"my pet is a {pet} called {pet_name}",
+             f"I live with my {pet} {pet_name}", f"my {pet} is named {pet_name}", f"I've got a {pet} called {pet_name}", f"we have a {pet} and its name is {pet_name}", f"{pet_name} is my {pet}"],
+            [f"What is my {pet} called?", f"What is my {pet}'s name?", f"What is the name of my {pet}?", "What is my pet called?", "What is my pet's name?", "What is the name of my pet?",
+             f"What's my {pet} called?", f"What's my {pet}'s name?", f"Do you remember the name of my {pet}?", f"Do you remember my {pet}'s name?", "what is my pets name", f"what is the name of my {pet}",
+             "What's the name of my pet?", f"How is my {pet} called?", f"Can you tell me my {pet}'s name?", f"What did I call my {pet}?"],
+            f"Your {pet} is called {pet_name}.", r.choice([f"{pet_name} is a lovely name for a {pet}.", f"{pet_name} sounds nice."])),
+        "kind": Fact("kind", [], ["What pet do I have?", "What kind of pet do I have?", "Which animal do I have?", "Do I have a pet?", f"Who is {pet_name}?", f"What kind of animal is {pet_name}?", "What animal do I have?", "what pet do i have"],
+            f"You have a {pet} called {pet_name}.", ""),
+        "password": Fact("password",
+            [f"my {word} is {code}", f"the {word} is {code}", f"please remember the {word}: {code}", f"remember my {word}: {code}", f"remember that the {word} is {code}", f"my {word} is {code}", f"the {word} is {code}",
+             f"please remember that my {word} is {code}", f"keep this {word} for me: {code}", f"my secret {word.replace('secret ', '')} is {code}", f"the {word} for today is {code}", f"don't forget my {word}, it is {code}"],
+            [f"What is the {word}?", f"What is my {word}?", f"What's the {word}?", f"What's my {word}?", f"What was the {word}?", f"Do you remember the {word}?", f"Do you remember my {word}?", f"Tell me the {word}.",
+             f"Can you tell me my {word}?", f"what is the {word}", f"what is my {word}", f"I forgot my {word}. What was it?", f"What {word} did I tell you?", f"Please tell me my {word}.", f"Do you still know the {word}?", f"Give me the {word}."],
+            f"The {word} is {code}.", r.choice([f"I will remember the {word}.", f"I will keep the {word} in mind.", f"The {word} is {code}, I will remember it."])),
+        "color": Fact("color", [f"my favorite {spoken} is {color}".replace("favorite", "favourite" if spoken == "colour" else "favorite"), f"I like the {spoken} {color} best", f"the {spoken} I like most is {color}", f"{color} is my favorite {spoken}"],
+            [f"What is my favorite {spoken}?", f"What's my favorite {spoken}?", f"Which {spoken} do I like best?", f"Do you remember my favorite {spoken}?", f"what is my favourite {spoken}", f"What {spoken} do I like?"],
+            f"Your favorite {spoken} is {color}.", f"{color.capitalize()} is a nice {spoken}."),
+        "town": Fact("town", [f"I live in {town}", f"I live in {town}", f"my home is in {town}", f"my town is {town}"],
+            ["Where do I live?", "Where do I live?", "What town do I live in?", "Do you remember where I live?", "In which city do I live?", "where do i live", "Where is my home?"],
+            f"You live in {town}.", f"{town} must be a nice place."),
+        "food": Fact("food", [f"my favorite food is {food}", f"I love to eat {food}", f"I like {food} most of all", f"the food I like best is {food}"],
+            ["What is my favorite food?", "What do I like to eat?", "What food do I like?", "Do you remember my favorite food?", "what's my favorite food"],
+            f"Your favorite food is {food}.", f"{food.capitalize()}, that sounds tasty!"),
+        "job": Fact("job", [f"I am {a} {job}", f"I work as {a} {job}", f"my job is {job}", f"I'm {a} {job}"], ["What is my job?", "What do I do for work?", "What's my job?", "Do you remember my job?", "What do I work as?"],
+            f"You are {a} {job}.", f"Being {a} {job} sounds interesting."),
+        "age": Fact("age", [f"I am {age} years old", f"I'm {age}", f"my age is {age}", f"I am {age}"], ["How old am I?", "What is my age?", "Do you remember how old I am?", "how old am i"], f"You are {age} years old.", f"{age} is a good age."),
+        "relative": Fact("relative", [f"my {sister} is called {relative}", f"my {sister}'s name is {relative}", f"I have a {sister} named {relative}"],
+            [f"What is my {sister} called?", f"What is my {sister}'s name?", f"What is the name of my {sister}?", f"What's my {sister}'s name?", f"Who is {relative}?" if r.random() < 0.3 else f"Do you remember my {sister}'s name?"],
+            f"Your {sister} is called {relative}.", f"Please say hello to {relative}."),
+    }

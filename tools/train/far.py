@@ -14,7 +14,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from card import chat
-from memory_chat import Writer, load_synth, make_facts
+from facts import make_facts
+from memory_chat import Writer, load_synth
 from prepare import read_jsonl
 from skills import common_words, withheld, word_withheld
 
