@@ -229,7 +229,7 @@ typedef struct {
   float presence_penalty;
   // The number of last tokens that the three penalties cover; 64 by default.
   uint32_t penalty_window;
-  // Reserved; set to 0.
+  // Reserved; must be 0.
   uint32_t reserved;
   // The `bias_count` logit biases; they are copied. NULL by default.
   const wl_logit_bias *bias;
@@ -380,7 +380,7 @@ typedef struct {
   size_t stop_token_count;
   // 1 computes the log-probability of each token for `on_token`; the session then does not draft. 0 by default.
   uint32_t logprobs;
-  // Reserved; set to 0.
+  // Reserved; must be 0.
   uint32_t reserved;
   // Called for each token; NULL by default.
   wl_token_fn on_token;
