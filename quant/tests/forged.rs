@@ -107,7 +107,7 @@ fn a_later_part_is_checked_like_the_first() {
         let keys = [&numbers(0, 2)[..], &[count(wrong)]].concat();
         write_part(&path(1), &keys, "a");
         let said = refused(&path(1));
-        assert!(said.contains("found 2 in 2 parts"), "{said}");
+        assert!(said.contains("found 2 tensors in 2 parts"), "{said}");
     }
     write_part(&path(1), &[&numbers(0, 2)[..], &[count(2)]].concat(), "a");
     assert_eq!(Gguf::open(path(1)).expect("a file").tensors().len(), 2);

@@ -386,7 +386,7 @@ fn unusable_logits_are_errors_that_name_the_token() {
             }
         }
         assert!(fails(&[f32::NEG_INFINITY; 40]).contains("all are -inf"));
-        assert!(fails(&[0.0; 39]).contains("found 39, expected 40"));
+        assert!(fails(&[0.0; 39]).contains("found 39 values, expected 40"));
     }
 }
 

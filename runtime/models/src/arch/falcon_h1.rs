@@ -144,7 +144,7 @@ mod tests {
     fn heads_are_as_wide_as_their_projections() {
         let (found, notes) = width(64, [60, 12, 12]);
         assert_eq!((found, notes.len()), (12, 1));
-        assert!(notes[0].contains("head_dim is 64"), "{notes:?}");
+        assert!(notes[0].contains("sets head_dim to 64"), "{notes:?}");
         assert_eq!(width(12, [60, 12, 12]), (12, Vec::new()));
         assert_eq!(width(64, [320, 64, 64]), (64, Vec::new()));
         // If the projections disagree, the file's width is kept, so that their shapes are refused later.

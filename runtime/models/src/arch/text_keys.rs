@@ -265,7 +265,7 @@ mod tests {
     fn tokens_that_look_like_control_tokens_are_control_tokens() {
         let (text, notes) = from_gguf(&vocabulary(1, &[]), VOCAB);
         assert!(
-            notes[0].contains("<|im_end|> <|fim_pad|> are text"),
+            notes[0].contains("marks <|im_end|> <|fim_pad|> as text"),
             "{notes:?}"
         );
         let json = text.tokenizer.expect("a vocabulary");

@@ -122,9 +122,9 @@ fn rwkv_files_make_the_longest_tokens() {
     assert_eq!(end("<s>").len(), 6);
     for (broken, reason) in [
         ("1 'a' 2\n", "line 1: expected an id"),
-        ("1 'a' 1\n1 'b' 1\n", "line 2: the id 1 is another"),
+        ("1 'a' 1\n1 'b' 1\n", "line 2: the id 1 belongs to another"),
         ("99999999 'a' 1\n", "the id 99999999 is too large"),
-        ("1 a 1\n", "a literal of Python"),
+        ("1 a 1\n", "a Python literal"),
     ] {
         let said = refused(&[("rwkv_vocab_v20230424.txt", broken.as_bytes())]);
         assert!(said.contains(reason), "{said}");
