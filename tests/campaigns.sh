@@ -6,9 +6,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export WATERLINE_SEED=${1:-1} WATERLINE_MUTATIONS=${2:-13000}
 export WATERLINE_SCHEDULES=$((WATERLINE_MUTATIONS / 60))
-# The test suite's features, so that nothing is compiled twice.
+# The test suite's build, so that nothing is compiled twice: `cargo build` gives dependencies other features. It includes the program.
 build=(--release --workspace --features emulator)
-cargo build "${build[@]}"
+cargo test "${build[@]}" --no-run
 cargo test "${build[@]}" --test mutations --test wrong_models --test schedules --test counters --test evictions -- --nocapture
 python3 tests/campaign.py target/release/waterline --seed "$WATERLINE_SEED" --count $((WATERLINE_MUTATIONS / 20))
 python3 tests/serve_campaign.py target/release/waterline --seed "$WATERLINE_SEED" --count $((WATERLINE_MUTATIONS / 50))
