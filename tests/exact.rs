@@ -5,16 +5,19 @@
 //! schedule reads (80), and WATERLINE_ONLY a part of the names of the models to test. `--nocapture` shows how many tokens were read in each
 //! way. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU, `emulator` (a feature) runs the GPU kernels on the CPU.
 
+mod synthetic;
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use waterline::internal::{Checkpoint, Precision};
 use waterline::{
     Batch, Device, GenerateOptions, Model, PrefixStore, PrefixStoreOptions, Session,
     SessionOptions, Snapshot,
 };
-use waterline_quant::{Bytes, FORMATS, Format, Tensor};
+use waterline_quant::FORMATS;
+
+use synthetic::in_format;
 
 /// The number of tokens that a session remembers.
 const HISTORY: usize = 160;
@@ -76,27 +79,6 @@ fn models() -> Vec<(String, Arc<Model>)> {
         (name.into_owned(), Model::open(path).expect("a model"))
     };
     paths.iter().map(open).collect()
-}
-
-/// Returns a model with its matrices in `format`; `None` if their rows are not a multiple of its blocks.
-fn in_format(file: &str, format: &'static Format) -> Option<Arc<Model>> {
-    let path = folder().join("models").join(file);
-    let mut checkpoint = Checkpoint::open(path).expect("a model");
-    for weight in checkpoint.spec.weights() {
-        let tensor = checkpoint.tensors.get_mut(&weight.name).expect("a tensor");
-        let (_, cols) = tensor.rows_cols();
-        if weight.precision != Precision::Quantized {
-            continue;
-        }
-        if !cols.is_multiple_of(format.block_len) {
-            return None;
-        }
-        let mut blocks = vec![0; format.tensor_bytes(&tensor.shape).expect("a size")];
-        format.encode(&tensor.to_f32(), &mut blocks);
-        let data = Bytes::copy_from(&blocks).expect("memory");
-        *tensor = Tensor::new(format, tensor.shape.clone(), data).expect("a tensor");
-    }
-    Some(Model::bind(checkpoint).expect("a model"))
 }
 
 fn device() -> Option<Arc<Device>> {
@@ -341,7 +323,7 @@ fn every_format_has_the_bits_of_steps_however_it_reads() {
     let (mut tested, mut schedules) = (0, 0);
     for format in FORMATS {
         for file in ["gdn-swa.gguf", "mamba2.gguf", "lalte.gguf"] {
-            if let Some(model) = in_format(file, format) {
+            if let Some(model) = in_format(&format!("models/{file}"), format) {
                 schedules += check(format!("{file} in {format}"), model);
                 tested += 1;
             }
@@ -356,7 +338,7 @@ fn every_format_has_the_bits_of_steps_however_it_reads() {
 #[ignore = "takes a minute"]
 fn drafts_in_every_format_are_steps() {
     for format in FORMATS {
-        if let Some(model) = in_format("../../tools/model/waterline-chat.gguf", format) {
+        if let Some(model) = in_format("../tools/model/waterline-chat.gguf", format) {
             check(format!("built-in in {format}"), model);
         }
     }
@@ -403,7 +385,7 @@ fn differences_without_the_option() {
         "| matrices | standard deviation of the logits | largest difference without | with |\n|---|---|---|---|"
     );
     for format in FORMATS {
-        let Some(model) = in_format("../../tools/model/waterline-chat.gguf", format) else {
+        let Some(model) = in_format("../tools/model/waterline-chat.gguf", format) else {
             continue;
         };
         let read = |exact: bool, chunk: usize| {

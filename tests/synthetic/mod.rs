@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use waterline::internal::TextFiles;
-use waterline::internal::{Checkpoint, WeightSpec};
+use waterline::internal::{Checkpoint, Precision, WeightSpec};
 use waterline::{Model, ModelSpec, Session, SessionOptions};
-use waterline_quant::{Bytes, F32, Tensor};
+use waterline_quant::{Bytes, F32, Format, Tensor};
 
 /// A repeatable sequence of numbers.
 pub struct Random(pub u64);
@@ -159,4 +159,26 @@ pub fn state_of(session: &Session) -> Vec<u8> {
     let snapshot = session.snapshot().expect("a snapshot");
     snapshot.write(&mut state).expect("memory");
     state
+}
+
+/// Returns the model in `file`, a path below this repository's `tests`, with its matrices in `format`; `None` if their rows are not a
+/// multiple of its blocks.
+pub fn in_format(file: &str, format: &'static Format) -> Option<Arc<Model>> {
+    let path = format!("{}/../tests/{file}", env!("CARGO_MANIFEST_DIR"));
+    let mut checkpoint = Checkpoint::open(path).expect("a model");
+    for weight in checkpoint.spec.weights() {
+        let tensor = checkpoint.tensors.get_mut(&weight.name).expect("a tensor");
+        let (_, cols) = tensor.rows_cols();
+        if weight.precision != Precision::Quantized {
+            continue;
+        }
+        if !cols.is_multiple_of(format.block_len) {
+            return None;
+        }
+        let mut blocks = vec![0; format.tensor_bytes(&tensor.shape).expect("a size")];
+        format.encode(&tensor.to_f32(), &mut blocks);
+        let data = Bytes::copy_from(&blocks).expect("memory");
+        *tensor = Tensor::new(format, tensor.shape.clone(), data).expect("a tensor");
+    }
+    Some(Model::bind(checkpoint).expect("a model"))
 }

@@ -3,19 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use waterline_quant::{BF16, Bytes, Tensor};
+use waterline_quant::BF16;
 
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::Device;
 use crate::devices::device;
 use crate::engine::{self, Setup, StepProgram};
-use crate::model::Checkpoint;
 use crate::session::choice::Choice;
 use crate::session::{Batch, Session, SessionOptions};
 use crate::state::{Kv, StateOptions};
-use crate::synthetic::{repeating, state_of};
-use crate::weights::Precision;
+use crate::synthetic::{in_format, repeating, state_of};
 
 /// Models that together have every kind of op: without values passed between blocks, with several kernels, with experts, with selected
 /// parts of matrices, and with saved inputs.
@@ -144,26 +142,6 @@ fn reading_ahead_is_stepping() {
     assert!(accepted > 4 && refused > 4, "{accepted} {refused}");
 }
 
-/// The model in this file with its matrices in BF16.
-fn in_bf16(name: &str) -> Arc<Model> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests")
-        .join(name);
-    let mut checkpoint = Checkpoint::open(path).expect("a model");
-    let weights = checkpoint.spec.weights();
-    let matrices = weights
-        .iter()
-        .filter(|weight| weight.precision == Precision::Quantized);
-    for weight in matrices {
-        let tensor = checkpoint.tensors.get_mut(&weight.name).expect("a tensor");
-        let mut bytes = vec![0; BF16.tensor_bytes(&tensor.shape).expect("a size")];
-        BF16.encode(&tensor.to_f32(), &mut bytes);
-        let data = Bytes::copy_from(&bytes).expect("memory");
-        *tensor = Tensor::new(&BF16, tensor.shape.clone(), data).expect("a tensor");
-    }
-    Model::bind(checkpoint).expect("a model")
-}
-
 /// From nine slots on, tensor cores multiply BF16 matrices and round the inputs, so such models verify fewer tokens per pass.
 #[test]
 fn drafts_over_bf16_matrices_have_exact_slots() {
@@ -185,7 +163,10 @@ fn drafts_over_bf16_matrices_have_exact_slots() {
         let engine = engine::new(model, Arc::new(plan), &setup).expect("an engine");
         engine.verifier(16, false).expect("memory").most()
     };
-    assert_eq!(most(&in_bf16("models/gdn-swa.gguf")), 8);
+    assert_eq!(
+        most(&in_format("models/gdn-swa.gguf", &BF16).expect("rows")),
+        8
+    );
     let (_, model) = models().next().expect("a model");
     assert_eq!(most(&model), 16);
 }
