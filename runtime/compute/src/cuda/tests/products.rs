@@ -318,8 +318,9 @@ fn products_through_the_ring_are_those_of_the_cpu() {
 fn products_in_the_smallest_tiles_are_those_of_the_cpu() {
     if let Some((device, blocks)) = persistent_device() {
         SMALLEST.set(true);
-        // Rows of more than one step.
+        // All widths of one format per block length; rows of more than one step, the last one partial, of the others.
         check_gemvs_of(&device, blocks, |format| match format.block_len {
+            _ if ["BF16", "Q4_0", "Q4_K"].contains(&format.name) => widths(format),
             1 => &[1496],
             32 => &[4352],
             _ => &[2304],
@@ -356,16 +357,20 @@ fn products_in_little_shared_memory_are_those_of_the_cpu() {
 /// Checks products with matrices of every format through the weight pipeline of a persistent program: one that is added to the output
 /// twice, and a gated one.
 fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
-    // Covers a partial last piece, and more pieces than warps; bf16 in whole rows and in tiles; an odd number per row of entries that are
-    // read in pairs; more inputs than fit into registers.
     check_gemvs_of(device, blocks, |format| {
-        let widths: &[usize] = match format.block_len {
-            1 => &[1496, 6688],
-            32 => &[1536, 4352, 6656, 11008],
-            _ => &[1536, 6656],
-        };
+        let widths = widths(format);
         &widths[..widths.partition_point(|cols| *cols <= most_cols)]
     });
+}
+
+/// Row lengths with a partial last piece, and with more pieces than warps; bf16 in whole rows and in tiles; an odd number per row of
+/// entries that are read in pairs; more inputs than fit into registers.
+fn widths(format: &Format) -> &'static [usize] {
+    match format.block_len {
+        1 => &[1496, 6688],
+        32 => &[1536, 4352, 6656, 11008],
+        _ => &[1536, 6656],
+    }
 }
 
 /// Like `check_gemvs`, for rows of the given lengths.
