@@ -20,7 +20,7 @@ const GRID: usize = 256;
 /// First tokens that attention needs even if they carry no meaning (StreamingLLM, arXiv 2309.17453).
 const SINKS: usize = 4;
 
-/// What happens when the context of full attention is full.
+/// Behaviour when the context of full attention is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContextEnd {
     /// Calls fail with [`crate::Error::ContextFull`] and read nothing.
@@ -40,7 +40,7 @@ pub enum ContextEnd {
 pub struct SessionOptions {
     /// Options of the state.
     pub state: StateOptions,
-    /// What happens at the end of the context.
+    /// Behaviour at the end of the context.
     pub context_end: ContextEnd,
     /// Number of first tokens that stay when the context is full, less than half of it; in a conversation, its instructions stay too.
     /// Attention over blocks of its context ([`Model::keeps_first_tokens`]) keeps no first tokens when it shifts.

@@ -118,8 +118,8 @@ impl Session {
             .find(|(ours, theirs)| !ours.lies_like(theirs))
         {
             return Err(differs(format!(
-                "tensor {} is {:?} {:?} in the snapshot and {:?} {:?} in this session; open the session with the same context, cache type \
-                 and history",
+                "tensor {} is {:?} {:?} in the snapshot and {:?} {:?} in this session; open the session with the same \
+                 context, cache type and history",
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));
         }

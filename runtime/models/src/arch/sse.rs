@@ -41,7 +41,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Layer::Sse => Arc::new(sse(config, false)?),
                 Layer::SseSwa => Arc::new(SseSwa {
                     sse: sse(config, true)?,
-                    swa: beside(config)?,
+                    swa: parallel_attention(config)?,
                 }),
                 Layer::Sliding => Arc::new(attention(config, true)?),
                 Layer::Full => Arc::new(attention(config, false)?),
@@ -131,7 +131,7 @@ fn attention(config: &Config, sliding: bool) -> Result<Attention> {
 }
 
 /// The attention in parallel with SSE: it has SSE's number of heads, and a window if the file sets one.
-fn beside(config: &Config) -> Result<Attention> {
+fn parallel_attention(config: &Config) -> Result<Attention> {
     let attn = attn(config)?;
     let window = attn.optional_usize("window_size")?;
     attention_of(config, &attn, heads(config)?, window)
@@ -168,8 +168,8 @@ fn head_dim(config: &Config) -> Result<usize> {
     config.usize_or("head_dim", 64)
 }
 
-/// SSE alone, or in parallel with attention (`beside`), where it has as many value heads as heads.
-fn sse(config: &Config, beside: bool) -> Result<Sse> {
+/// SSE alone, or `parallel` to attention, where it has as many value heads as heads.
+fn sse(config: &Config, parallel: bool) -> Result<Sse> {
     let empty = Config::new(config.file(), serde_json::json!({}))?;
     let options = config.child("sse_layer_defaults")?.unwrap_or(empty);
     let (heads, head_dim) = (heads(config)?, head_dim(config)?);
@@ -188,10 +188,10 @@ fn sse(config: &Config, beside: bool) -> Result<Sse> {
             plain
         })
     };
-    let biased = beside && !delta && attn(config)?.bool_or("qkv_bias", false)?;
+    let biased = parallel && !delta && attn(config)?.bool_or("qkv_bias", false)?;
     Ok(Sse {
         heads,
-        value_heads: if beside {
+        value_heads: if parallel {
             heads
         } else {
             config.usize_or("num_v_heads", heads)?

@@ -20,7 +20,7 @@ use crate::error::Result;
 pub enum Calls {
     /// Over all rows at once.
     Rows(Vec<Queued>),
-    /// The same calls for each slot.
+    /// A list of calls per slot; the lists differ only in their parameters.
     Each(Vec<Vec<Queued>>),
 }
 

@@ -79,8 +79,8 @@ struct RoundedInput {
 #pragma unroll
     for (int i = 0; i < count; i++) {
       if (!Own::has(i * Own::runs_of_lane)) return;
-      int behind = Own::behind(i * Own::runs_of_lane);
-      u8* at = first + behind / 32 * 16;
+      int offset = Own::offset(i * Own::runs_of_lane);
+      u8* at = first + offset / 32 * 16;
       const float* x = fragment.value + Own::in_a_row * i;
       Scale<rounding> scale(largest[i]);
       if constexpr (Own::in_a_row == 1) {
@@ -90,7 +90,7 @@ struct RoundedInput {
       } else {
         *reinterpret_cast<u32*>(at) = pack(scale, x);
       }
-      if (has_scale) first_scale[behind / 32] = late ? scale.exact : scale.rounded();
+      if (has_scale) first_scale[offset / 32] = late ? scale.exact : scale.rounded();
     }
   }
 

@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 
 const HEADER: &str = include_str!("emulator.h");
 
-/// With C's headers, which are parsed in a quarter of the time of C++'s. Without unique symbols: the shared memory of a kernel template is static variables of its instances, which each library must have.
+/// With C's headers, which are parsed in a quarter of the time of C++'s. Without unique symbols: the shared memory of a kernel template
+/// is static variables of its instances, which each library must have.
 const OPTIONS: [&str; 8] = [
     "-std=c++17",
     "-nostdinc++",

@@ -28,11 +28,11 @@ struct Fragment {
   float value[count];
 
   // Columns from the first run to run number r.
-  static constexpr __device__ int behind(int r) {
+  static constexpr __device__ int offset(int r) {
     return r / runs_of_lane * prologue_threads * in_a_row + r % runs_of_lane * run;
   }
   // The first column of run number r, and whether the run exists.
-  static __device__ int column(int r) { return threadIdx.x * in_a_row + behind(r); }
+  static __device__ int column(int r) { return threadIdx.x * in_a_row + offset(r); }
   static __device__ bool has(int r) {
     return cols % (in_a_row * prologue_threads) == 0 || r < runs - runs_of_lane || column(r) < cols;
   }
@@ -55,7 +55,7 @@ struct Fragment {
   template <int r>
   __device__ void try_load_from(const float* entry) {
     if constexpr (r < runs) {
-      if (has(r)) Mailbox::try_load<run, behind(r)>(entry, value + r * run);
+      if (has(r)) Mailbox::try_load<run, offset(r)>(entry, value + r * run);
       try_load_from<r + 1>(entry);
     }
   }

@@ -146,7 +146,7 @@ fn windows_are_those_of_the_cpu() {
 
 #[test]
 fn learned_retention_is_that_of_the_cpu() {
-    // The last case has so many keys that splitting pays. The one before has a full set of more rows than a warp has lanes.
+    // The last case has enough keys for splitting to pay. The one before has a full set of more rows than a warp has lanes.
     for (shape, sink, margin) in [
         ([4, 2, 6, 5], 2, 3),
         ([3, 1, 33, 9], 0, 10),
@@ -230,7 +230,7 @@ impl Op for Rotated {
 #[test]
 fn a_step_rotates_its_queries_and_key() {
     let Some(device) = device() else { return };
-    // The second case has so many keys that splitting pays, and rotates only some of a head's values.
+    // The second case has enough keys for splitting to pay, and rotates only some of a head's values.
     for ([heads, kv_heads, window, capacity], rotated) in
         [([4, 2, 6, 5], DIM), ([4, 1, 6, 600], DIM - 4)]
     {

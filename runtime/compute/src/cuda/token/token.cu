@@ -2,7 +2,7 @@
 template <int log_length>
 __device__ void advance(const u32* ids, u32* log, u64* position, int tokens) {
   u64 before = *position;
-  // Of a chunk longer than the log, only the last tokens are stored.
+  // A chunk longer than the log leaves only its last tokens there.
   int first = tokens > log_length ? tokens - log_length : 0;
   for (int t = first + threadIdx.x; t < tokens; t += blockDim.x) log[(before + t) % log_length] = ids[t];
   __syncthreads();

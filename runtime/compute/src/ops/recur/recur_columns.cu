@@ -47,10 +47,10 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, DECAY_BY_VALUE,
     __syncthreads();
     float2 front, back, fronts[chunk_levels];
     int rows[chunk_levels];
-    each_level(totals, front, back, [&](int level, int row, bool behind, float2 front, float2 back) {
+    each_level(totals, front, back, [&](int level, int row, bool after, float2 front, float2 back) {
       fronts[level] = front;
       rows[level] = row;
-      if (behind) return;
+      if (after) return;
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
         float2 x = times(left[i], back);

@@ -13,9 +13,9 @@ static_assert(chunk_group << chunk_levels == chunk_block, "levels join groups to
 static_assert(2 * level_part == 3 * tile_part, "two matrices of all levels have room");
 
 // The token at row `row` of a level, among the tokens before its borders or after them.
-__device__ inline int token_of_level(int level, int row, bool behind) {
+__device__ inline int token_of_level(int level, int row, bool after) {
   int group = row / chunk_group, low = group % (1 << level);
-  return ((group - low) * 2 + (behind << level) + low) * chunk_group + row % chunk_group;
+  return ((group - low) * 2 + (after << level) + low) * chunk_group + row % chunk_group;
 }
 
 __device__ inline float2 times(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
@@ -46,7 +46,7 @@ struct GroupShare {
   }
 };
 
-// Calls `task(level, row, behind, front, back)` for this warp's group at each level: `row` is the group's first row among those
+// Calls `task(level, row, after, front, back)` for this warp's group at each level: `row` is the group's first row among those
 // after the borders or before them, `front` the columns' decay from the border to the group, `back` from the group to the
 // border. Returns in `front` and `back` the decay from the block's start to the group and from the group to the block's end.
 // `totals` [group, lane] is the decay over each group.
@@ -57,14 +57,14 @@ __device__ inline void each_level(const float2* totals, float2& front, float2& b
 #pragma unroll
   for (int level = 0; level < chunk_levels; level++) {
     int size = 1 << level, low = group % size;
-    bool behind = group & size;
-    task(level, level * level_rows + ((group - low - (behind ? size : 0)) / 2 + low) * chunk_group, behind, front, back);
+    bool after = group & size;
+    task(level, level * level_rows + ((group - low - (after ? size : 0)) / 2 + low) * chunk_group, after, front, back);
     float2 facing = {1.0f, 1.0f};
 #pragma unroll
     for (int i = 0; i < size; i++) {
-      facing = times(facing, totals[(group - low + (behind ? -size : size) + i) * 32 + lane_index()]);
+      facing = times(facing, totals[(group - low + (after ? -size : size) + i) * 32 + lane_index()]);
     }
-    if (behind) front = times(front, facing);
+    if (after) front = times(front, facing);
     else back = times(back, facing);
   }
 }

@@ -99,12 +99,12 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       }
       __syncthreads();
       float2 front, back;
-      each_level(totals, front, back, [&](int, int row, bool behind, float2 front, float2 back) {
+      each_level(totals, front, back, [&](int, int row, bool after, float2 front, float2 back) {
         SplitTile<parts> tile = readers;
-        if (!behind) tile = read;
+        if (!after) tile = read;
 #pragma unroll
         for (int i = 0; i < chunk_group; i++) {
-          float2 x = behind ? times(reader[i], front) : times(key[i], back);
+          float2 x = after ? times(reader[i], front) : times(key[i], back);
           tile.store(row + i, column, SplitPair<parts>(x.x, x.y));
         }
       });

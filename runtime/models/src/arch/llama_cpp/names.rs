@@ -13,7 +13,7 @@ use crate::weights::{Precision, WeightSpec};
 /// A tensor of a layer: our name, the stored name, and the conversion from the stored tensor.
 #[derive(Clone)]
 pub(super) struct Name {
-    /// Our name after the layer's number. Without an ending it stands for `.weight` and `.bias`, stored under the same endings.
+    /// Our name after the layer's number. Without an ending it means both `.weight` and `.bias`, stored under the same endings.
     ours: Cow<'static, str>,
     /// The stored name after the block's number.
     theirs: &'static str,
@@ -29,7 +29,7 @@ pub(super) struct Name {
 pub(super) enum Take {
     /// Unchanged.
     Whole,
-    /// The same values in the same order, with our dimensions.
+    /// Reshaped to our dimensions, without moving a value.
     Flat,
     /// `part` of each of `count` groups of rows of equal length.
     Groups { count: usize, part: Range<usize> },
