@@ -206,11 +206,15 @@ static void run_block(unsigned threads) {
   }
   part = 0;
   members = threads;
+  const unsigned warps = (threads + 31) / 32;
+  // Two warps that access the same memory without a barrier between them do so in the other order.
+  static const bool reversed = getenv("WATERLINE_WARPS_REVERSED") != nullptr;
   for (;;) {
     moved = false;
     // The awaited event may have happened.
     release(0, threads, WAITING);
-    for (unsigned warp = 0; warp < threads; warp += 32) {
+    for (unsigned number = 0; number < warps; number++) {
+      unsigned warp = (reversed ? warps - 1 - number : number) * 32;
       unsigned last = warp + 32 < threads ? warp + 32 : threads;
       State state;
       for (;;) {
