@@ -86,7 +86,7 @@ pub struct SessionArgs {
 #[command(next_help_heading = "Session")]
 pub struct DraftArgs {
     /// Draft up to N tokens at once by looking up earlier continuations of the last tokens. Faster for repetitive text, with the
-    /// same tokens. A GPU drafts up to 15, and its tokens may differ by rounding unless steps are recorded (--gpu-step).
+    /// same tokens. A GPU drafts up to 15; if more than 3, tokens may differ by rounding unless steps are recorded (--gpu-step).
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
     /// Draft up to N tokens at once with the model's MTP block (Qwen3-Next and Qwen3.5), with the same tokens.

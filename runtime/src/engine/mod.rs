@@ -224,8 +224,7 @@ pub(crate) trait Verifier: Send {
     /// The logits `[vocab]` after token `row` of the last reading.
     fn logits(&mut self, row: usize) -> Result<&[f32]>;
 
-    /// Accepts a prefix of the last reading, which had at least two tokens: restores the state and replays only the ops with a state,
-    /// from saved inputs. Reads no weights.
+    /// Accepts a prefix of the last reading, which had at least two tokens: restores the state and reads the prefix again.
     fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()>;
 
     /// Ends a reading and stores the logits after token `row` in the state.

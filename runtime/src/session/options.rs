@@ -55,8 +55,8 @@ pub struct SessionOptions {
     pub marks: usize,
     /// Longest draft, up to 64 tokens, by prompt lookup: a generation drafts the tokens that followed an earlier occurrence of the last
     /// ones; 0 disables drafts. The generated tokens do not change; memory for one more state is needed. On a GPU a draft has at most 15
-    /// tokens, and tokens read with a draft have the bits of recorded steps, so results are identical to those without drafts only if
-    /// `step` is [`StepProgram::Recorded`]. Drafting pauses for a while when few drafts are accepted. A generation dropped before its
+    /// tokens. With more than 3, tokens read with a draft have the bits of recorded steps, so results are identical to those without drafts
+    /// only if `step` is [`StepProgram::Recorded`]. Drafting pauses for a while when few drafts are accepted. A generation dropped before its
     /// end may have read up to this many tokens more than it has returned.
     pub lookup: usize,
     /// Longest draft, up to 64 tokens, by the model's MTP block; 0 disables it. Works like `lookup` and excludes it; the model must have

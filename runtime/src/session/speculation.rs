@@ -1,12 +1,12 @@
 //! Speculative decoding: one pass over the weights reads a draft of the next tokens, and the prefix that single steps would have chosen
 //! is accepted. The ops with a state run token by token in order, so tokens, logits and state are bit-identical to those of plain steps
-//! with any sampler; on a GPU, to those of recorded steps. Drafts come from [`lookup`] or from the model's MTP block.
+//! with any sampler. Drafts come from [`lookup`] or from the model's MTP block. Without a draft the session makes a plain step.
 //!
-//! Without a draft the session makes a plain step. On a GPU the decode kernel runs it, and its bits differ from those of recorded steps.
+//! On a GPU the decode kernel also reads drafts of up to three tokens. Longer ones have the bits of recorded steps.
 //!
 //! The memory is fixed: one more state to return to after a wrong draft, and the inputs of the ops with a state for every draft token.
 //! If only part of a draft is accepted, only these ops run again over the accepted tokens: a recurrence repeats its rank-one updates,
-//! and no matrix is read twice.
+//! and no matrix is read twice. The decode kernel reads the accepted tokens again in full.
 //!
 //! Under a constraint, the tokens that it forces are drafted first, and each token is chosen among those that it allows.
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::CudaEngine;
 use crate::bound::Model;
-use crate::cuda::{Address, Device, Sampling};
-use crate::error::Result;
+use crate::cuda::{Address, DecodeKernel, Device, Sampling};
+use crate::error::{Error, Result};
 use crate::sampler::SamplerState;
 use crate::state::{Kv, SAMPLER, StatePlan};
 
@@ -33,6 +33,20 @@ impl CudaEngine {
     /// Device address of the state.
     pub(super) fn state(&self) -> Address {
         self.arena.address()
+    }
+
+    /// The thread blocks of the decode kernel, if a step is one kernel.
+    pub(super) fn kernel_blocks(&self) -> Option<usize> {
+        self.programs.persistent.as_ref().map(DecodeKernel::blocks)
+    }
+
+    /// Makes every later call fail for this reason; returns the error.
+    pub(super) fn lose(&self, reason: String) -> Error {
+        let _ = self.lost.set(reason.clone());
+        Error::Device {
+            device: self.device.name().into(),
+            reason,
+        }
     }
 
     /// Sets the most probable token of the state's logits, if known.

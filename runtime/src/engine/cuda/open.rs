@@ -10,13 +10,13 @@ use super::programs::{Calls, ProgramWriter, Programs};
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
-    ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling, SessionMemory,
+    ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Sampling, SessionMemory, Slot,
     Transfer, TranslationUnit,
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
 use crate::program::Schedule;
-use crate::state::{Arena, StateOptions, StatePlan};
+use crate::state::{Arena, LOGITS, StateOptions, StatePlan};
 
 impl CudaEngine {
     /// Allocates memory for chunks of up to `options.chunk` tokens and compiles the programs that are not compiled yet.
@@ -70,6 +70,8 @@ impl CudaEngine {
                 kv: options.kv,
             },
             scratch: &mut scratch,
+            slot: Slot::ALONE,
+            logits: arena.address() + plan.tensors()[LOGITS].offset as u64,
             chosen: control.chosen_address(),
             sampling: sampling.address(),
             hidden,
@@ -99,13 +101,12 @@ impl CudaEngine {
             Err(reason) => Err(reason),
             Ok(blocks) => {
                 let (step, choice) = writer.step(true)?;
-                let step: Vec<&Queued> = step.iter().collect();
                 let others = TranslationUnit::new(&calls.always().collect::<Vec<_>>());
                 calls.choice = choice;
                 // Compiling takes seconds, and the two units are independent. An error of the first recurs where the unit is used.
                 std::thread::scope(|scope| {
                     scope.spawn(|| device.kernels(&others));
-                    DecodeKernel::new(&step, blocks, &device, &*queue, &control)
+                    DecodeKernel::new(&[&step], blocks, &device, &*queue, &control)
                 })?
             }
         };

@@ -1,13 +1,12 @@
 //! The kernels that a session launches for a chunk, for logits, and for a step.
 
 use crate::cuda::{
-    Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued,
-    Recording, Rows, SessionMemory, TranslationUnit, merge,
+    Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Parameter, Queue,
+    Queued, Recording, Rows, SessionMemory, Slot, TranslationUnit, merge,
 };
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
 use crate::program::Program;
-use crate::state::LOGITS;
 
 /// A launch that is adjusted to the number of tokens.
 pub(super) struct Template {
@@ -69,7 +68,10 @@ pub(super) struct ProgramWriter<'a> {
     pub program: &'a Program,
     pub memory: SessionMemory<'a>,
     pub scratch: &'a mut Vec<Memory>,
-    /// Address for the chosen token.
+    /// The slot that the calls are for.
+    pub slot: Slot,
+    /// Addresses for the logits and the chosen token.
+    pub logits: Address,
     pub chosen: Address,
     /// Address of the sampling parameters.
     pub sampling: Address,
@@ -85,6 +87,7 @@ impl ProgramWriter<'_> {
         write: impl FnOnce(&mut Launches) -> Result<()>,
     ) -> Result<Vec<Queued>> {
         let mut launches = Launches::new(&self.memory, self.scratch, 1, persistent);
+        launches.slot = self.slot;
         write(&mut launches)?;
         let calls = launches.into_calls();
         if !persistent {
@@ -117,11 +120,13 @@ impl ProgramWriter<'_> {
     /// The calls that compute the logits of one token.
     pub fn logits(&mut self, persistent: bool) -> Result<Vec<Queued>> {
         let (program, hidden, vocab) = (self.program, self.hidden, self.vocab);
+        let first = self.logits;
         self.write(persistent, |launches| {
             let residual = View::whole(RESIDUAL, hidden);
             launches.begin(program.ops.len(), &program.logits.access());
+            launches.also_writes(first..first + (vocab * size_of::<f32>()) as Address);
             let logits = Rows {
-                first: launches.state_address(LOGITS),
+                first,
                 stride: vocab as i32,
                 width: vocab as i32,
             };
@@ -137,15 +142,35 @@ impl ProgramWriter<'_> {
 
     /// The calls that choose the most probable token, followed by a step with its logits. Also returns how many calls choose.
     pub fn step(&mut self, persistent: bool) -> Result<(Vec<Queued>, usize)> {
-        let (vocab, chosen) = (self.vocab, self.chosen);
-        let mut step = self.write(persistent, |launches| {
-            let logits = launches.state_address(LOGITS);
-            launches.choose(vocab, logits, chosen)
-        })?;
+        let mut step = self.choice(persistent)?;
         let choice = step.len();
         step.extend(self.layers(persistent)?);
         step.extend(self.logits(persistent)?);
         Ok((step, choice))
+    }
+
+    /// The calls that choose the most probable token and write it to the ids.
+    fn choice(&mut self, persistent: bool) -> Result<Vec<Queued>> {
+        let (vocab, logits, chosen) = (self.vocab, self.logits, self.chosen);
+        self.write(persistent, |launches| {
+            launches.choose(vocab, logits, chosen)
+        })
+    }
+
+    /// The calls of a slot in the decode kernel: a step, then the choice of the next token, which goes to `next` too. The positions of the
+    /// slots' tokens go to `positions`.
+    pub fn read_slot(&mut self, positions: Address, next: Address) -> Result<Vec<Queued>> {
+        let tokens = self.slot.row + 1;
+        let mut calls = self.write(true, |launches| {
+            launches.count_positions(positions, Parameter::int(tokens));
+            Ok(())
+        })?;
+        calls.extend(self.layers(true)?);
+        calls.extend(self.logits(true)?);
+        let ids = std::mem::replace(&mut self.memory.ids, next);
+        calls.extend(self.choice(true)?);
+        self.memory.ids = ids;
+        Ok(calls)
     }
 }
 

@@ -55,6 +55,10 @@ struct __align__(16) CtaState {
   // The last wait that passed its deadline, or 0, and the op in which the first one did.
   u32 failure;
   u32 failed_op;
+#ifdef WATERLINE_SLOTS
+  // Slots in use.
+  u32 slots;
+#endif
 };
 
 static_assert(sizeof(CtaState) == cta_state_bytes, "as layout.rs has it");
@@ -241,12 +245,14 @@ __device__ inline void grid_barrier_arrive() {
 }
 
 // Called after a barrier of the op's threads: arrives before the op ends. Only the next token reads what the block writes later, such as a
-// state.
+// state. With slots, that token may be the next op's.
 __device__ inline void arrive_early() {
+#ifndef WATERLINE_SLOTS
   CtaState& now = cta();
   if (threadIdx.x != 0 || !now.arrives || now.index + cta_count() < now.grid.x * now.grid.y) return;
   grid_barrier_arrive();
   now.arrived_early = 1;
+#endif
 }
 
 // Called by thread 0: sets `blockIdx` to the op's block `index`, in a grid of this width.
@@ -282,6 +288,9 @@ __device__ inline void begin_op(const OpRecord& op, u32 number, u32 next) {
   now.header = {next, index < width * height ? threads : 0, function, number};
   now.grid = {width, height, 1};
   now.threads = {threads, 1, 1};
+#ifdef WATERLINE_SLOTS
+  if (op.slot >= now.slots) now.header.threads = 0;
+#endif
 #ifdef WATERLINE_RACECHECK
   init_shared_barrier(threads);
 #endif

@@ -80,6 +80,15 @@ struct EpilogueRow {
     if (epilogue != EPILOGUE_ADD || !exists) return;
     held = (mailboxes & MAILBOX_SUM) != 0 ? Mailbox{this_op().sum}.load(segment->column + row) : *address(output);
   }
+  // Returns the value of slot `slot` that its product is added to.
+  __device__ float sum_of(const Rows& output, int slot) const {
+    return epilogue == EPILOGUE_ADD && exists ? address(output)[(long long)slot * output.stride] : 0.0f;
+  }
+  // Makes `value`, the last input of the convolution, a past one.
+  __device__ void shift(float value) {
+    float next = __shfl_down_sync(all_lanes, held, 1);
+    held = lane_index() % 4 == 2 ? value : next;
+  }
 
   // Adds up the partial sums of the row, and of the gated row: four lanes together, both sums at once.
   __device__ void add_parts(const float* sums, float (&sum)[products]) const {
@@ -104,9 +113,10 @@ struct EpilogueRow {
     }
   }
 
-  // Finishes the row. `factor` is the factor of a late norm, or 1. All lanes of a warp call this together.
-  __device__ void store(const Rows& output, float factor, const PrepareTasks* row_ops, const float* sums) const {
-    if (!__any_sync(all_lanes, exists)) return;
+  // Finishes the row of slot `slot`, whose output is that many rows after the first, and returns the product. `factor` is the factor of a
+  // late norm, or 1. All lanes of a warp call this together.
+  __device__ float store(const Rows& output, int slot, float factor, const PrepareTasks* row_ops, const float* sums) const {
+    if (!__any_sync(all_lanes, exists)) return 0.0f;
     int j = lane_index() % 4;
     float sum[products];
     add_parts(sums, sum);
@@ -117,7 +127,8 @@ struct EpilogueRow {
       part += __shfl_xor_sync(all_lanes, part, 2);
       part += __shfl_xor_sync(all_lanes, part, 1);
     }
-    if (!exists) return;
+    if (!exists) return 0.0f;
+    const float product = value;
     if constexpr (epilogue == EPILOGUE_ADD) {
       if constexpr ((mailboxes & MAILBOX_SUM) != 0) Mailbox::check(held);
       value += held;
@@ -128,9 +139,10 @@ struct EpilogueRow {
       if (t > 0) group.past[(t - 1) * channels + channel] = j == 3 ? value : held;
       value = part + (group.bias ? group.bias[channel] : 0.0f);
     }
-    if (j != 0) return;
+    if (j != 0) return product;
     if (row_ops && segment->row_op >= 0) value = apply_row_op(*row_ops, segment->row_op, address(output), value);
     if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) Mailbox{this_op().output}.publish(segment->column + row, value);
-    if (this_op().stores) *address(output) = value;
+    if (this_op().stores) address(output)[(long long)slot * output.stride] = value;
+    return product;
   }
 };

@@ -305,7 +305,7 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   // Only f16 does not commute with the factor of a late norm.
   constexpr bool late_scales = late && rounding == IN_BLOCKS;
   ProductInput<late_scales> input(shared_memory<u8>(), codes_at, parts_at, cols);
-  store_input<rounding, cols, flags, codes_at, parts_at, bytes>(prologue, pending, input);
+  store_input<rounding, cols, flags, codes_at, parts_at, bytes>(prologue, 0, pending, input, shared_memory<float>(), warp_squares());
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   consumer_barrier();
@@ -321,7 +321,7 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
       s++;
     } while (s < count && !segments[s].new_batch);
     consumer_barrier();
-    row.store(output, norm.factor, row_ops, sums);
+    row.store(output, 0, norm.factor, row_ops, sums);
     if (s == count) break;
     row = EpilogueRow<mailboxes, epilogue, function, cols>(segments + s, count - s);
     row.load(row_ops, output);

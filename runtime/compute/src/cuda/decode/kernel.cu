@@ -56,9 +56,9 @@ __device__ void run_ops(const u8* table, const u32* next_ops, const Segment* lis
 }
 
 // Each block has a row of `next_ops` (count + 1 entries) and a row of `lists` (`stride` segments, ended by an empty one). The ops from
-// `first` on use all of the segments.
+// `first` on use all of the segments. In a kernel of several slots, the first `slots` hold a token each.
 __device__ void decode_step(const u8* table, const u32* next_ops, const Segment* lists, int stride, int first, int count,
-                        ControlWords* control, u64* clocks) {
+                        ControlWords* control, u64* clocks, int slots) {
   // A launch without ops tests whether the device holds all blocks.
   if (count == 0) return;
   const Segment* list = lists + (long long)cta_index() * stride;
@@ -72,6 +72,9 @@ __device__ void decode_step(const u8* table, const u32* next_ops, const Segment*
     Pipeline::get().init(), set_waiting(false);
     cta().control = control;
     cta().start_time = coarse_time();
+#ifdef WATERLINE_SLOTS
+    cta().slots = slots;
+#endif
   }
   cta_barrier();
   if (threadIdx.x >= consumer_threads) {
@@ -85,14 +88,14 @@ __device__ void decode_step(const u8* table, const u32* next_ops, const Segment*
 #ifndef WATERLINE_EMULATOR
 extern "C" __global__ void __launch_bounds__(cta_threads, 1)
     decode_kernel(const u8* table, const u32* next_ops, const Segment* lists, int stride, int first, int count, ControlWords* control,
-               u64* clocks) {
-  decode_step(table, next_ops, lists, stride, first, count, control, clocks);
+               u64* clocks, int slots) {
+  decode_step(table, next_ops, lists, stride, first, count, control, clocks, slots);
 }
 #else
 extern "C" void decode_kernel(const unsigned* grid, unsigned threads, unsigned shared, void** a) {
   emulator::run(grid, threads, shared, [=] {
     decode_step(*(const u8**)a[0], *(const u32**)a[1], *(const Segment**)a[2], *(int*)a[3], *(int*)a[4], *(int*)a[5], *(ControlWords**)a[6],
-            *(u64**)a[7]);
+            *(u64**)a[7], *(int*)a[8]);
   });
 }
 #endif

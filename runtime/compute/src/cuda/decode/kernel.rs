@@ -12,6 +12,7 @@ use crate::cuda::decode::levels::{KernelOp, by_levels, next_ops};
 use crate::cuda::decode::mailbox::{Mailbox, MailboxRole, Mailboxes, assign_mailboxes};
 use crate::cuda::decode::pipeline::{Segment, distribute};
 use crate::cuda::decode::record::{OpRecord, PRODUCER_WARPS, ROW_OPS_PARAMETER};
+use crate::cuda::decode::slots::SlotCalls;
 use crate::cuda::decode::source::decode_kernel;
 use crate::cuda::decode::tiling::Tiling;
 use crate::cuda::device::Device;
@@ -83,10 +84,10 @@ struct WeightPlan {
 
 impl WeightPlan {
     /// Chooses the largest tiles and batches that leave room for four stages in `shared` bytes, or else for two.
+    /// The arguments are the numbers of slots and of thread blocks, and the bytes of shared memory of a block.
     fn new(
         ops: &[KernelOp<'_>],
-        blocks: usize,
-        shared: usize,
+        [slots, blocks, shared]: [usize; 3],
     ) -> std::result::Result<Self, String> {
         let mut least = usize::MAX;
         for stages in [2 * PRODUCER_WARPS, PRODUCER_WARPS] {
@@ -94,7 +95,7 @@ impl WeightPlan {
                 let (lists, segments, sums) = Self::in_tiles(ops, blocks, tiling);
                 let calls = ops.iter().map(|op| op.queued);
                 let list = lists[0].len() * size_of::<Segment>();
-                let needs = Needs::new(calls, list, sums, tiling);
+                let needs = Needs::new(calls, list, sums, slots, tiling);
                 match needs.layout(stages, shared) {
                     Ok(layout) => {
                         return Ok(WeightPlan {
@@ -149,28 +150,29 @@ impl WeightPlan {
 }
 
 impl DecodeKernel {
-    /// Compiles the kernel for `blocks` thread blocks. The inner error is the reason why the device cannot run it.
+    /// Compiles the kernel for `blocks` thread blocks. With the calls of several slots it reads a token in each. The inner error is the
+    /// reason why the device cannot run it.
     pub fn new(
-        calls: &[&Queued],
+        slots: &[&[Queued]],
         blocks: usize,
         device: &Device,
         queue: &dyn Queue,
         control: &Arc<Control>,
     ) -> Result<std::result::Result<Self, String>> {
-        let ops = by_levels(calls, blocks);
+        let ops = by_levels(SlotCalls::group(slots), blocks);
         let calls: Vec<&Queued> = ops.iter().map(|op| op.queued).collect();
         let WeightPlan {
             lists,
             segments,
             layout,
-        } = match WeightPlan::new(&ops, blocks, device.driver().shared_memory()) {
+        } = match WeightPlan::new(&ops, [slots.len(), blocks, device.driver().shared_memory()]) {
             Ok(dealt) => dealt,
             Err(reason) => return Ok(Err(reason)),
         };
         let stride = lists[0].len();
-        // Only an op that is alone in its level uses mailboxes.
+        // Only an op that is alone in its level uses mailboxes, and only for one slot.
         let links = ops.iter().map(|op| {
-            if op.is_concurrent {
+            if op.is_concurrent || slots.len() > 1 {
                 MailboxRole::Barrier
             } else {
                 MailboxRole::of(op.queued)
@@ -179,9 +181,10 @@ impl DecodeKernel {
         let links: Vec<_> = links.collect();
         let (mailboxes, mailbox_floats) = assign_mailboxes(&links);
         let source = decode_kernel(
-            &calls,
+            &ops,
             &mailboxes,
             &layout.constants(mailbox_floats, device.driver().tuning()),
+            slots.len() > 1,
         );
         let kernel = device.kernels(&source)?[0];
 
@@ -218,13 +221,16 @@ impl DecodeKernel {
                 output: at(mailboxes.output),
                 sum: at(mailboxes.sum),
                 shift: ((blocks - own.start) % blocks) as u32,
-                unused: 0,
+                slot: op.slot as u32,
             };
             let (head, rest) = bytes.split_at_mut(size_of::<OpRecord>());
             head.copy_from_slice(bytemuck::bytes_of(&in_table));
-            for (argument, at) in call.arguments().0.iter().zip(call.offsets()) {
-                let words: &[u8] = bytemuck::cast_slice(&argument.0);
-                rest[at..at + words.len()].copy_from_slice(words);
+            let packed = rest.chunks_mut(call.packed_bytes().max(1));
+            for (queued, packed) in op.parameters.iter().zip(packed) {
+                for (words, at) in queued.call.values().zip(queued.call.offsets()) {
+                    let words: &[u8] = bytemuck::cast_slice(words);
+                    packed[at..at + words.len()].copy_from_slice(words);
+                }
             }
             if let Some(recurrence) = queued.recurrence() {
                 let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
@@ -257,7 +263,7 @@ impl DecodeKernel {
             shared: layout.shared(),
             stages: layout.stages(),
         };
-        let refused = queue.admits(&persistent.launch_of(0, 0, 0))?;
+        let refused = queue.admits(&persistent.launch_of(0, 0, 0, 1))?;
         Ok(match refused {
             Some(reason) => Err(reason),
             None => Ok(persistent),
@@ -267,6 +273,11 @@ impl DecodeKernel {
     /// Returns the kernel's ops in order.
     pub fn ops(&self) -> &[KernelOpInfo] {
         &self.ops
+    }
+
+    /// Returns the number of thread blocks.
+    pub fn blocks(&self) -> usize {
+        self.blocks
     }
 
     /// Describes a failure in words.
@@ -287,7 +298,12 @@ impl DecodeKernel {
 
     /// Returns the launch that runs the ops from `first` on. Ops with weights cannot be skipped.
     pub fn launch(&self, first: usize) -> Launch {
-        self.launch_with(first, 0)
+        self.launch_of(first, self.names.len(), 0, 1)
+    }
+
+    /// Returns the launch that reads a token in each of the first `slots` slots.
+    pub fn launch_slots(&self, slots: usize) -> Launch {
+        self.launch_of(0, self.names.len(), 0, slots)
     }
 
     /// Runs all ops; returns for each how long the first block waited for its input and how long it worked.
@@ -296,7 +312,7 @@ impl DecodeKernel {
         let mut clocks = vec![[0u64; 3]; self.names.len() + 2];
         let memory = Memory::new(device.driver(), size_of_val(&*clocks))?;
         queue.clear(memory.address(), size_of_val(&*clocks))?;
-        queue.launch(&self.launch_with(0, memory.address()))?;
+        queue.launch(&self.launch_of(0, self.names.len(), memory.address(), 1))?;
         queue.read(memory.address(), bytemuck::cast_slice_mut(&mut clocks))?;
         let times = self.names.iter().zip(&clocks[1..]);
         let times = times.map(|(name, &[begun, ready, done])| OpTime {
@@ -307,12 +323,8 @@ impl DecodeKernel {
         Ok(times.collect())
     }
 
-    fn launch_with(&self, first: usize, clocks: Address) -> Launch {
-        self.launch_of(first, self.names.len(), clocks)
-    }
-
     /// Returns the launch. `count` is the number of all ops, or 0 for a launch that only tests whether the device holds all blocks.
-    fn launch_of(&self, first: usize, count: usize, clocks: Address) -> Launch {
+    fn launch_of(&self, first: usize, count: usize, clocks: Address, slots: usize) -> Launch {
         let value = |value: u64| Argument(Box::new([value]));
         Launch {
             kernel: self.kernel,
@@ -328,6 +340,7 @@ impl DecodeKernel {
                 value(count as u64),
                 value(self.control.address()),
                 value(clocks),
+                value(slots as u64),
             ],
             cluster: 1,
             cooperative: true,

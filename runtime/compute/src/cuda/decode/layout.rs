@@ -20,7 +20,7 @@ const STAGE_BARRIERS: usize = 2 * size_of::<u64>();
 const END_BARRIER: usize = 2 * size_of::<u64>();
 /// Upper bound of the shared memory that the ops of a model declare statically, in bytes.
 const STATIC_SHARED: usize = 3 << 10;
-/// Bytes of `CtaState` in cta.cu.
+/// Bytes of `CtaState` in cta.cu, for one slot.
 const CTA_STATE: usize = 128;
 /// Maximum bytes of a list of segments in shared memory.
 const LIST: usize = 24 << 10;
@@ -31,28 +31,38 @@ pub(crate) struct Needs {
     /// Bytes of the list of segments.
     list: usize,
     parameters: usize,
-    /// The ops' workspace: in a GEMV the input, then partial sums from `sums_at` on.
-    work: usize,
+    /// Number of slots, each of which has a workspace of `slot` bytes in a GEMV: the input, then partial sums from `sums_at` on.
+    slots: usize,
+    slot: usize,
     sums_at: usize,
+    /// The ops' workspace.
+    work: usize,
     /// Bytes of a stage of the weight pipeline.
     stage: usize,
 }
 
 impl Needs {
-    /// Computes the needs of ops with `sums` floats of partial sums and a `list` of this many bytes.
+    /// Computes the needs of ops on `slots` tokens with `sums` floats of partial sums of each, and a `list` of this many bytes.
     pub fn new<'a>(
         calls: impl Iterator<Item = &'a Queued> + Clone,
         list: usize,
         sums: usize,
+        slots: usize,
         tiling: Tiling,
     ) -> Self {
-        let parameters = calls.clone().map(|queued| queued.call.packed_bytes());
+        let sets = |queued: &Queued| match queued.recurrence() {
+            Some(_) => slots,
+            None => 1,
+        };
+        let parameters = calls.clone();
+        let parameters = parameters.map(|queued| sets(queued) * queued.call.packed_bytes());
         let products = || calls.clone().filter_map(|queued| queued.gemv());
         let weights = || products().flat_map(|gemv| &gemv.weights);
         let sums_at = products().map(Gemv::input_bytes).max().unwrap_or(0);
         let sums_at = sums_at.next_multiple_of(16);
         let work = calls.clone().map(|queued| queued.call.shared).max();
-        let work = work.unwrap_or(0).max(sums_at + sums * size_of::<f32>());
+        let slot = (sums_at + sums * size_of::<f32>()).next_multiple_of(128);
+        let work = work.unwrap_or(0).max(slots * slot);
         let stage = weights()
             .map(|factor| Tile::new(factor, tiling).bytes)
             .max();
@@ -62,6 +72,8 @@ impl Needs {
             parameters: (size_of::<OpRecord>() + parameters.max().unwrap_or(0))
                 .next_multiple_of(16),
             work: work.next_multiple_of(128),
+            slots,
+            slot,
             sums_at,
             stage: stage
                 .unwrap_or(0)
@@ -107,7 +119,7 @@ impl Layout {
     /// Returns the bytes of everything but the stages and their barriers.
     fn fixed(&self) -> usize {
         STATIC_SHARED
-            + CTA_STATE
+            + self.state()
             + 2 * self.needs.parameters
             + END_BARRIER
             + self.list
@@ -118,8 +130,13 @@ impl Layout {
     /// Offset of the first stage.
     fn stages_at(&self) -> usize {
         let barriers = self.stages * STAGE_BARRIERS + END_BARRIER;
-        let before = CTA_STATE + 2 * self.needs.parameters + barriers;
+        let before = self.state() + 2 * self.needs.parameters + barriers;
         (before + self.list + self.needs.work).next_multiple_of(STAGE_ALIGNMENT)
+    }
+
+    /// Bytes of `CtaState`, which has one more field with several slots.
+    fn state(&self) -> usize {
+        CTA_STATE + if self.needs.slots > 1 { 16 } else { 0 }
     }
 
     /// Bytes of dynamic shared memory.
@@ -154,7 +171,7 @@ impl Layout {
             ("segments_bytes", self.list),
             ("stages_at", self.stages_at()),
             ("sums_at", needs.sums_at),
-            ("cta_state_bytes", CTA_STATE),
+            ("cta_state_bytes", self.state()),
             ("segment_bytes", size_of::<Segment>()),
             ("barrier_bytes", self.stages * STAGE_BARRIERS + END_BARRIER),
             ("stage_bytes", needs.stage),
@@ -173,6 +190,13 @@ impl Layout {
             None => "",
         };
         let fault = control::fault().map(|op| format!("#define WATERLINE_FAULT {op}u\n"));
-        racecheck.to_owned() + &fault.unwrap_or_default() + &constants.map(line).concat()
+        let slots = match needs.slots {
+            1 => String::new(),
+            slots => {
+                let sizes = [("most_slots", slots), ("slot_bytes", needs.slot)];
+                "#define WATERLINE_SLOTS 1\n".to_owned() + &sizes.map(line).concat()
+            }
+        };
+        racecheck.to_owned() + &fault.unwrap_or_default() + &slots + &constants.map(line).concat()
     }
 }

@@ -4,12 +4,17 @@
 use std::ops::Range;
 
 use crate::cuda::decode::mailbox::MailboxRole;
+use crate::cuda::decode::slots::SlotCalls;
 use crate::cuda::schedule::Gemv;
 use crate::cuda::schedule::{Accesses, Queued};
 
 /// An op of the decode kernel: a call in its level.
 pub(crate) struct KernelOp<'a> {
     pub queued: &'a Queued,
+    /// The calls whose parameters the op has: this call, and in a recurrence those of other slots.
+    pub parameters: Vec<&'a Queued>,
+    /// The slot whose token it reads; 0 if it reads those of all slots.
+    pub slot: usize,
     /// The level of the call.
     level: usize,
     /// Whether other ops have the same level.
@@ -27,13 +32,13 @@ impl KernelOp<'_> {
 
 /// Sorts the calls by level. A call depends on every earlier call whose accesses conflict with its own; a call with unknown accesses
 /// conflicts with all. The calls of a level share `blocks` blocks.
-pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp<'a>> {
+pub(crate) fn by_levels<'a>(calls: Vec<SlotCalls<'a>>, blocks: usize) -> Vec<KernelOp<'a>> {
     let known: Vec<_> = calls
         .iter()
-        .map(|queued| Known {
-            accesses: queued.accesses(),
-            blocks: queued.blocks().min(blocks) as i64,
-            has_mailboxes: !matches!(MailboxRole::of(queued), MailboxRole::Barrier),
+        .map(|calls| Known {
+            accesses: calls.accesses(),
+            blocks: calls.queued().blocks().min(blocks) as i64,
+            has_mailboxes: !matches!(MailboxRole::of(calls.queued()), MailboxRole::Barrier),
         })
         .collect();
     let levels = levels(&known, blocks);
@@ -48,20 +53,29 @@ pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp
         order.reverse();
         order.sort_by_key(|&call| levels[call]);
     }
-    let by_level = order.chunk_by(|&a, &b| levels[a] == levels[b]);
-    let ops = by_level.flat_map(|level| {
+    let mut calls: Vec<_> = calls.into_iter().map(Some).collect();
+    let mut ops = Vec::new();
+    for level in order.chunk_by(|&a, &b| levels[a] == levels[b]) {
         let index = levels[level[0]];
-        let level: Vec<&Queued> = level.iter().map(|&call| calls[call]).collect();
-        let (is_concurrent, own) = (level.len() > 1, blocks_of(&level, blocks));
-        let ops = level.into_iter().zip(own);
-        ops.map(move |(queued, blocks)| KernelOp {
-            queued,
-            level: index,
-            is_concurrent,
-            blocks,
-        })
-    });
-    ops.collect()
+        let level: Vec<SlotCalls> = level
+            .iter()
+            .filter_map(|&call| calls[call].take())
+            .collect();
+        let first: Vec<&Queued> = level.iter().map(SlotCalls::queued).collect();
+        let own = blocks_of(&first, blocks);
+        for (calls, blocks) in level.into_iter().zip(own) {
+            let ops_of = calls.ops().into_iter();
+            ops.extend(ops_of.map(|(slot, parameters)| KernelOp {
+                queued: parameters[0],
+                parameters,
+                slot,
+                level: index,
+                is_concurrent: first.len() > 1,
+                blocks: blocks.clone(),
+            }));
+        }
+    }
+    ops
 }
 
 /// Returns `next_ops` of cta.cu for each of `blocks` blocks: the first op, then the successor of every op. A block runs the ops that it has
@@ -320,6 +334,8 @@ mod tests {
         assert_eq!(shares, [0..3, 3..7, 7..9]);
         let of_call = |(index, queued)| KernelOp {
             queued,
+            parameters: vec![queued],
+            slot: 0,
             level: [0, 1, 1, 1, 2][index],
             is_concurrent: false,
             blocks: match index {

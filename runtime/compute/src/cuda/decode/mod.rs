@@ -13,6 +13,7 @@ pub(crate) mod levels;
 pub(crate) mod mailbox;
 pub(crate) mod pipeline;
 mod record;
+mod slots;
 mod source;
 mod split;
 pub(crate) mod tiling;

@@ -218,19 +218,24 @@ struct PendingInput {
       }
     } else {
       wait_for_dependencies();
-      fragment.load(prologue.input.first);
-      operands.load(prologue, 0);
+      load(prologue, 0);
     }
+  }
+
+  // Loads the columns of token t from buffers.
+  __device__ void load(const Prologue& prologue, int t) {
+    fragment.load(prologue.input.token(t));
+    operands.load(prologue, t);
   }
 };
 
-// Stores the input in f32, in 8 bits and in bf16, each where the layout has room for it. The factor of a late RMS norm is left to the
-// epilogue, so that no warp waits for the others. The input is complete after a barrier.
+// Stores the input of token t in f32, in 8 bits and in bf16 in `room`, each where the layout has room for it. The factor of a late RMS norm
+// is left to the epilogue, so that no warp waits for the others: `warps_squares` gets each warp's sum of squares. The input is complete after
+// a barrier.
 template <int rounding, int cols, int flags, int codes_at, int parts_at, int bytes, class Pending, class Input>
-__device__ void store_input(const Prologue& prologue, Pending& pending, const Input& input) {
-  float* room = shared_memory<float>();
+__device__ void store_input(const Prologue& prologue, int t, Pending& pending, const Input& input, float* room, float* warps_squares) {
   Fragment<cols, flags>& fragment = pending.fragment;
-  apply_steps<cols, flags>(prologue, 0, pending.operands, fragment, room);
+  apply_steps<cols, flags>(prologue, t, pending.operands, fragment, room);
   if constexpr ((flags & LATE_NORM) != 0) {
     float squares = 0.0f;
 #pragma unroll
@@ -239,7 +244,7 @@ __device__ void store_input(const Prologue& prologue, Pending& pending, const In
       fragment.value[k] *= pending.gain.value[k];
     }
     squares = warp_sum(squares);
-    if (lane_index() == 0) warp_squares()[warp_index()] = squares;
+    if (lane_index() == 0) warps_squares[warp_index()] = squares;
   }
   fragment.template round_short<rounding>();
   if constexpr (codes_at > 0) fragment.store(room);

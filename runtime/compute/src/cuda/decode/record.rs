@@ -34,7 +34,8 @@ device_struct! {
         pub sum: Address as *mut f32,
         /// Block b of the grid of SMs runs block b + shift of the op, modulo the number of SMs.
         pub shift: u32,
-        pub unused: u32,
+        /// The slot whose token the op reads; 0 if it reads those of all slots.
+        pub slot: u32,
     }
 }
 

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use super::control::{ControlWords, Wait};
 use super::gemv::EpilogueKind;
+use super::levels::KernelOp;
 use super::mailbox::{MailboxBit, Mailboxes};
 use super::pipeline::Segment;
 use super::record::{OpRecord, ROW_OPS_PARAMETER};
 use crate::abi::DeviceType;
-use crate::cuda::schedule::{Form, Queued, ROW_OPS, Source, Text};
+use crate::cuda::schedule::{Form, ROW_OPS, Source, Text};
 use crate::cuda::source::{TranslationUnit, add_common, each_once};
 
 /// Files before the ops' files.
@@ -26,28 +27,34 @@ const AFTER: &[Source] = &[
     Source::new("cuda/decode/epilogue.cu", &[EpilogueKind::define]),
     Source::new("cuda/decode/gemv.cu", &[]),
 ];
+/// The file after these in a kernel of several slots.
+const SLOTS: Source = Source::new("cuda/decode/gemv_slots.cu", &[]);
 /// The file after the ops' functions.
 const KERNEL: Source = Source::new("cuda/decode/kernel.cu", &[]);
 
-/// Returns the source text of the decode kernel with `calls` as its ops; `constants` are its sizes.
+/// Returns the source text of the decode kernel with these ops; `constants` are its sizes. If `in_slots`, it reads several tokens.
 pub(super) fn decode_kernel(
-    calls: &[&Queued],
+    ops: &[KernelOp],
     mailboxes: &[Mailboxes],
     constants: &str,
+    in_slots: bool,
 ) -> TranslationUnit {
-    let ops = calls.iter().zip(mailboxes);
-    let (cases, of_call) = each_once(ops.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
+    let cases = ops.iter().zip(mailboxes);
+    let cases = cases.map(|(op, mailboxes)| kernel_op(op, mailboxes, in_slots));
+    let (cases, of_call) = each_once(cases);
     let mut names = vec![String::new(); cases.len()];
-    for (queued, &index) in calls.iter().zip(&of_call) {
+    let calls = ops.iter().map(|op| op.queued);
+    for (queued, &index) in calls.clone().zip(&of_call) {
         names[index] = format!("op_{index:03}_{}", queued.call.template());
     }
     let mut text = Text::default();
     text.push(constants);
     text.add(BEFORE);
     add_common(&mut text);
-    text.add(calls.iter().flat_map(|queued| queued.call.source));
+    text.add(calls.flat_map(|queued| queued.call.source));
     text.add(ROW_OPS);
     text.add(AFTER);
+    text.add(in_slots.then_some(&SLOTS));
     // Not inlined: common subexpressions across ops would occupy registers. The compiler lays out functions in the order of their symbols;
     // in an order other than that of execution, a step of Qwen3.5 0.8B took 2 % longer (H100).
     for (case, name) in cases.iter().zip(&names) {
@@ -78,8 +85,10 @@ fn branches(names: &[String], functions: Range<usize>) -> String {
 }
 
 /// Generates the body of an op, which calls a template with the parameters of the op's record. `mailboxes` is the first template argument
-/// of templates that use mailboxes.
-fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
+/// of templates that use mailboxes. If `in_slots`, an op whose blocks depend on each other loads nothing before the previous token's op has
+/// ended.
+fn kernel_op(op: &KernelOp, mailboxes: &Mailboxes, in_slots: bool) -> String {
+    let queued = op.queued;
     let call = &queued.call;
     let parameters = call.types().into_iter().zip(call.offsets());
     // A GEMV's row ops are passed separately, as null if it has none.
@@ -100,11 +109,30 @@ fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
             } else {
                 "nullptr"
             };
+            let kernel = if in_slots {
+                &kernel.replacen("streaming_gemv", "streaming_gemv_slots", 1)
+            } else {
+                kernel
+            };
             format!("{mailboxes} {kernel}({list}, {row_ops}, op_segments(), this_op().segments);")
         }
-        Form::Recurrence(_) => format!("{mailboxes} do {kernel}({list}); while (next_block());"),
-        Form::Prefetches | Form::Prepares => format!("do {kernel}({list}); while (next_block());"),
-        Form::Waits => {
+        Form::Recurrence(_) if op.parameters.len() > 1 => {
+            let kernel = kernel.replacen("recur_step", "recur_step_slots", 1);
+            let bytes = call.packed_bytes();
+            format!("{mailboxes} do {kernel}({list}, {bytes}); while (next_block());")
+        }
+        Form::Recurrence(_) => {
+            let wait = if in_slots {
+                "wait_for_dependencies(); "
+            } else {
+                ""
+            };
+            format!("{mailboxes} {wait}do {kernel}({list}); while (next_block());")
+        }
+        Form::Prefetches | Form::Prepares if !in_slots || queued.block_local => {
+            format!("do {kernel}({list}); while (next_block());")
+        }
+        Form::Waits | Form::Prefetches | Form::Prepares => {
             format!("wait_for_dependencies(); do {kernel}({list}); while (next_block());")
         }
     }

@@ -50,6 +50,15 @@ pub struct Slot {
     pub sharing: usize,
 }
 
+impl Slot {
+    /// The slot of a session that steps alone.
+    pub const ALONE: Slot = Slot {
+        row: 0,
+        position: None,
+        sharing: 1,
+    };
+}
+
 /// The limits of a device.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
@@ -118,11 +127,7 @@ impl<'a> Launches<'a> {
         Launches {
             tokens,
             as_steps: false,
-            slot: Slot {
-                row: 0,
-                position: None,
-                sharing: 1,
-            },
+            slot: Slot::ALONE,
             memory: *memory,
             limits: Limits {
                 sms: driver.sms() as usize,
@@ -185,8 +190,8 @@ impl Launches<'_> {
         self.current = None;
     }
 
-    /// Adds a workspace to the writes of the calls that follow. Ops share it, and nothing in it outlives an op.
-    pub(crate) fn also_writes(&mut self, memory: Range<Address>) {
+    /// Adds memory to the writes of the calls that follow, such as a workspace that ops share.
+    pub fn also_writes(&mut self, memory: Range<Address>) {
         if let Some(current) = &mut self.current {
             current.accesses.writes.push(memory);
         }

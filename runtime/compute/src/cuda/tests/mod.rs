@@ -105,10 +105,9 @@ impl Bench {
 
     /// Runs calls as the ops of a decode kernel.
     pub(crate) fn run_decode(&self, calls: &[Queued], blocks: usize) {
-        let calls: Vec<&Queued> = calls.iter().collect();
         let control = Control::new(self.device.driver(), &*self.queue);
         let control = Arc::new(control.expect("memory"));
-        let program = DecodeKernel::new(&calls, blocks, &self.device, &*self.queue, &control);
+        let program = DecodeKernel::new(&[calls], blocks, &self.device, &*self.queue, &control);
         let program = program.expect("a program").expect("room for it");
         self.queue.launch(&program.launch(0)).expect("a launch");
         let failure = control.read(&*self.queue).expect("the end");

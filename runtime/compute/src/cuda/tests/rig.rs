@@ -76,11 +76,10 @@ impl Comparison<'_> {
             !calls.iter().any(Queued::exceeds_op),
             "a call of other memory"
         );
-        let calls: Vec<&Queued> = calls.iter().collect();
         let program = match blocks {
             Some(blocks) if self.persistent => {
                 let control = Arc::new(Control::new(driver, &*queue).expect("memory"));
-                let program = DecodeKernel::new(&calls, blocks, self.device, &*queue, &control);
+                let program = DecodeKernel::new(&[&calls], blocks, self.device, &*queue, &control);
                 Some(program.expect("a program").expect("room for it"))
             }
             _ => None,
@@ -88,7 +87,7 @@ impl Comparison<'_> {
         let kernels = match &program {
             Some(_) => Vec::new(),
             None => {
-                let source = TranslationUnit::new(&calls);
+                let source = TranslationUnit::new(&calls.iter().collect::<Vec<_>>());
                 let kernels = self.device.kernels(&source).expect("kernels");
                 source.of_call.iter().map(|&of| kernels[of]).collect()
             }

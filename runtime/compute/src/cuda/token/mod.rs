@@ -29,6 +29,13 @@ impl Launches<'_> {
                 Parameter::pointer("u64", best),
             ],
         });
+        let bytes = |first: Address, bytes: usize| first..first + bytes as u64;
+        let keys = [bytes(best, parts * size_of::<u64>())];
+        // Slots choose last, at once; a step reads the token that it has chosen.
+        let is_last = self.slot.position.is_some();
+        if is_last {
+            self.narrow_accesses(&[bytes(logits, vocab * size_of::<f32>())], &keys);
+        }
         self.push(Call {
             source: SESSION,
             kernel: format!("choose<{parts}>"),
@@ -41,6 +48,10 @@ impl Launches<'_> {
                 Parameter::pointer("u32", chosen),
             ],
         });
+        if is_last {
+            let written = [self.memory.ids, chosen].map(|id| bytes(id, size_of::<u32>()));
+            self.narrow_accesses(&keys, &written);
+        }
         Ok(())
     }
 
@@ -60,10 +71,13 @@ impl Launches<'_> {
                 Parameter::tokens(),
             ],
         });
+        if let Some(advance) = self.calls.last_mut() {
+            advance.block_local = true;
+        }
     }
 
-    /// Writes the positions of the chunk's tokens to `positions`.
-    pub fn count_positions(&mut self, positions: Address) {
+    /// Writes the positions of the next tokens, whose number is the parameter `tokens`, to `positions`.
+    pub fn count_positions(&mut self, positions: Address, tokens: Parameter) {
         self.push(Call {
             source: SESSION,
             kernel: "count_positions".into(),
@@ -73,9 +87,12 @@ impl Launches<'_> {
             parameters: vec![
                 Parameter::pointer("const u64", self.state_address(HEADER)),
                 Parameter::pointer("u64", positions),
-                Parameter::tokens(),
+                tokens,
             ],
         });
+        if let Some(count) = self.calls.last_mut() {
+            count.block_local = true;
+        }
     }
 
     /// Copies the logits at `from` to the logits of the state.

@@ -44,7 +44,7 @@ struct RecurrenceStep {
   static constexpr int values_at = totals_at + sums;
   static constexpr int weights_at = values_at + columns;
 
-  const RecurStep& in;
+  const RecurStep* in;
   float* room;
   int head;
   int first_column;
@@ -62,8 +62,8 @@ struct RecurrenceStep {
   float gain[own];
   float gate[own];
 
-  __device__ RecurrenceStep(const RecurStep& in, int index, int group)
-      : in(in), room(shared_memory<float>()), head(index * queries), first_column(group * columns) {
+  __device__ RecurrenceStep(const RecurStep& of, int index, int group)
+      : in(&of), room(shared_memory<float>()), head(index * queries), first_column(group * columns) {
     lane = lane_index();
     pair = lane % across;
     place = lane / across;
@@ -130,7 +130,7 @@ struct RecurrenceStep {
 
   __device__ void load_gains() {
 #pragma unroll
-    for (int c = 0; c < own; c++) gain[c] = writes_outputs() ? in.gains[(head + warp_index()) * dv + column() + c] : 0.0f;
+    for (int c = 0; c < own; c++) gain[c] = writes_outputs() ? in->gains[(head + warp_index()) * dv + column() + c] : 0.0f;
   }
 
   // Starts to load the gates.
@@ -139,7 +139,7 @@ struct RecurrenceStep {
 #pragma unroll
     for (int c = 0; c < own; c++) {
       gate[c] = 0.0f;
-      Source<from_mailbox>(in.input[STEP_GATES], head + warp_index(), column() + c, writes_outputs()).try_load(gate + c);
+      Source<from_mailbox>(in->input[STEP_GATES], head + warp_index(), column() + c, writes_outputs()).try_load(gate + c);
     }
   }
   __device__ void await_gates() {
@@ -169,7 +169,7 @@ struct RecurrenceStep {
     auto own_source = [&](int l) {
       int item = l * 32 + lane, vector = item / warp_rows, at = warp_index() * warp_rows + item % warp_rows;
       int which = vector < queries ? (int)STEP_Q : vector_input(vector - queries);
-      return One(in.input[which], head + (vector < queries ? vector : 0), at, vector < vectors && at < dk);
+      return One(in->input[which], head + (vector < queries ? vector : 0), at, vector < vectors && at < dk);
     };
     float numbers[loads] = {};
     // The first threads load values, the last warp loads scalars. An absent scalar is 1.
@@ -180,11 +180,11 @@ struct RecurrenceStep {
     if (warp_index() == warps - 1 && lane < STEP_READ_GATES + queries) {
       constexpr bool decays_by_input = decay == DECAY_HEAD || decay == DECAY_STEP;
       int wanted = lane == STEP_BETA ? STEP_BETAS : lane == STEP_DECAY ? STEP_DECAYS : lane == STEP_WRITE_GATE ? STEP_WRITE_GATES : STEP_READS;
-      bool exists = in.input[wanted].plain && (decays_by_input || lane != STEP_DECAY);
+      bool exists = in->input[wanted].plain && (decays_by_input || lane != STEP_DECAY);
       if (exists) which = wanted, number += max(lane - STEP_READ_GATES, 0), to = weights_at + lane;
       if (!exists) room[weights_at + lane] = 1.0f;
     }
-    One other(in.input[which], number, at, to >= 0);
+    One other(in->input[which], number, at, to >= 0);
     float others;
     One source[loads];
 #pragma unroll
@@ -273,7 +273,7 @@ struct RecurrenceStep {
   // The head's scalar decay.
   __device__ float scalar() const {
     float constant = 1.0f;
-    if constexpr (decay == DECAY_FIXED || decay == DECAY_STEP) constant = in.constants[head * in.constant_shares >> 16];
+    if constexpr (decay == DECAY_FIXED || decay == DECAY_STEP) constant = in->constants[head * in->constant_shares >> 16];
     if constexpr (decay == DECAY_FIXED) return expf(constant);
     if constexpr (decay == DECAY_HEAD || decay == DECAY_STEP) return expf(constant * room[weights_at + STEP_DECAY]);
     return 1.0f;
@@ -288,7 +288,7 @@ struct RecurrenceStep {
     // An additive write needs no sums; only the outputs do.
     if (reads || warp_index() < queries) {
       // The norms of keys and queries become factors of the values read and written.
-      float key_factor = measures && in.unit ? unit_factor(total(squares_at)) : 1.0f;
+      float key_factor = measures && in->unit ? unit_factor(total(squares_at)) : 1.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
         if (reads) read[c] = (write == WRITE_REPLACE ? 1.0f : decay_kind) * total(c);
@@ -311,8 +311,8 @@ struct RecurrenceStep {
   // Writes the outputs of query `number`, in the warp of that number.
   __device__ void emit(int number, float decay_kind, const float (&read)[own], const float (&written)[own]) {
     if (warp_index() != number) return;
-    float factor = in.scale * room[weights_at + STEP_READ_GATES + number];
-    if (measures && in.unit) factor *= unit_factor(total(squares_at + 1 + number));
+    float factor = in->scale * room[weights_at + STEP_READ_GATES + number];
+    if (measures && in->unit) factor *= unit_factor(total(squares_at + 1 + number));
     float overlap = total(overlap_at + number);
     float removed = write == WRITE_REPLACE ? total(removed_at + number) : 0.0f;
     if constexpr (has_gate(finish)) await_gates();
@@ -324,7 +324,7 @@ struct RecurrenceStep {
       // Not fused with the sum: every form of the op rounds here.
       out = finished<finish>(__fmul_rn(factor, out), gain[c], room[values_at + pair * own + c], gate[c]);
       if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) Mailbox{this_op().output}.publish(at, out);
-      if (this_op().stores) in.out[at] = out;
+      if (this_op().stores) in->out[at] = out;
     }
   }
 };
@@ -361,5 +361,33 @@ __device__ void recur_step(const RecurStep& in) {
   }
   step.store_state(matrix);
 }
+
+#ifdef WATERLINE_SLOTS
+// Steps of the tokens of all slots in use, whose arguments are `bytes` apart. The state stays in registers.
+template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
+__device__ void recur_step_slots(const RecurStep& first, int bytes) {
+  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, decay, complement, write, finish>;
+  int index = blockIdx.x / Step::groups;
+  Step step(first, index, blockIdx.x % Step::groups);
+  float* matrix = first.states + (long long)index * dk * dv;
+  step.load_state(matrix);
+  if constexpr (has_skip(finish)) step.load_gains();
+  wait_for_dependencies();
+#pragma unroll 1
+  for (u32 slot = 0; slot < cta().slots; slot++) {
+    step.in = reinterpret_cast<const RecurStep*>(reinterpret_cast<const u8*>(&first) + slot * bytes);
+    step.template load_inputs<false>();
+    if constexpr (has_gate(finish)) step.try_load_gates();
+    step.sum_rows();
+    __syncthreads();
+    step.sum_warps();
+    __syncthreads();
+    step.emit_and_update();
+    // The next token's inputs take the place of this one's.
+    __syncthreads();
+  }
+  step.store_state(matrix);
+}
+#endif
 
 #endif

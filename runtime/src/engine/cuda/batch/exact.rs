@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::{BatchPrograms, CudaEngine, SlotKind};
+use super::{BatchPrograms, CudaEngine, SlotKind, TokenSlots};
 use crate::error::Result;
 use crate::state::LOGITS;
 

@@ -1,6 +1,6 @@
 //! Sessions on a device that step together.
 
-use super::{BatchPrograms, CudaEngine, SlotKind};
+use super::{BatchPrograms, CudaEngine, SlotKind, TokenSlots};
 use crate::cuda::Sampling;
 use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};

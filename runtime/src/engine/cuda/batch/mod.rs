@@ -9,6 +9,7 @@
 mod draft;
 mod exact;
 mod group;
+mod kernel;
 mod verifier;
 
 use std::sync::Arc;
@@ -20,8 +21,8 @@ pub(super) use verifier::DeviceVerifier;
 use super::CudaEngine;
 use crate::bound::Model;
 use crate::cuda::{
-    Address, Calls, Device, Launches, Memory, Program, Queue, Queued, Recording, Rooms, Rows,
-    Sampling, SessionMemory, Slot,
+    Address, Calls, Device, Launches, Memory, Parameter, Program, Queue, Queued, Recording, Rooms,
+    Rows, Sampling, SessionMemory, Slot,
 };
 use crate::error::{Error, Result};
 use crate::operands::{RESIDUAL, View};
@@ -35,6 +36,38 @@ enum SlotKind {
     Sessions,
     /// Tokens of one session.
     Tokens,
+}
+
+/// Slots that hold one token each.
+trait TokenSlots: Send {
+    /// Size of device memory in bytes, without states and weights.
+    fn bytes(&self) -> usize;
+
+    /// The largest number of slots in use.
+    fn most(&self) -> usize;
+
+    /// The queue on which the slots' programs run.
+    fn queue(&self) -> &dyn Queue;
+
+    /// Device address of a slot's logits.
+    fn logits(&self, slot: usize) -> Address;
+
+    /// Feeds `tokens[i]` to slot i.
+    fn read(&self, tokens: &[u32]) -> Result<()>;
+
+    /// Waits until the tokens are read, if that can fail.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if a wait passed its deadline: the session is lost.
+    fn settle(&self, _engine: &CudaEngine) -> Result<()> {
+        Ok(())
+    }
+
+    /// Writes each slot's most probable token to `tokens`; a number beyond the vocabulary if the logits are not finite.
+    fn choose(&self, tokens: &mut [u32]) -> Result<()>;
+
+    /// Reads the first `count` tokens of the last reading again; the previous state must have been restored.
+    fn commit(&self, count: usize) -> Result<()>;
 }
 
 /// The recordings for one number of slots.
@@ -219,7 +252,7 @@ impl BatchPrograms {
         let (mut read, mut commit) = (Vec::new(), Vec::new());
         if of == SlotKind::Tokens {
             read.push(writer.rows(|launches| {
-                launches.count_positions(own.positions.address());
+                launches.count_positions(own.positions.address(), Parameter::tokens());
                 Ok(())
             })?);
         }
@@ -300,18 +333,6 @@ impl BatchPrograms {
         })
     }
 
-    /// Size of device memory in bytes, without states and weights.
-    fn bytes(&self) -> usize {
-        let memories = self.buffers.iter().chain(&self.scratch);
-        let memories = memories.chain(self.own.all());
-        memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
-    }
-
-    /// Device address of a slot's logits.
-    fn logits(&self, slot: usize) -> Address {
-        at::<f32>(&self.own.logits, slot * self.vocab)
-    }
-
     /// Assigns the state at address `state` to a slot.
     fn set_state(&mut self, slot: usize, state: Address) -> Result<()> {
         self.program.set_state(slot, state, &*self.queue)
@@ -325,19 +346,6 @@ impl BatchPrograms {
             self.sampling[slot] = Some(sampling);
         }
         Ok(())
-    }
-
-    /// Feeds `tokens[i]` to slot i.
-    fn read(&self, tokens: &[u32]) -> Result<()> {
-        let ids = self.own.ids.address();
-        self.queue.write(ids, bytemuck::cast_slice(tokens))?;
-        self.recorded[tokens.len() - 1].read.replay()
-    }
-
-    /// Reads the first `count` tokens of the last reading again, from saved inputs; the previous state must have been restored.
-    fn commit(&self, count: usize) -> Result<()> {
-        let commit = self.recorded[count - 1].commit.as_ref();
-        commit.map_or(Ok(()), |commit| commit.replay())
     }
 
     /// Chooses (samples, if `sampled`) a token in each session's slot and reads it.
@@ -359,14 +367,45 @@ impl BatchPrograms {
         }
     }
 
-    /// Writes each slot's most probable token to `tokens`; a number beyond the vocabulary if the logits are not finite.
+    fn read_chosen(&self, tokens: &mut [u32]) -> Result<()> {
+        let chosen = self.own.chosen.address();
+        self.queue.read(chosen, bytemuck::cast_slice_mut(tokens))
+    }
+}
+
+impl TokenSlots for BatchPrograms {
+    fn bytes(&self) -> usize {
+        let memories = self.buffers.iter().chain(&self.scratch);
+        let memories = memories.chain(self.own.all());
+        memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
+    }
+
+    fn most(&self) -> usize {
+        self.recorded.len()
+    }
+
+    fn queue(&self) -> &dyn Queue {
+        &*self.queue
+    }
+
+    fn logits(&self, slot: usize) -> Address {
+        at::<f32>(&self.own.logits, slot * self.vocab)
+    }
+
+    fn read(&self, tokens: &[u32]) -> Result<()> {
+        let ids = self.own.ids.address();
+        self.queue.write(ids, bytemuck::cast_slice(tokens))?;
+        self.recorded[tokens.len() - 1].read.replay()
+    }
+
     fn choose(&self, tokens: &mut [u32]) -> Result<()> {
         self.recorded[tokens.len() - 1].choose.replay()?;
         self.read_chosen(tokens)
     }
 
-    fn read_chosen(&self, tokens: &mut [u32]) -> Result<()> {
-        let chosen = self.own.chosen.address();
-        self.queue.read(chosen, bytemuck::cast_slice_mut(tokens))
+    /// Runs only the ops with a state, on saved inputs.
+    fn commit(&self, count: usize) -> Result<()> {
+        let commit = self.recorded[count - 1].commit.as_ref();
+        commit.map_or(Ok(()), |commit| commit.replay())
     }
 }

@@ -1,7 +1,8 @@
 //! Verifies drafted tokens of one session on a device in the slots of a batch.
 
 use super::draft::DeviceDraft;
-use super::{BatchPrograms, CudaEngine, SlotKind};
+use super::kernel::KernelSlots;
+use super::{BatchPrograms, CudaEngine, SlotKind, TokenSlots};
 use crate::cpu::room;
 use crate::cuda::Memory;
 use crate::engine::{Engine, Verifier};
@@ -10,7 +11,7 @@ use crate::state::{Arena, HEADER, LOGITS};
 
 /// Reads tokens into the state of its [`CudaEngine`].
 pub(in crate::engine) struct DeviceVerifier {
-    slots: BatchPrograms,
+    slots: Box<dyn TokenSlots>,
     /// The state before the last reading, on the device and the host's part.
     before: Memory,
     own: Arena,
@@ -31,17 +32,22 @@ fn on_device(engine: &mut dyn Engine) -> Result<&mut CudaEngine> {
 }
 
 impl DeviceVerifier {
-    /// Allocates memory for up to `most` tokens per pass, at most 16. If `drafts`, also prepares drafts by the model's MTP block.
+    /// Allocates memory for up to `most` tokens per pass, at most 4 in the decode kernel, else 16. If `drafts`, also prepares drafts by the
+    /// model's MTP block.
     ///
     /// # Errors
     /// See [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize, drafts: bool) -> Result<Self> {
         let most = most.min(engine.model().most_exact_slots());
         let vocab = engine.model().spec().vocab;
-        let slots = BatchPrograms::new(engine, SlotKind::Tokens, most)?;
+        let slots: Box<dyn TokenSlots> = match KernelSlots::new(engine, most)? {
+            Some(slots) => Box::new(slots),
+            None => Box::new(BatchPrograms::new(engine, SlotKind::Tokens, most)?),
+        };
+        let most = slots.most();
         let before = Memory::new(engine.device().driver(), engine.layout().bytes())?;
         let draft = engine.model().draft().filter(|_| drafts);
-        let (copy, queue) = (before.address(), &*slots.queue);
+        let (copy, queue) = (before.address(), slots.queue());
         let draft = draft.map(|draft| DeviceDraft::new(engine, draft, copy, most, queue));
         Ok(DeviceVerifier {
             draft: draft.transpose()?,
@@ -80,7 +86,7 @@ impl Verifier for DeviceVerifier {
         let read = tokens.len();
         tokens.resize(read + count, 0);
         let states = (state, self.before.address(), bytes);
-        let queue = &*self.slots.queue;
+        let queue = self.slots.queue();
         draft.run(queue, states, (token, position), &mut tokens[read..])
     }
 
@@ -90,11 +96,12 @@ impl Verifier for DeviceVerifier {
         if tokens.len() > 1 {
             self.own.copy_from(engine.arena());
             let before = self.before.address();
-            self.slots.queue.copy(state, before, bytes)?;
+            self.slots.queue().copy(state, before, bytes)?;
         }
         self.chosen.clear();
         self.fetched = false;
         self.slots.read(tokens)?;
+        self.slots.settle(engine)?;
         if choose {
             self.chosen.resize(tokens.len(), 0);
             self.slots.choose(&mut self.chosen)?;
@@ -107,8 +114,10 @@ impl Verifier for DeviceVerifier {
         let (state, bytes) = (engine.leave(None)?, engine.layout().bytes());
         engine.replaced();
         engine.arena_mut().copy_from(&self.own);
-        self.slots.queue.copy(self.before.address(), state, bytes)?;
-        self.slots.commit(tokens.len())
+        let queue = self.slots.queue();
+        queue.copy(self.before.address(), state, bytes)?;
+        self.slots.commit(tokens.len())?;
+        self.slots.settle(engine)
     }
 
     fn chosen(&self, row: usize) -> Option<u32> {
@@ -118,9 +127,8 @@ impl Verifier for DeviceVerifier {
     fn logits(&mut self, row: usize) -> Result<&[f32]> {
         if !self.fetched {
             let (place, all) = (self.slots.logits(0), &mut self.logits);
-            self.slots
-                .queue
-                .read(place, bytemuck::cast_slice_mut(all))?;
+            let all = bytemuck::cast_slice_mut(all);
+            self.slots.queue().read(place, all)?;
             self.fetched = true;
         }
         Ok(&self.logits[row * self.vocab..][..self.vocab])
@@ -128,7 +136,7 @@ impl Verifier for DeviceVerifier {
 
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()> {
         let engine = on_device(engine)?;
-        let queue = &self.slots.queue;
+        let queue = self.slots.queue();
         let bytes = self.vocab * size_of::<f32>();
         queue.copy(self.slots.logits(row), engine.tensor(LOGITS), bytes)?;
         queue.finish()?;

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use waterline_quant::BF16;
+use waterline_quant::{BF16, Q4_0, Q4_K, Q6_K};
 
 use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::Device;
-use crate::devices::device;
+use crate::devices::{device, persistent_device};
 use crate::engine::{self, Setup, StepProgram};
 use crate::session::choice::Choice;
 use crate::session::{Batch, Session, SessionOptions};
@@ -26,6 +26,10 @@ const MODELS: [&str; 6] = [
     "fixtures/lalte_stream_gqa",
 ];
 
+/// Models whose rows have whole blocks of 32 and of 256 values.
+const SMALL: &str = "models/gdn-swa.gguf";
+const BUILT_IN: &str = "../tools/model/waterline-chat.gguf";
+
 fn models() -> impl Iterator<Item = (&'static str, Arc<Model>)> {
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests");
     let open = move |name: &'static str| (name, Model::open(tests.join(name)).expect("a model"));
@@ -34,11 +38,22 @@ fn models() -> impl Iterator<Item = (&'static str, Arc<Model>)> {
 
 /// Creates a session with recorded steps that has read a prompt.
 fn session(model: &Arc<Model>, device: &Arc<Device>, number: usize, lookup: usize) -> Session {
+    stepping(model, device, number, lookup, StepProgram::Recorded)
+}
+
+/// Creates a session with this form of steps that has read a prompt.
+fn stepping(
+    model: &Arc<Model>,
+    device: &Arc<Device>,
+    number: usize,
+    lookup: usize,
+    step: StepProgram,
+) -> Session {
     let mut options = SessionOptions {
         chunk: 16,
         threads: 1,
         lookup,
-        step: StepProgram::Recorded,
+        step,
         device: Some(Arc::clone(device)),
         ..SessionOptions::default()
     };
@@ -107,17 +122,51 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
     }
 }
 
-/// Whatever is accepted, refused or taken back, tokens and state are bit-identical to single steps.
 #[test]
 fn reading_ahead_is_stepping() {
-    let Some(device) = device() else {
+    if let Some(device) = device() {
+        read_ahead(&device, models(), StepProgram::Recorded, 5);
+    }
+}
+
+/// Drafts of up to three tokens run in the decode kernel.
+#[test]
+fn reading_ahead_in_the_decode_kernel_is_stepping() {
+    let Some((device, _)) = persistent_device() else {
         return;
     };
+    let in_formats = [
+        (SMALL, &Q4_0),
+        (SMALL, &BF16),
+        (BUILT_IN, &Q4_K),
+        (BUILT_IN, &Q6_K),
+    ];
+    // The emulator takes minutes for larger models.
+    let formats = if device.name() == "emulator" {
+        &in_formats[..2]
+    } else {
+        &in_formats
+    };
+    let formats = formats.iter().map(|(file, format)| {
+        let model = in_format(file, format).expect("rows");
+        (format.name, model)
+    });
+    let models = models().chain(formats);
+    read_ahead(&device, models, StepProgram::Persistent, 3);
+}
+
+/// Whatever is accepted, refused or taken back, tokens and state are bit-identical to single steps.
+fn read_ahead(
+    device: &Arc<Device>,
+    models: impl Iterator<Item = (&'static str, Arc<Model>)>,
+    step: StepProgram,
+    draft: usize,
+) {
     let (mut accepted, mut refused) = (0, 0);
-    for (name, model) in models() {
+    for (name, model) in models {
         for number in [0, 2] {
-            let mut plain = session(&model, &device, number, 0);
-            let mut ahead = session(&model, &device, number, 5);
+            let mut plain = stepping(&model, device, number, 0, step);
+            let mut ahead = stepping(&model, device, number, draft, step);
             let mut tokens = Vec::new();
             for round in 0..6 {
                 ahead
@@ -163,10 +212,7 @@ fn drafts_over_bf16_matrices_have_exact_slots() {
         let engine = engine::new(model, Arc::new(plan), &setup).expect("an engine");
         engine.verifier(16, false).expect("memory").most()
     };
-    assert_eq!(
-        most(&in_format("models/gdn-swa.gguf", &BF16).expect("rows")),
-        8
-    );
+    assert_eq!(most(&in_format(SMALL, &BF16).expect("rows")), 8);
     let (_, model) = models().next().expect("a model");
     assert_eq!(most(&model), 16);
 }

@@ -144,7 +144,8 @@ pub(super) fn push(
         shared,
         parameters: vec![Parameter::value(step)],
     };
-    launches.push_as(call, Form::Recurrence(recurrence));
+    let queued = launches.push_as(call, Form::Recurrence(recurrence));
+    queued.block_local = true;
     true
 }
 
