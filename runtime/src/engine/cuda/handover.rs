@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::CudaEngine;
 use crate::bound::Model;
 use crate::cuda::{Address, DecodeKernel, Device, Sampling};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sampler::SamplerState;
 use crate::state::{Kv, SAMPLER, StatePlan};
 
@@ -40,13 +40,10 @@ impl CudaEngine {
         self.programs.persistent.as_ref().map(DecodeKernel::blocks)
     }
 
-    /// Makes every later call fail for this reason; returns the error.
-    pub(super) fn lose(&self, reason: String) -> Error {
-        let _ = self.lost.set(reason.clone());
-        Error::Device {
-            device: self.device.name().into(),
-            reason,
-        }
+    /// Makes this call and every later one fail for this reason.
+    pub(super) fn lose(&self, reason: String) -> Result<()> {
+        let _ = self.lost.set(reason);
+        self.check_lost()
     }
 
     /// Sets the most probable token of the state's logits, if known.

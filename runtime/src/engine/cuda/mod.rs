@@ -115,8 +115,7 @@ impl CudaEngine {
     fn settle(&self) -> Result<u32> {
         let chosen = self.control.read(self.queue()?)?;
         if let (Err(failure), Some(persistent)) = (chosen, &self.programs.persistent) {
-            let _ = self.lost.set(persistent.describe_failure(failure));
-            self.queue()?;
+            self.lose(persistent.describe_failure(failure))?;
         }
         Ok(chosen.unwrap_or_default())
     }

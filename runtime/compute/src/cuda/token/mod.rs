@@ -3,7 +3,7 @@
 pub(crate) mod sample;
 
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Source};
+use crate::cuda::schedule::{Call, Form, Grid, Launches, Parameter, Source};
 use crate::error::Result;
 use crate::state::{HEADER, HISTORY, LOGITS};
 
@@ -58,7 +58,7 @@ impl Launches<'_> {
     /// Ends a chunk: its tokens go to the log, and the position advances.
     pub fn advance(&mut self) {
         let log = self.state_shape(HISTORY)[0];
-        self.push(Call {
+        let call = Call {
             source: SESSION,
             kernel: format!("advance<{log}>"),
             grid: Grid::Blocks(1),
@@ -70,15 +70,13 @@ impl Launches<'_> {
                 Parameter::pointer("u64", self.state_address(HEADER)),
                 Parameter::tokens(),
             ],
-        });
-        if let Some(advance) = self.calls.last_mut() {
-            advance.block_local = true;
-        }
+        };
+        self.push_as(call, Form::Waits).block_local = true;
     }
 
     /// Writes the positions of the next tokens, whose number is the parameter `tokens`, to `positions`.
     pub fn count_positions(&mut self, positions: Address, tokens: Parameter) {
-        self.push(Call {
+        let call = Call {
             source: SESSION,
             kernel: "count_positions".into(),
             grid: Grid::Blocks(1),
@@ -89,10 +87,8 @@ impl Launches<'_> {
                 Parameter::pointer("u64", positions),
                 tokens,
             ],
-        });
-        if let Some(count) = self.calls.last_mut() {
-            count.block_local = true;
-        }
+        };
+        self.push_as(call, Form::Waits).block_local = true;
     }
 
     /// Copies the logits at `from` to the logits of the state.

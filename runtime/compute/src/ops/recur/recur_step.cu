@@ -327,6 +327,15 @@ struct RecurrenceStep {
       if (this_op().stores) in->out[at] = out;
     }
   }
+  // Reads the token whose inputs are loaded.
+  __device__ void read_token() {
+    if constexpr (has_gate(finish)) try_load_gates();
+    sum_rows();
+    __syncthreads();
+    sum_warps();
+    __syncthreads();
+    emit_and_update();
+  }
 };
 
 template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
@@ -349,12 +358,7 @@ __device__ void recur_step(const RecurStep& in) {
     wait_for_dependencies();
     step.template load_inputs<false>();
   }
-  if constexpr (has_gate(finish)) step.try_load_gates();
-  step.sum_rows();
-  __syncthreads();
-  step.sum_warps();
-  __syncthreads();
-  step.emit_and_update();
+  step.read_token();
   if constexpr ((mailboxes & MAILBOX_OUTPUT) == 0) {
     __syncthreads();
     arrive_early();
@@ -377,12 +381,7 @@ __device__ void recur_step_slots(const RecurStep& first, int bytes) {
   for (u32 slot = 0; slot < cta().slots; slot++) {
     step.in = reinterpret_cast<const RecurStep*>(reinterpret_cast<const u8*>(&first) + slot * bytes);
     step.template load_inputs<false>();
-    if constexpr (has_gate(finish)) step.try_load_gates();
-    step.sum_rows();
-    __syncthreads();
-    step.sum_warps();
-    __syncthreads();
-    step.emit_and_update();
+    step.read_token();
     // The next token's inputs take the place of this one's.
     __syncthreads();
   }

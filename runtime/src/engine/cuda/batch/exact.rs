@@ -54,7 +54,7 @@ impl DeviceExact {
     /// Copies the logits after token `row` of the last reading to the state. The reading is complete when this returns.
     pub fn end(&self, engine: &CudaEngine, row: usize) -> Result<()> {
         let bytes = self.vocab * size_of::<f32>();
-        let (from, to) = (self.slots.logits(row), engine.tensor(LOGITS));
+        let (from, to) = (self.slots.memory().logits(row), engine.tensor(LOGITS));
         self.busy.set(true);
         self.slots.queue.copy(from, to, bytes)?;
         self.settle()

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use super::super::programs::ProgramWriter;
 use super::{BatchMemory, CudaEngine, TokenSlots, at, zeros};
-use crate::cuda::{
-    Address, Control, DecodeKernel, Memory, Queue, Queued, Recording, SessionMemory, Slot,
-};
+use crate::cuda::{Control, DecodeKernel, Memory, Queue, Queued, Recording, SessionMemory, Slot};
 use crate::error::Result;
 
 /// The most tokens. Their inputs and partial sums take shared memory and registers: from about six tokens on, a recorded pass is faster.
@@ -24,7 +22,6 @@ pub(super) struct KernelSlots {
     own: BatchMemory,
     /// For each slot, the chosen token once more.
     next: Memory,
-    vocab: usize,
 }
 
 impl KernelSlots {
@@ -74,7 +71,7 @@ impl KernelSlots {
                 ..Slot::ALONE
             };
             writer.memory.ids = at::<u32>(&own.ids, row);
-            writer.logits = at::<f32>(&own.logits, row * vocab);
+            writer.logits = own.logits(row);
             writer.chosen = at::<u32>(&own.chosen, row);
             writer.read_slot(own.positions.address(), at::<u32>(&next, row))
         });
@@ -95,7 +92,6 @@ impl KernelSlots {
             scratch,
             own,
             next,
-            vocab,
         }))
     }
 }
@@ -115,26 +111,24 @@ impl TokenSlots for KernelSlots {
         &*self.queue
     }
 
-    fn logits(&self, slot: usize) -> Address {
-        at::<f32>(&self.own.logits, slot * self.vocab)
+    fn memory(&self) -> &BatchMemory {
+        &self.own
     }
 
     fn read(&self, tokens: &[u32]) -> Result<()> {
-        let ids = self.own.ids.address();
-        self.queue.write(ids, bytemuck::cast_slice(tokens))?;
+        self.own.write_ids(&*self.queue, tokens)?;
         self.runs[tokens.len() - 1].replay()
     }
 
     fn settle(&self, engine: &CudaEngine) -> Result<()> {
         match self.control.read(&*self.queue)? {
             Ok(_) => Ok(()),
-            Err(failure) => Err(engine.lose(self.kernel.describe_failure(failure))),
+            Err(failure) => engine.lose(self.kernel.describe_failure(failure)),
         }
     }
 
     fn choose(&self, tokens: &mut [u32]) -> Result<()> {
-        let chosen = self.own.chosen.address();
-        self.queue.read(chosen, bytemuck::cast_slice_mut(tokens))
+        self.own.read_chosen(&*self.queue, tokens)
     }
 
     fn commit(&self, count: usize) -> Result<()> {

@@ -49,8 +49,8 @@ trait TokenSlots: Send {
     /// The queue on which the slots' programs run.
     fn queue(&self) -> &dyn Queue;
 
-    /// Device address of a slot's logits.
-    fn logits(&self, slot: usize) -> Address;
+    /// The memory that the slots' programs share with the host.
+    fn memory(&self) -> &BatchMemory;
 
     /// Feeds `tokens[i]` to slot i.
     fn read(&self, tokens: &[u32]) -> Result<()>;
@@ -103,6 +103,7 @@ struct BatchMemory {
     sampling: Memory,
     positions: Memory,
     logits: Memory,
+    vocab: usize,
 }
 
 impl BatchMemory {
@@ -114,7 +115,23 @@ impl BatchMemory {
             sampling: zeros(device, queue, most * size_of::<Sampling>())?,
             positions: zeros(device, queue, most * size_of::<u64>())?,
             logits: zeros(device, queue, most * vocab * size_of::<f32>())?,
+            vocab,
         })
+    }
+
+    /// Device address of a slot's logits.
+    fn logits(&self, slot: usize) -> Address {
+        at::<f32>(&self.logits, slot * self.vocab)
+    }
+
+    /// Writes `tokens[i]` to slot i.
+    fn write_ids(&self, queue: &dyn Queue, tokens: &[u32]) -> Result<()> {
+        queue.write(self.ids.address(), bytemuck::cast_slice(tokens))
+    }
+
+    /// Reads the token that each slot has chosen.
+    fn read_chosen(&self, queue: &dyn Queue, tokens: &mut [u32]) -> Result<()> {
+        queue.read(self.chosen.address(), bytemuck::cast_slice_mut(tokens))
     }
 
     fn all(&self) -> [&Memory; 5] {
@@ -248,7 +265,7 @@ impl BatchPrograms {
             rooms: (Rooms::new(), vec![Rooms::new(); most]),
             of,
         };
-        let of_slot = |slot: usize| at::<f32>(&own.logits, slot * vocab);
+        let of_slot = |slot: usize| own.logits(slot);
         let (mut read, mut commit) = (Vec::new(), Vec::new());
         if of == SlotKind::Tokens {
             read.push(writer.rows(|launches| {
@@ -359,17 +376,12 @@ impl BatchPrograms {
             _ => recorded.choose.replay()?,
         }
         recorded.read.replay()?;
-        self.read_chosen(tokens)?;
+        self.own.read_chosen(&*self.queue, tokens)?;
         if tokens.iter().all(|&token| (token as usize) < self.vocab) {
             Ok(())
         } else {
             Err(Error::not_finite())
         }
-    }
-
-    fn read_chosen(&self, tokens: &mut [u32]) -> Result<()> {
-        let chosen = self.own.chosen.address();
-        self.queue.read(chosen, bytemuck::cast_slice_mut(tokens))
     }
 }
 
@@ -388,19 +400,18 @@ impl TokenSlots for BatchPrograms {
         &*self.queue
     }
 
-    fn logits(&self, slot: usize) -> Address {
-        at::<f32>(&self.own.logits, slot * self.vocab)
+    fn memory(&self) -> &BatchMemory {
+        &self.own
     }
 
     fn read(&self, tokens: &[u32]) -> Result<()> {
-        let ids = self.own.ids.address();
-        self.queue.write(ids, bytemuck::cast_slice(tokens))?;
+        self.own.write_ids(&*self.queue, tokens)?;
         self.recorded[tokens.len() - 1].read.replay()
     }
 
     fn choose(&self, tokens: &mut [u32]) -> Result<()> {
         self.recorded[tokens.len() - 1].choose.replay()?;
-        self.read_chosen(tokens)
+        self.own.read_chosen(&*self.queue, tokens)
     }
 
     /// Runs only the ops with a state, on saved inputs.

@@ -126,7 +126,7 @@ impl Verifier for DeviceVerifier {
 
     fn logits(&mut self, row: usize) -> Result<&[f32]> {
         if !self.fetched {
-            let (place, all) = (self.slots.logits(0), &mut self.logits);
+            let (place, all) = (self.slots.memory().logits(0), &mut self.logits);
             let all = bytemuck::cast_slice_mut(all);
             self.slots.queue().read(place, all)?;
             self.fetched = true;
@@ -138,7 +138,11 @@ impl Verifier for DeviceVerifier {
         let engine = on_device(engine)?;
         let queue = self.slots.queue();
         let bytes = self.vocab * size_of::<f32>();
-        queue.copy(self.slots.logits(row), engine.tensor(LOGITS), bytes)?;
+        queue.copy(
+            self.slots.memory().logits(row),
+            engine.tensor(LOGITS),
+            bytes,
+        )?;
         queue.finish()?;
         let next = self
             .chosen(row)
