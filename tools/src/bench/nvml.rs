@@ -1,14 +1,17 @@
 //! A GPU as seen through NVML, a library of the driver that is loaded on first use.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::mem::ManuallyDrop;
 
 use libloading::Library;
 
 type Status = c_int;
 type Handle = *mut c_void;
 type Init = unsafe extern "C" fn() -> Status;
-type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Status;
 type ByUuid = unsafe extern "C" fn(*const c_char, *mut Handle) -> Status;
+type CudaInit = unsafe extern "C" fn(c_uint) -> Status;
+type DeviceOf = unsafe extern "C" fn(*mut c_int, c_int) -> Status;
+type UuidOf = unsafe extern "C" fn(*mut [u8; 16], c_int) -> Status;
 type Long = unsafe extern "C" fn(Handle, *mut c_ulonglong) -> Status;
 type ClockInfo = unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> Status;
 
@@ -35,14 +38,15 @@ pub struct Gpu {
 impl Gpu {
     /// Opens CUDA's GPU number `ordinal`; `None` without NVML.
     pub fn new(ordinal: usize) -> Option<Self> {
-        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let uuid = CString::new(uuid(ordinal)?).ok()?;
         // SAFETY: this is the driver's library, whose initialisation only loads it.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
         // SAFETY: the types are those in nvml.h.
-        let (init, shutdown) = unsafe {
+        let (init, shutdown, by_uuid) = unsafe {
             (
                 *library.get::<Init>(b"nvmlInit_v2\0").ok()?,
                 *library.get::<Init>(b"nvmlShutdown\0").ok()?,
+                *library.get::<ByUuid>(b"nvmlDeviceGetHandleByUUID\0").ok()?,
             )
         };
         // SAFETY: the function may be called at any time.
@@ -54,30 +58,9 @@ impl Gpu {
             shutdown,
             library,
         };
-        gpu.handle = gpu.find(&name(visible.as_deref(), ordinal)?)?;
-        Some(gpu)
-    }
-
-    fn find(&self, name: &Name) -> Option<Handle> {
-        let mut handle = std::ptr::null_mut();
-        let status = match name {
-            Name::Index(index) => {
-                // SAFETY: the type is that in nvml.h.
-                let by_index = unsafe {
-                    self.library
-                        .get::<ByIndex>(b"nvmlDeviceGetHandleByIndex_v2\0")
-                };
-                // SAFETY: NVML is initialised, and there is room for a handle.
-                unsafe { by_index.ok()?(*index, &mut handle) }
-            }
-            Name::Uuid(uuid) => {
-                // SAFETY: the type is that in nvml.h.
-                let by_uuid = unsafe { self.library.get::<ByUuid>(b"nvmlDeviceGetHandleByUUID\0") };
-                // SAFETY: NVML is initialised, the text ends with a zero byte, and there is room for a handle.
-                unsafe { by_uuid.ok()?(uuid.as_ptr(), &mut handle) }
-            }
-        };
-        (status == 0).then_some(handle)
+        // SAFETY: NVML is initialised, the text ends with a zero byte, and there is room for a handle.
+        let status = unsafe { by_uuid(uuid.as_ptr(), &mut gpu.handle) };
+        (status == 0).then_some(gpu)
     }
 
     /// Returns the 64-bit number that the function with this name writes.
@@ -125,23 +108,36 @@ fn in_words(bits: u64) -> Vec<&'static str> {
     set.map(|(_, words)| *words).collect()
 }
 
-/// The name of a GPU in NVML.
-#[derive(Debug, PartialEq)]
-enum Name {
-    Index(c_uint),
-    Uuid(std::ffi::CString),
+/// Returns the UUID of CUDA's GPU number `ordinal`, as NVML writes it. The numbers differ: CUDA counts only the GPUs in
+/// CUDA_VISIBLE_DEVICES, the fastest first unless CUDA_DEVICE_ORDER says otherwise; NVML counts all, by their place on the bus.
+fn uuid(ordinal: usize) -> Option<String> {
+    // SAFETY: this is the driver's library, whose initialisation only loads it.
+    let library = unsafe { Library::new("libcuda.so.1") }.ok()?;
+    // It stays loaded, for its threads.
+    let library = ManuallyDrop::new(library);
+    // SAFETY: the types are those in cuda.h.
+    let (init, device_of, uuid_of) = unsafe {
+        (
+            library.get::<CudaInit>(b"cuInit\0").ok()?,
+            library.get::<DeviceOf>(b"cuDeviceGet\0").ok()?,
+            library.get::<UuidOf>(b"cuDeviceGetUuid\0").ok()?,
+        )
+    };
+    let (mut device, mut bytes) = (0, [0; 16]);
+    // SAFETY: the functions may be called at any time, `cuInit` first, and there is room for a device and its UUID.
+    let done = unsafe {
+        init(0) == 0
+            && device_of(&mut device, c_int::try_from(ordinal).ok()?) == 0
+            && uuid_of(&mut bytes, device) == 0
+    };
+    done.then(|| uuid_text(&bytes))
 }
 
-/// Returns NVML's name of CUDA's GPU number `ordinal`. NVML counts all GPUs, CUDA only those in CUDA_VISIBLE_DEVICES (`visible`).
-fn name(visible: Option<&str>, ordinal: usize) -> Option<Name> {
-    let Some(visible) = visible else {
-        return c_uint::try_from(ordinal).ok().map(Name::Index);
-    };
-    let entry = visible.split(',').nth(ordinal)?.trim();
-    match entry.parse() {
-        Ok(index) => Some(Name::Index(index)),
-        Err(_) => std::ffi::CString::new(entry).ok().map(Name::Uuid),
-    }
+/// Returns a GPU's UUID in the form of NVML and nvidia-smi.
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let groups: [String; 5] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|group| hex(&uuid[group]));
+    format!("GPU-{}", groups.join("-"))
 }
 
 #[cfg(test)]
@@ -149,11 +145,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_renumbers_gpus() {
-        assert_eq!(name(None, 2), Some(Name::Index(2)));
-        assert_eq!(name(Some("3, 1"), 1), Some(Name::Index(1)));
-        assert_eq!(name(Some("GPU-5"), 0), Some(Name::Uuid(c"GPU-5".into())));
-        assert_eq!(name(Some("3"), 1), None);
+    fn uuids_are_written_as_by_nvidia_smi() {
+        let bytes = std::array::from_fn(|i| 0x11 * i as u8);
+        assert_eq!(
+            uuid_text(&bytes),
+            "GPU-00112233-4455-6677-8899-aabbccddeeff"
+        );
     }
 
     #[test]
