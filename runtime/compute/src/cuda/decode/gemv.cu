@@ -212,6 +212,17 @@ __device__ void run_sums(const Segment& segment, const Rounded& rounded, float* 
   }
 }
 
+// Stores a BF16 tile's sums. A lane has a row's sums with the first and second part of the input; the next lane has the sum with the third.
+template <int bands>
+__device__ void store_part_sums(const float (&even)[4], const float (&odd)[4], float* sums, int first, int rows) {
+#pragma unroll
+  for (int band = 0; band < bands; band++) {
+    float first_part = even[2 * band] + odd[2 * band], second_part = even[2 * band + 1] + odd[2 * band + 1];
+    float sum = first_part + second_part + __shfl_down_sync(all_lanes, first_part, 1);
+    if (lane_index() % 4 == 0 && first + 8 * band < rows) sums[(first + 8 * band) * sums_pitch] = sum;
+  }
+}
+
 // Partial sums of a BF16 segment on tensor cores. Sixteen rows of weights are the left operand. The three parts of the input are three
 // columns of the right operand, whose other columns may hold anything. The depth may be in any order as long as both sides agree: a lane
 // loads eight consecutive columns of a row.
@@ -254,13 +265,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
         multiply_add(odd, c, d);
       }
     }
-    // A lane has a row's sums with the first and second part of the input; the next lane has the sum with the third part.
-#pragma unroll
-    for (int band = 0; band < bands; band++) {
-      float first_part = even[2 * band] + odd[2 * band], second_part = even[2 * band + 1] + odd[2 * band + 1];
-      float sum = first_part + second_part + __shfl_down_sync(all_lanes, first_part, 1);
-      if (lane % 4 == 0 && first + 8 * band < rows) sums[(first + 8 * band) * sums_pitch] = sum;
-    }
+    store_part_sums<bands>(even, odd, sums, first, rows);
   }
 }
 

@@ -191,12 +191,7 @@ __device__ void tile_slot_sums(const Segment& segment, const Inputs& inputs, int
 #pragma unroll
     for (int slot = 0; slot < most_slots; slot++) {
       if (slot >= slots) break;
-#pragma unroll
-      for (int band = 0; band < bands; band++) {
-        float first_part = even[slot][2 * band] + odd[slot][2 * band], second_part = even[slot][2 * band + 1] + odd[slot][2 * band + 1];
-        float sum = first_part + second_part + __shfl_down_sync(all_lanes, first_part, 1);
-        if (lane % 4 == 0 && first + 8 * band < rows) sums[slot * slot_bytes / 4 + (first + 8 * band) * sums_pitch] = sum;
-      }
+      store_part_sums<bands>(even[slot], odd[slot], sums + slot * slot_bytes / 4, first, rows);
     }
   }
 }

@@ -86,6 +86,8 @@ constexpr int wgmma_slices = 8;
 constexpr int wgmma_slice_quads = 128 / wgmma_slices / 4;
 
 // Sums of a cluster's blocks, sent to the block that adds them: they replace the stages in each block's shared memory.
+// Racecheck (2025.3) reports them as hazards with the finished copies of the stages, as it does in a kernel that only copies (`cp.async`),
+// waits, meets the cluster's barrier and stores in another block. `WATERLINE_GPU_AS=compute_90` runs without this file.
 struct ClusterSums {
   u8* room;
   // Completes when this block's slices are stored, so that the stages are free again.
