@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -13,14 +14,17 @@ use crate::cuda::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
 #[cfg(feature = "emulator")]
 use crate::cuda::emulator;
 use crate::cuda::schedule::{Call, Form, Grid, Parameter, Queued, Source};
-use crate::cuda::source::TranslationUnit;
+use crate::cuda::source::{Definition, TranslationUnit, kernels_of};
 use crate::error::{Error, Result};
 use crate::state::Kv;
 
 /// The owner of weights: a model.
 type Owner = dyn Any + Send + Sync;
 
-/// Kernels of a source text. A thread that needs kernels that another thread is compiling waits for them.
+/// The most threads that compile at once: NVRTC takes up to 50 MB in each.
+const MOST_THREADS: usize = 16;
+
+/// Kernels of a translation unit. A thread that needs kernels that another thread is compiling waits for them.
 type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 
 /// Parameters that determine the memory of chunks.
@@ -199,7 +203,7 @@ impl Device {
             ],
         };
         let queued = Queued::new(call, Form::Waits);
-        let kernels = self.kernels(&TranslationUnit::new(&[&queued]))?;
+        let kernels = self.kernels(&[&queued])?;
         let launch = queued.launch(kernels[0], 1);
         let pass = || -> Result<f64> {
             const TIMES: usize = 8;
@@ -258,14 +262,56 @@ impl Device {
         kernels.keys().find(defines).cloned()
     }
 
-    /// Returns the kernels of a program, compiling them if necessary.
+    /// Returns the kernel of each call, compiling kernels if necessary.
     #[doc(hidden)]
-    pub fn kernels(&self, source: &TranslationUnit) -> Result<Vec<Kernel>> {
+    pub fn kernels(&self, calls: &[&Queued]) -> Result<Vec<Kernel>> {
+        let (kernels, of_call) = kernels_of(calls);
+        // Units of one kernel each compile side by side.
+        let of_unit = if self.driver.compiles_separately() {
+            1
+        } else {
+            kernels.len().max(1)
+        };
+        let units: Vec<&[Definition]> = kernels.chunks(of_unit).collect();
+        let compile = |unit: &&[Definition]| {
+            let key = unit.iter().map(|kernel| kernel.wrapper.as_str()).collect();
+            self.compiled(key, || {
+                TranslationUnit::new(unit, calls).compile(&*self.driver)
+            })
+        };
+        let next = AtomicUsize::new(0);
+        let compile_some = || {
+            while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                // An error recurs below.
+                let _ = compile(unit);
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.min(MOST_THREADS).min(units.len());
+        std::thread::scope(|scope| {
+            (1..threads).for_each(|_| drop(scope.spawn(compile_some)));
+            compile_some();
+        });
+        let compiled = units.iter().map(compile).collect::<Result<Vec<_>>>()?;
+        let compiled = compiled.concat();
+        Ok(of_call.into_iter().map(|of| compiled[of]).collect())
+    }
+
+    /// Returns the kernels of a unit, compiling it if necessary.
+    pub(super) fn compile(&self, unit: &TranslationUnit) -> Result<Vec<Kernel>> {
+        self.compiled(unit.text.clone(), || unit.compile(&*self.driver))
+    }
+
+    /// Returns the kernels that are known by `key`, and which `compile` returns the first time.
+    fn compiled(
+        &self,
+        key: String,
+        compile: impl FnOnce() -> Result<Vec<Kernel>>,
+    ) -> Result<Vec<Kernel>> {
         let compiled = {
             let mut kernels = self.kernels.lock().expect("kernels");
-            Arc::clone(kernels.entry(source.text.clone()).or_default())
+            Arc::clone(kernels.entry(key).or_default())
         };
-        let compile = || self.driver.compile(&source.text, &source.kernels);
         compiled.get_or_try_init(compile).cloned()
     }
 }

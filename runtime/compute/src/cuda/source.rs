@@ -1,11 +1,13 @@
-//! The translation units that NVRTC compiles: the kernels of a program. The unit of the decode kernel is in `decode/source.rs`.
+//! The translation units that NVRTC compiles: kernels of a program. The unit of the decode kernel is in `decode/source.rs`.
 
 use waterline_kernels::file;
 use waterline_quant::{device_constants, device_files};
 
 use crate::abi::DeviceType;
+use crate::cuda::driver::{Driver, Kernel};
 use crate::cuda::gemm::{Linears, Prologue, PrologueFlag, StepKind};
-use crate::cuda::schedule::{Queued, Rows, Source, Text};
+use crate::cuda::schedule::{Call, Queued, Rows, Source, Text};
+use crate::error::Result;
 use crate::functions::Activation;
 
 const PRELUDE: Source = Source::new("cuda/prelude.cu", &[Rows::define, Activation::define]);
@@ -23,37 +25,55 @@ const COMMON: &[Source] = &[
     Source::new("ops/softmax/softmax.cu", &[]),
 ];
 
-/// A translation unit, with the name of each call's kernel.
-pub struct TranslationUnit {
+/// A translation unit.
+pub(super) struct TranslationUnit {
     /// The whole text.
     pub text: String,
-    /// The names of the kernels that it defines, without duplicates.
+    /// The names of the kernels that it defines.
     pub kernels: Vec<String>,
-    /// For each call, the index of its kernel.
-    pub of_call: Vec<usize>,
 }
 
 impl TranslationUnit {
-    /// Generates the text that defines every kernel of `calls`.
-    pub fn new(calls: &[&Queued]) -> Self {
-        let (wrappers, of_call) = each_once(calls.iter().map(|queued| wrapper(queued)));
-        let mut names = vec![String::new(); wrappers.len()];
-        for (queued, &index) in calls.iter().zip(&of_call) {
-            // The template's name, for profilers.
-            names[index] = format!("{}_{index}", queued.call.template());
-        }
+    /// Generates the text that defines these kernels of `calls`. It has the files of all calls, some of which use those of others.
+    pub fn new(kernels: &[Definition], calls: &[&Queued]) -> Self {
         let mut text = Text::default();
         add_common(&mut text);
         text.add(calls.iter().flat_map(|queued| queued.call.source));
-        for (wrapper, name) in wrappers.iter().zip(&names) {
-            text.push(&wrapper.replace("NAME", name));
-        }
+        let names = kernels.iter().enumerate().map(|(index, kernel)| {
+            // The template's name, for profilers.
+            let name = format!("{}_{index}", kernel.call.template());
+            text.push(&kernel.wrapper.replace("NAME", &name));
+            name
+        });
         TranslationUnit {
+            kernels: names.collect(),
             text: text.into_string(),
-            kernels: names,
-            of_call,
         }
     }
+
+    /// Compiles the kernels and returns them in order.
+    pub fn compile(&self, driver: &dyn Driver) -> Result<Vec<Kernel>> {
+        driver.compile(&self.text, &self.kernels)
+    }
+}
+
+/// The definition of a kernel.
+pub(super) struct Definition<'a> {
+    /// A call of the kernel.
+    call: &'a Call,
+    /// Its global function, named `NAME`.
+    pub wrapper: String,
+}
+
+/// Returns the kernels of `calls`, each once, and for each call the index of its kernel.
+pub(super) fn kernels_of<'a>(calls: &[&'a Queued]) -> (Vec<Definition<'a>>, Vec<usize>) {
+    let (wrappers, of_call) = each_once(calls.iter().map(|queued| wrapper(queued)));
+    let kernels = wrappers.into_iter().enumerate().map(|(index, wrapper)| {
+        let first = of_call.iter().position(|&of| of == index);
+        let call = &calls[first.expect("a call of each kernel")].call;
+        Definition { call, wrapper }
+    });
+    (kernels.collect(), of_call)
 }
 
 /// Adds the files that all kernels use.

@@ -11,7 +11,7 @@ use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
     ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Sampling, SessionMemory, Slot,
-    Transfer, TranslationUnit,
+    Transfer,
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
@@ -101,9 +101,9 @@ impl CudaEngine {
             Err(reason) => Err(reason),
             Ok(blocks) => {
                 let (step, choice) = writer.step(true)?;
-                let others = TranslationUnit::new(&calls.always().collect::<Vec<_>>());
                 calls.choice = choice;
-                // Compiling takes seconds, and the two units are independent. An error of the first recurs where the unit is used.
+                let others = calls.always().collect::<Vec<_>>();
+                // Compiling takes seconds, and the kernels are independent. An error of the first recurs where they are used.
                 std::thread::scope(|scope| {
                     scope.spawn(|| device.kernels(&others));
                     DecodeKernel::new(&[&step], blocks, &device, &*queue, &control)

@@ -1,8 +1,8 @@
 //! The kernels that a session launches for a chunk, for logits, and for a step.
 
 use crate::cuda::{
-    Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Parameter, Queue,
-    Queued, Recording, Rows, SessionMemory, Slot, TranslationUnit, merge,
+    Address, ChunkMemory, DecodeKernel, Device, Grid, Kernel, Launch, Launches, Memory, Parameter,
+    Queue, Queued, Recording, Rows, SessionMemory, Slot, merge,
 };
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
@@ -206,14 +206,13 @@ impl Programs {
             &calls.step
         };
         let all: Vec<&Queued> = calls.always().chain(recorded).collect();
-        let source = TranslationUnit::new(&all);
-        let kernels = device.kernels(&source)?;
-        let template = |(queued, &kernel): (&&Queued, &usize)| Template {
-            launch: queued.launch(kernels[kernel], 1),
+        let kernels = device.kernels(&all)?;
+        let template = |(queued, kernel): (&&Queued, Kernel)| Template {
+            launch: queued.launch(kernel, 1),
             grid: queued.call.grid,
             tokens: queued.call.arguments().1,
         };
-        let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
+        let mut chunk: Vec<Template> = all.iter().zip(kernels).map(template).collect();
         let mut logits = chunk.split_off(calls.chunk.len());
         let rest = logits.split_off(calls.logits.len());
         let mut sample: Vec<Launch> = rest.into_iter().map(|template| template.launch).collect();

@@ -13,7 +13,6 @@ use table::{STATE, Table};
 use crate::cuda::device::Device;
 use crate::cuda::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
 use crate::cuda::schedule::{Launches, Queued, Rooms, SessionMemory, Slot};
-use crate::cuda::source::TranslationUnit;
 use crate::error::Result;
 
 /// The calls of one part of a program.
@@ -93,9 +92,7 @@ impl Program {
             Calls::Rows(calls) => calls,
             Calls::Each(slots) => &slots[0],
         });
-        let source = TranslationUnit::new(&calls.collect::<Vec<_>>());
-        let kernels = device.kernels(&source)?;
-        let mut kernels = source.of_call.iter().map(|&of| kernels[of]);
+        let mut kernels = device.kernels(&calls.collect::<Vec<_>>())?.into_iter();
         let mut starts = starts.into_iter();
         let mut place = |part: Calls| match part {
             Calls::Rows(calls) => Part::Rows(calls.into_iter().zip(&mut kernels).collect()),

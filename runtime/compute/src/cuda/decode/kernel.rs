@@ -180,13 +180,13 @@ impl DecodeKernel {
         });
         let links: Vec<_> = links.collect();
         let (mailboxes, mailbox_floats) = assign_mailboxes(&links);
-        let source = decode_kernel(
+        let (source, functions) = decode_kernel(
             &ops,
             &mailboxes,
             &layout.constants(mailbox_floats, device.driver().tuning()),
             slots.len() > 1,
         );
-        let kernel = device.kernels(&source)?[0];
+        let kernel = device.compile(&source)?[0];
 
         let upload = |bytes: &[u8]| {
             let memory = Memory::new(device.driver(), bytes.len())?;
@@ -208,7 +208,7 @@ impl DecodeKernel {
                 (None, [x, y, _]) => [x, y],
             };
             let in_table = OpRecord {
-                function: source.of_call[index] as i32,
+                function: functions[index] as i32,
                 grid,
                 threads: call.threads as u32,
                 segment: segments[index].start as i32,

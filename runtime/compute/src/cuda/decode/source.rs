@@ -32,13 +32,14 @@ const SLOTS: Source = Source::new("cuda/decode/gemv_slots.cu", &[]);
 /// The file after the ops' functions.
 const KERNEL: Source = Source::new("cuda/decode/kernel.cu", &[]);
 
-/// Returns the source text of the decode kernel with these ops; `constants` are its sizes. If `in_slots`, it reads several tokens.
+/// Returns the source text of the decode kernel with these ops, and for each op the number of its function. `constants` are the kernel's
+/// sizes. If `in_slots`, it reads several tokens.
 pub(super) fn decode_kernel(
     ops: &[KernelOp],
     mailboxes: &[Mailboxes],
     constants: &str,
     in_slots: bool,
-) -> TranslationUnit {
+) -> (TranslationUnit, Vec<usize>) {
     let cases = ops.iter().zip(mailboxes);
     let cases = cases.map(|(op, mailboxes)| kernel_op(op, mailboxes, in_slots));
     let (cases, of_call) = each_once(cases);
@@ -66,11 +67,11 @@ pub(super) fn decode_kernel(
     text.push(&branches(&names, 0..names.len()));
     text.push("}\n");
     text.add([&KERNEL]);
-    TranslationUnit {
+    let unit = TranslationUnit {
         text: text.into_string(),
         kernels: vec!["decode_kernel".into()],
-        of_call,
-    }
+    };
+    (unit, of_call)
 }
 
 /// Generates a binary search that calls function number `function`. A switch becomes an indirect jump, which is slower.

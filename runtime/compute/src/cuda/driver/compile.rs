@@ -46,12 +46,15 @@ pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// Compiles for `architecture` into `folder`, which is to be a device's cache.
+/// Compiles for `architecture` into `folder`, which is to be a device's cache and may have the kernels already.
 pub(crate) fn into_folder(source: &str, architecture: &str, folder: &Path) -> Result<()> {
     let nvrtc = Nvrtc::get().map_err(error)?;
-    let image = compile(nvrtc, source, architecture)?;
     let cache = Cache::at(folder.into());
     let key = cache::key(source, &options(architecture));
+    if cache.read(&key).is_some() {
+        return Ok(());
+    }
+    let image = compile(nvrtc, source, architecture)?;
     let written = cache.write(&key, &compiler(nvrtc), &image);
     written.map_err(|e| Error::io(folder.join(key), "cannot write", e))
 }

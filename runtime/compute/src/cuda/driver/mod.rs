@@ -112,6 +112,11 @@ pub trait Driver: Send + Sync {
     /// Ends [`Driver::pin`] of these bytes.
     fn unpin(&self, _host: &[u8]) {}
 
+    /// Whether kernels should be compiled each by itself: a compiler that takes long to start compiles them all at once.
+    fn compiles_separately(&self) -> bool {
+        true
+    }
+
     /// Compiles `source` and returns the kernels `names` in order.
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>>;
 

@@ -191,6 +191,10 @@ impl Driver for Emulator {
 
     fn forget(&self, _host: &[u8]) {}
 
+    fn compiles_separately(&self) -> bool {
+        false
+    }
+
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         let text = format!("{HEADER}\n{source}");
         let mut hasher = DefaultHasher::new();

@@ -101,8 +101,10 @@ impl Launches<'_> {
                 if self.by_warp_groups(weights, number) {
                     let (linears, tiles) =
                         self.wgmma_linears((weights, number), WGMMA_ROWS, add)?;
+                    let has_bias = weights.iter().any(|weight| weight.bias.is_some());
+                    let number = format_number(number);
                     self.push_wgmma(
-                        format!("gemm_wgmma<{}, {cols}>", format_number(number)),
+                        format!("gemm_wgmma<{number}, {cols}, {add}, {has_bias}>"),
                         (tiles, cols),
                         vec![
                             inputs,

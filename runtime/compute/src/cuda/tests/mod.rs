@@ -22,7 +22,6 @@ use std::sync::Arc;
 use waterline_quant::{Activations, Bytes, Format, Matrix, Output};
 
 use crate::cuda::Device;
-use crate::cuda::TranslationUnit;
 use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::weights::Weights;
@@ -142,11 +141,10 @@ impl Bench {
     }
 
     fn compile(&self, calls: &[Queued], tokens: usize) -> Vec<Launch> {
-        let source = TranslationUnit::new(&calls.iter().collect::<Vec<_>>());
-        let kernels = self.device.kernels(&source).expect("kernels");
-        let launches = calls.iter().zip(&source.of_call);
+        let kernels = self.device.kernels(&calls.iter().collect::<Vec<_>>());
+        let launches = calls.iter().zip(kernels.expect("kernels"));
         launches
-            .map(|(queued, &kernel)| queued.launch(kernels[kernel], tokens))
+            .map(|(queued, kernel)| queued.launch(kernel, tokens))
             .collect()
     }
 }

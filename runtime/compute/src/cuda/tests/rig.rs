@@ -6,7 +6,6 @@ use waterline_quant::Activations;
 
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::cuda::Device;
-use crate::cuda::TranslationUnit;
 use crate::cuda::decode::control::Control;
 use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::Memory;
@@ -87,9 +86,8 @@ impl Comparison<'_> {
         let kernels = match &program {
             Some(_) => Vec::new(),
             None => {
-                let source = TranslationUnit::new(&calls.iter().collect::<Vec<_>>());
-                let kernels = self.device.kernels(&source).expect("kernels");
-                source.of_call.iter().map(|&of| kernels[of]).collect()
+                let calls: Vec<_> = calls.iter().collect();
+                self.device.kernels(&calls).expect("kernels")
             }
         };
         let launches_of = |chunk: usize| match &program {

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use crate::cuda::Device;
-use crate::cuda::TranslationUnit;
 use crate::cuda::driver::weights::Weights;
-use crate::cuda::driver::{Launch, Memory, Queue};
+use crate::cuda::driver::{Kernel, Launch, Memory, Queue};
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::cuda::tests::{device, numbers};
 use crate::cuda::token::sample::Sampling;
@@ -54,11 +53,10 @@ impl Bench {
             .sample(vocab, sampling.address(), chosen.address())
             .expect("launches");
         let calls = launches.calls;
-        let source = TranslationUnit::new(&calls.iter().collect::<Vec<_>>());
-        let kernels = device.kernels(&source).expect("kernels");
-        let launch = |(queued, &kernel): (&Queued, &usize)| queued.launch(kernels[kernel], 1);
+        let kernels = device.kernels(&calls.iter().collect::<Vec<_>>());
+        let launch = |(queued, kernel): (&Queued, Kernel)| queued.launch(kernel, 1);
         Bench {
-            launches: calls.iter().zip(&source.of_call).map(launch).collect(),
+            launches: (calls.iter().zip(kernels.expect("kernels")).map(launch)).collect(),
             queue,
             arena,
             plan,
