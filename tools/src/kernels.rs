@@ -33,7 +33,7 @@ pub struct Args {
     /// Number of multiprocessors of the device (Orin AGX: 16, Orin Nano: 8), which determines how work is split.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     processors: u32,
-    /// The folder to write the kernels to.
+    /// The folder to write the kernels to; those that it has already are not compiled again.
     #[arg(short, long)]
     output: PathBuf,
     #[command(flatten)]

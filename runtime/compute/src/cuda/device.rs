@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::Builder;
 use std::time::Instant;
 
 use once_cell::sync::OnceCell;
@@ -289,7 +290,10 @@ impl Device {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.min(MOST_THREADS).min(units.len());
         std::thread::scope(|scope| {
-            (1..threads).for_each(|_| drop(scope.spawn(compile_some)));
+            for _ in 1..threads {
+                // Without a thread, the others compile its part.
+                let _ = Builder::new().spawn_scoped(scope, compile_some);
+            }
             compile_some();
         });
         let compiled = units.iter().map(compile).collect::<Result<Vec<_>>>()?;
