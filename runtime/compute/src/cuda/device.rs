@@ -273,22 +273,26 @@ impl Device {
         } else {
             kernels.len().max(1)
         };
-        let units: Vec<&[Definition]> = kernels.chunks(of_unit).collect();
-        let compile = |unit: &&[Definition]| {
+        let units = kernels.chunks(of_unit).map(|unit| {
             let key = unit.iter().map(|kernel| kernel.wrapper.as_str()).collect();
-            self.compiled(key, || {
-                TranslationUnit::new(unit, calls).compile(&*self.driver)
-            })
+            (unit, self.compiled(key))
+        });
+        let units: Vec<(&[Definition], Compiled)> = units.collect();
+        let compile = |(unit, compiled): &(&[Definition], Compiled)| {
+            let compile = || TranslationUnit::new(unit, calls).compile(&*self.driver);
+            compiled.get_or_try_init(compile).cloned()
         };
+        let is_missing = |(_, compiled): &&(_, Compiled)| compiled.get().is_none();
+        let missing: Vec<_> = units.iter().filter(is_missing).collect();
         let next = AtomicUsize::new(0);
         let compile_some = || {
-            while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some(unit) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 // An error recurs below.
                 let _ = compile(unit);
             }
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = threads.min(MOST_THREADS).min(units.len());
+        let threads = threads.min(MOST_THREADS).min(missing.len());
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 // Without a thread, the others compile its part.
@@ -303,19 +307,14 @@ impl Device {
 
     /// Returns the kernels of a unit, compiling it if necessary.
     pub(super) fn compile(&self, unit: &TranslationUnit) -> Result<Vec<Kernel>> {
-        self.compiled(unit.text.clone(), || unit.compile(&*self.driver))
+        let compiled = self.compiled(unit.text.clone());
+        let compile = || unit.compile(&*self.driver);
+        compiled.get_or_try_init(compile).cloned()
     }
 
-    /// Returns the kernels that are known by `key`, and which `compile` returns the first time.
-    fn compiled(
-        &self,
-        key: String,
-        compile: impl FnOnce() -> Result<Vec<Kernel>>,
-    ) -> Result<Vec<Kernel>> {
-        let compiled = {
-            let mut kernels = self.kernels.lock().expect("kernels");
-            Arc::clone(kernels.entry(key).or_default())
-        };
-        compiled.get_or_try_init(compile).cloned()
+    /// Returns the place for the kernels that are known by `key`.
+    fn compiled(&self, key: String) -> Compiled {
+        let mut kernels = self.kernels.lock().expect("kernels");
+        Arc::clone(kernels.entry(key).or_default())
     }
 }

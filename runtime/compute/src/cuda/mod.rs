@@ -29,7 +29,7 @@ pub use decode::kernel::{DecodeKernel, KernelOpInfo};
 pub use decode::levels::REVERSED;
 pub use device::Device;
 pub use device::{ChunkKey, ChunkMemory};
-pub use driver::{Address, Kernel, Launch, Memory, Queue, Recording, TensorCores, Transfer};
+pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfer};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_of, shared_bytes};

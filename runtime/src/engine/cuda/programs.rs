@@ -1,8 +1,8 @@
 //! The kernels that a session launches for a chunk, for logits, and for a step.
 
 use crate::cuda::{
-    Address, ChunkMemory, DecodeKernel, Device, Grid, Kernel, Launch, Launches, Memory, Parameter,
-    Queue, Queued, Recording, Rows, SessionMemory, Slot, merge,
+    Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Parameter, Queue,
+    Queued, Recording, Rows, SessionMemory, Slot, merge,
 };
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
@@ -207,7 +207,7 @@ impl Programs {
         };
         let all: Vec<&Queued> = calls.always().chain(recorded).collect();
         let kernels = device.kernels(&all)?;
-        let template = |(queued, kernel): (&&Queued, Kernel)| Template {
+        let template = |(queued, kernel): (&&Queued, _)| Template {
             launch: queued.launch(kernel, 1),
             grid: queued.call.grid,
             tokens: queued.call.arguments().1,

@@ -99,8 +99,7 @@ impl Launches<'_> {
                 let inputs = Parameter::pointer("const u16", inputs);
                 let output = Parameter::value(output);
                 if self.by_warp_groups(weights, number) {
-                    let (linears, tiles) =
-                        self.wgmma_linears((weights, number), WGMMA_ROWS, add)?;
+                    let (linears, tiles) = self.wgmma_linears((weights, number), WGMMA_ROWS)?;
                     let has_bias = weights.iter().any(|weight| weight.bias.is_some());
                     let number = format_number(number);
                     self.push_wgmma(
@@ -140,17 +139,17 @@ impl Launches<'_> {
     }
 
     /// Returns matrices of one format in the number format of their inputs, for `wgmma.cu`, and the number of their tiles of `tile` rows.
+    /// Whether the kernel adds is its template argument.
     fn wgmma_linears(
         &mut self,
         (weights, number): (&[WeightMatrix], &Format),
         tile: usize,
-        add: bool,
     ) -> Result<(Parameter, usize)> {
         if format_of(weights[0].matrix) == format_number(number) {
-            return self.linears(weights, tile, add);
+            return self.linears(weights, tile, false);
         }
         let addresses = self.unpack_weights(weights, number)?;
-        self.linears_at(weights, |_| tile, add, &addresses)
+        self.linears_at(weights, |_| tile, false, &addresses)
     }
 
     /// Appends a call of `wgmma.cu` for this many tiles of rows of `cols` columns: one persistent block per SM.
@@ -224,7 +223,7 @@ impl Launches<'_> {
         let tile = WGMMA_ROWS / 2;
         let function = unit.activation as i32;
         let has_bias = unit.gate.bias.is_some() || unit.up.bias.is_some();
-        let (linears, _) = self.wgmma_linears((&[unit.gate, unit.up], number), tile, false)?;
+        let (linears, _) = self.wgmma_linears((&[unit.gate, unit.up], number), tile)?;
         let (number, next_number) = (format_number(number), format_number(next));
         self.push_wgmma(
             format!("gemm_wgmma_gated<{number}, {cols}, {function}, {next_number}, {has_bias}>"),
