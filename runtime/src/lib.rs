@@ -65,7 +65,7 @@ pub use state::{
 };
 #[doc(inline)]
 pub use text::{
-    ChatTemplate, History, Message, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
+    ChatTemplate, History, Message, Role, Run, Runs, TemplateOptions, ThoughtTags, Tokenizer, Turns,
 };
 
 /// Internals that this repository's programs use to write and check model files. Not a stable interface.

@@ -1,5 +1,6 @@
 //! An internal part of the crate `waterline`, without a stable interface: tokens, byte-safe streaming, stop strings, chat templates, turns.
 
+mod calls;
 #[cfg_attr(not(feature = "tokenizer"), path = "no_date.rs")]
 mod date;
 mod history;
@@ -15,6 +16,7 @@ mod turns;
 #[cfg(all(test, feature = "tokenizer"))]
 mod tests;
 
+pub use calls::ThoughtTags;
 pub use history::{History, Remembered};
 pub use stop::StopStrings;
 pub use stream::TextStream;

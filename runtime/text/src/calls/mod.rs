@@ -1,0 +1,5 @@
+//! Reads a model's answer: thoughts, text and tool calls.
+
+mod thoughts;
+
+pub use thoughts::ThoughtTags;
