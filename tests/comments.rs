@@ -1,4 +1,4 @@
-//! Files named in comments exist, and comments use the field's words.
+//! Files named in comments exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,6 @@ use std::path::{Path, PathBuf};
 /// The folders of sources; those of builds, environments and data hold no comments.
 const FOLDERS: [&str; 5] = ["quant", "runtime", "ffi", "tools", "tests"];
 const SOURCES: [&str; 4] = ["rs", "cu", "h", "hpp"];
-
-/// Words that a native writer would not use, and first words of comments that hide a noun.
-const HABITS: [&str; 6] = [
-    "stands",
-    "behind",
-    "beside",
-    "so many",
-    "of its own",
-    "in turns",
-];
-const FIRST_WORDS: [&str; 3] = ["What ", "Of ", "The same "];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -87,14 +76,6 @@ fn named_files(comment: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn habits(comment: &str) -> usize {
-    let words: Vec<&str> = comment.split(|c: char| !c.is_alphanumeric()).collect();
-    let text = format!(" {} ", words.join(" "));
-    let used = |word: &&str| text.matches(&format!(" {word} ")).count();
-    let first = FIRST_WORDS.iter().any(|word| comment.starts_with(word));
-    HABITS.iter().map(used).sum::<usize>() + usize::from(first)
-}
-
 #[test]
 fn files_named_in_comments_exist() {
     let files = files();
@@ -116,25 +97,11 @@ fn files_named_in_comments_exist() {
 }
 
 #[test]
-fn comments_use_the_words_of_the_field() {
-    let mut places = Vec::new();
-    for path in files().iter().filter(|path| is_source(path)) {
-        let text = fs::read_to_string(path).expect("text");
-        for (line, comment) in comments(&text) {
-            if habits(&comment) > 0 {
-                places.push(format!("{}:{line}: {comment}", path.display()));
-            }
-        }
-    }
-    assert!(places.is_empty(), "private words:\n{}", places.join("\n"));
-}
-
-#[test]
-fn a_stale_name_and_a_habit_are_found() {
-    let text = "// As in gone.rs and\n// kernel.rs.\nlet a = 1; // What stands there.\nlet b = \"https://x.rs\";\n";
+fn a_stale_name_is_found() {
+    let text =
+        "// As in gone.rs and\n// kernel.rs.\nlet a = 1; // A number.\nlet b = \"https://x.rs\";\n";
     let found = comments(text);
     assert_eq!(found.len(), 2);
     let names: Vec<&str> = named_files(&found[0].1).collect();
     assert_eq!(names, ["gone.rs", "kernel.rs"]);
-    assert_eq!((habits(&found[0].1), habits(&found[1].1)), (0, 2));
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&str] = &[
     "session",
     "engine",
-    "bound",
+    "loaded",
     "constraint",
     "grammar",
     "arch",
@@ -23,6 +23,7 @@ const LAYERS: &[&str] = &[
     "ops",
     "cuda",
     "functions",
+    "op_time",
     "operands",
     "sampler",
     "cpu",
@@ -63,6 +64,9 @@ const LAYERED: [&str; 3] = [".", "models", "compute"];
 /// Names in the crate roots that re-export crates below or their parts.
 const FROM_BELOW: [&str; 3] = ["text", "cancel", "error"];
 
+/// Methods that the standard library has too.
+const STANDARD: [&str; 3] = ["load", "metadata", "split"];
+
 /// Files and folders that are compiled only for tests.
 const TEST_FILES: &[&str] = &["tests", "rig"];
 
@@ -74,8 +78,8 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        let of_tests = TEST_FILES.contains(&&*name) || name.ends_with("_tests");
-        if of_tests {
+        let is_test = TEST_FILES.contains(&&*name) || name.ends_with("_tests");
+        if is_test {
             continue;
         }
         if path.is_dir() {
@@ -201,6 +205,120 @@ fn the_gpu_backend_imports_from_below() {
         "imports from above:\n{}",
         wrong.join("\n")
     );
+}
+
+/// Returns the type that an `impl` block without a trait extends, and the type that a definition defines.
+fn type_of<'a>(line: &'a str, keywords: &[&str]) -> Option<&'a str> {
+    let line = line.trim_start_matches("pub ");
+    let line = line.trim_start_matches("pub(crate) ");
+    let line = line.trim_start_matches("pub(super) ");
+    let rest = keywords
+        .iter()
+        .find_map(|keyword| line.strip_prefix(keyword))?;
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let name = rest.split(|c| !is_part(c)).next()?;
+    (!name.is_empty() && !rest.contains(" for ")).then_some(name)
+}
+
+/// The code of the files of one module.
+struct Module {
+    name: String,
+    /// Number of the crate.
+    folder: usize,
+    code: String,
+}
+
+/// Returns the calls of methods that a module above the caller adds to a type: `caller: method (module)`. `modules` are in order, from top
+/// to bottom.
+fn upward_calls(modules: &[Module]) -> Vec<String> {
+    let defines = |module: &Module, name: &str| {
+        let kinds = ["struct ", "enum ", "trait "];
+        let mut lines = module.code.lines();
+        lines.any(|line| type_of(line, &kinds) == Some(name))
+    };
+    let mut wrong = Vec::new();
+    for (rank, module) in modules.iter().enumerate() {
+        let below = &modules[rank + 1..];
+        let mut extended = None;
+        for line in module.code.lines() {
+            if line.starts_with("impl") {
+                let generic = line.replacen("impl<'a>", "impl", 1);
+                let name = type_of(&generic, &["impl "]).map(String::from);
+                extended = name.filter(|name| {
+                    below
+                        .iter()
+                        .any(|other| other.folder == module.folder && defines(other, name))
+                });
+            }
+            if line == "}" {
+                extended = None;
+            }
+            let method = extended
+                .as_ref()
+                .and_then(|_| line.split_once("fn "))
+                .and_then(|(_, rest)| rest.split(['(', '<']).next());
+            let Some(method) = method else { continue };
+            if STANDARD.contains(&method) {
+                continue;
+            }
+            let own = [format!("fn {method}("), format!("fn {method}<")];
+            let is_own = |other: &Module| own.iter().any(|own| other.code.contains(own));
+            for (place, other) in below.iter().enumerate() {
+                let calls = other.code.contains(&format!(".{method}("));
+                if calls && !below[place..].iter().any(is_own) {
+                    wrong.push(format!("{}: {method} ({})", other.name, module.name));
+                }
+            }
+        }
+    }
+    wrong
+}
+
+/// Reads the modules of a folder that `names` lists.
+fn modules(number: usize, folder: &Path, names: &[&str]) -> Vec<Module> {
+    let read = |name: &&str| {
+        let mut found = Vec::new();
+        let (file, folder) = (folder.join(format!("{name}.rs")), folder.join(name));
+        found.extend(file.exists().then_some(file));
+        if folder.exists() {
+            files(&folder, &mut found);
+        }
+        let texts = found
+            .iter()
+            .map(|path| code(&fs::read_to_string(path).expect("text")));
+        Module {
+            name: name.to_string(),
+            folder: number,
+            code: texts.collect::<Vec<_>>().join("\n}\n"),
+        }
+    };
+    names.iter().map(read).collect()
+}
+
+#[test]
+fn methods_are_called_from_above() {
+    let mut all = Vec::new();
+    for (number, folder) in LAYERED.iter().enumerate() {
+        all.extend(modules(number, &crate_folder(folder).join("src"), LAYERS));
+    }
+    let cuda = crate_folder("compute").join("src/cuda");
+    let mut wrong = upward_calls(&all);
+    wrong.extend(upward_calls(&modules(0, &cuda, CUDA)));
+    assert!(wrong.is_empty(), "calls upward:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn an_upward_call_is_found() {
+    let module = |name: &str, code: &str| Module {
+        name: name.into(),
+        folder: 0,
+        code: code.into(),
+    };
+    let above =
+        "impl Calls<'_> {\n    pub fn fuse(&self) {}\n}\nimpl Other {\n    fn other(&self) {}\n}\n";
+    let below = "pub struct Calls<'a> {\n}\nfn f(calls: &Calls, x: &X) {\n    calls.fuse();\n    x.other();\n}\n";
+    let found = upward_calls(&[module("decode", above), module("gemm", below)]);
+    assert_eq!(found, ["gemm: fuse (decode)"]);
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn generate(batch: &mut Batch, inners: &mut [&mut Inner], stepping: &[usize]) ->
         .filter(|(index, _)| stepping.contains(index))
         .map(|(_, inner)| &mut **inner)
         .collect();
-    let tokens = if inners.iter().any(|inner| inner.chooses()) {
+    let tokens = if inners.iter().any(|inner| inner.needs_choice()) {
         batch.check(&of(&mut inners))?;
         let mut tokens = Vec::with_capacity(inners.len());
         inners.retain_mut(|inner| {

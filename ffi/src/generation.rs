@@ -194,9 +194,9 @@ impl Inner {
     }
 
     /// True if the next token is chosen under a constraint.
-    pub fn chooses(&self) -> bool {
+    pub fn needs_choice(&self) -> bool {
         let running = self.running.as_ref();
-        running.is_some_and(|running| running.generation.chooses())
+        running.is_some_and(|running| running.generation.needs_choice())
     }
 
     /// Chooses the next token for a batch; `None` on failure, which the next wl_generate_next reports.

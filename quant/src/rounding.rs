@@ -49,7 +49,7 @@ impl Rounding {
 
     /// The rounding of the inputs of a matrix in `format` when matrices in the formats `all` read the same inputs. Inputs may be kept in
     /// f32 together with one 8-bit form, the finest one needed. Matrices with equal results share one prepared copy.
-    pub fn beside<'a>(
+    pub fn for_shared_input<'a>(
         format: &Format,
         all: impl IntoIterator<Item = &'a Format>,
     ) -> Option<Rounding> {

@@ -286,7 +286,7 @@ fn sums_of_codes_are_rounded_as_ggml_rounds_them() {
 #[test]
 fn inputs_are_rounded_for_the_format_and_f32_ones_stand_beside_8_bits() {
     let all: [&'static Format; 5] = [&F32, &Q8_0, &F16_IN_F16, &BF16_IN_BF16, &Q4_K];
-    let found = all.map(|format| Rounding::beside(format, all));
+    let found = all.map(|format| Rounding::for_shared_input(format, all));
     let expected = [
         Rounding::Blocks,
         Rounding::Blocks,
@@ -296,7 +296,10 @@ fn inputs_are_rounded_for_the_format_and_f32_ones_stand_beside_8_bits() {
     ];
     assert_eq!(found, expected.map(Some));
     for format in [&F32, &F16, &BF16] {
-        assert_eq!(Rounding::beside(format, [&F16_IN_F16, format]), None);
+        assert_eq!(
+            Rounding::for_shared_input(format, [&F16_IN_F16, format]),
+            None
+        );
     }
     let values = numbers(2 * 37, 3);
     for format in [&F16, &F16_IN_F16, &BF16, &BF16_IN_BF16] {

@@ -22,34 +22,36 @@
 //! file formats).
 
 // The other modules live in the crates below, so that crates compile in parallel and code off the per-token path is optimized for size.
-mod bound;
 #[cfg_attr(not(feature = "constraints"), path = "no_constraint.rs")]
 mod constraint;
 mod engine;
 mod grammar;
+mod loaded;
 mod session;
 
-use waterline_compute::{cpu, cuda, operands, ops, program, sampler, state, weights};
+use waterline_compute::{cpu, cuda, op_time, operands, ops, program, sampler, state, weights};
 use waterline_error::{self as error, cancel};
 use waterline_models::{lowering, mixers, model};
 use waterline_text as text;
 
-pub use bound::Model;
 #[doc(inline)]
 pub use cancel::Canceller;
 pub use constraint::{Constraint, Constraints};
 #[doc(inline)]
 pub use cpu::{Pool, physical_cores};
 #[doc(inline)]
-pub use cuda::{Device, OpTime};
+pub use cuda::Device;
 pub use engine::StepProgram;
 #[doc(inline)]
 pub use error::{Error, Result};
 pub use grammar::Grammar;
+pub use loaded::Model;
 #[doc(inline)]
 pub use mixers::{Retained, RetainedPolicy};
 #[doc(inline)]
 pub use model::{ModelSpec, OpenOptions};
+#[doc(inline)]
+pub use op_time::OpTime;
 #[doc(inline)]
 pub use program::Schedule;
 #[doc(inline)]

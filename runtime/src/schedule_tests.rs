@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::Device;
 use crate::instrument::{run_named, unnoticed};
+use crate::loaded::Model;
 use crate::operands::{Hazard, Operand, PRODUCT};
 use crate::program::{Link, Schedule, Workspace, operand_name};
 use crate::state::{Arena, StateOptions};

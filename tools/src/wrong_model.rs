@@ -133,7 +133,7 @@ fn about_foreign(file: &Path) -> Option<String> {
     if start.starts_with(MAGIC) {
         return None;
     }
-    if let Some((found, expected)) = waterline_quant::stray(&start) {
+    if let Some((found, expected)) = waterline_quant::failed_download(&start) {
         return Some(format!("{found}; expected {expected}"));
     }
     let expected = "no model; expected a GGUF file or a Hugging Face folder";

@@ -7,8 +7,8 @@ use super::value::{ARRAY, STRING};
 use super::{Array, TensorInfo, Value};
 use crate::counted::{converted, read_list};
 use crate::error::{Error, Result};
+use crate::failed_download::failed_download;
 use crate::room::ask_room_for_text;
-use crate::stray::stray;
 
 /// ggml's limit on dimensions.
 const MAX_DIMS: u32 = 4;
@@ -48,7 +48,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
         file,
         notes: Vec::new(),
     };
-    if let Some((found, expected)) = stray(bytes) {
+    if let Some((found, expected)) = failed_download(bytes) {
         return Err(Error::invalid(file, "the file", found, expected));
     }
     if !bytes.starts_with(b"GGUF") {

@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
 use crate::error::{Error, Result};
+use crate::failed_download::failed_download;
 use crate::json::{ask_room_for_json, read_json, values_at_most};
 use crate::regular_file::read_file;
 use crate::storage::{Bytes, FileAccess, Tensor};
-use crate::stray::stray;
 use crate::{BF16, F16, F32, Format};
 use quantized::Packing;
 
@@ -109,7 +109,7 @@ impl Checkpoint {
     fn add_file(&mut self, path: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let file = path.display().to_string();
         let bytes = Bytes::open_file(path, self.access)?;
-        if let Some((found, expected)) = stray(&bytes) {
+        if let Some((found, expected)) = failed_download(&bytes) {
             return Err(Error::invalid(&file, "the file", found, expected));
         }
         let values = header(&bytes).map_or(0, values_at_most);

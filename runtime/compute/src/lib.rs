@@ -8,6 +8,7 @@ pub mod cpu;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub mod cuda;
 pub mod functions;
+pub mod op_time;
 pub mod operands;
 pub mod ops;
 pub mod program;

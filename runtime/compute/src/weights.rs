@@ -35,7 +35,7 @@ pub enum Precision {
 pub const OF_MODEL: &str = "model.";
 
 /// Returns the name of a tensor that all layers listing it share; its shape is equal in each.
-pub fn of_model(name: &str) -> String {
+pub fn shared_name(name: &str) -> String {
     format!("{OF_MODEL}{name}")
 }
 

@@ -114,7 +114,7 @@ impl Config {
     /// Parses the text of a file as Python writes it: JSON, except for bare `Infinity` and `NaN`. They become what
     /// newer versions of transformers write, `{"__float__": "Infinity"}`. A byte order mark is skipped.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
-        if let Some((found, expected)) = waterline_quant::stray(text) {
+        if let Some((found, expected)) = waterline_quant::failed_download(text) {
             return Err(Error::Config {
                 file: file.into(),
                 key: "the file".into(),

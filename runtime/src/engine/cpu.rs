@@ -10,10 +10,10 @@ use super::draft::HostDraft;
 use super::host_batch::{HostBatch, HostGroup, HostVerifier};
 use super::slots::{OneState, Slots};
 use super::{Engine, Group, Setup, StateCopy, Verifier, checkpoint_room, no_copy};
-use crate::bound::Model;
 use crate::cpu::Pool;
-use crate::cuda::OpTime;
 use crate::error::{Error, Result};
+use crate::loaded::Model;
+use crate::op_time::OpTime;
 use crate::program::{Program, Workspace};
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 

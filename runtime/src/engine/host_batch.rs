@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::draft::HostDraft;
 use super::slots::{OneState, Slots, States};
 use super::{Engine, Group, Members, Verifier};
-use crate::bound::Model;
 use crate::cpu::{Pool, room};
 use crate::error::Result;
+use crate::loaded::Model;
 use crate::program::Program;
 use crate::state::{Arena, HEADER, LOGITS};
 

@@ -17,10 +17,11 @@ pub use step::StepProgram;
 
 use waterline_quant::ProductObserver;
 
-use crate::bound::Model;
 use crate::cpu::Pool;
-use crate::cuda::{Device, OpTime};
+use crate::cuda::Device;
 use crate::error::{Error, Result};
+use crate::loaded::Model;
+use crate::op_time::OpTime;
 use crate::sampler::SamplerParams;
 use crate::state::{Arena, Kv, StatePlan};
 
@@ -68,7 +69,7 @@ pub(crate) trait Engine: Send {
     fn logits(&self) -> Result<&[f32]>;
 
     /// Whether [`Engine::step`] can choose tokens with these parameters.
-    fn chooses(&self, _params: &SamplerParams) -> bool {
+    fn can_choose(&self, _params: &SamplerParams) -> bool {
         false
     }
 
@@ -77,7 +78,7 @@ pub(crate) trait Engine: Send {
         None
     }
 
-    /// Chooses a token from the state's logits and reads it. Called only if [`Engine::chooses`] returns true.
+    /// Chooses a token from the state's logits and reads it. Called only if [`Engine::can_choose`] returns true.
     fn step(&mut self, _params: &SamplerParams) -> Result<u32> {
         Err(Error::invalid("step", "this engine cannot choose tokens"))
     }
@@ -229,6 +230,12 @@ pub(crate) trait Verifier: Send {
 
     /// Ends a reading and stores the logits after token `row` in the state.
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()>;
+}
+
+/// The largest number of slots in a GPU batch whose tokens all have the bits of recorded steps. With more slots, tensor cores
+/// multiply BF16 matrices and round their inputs.
+pub(crate) fn most_exact_slots(model: &Model) -> usize {
+    if model.has_bf16() { 8 } else { 16 }
 }
 
 /// Settings of an engine.

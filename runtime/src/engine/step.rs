@@ -3,7 +3,7 @@
 /// How a step runs on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepProgram {
-    /// One kernel if the device supports it; otherwise, or if `exact` needs the bits of recorded steps, a graph.
+    /// One kernel if the device supports it; otherwise a graph, and with `exact` always a graph.
     #[default]
     Automatic,
     /// One kernel that stays on the device for the complete step; an error if the device does not support it.

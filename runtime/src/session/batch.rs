@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::Session;
-use crate::bound::Model;
 use crate::cuda::Device;
-use crate::engine::{Group, Member, Members};
+use crate::engine::{Group, Member, Members, most_exact_slots};
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::state::StateOptions;
 
 /// Working memory to step up to a fixed number of sessions together, reading each matrix once for all of them. Every call passes the
@@ -34,7 +34,7 @@ impl Batch {
         if !(1..=1024).contains(&most) {
             return Err(Error::invalid("batch", "must have 1 to 1024 sessions"));
         }
-        let exact = session.model.most_exact_slots();
+        let exact = most_exact_slots(&session.model);
         let rounds = session.options.device.is_some() && session.model.has_bf16();
         if session.options.exact && rounds && most > exact {
             let reason =

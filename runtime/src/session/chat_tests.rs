@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::bound::Model;
+use crate::loaded::Model;
 use crate::session::{PrefixStore, PrefixStoreOptions, SessionOptions};
 use crate::text::ChatTemplate;
 

@@ -12,8 +12,8 @@
 use std::sync::Arc;
 
 use super::{ContextEnd, Session};
-use crate::bound::Model;
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::session::SessionOptions;
 
 /// Number of rows moved at once.

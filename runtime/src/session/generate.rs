@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::bound::Model;
 use crate::constraint::Constraint;
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::session::Session;
 use crate::session::choice::Choice;
 use crate::session::log_softmax::LogSoftmax;
@@ -132,7 +132,7 @@ impl Generation {
     }
 
     /// Whether tokens must be chosen with [`Generation::choose`] because of a constraint or log-probabilities.
-    pub fn chooses(&self) -> bool {
+    pub fn needs_choice(&self) -> bool {
         !self.choice.is_free() || self.logprobs
     }
 
@@ -259,7 +259,7 @@ impl Generation {
             self.taken = Some(place + 1);
             return Ok((session.ahead()[place], None));
         }
-        if hook.is_none() && !self.chooses() {
+        if hook.is_none() && !self.needs_choice() {
             return Ok((session.step()?, None));
         }
         let token = self.choose_with(session, hook)?;

@@ -37,12 +37,12 @@ use speculation::Speculation;
 
 use waterline_quant::ProductObserver;
 
-use crate::bound::Model;
 use crate::cancel::Canceller;
 use crate::cpu::{Pool, physical_cores, room};
-use crate::cuda::OpTime;
 use crate::engine::{self, Engine, Setup, plan_reading};
 use crate::error::{Error, Result};
+use crate::loaded::Model;
+use crate::op_time::OpTime;
 use crate::sampler::{Sampler, SamplerParams, SamplerState, most_probable};
 use crate::state::{Arena, HEADER, HISTORY, SAMPLER, StateDtype};
 
@@ -443,7 +443,7 @@ impl Session {
     /// # Errors
     /// See [`Session::sample`] and [`Session::feed`].
     pub fn step(&mut self) -> Result<u32> {
-        if self.position() > 0 && self.engine.chooses(self.sampler.params()) {
+        if self.position() > 0 && self.engine.can_choose(self.sampler.params()) {
             self.check(&[0])?;
             if self.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::PrefixStore;
-use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::Device;
-use crate::engine::StepProgram;
+use crate::engine::{StepProgram, most_exact_slots};
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::sampler::SamplerParams;
 use crate::state::StateOptions;
 
@@ -92,7 +92,7 @@ impl SessionOptions {
     pub(super) fn chunk_size(&self, model: &Model) -> Result<usize> {
         let chunk = self.longest_chunk()?;
         Ok(match (self.exact, &self.device) {
-            (true, Some(_)) => chunk.min(model.most_exact_slots()),
+            (true, Some(_)) => chunk.min(most_exact_slots(model)),
             _ => chunk,
         })
     }

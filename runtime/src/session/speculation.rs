@@ -13,9 +13,9 @@
 use super::choice::Choice;
 use super::reading::Reading;
 use super::{Session, SessionOptions, lookup};
-use crate::bound::Model;
 use crate::engine::{Engine, Verifier, plan_verifier};
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::sampler::SamplerState;
 
 /// The longest supported draft.

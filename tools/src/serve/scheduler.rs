@@ -120,8 +120,8 @@ impl Answer {
     }
 
     /// Whether tokens are chosen from logits on the host.
-    fn chooses(&self) -> bool {
-        self.job.logprobs.is_some() || self.generation.chooses()
+    fn needs_choice(&self) -> bool {
+        self.job.logprobs.is_some() || self.generation.needs_choice()
     }
 
     /// Whether the answer must be cut off before its end.
@@ -297,7 +297,7 @@ impl Group {
 
     /// Generates one token of every answer in one pass over the weights.
     fn step_together(&mut self, idle: &mut Vec<Session>) -> Result<()> {
-        let chosen = self.answers.iter().any(Answer::chooses);
+        let chosen = self.answers.iter().any(Answer::needs_choice);
         let chosen = chosen.then(|| self.choose(idle));
         let mut sessions: Vec<&mut Session> =
             self.answers.iter_mut().map(|a| &mut a.session).collect();

@@ -23,7 +23,6 @@ pub use decode::control::Control;
 #[cfg(feature = "emulator")]
 pub use decode::control::FAULT;
 pub use decode::fusion::merge;
-pub use decode::kernel::OpTime;
 pub use decode::kernel::{DecodeKernel, KernelOpInfo};
 #[cfg(feature = "emulator")]
 pub use decode::levels::REVERSED;

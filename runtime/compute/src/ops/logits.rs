@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use waterline_quant::{Activations, Matrix, Output};
 
-use super::project::{load, piece};
+use super::frame::{load, piece};
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows, Source, WeightMatrix};

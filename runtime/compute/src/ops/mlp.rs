@@ -2,7 +2,8 @@
 
 use waterline_quant::{Output, Rounding};
 
-use super::project::{Linear, piece};
+use super::frame::piece;
+use super::project::Linear;
 use super::{Access, CpuOp, DeviceOp, Op, Rules};
 use crate::cpu::{Frame, Shared};
 use crate::cuda::{GatedUnit, Launches};
@@ -57,7 +58,7 @@ impl CpuOp for Mlp {
         let inner_linears = [&self.gate, &self.up];
         let rounding = |linear: &Linear| {
             let all = inner_linears.map(|linear| linear.matrix.format());
-            Rounding::beside(linear.matrix.format(), all)
+            Rounding::for_shared_input(linear.matrix.format(), all)
         };
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;

@@ -7,6 +7,7 @@ mod conv_chosen;
 mod embed;
 mod emit;
 pub(crate) mod experts;
+mod frame;
 mod hax;
 mod hax_sources;
 mod head_linear;

@@ -57,10 +57,10 @@ impl<'a> Rules<'a> {
         });
     }
 
-    /// Requires that the columns overlap none of `others`.
-    pub fn beside(&mut self, name: &str, view: View, others: impl IntoIterator<Item = View>) {
-        let mut others = others.into_iter();
-        self.holds(!others.any(|other| other.overlaps(&view)), || {
+    /// Requires that the columns, which the op reads, overlap none of `written`.
+    pub fn unwritten(&mut self, name: &str, view: View, written: impl IntoIterator<Item = View>) {
+        let mut written = written.into_iter();
+        self.holds(!written.any(|other| other.overlaps(&view)), || {
             format!("{name}, {view:?}, is changed by the op")
         });
     }

@@ -63,7 +63,7 @@ fn candidates(path: &Path) -> Vec<PathBuf> {
         let name = path.file_name().unwrap_or_default();
         name.to_string_lossy().to_lowercase()
     };
-    let of_model = name(path);
+    let shared_name = name(path);
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
@@ -77,7 +77,7 @@ fn candidates(path: &Path) -> Vec<PathBuf> {
             let rest = name
                 .strip_prefix("mtp-")
                 .filter(|rest| rest.ends_with(".gguf"))?;
-            let alike = rest.bytes().zip(of_model.bytes());
+            let alike = rest.bytes().zip(shared_name.bytes());
             Some((alike.take_while(|(a, b)| a == b).count(), file))
         })
         .collect();

@@ -188,7 +188,8 @@ fn shares_up_to(row: usize, width: usize, values: &[f32]) -> Vec<f32> {
     (0..width).map(sum).collect()
 }
 
-/// The matrix that multiplies head h of an input of `weight`'s width by row h of `tensor` `[heads, head_dim]`.
+/// Expands a vector for each head, `tensor` `[heads, head_dim]`, to a block-diagonal matrix of the shape of `weight`: row h holds the
+/// vector of head h in the columns that the head reads, and zeros elsewhere.
 pub(super) fn block_diagonal(name: &str, tensor: &Tensor, weight: &WeightSpec) -> Result<Tensor> {
     let ([heads, head_dim], &[rows, width]) = (&tensor.shape[..], &weight.shape[..]) else {
         return Err(wrong_gate(name, tensor, weight));

@@ -106,7 +106,7 @@ const FAMILIES: &[Family] = &[
 /// Maximum size in bytes of a configuration, tokenizer or template; the largest tokenizers have a tenth of it.
 const LARGEST_TEXT: u64 = 256 << 20;
 
-/// Bytes to reserve for the name, shape and location of a tensor.
+/// Estimated memory of a tensor's name, shape and location, in bytes.
 const OF_TENSOR: usize = 1 << 9;
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files if they exist.

@@ -255,7 +255,7 @@ fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(path, "cannot read", e)),
     };
-    if let Some((found, expected)) = waterline_quant::stray(&bytes) {
+    if let Some((found, expected)) = waterline_quant::failed_download(&bytes) {
         return Err(Error::Config {
             file: path.display().to_string(),
             key: "the file".into(),

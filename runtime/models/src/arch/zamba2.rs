@@ -14,7 +14,7 @@ use super::{Config, Family, mamba};
 use crate::error::Result;
 use crate::mixers::{Mamba2, Mixer, SharedBlock, SharedBlockSpec};
 use crate::model::{LayerSpec, ModelSpec};
-use crate::weights::{WeightSpec, of_model};
+use crate::weights::{WeightSpec, shared_name};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["zamba2"],
@@ -176,7 +176,7 @@ fn tensor(
         let range = if of_gates { 0..inner } else { inner..2 * inner };
         rows(name, &both, &[range])
     };
-    let shared = name.strip_prefix(of_model("shared_block.").as_str());
+    let shared = name.strip_prefix(shared_name("shared_block.").as_str());
     if let Some((number, part)) = shared.and_then(|rest| rest.split_once('.')) {
         let number: usize = number.parse().unwrap_or(0);
         return match BLOCK.iter().find(|(ours, _)| *ours == part) {

@@ -26,7 +26,7 @@ use crate::lowering::{Lowering, Sum};
 use crate::operands::{RESIDUAL, View};
 use crate::ops::{Attend, HeadGroup, HeadOp, Prepare, Rope};
 use crate::state::StateTensor;
-use crate::weights::{WeightSpec, of_model};
+use crate::weights::{WeightSpec, shared_name};
 
 pub(super) const KIND: &str = "shared_block";
 
@@ -86,7 +86,7 @@ impl SharedBlockSpec {
 
     /// The full name of a tensor of the block, which all uses of the block share.
     fn name(&self, part: &str) -> String {
-        of_model(&format!("{KIND}.{}.{part}", self.number))
+        shared_name(&format!("{KIND}.{}.{part}", self.number))
     }
 
     /// The projections of q, k and v, with their widths.

@@ -236,9 +236,9 @@ impl Draft {
                 otherwise.into()
             }
         };
-        let of_model = if spec.tied { "token_embd" } else { "output" };
+        let shared_name = if spec.tied { "token_embd" } else { "output" };
         let embedding = own(mtp.own_embedding, "embed_tokens", "token_embd");
-        let head = own(mtp.own_head, "shared_head_head", of_model);
+        let head = own(mtp.own_head, "shared_head_head", shared_name);
         let head_norm = own(mtp.own_norm, "shared_head_norm", "output_norm");
         let embed = Embed {
             matrix: matrix(file, tensors, &format!("{embedding}.weight"))?,

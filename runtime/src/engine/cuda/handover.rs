@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::CudaEngine;
-use crate::bound::Model;
 use crate::cuda::{Address, DecodeKernel, Device, Sampling};
 use crate::error::Result;
+use crate::loaded::Model;
 use crate::sampler::SamplerState;
 use crate::state::{Kv, SAMPLER, StatePlan};
 

@@ -17,13 +17,14 @@ use copies::Copying;
 use programs::Programs;
 
 use super::{Engine, Group, Setup, StateCopy, StepForm, Verifier};
-use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
-    Address, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime,
-    Queue, Sampling,
+    Address, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, Queue,
+    Sampling,
 };
 use crate::error::{Error, Result};
+use crate::loaded::Model;
+use crate::op_time::OpTime;
 use crate::operands::RESIDUAL;
 use crate::sampler::{SamplerParams, SamplerState};
 use crate::state::{Arena, Kv, LOGITS, StatePlan};
@@ -302,7 +303,7 @@ impl Engine for CudaEngine {
         })
     }
 
-    fn chooses(&self, params: &SamplerParams) -> bool {
+    fn can_choose(&self, params: &SamplerParams) -> bool {
         params.is_greedy() || Sampling::new(params).is_some()
     }
 

@@ -7,7 +7,6 @@ use super::CudaEngine;
 use super::batch::DeviceExact;
 use super::copies::{Copying, checkpoint_bytes};
 use super::programs::{Calls, ProgramWriter, Programs};
-use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
     ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Sampling, SessionMemory, Slot,
@@ -15,6 +14,7 @@ use crate::cuda::{
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::program::Schedule;
 use crate::state::{Arena, LOGITS, StateOptions, StatePlan};
 

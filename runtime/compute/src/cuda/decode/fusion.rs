@@ -69,7 +69,7 @@ fn hand_over(
     let Some(next) = rest.front().and_then(Queued::op) else {
         return false;
     };
-    let takes = |queued: &Queued| queued.takes.iter().any(|take| work.is_what(take));
+    let takes = |queued: &Queued| queued.takes.iter().any(|take| work.can_be_taken(take));
     if !read_once(memory.op) || !rest.front().is_some_and(takes) {
         return false;
     }
@@ -84,7 +84,7 @@ fn hand_over(
                 .writes
                 .extend_from_slice(&memory.accesses.writes);
         }
-        let Some(index) = queued.takes.iter().position(|take| work.is_what(take)) else {
+        let Some(index) = queued.takes.iter().position(|take| work.can_be_taken(take)) else {
             continue;
         };
         let computes = match (queued.takes.swap_remove(index), &work) {
@@ -145,7 +145,7 @@ enum Work {
 
 impl Work {
     /// Whether this is the work that a call can take over.
-    fn is_what(&self, take: &Take) -> bool {
+    fn can_be_taken(&self, take: &Take) -> bool {
         match (self, take) {
             (
                 Work::UnitHeads(columns),

@@ -19,6 +19,7 @@ use crate::cuda::device::Device;
 use crate::cuda::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use crate::cuda::schedule::{DECODE_THREADS, Queued};
 use crate::error::Result;
+use crate::op_time::OpTime;
 
 /// Threads of a block.
 const CTA_THREADS: usize = DECODE_THREADS + 32 * PRODUCER_WARPS;
@@ -42,17 +43,6 @@ pub struct DecodeKernel {
     shared: usize,
     /// Number of stages of the weight pipeline, and bytes per stage.
     stages: [usize; 2],
-}
-
-/// The time that one op of a step took: in clock cycles of the first SM, or in nanoseconds on a CPU.
-#[derive(Clone, Debug)]
-pub struct OpTime {
-    /// The op's function on a GPU; the op's name and the size of its weights on a CPU.
-    pub function: String,
-    /// Until the op's input was complete. Zero on a CPU, where an op begins when the previous one has ended.
-    pub wait: u64,
-    /// From then to the op's end.
-    pub work: u64,
 }
 
 /// Description of an op of the kernel, for the printed schedule.

@@ -348,7 +348,7 @@ mod tests {
     fn recurrence(inputs: [Option<Rows>; 3]) -> Recurrence {
         Recurrence {
             inputs: inputs.to_vec(),
-            of_sums: inputs.len(),
+            sum_inputs: inputs.len(),
             input_bytes: 0,
             output: rows(HEADS, 64),
             blocks: 1,
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn sums_of_a_recurrence_need_all_inputs_but_the_last() {
         let recurrence = Recurrence {
-            of_sums: 2,
+            sum_inputs: 2,
             ..recurrence([Some(rows(X, 64)), None, Some(rows(INNER, 64))])
         };
         assert!(recurrence.sums(rows(X, 8)) && !recurrence.sums(rows(INNER, 64)));

@@ -2,11 +2,10 @@
 //!
 //! A thread block per SM walks a list of ops ([`kernel`], `cta.cu`). Producer warps stream the block's weights through a pipeline in shared
 //! memory ([`pipeline`]; [`split`] divides rows among blocks, [`layout`] divides shared memory). Blocks exchange values through
-//! [`mailbox`]es, or meet at a grid barrier. A matrix-vector product ([`gemv`]) has a prologue, which computes its input, and an epilogue.
+//! [`mailbox`]es, or meet at a grid barrier. A matrix-vector product (`gemv.cu`) has a prologue, which computes its input, and an epilogue.
 
 pub(crate) mod control;
 pub(crate) mod fusion;
-pub(crate) mod gemv;
 pub(crate) mod kernel;
 mod layout;
 pub(crate) mod levels;

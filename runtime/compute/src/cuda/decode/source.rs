@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::control::{ControlWords, Wait};
-use super::gemv::EpilogueKind;
 use super::levels::KernelOp;
 use super::mailbox::{MailboxBit, Mailboxes};
 use super::pipeline::Segment;
 use super::record::{OpRecord, ROW_OPS_PARAMETER};
 use crate::abi::DeviceType;
+use crate::cuda::gemm::EpilogueKind;
 use crate::cuda::schedule::{Form, ROW_OPS, Source, Text};
 use crate::cuda::source::{TranslationUnit, add_common, each_once};
 

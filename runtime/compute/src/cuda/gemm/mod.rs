@@ -5,11 +5,13 @@ mod chosen;
 mod prologue;
 mod slots;
 mod slots_mma;
+mod streaming;
 mod tensor_cores;
 
 use bytemuck::Zeroable;
 pub(crate) use prologue::{Prologue, PrologueFlag, StepKind};
 pub(crate) use slots::{CODE_ROWS, CODES_SHARED};
+pub(in crate::cuda) use streaming::EpilogueKind;
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::abi::device_struct;
@@ -103,7 +105,7 @@ pub(crate) fn formats_of(weights: &[WeightMatrix]) -> usize {
 /// Returns how the input of each matrix is rounded.
 fn roundings_of(weights: &[WeightMatrix]) -> Vec<Option<Rounding>> {
     let formats = || weights.iter().map(|weight| weight.matrix.format().plain());
-    let rounding = |format| Rounding::beside(format, formats());
+    let rounding = |format| Rounding::for_shared_input(format, formats());
     formats().map(rounding).collect()
 }
 

@@ -19,10 +19,10 @@ pub struct Parameter {
 impl Parameter {
     /// A parameter that passes a value.
     pub fn value<T: DeviceType + Pod>(value: T) -> Self {
-        Self::of_kind(T::NAME.into(), value)
+        Self::with_type(T::NAME.into(), value)
     }
 
-    fn of_kind<T: Pod>(kind: String, value: T) -> Self {
+    fn with_type<T: Pod>(kind: String, value: T) -> Self {
         let mut words = vec![0u64; size_of::<T>().div_ceil(8)].into_boxed_slice();
         bytemuck::cast_slice_mut(&mut words)[..size_of::<T>()]
             .copy_from_slice(bytemuck::bytes_of(&value));
@@ -48,7 +48,7 @@ impl Parameter {
 
     /// A pointer to numbers of type `kind`, such as `const float`.
     pub fn pointer(kind: &str, address: Address) -> Self {
-        Self::of_kind(format!("{kind}*"), address)
+        Self::with_type(format!("{kind}*"), address)
     }
 
     /// An `int`.

@@ -7,7 +7,7 @@ pub struct Recurrence {
     /// The columns of each input, in the order of its parameters; `None` for an absent input.
     pub inputs: Vec<Option<Rows>>,
     /// Number of leading inputs that the sums over the state need; the other inputs are read after these sums.
-    pub of_sums: usize,
+    pub sum_inputs: usize,
     /// Bytes of an input's parameter, which begins with its mailbox.
     pub input_bytes: usize,
     /// The outputs of all heads.
@@ -28,7 +28,7 @@ impl Recurrence {
 
     /// Whether the sums need any of these columns.
     pub fn sums(&self, columns: Rows) -> bool {
-        let mut inputs = self.inputs[..self.of_sums].iter().flatten();
+        let mut inputs = self.inputs[..self.sum_inputs].iter().flatten();
         inputs.any(|&input| input.overlaps(columns))
     }
 }

@@ -7,7 +7,8 @@ use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::functions::{Norm, OutputOp};
 use crate::operands::{PRODUCT, RESIDUAL};
 use crate::ops::CpuOp;
-use crate::ops::project::{Linear, piece};
+use crate::ops::frame::piece;
+use crate::ops::project::Linear;
 
 impl OutputOp {
     /// Applies the op to the values of token `t`.
@@ -25,13 +26,13 @@ impl OutputOp {
                 }
             }
             OutputOp::Add(view, gains) => {
-                let columns = view.of_token(buffers, t).iter().zip(gains.iter());
+                let columns = view.token(buffers, t).iter().zip(gains.iter());
                 for (x, (column, gain)) in values.iter_mut().zip(columns) {
                     *x += gain * column;
                 }
             }
             OutputOp::Map(function) => function.apply(values),
-            OutputOp::Gate(gate, function) => function.gate(gate.of_token(buffers, t), values),
+            OutputOp::Gate(gate, function) => function.gate(gate.token(buffers, t), values),
         }
     }
 }
@@ -44,7 +45,7 @@ impl CpuOp for Emit {
             rounding,
             #[inline(always)]
             |buffers, t, row| {
-                row.copy_from_slice(self.input.of_token(buffers, t));
+                row.copy_from_slice(self.input.token(buffers, t));
                 for finish in &self.finish {
                     finish.apply(buffers, t, row);
                 }

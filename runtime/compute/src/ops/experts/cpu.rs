@@ -8,7 +8,7 @@ use crate::cpu::{Frame, Shared, simd};
 use crate::functions::Activation;
 use crate::operands::View;
 use crate::ops::CpuOp;
-use crate::ops::project::load;
+use crate::ops::frame::load;
 use crate::ops::route::Chosen;
 
 /// Rows of the first matrices per task, and rows of the last one.

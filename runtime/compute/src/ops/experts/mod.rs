@@ -79,8 +79,8 @@ impl Expert {
     /// How the input of the first matrices is rounded; if they differ, the finer of the two ways.
     fn rounding(&self) -> Option<Rounding> {
         let formats = || self.first().map(Matrix::format);
-        let beside = |format| Rounding::beside(format, formats());
-        formats().map(beside).max().flatten()
+        let rounding = |format| Rounding::for_shared_input(format, formats());
+        formats().map(rounding).max().flatten()
     }
 
     fn bytes(&self) -> usize {

@@ -3,7 +3,7 @@
 use super::HeadLinear;
 use crate::cpu::{Frame, Shared};
 use crate::ops::CpuOp;
-use crate::ops::project::load;
+use crate::ops::frame::load;
 
 /// Rows of a head's matrix per task.
 const ROWS: usize = 64;
@@ -17,7 +17,7 @@ impl CpuOp for HeadLinear {
         let (rows, cols, width) = (self.rows(), self.matrix.cols(), self.x.width / self.heads);
         let mut out = frame.buffers.take(self.out.buffer);
         let buffers = &*frame.buffers;
-        let of_head = |t: usize, head: usize| &self.x.of_token(buffers, t)[head * width..][..width];
+        let of_head = |t: usize, head: usize| &self.x.token(buffers, t)[head * width..][..width];
         // A head of a token is a row of the inputs.
         load(
             frame.pool,

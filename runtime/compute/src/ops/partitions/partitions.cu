@@ -53,11 +53,11 @@ __device__ void weigh_token(const PartitionRoute& route, int rank, float weight,
 }
 
 // The single token of a step. Its columns are loaded during routing if all partitions share them.
-template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
+template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay_kind, bool complement, int write, int finish,
           int batch, bool aligned>
 __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& route) {
   static_assert(queries == 1 && !complement && batch == 1, "partitions have one query and keys of their own");
-  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay, complement, write, finish, batch, aligned>;
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay_kind, complement, write, finish, batch, aligned>;
   float* room = shared_memory<float>();
   int head = blockIdx.x / State::groups % heads, rank = blockIdx.x / State::groups / heads;
   const float* chosen = route.chosen.token(0) + rank;
@@ -89,11 +89,11 @@ __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& rou
 }
 
 // `out` has `readers` rows of all heads for each token.
-template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement,
+template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int decay_kind, bool complement,
           int write, int finish, int batch, bool aligned>
 __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, int tokens) {
   static_assert(queries == 1 && !complement && batch > 1, "partitions have one query and keys of their own");
-  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay, complement, write, finish, batch, aligned>;
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay_kind, complement, write, finish, batch, aligned>;
   constexpr int buffers = 2;
   __shared__ Gathered<batch> gathered[buffers];
   float* room = shared_memory<float>();

@@ -112,7 +112,7 @@ impl Op for Prepare {
             for (source, width) in group.sources() {
                 rules.width("an additional input of a head group", source, width);
                 let groups = self.groups.iter().map(|group| group.view);
-                rules.beside("an additional input of a head group", source, groups);
+                rules.unwritten("an additional input of a head group", source, groups);
             }
         }
         for (view, gate) in &self.gates {

@@ -3,8 +3,6 @@
 mod cpu;
 mod launch;
 
-pub(super) use cpu::{load, piece};
-
 use waterline_quant::{Matrix, Rounding};
 
 use super::{Access, Op};
@@ -50,7 +48,7 @@ struct Pass {
 /// Groups matrices by the rounding of their inputs.
 fn passes(linears: &[Linear]) -> Vec<Pass> {
     let formats = || linears.iter().map(|linear| linear.matrix.format());
-    let roundings = formats().map(|format| Rounding::beside(format, formats()));
+    let roundings = formats().map(|format| Rounding::for_shared_input(format, formats()));
     let mut passes: Vec<Pass> = Vec::new();
     for (i, rounding) in roundings.enumerate() {
         match passes.iter_mut().find(|pass| pass.rounding == rounding) {

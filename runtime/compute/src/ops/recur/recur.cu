@@ -21,7 +21,7 @@ __device__ float finished(float out, float gain, float value, float gate) {
 }
 
 // `complement`: keys are one minus the decay of their row.
-template <int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int decay_kind, bool complement, int write, int finish,
           int batch, bool aligned>
 struct Recurrence {
   // Rows per thread, a multiple of four so that keys are read four at a time. Rows past dk are zero.
@@ -29,7 +29,7 @@ struct Recurrence {
   static constexpr int depth = rows * lanes;
   static constexpr int block_columns = 32 / lanes * columns * warps;
   static constexpr int groups = (dv + block_columns - 1) / block_columns;
-  static constexpr bool row_decays = decay == DECAY_ROWS;
+  static constexpr bool row_decays = decay_kind == DECAY_ROWS;
   // Whether this kernel may have to normalize keys and queries (a step of the delta rule).
   static constexpr bool measures = write == WRITE_DELTA && batch == 1;
   // Whether a key other than the written one reads the state.
@@ -62,7 +62,7 @@ struct Recurrence {
       : in(in), head(index * queries), part(part), first_column(group * block_columns) {
     place = lane_index() % lanes;
     column = first_column + (warp_index() * (32 / lanes) + lane_index() / lanes) * columns;
-    constant = decay == DECAY_FIXED || decay == DECAY_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
+    constant = decay_kind == DECAY_FIXED || decay_kind == DECAY_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
   }
 
   __device__ int row(int r) const { return (r / 4 * lanes + place) * 4 + r % 4; }
@@ -132,7 +132,7 @@ struct Recurrence {
                                                 min(block_columns, dv - first_column));
     float* scalars = x + scalars_at;
     if (lane_index() == BETA && write == WRITE_DELTA) copy_async<4>(scalars + BETA, in.beta.at(t, head, 1, part));
-    if (lane_index() == DECAY && (decay == DECAY_HEAD || decay == DECAY_STEP)) {
+    if (lane_index() == DECAY && (decay_kind == DECAY_HEAD || decay_kind == DECAY_STEP)) {
       copy_async<4>(scalars + DECAY, in.decay.at(t, head, 1, part));
     }
     if (lane_index() == WRITE_GATE && in.write_gate.rows.first) {
@@ -165,9 +165,9 @@ struct Recurrence {
     float value[columns], written[columns];
     float gate = in.write_gate.rows.first ? x[scalars_at + WRITE_GATE] : 1.0f;
     float scalar = 1.0f;
-    if constexpr (decay == DECAY_FIXED) scalar = expf(constant);
-    if constexpr (decay == DECAY_HEAD) scalar = expf(x[scalars_at + DECAY]);
-    if constexpr (decay == DECAY_STEP) scalar = expf(constant * x[scalars_at + DECAY]);
+    if constexpr (decay_kind == DECAY_FIXED) scalar = expf(constant);
+    if constexpr (decay_kind == DECAY_HEAD) scalar = expf(x[scalars_at + DECAY]);
+    if constexpr (decay_kind == DECAY_STEP) scalar = expf(constant * x[scalars_at + DECAY]);
 #pragma unroll
     for (int c = 0; c < columns; c++) {
       value[c] = x[v_at + column - first_column + c];
@@ -187,14 +187,14 @@ struct Recurrence {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         if (complement) keys[i] = 1.0f - decays[i];
-        if (decay == DECAY_BY_KEY) decays[i] = 1.0f - keys[i];
-        if (decay != DECAY_BY_KEY && !row_decays) decays[i] = scalar;
+        if (decay_kind == DECAY_BY_KEY) decays[i] = 1.0f - keys[i];
+        if (decay_kind != DECAY_BY_KEY && !row_decays) decays[i] = scalar;
 #pragma unroll
         for (int c = 0; c < columns; c++) {
           float& s = state[r + i][c];
           if (write == WRITE_REPLACE) read[c] += removals[i] * s;
-          if (decay == DECAY_BY_VALUE) s *= 1.0f - value[c];
-          if (decay != DECAY_NONE && decay != DECAY_BY_VALUE) s *= decays[i];
+          if (decay_kind == DECAY_BY_VALUE) s *= 1.0f - value[c];
+          if (decay_kind != DECAY_NONE && decay_kind != DECAY_BY_VALUE) s *= decays[i];
           if (write == WRITE_DELTA) read[c] += keys[i] * s;
           if (write == WRITE_ERASE) read[c] += removals[i] * s;
           if (write == WRITE_ADD) s += keys[i] * written[c];
@@ -306,10 +306,10 @@ struct Recurrence {
   }
 };
 
-template <int dk, int dv, int lanes, int columns, int warps, int queries, int decay, bool complement, int write, int finish,
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int decay_kind, bool complement, int write, int finish,
           int batch, bool aligned>
 __device__ void recur(const RecurInputs& in, int tokens) {
-  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay, complement, write, finish, batch, aligned>;
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, decay_kind, complement, write, finish, batch, aligned>;
   constexpr int buffers = batch == 1 ? 1 : 2;
   float* room = shared_memory<float>();
   int index = blockIdx.x / State::groups;

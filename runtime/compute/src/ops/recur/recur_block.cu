@@ -242,9 +242,9 @@ __device__ inline void invert_triangle(const SplitTile<parts>& tile, float* room
 }
 
 // The work on a token block of one state that does not depend on the kind of decay.
-template <int dk, int dv, int queries, int decay, int write, bool aligned, int parts>
+template <int dk, int dv, int queries, int decay_kind, int write, bool aligned, int parts>
 struct ChunkMaker {
-  using Block = ChunkBlock<dk, dv, queries, decay, write, parts>;
+  using Block = ChunkBlock<dk, dv, queries, decay_kind, write, parts>;
   using Tile = SplitTile<parts>;
   static constexpr int tile_size = parts * tile_part;
   // The last write, which depends on the state.

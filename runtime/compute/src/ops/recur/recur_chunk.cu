@@ -1,11 +1,11 @@
 // Token blocks of recurrences whose states decay uniformly: the decays are factors outside the products of the triangles. If
 // each column decays separately, the triangles have no decays.
 
-template <int dk, int dv, int queries, int decay, int write, bool aligned, int parts>
+template <int dk, int dv, int queries, int decay_kind, int write, bool aligned, int parts>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   static_assert(write == WRITE_ADD || write == WRITE_DELTA, "removals are for rows that decay by themselves");
   constexpr bool delta = write == WRITE_DELTA;
-  using Maker = ChunkMaker<dk, dv, queries, decay, write, aligned, parts>;
+  using Maker = ChunkMaker<dk, dv, queries, decay_kind, write, aligned, parts>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
@@ -19,11 +19,11 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   if (threadIdx.x < chunk_block) {
     bool inside = threadIdx.x < count;
     int t = first + threadIdx.x;
-    float constant = decay == DECAY_FIXED || decay == DECAY_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
+    float constant = decay_kind == DECAY_FIXED || decay_kind == DECAY_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
     float log = 0.0f;
-    if (decay == DECAY_FIXED) log = constant;
-    if (decay == DECAY_HEAD && inside) log = *in.decay.at(t, head, 1, 0);
-    if (decay == DECAY_STEP && inside) log = constant * *in.decay.at(t, head, 1, 0);
+    if (decay_kind == DECAY_FIXED) log = constant;
+    if (decay_kind == DECAY_HEAD && inside) log = *in.decay.at(t, head, 1, 0);
+    if (decay_kind == DECAY_STEP && inside) log = constant * *in.decay.at(t, head, 1, 0);
     // Below this a decay is zero in f32; the clamp keeps the sums small, so that their differences are exact enough.
     if (log < -110.0f) log = -110.0f;
     to_end[threadIdx.x] = inside ? log : 0.0f;
@@ -38,7 +38,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   }
   __syncthreads();
   if (threadIdx.x < chunk_block) to_end[threadIdx.x] = expf(sums_of_logs[chunk_block - 1] - sum);
-  if (decay != DECAY_BY_VALUE && threadIdx.x == 0) block.decay(0) = reach[chunk_block - 1];
+  if (decay_kind != DECAY_BY_VALUE && threadIdx.x == 0) block.decay(0) = reach[chunk_block - 1];
 
   const float* key_rows = in.k.at(first, head, dk, 0);
   ChunkShare ahead, asked;
@@ -85,6 +85,6 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
       maker.weights(query + delta, 0).store(row, column, SplitPair<parts>(decayed[0], decayed[1]));
     });
   }
-  if constexpr (decay == DECAY_BY_VALUE) finish_columns(maker);
+  if constexpr (decay_kind == DECAY_BY_VALUE) finish_columns(maker);
   else maker.finish();
 }

@@ -7,7 +7,7 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, DECAY_BY_VALUE,
   using Block = ChunkBlock<dk, dv, queries, DECAY_BY_VALUE, WRITE_ADD, parts>;
   Block block = maker.block;
   int first = maker.first, count = maker.count, group = warp_index();
-  // The values that are read at all levels, and the results of the tokens after the borders.
+  // `read`: values that products of all levels read. After them, the sums of each level for the tokens after its borders.
   SplitTile<parts> read = {maker.room, level_part, block_pitch};
   float* sums_room = reinterpret_cast<float*>(maker.room + parts * level_part);
   float2* totals = reinterpret_cast<float2*>(maker.rest);

@@ -18,9 +18,9 @@ __device__ inline float spread_sums(float (&x)[32]) {
 }
 
 // `complement`: keys are one minus the decay of their row.
-template <int dk, int dv, int queries, int decay, bool complement, int write, bool aligned, int parts>
+template <int dk, int dv, int queries, int decay_kind, bool complement, int write, bool aligned, int parts>
 __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Maker = ChunkMaker<dk, dv, queries, decay, write, aligned, parts>;
+  using Maker = ChunkMaker<dk, dv, queries, decay_kind, write, aligned, parts>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
@@ -55,7 +55,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       } else if (!complement) {
         fill(keys, in.k, head, 0);
       }
-      if (decay == DECAY_ROWS) fill(decays, in.decay, head, 0);
+      if (decay_kind == DECAY_ROWS) fill(decays, in.decay, head, 0);
       if (shift == 1) fill(asked, in.removal, head, 1);
       else if (write == WRITE_ERASE && solving) fill(asked, in.removal, head, 0);
       else if (!reads_keys) fill(asked, in.q, head + query, 0);
@@ -70,8 +70,8 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
         key[i] = removed ? times(keys.x[i], rates.x[i]) : keys.x[i];
-        if (decay == DECAY_ROWS) decayed[i] = {expf(decays.x[i].x), expf(decays.x[i].y)};
-        if (decay == DECAY_BY_KEY) decayed[i] = {1.0f - key[i].x, 1.0f - key[i].y};
+        if (decay_kind == DECAY_ROWS) decayed[i] = {expf(decays.x[i].x), expf(decays.x[i].y)};
+        if (decay_kind == DECAY_BY_KEY) decayed[i] = {1.0f - key[i].x, 1.0f - key[i].y};
         if (complement) key[i] = {1.0f - decayed[i].x, 1.0f - decayed[i].y};
         reader[i] = reads_keys ? key[i] : asked.x[i];
         total = times(total, decayed[i]);

@@ -46,9 +46,9 @@ struct ChunkRing {
 // operand of products with the ring's slices. A warp takes 16 of every 64 rows. If there are 32 columns it takes half of them,
 // otherwise half of the panels and of the slices. If partitions have `heads` states each, `firsts` holds the first block of each
 // partition, followed by the end of the last one.
-template <int dk, int dv, int queries, int decay, int write, int columns, int slots, int finish, int parts>
+template <int dk, int dv, int queries, int decay_kind, int write, int columns, int slots, int finish, int parts>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
-  using Block = ChunkBlock<dk, dv, queries, decay, write, parts>;
+  using Block = ChunkBlock<dk, dv, queries, decay_kind, write, parts>;
   constexpr int image_size = Block::image_size;
   constexpr int writes = Block::writes, key_images = writes * Block::slices;
   constexpr bool wide = columns == 32;

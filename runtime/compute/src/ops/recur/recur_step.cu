@@ -13,7 +13,7 @@ enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 // (q k) w. Where d is one number per head, the sums over the rows of S need only q, k and S. Values and the head's scalars are
 // loaded once per thread block, into shared memory. There are two barriers: after the sums of each warp, and after the sums over
 // all warps.
-template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
+template <int mailboxes, int dk, int dv, int columns, int queries, int decay_kind, bool complement, int write, int finish>
 struct RecurrenceStep {
   // Columns per thread, threads of a warp across the columns, and threads down the rows.
   static constexpr int own = dv % 2 == 0 ? 2 : 1;
@@ -26,7 +26,7 @@ struct RecurrenceStep {
   static constexpr int groups = (dv + columns - 1) / columns;
   static_assert(across <= 32 && STEP_READ_GATES + queries <= 32, "one warp loads the scalars");
 
-  static constexpr bool row_decays = decay == DECAY_ROWS;
+  static constexpr bool row_decays = decay_kind == DECAY_ROWS;
   static constexpr bool reads = write != WRITE_ADD;
   static constexpr bool measures = write == WRITE_DELTA;
   // Whether a key other than the written one reads the state.
@@ -178,7 +178,7 @@ struct RecurrenceStep {
       which = STEP_V, at = first_column + threadIdx.x, to = values_at + threadIdx.x;
     }
     if (warp_index() == warps - 1 && lane < STEP_READ_GATES + queries) {
-      constexpr bool decays_by_input = decay == DECAY_HEAD || decay == DECAY_STEP;
+      constexpr bool decays_by_input = decay_kind == DECAY_HEAD || decay_kind == DECAY_STEP;
       int wanted = lane == STEP_BETA ? STEP_BETAS : lane == STEP_DECAY ? STEP_DECAYS : lane == STEP_WRITE_GATE ? STEP_WRITE_GATES : STEP_READS;
       bool exists = in->input[wanted].plain && (decays_by_input || lane != STEP_DECAY);
       if (exists) which = wanted, number += max(lane - STEP_READ_GATES, 0), to = weights_at + lane;
@@ -230,13 +230,13 @@ struct RecurrenceStep {
     float part[count] = {};
 #pragma unroll
     for (int r = 0; r < rows; r++) {
-      float decay_kind = row_decays ? expf(decays[r]) : 1.0f;
-      if (complement) key[r] = has(r) ? 1.0f - decay_kind : 0.0f;
+      float decay = row_decays ? expf(decays[r]) : 1.0f;
+      if (complement) key[r] = has(r) ? 1.0f - decay : 0.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
         float& s = state[r][c];
         if (write == WRITE_REPLACE) part[c] += removal[r] * s;
-        if (row_decays) s *= decay_kind;
+        if (row_decays) s *= decay;
         if (write == WRITE_DELTA) part[c] += key[r] * s;
         if (write == WRITE_ERASE) part[c] += removal[r] * s;
         for (int i = 0; i < queries; i++) part[out_at + i * own + c] += query[i][r] * s;
@@ -273,16 +273,16 @@ struct RecurrenceStep {
   // The head's scalar decay.
   __device__ float scalar() const {
     float constant = 1.0f;
-    if constexpr (decay == DECAY_FIXED || decay == DECAY_STEP) constant = in->constants[head * in->constant_shares >> 16];
-    if constexpr (decay == DECAY_FIXED) return expf(constant);
-    if constexpr (decay == DECAY_HEAD || decay == DECAY_STEP) return expf(constant * room[weights_at + STEP_DECAY]);
+    if constexpr (decay_kind == DECAY_FIXED || decay_kind == DECAY_STEP) constant = in->constants[head * in->constant_shares >> 16];
+    if constexpr (decay_kind == DECAY_FIXED) return expf(constant);
+    if constexpr (decay_kind == DECAY_HEAD || decay_kind == DECAY_STEP) return expf(constant * room[weights_at + STEP_DECAY]);
     return 1.0f;
   }
 
   // Writes the outputs and updates the state.
   __device__ void emit_and_update() {
     const float* weights = room + weights_at;
-    float decay_kind = scalar(), read[own] = {}, written[own];
+    float decay = scalar(), read[own] = {}, written[own];
 #pragma unroll
     for (int c = 0; c < own; c++) written[c] = weights[STEP_WRITE_GATE] * room[values_at + pair * own + c];
     // An additive write needs no sums; only the outputs do.
@@ -291,25 +291,25 @@ struct RecurrenceStep {
       float key_factor = measures && in->unit ? unit_factor(total(squares_at)) : 1.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
-        if (reads) read[c] = (write == WRITE_REPLACE ? 1.0f : decay_kind) * total(c);
+        if (reads) read[c] = (write == WRITE_REPLACE ? 1.0f : decay) * total(c);
         if (write == WRITE_ERASE) written[c] -= read[c];
         if (write == WRITE_DELTA) written[c] = key_factor * weights[STEP_BETA] * (written[c] - key_factor * read[c]);
       }
 #pragma unroll
-      for (int i = 0; i < queries; i++) emit(i, decay_kind, read, written);
+      for (int i = 0; i < queries; i++) emit(i, decay, read, written);
     }
 #pragma unroll
     for (int r = 0; r < rows; r++) {
 #pragma unroll
       for (int c = 0; c < own; c++) {
-        state[r][c] = decay_kind * state[r][c] + key[r] * written[c];
+        state[r][c] = decay * state[r][c] + key[r] * written[c];
         if (write == WRITE_REPLACE) state[r][c] -= removal[r] * rate[r] * read[c];
       }
     }
   }
 
   // Writes the outputs of query `number`, in the warp of that number.
-  __device__ void emit(int number, float decay_kind, const float (&read)[own], const float (&written)[own]) {
+  __device__ void emit(int number, float decay, const float (&read)[own], const float (&written)[own]) {
     if (warp_index() != number) return;
     float factor = in->scale * room[weights_at + STEP_READ_GATES + number];
     if (measures && in->unit) factor *= unit_factor(total(squares_at + 1 + number));
@@ -318,7 +318,7 @@ struct RecurrenceStep {
     if constexpr (has_gate(finish)) await_gates();
 #pragma unroll
     for (int c = 0; c < own; c++) {
-      float out = decay_kind * total(out_at + number * own + c) + overlap * written[c] - removed * read[c];
+      float out = decay * total(out_at + number * own + c) + overlap * written[c] - removed * read[c];
       int at = (head + number) * dv + column() + c;
       if (place != 0 || column() >= dv) continue;
       // Not fused with the sum: every form of the op rounds here.
@@ -338,9 +338,9 @@ struct RecurrenceStep {
   }
 };
 
-template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
+template <int mailboxes, int dk, int dv, int columns, int queries, int decay_kind, bool complement, int write, int finish>
 __device__ void recur_step(const RecurStep& in) {
-  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, decay, complement, write, finish>;
+  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, decay_kind, complement, write, finish>;
   int index = blockIdx.x / Step::groups;
   Step step(in, index, blockIdx.x % Step::groups);
   float* matrix = in.states + (long long)index * dk * dv;
@@ -368,9 +368,9 @@ __device__ void recur_step(const RecurStep& in) {
 
 #ifdef WATERLINE_SLOTS
 // Steps of the tokens of all slots in use, whose arguments are `bytes` apart. The state stays in registers.
-template <int mailboxes, int dk, int dv, int columns, int queries, int decay, bool complement, int write, int finish>
+template <int mailboxes, int dk, int dv, int columns, int queries, int decay_kind, bool complement, int write, int finish>
 __device__ void recur_step_slots(const RecurStep& first, int bytes) {
-  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, decay, complement, write, finish>;
+  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, decay_kind, complement, write, finish>;
   int index = blockIdx.x / Step::groups;
   Step step(first, index, blockIdx.x % Step::groups);
   float* matrix = first.states + (long long)index * dk * dv;

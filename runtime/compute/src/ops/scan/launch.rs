@@ -1,4 +1,4 @@
-//! The op as kernels.
+//! Launch of the kernel in `scan.cu`.
 
 use super::Scan;
 use crate::cuda::{Call, Grid, Launches, Parameter, Source};

@@ -106,7 +106,7 @@ impl CpuOp for Trapezoid {
                     || {
                         for t in 0..frame.tokens.len() {
                             let columns = |view: &View, part: usize, width: usize| {
-                                let row = view.of_token(frame.buffers, t);
+                                let row = view.token(frame.buffers, t);
                                 &row[part * width..][..width]
                             };
                             let token = Token {

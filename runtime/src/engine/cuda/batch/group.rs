@@ -9,7 +9,7 @@ use crate::state::HEADER;
 /// The largest batch on a device: a program is recorded for every number of slots up to this.
 const MOST: usize = 64;
 
-/// A program of slots; slot i is the i-th session of a call.
+/// Programs for a batch of sessions: slot i holds the i-th session of a call.
 pub(in crate::engine) struct DeviceGroup(BatchPrograms);
 
 impl DeviceGroup {
@@ -26,7 +26,7 @@ impl DeviceGroup {
     }
 
     /// Assigns each slot its session's state. Slots sample if `sampling` returns parameters for their session.
-    fn seat(
+    fn assign_states(
         &mut self,
         members: &mut dyn Members,
         sampling: impl Fn(&Member) -> Option<Sampling>,
@@ -52,7 +52,7 @@ impl Group for DeviceGroup {
     }
 
     fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()> {
-        self.seat(members, |_| None)?;
+        self.assign_states(members, |_| None)?;
         self.0.read(tokens)?;
         self.0.queue.finish()
     }
@@ -67,7 +67,7 @@ impl Group for DeviceGroup {
             }
             greedy &= params.is_greedy();
         }
-        self.seat(members, |member| {
+        self.assign_states(members, |member| {
             Sampling::new(member.params).filter(|_| !greedy)
         })?;
         self.0.step(tokens, !greedy)?;

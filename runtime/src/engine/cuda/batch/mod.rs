@@ -19,12 +19,12 @@ pub(super) use group::DeviceGroup;
 pub(super) use verifier::DeviceVerifier;
 
 use super::CudaEngine;
-use crate::bound::Model;
 use crate::cuda::{
     Address, Calls, Device, Launches, Memory, Parameter, Program, Queue, Queued, Recording, Rooms,
     Rows, Sampling, SessionMemory, Slot,
 };
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::operands::{RESIDUAL, View};
 use crate::ops::Op;
 use crate::state::LOGITS;

@@ -5,7 +5,7 @@ use super::kernel::KernelSlots;
 use super::{BatchPrograms, CudaEngine, SlotKind, TokenSlots};
 use crate::cpu::room;
 use crate::cuda::Memory;
-use crate::engine::{Engine, Verifier};
+use crate::engine::{Engine, Verifier, most_exact_slots};
 use crate::error::{Error, Result};
 use crate::state::{Arena, HEADER, LOGITS};
 
@@ -38,7 +38,7 @@ impl DeviceVerifier {
     /// # Errors
     /// See [`BatchPrograms::new`].
     pub fn new(engine: &CudaEngine, most: usize, drafts: bool) -> Result<Self> {
-        let most = most.min(engine.model().most_exact_slots());
+        let most = most.min(most_exact_slots(engine.model()));
         let vocab = engine.model().spec().vocab;
         let slots: Box<dyn TokenSlots> = match KernelSlots::new(engine, most)? {
             Some(slots) => Box::new(slots),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use waterline_quant::{BF16, Q4_0, Q4_K, Q6_K};
 
-use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::Device;
 use crate::devices::{device, persistent_device};
 use crate::engine::{self, Setup, StepProgram};
+use crate::loaded::Model;
 use crate::session::choice::Choice;
 use crate::session::{Batch, Session, SessionOptions};
 use crate::state::{Kv, StateOptions};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::bound::Model;
 use crate::cuda::Device;
+use crate::loaded::Model;
 use crate::session::{Session, SessionOptions};
 
 const CHUNK: usize = 16;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::bound::Model;
 use crate::cuda::Device;
 use crate::cuda::FAULT;
 use crate::engine::StepProgram;
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::session::{Session, SessionOptions};
 
 fn open(model: &Arc<Model>, device: &Arc<Device>, fault: Option<u32>) -> Session {

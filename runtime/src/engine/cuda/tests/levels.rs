@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::bound::Model;
 use crate::cuda::Device;
 use crate::cuda::REVERSED;
 use crate::devices::persistent_device;
 use crate::engine::StepProgram;
+use crate::loaded::Model;
 use crate::session::{Session, SessionOptions};
 use crate::state::Kv;
 

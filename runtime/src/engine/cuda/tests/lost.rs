@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::bound::Model;
 use crate::cuda::Device;
 use crate::cuda::Emulator;
 use crate::error::{Error, Result};
+use crate::loaded::Model;
 use crate::model::Checkpoint;
 use crate::sampler::SamplerParams;
 use crate::session::{

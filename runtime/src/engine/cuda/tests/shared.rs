@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use waterline_quant::F16;
 
-use crate::bound::Model;
 use crate::cuda::Device;
+use crate::loaded::Model;
 use crate::model::Checkpoint;
 use crate::session::{Session, SessionOptions};
 

@@ -130,7 +130,7 @@ impl Finish {
             }
         }
         if let Some((gate, function)) = &self.gate {
-            let gates = &gate.of_token(buffers, t)[column..][..outputs.len()];
+            let gates = &gate.token(buffers, t)[column..][..outputs.len()];
             function.gate(gates, outputs);
         }
     }

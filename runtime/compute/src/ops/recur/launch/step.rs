@@ -59,7 +59,7 @@ device_enum! {
 
 /// Number of inputs, and of the inputs that the sums need: all but the gates.
 const INPUTS: usize = StepOperand::Gates as usize + 1;
-const OF_SUMS: usize = INPUTS - 1;
+const SUM_INPUTS: usize = INPUTS - 1;
 /// Columns of a state that a thread block may take.
 const COLUMNS: [usize; 3] = [16, 32, 64];
 /// Most numbers of the state and the inputs in a thread's registers.
@@ -111,7 +111,7 @@ pub(super) fn push(
         inputs: given
             .map(|(input, _)| (input.rows.width > 0).then_some(input.rows))
             .to_vec(),
-        of_sums: OF_SUMS,
+        sum_inputs: SUM_INPUTS,
         input_bytes: size_of::<StepInput>(),
         output: inputs.out,
         blocks,

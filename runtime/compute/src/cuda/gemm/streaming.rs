@@ -1,4 +1,5 @@
-//! The streaming GEMV: matrices times one token's input, with weights from the pipeline. Builds the arguments of `gemv.cu`.
+//! The streaming GEMV of the decode kernel: matrices times one token's input, with weights from the pipeline. Builds the arguments of
+//! `cuda/decode/gemv.cu`.
 
 use waterline_quant::Rounding;
 
@@ -23,7 +24,7 @@ fn numbers(epilogue: Epilogue) -> (i32, i32) {
 
 device_enum! {
     /// Kinds of [`Epilogue`] as numbers.
-    pub(super) enum EpilogueKind("EPILOGUE_") {
+    pub(in crate::cuda) enum EpilogueKind("EPILOGUE_") {
         Store,
         Add,
         Gated,
@@ -32,7 +33,7 @@ device_enum! {
 
 impl Launches<'_> {
     /// Appends a streaming GEMV to a decode program; returns false in another program, or if the weights cannot go through the pipeline.
-    pub(crate) fn push_streaming_gemv(
+    pub(super) fn push_streaming_gemv(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix],

@@ -1,7 +1,7 @@
 //! Detection of text that a failed download left in place of a file.
 
 /// Returns the kind of the text that starts with `bytes`, and how to get the intended file; `None` if the kind is unknown.
-pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
+pub fn failed_download(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     let start = bytes[..bytes.len().min(256)].trim_ascii_start();
     let begins = |text: &str| {
         let start = start.get(..text.len());
@@ -34,11 +34,11 @@ pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::stray;
+    use super::failed_download;
 
     #[test]
     fn what_failed_downloads_leave_is_known() {
-        let found = |text: &str| stray(text.as_bytes()).map(|(found, _)| found);
+        let found = |text: &str| failed_download(text.as_bytes()).map(|(found, _)| found);
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n";
         assert_eq!(found(pointer), Some("a git-lfs pointer"));
         assert_eq!(found("\n <!DOCTYPE html>"), Some("a page of HTML"));

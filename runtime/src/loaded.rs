@@ -109,12 +109,6 @@ impl Model {
         self.has_bf16
     }
 
-    /// The largest number of slots in a GPU batch whose tokens all have the bits of recorded steps. With more slots, tensor cores
-    /// multiply BF16 matrices and round their inputs.
-    pub(crate) fn most_exact_slots(&self) -> usize {
-        if self.has_bf16 { 8 } else { 16 }
-    }
-
     /// The file or directory of the model.
     pub fn file(&self) -> &str {
         &self.file
