@@ -33,7 +33,7 @@ device_enum! {
 
 impl Launches<'_> {
     /// Appends a streaming GEMV to a decode program; returns false in another program, or if the weights cannot go through the pipeline.
-    pub(super) fn push_streaming_gemv(
+    pub(in crate::cuda) fn push_streaming_gemv(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix],
