@@ -202,7 +202,7 @@ typedef struct {
 typedef struct {
   // The token.
   uint32_t token;
-  // The number added to the logit; it must be finite. -1e9 forbids the token.
+  // The number added to the logit: -1e9, which forbids the token, to 1e9.
   float bias;
 } wl_logit_bias;
 
@@ -221,11 +221,11 @@ typedef struct {
   float top_p;
   // Keep tokens at least this many times as probable as the first; 0 keeps all. 0.05 by default.
   float min_p;
-  // The penalty factor for tokens in the window; 1, the default, disables it, and larger values discourage repetition.
+  // The penalty factor for tokens in the window, 0.001 to 1000; 1, the default, disables it, and larger values discourage repetition.
   float repetition_penalty;
-  // Subtracted per occurrence in the window; 0, the default, disables it.
+  // Subtracted per occurrence in the window, -1e6 to 1e6; 0, the default, disables it.
   float frequency_penalty;
-  // Subtracted once if the token occurs in the window; 0, the default, disables it.
+  // Subtracted once if the token occurs in the window, -1e6 to 1e6; 0, the default, disables it.
   float presence_penalty;
   // The number of last tokens that the three penalties cover; 64 by default.
   uint32_t penalty_window;
@@ -665,7 +665,7 @@ wl_status wl_batch_feed(wl_batch *batch, wl_session *const *sessions, const uint
 
 // Advances the generations that wl_generate_start or wl_chat_start began on `count` distinct sessions, by one token each, together.
 // `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, like that of wl_generate_next, but
-// empty if the token completes none. It is NULL if the generation has ended, or if its constraint allows no token; wl_generate_next then
+// empty if the token completes none. It is NULL if the generation has ended, or if it fails alone because no token can be chosen; wl_generate_next then
 // gives the result or the error, and the session may stay in the call. Each session gives the text that it would give alone. Errors and
 // threads are as in wl_batch_step; WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
 wl_status wl_batch_generate(wl_batch *batch,

@@ -138,3 +138,37 @@ fn what_a_batch_cannot_step_is_refused_before_anything_is_read() {
     assert_eq!(one.position(), position + 1);
     assert!(Batch::new(&one, 0).is_err());
 }
+
+#[test]
+fn a_session_that_fails_does_so_alone() {
+    for (name, model) in models().into_iter().step_by(5) {
+        let mut alone = [session(&model, 0), session(&model, 3)];
+        let mut first = session(&model, 0);
+        let mut cancelled = session(&model, 1);
+        let mut empty = Session::new(Arc::clone(&model), options()).expect("a session");
+        let mut last = session(&model, 3);
+        let mut batch = Batch::new(&first, 4).expect("a batch");
+        for step in 0..STEPS {
+            if step % 3 == 1 {
+                cancelled.canceller().cancel();
+            }
+            let position = cancelled.position();
+            let mut members = [&mut first, &mut cancelled, &mut empty, &mut last];
+            let stepped = batch.step_each(&mut members).expect("a step");
+            let failed = matches!(stepped[1], Err(Error::Cancelled { .. }));
+            assert_eq!(failed, step % 3 == 1);
+            assert_eq!(cancelled.position() > position, !failed);
+            assert!(matches!(stepped[2], Err(Error::Invalid { .. })), "{name}");
+            for (one, other) in alone.iter_mut().zip([&stepped[0], &stepped[3]]) {
+                let token = one.step().expect("a step");
+                assert!(other.as_ref().is_ok_and(|&other| other == token), "{name}");
+            }
+        }
+        let bits = |session: &Session| -> Vec<u32> {
+            let logits = session.logits().expect("logits");
+            logits.iter().map(|x| x.to_bits()).collect()
+        };
+        assert!(bits(&alone[0]) == bits(&first), "{name}");
+        assert!(bits(&alone[1]) == bits(&last), "{name}");
+    }
+}

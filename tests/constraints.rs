@@ -346,3 +346,39 @@ fn references_and_recursion_within_a_schema_hold() {
         }
     }
 }
+
+#[test]
+fn deep_grammars_need_no_more_stack_than_there_is() {
+    let constraints = model().constraints().expect("constraints");
+    let rules = |name: &str| -> String {
+        let rule = |i: usize| format!("{name}{i}: {name}{} \"a\"\n", i + 1);
+        let rules: String = (0..8000).map(rule).collect();
+        format!("start: {name}0\n{rules}{name}8000: \"b\"\n")
+    };
+    let names: Vec<String> = (0..4000).map(|i| format!("r{i}")).collect();
+    let reference =
+        |i: usize| json!({ "properties": { "x": { "$ref": format!("#/$defs/d{i}") } } });
+    let defined = (0..2000).map(|i| (format!("d{i}"), reference(i + 1)));
+    let mut defined: Map<String, Value> = defined.collect();
+    defined.insert("d2000".into(), json!({ "type": "integer" }));
+    let nested = (0..90).fold(json!({}), |inner, _| json!({ "items": inner }));
+    let grammars = [
+        Grammar::Lark(rules("r")),
+        Grammar::Lark(rules("T")),
+        Grammar::JsonSchema(json!({ "type": "object", "required": names })),
+        Grammar::JsonSchema(json!({ "$ref": "#/$defs/d0", "$defs": defined })),
+        Grammar::JsonSchema(json!({ "prefixItems": vec![json!({}); 4000] })),
+        Grammar::JsonSchema(nested),
+    ];
+    // The caller's stack does not matter.
+    let small = std::thread::Builder::new().stack_size(256 << 10);
+    let compiled = small.spawn(move || {
+        for grammar in &grammars {
+            // Deep grammars are compiled or refused with a sentence.
+            if let Err(error) = constraints.compile(grammar) {
+                assert!(matches!(error, Error::Invalid { .. }), "{error}");
+            }
+        }
+    });
+    compiled.expect("a thread").join().expect("no overflow");
+}

@@ -9,22 +9,42 @@ use skipped::skipped;
 
 #[test]
 fn clients_of_both_interfaces_are_served() {
-    let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
-    let has_packages = Command::new(&python)
+    let has_packages = Command::new(python())
         .args(["-c", "import openai, anthropic"])
         .output();
     let has_curl = Command::new("curl").arg("--version").output();
     if !has_packages.is_ok_and(|output| output.status.success()) || has_curl.is_err() {
         return skipped("`python3` with openai and anthropic, and `curl`");
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/serve_clients.py");
-    let output = Command::new(python)
+    let checked = run("serve_clients.py");
+    assert!(checked.starts_with("29 checked"), "{checked}");
+}
+
+/// Hostile requests, while honest clients are served.
+#[test]
+fn hostile_requests_end_alone() {
+    if Command::new(python()).arg("--version").output().is_err() {
+        return skipped("`python3`");
+    }
+    let sent = run("serve_hostile.py");
+    assert!(sent.contains(" requests in "), "{sent}");
+}
+
+fn python() -> String {
+    std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into())
+}
+
+/// Runs a script of `tests/` with the program. Returns its output.
+fn run(script: &str) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests")
+        .join(script);
+    let output = Command::new(python())
         .arg(script)
         .arg(env!("CARGO_BIN_EXE_waterline"))
         .output()
         .expect("Python runs");
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}", said(&output.stderr));
-    let checked = said(&output.stdout);
-    assert!(checked.starts_with("29 checked"), "{checked}");
+    said(&output.stdout)
 }

@@ -77,6 +77,13 @@ def write_table(folder, otherwise="x"):
 @contextlib.contextmanager
 def server(program, *arguments, seconds=240):
     """Runs a server and yields its address. The server must stop successfully when it is signalled, within a time limit."""
+    with server_process(program, *arguments, seconds=seconds) as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def server_process(program, *arguments, seconds=240):
+    """Like `server`, and also yields the process."""
     command = [program, "serve", *arguments, "--port", "0", "--threads", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     # A plain wait would hang if the server did.
@@ -90,7 +97,7 @@ def server(program, *arguments, seconds=240):
                 break
         assert lines and " at http://" in lines[-1], "".join(lines)
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield lines[-1].split(" at ")[1].strip()
+        yield lines[-1].split(" at ")[1].strip(), process
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0, process.returncode
     finally:

@@ -99,7 +99,7 @@ pub unsafe extern "C" fn wl_batch_feed(
 
 /// Advances the generations that wl_generate_start or wl_chat_start began on `count` distinct sessions, by one token each, together.
 /// `texts` and `lengths` have room for `count`: texts[i] is the text that session i's token completes, like that of wl_generate_next, but
-/// empty if the token completes none. It is NULL if the generation has ended, or if its constraint allows no token; wl_generate_next then
+/// empty if the token completes none. It is NULL if the generation has ended, or if it fails alone because no token can be chosen; wl_generate_next then
 /// gives the result or the error, and the session may stay in the call. Each session gives the text that it would give alone. Errors and
 /// threads are as in wl_batch_step; WL_ERROR_UNSUPPORTED for a generation with `logprobs` or `on_logits`.
 #[unsafe(no_mangle)]
@@ -162,7 +162,14 @@ fn generate(batch: &mut Batch, inners: &mut [&mut Inner], stepping: &[usize]) ->
         batch.feed(&mut of(&mut inners), &tokens)?;
         tokens
     } else {
-        batch.step(&mut of(&mut inners))?.to_vec()
+        let mut stepped = batch.step_each(&mut of(&mut inners))?.into_iter();
+        let mut tokens = Vec::with_capacity(inners.len());
+        inners.retain_mut(|inner| {
+            let stepped = stepped.next().and_then(|token| inner.stepped(token));
+            tokens.extend(stepped);
+            stepped.is_some()
+        });
+        tokens
     };
     for (inner, token) in inners.iter_mut().zip(tokens) {
         inner.take_token(token, clock.elapsed())?;

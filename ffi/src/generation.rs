@@ -201,9 +201,14 @@ impl Inner {
 
     /// Chooses the next token for a batch; `None` on failure, which the next wl_generate_next reports.
     pub fn choose(&mut self) -> Option<u32> {
+        let chosen = self.running.as_mut()?.generation.choose(&mut self.session);
+        self.stepped(chosen)
+    }
+
+    /// Takes the outcome of a batch's step; `None` on failure, which the next wl_generate_next reports.
+    pub fn stepped(&mut self, token: waterline::Result<u32>) -> Option<u32> {
         let running = self.running.as_mut()?;
-        let chosen = running.generation.choose(&mut self.session);
-        chosen
+        token
             .map_err(|error| running.failed = Some(error.into()))
             .ok()
     }

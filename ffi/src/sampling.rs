@@ -12,7 +12,7 @@ use crate::status::{Outcome, border, wl_status};
 pub struct wl_logit_bias {
     /// The token.
     pub token: u32,
-    /// The number added to the logit; it must be finite. -1e9 forbids the token.
+    /// The number added to the logit: -1e9, which forbids the token, to 1e9.
     pub bias: f32,
 }
 
@@ -33,11 +33,11 @@ pub struct wl_sampler_params {
     pub top_p: f32,
     /// Keep tokens at least this many times as probable as the first; 0 keeps all. 0.05 by default.
     pub min_p: f32,
-    /// The penalty factor for tokens in the window; 1, the default, disables it, and larger values discourage repetition.
+    /// The penalty factor for tokens in the window, 0.001 to 1000; 1, the default, disables it, and larger values discourage repetition.
     pub repetition_penalty: f32,
-    /// Subtracted per occurrence in the window; 0, the default, disables it.
+    /// Subtracted per occurrence in the window, -1e6 to 1e6; 0, the default, disables it.
     pub frequency_penalty: f32,
-    /// Subtracted once if the token occurs in the window; 0, the default, disables it.
+    /// Subtracted once if the token occurs in the window, -1e6 to 1e6; 0, the default, disables it.
     pub presence_penalty: f32,
     /// The number of last tokens that the three penalties cover; 64 by default.
     pub penalty_window: u32,

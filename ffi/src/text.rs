@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use crate::model::{MODELS, wl_model};
 use crate::pointers::{fill, place, put, slice, text};
-use crate::status::{Failure, border, wl_status};
+use crate::status::{border, wl_status};
 
 /// Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to `count`. Returns
 /// WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. No token is added before or after the
@@ -51,8 +51,8 @@ pub unsafe extern "C" fn wl_detokenize(
         // SAFETY: the caller passes `count` tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
         let mut text = Vec::new();
+        model.check_token_ids(tokens)?;
         for &token in tokens {
-            check(token, model.spec().vocab)?;
             text.extend_from_slice(tokenizer.token_bytes(token));
         }
         // SAFETY: the caller provides room for `room` bytes.
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn wl_token_bytes(
         let model = &MODELS.get(model)?.model;
         place("the place for the bytes", bytes)?;
         place("the place for the length", length)?;
-        check(token, model.spec().vocab)?;
+        model.check_token_ids(&[token])?;
         let tokenizer = model.tokenizer()?;
         let found = tokenizer.token_bytes(token);
         // SAFETY: both are checked.
@@ -83,12 +83,4 @@ pub unsafe extern "C" fn wl_token_bytes(
         }
         Ok(())
     })
-}
-
-fn check(token: u32, vocab: usize) -> Result<(), Failure> {
-    if token as usize >= vocab {
-        let sentence = format!("token {token}: expected a token below {vocab}");
-        return Err(Failure::argument(sentence));
-    }
-    Ok(())
 }

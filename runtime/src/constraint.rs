@@ -3,24 +3,35 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread::Builder;
+use std::time::Duration;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::grammar::Grammar;
+use crate::grammar_limits;
 use crate::text::Tokenizer;
 
-/// Deepest nesting of a schema or of a grammar's brackets; parsers recurse once per level.
-const MOST_DEPTH: usize = 100;
-/// Largest size of a grammar in bytes.
-const MOST_BYTES: usize = 1 << 20;
+/// Grammars that may be compiled at once by all callers of a model, and the longest time that a caller waits. A compilation cannot be stopped: one that exceeds
+/// its time keeps its place until it ends.
+const MOST_AT_ONCE: usize = 4;
+const LONGEST: Duration = Duration::from_secs(5);
 /// The text that ends a thought.
 const THOUGHT_END: &[u8] = b"</think>";
 /// Compiles grammars for a model's vocabulary.
 pub struct Constraints {
+    compiler: Arc<Compiler>,
+    /// The number of compilations that run.
+    running: Arc<AtomicUsize>,
+}
+
+struct Compiler {
     factory: ParserFactory,
     tokenizer: Arc<Tokenizer>,
 }
@@ -59,14 +70,71 @@ impl Constraints {
             Ok(factory)
         };
         let factory = guarded(make)?;
-        Ok(Arc::new(Constraints { factory, tokenizer }))
+        Ok(Arc::new(Constraints {
+            compiler: Arc::new(Compiler { factory, tokenizer }),
+            running: Arc::default(),
+        }))
     }
 
-    /// Compiles a grammar.
+    /// Compiles a grammar, on a thread with a large stack.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the grammar matches nothing, is malformed or is too large.
+    /// [`Error::Invalid`] if the grammar matches nothing, is malformed, too large or takes too long; [`Error::Memory`] if the system
+    /// refuses a thread, or others compile too many grammars.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
+        grammar_limits::check(grammar)?;
+        let place = Place::take(&self.running)?;
+        let (compiler, grammar) = (Arc::clone(&self.compiler), grammar.clone());
+        let (sender, receiver) = sync_channel(1);
+        let work = move || {
+            let compiled = compiler.compile(&grammar);
+            drop(place);
+            let _ = sender.send(compiled);
+        };
+        let builder = Builder::new().name("grammar".into());
+        let thread = builder.stack_size(grammar_limits::STACK).spawn(work);
+        let thread = thread.map_err(|_| no_thread("use a simpler grammar"))?;
+        match receiver.recv_timeout(LONGEST) {
+            Ok(compiled) => {
+                let _ = thread.join();
+                compiled
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = LONGEST.as_secs();
+                Err(refused(&format!(
+                    "compiling it takes more than {seconds} seconds"
+                )))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(refused(FAILED)),
+        }
+    }
+}
+
+/// One of the compilations that run.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(running: &Arc<AtomicUsize>) -> Result<Self> {
+        let place = Place(Arc::clone(running));
+        if running.fetch_add(1, Relaxed) >= MOST_AT_ONCE {
+            return Err(no_thread("try again when other grammars are compiled"));
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+fn no_thread(advice: &'static str) -> Error {
+    Error::memory("a thread that compiles a grammar", advice)
+}
+
+impl Compiler {
+    fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
         let parse = |grammar: &Grammar| match grammar {
             Grammar::JsonObject => {
                 TopLevelGrammar::from_json_schema(Grammar::spaced(&json!({ "type": "object" })))
@@ -77,24 +145,6 @@ impl Constraints {
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         };
-        let depth = match grammar {
-            Grammar::JsonObject => 1,
-            Grammar::JsonSchema(schema) => depth_of_json(schema),
-            Grammar::Regex(text) | Grammar::Lark(text) => depth_of_text(text),
-        };
-        if depth > MOST_DEPTH {
-            let reason = format!("found {depth} levels of brackets, expected at most {MOST_DEPTH}");
-            return Err(Error::invalid("grammar", reason));
-        }
-        let bytes = match grammar {
-            Grammar::JsonObject => 0,
-            Grammar::JsonSchema(schema) => schema.to_string().len(),
-            Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
-        };
-        if bytes > MOST_BYTES {
-            let reason = format!("found {bytes} bytes, expected at most {MOST_BYTES}");
-            return Err(Error::invalid("grammar", reason));
-        }
         let parser = guarded(|| self.factory.create_parser(parse(grammar)))?;
         let mut constraint = Constraint {
             matcher: Matcher::new(Ok(parser)),
@@ -106,34 +156,6 @@ impl Constraints {
         constraint.check(|matcher| matcher.compute_mask_or_eos().map(|_| ()))?;
         Ok(constraint)
     }
-}
-
-/// Nesting depth of objects and arrays, computed without recursion.
-fn depth_of_json(value: &Value) -> usize {
-    let (mut deepest, mut open) = (0, vec![(value, 1)]);
-    while let Some((value, depth)) = open.pop() {
-        deepest = deepest.max(depth);
-        match value {
-            Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
-            Value::Object(map) => open.extend(map.values().map(|item| (item, depth + 1))),
-            _ => {}
-        }
-    }
-    deepest
-}
-
-/// Nesting depth of brackets in a text, including those inside quotes.
-fn depth_of_text(text: &str) -> usize {
-    let (mut deepest, mut depth) = (0usize, 0usize);
-    for byte in text.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        deepest = deepest.max(depth);
-    }
-    deepest
 }
 
 /// The progress of an answer in its grammar. A clone advances independently.
@@ -229,11 +251,19 @@ fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(error)) => Err(refused(&error.to_string())),
-        Err(_) => Err(refused("internal error: the grammar library panicked")),
+        Err(_) => Err(refused(FAILED)),
     }
 }
 
+/// The error for a panic inside llguidance, whose text is not for users.
+const FAILED: &str = "internal error: the grammar library failed";
+
 fn refused(reason: &str) -> Error {
+    let reason = if reason.contains("panic") {
+        FAILED
+    } else {
+        reason
+    };
     let reason: String = reason.chars().take(1_000).collect();
     Error::invalid("grammar", reason)
 }

@@ -26,8 +26,11 @@
 mod constraint;
 mod engine;
 mod grammar;
+#[cfg(feature = "constraints")]
+mod grammar_limits;
 mod loaded;
 mod session;
+mod token_ids;
 
 use waterline_compute::{cpu, cuda, op_time, operands, ops, program, sampler, state, weights};
 use waterline_error::{self as error, cancel};
@@ -69,6 +72,7 @@ pub use state::{
 pub use text::{
     ChatTemplate, History, Message, Role, Run, Runs, TemplateOptions, ThoughtTags, Tokenizer, Turns,
 };
+pub use token_ids::TokenIds;
 
 /// Internals that this repository's programs use to write and check model files. Not a stable interface.
 #[doc(hidden)]

@@ -194,7 +194,8 @@ pub(crate) trait Group: Send {
     /// Feeds `tokens[i]` to member i.
     fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()>;
 
-    /// Lets each member choose `tokens[i]` and read it. Returns false, without doing anything, if the sessions must choose.
+    /// Lets each member choose `tokens[i]` and read it; a number beyond the vocabulary if its logits are not finite. Returns false,
+    /// without doing anything, if the sessions must choose.
     fn step(&mut self, _members: &mut dyn Members, _tokens: &mut [u32]) -> Result<bool> {
         Ok(false)
     }

@@ -66,18 +66,18 @@ impl Batch {
         self.check(sessions)?;
         self.tokens.clear();
         for session in sessions.iter_mut() {
-            if session.canceller.take() {
-                return Err(Error::Cancelled { fed: 0 });
-            }
-            session.make_room()?;
+            session.ready_to_step()?;
         }
         if sessions.is_empty() {
             return Ok(&self.tokens);
         }
         self.tokens.resize(sessions.len(), 0);
         let there = self.group.step(&mut Sessions(sessions), &mut self.tokens);
-        let there = there.map_err(|error| sessions[0].about_cache(error))?;
-        if !there {
+        if there? {
+            for (session, &token) in sessions.iter().zip(&self.tokens) {
+                session.check_chosen(token)?;
+            }
+        } else {
             for (session, token) in sessions.iter_mut().zip(&mut self.tokens) {
                 *token = session.sample()?;
             }
@@ -85,6 +85,42 @@ impl Batch {
         }
         self.advance(sessions);
         Ok(&self.tokens)
+    }
+
+    /// Like [`Batch::step`], but a session that fails does so alone: the others read the tokens that they would read without it.
+    /// Returns each session's token or error. A session that failed has read nothing, unless a device found logits that are not finite.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a session of another model or device, or for too many sessions; [`Error::Device`] if the device was lost.
+    pub fn step_each(&mut self, sessions: &mut [&mut Session]) -> Result<Vec<Result<u32>>> {
+        self.check_sessions(sessions)?;
+        let mut outcomes: Vec<Result<u32>> = Vec::with_capacity(sessions.len());
+        for session in sessions.iter_mut() {
+            outcomes.push(session.ready_to_step().map(|()| 0));
+        }
+        let mut ready = successful(sessions, &outcomes);
+        self.tokens.clear();
+        self.tokens.resize(ready.len(), 0);
+        let chosen = ready.is_empty()
+            || self
+                .group
+                .step(&mut Sessions(&mut ready), &mut self.tokens)?;
+        let mut tokens = self.tokens.iter();
+        for (session, outcome) in sessions.iter_mut().zip(&mut outcomes) {
+            if outcome.is_err() {
+                continue;
+            }
+            *outcome = match tokens.next() {
+                Some(&token) if chosen => session.read_by_device(token),
+                _ => session.sample(),
+            };
+        }
+        if !chosen {
+            let tokens: Vec<u32> = outcomes.iter().flatten().copied().collect();
+            let mut ready = successful(sessions, &outcomes);
+            self.feed(&mut ready, &tokens)?;
+        }
+        Ok(outcomes)
     }
 
     /// Feeds `tokens[i]` to session i.
@@ -150,6 +186,43 @@ impl Batch {
             }
         }
         Ok(())
+    }
+}
+
+/// The sessions whose outcome is not an error.
+fn successful<'a, 's>(
+    sessions: &'a mut [&'s mut Session],
+    outcomes: &[Result<u32>],
+) -> Vec<&'a mut Session> {
+    let both = sessions.iter_mut().zip(outcomes);
+    both.filter(|(_, outcome)| outcome.is_ok())
+        .map(|(session, _)| &mut **session)
+        .collect()
+}
+
+impl Session {
+    /// Fails if a step would fail before it chooses a token; makes room for the token.
+    fn ready_to_step(&mut self) -> Result<()> {
+        if self.canceller.take() {
+            return Err(Error::Cancelled { fed: 0 });
+        }
+        self.check(&[0])?;
+        self.make_room()
+    }
+
+    /// Fails if a device has chosen no token because the logits are not finite.
+    fn check_chosen(&self, token: u32) -> Result<()> {
+        match (token as usize) < self.model.spec().vocab {
+            true => Ok(()),
+            false => Err(self.about_cache(Error::not_finite())),
+        }
+    }
+
+    /// Records a token that a device has chosen and read.
+    fn read_by_device(&mut self, token: u32) -> Result<u32> {
+        self.check_chosen(token)?;
+        self.advance(&[token]);
+        Ok(token)
     }
 }
 

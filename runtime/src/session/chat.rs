@@ -125,7 +125,7 @@ impl Chat {
         if !text.is_empty() {
             messages.push(Message::new(Role::System, text));
             let asked = [messages[0].clone(), Message::new(Role::User, "question")];
-            self.turns.history(&asked, true, &mut self.runs)?;
+            self.turns.history(&asked, true, &self.runs)?;
         }
         self.messages = messages;
         Ok(())
@@ -169,7 +169,7 @@ impl Chat {
             self.answer = None;
             return Ok(read);
         }
-        let history = self.turns.history(&messages, true, &mut self.runs)?;
+        let history = self.turns.history(&messages, true, &self.runs)?;
         session.keep_first(history.instructions);
         let read = session.read_history_with(&history.tokens, &history.borders, progress)?;
         self.replace_messages(messages);
@@ -215,7 +215,7 @@ impl Chat {
         let tokens = session.tokens_since(begun.position);
         let remembered = tokens.and_then(|tokens| {
             self.turns
-                .remember(&mut self.runs, &begun.tail, answer, &tokens)
+                .remember(&self.runs, &begun.tail, answer, &tokens)
         });
         if let Some(Remembered { run, tokens, end }) = remembered {
             self.answers.push(Generated {
@@ -244,7 +244,7 @@ impl Chat {
             History::default()
         } else {
             let answered = rest.last().is_some_and(|last| last.role == Role::Assistant);
-            self.turns.history(rest, answered, &mut self.runs)?
+            self.turns.history(rest, answered, &self.runs)?
         };
         // The session had also read the tokens with which the model ended the previous answer.
         let mut answers = self.answers.iter();
@@ -332,7 +332,7 @@ impl Chat {
 
     fn continue_with(&mut self, turns: Turns, messages: Vec<Message>, answers: Vec<Generated>) {
         for answer in &answers {
-            self.runs.set(answer.run.clone(), answer.tokens.clone());
+            self.runs.set(&answer.run, &answer.tokens);
         }
         (self.turns, self.messages, self.answers) = (turns, messages, answers);
         self.answer = None;

@@ -43,7 +43,8 @@ impl Session {
             (true, Some(_)) => 2,
         };
         Key {
-            model: self.model.fingerprint(),
+            // Sessions of another owner find nothing, as if they had another model.
+            model: self.model.fingerprint() ^ self.options.owner,
             shape: self.engine.plan().shape_hash().wrapping_add(kind),
         }
     }

@@ -107,13 +107,7 @@ impl Session {
 
     /// Fails if a session at `position` could not read `tokens`.
     pub(super) fn check_from(&self, position: u64, tokens: &[u32]) -> Result<()> {
-        let vocab = self.model.spec().vocab;
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
-            return Err(Error::invalid(
-                format!("token {token}"),
-                format!("expected a token below {vocab}, the size of the model's vocabulary"),
-            ));
-        }
+        self.model.check_token_ids(tokens)?;
         let context = self.options.state.context;
         let refuse = self.bounded && self.options.context_end == ContextEnd::Refuse;
         if refuse && position + tokens.len() as u64 > context as u64 {

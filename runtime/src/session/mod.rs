@@ -275,6 +275,18 @@ impl Session {
         Ok(())
     }
 
+    /// Changes [`SessionOptions::owner`]. A session of another owner forgets everything read so far.
+    ///
+    /// # Errors
+    /// The errors of [`Session::reset`].
+    pub fn set_owner(&mut self, owner: u64) -> Result<()> {
+        if owner != self.options.owner {
+            self.reset()?;
+            self.options.owner = owner;
+        }
+        Ok(())
+    }
+
     /// Drops marks at `position` and later, whose tokens were taken back.
     fn forget_marks(&mut self, position: u64) {
         for mark in &mut self.marks {

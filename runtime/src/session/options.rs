@@ -67,6 +67,8 @@ pub struct SessionOptions {
     pub exact: bool,
     /// The store of checkpoints for [`crate::Session::read_history`].
     pub store: Option<Arc<PrefixStore>>,
+    /// Sessions share the store's checkpoints only with sessions of the same owner; 0 by default. See [`crate::Session::set_owner`].
+    pub owner: u64,
     /// Sampling parameters.
     pub sampler: SamplerParams,
     /// The device to run on; `None` means the CPU.
@@ -149,6 +151,7 @@ impl Default for SessionOptions {
             mtp: 0,
             exact: false,
             store: None,
+            owner: 0,
             sampler: SamplerParams::default(),
             device: None,
             step: StepProgram::default(),

@@ -39,7 +39,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages or omits the last one, [`Error::Invalid`] for a message field that
     /// contains a control token's name, [`Error::Tokenizer`] if a text cannot be encoded, [`Error::Cancelled`].
-    pub fn history(&self, messages: &[Message], reply: bool, runs: &mut Runs) -> Result<History> {
+    pub fn history(&self, messages: &[Message], reply: bool, runs: &Runs) -> Result<History> {
         self.check_fields(messages)?;
         let messages = self.without_thoughts(messages);
         let goes_on = reply
@@ -101,7 +101,7 @@ impl Turns {
     /// again. Returns `None` and stores nothing unless the tokens spell the answer; control tokens may only come at its end.
     pub fn remember(
         &self,
-        runs: &mut Runs,
+        runs: &Runs,
         tail: &Run,
         answer: &str,
         generated: &[u32],
@@ -120,12 +120,12 @@ impl Turns {
         let mut tokens = if tail.text.is_empty() {
             Vec::new()
         } else {
-            runs.get(tail)?.to_vec()
+            runs.get(tail)?
         };
         tokens.extend_from_slice(plain);
         let mut run = tail.clone();
         run.text.push_str(answer);
-        runs.set(run.clone(), tokens.clone());
+        runs.set(&run, &tokens);
         Some(Remembered {
             run,
             tokens,
@@ -133,7 +133,7 @@ impl Turns {
         })
     }
 
-    fn encode(&self, parts: &[Stretch], runs: &mut Runs) -> Result<(Vec<u32>, Run)> {
+    fn encode(&self, parts: &[Stretch], runs: &Runs) -> Result<(Vec<u32>, Run)> {
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         self.tokenizer().encode_runs(&pieces, true, Some(runs))
     }

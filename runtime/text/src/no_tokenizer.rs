@@ -74,7 +74,7 @@ impl Tokenizer {
         &self,
         _: &[Piece],
         _: bool,
-        _: Option<&mut Runs>,
+        _: Option<&Runs>,
     ) -> Result<(Vec<u32>, Run)> {
         match self.none {}
     }

@@ -59,7 +59,10 @@ impl Answers {
         if self.left == 0 {
             return None;
         }
-        let ended = || waterline::Error::invalid("the model", "its thread has ended");
+        let ended = || waterline::Error::Device {
+            device: "the model".into(),
+            reason: "its thread failed and starts again".into(),
+        };
         let received = self.receiver.recv().await;
         let (index, event) = received.unwrap_or_else(|| (0, Event::Failed(ended())));
         match &event {
@@ -202,6 +205,10 @@ impl App {
         let count = u32::try_from(replies.len()).map_err(|_| busy())?;
         let places = Arc::clone(&self.queue.places).try_acquire_many_owned(count);
         let mut places = places.map_err(|_| busy())?;
+        let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        let tokens = u32::try_from(tokens).map_err(|_| busy())?;
+        let share = Arc::clone(&self.queue.tokens).try_acquire_many_owned(tokens);
+        let share = Arc::new(share.map_err(|_| busy())?);
         let (events, receiver) = unbounded_channel();
         let begun = Instant::now();
         let deadline = begun + Duration::from_secs(self.limits.seconds);
@@ -215,17 +222,18 @@ impl App {
             let template = prompt.template.as_ref();
             let submitted = self.queue.jobs.send(Job {
                 index,
-                prompt: prompt.tokens.clone(),
+                prompt: Arc::clone(&prompt.tokens),
                 borders: prompt.borders.clone(),
                 sampler,
                 generate: settings.generate.clone(),
                 form: form.clone(),
                 logprobs: settings.logprobs,
                 echo: settings.echo,
+                owner: settings.owner,
                 deadline,
                 turns: template.map(|t| (Arc::clone(&t.turns), t.tail.clone())),
                 events: events.clone(),
-                place: places.split(1),
+                place: places.split(1).map(|place| (place, Arc::clone(&share))),
             });
             submitted.map_err(|_| busy())?;
         }

@@ -9,7 +9,8 @@ use tokio::sync::Notify;
 
 use super::App;
 use super::answer::Reply;
-use super::http::{Body, Refusal, json_response};
+use super::cost::check_answers;
+use super::http::{Body, Refusal, json_response, text_response};
 use super::openai::OpenAi;
 use super::prompt::Prompt;
 use super::request::{Common, MOST_IDS, MOST_LOGPROBS, parse};
@@ -59,6 +60,9 @@ pub async fn complete(
         let reason = format!("prompt: expected 1 to {MOST_PROMPTS}");
         return Err(Refusal::bad(reason));
     }
+    let tokenizer = &app.prompter.tokenizer;
+    let bytes = |token| tokenizer.token_bytes(token).len();
+    check_answers(&prompts, request.echo, &settings, bytes)?;
     let mut replies = Vec::new();
     for prompt in &prompts {
         let echo = if request.echo {
@@ -80,16 +84,21 @@ impl Prompts {
         Ok(match self {
             Prompts::Text(one) => vec![text(&one)?],
             Prompts::Texts(all) => all.iter().map(text).collect::<Result<_, _>>()?,
-            Prompts::Tokens(one) => vec![prompter.tokens(one)],
-            Prompts::Lists(all) => all.into_iter().map(|one| prompter.tokens(one)).collect(),
+            Prompts::Tokens(one) => vec![prompter.tokens(one)?],
+            Prompts::Lists(all) => {
+                let prompts = all.into_iter().map(|one| prompter.tokens(one));
+                prompts.collect::<Result<_, _>>()?
+            }
         })
     }
 }
 
 fn decode(app: &App, tokens: &[u32]) -> String {
-    let tokenizer = &app.prompter.tokenizer;
-    let bytes = tokens.iter().map(|&token| tokenizer.token_bytes(token));
-    String::from_utf8_lossy(&bytes.collect::<Vec<_>>().concat()).into_owned()
+    let mut bytes = Vec::new();
+    for &token in tokens {
+        bytes.extend_from_slice(app.prompter.tokenizer.token_bytes(token));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[derive(Deserialize)]
@@ -103,18 +112,22 @@ struct ToTokens {
 /// `/tokenize`: returns the tokens of a text.
 pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let request: ToTokens = parse(body, MOST_IDS)?;
-    let tokens = app
+    let prompt = app
         .make(move |app| {
             if request.add_special {
-                Ok(app.prompter.text(&request.content)?.tokens)
+                app.prompter.text(&request.content)
             } else {
-                app.prompter.tokenizer.encode(&request.content)
+                let tokens = app.prompter.tokenizer.encode(&request.content)?;
+                app.prompter.tokens(tokens)
             }
         })
         .await?;
-    Ok(json_response(&json!({
-        "tokens": tokens, "count": tokens.len(), "max_model_len": app.context,
-    })))
+    let tokens = &prompt.tokens[..];
+    // Written as text: a value of each token would take ten times its memory.
+    let (tokens, count) = (serde_json::to_string(tokens), tokens.len());
+    let (tokens, context) = (tokens.unwrap_or_default(), json!(app.context));
+    let text = format!("{{\"tokens\":{tokens},\"count\":{count},\"max_model_len\":{context}}}");
+    Ok(text_response("application/json", text))
 }
 
 #[derive(Deserialize)]
@@ -125,6 +138,6 @@ struct ToText {
 /// `/detokenize`: returns the text of tokens.
 pub fn detokenize(app: &App, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let request: ToText = parse(body, MOST_IDS)?;
-    let text = decode(app, &request.tokens);
+    let text = decode(app, &app.prompter.tokens(request.tokens)?.tokens);
     Ok(json_response(&json!({ "content": text, "prompt": text })))
 }

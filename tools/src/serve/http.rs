@@ -1,29 +1,32 @@
 //! HTTP/1.1: connections, bodies and refusals. Other modules answer the requests.
 
 use std::convert::Infallible;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body_util::channel::{Channel, Sender};
 use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::timeout;
 
 use super::App;
+use super::connections::{Connection, Open};
+use super::cost::body_permits;
+use super::lanes::SHORT;
 use super::metrics::Count;
+use super::stream::Stream;
 
-/// Maximum concurrent connections.
-const MOST_CONNECTIONS: usize = 1024;
-/// Time limit for a client's headers, for its body, and for accepting each part of an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for a client's headers, for its body, and for accepting the next bytes of an answer.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Parts of an answer that may wait for a slow reader, in addition to the socket's buffer.
 const PARTS: usize = 16;
 
@@ -133,6 +136,8 @@ impl From<waterline::Error> for Refusal {
             | Library::Tokenizer { .. } => StatusCode::BAD_REQUEST,
             // The time limit cancelled the request. If the client left instead, this response is never sent.
             Library::Cancelled { .. } => StatusCode::REQUEST_TIMEOUT,
+            // The request may succeed when other requests have ended.
+            Library::Memory { .. } | Library::Device { .. } => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Refusal::new(status, error.to_string())
@@ -152,22 +157,80 @@ pub fn text_response(kind: &'static str, text: impl Into<Bytes>) -> Response<Bod
     response
 }
 
-/// Reads the body of a request, at most `most` bytes.
-pub async fn read_body(body: Incoming, most: usize) -> Result<Bytes, Refusal> {
-    let read = timeout(PATIENCE, Limited::new(body, most).collect());
-    match read.await {
-        Err(_) => Err(Refusal::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "the request body was not received in time",
-        )),
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Refusal::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body has more than {most} bytes (--max-body)"),
-        )),
-        Ok(Err(error)) => Err(Refusal::bad(format!("the body cannot be read: {error}"))),
+/// A body, with its share of the memory for long bodies.
+pub struct Received {
+    pub bytes: Vec<u8>,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl App {
+    /// Reads the body of a request. A long one waits until there is memory for it.
+    pub async fn read_body(&self, request: Request<Incoming>) -> Result<Received, Refusal> {
+        let connection = request.extensions().get::<Arc<Connection>>().cloned();
+        let waits = |waits| connection.iter().for_each(|c| c.set_waits(waits));
+        waits(true);
+        let read = timeout(PATIENCE, self.receive(request.into_body())).await;
+        waits(false);
+        read.unwrap_or_else(|_| {
+            let reason = "the request body was not received in time";
+            Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, reason))
+        })
+    }
+
+    async fn receive(&self, body: Incoming) -> Result<Received, Refusal> {
+        let most = self.limits.body;
+        let too_large = || {
+            let reason = format!("the body has more than {most} bytes (--max-body)");
+            Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, reason)
+        };
+        // A body of unknown length may be as long as is allowed.
+        let claimed = body.size_hint().exact();
+        let expected = claimed.map_or(most, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        if claimed.is_some() && expected > most {
+            return Err(too_large());
+        }
+        let (mut bytes, mut share) = (Vec::new(), None);
+        let mut body = pin!(Limited::new(body, most));
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => too_large(),
+                false => Refusal::bad(format!("the body cannot be read: {error}")),
+            })?;
+            let Ok(part) = frame.into_data() else {
+                continue;
+            };
+            if share.is_none() && bytes.len() + part.len() > SHORT {
+                share = Some(self.share(body_permits(expected, most)).await?);
+                let more = expected.saturating_sub(bytes.len());
+                let refused = |_| busy("the system refuses memory for the body");
+                bytes.try_reserve_exact(more).map_err(refused)?;
+            }
+            bytes.extend_from_slice(&part);
+        }
+        Ok(Received {
+            bytes,
+            _share: share,
+        })
+    }
+
+    /// Waits for a share of the memory for long bodies.
+    async fn share(&self, permits: u32) -> Result<OwnedSemaphorePermit, Refusal> {
+        let share = Arc::clone(&self.bodies).acquire_many_owned(permits);
+        let full = || busy("too many long requests");
+        match timeout(PATIENCE / 2, share).await {
+            Ok(Ok(share)) => Ok(share),
+            _ => Err(full()),
+        }
     }
 }
+
+/// A refusal of a request that can be sent again later.
+pub fn busy(reason: &str) -> Refusal {
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, reason)
+}
+
+/// The response to a connection for which there is no room.
+const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 /// Serves until `stop` becomes true. Running requests then have `grace` to finish.
 pub async fn serve(
@@ -176,59 +239,97 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
     grace: Duration,
 ) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    // Every connection holds a sender; the receiver notices when the last one has ended.
+    let (open, mut ended) = mpsc::channel::<()>(1);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            break;
-        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
         };
         match accepted {
-            Ok((stream, _)) => {
-                let (app, stop) = (Arc::clone(&app), stop.clone());
+            Ok((stream, client)) => {
+                let Some(connection) = app.connections.admit(client.ip()) else {
+                    let _ = stream.try_write(NO_ROOM);
+                    continue;
+                };
+                let (app, stop, open) = (Arc::clone(&app), stop.clone(), open.clone());
                 tokio::spawn(async move {
-                    connection(stream, app, stop).await;
-                    drop(place);
+                    serve_connection(stream, &connection, &app, stop).await;
+                    app.connections.remove(&connection);
+                    drop(open);
                 });
             }
             // Neither too many open files nor a client that left ends the server.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
-    drop(listener);
-    let all = MOST_CONNECTIONS as u32;
-    let _ = timeout(grace, places.acquire_many(all)).await;
+    drop((listener, open));
+    let _ = timeout(grace, ended.recv()).await;
 }
 
-async fn connection(stream: TcpStream, app: Arc<App>, mut stop: watch::Receiver<bool>) {
+async fn serve_connection(
+    stream: TcpStream,
+    connection: &Arc<Connection>,
+    app: &Arc<App>,
+    mut stop: watch::Receiver<bool>,
+) {
     // Tokens are sent one at a time and must not be delayed.
     let _ = stream.set_nodelay(true);
     let stuck = Arc::new(Notify::new());
-    let service = service_fn(|request: Request<Incoming>| {
-        let (app, stuck) = (Arc::clone(&app), Arc::clone(&stuck));
+    let service = service_fn(|mut request: Request<Incoming>| {
+        let (app, stuck) = (Arc::clone(app), Arc::clone(&stuck));
+        let open = connection.request();
+        request.extensions_mut().insert(Arc::clone(connection));
         async move {
             let response = app.answer(request, &stuck).await;
             app.metrics.add(Count::Requests, 1);
             let is_refused = response.status().as_u16() >= 400;
             app.metrics.add(Count::Refused, usize::from(is_refused));
-            Ok::<_, Infallible>(response)
+            Ok::<_, Infallible>(response.map(|body| Answered { body, _open: open }))
         }
     });
-    let mut connection = pin!(
+    let stream = TokioIo::new(Stream::new(stream, Arc::clone(connection)));
+    let mut serving = pin!(
         hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(PATIENCE)
-            .serve_connection(TokioIo::new(stream), service)
+            .serve_connection(stream, service)
     );
     tokio::select! {
-        _ = connection.as_mut() => return,
+        _ = serving.as_mut() => return,
         _ = stuck.notified() => return,
-        _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+        _ = connection.end.notified() => return,
+        _ = stop.wait_for(|stop| *stop) => serving.as_mut().graceful_shutdown(),
     }
     tokio::select! {
-        _ = connection => {}
+        _ = serving => {}
         _ = stuck.notified() => {}
+        _ = connection.end.notified() => {}
+    }
+}
+
+/// The body of a response, whose request is open until the body is sent.
+struct Answered {
+    body: Body,
+    _open: Open,
+}
+
+impl hyper::body::Body for Answered {
+    type Data = Bytes;
+    type Error = <Body as hyper::body::Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -5,7 +5,10 @@ mod answer;
 mod answers;
 mod anthropic;
 mod completions;
+mod connections;
+mod cost;
 mod http;
+mod lanes;
 mod logprobs;
 mod metrics;
 mod openai;
@@ -14,6 +17,7 @@ mod request;
 mod routes;
 mod scheduler;
 mod scores;
+mod stream;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::builder::NonEmptyStringValueParser;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use waterline::{Model, PrefixStore, PrefixStoreOptions};
@@ -33,9 +38,11 @@ use crate::interrupt::on_first_interrupt;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, SessionArgs};
 use crate::text::NO_TEMPLATE;
+use connections::Connections;
+use lanes::Lanes;
 use metrics::Metrics;
 use prompt::{Known, Prompter};
-use scheduler::{Job, Scheduler};
+use scheduler::{Health, Job, Shared};
 
 /// Serve a model over HTTP, compatible with OpenAI's and Anthropic's APIs.
 ///
@@ -62,7 +69,8 @@ pub struct Args {
         long,
         value_name = "KEY",
         env = "WATERLINE_API_KEY",
-        hide_env_values = true
+        hide_env_values = true,
+        value_parser = NonEmptyStringValueParser::new()
     )]
     api_key: Option<String>,
     /// The model's name as clients see it.
@@ -82,6 +90,9 @@ pub struct Args {
     #[command(flatten)]
     drafts: DraftArgs,
 }
+
+/// The longest time limit of a request: a year.
+const MOST_SECONDS: u64 = 365 * 24 * 3600;
 
 /// Limits of requests.
 #[derive(clap::Args, Clone)]
@@ -105,7 +116,7 @@ pub struct Limits {
     )]
     tokens: usize,
     /// Maximum time from a request to the end of its answer.
-    #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=MOST_SECONDS))]
     seconds: u64,
 }
 
@@ -119,6 +130,9 @@ struct StoreArgs {
     /// A folder that keeps checkpoints for later runs.
     #[arg(long = "store-dir", value_name = "DIR")]
     directory: Option<PathBuf>,
+    /// Reuse what was read only for requests of the same `prompt_cache_key`, `user` or `metadata.user_id`; nothing for requests without.
+    #[arg(long)]
+    private_cache: bool,
 }
 
 /// The queue of jobs for the scheduler.
@@ -127,6 +141,8 @@ struct Queue {
     /// One permit per free place in the queue.
     places: Arc<Semaphore>,
     most: usize,
+    /// One permit per token that waiting prompts may still have.
+    tokens: Arc<Semaphore>,
 }
 
 impl Queue {
@@ -142,6 +158,13 @@ pub struct App {
     name: String,
     prompter: Prompter,
     queue: Queue,
+    lanes: Lanes,
+    connections: Connections,
+    /// Permits for long bodies that are received or prepared, one per KiB.
+    bodies: Arc<Semaphore>,
+    /// Permits to compile a grammar.
+    grammars: Semaphore,
+    health: Arc<Health>,
     store: Arc<PrefixStore>,
     metrics: Arc<Metrics>,
     limits: Limits,
@@ -150,6 +173,8 @@ pub struct App {
     /// The address that the server listens on.
     address: SocketAddr,
     allowed_hosts: Vec<String>,
+    /// Whether requests share what was read only with those of the same user.
+    private_cache: bool,
     /// The format of the model's tool calls.
     format: Option<&'static Format>,
     /// The most tokens that a session can read; `None` if there is no limit.
@@ -188,7 +213,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     options.bytes = args.store.mib.saturating_mul(1 << 20);
     options.directory.clone_from(&args.store.directory);
     let store = PrefixStore::new(options)?;
-    let sessions = session.open_together(&model, usize::from(args.parallel), &store)?;
+    let open = {
+        let (model, store, parallel) = (Arc::clone(&model), Arc::clone(&store), args.parallel);
+        move || session.open_together(&model, usize::from(parallel), &store)
+    };
+    let sessions = open()?;
     let context = model
         .reads_context()
         .then(|| sessions[0].options().state.context);
@@ -201,17 +230,27 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         jobs: sender,
         places: Arc::new(Semaphore::new(most)),
         most,
+        tokens: Arc::new(Semaphore::new(cost::MOST_WAITING_TOKENS)),
     };
     let format = Format::of_template(prompter.template.source());
-    let scheduler = Scheduler::new(sessions, jobs, known, Arc::clone(&metrics))?;
-    let model_thread = std::thread::Builder::new()
-        .name("model".into())
-        .spawn(move || scheduler.run())
-        .map_err(|e| Error::io("the model's thread", e))?;
+    let health = Arc::<Health>::default();
+    let shared = Shared {
+        jobs,
+        known,
+        metrics: Arc::clone(&metrics),
+        health: Arc::clone(&health),
+    };
+    let model_thread = scheduler::start(shared, sessions, open)?;
+    let (lanes, lane_threads) = Lanes::start()?;
     let app = App {
         name: name(args, &model),
         prompter,
         queue,
+        lanes,
+        connections: Connections::default(),
+        bodies: cost::bodies(args.limits.body),
+        grammars: Semaphore::new(cost::MOST_GRAMMARS),
+        health,
         store,
         metrics,
         limits: args.limits.clone(),
@@ -219,6 +258,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         api_key: args.api_key.clone(),
         address: SocketAddr::new(args.host, args.port),
         allowed_hosts: args.allowed_hosts.clone(),
+        private_cache: args.store.private_cache,
         format,
         context,
         state_bytes,
@@ -227,12 +267,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(4)
         .build()
         .map_err(|e| Error::io("the server", e))?;
     runtime.block_on(listen(app))?;
-    // Shutting the runtime down drops the last queue senders, so the model's thread ends.
+    // Shutting the runtimes down drops the last queue senders, so the model's thread ends.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    drop(lane_threads);
     let _ = model_thread.join();
     Ok(ExitCode::SUCCESS)
 }

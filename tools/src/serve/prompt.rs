@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 use waterline::{
-    ChatTemplate, Message, Model, Result, Role, Run, Runs, TemplateOptions, Tokenizer, Turns,
+    ChatTemplate, Message, Model, Result, Role, Run, Runs, TemplateOptions, TokenIds, Tokenizer,
+    Turns,
 };
 
 /// A prompt, with the template's information for its answer.
 pub struct Prompt {
-    pub tokens: Vec<u32>,
+    pub tokens: Arc<TokenIds>,
     pub borders: Vec<usize>,
     /// The number of tokens before the given text: the BOS token, if there is one.
     pub hidden: usize,
@@ -37,29 +38,19 @@ pub struct Generated {
 /// Known texts with their tokens; an answer has the tokens that the model generated.
 #[derive(Default)]
 pub struct Known {
-    runs: Mutex<Runs>,
-    /// Answers not yet added to `runs`. They are queued here so that the model's thread never waits while a prompt is made.
-    new: Mutex<Vec<Generated>>,
+    runs: Runs,
 }
 
 impl Known {
     /// Adds an answer that has ended.
-    pub fn add(&self, answer: Generated) {
-        lock(&self.new).push(answer);
-    }
-
-    fn runs(&self) -> MutexGuard<'_, Runs> {
-        let mut runs = lock(&self.runs);
-        for answer in std::mem::take(&mut *lock(&self.new)) {
-            let Generated {
-                turns,
-                tail,
-                text,
-                tokens,
-            } = answer;
-            turns.remember(&mut runs, &tail, &text, &tokens);
-        }
-        runs
+    pub fn add(&self, answer: &Generated) {
+        let Generated {
+            turns,
+            tail,
+            text,
+            tokens,
+        } = answer;
+        turns.remember(&self.runs, tail, text, tokens);
     }
 }
 
@@ -112,12 +103,12 @@ impl Prompter {
     /// Returns the tokens of a conversation, up to the beginning of its answer.
     pub fn chat(&self, messages: &[Message], options: TemplateOptions) -> Result<Prompt> {
         let (turns, opens_thought) = self.turns(options)?;
-        let history = turns.history(messages, true, &mut self.known.runs())?;
+        let history = turns.history(messages, true, &self.known.runs)?;
         let goes_on = messages
             .last()
             .is_some_and(|last| last.role == Role::Assistant);
         Ok(Prompt {
-            tokens: history.tokens,
+            tokens: Arc::new(self.model.token_ids(history.tokens)?),
             borders: history.borders,
             hidden: 0,
             template: Some(Templated {
@@ -133,18 +124,18 @@ impl Prompter {
         let (bos, tokens) = (self.model.bos(), self.tokenizer.encode(text)?);
         Ok(Prompt {
             hidden: bos.iter().count(),
-            ..self.tokens(bos.into_iter().chain(tokens).collect())
+            ..self.tokens(bos.into_iter().chain(tokens).collect())?
         })
     }
 
-    /// Returns a prompt of the given tokens.
-    pub fn tokens(&self, tokens: Vec<u32>) -> Prompt {
-        Prompt {
-            tokens,
+    /// Returns a prompt of the given tokens, which must exist.
+    pub fn tokens(&self, tokens: Vec<u32>) -> Result<Prompt> {
+        Ok(Prompt {
+            tokens: Arc::new(self.model.token_ids(tokens)?),
             borders: Vec::new(),
             hidden: 0,
             template: None,
-        }
+        })
     }
 
     fn turns(&self, options: TemplateOptions) -> Result<(Arc<Turns>, bool)> {

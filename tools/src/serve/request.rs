@@ -3,19 +3,24 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hyper::{Response, StatusCode};
+use hyper::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Notify;
-use waterline::{Constraint, GenerateOptions, Grammar, Message, SamplerParams, TemplateOptions};
+use waterline::{
+    Constraint, GenerateOptions, Grammar, Message, Model, SamplerParams, TemplateOptions,
+};
 use waterline_quant::values_at_most;
 
 use super::answer::{Parts, Reply};
 use super::answers::Form;
+use super::cost::{check_answers, check_stops, check_tools};
 use super::http::{Body, Refusal};
+use super::lanes::Task;
 use super::{App, Limits};
 use crate::calls::{Calls, Format, Needed, Tools};
+use crate::sha256::of_bytes;
 
 /// Maximum answers to a request.
 const MOST_ANSWERS: usize = 128;
@@ -56,6 +61,16 @@ pub struct Common {
     #[serde(alias = "repeat_penalty")]
     repetition_penalty: Option<f32>,
     logit_bias: Option<HashMap<String, f32>>,
+    prompt_cache_key: Option<String>,
+    user: Option<String>,
+    metadata: Option<Metadata>,
+}
+
+/// Anthropic's name of a request's user.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Metadata {
+    user_id: Option<String>,
 }
 
 #[derive(Deserialize, Clone, Copy)]
@@ -66,7 +81,7 @@ pub struct StreamOptions {
 
 impl Common {
     /// Returns the sampler's parameters. Parameters that the request omits keep their values in `params`, the server's.
-    fn params(self, mut params: SamplerParams) -> Result<SamplerParams, Refusal> {
+    fn params(self, mut params: SamplerParams, model: &Model) -> Result<SamplerParams, Refusal> {
         let set = |value: Option<f32>, to: &mut f32| *to = value.unwrap_or(*to);
         // Zero keeps only the most probable token.
         let top_p = self.top_p.map(|p| p.max(f32::MIN_POSITIVE));
@@ -86,6 +101,7 @@ impl Common {
             let token = token
                 .parse()
                 .map_err(|_| Refusal::bad(format!("logit_bias: {token:?} is not a token id")))?;
+            model.check_token_ids(&[token])?;
             params.logit_bias.push((token, bias));
         }
         params.logit_bias.sort_by_key(|(token, _)| *token);
@@ -101,10 +117,18 @@ pub struct Settings {
     pub stream: bool,
     /// Answers per prompt.
     pub n: usize,
+    /// Whose checkpoints the answers may use; 0 if all clients share them.
+    pub owner: u64,
     pub logprobs: Option<usize>,
     pub echo: bool,
     /// The grammar of the answers.
     pub form: Option<Grammar>,
+}
+
+/// The owner of a user's checkpoints: never 0.
+fn owner(user: &str) -> u64 {
+    let digits = of_bytes(user.as_bytes());
+    u64::from_str_radix(&digits[..16], 16).unwrap_or_default() | 1
 }
 
 /// Parses the JSON of a body with at most `most` values.
@@ -200,6 +224,7 @@ impl Conversation {
             let reason = "tool_choice: the model's template has no format for calls";
             return Err(Refusal::bad(reason));
         };
+        check_tools(&tools)?;
         let tokenizer = &app.prompter.tokenizer;
         let control = |mark: &str| {
             tokenizer
@@ -228,6 +253,15 @@ impl App {
             let reason = format!("stop: expected at most {MOST_STOPS} texts");
             return Err(Refusal::bad(reason));
         }
+        check_stops(&stop)?;
+        let user = request.prompt_cache_key.take().or(request.user.take());
+        let user = user.or_else(|| request.metadata.take()?.user_id);
+        let owner = match (self.private_cache, user) {
+            (false, _) => 0,
+            (true, Some(user)) => owner(&user),
+            // Nothing was read for this request before.
+            (true, None) => owner(&self.id("request")),
+        };
         let most = self.limits.tokens;
         let mut generate = GenerateOptions::default();
         generate.max_tokens = request.max_tokens.map_or(most, |n| n.min(most));
@@ -235,11 +269,12 @@ impl App {
         Ok(Settings {
             generate,
             n,
+            owner,
             stream: request.stream,
             logprobs: None,
             echo: false,
             form: None,
-            sampler: request.params(self.sampling.params())?,
+            sampler: request.params(self.sampling.params(), self.prompter.model())?,
         })
     }
 
@@ -275,6 +310,7 @@ impl App {
         let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
         generate.shown_tokens.extend(marks);
         let opens = template.opens_thought;
+        check_answers(std::slice::from_ref(&prompt), false, &settings, |_| 0)?;
         let reply = || {
             let calls = format.map(|format| Calls::new(format, tools.clone()));
             Reply::of_parts(Parts::new(opens, calls))
@@ -290,14 +326,8 @@ impl App {
         make: impl FnOnce(&App) -> waterline::Result<T> + Send + 'static,
     ) -> Result<T, Refusal> {
         let app = Arc::clone(self);
-        let made = tokio::task::spawn_blocking(move || make(&app)).await;
-        let failed = |_| {
-            Refusal::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "preparing the prompt failed",
-            )
-        };
-        Ok(made.map_err(failed)??)
+        let made = Task::new(tokio::task::spawn_blocking(move || make(&app)));
+        Ok(made.await??)
     }
 
     /// Compiles a grammar. It applies after the thought if the answer begins inside one.
@@ -309,6 +339,7 @@ impl App {
         let Some(grammar) = grammar else {
             return Ok(None);
         };
+        let _permit = self.grammars.acquire().await;
         let form = self
             .make(move |app| app.prompter.model().constraints()?.compile(&grammar))
             .await?;

@@ -7,9 +7,10 @@ use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_SECURITY_POLICY, HOST, HeaderV
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use waterline_quant::ask_room;
 
 use super::App;
-use super::http::{Body, Refusal, json_response, read_body, text_response};
+use super::http::{Body, Received, Refusal, busy, json_response, text_response};
 use super::{anthropic, completions, openai};
 
 /// The paths and their methods.
@@ -27,6 +28,9 @@ const ROUTES: [(&str, Method); 12] = [
     ("/tokenize", Method::POST),
     ("/detokenize", Method::POST),
 ];
+
+/// Memory in bytes that the values of a byte of a body need.
+const MEMORY_OF_BYTE: usize = 8;
 
 impl App {
     /// Responds to a request.
@@ -67,10 +71,27 @@ impl App {
                 .extend(allowed.map(|value| (ALLOW, value)));
             return Ok(response);
         }
-        let body = read_body(request.into_body(), self.limits.body).await?;
-        match *path {
+        let body = match *method == Method::POST {
+            true => self.read_body(request).await?,
+            false => return self.show(path, of_model, &full),
+        };
+        let (app, path, stuck) = (Arc::clone(self), *path, Arc::clone(stuck));
+        let bytes = body.bytes.len();
+        let work = async move { app.post(path, &body, &stuck).await };
+        self.lanes.run(bytes, work).await
+    }
+
+    /// Responds to a GET request.
+    fn show(
+        &self,
+        path: &str,
+        of_model: Option<&str>,
+        full: &str,
+    ) -> Result<Response<Body>, Refusal> {
+        match path {
             "/" => Ok(page()),
-            "/health" => Ok(json_response(&json!({ "status": "ok" }))),
+            "/health" if self.health.is_well() => Ok(json_response(&json!({ "status": "ok" }))),
+            "/health" => Err(busy("the model's thread starts again")),
             "/metrics" => {
                 let page = self.metrics.page(self.queue.waiting(), &self.store.stats());
                 Ok(text_response("text/plain; version=0.0.4", page))
@@ -85,13 +106,27 @@ impl App {
                     format!("{full}: the model is {:?}", self.name),
                 )),
             },
-            "/v1/chat/completions" => openai::chat(self, &body, stuck).await,
-            "/v1/completions" => completions::complete(self, &body, stuck).await,
-            "/v1/messages" => anthropic::answer(self, &body, stuck).await,
-            "/v1/messages/count_tokens" => anthropic::count(self, &body).await,
-            "/tokenizer_info" => Ok(json_response(&self.prompter.info())),
-            "/tokenize" => completions::tokenize(self, &body).await,
-            "/detokenize" => completions::detokenize(self, &body),
+            _ => Ok(json_response(&self.prompter.info())),
+        }
+    }
+
+    /// Responds to a POST request, on the lane of its body's size.
+    async fn post(
+        self: &Arc<Self>,
+        path: &str,
+        body: &Received,
+        stuck: &Arc<Notify>,
+    ) -> Result<Response<Body>, Refusal> {
+        let body = &body.bytes;
+        let refused = |_| busy("the system refuses memory for the request");
+        ask_room(body.len().saturating_mul(MEMORY_OF_BYTE)).map_err(refused)?;
+        match path {
+            "/v1/chat/completions" => openai::chat(self, body, stuck).await,
+            "/v1/completions" => completions::complete(self, body, stuck).await,
+            "/v1/messages" => anthropic::answer(self, body, stuck).await,
+            "/v1/messages/count_tokens" => anthropic::count(self, body).await,
+            "/tokenize" => completions::tokenize(self, body).await,
+            "/detokenize" => completions::detokenize(self, body),
             _ => Err(Refusal::bad(
                 "this model generates text and does not compute embeddings",
             )),
@@ -129,7 +164,11 @@ impl App {
                 || self.allowed_hosts.iter().any(|allowed| allowed == name)
         };
         let refuse = |reason: &str| Err(Refusal::new(StatusCode::FORBIDDEN, reason));
-        if self.address.ip().is_loopback() && !host.is_none_or(is_own) {
+        // A page whose own name was pointed at this machine sends that name. No page can have an address as its name.
+        let from_page = headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site");
+        let is_checked =
+            self.address.ip().is_loopback() || (from_page && !host.is_some_and(is_address));
+        if is_checked && !host.is_none_or(is_own) {
             return refuse("Host: expected this machine's name, or one of --allow-host");
         }
         let of_page = text(ORIGIN).map(|origin| origin.split_once("://").map(|(_, host)| host));
@@ -156,6 +195,14 @@ impl App {
             "the key is missing or wrong",
         ))
     }
+}
+
+/// Whether a Host header is an IP address, with or without a port.
+fn is_address(host: &str) -> bool {
+    host.parse::<std::net::SocketAddr>().is_ok()
+        || (host.trim_start_matches('[').trim_end_matches(']'))
+            .parse::<std::net::IpAddr>()
+            .is_ok()
 }
 
 /// The chat page, which loads nothing from other servers.

@@ -2,15 +2,18 @@
 //! after each chunk of a prompt, every running answer takes one step. An answer that runs alone may draft.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use waterline::{
     Batch, Constraint, ContextEnd, Error, GenerateOptions, Generation, Piece, Result, Run,
-    SamplerParams, Session, Turns,
+    SamplerParams, Session, TokenIds, Turns,
 };
 
 use super::logprobs::TokenLogprob;
@@ -22,8 +25,8 @@ use super::scores::Scores;
 pub struct Job {
     /// The index of this answer among the answers to its request.
     pub index: usize,
-    /// The prompt's tokens.
-    pub prompt: Vec<u32>,
+    /// The prompt's tokens; empty once they are read.
+    pub prompt: Arc<TokenIds>,
     /// Positions where other prompts may continue differently.
     pub borders: Vec<usize>,
     /// The sampling parameters.
@@ -36,14 +39,16 @@ pub struct Job {
     pub logprobs: Option<usize>,
     /// Whether the prompt's tokens are also reported.
     pub echo: bool,
+    /// Whose checkpoints the session may use; 0 if all clients share them.
+    pub owner: u64,
     /// The latest time at which the answer ends.
     pub deadline: Instant,
     /// The template that made the prompt, and its text after the last control token.
     pub turns: Option<(Arc<Turns>, Run)>,
     /// The channel for events. Dropping its receiver cancels the job.
     pub events: UnboundedSender<(usize, Event)>,
-    /// The place in the queue, released when reading the prompt starts.
-    pub place: Option<OwnedSemaphorePermit>,
+    /// The place in the queue and the prompt's share of the queue's tokens, released when reading the prompt starts.
+    pub place: Option<(OwnedSemaphorePermit, Arc<OwnedSemaphorePermit>)>,
 }
 
 /// A report on a job.
@@ -134,6 +139,9 @@ impl Answer {
     }
 }
 
+/// A token, and its log-probability if requested.
+type Chosen = (u32, Option<TokenLogprob>);
+
 /// The sessions that step together.
 struct Group {
     batch: Batch,
@@ -142,45 +150,107 @@ struct Group {
     metrics: Arc<Metrics>,
 }
 
+/// Whether the model's thread runs.
+#[derive(Default)]
+pub struct Health {
+    is_down: AtomicBool,
+}
+
+impl Health {
+    /// Whether requests are answered.
+    pub fn is_well(&self) -> bool {
+        !self.is_down.load(Ordering::Relaxed)
+    }
+}
+
+/// What the model's thread shares with the connections.
+pub struct Shared {
+    pub jobs: Receiver<Job>,
+    pub known: Arc<Known>,
+    pub metrics: Arc<Metrics>,
+    pub health: Arc<Health>,
+}
+
+/// Starts the model's thread with these sessions. After a panic it opens new ones; if that fails, the process ends.
+///
+/// # Errors
+/// The errors of [`Batch::new`], and [`crate::error::Error`] if the system refuses the thread.
+pub fn start(
+    shared: Shared,
+    sessions: Vec<Session>,
+    open: impl Fn() -> crate::error::Result<Vec<Session>> + Send + 'static,
+) -> crate::error::Result<JoinHandle<()>> {
+    let batch = Batch::new(&sessions[0], sessions.len())?;
+    let mut made = Some((sessions, batch));
+    let make = move || match made.take() {
+        Some(made) => Ok(made),
+        None => {
+            let sessions = open()?;
+            let batch = Batch::new(&sessions[0], sessions.len())?;
+            Ok((sessions, batch))
+        }
+    };
+    let run = move || {
+        let health = Arc::clone(&shared.health);
+        let run = |(sessions, batch)| Scheduler::new(sessions, batch, &shared).run();
+        if let Err(error) = supervise(&health, make, run) {
+            eprintln!("waterline: the model's thread cannot start again: {error}");
+            std::process::exit(1);
+        }
+    };
+    let thread = std::thread::Builder::new().name("model".into());
+    let thread = thread.spawn(run);
+    thread.map_err(|e| crate::error::Error::io("the model's thread", e))
+}
+
+/// Runs `run` with what `make` returns until it returns. After a panic both are called again; `health` tells meanwhile.
+fn supervise<T>(
+    health: &Health,
+    mut make: impl FnMut() -> crate::error::Result<T>,
+    run: impl Fn(T),
+) -> crate::error::Result<()> {
+    loop {
+        let made = make()?;
+        health.is_down.store(false, Ordering::Relaxed);
+        if catch_unwind(AssertUnwindSafe(|| run(made))).is_ok() {
+            return Ok(());
+        }
+        health.is_down.store(true, Ordering::Relaxed);
+        eprintln!("waterline: the model's thread failed; it starts again");
+    }
+}
+
 /// The state of the model's thread.
-pub struct Scheduler {
+struct Scheduler<'a> {
     idle: Vec<Session>,
     group: Group,
-    jobs: Receiver<Job>,
+    jobs: &'a Receiver<Job>,
     waiting: VecDeque<Job>,
     scores: Scores,
 }
 
-impl Scheduler {
+impl<'a> Scheduler<'a> {
     /// Creates a scheduler over sessions that share a model, a device and a pool.
-    ///
-    /// # Errors
-    /// The errors of [`Batch::new`].
-    pub fn new(
-        idle: Vec<Session>,
-        jobs: Receiver<Job>,
-        known: Arc<Known>,
-        metrics: Arc<Metrics>,
-    ) -> Result<Self> {
+    fn new(idle: Vec<Session>, batch: Batch, shared: &'a Shared) -> Self {
         let group = Group {
-            batch: Batch::new(&idle[0], idle.len())?,
+            batch,
             answers: Vec::with_capacity(idle.len()),
-            known,
-            metrics,
+            known: Arc::clone(&shared.known),
+            metrics: Arc::clone(&shared.metrics),
         };
-        Ok(Scheduler {
+        Scheduler {
             idle,
             group,
-            jobs,
+            jobs: &shared.jobs,
             waiting: VecDeque::new(),
             scores: Scores::default(),
-        })
+        }
     }
 
     /// Runs until all senders of jobs are gone and all answers have ended.
-    pub fn run(mut self) {
+    fn run(mut self) {
         loop {
-            let is_open = receive(&self.jobs, &mut self.waiting);
+            let is_open = receive(self.jobs, &mut self.waiting);
             while !self.waiting.is_empty()
                 && let Some(session) = self.idle.pop()
                 && let Some(job) = self.waiting.pop_front()
@@ -201,7 +271,11 @@ impl Scheduler {
     /// Reads a prompt and adds its answer to the group.
     fn begin(&mut self, mut session: Session, mut job: Job) {
         job.place = None;
-        let generation = self.read(&mut session, &job).and_then(|event| {
+        let read = self.read(&mut session, &job);
+        // A cancellation that came after the last chunk must not reach a batch.
+        session.canceller().clear();
+        job.prompt = Arc::default();
+        let generation = read.and_then(|event| {
             let _ = job.events.send((job.index, event));
             Generation::new(session.model(), job.generate.clone())
         });
@@ -234,6 +308,7 @@ impl Scheduler {
             receive(jobs, waiting);
             group.step(idle);
         };
+        session.set_owner(job.owner)?;
         session.set_sampler(job.sampler.clone())?;
         let began = Instant::now();
         let (reused, logprobs) = if job.echo {
@@ -251,6 +326,13 @@ impl Scheduler {
         metrics.add_time(Count::ReadTime, began.elapsed());
         Ok(Event::Read(reused, read, logprobs))
     }
+}
+
+fn sessions(answers: &mut [Answer]) -> Vec<&mut Session> {
+    answers
+        .iter_mut()
+        .map(|answer| &mut answer.session)
+        .collect()
 }
 
 /// Moves new jobs to `waiting` and drops waiting jobs whose client left. Returns false if no more jobs can arrive.
@@ -280,14 +362,14 @@ impl Group {
             [answer] if answer.job.logprobs.is_none() => answer.step(),
             _ => self.step_together(idle),
         };
+        if let Err(error) = stepped {
+            self.fail_all(idle, error);
+        }
         self.metrics.add(Count::Steps, 1);
         self.metrics
             .add(Count::Generated, self.tokens().saturating_sub(before));
         self.metrics.add_time(Count::StepTime, began.elapsed());
-        match stepped {
-            Ok(()) => self.leave(idle),
-            Err(error) => self.drop_failed(idle, error),
-        }
+        self.leave(idle);
     }
 
     /// Returns the number of tokens generated for the running answers.
@@ -295,43 +377,49 @@ impl Group {
         self.answers.iter().map(|answer| answer.tokens.len()).sum()
     }
 
-    /// Generates one token of every answer in one pass over the weights.
+    /// Generates one token of every answer in one pass over the weights. An answer that fails leaves the group alone.
     fn step_together(&mut self, idle: &mut Vec<Session>) -> Result<()> {
-        let chosen = self.answers.iter().any(Answer::needs_choice);
-        let chosen = chosen.then(|| self.choose(idle));
-        let mut sessions: Vec<&mut Session> =
-            self.answers.iter_mut().map(|a| &mut a.session).collect();
-        let chosen = match chosen {
-            Some(chosen) => {
-                let tokens: Vec<u32> = chosen.iter().map(|(token, _)| *token).collect();
-                self.batch.feed(&mut sessions, &tokens)?;
-                chosen
-            }
-            None => {
-                let tokens = self.batch.step(&mut sessions)?;
-                tokens.iter().map(|&token| (token, None)).collect()
-            }
-        };
-        for (answer, (token, logprob)) in self.answers.iter_mut().zip(chosen) {
-            let piece = answer.generation.push(token);
-            answer.take(piece, logprob);
+        if self.answers.iter().any(Answer::needs_choice) {
+            let chosen = self.answers.iter_mut().map(Answer::choose).collect();
+            let chosen = self.keep_successful(chosen, idle);
+            let tokens: Vec<u32> = chosen.iter().map(|(token, _)| *token).collect();
+            self.batch.feed(&mut sessions(&mut self.answers), &tokens)?;
+            self.take(chosen);
+        } else {
+            let stepped = self.batch.step_each(&mut sessions(&mut self.answers))?;
+            let stepped = stepped.into_iter().map(|token| Ok((token?, None)));
+            let chosen = self.keep_successful(stepped.collect(), idle);
+            self.take(chosen);
         }
         Ok(())
     }
 
-    /// Chooses each answer's token from logits on the host. Answers for which this fails leave the group.
-    fn choose(&mut self, idle: &mut Vec<Session>) -> Vec<(u32, Option<TokenLogprob>)> {
-        let mut chosen = Vec::with_capacity(self.answers.len());
-        while let Some(answer) = self.answers.get_mut(chosen.len()) {
-            match answer.choose() {
-                Ok(token) => chosen.push(token),
-                Err(error) => {
-                    let answer = self.answers.remove(chosen.len());
-                    self.fail(answer, error, idle);
+    /// Removes the answers that failed from the group. Returns the tokens of the others.
+    fn keep_successful(
+        &mut self,
+        outcomes: Vec<Result<Chosen>>,
+        idle: &mut Vec<Session>,
+    ) -> Vec<Chosen> {
+        let answers = std::mem::take(&mut self.answers);
+        let mut chosen = Vec::with_capacity(answers.len());
+        for (answer, outcome) in answers.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(token) => {
+                    chosen.push(token);
+                    self.answers.push(answer);
                 }
+                Err(error) => self.fail(answer, error, idle),
             }
         }
         chosen
+    }
+
+    /// Adds to each answer the token that its session has read.
+    fn take(&mut self, chosen: Vec<Chosen>) {
+        for (answer, (token, logprob)) in self.answers.iter_mut().zip(chosen) {
+            let piece = answer.generation.push(token);
+            answer.take(piece, logprob);
+        }
     }
 
     /// Removes answers that have ended, or must end, from the group.
@@ -351,12 +439,15 @@ impl Group {
             }
             // The next message may continue from here.
             if let Some((turns, tail)) = answer.job.turns.take().filter(|_| !is_gone) {
-                self.known.add(Generated {
-                    turns,
-                    tail,
-                    text: answer.text,
-                    tokens: answer.tokens,
-                });
+                // The tokens of a text are the tokenizer's, whatever was generated, if answers may not depend on other clients.
+                if !answer.session.options().exact && answer.job.owner == 0 {
+                    self.known.add(&Generated {
+                        turns,
+                        tail,
+                        text: answer.text,
+                        tokens: answer.tokens,
+                    });
+                }
                 let _ = answer.session.checkpoint();
             }
             self.metrics.add(Count::Answers, 1);
@@ -365,19 +456,16 @@ impl Group {
         }
     }
 
-    /// Removes the answers whose sessions failed, or all answers if it is unknown which failed.
-    fn drop_failed(&mut self, idle: &mut Vec<Session>, error: Error) {
-        let has_failed = |answer: &Answer| answer.session.check_logits().is_err();
-        let is_known = self.answers.iter().any(has_failed);
+    /// Removes all answers: the only one failed, or the device that they share.
+    fn fail_all(&mut self, idle: &mut Vec<Session>, error: Error) {
         let reason = error.to_string();
         let mut first = Some(error);
         for answer in std::mem::take(&mut self.answers) {
-            if !is_known || has_failed(&answer) {
-                let again = || Error::invalid("the answer", reason.clone());
-                self.fail(answer, first.take().unwrap_or_else(again), idle);
-            } else {
-                self.answers.push(answer);
-            }
+            let again = || Error::Device {
+                device: "the batch".into(),
+                reason: reason.clone(),
+            };
+            self.fail(answer, first.take().unwrap_or_else(again), idle);
         }
     }
 
@@ -385,5 +473,41 @@ impl Group {
         answer.send(Event::Failed(error));
         self.metrics.add(Count::Answers, 1);
         idle.push(answer.session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_thread_that_panics_starts_again_and_health_tells() {
+        let (health, made) = (Health::default(), Cell::new(0));
+        let make = || {
+            assert_eq!(health.is_well(), made.get() == 0);
+            made.set(made.get() + 1);
+            Ok(made.get())
+        };
+        let run = |number| {
+            assert!(health.is_well());
+            assert!(number == 3, "fails twice");
+        };
+        assert!(supervise(&health, make, run).is_ok());
+        assert_eq!(made.get(), 3);
+    }
+
+    #[test]
+    fn a_thread_that_cannot_start_again_is_an_error() {
+        let (health, made) = (Health::default(), Cell::new(0));
+        let make = || {
+            made.set(made.get() + 1);
+            match made.get() {
+                1 => Ok(()),
+                _ => Err(crate::error::Error::usage("no memory")),
+            }
+        };
+        assert!(supervise(&health, make, |()| panic!("fails")).is_err());
+        assert!(!health.is_well());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use waterline::{Result, Session};
+use waterline::{Result, Session, TokenIds};
 
 use super::logprobs::TokenLogprob;
 
@@ -17,6 +17,7 @@ pub struct Scores {
 }
 
 struct Scored {
+    owner: u64,
     tokens: Vec<u32>,
     /// Number of alternatives for each token.
     top: usize,
@@ -40,11 +41,13 @@ impl Scores {
     pub fn read(
         &mut self,
         session: &mut Session,
-        prompt: &[u32],
+        prompt: &TokenIds,
         top: usize,
         mut between: impl FnMut(),
     ) -> Result<(usize, Vec<TokenLogprob>)> {
-        let scored = self.prompts.iter().filter(|scored| scored.top == top);
+        let owner = session.options().owner;
+        let scored = self.prompts.iter();
+        let scored = scored.filter(|scored| (scored.owner, scored.top) == (owner, top));
         let best = scored.max_by_key(|scored| scored.common(prompt));
         let mut logprobs = match best {
             Some(best) => best.logprobs[..best.common(prompt)].to_vec(),
@@ -78,12 +81,17 @@ impl Scores {
                 session.checkpoint()?;
             }
         }
-        self.keep(prompt, top, &logprobs);
+        self.keep(owner, prompt, top, &logprobs);
         Ok((reused, logprobs))
     }
 
-    fn keep(&mut self, prompt: &[u32], top: usize, logprobs: &[TokenLogprob]) {
+    fn keep(&mut self, owner: u64, prompt: &[u32], top: usize, logprobs: &[TokenLogprob]) {
+        // A longer prompt would remove all others and itself.
+        if prompt.len().saturating_mul(1 + top) > MOST_TOKENS {
+            return;
+        }
         self.prompts.push_front(Scored {
+            owner,
             tokens: prompt.to_vec(),
             top,
             logprobs: logprobs.to_vec(),

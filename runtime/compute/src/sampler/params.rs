@@ -1,6 +1,11 @@
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+/// Largest logit bias, frequency penalty and presence penalty, and largest factor of the repetition penalty in either direction. Whatever a
+/// request asks for, a finite logit up to 1e24 stays finite: at most 2^23 biases and 2^16 penalties add up before and after the factor.
+const MAX_BIAS: f32 = 1e9;
+const MAX_PENALTY: f32 = 1e6;
+const MAX_FACTOR: f32 = 1e3;
 /// Longest penalty window, in tokens: the sampler allocates it up front.
 const MAX_PENALTY_WINDOW: usize = 1 << 16;
 
@@ -17,17 +22,17 @@ pub struct SamplerParams {
     pub top_p: f32,
     /// Keeps tokens at least this many times as probable as the most probable one, in [0, 1]; 0 keeps all.
     pub min_p: f32,
-    /// Factor against tokens in the window, above 0; 1 is off, larger values discourage repetition.
+    /// Factor against tokens in the window, 0.001 to 1000; 1 is off, larger values discourage repetition.
     pub repetition_penalty: f32,
-    /// Subtracted once per occurrence in the window; 0 is off.
+    /// Subtracted once per occurrence in the window, -1e6 to 1e6; 0 is off.
     pub frequency_penalty: f32,
-    /// Subtracted once if the token occurs in the window; 0 is off.
+    /// Subtracted once if the token occurs in the window, -1e6 to 1e6; 0 is off.
     pub presence_penalty: f32,
     /// Number of last tokens that the three penalties consider; 0 turns the penalties off.
     pub penalty_window: usize,
     /// Seed of the random numbers; each default has a new random seed.
     pub seed: u64,
-    /// Added to the logits of these tokens; multiple entries for one token add up. Must be finite: -1e9 forbids a token.
+    /// Added to the logits of these tokens; multiple entries for one token add up. -1e9, which forbids a token, to 1e9.
     pub logit_bias: Vec<(u32, f32)>,
 }
 
@@ -76,20 +81,20 @@ impl SamplerParams {
             (
                 "repetition_penalty",
                 self.repetition_penalty,
-                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
-                "a positive number, 1 for no penalty",
+                (1.0 / MAX_FACTOR..=MAX_FACTOR).contains(&self.repetition_penalty),
+                "0.001 to 1000, 1 for no penalty",
             ),
             (
                 "frequency_penalty",
                 self.frequency_penalty,
-                self.frequency_penalty.is_finite(),
-                "a finite number, 0 for no penalty",
+                self.frequency_penalty.abs() <= MAX_PENALTY,
+                "-1000000 to 1000000, 0 for no penalty",
             ),
             (
                 "presence_penalty",
                 self.presence_penalty,
-                self.presence_penalty.is_finite(),
-                "a finite number, 0 for no penalty",
+                self.presence_penalty.abs() <= MAX_PENALTY,
+                "-1000000 to 1000000, 0 for no penalty",
             ),
         ];
         for (name, value, ok, expected) in checks {
@@ -109,11 +114,12 @@ impl SamplerParams {
                 ),
             });
         }
-        if let Some((token, bias)) = self.logit_bias.iter().find(|b| !b.1.is_finite()) {
+        let is_out = |bias: f32| bias.is_nan() || bias.abs() > MAX_BIAS;
+        if let Some((token, bias)) = self.logit_bias.iter().find(|b| is_out(b.1)) {
             return Err(Error::Invalid {
                 what: "logit_bias".into(),
                 reason: format!(
-                    "found {bias} for token {token}, expected a finite number (-1e9 forbids a token)"
+                    "found {bias} for token {token}, expected -1e9 (forbids the token) to 1e9"
                 ),
             });
         }

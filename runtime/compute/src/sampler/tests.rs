@@ -391,9 +391,35 @@ fn unusable_logits_are_errors_that_name_the_token() {
 }
 
 #[test]
+fn no_parameters_make_a_logit_infinite() {
+    let logits = [1e24, -1e24, 0.0, 1.0, -1.0, 3e-39, f32::NEG_INFINITY];
+    let recent: Vec<u32> = (0..65_536).map(|i| i % 7).collect();
+    for temperature in [0.0, 1e-45, 1.0, f32::MAX] {
+        for factor in [0.001, 1.0, 1000.0] {
+            for penalty in [-1e6, 0.0, 1e6] {
+                for bias in [-1e9, 1e9] {
+                    let params = SamplerParams {
+                        temperature,
+                        repetition_penalty: factor,
+                        frequency_penalty: penalty,
+                        presence_penalty: penalty,
+                        penalty_window: recent.len(),
+                        logit_bias: (0..7).map(|token| (token, bias)).collect(),
+                        ..neutral()
+                    };
+                    let mut sampler = Sampler::new(params, logits.len()).unwrap();
+                    let chosen = sampler.sample(&logits, (&recent, &[]), &mut SamplerState::new(1));
+                    assert!(chosen.is_ok_and(|token| token < 6));
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn parameters_out_of_range_are_errors_that_name_them() {
     type Spoil = fn(&mut SamplerParams);
-    let cases: [(&str, Spoil); 14] = [
+    let cases: [(&str, Spoil); 20] = [
         ("temperature", |p| p.temperature = -0.1),
         ("temperature", |p| p.temperature = f32::NAN),
         ("temperature", |p| p.temperature = f32::INFINITY),
@@ -402,12 +428,18 @@ fn parameters_out_of_range_are_errors_that_name_them() {
         ("min_p", |p| p.min_p = -0.1),
         ("min_p", |p| p.min_p = f32::NAN),
         ("repetition_penalty", |p| p.repetition_penalty = 0.0),
+        ("repetition_penalty", |p| p.repetition_penalty = 1e-45),
+        ("repetition_penalty", |p| p.repetition_penalty = 1e4),
         ("frequency_penalty", |p| p.frequency_penalty = f32::NAN),
+        ("frequency_penalty", |p| p.frequency_penalty = -3e38),
+        ("presence_penalty", |p| p.presence_penalty = 1e7),
         ("presence_penalty", |p| p.presence_penalty = f32::INFINITY),
         ("penalty_window", |p| p.penalty_window = usize::MAX),
         ("logit_bias", |p| {
             p.logit_bias = vec![(0, f32::NEG_INFINITY)]
         }),
+        ("logit_bias", |p| p.logit_bias = vec![(0, f32::NAN)]),
+        ("logit_bias", |p| p.logit_bias = vec![(0, 1.1e9)]),
         ("logit_bias", |p| p.logit_bias = vec![(8, 1.0)]),
         ("vocabulary", |_| ()),
     ];

@@ -1,5 +1,6 @@
 //! Converts text to tokens and back.
 
+mod blocks;
 mod build;
 mod charsmap;
 mod file;
@@ -184,7 +185,7 @@ impl Tokenizer {
         &self,
         pieces: &[Piece],
         at_start: bool,
-        mut runs: Option<&mut Runs>,
+        runs: Option<&Runs>,
     ) -> Result<(Vec<u32>, Run)> {
         let bytes = pieces.iter().map(|piece| match piece {
             Piece::Template(text) | Piece::Content(text) => text.len(),
@@ -196,15 +197,15 @@ impl Tokenizer {
             at_start,
             border: at_start,
         };
-        let mut encode = |run: &Run, tokens: &mut Vec<u32>| -> Result<()> {
-            if let Some(known) = runs.as_ref().and_then(|runs| runs.get(run)) {
-                tokens.extend_from_slice(known);
+        let encode = |run: &Run, tokens: &mut Vec<u32>| -> Result<()> {
+            if let Some(known) = runs.and_then(|runs| runs.get(run)) {
+                tokens.extend(known);
                 return Ok(());
             }
-            let found = self.encode_run(&run.text, [run.at_start, run.border], deadline)?;
+            let found = self.encode_blocks(&run.text, [run.at_start, run.border], deadline)?;
             tokens.extend_from_slice(&found);
-            if let Some(runs) = &mut runs {
-                runs.set(run.clone(), found);
+            if let Some(runs) = runs {
+                runs.set(run, &found);
             }
             Ok(())
         };

@@ -1,6 +1,7 @@
 //! Cached tokens of text runs between control tokens: only the new part of a growing history is tokenized.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,28 +19,43 @@ pub struct Run {
     pub border: bool,
 }
 
-/// A cache of runs.
+/// A cache of runs, which threads may share.
+#[derive(Debug, Default)]
+pub struct Runs(Mutex<Known>);
+
 #[derive(Debug, Clone, Default)]
-pub struct Runs {
-    known: HashMap<Run, Vec<u32>>,
+struct Known {
+    runs: HashMap<Run, Vec<u32>>,
     bytes: usize,
 }
 
 impl Runs {
     /// The tokens of a run, if cached.
-    pub fn get(&self, run: &Run) -> Option<&[u32]> {
-        self.known.get(run).map(Vec::as_slice)
+    pub fn get(&self, run: &Run) -> Option<Vec<u32>> {
+        self.known().runs.get(run).cloned()
     }
 
     /// Stores the tokens of a run: those from the tokenizer, or those that a model generated for the same text.
-    pub fn set(&mut self, run: Run, tokens: Vec<u32>) {
-        let bytes = run.text.len() + tokens.len() * size_of::<u32>() + 128;
-        if self.bytes + bytes > MOST {
-            (self.known, self.bytes) = (HashMap::new(), 0);
+    pub fn set(&self, run: &Run, tokens: &[u32]) {
+        let bytes = run.text.len() + size_of_val(tokens) + 128;
+        if bytes > MOST {
+            return;
         }
-        if bytes <= MOST {
-            self.bytes += bytes;
-            self.known.insert(run, tokens);
+        let mut known = self.known();
+        if known.bytes + bytes > MOST {
+            *known = Known::default();
         }
+        known.bytes += bytes;
+        known.runs.insert(run.clone(), tokens.to_vec());
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for Runs {
+    fn clone(&self) -> Self {
+        Runs(Mutex::new(self.known().clone()))
     }
 }

@@ -23,7 +23,7 @@ use crate::cuda::{
     Address, Calls, Device, Launches, Memory, Parameter, Program, Queue, Queued, Recording, Rooms,
     Rows, Sampling, SessionMemory, Slot,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::loaded::Model;
 use crate::operands::{RESIDUAL, View};
 use crate::ops::Op;
@@ -93,7 +93,6 @@ struct BatchPrograms {
     recorded: Vec<Recorded>,
     /// The sampling parameters of each slot that the device holds.
     sampling: Vec<Option<Sampling>>,
-    vocab: usize,
 }
 
 /// Memory that the calls use besides buffers, states and weights.
@@ -346,7 +345,6 @@ impl BatchPrograms {
             buffers,
             scratch,
             own,
-            vocab,
         })
     }
 
@@ -365,10 +363,8 @@ impl BatchPrograms {
         Ok(())
     }
 
-    /// Chooses (samples, if `sampled`) a token in each session's slot and reads it.
-    ///
-    /// # Errors
-    /// [`Error::Logits`] if the logits of a session are not finite; its state is then invalid too.
+    /// Chooses (samples, if `sampled`) a token in each session's slot and reads it. A number beyond the vocabulary means that the logits of
+    /// a session are not finite; its state is then invalid too.
     fn step(&self, tokens: &mut [u32], sampled: bool) -> Result<()> {
         let recorded = &self.recorded[tokens.len() - 1];
         match &recorded.sample {
@@ -376,12 +372,7 @@ impl BatchPrograms {
             _ => recorded.choose.replay()?,
         }
         recorded.read.replay()?;
-        self.own.read_chosen(&*self.queue, tokens)?;
-        if tokens.iter().all(|&token| (token as usize) < self.vocab) {
-            Ok(())
-        } else {
-            Err(Error::not_finite())
-        }
+        self.own.read_chosen(&*self.queue, tokens)
     }
 }
 

@@ -1,0 +1,89 @@
+//! Bounds on what a request may cost, checked before anything of it is copied. Only long bodies, waiting prompts and the answers that are
+//! generated take memory that grows with requests; each has its bound here.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+
+use super::http::Refusal;
+use super::lanes::SHORT;
+use super::prompt::Prompt;
+use super::request::Settings;
+
+/// Maximum bytes of the stop texts of a request.
+const MOST_STOP_BYTES: usize = 64 << 10;
+/// Maximum bytes of prompts that an answer repeats, summed over the answers.
+const MOST_ECHO_BYTES: usize = 16 << 20;
+/// Maximum log-probabilities of a request: those of tokens and of their alternatives.
+const MOST_LOGPROBS: usize = 1 << 18;
+/// Grammars that are compiled at once, fewer than the threads that prepare short requests.
+pub const MOST_GRAMMARS: usize = 2;
+/// Maximum parameters of a function whose calls are constrained.
+const MOST_PARAMETERS: usize = 256;
+/// Maximum tokens of all prompts that wait in the queue.
+pub const MOST_WAITING_TOKENS: usize = 1 << 24;
+
+/// Permits for two bodies of the maximum size, one per KiB. A short body needs none.
+pub fn bodies(most: usize) -> Arc<Semaphore> {
+    let permits = (2 * (most.max(SHORT) >> 10)).min(Semaphore::MAX_PERMITS);
+    Arc::new(Semaphore::new(permits))
+}
+
+/// The permits of a body with `most` bytes at most.
+pub fn body_permits(bytes: usize, most: usize) -> u32 {
+    u32::try_from(bytes.min(most) >> 10).unwrap_or(u32::MAX)
+}
+
+/// Checks the stop texts of a request.
+pub fn check_stops(stops: &[String]) -> Result<(), Refusal> {
+    let bytes: usize = stops.iter().map(String::len).sum();
+    at_most("stop", bytes, MOST_STOP_BYTES, "bytes")
+}
+
+/// Checks the size of `n` answers to each of these prompts.
+pub fn check_answers(
+    prompts: &[Prompt],
+    echoes: bool,
+    settings: &Settings,
+    token_bytes: impl Fn(u32) -> usize,
+) -> Result<(), Refusal> {
+    if echoes {
+        let tokens = prompts.iter().flat_map(|prompt| prompt.tokens.iter());
+        let bytes = tokens.fold(0, |sum: usize, &token| {
+            sum.saturating_add(token_bytes(token))
+        });
+        let bytes = bytes.saturating_mul(settings.n);
+        at_most("echo and n", bytes, MOST_ECHO_BYTES, "bytes of prompts")?;
+    }
+    let Some(top) = settings.logprobs else {
+        return Ok(());
+    };
+    let scored = |prompt: &Prompt| match settings.echo {
+        true => prompt.tokens.len(),
+        false => 0,
+    };
+    let tokens = |prompt| settings.generate.max_tokens.saturating_add(scored(prompt));
+    let tokens = prompts.iter().map(tokens).fold(0, usize::saturating_add);
+    let found = tokens.saturating_mul(settings.n).saturating_mul(1 + top);
+    let what = "logprobs, max_tokens and n";
+    at_most(what, found, MOST_LOGPROBS, "log-probabilities")
+}
+
+/// Checks the tools that a grammar is written for. A format may write parameters in any order, which takes quadratic time.
+pub fn check_tools(tools: &[&Value]) -> Result<(), Refusal> {
+    for tool in tools {
+        let properties = tool.pointer("/function/parameters/properties");
+        let found = properties.and_then(Value::as_object).map_or(0, Map::len);
+        at_most("tools", found, MOST_PARAMETERS, "parameters of a function")?;
+    }
+    Ok(())
+}
+
+fn at_most(what: &str, found: usize, most: usize, unit: &str) -> Result<(), Refusal> {
+    if found > most {
+        let reason = format!("{what}: found {found} {unit}, expected at most {most}");
+        return Err(Refusal::bad(reason));
+    }
+    Ok(())
+}
