@@ -46,7 +46,7 @@ def parameters():
     for value in [1e10, -3e38, 3e38, 1e300, "x", None]:
         yield CHAT, chat(logit_bias={"1": value}), BAD
     for value in [1e-45, -3e38, 3e38]:
-        for name in ["repetition_penalty", "frequency_penalty", "presence_penalty"]:
+        for name in ["repetition_penalty", "frequency_penalty", "presence_penalty"][: 1 if value == 1e-45 else 3]:
             yield TEXT, text(prompt="aaaa", **{name: value}), BAD
 
 
