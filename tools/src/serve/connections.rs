@@ -115,7 +115,9 @@ impl Connection {
 
     /// Records that the peer has nothing to read, or accepts nothing.
     pub fn stall(&self) {
-        let _ = self.since.compare_exchange(NEVER, self.now(), Relaxed, Relaxed);
+        let _ = self
+            .since
+            .compare_exchange(NEVER, self.now(), Relaxed, Relaxed);
     }
 
     /// Records whether the current request waits for the peer.

@@ -38,7 +38,12 @@ impl Tokenizer {
     ) -> Result<Vec<u32>> {
         if text.len() > SMALL {
             // The crate does not return errors when memory is refused.
-            ask_room(text.len().min(block).saturating_mul(OF_BYTE).saturating_add(8 * text.len()))?;
+            ask_room(
+                text.len()
+                    .min(block)
+                    .saturating_mul(OF_BYTE)
+                    .saturating_add(8 * text.len()),
+            )?;
         }
         let (mut tokens, mut rest) = (Vec::new(), text);
         while rest.len() > block + 2 * SIDE {
