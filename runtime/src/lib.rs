@@ -70,7 +70,9 @@ pub use state::{
 };
 #[doc(inline)]
 pub use text::{
-    ChatTemplate, History, Message, Role, Run, Runs, TemplateOptions, ThoughtTags, Tokenizer, Turns,
+    Answer, AnswerParser, AnswerPart, AnswerSyntax, CallFormat, ChatTemplate, GrammarSettings,
+    History, Message, NeededCalls, Role, Run, Runs, Start, TemplateOptions, ThoughtTags, Tokenizer,
+    ToolCall, Tools, Turns,
 };
 pub use token_ids::TokenIds;
 

@@ -16,7 +16,10 @@ mod turns;
 #[cfg(all(test, feature = "tokenizer"))]
 mod tests;
 
-pub use calls::ThoughtTags;
+pub use calls::{
+    Answer, AnswerParser, AnswerPart, AnswerSyntax, CallFormat, GrammarSettings, NeededCalls,
+    Start, ThoughtTags, ToolCall, Tools,
+};
 pub use history::{History, Remembered};
 pub use stop::StopStrings;
 pub use stream::TextStream;
