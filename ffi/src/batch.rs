@@ -9,7 +9,7 @@ use waterline::{Batch, Session};
 use crate::generation::Running;
 use crate::handles::Handles;
 use crate::open_session::{Inner, SESSIONS, lock, with};
-use crate::pointers::{place, put, slice};
+use crate::pointers::{list, place, put, slice};
 use crate::session::wl_session;
 use crate::status::{Failure, Outcome, border, wl_status};
 
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn wl_batch_step(
 ) -> wl_status {
     border(|| {
         // SAFETY: the caller passes `count` sessions.
-        let sessions = unsafe { slice("sessions", sessions, count) }?;
+        let sessions = unsafe { list("sessions", sessions, count) }?;
         if count > 0 {
             place("the places for tokens", tokens)?;
         }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn wl_batch_feed(
 ) -> wl_status {
     border(|| {
         // SAFETY: the caller passes `count` sessions.
-        let sessions = unsafe { slice("sessions", sessions, count) }?;
+        let sessions = unsafe { list("sessions", sessions, count) }?;
         // SAFETY: the caller passes `count` tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
         each(batch, sessions, |batch, inners| {
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn wl_batch_generate(
 ) -> wl_status {
     border(|| {
         // SAFETY: the caller passes `count` sessions.
-        let sessions = unsafe { slice("sessions", sessions, count) }?;
+        let sessions = unsafe { list("sessions", sessions, count) }?;
         if count > 0 {
             place("the places for texts", texts)?;
             place("the places for lengths", lengths)?;

@@ -8,7 +8,7 @@ use waterline::{Chat, HistoryRead, Message, Role, Session};
 use crate::generate::{generate_options, wl_generate_params, wl_generate_result, wl_text_fn};
 use crate::open_session::{Inner, with_settled};
 use crate::params;
-use crate::pointers::{fill, place_if_wanted, put_if_wanted, slice, text};
+use crate::pointers::{fill, list, place_if_wanted, put_if_wanted, text};
 use crate::progress::Hearing;
 use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn wl_chat_set_messages(
 ) -> wl_status {
     with_settled(session, |inner| {
         // SAFETY: the caller passes `count` messages.
-        let messages = unsafe { slice("messages", messages, count) }?;
+        let messages = unsafe { list("messages", messages, count) }?;
         let messages = messages.iter().enumerate().map(|(index, message)| {
             // SAFETY: the caller's texts are zero-terminated.
             unsafe { self::message(index, message) }

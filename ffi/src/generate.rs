@@ -8,7 +8,7 @@ use crate::generation::no_generation;
 use crate::hooks::{Hooks, wl_logits_fn, wl_token_fn};
 use crate::open_session::{with, with_settled};
 use crate::params::{self, Tagged};
-use crate::pointers::{place, put, slice, text};
+use crate::pointers::{list, place, put, text};
 use crate::session::wl_session;
 use crate::status::{Outcome, border, wl_status};
 
@@ -118,15 +118,15 @@ pub(crate) unsafe fn generate_options(
     // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_generate_params", from) }?;
     params::check_reserved("wl_generate_params.reserved", params.reserved)?;
-    // SAFETY: `slice` checks NULL, alignment and length; the caller passes `stop_count` texts.
-    let stop = unsafe { slice("wl_generate_params.stop", params.stop, params.stop_count) }?;
+    // SAFETY: `list` checks NULL, alignment and length; the caller passes `stop_count` texts.
+    let stop = unsafe { list("wl_generate_params.stop", params.stop, params.stop_count) }?;
     let stop = stop.iter().map(|&stop| {
         // SAFETY: `text` checks NULL and UTF-8; the caller passes zero-terminated texts.
         unsafe { text("a stop text", stop, usize::MAX) }.map(str::to_string)
     });
-    // SAFETY: `slice` checks NULL, alignment and length; the caller passes `stop_token_count` tokens.
+    // SAFETY: `list` checks NULL, alignment and length; the caller passes `stop_token_count` tokens.
     let stop_tokens = unsafe {
-        slice(
+        list(
             "wl_generate_params.stop_tokens",
             params.stop_tokens,
             params.stop_token_count,

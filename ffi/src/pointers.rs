@@ -41,6 +41,22 @@ pub(crate) unsafe fn slice<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
 }
 
+/// The maximum number of tokens, biases or texts in a list that is copied: as many as a vocabulary has tokens.
+const MOST_LISTED: usize = 1 << 20;
+
+/// Like [`slice`], for a list that is copied: a wrong count is an error rather than a copy that no memory holds.
+///
+/// # Safety
+/// Like [`slice`].
+pub(crate) unsafe fn list<'a, T>(what: &str, pointer: *const T, length: usize) -> Outcome<&'a [T]> {
+    if length > MOST_LISTED {
+        let sentence = format!("{what}: found {length} values, expected at most {MOST_LISTED}");
+        return Err(Failure::argument(sentence));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice(what, pointer, length) }
+}
+
 /// Returns the text of `length` bytes, or up to its zero byte.
 ///
 /// # Safety

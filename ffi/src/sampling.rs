@@ -3,7 +3,7 @@
 use waterline::SamplerParams;
 
 use crate::params::{self, Tagged};
-use crate::pointers::slice;
+use crate::pointers::list;
 use crate::status::{Outcome, border, wl_status};
 
 /// A number added to a token's logit.
@@ -90,8 +90,8 @@ pub(crate) unsafe fn sampler_params(from: *const wl_sampler_params) -> Outcome<S
     // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_sampler_params", from) }?;
     params::check_reserved("wl_sampler_params.reserved", params.reserved)?;
-    // SAFETY: `slice` checks NULL, alignment and length; the caller passes `bias_count` biases.
-    let bias = unsafe { slice("wl_sampler_params.bias", params.bias, params.bias_count) }?;
+    // SAFETY: `list` checks NULL, alignment and length; the caller passes `bias_count` biases.
+    let bias = unsafe { list("wl_sampler_params.bias", params.bias, params.bias_count) }?;
     let mut found = SamplerParams::default();
     found.temperature = params.temperature;
     found.top_k = params.top_k as usize;

@@ -40,6 +40,8 @@ class Batch(Closing):
         """Advances the generations that `generate` or `say` of their sessions began by one token each; returns their pieces of text, empty
         while a character is incomplete, None where a generation has ended."""
         with _Held([generation._session for generation in generations]) as handles:
+            for generation in generations:
+                generation._check_newest()
             texts, lengths = (c_void_p * len(handles))(), (c_size_t * len(handles))()
             check(library.wl_batch_generate(self._value, handles, len(handles), texts, lengths))
             pieces = [text and ctypes.string_at(text, length) for text, length in zip(texts, lengths)]

@@ -8,6 +8,7 @@ from ctypes import byref, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Callable, Optional
 
 from . import _structs as structs
+from ._errors import Error
 from ._hooks import Hooks
 from ._library import check, library
 from ._names import Finish
@@ -43,6 +44,7 @@ class Generation(Outcome):
             raise StopIteration
         text, length, result = c_void_p(), c_size_t(), structs.GenerateResult()
         with self._session._lock:
+            self._check_newest()
             handle = self._session._value
             check(library.wl_generate_next(handle, byref(text), byref(length), byref(result)))
             piece = text.value and ctypes.string_at(text.value, length.value)
@@ -53,6 +55,11 @@ class Generation(Outcome):
                 setattr(self, name, getattr(result, name))
             raise StopIteration
         return (piece or b"").decode()
+
+    def _check_newest(self) -> None:
+        """Raises an error if the session has started another generation since."""
+        if self._session._hooks is not self._hooks:
+            raise Error("WL_ERROR_ARGUMENT", "no generation has been started on this session, or another call ended it")
 
 
 class AsyncGeneration(Outcome):

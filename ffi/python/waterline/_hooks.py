@@ -43,7 +43,10 @@ class Hooks:
     def _logits(self, first: int, count: int, _: object) -> None:
         if self.raised is None and self._on_logits:
             try:
-                self._on_logits(array((ctypes.c_float * count).from_address(first), writable=True))
+                # A copy, because a kept array outlives the library's memory.
+                own = (ctypes.c_float * count).from_buffer_copy((ctypes.c_float * count).from_address(first))
+                self._on_logits(array(own, writable=True))
+                ctypes.memmove(first, own, ctypes.sizeof(own))
             except BaseException as raised:
                 self.raised = raised
 

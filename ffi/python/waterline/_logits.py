@@ -1,4 +1,4 @@
-"""Arrays of logits in the library's memory: numpy arrays if numpy is installed, otherwise memoryviews of floats."""
+"""Arrays of logits: numpy arrays if numpy is installed, otherwise memoryviews of floats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 def array(memory: ctypes.Array[ctypes.c_float], writable: bool) -> Any:
     """Returns an array over `memory`, which the array keeps alive."""
     view = memoryview(memory).cast("B")
+    if not writable:
+        view = view.toreadonly()
     try:
         import numpy
     except ImportError:
-        floats = view.cast("f")
-        return floats if writable else floats.toreadonly()
-    found = numpy.frombuffer(view, dtype=numpy.float32)
-    found.flags.writeable = writable
-    return found
+        return view.cast("f")
+    return numpy.frombuffer(view, dtype=numpy.float32)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, SupportsIndex, TypeVa
 
 from . import _structs as structs
 from ._generation import AsyncGeneration, Generation
+from ._hooks import Hooks
 from ._library import Closing, Handle, check, library, make
 from ._logits import array
 from ._params import generate_params, sampler_params
@@ -62,6 +63,8 @@ class Session(Closing):
         self._lock = threading.RLock()
         self._watch = Watch()
         self._progress = structs.PROGRESS(self._watch)
+        # The callbacks of the newest generation: the library may call them after its Generation is gone.
+        self._hooks: Hooks | None = None
         check(library.wl_session_set_progress(self._value, self._progress, None))
 
     @property
@@ -116,7 +119,7 @@ class Session(Closing):
         Options: `max_tokens`; `stop`, a text or texts; `stop_tokens`; `ignore_end`; `logprobs`. `on_token` is called with each Token, which
         has a log-probability if `logprobs` is set; generation stops after the token if it returns False. `on_logits` is called with an
         array of the logits, like `logits`, before each token is chosen; its changes apply to that choice only."""
-        params = generate_params(**options)
+        params = self._newest(generate_params(**options))
         check(library.wl_generate_start(self._value, byref(params)))
         return Generation(self, params.hooks)
 
@@ -126,7 +129,7 @@ class Session(Closing):
 
         `message` is a text, or a complete history as for `set_messages`: only its new part is read. If its last message is an answer, the
         pieces continue it. The options are those of `generate`."""
-        params = generate_params(**options)
+        params = self._newest(generate_params(**options))
         if isinstance(message, str):
             text = message.encode()
             self._watch.call(library.wl_chat_start, self._value, text, len(text), byref(params))
@@ -134,6 +137,11 @@ class Session(Closing):
             self.set_messages(message)
             check(library.wl_generate_start(self._value, byref(params)))
         return Generation(self, params.hooks)
+
+    def _newest(self, params: structs.GenerateParams) -> structs.GenerateParams:
+        """Keeps the callbacks alive, and ends the generation before, whose callbacks may then go."""
+        self._hooks = params.hooks
+        return params
 
     def generate_async(self, **options: Unpack[GenerateOptions]) -> AsyncGeneration:
         """Like `generate`, for `async for piece in session.generate_async()`."""

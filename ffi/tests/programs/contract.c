@@ -2,12 +2,15 @@
  * Checks the promises of waterline.h against the library: results, and that every mistake a program can make gives nothing
  * worse than a status. The argument is a folder to write to.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <waterline.h>
 
 static int failures;
@@ -267,6 +270,26 @@ static void parameters_out_of_range(wl_model *model)
     SAMPLER(sampler.penalty_window = 0xffffffff, "penalty_window");
     SAMPLER(sampler.bias_count = 1, "bias is NULL");
     SAMPLER((sampler.bias = &bias, sampler.bias_count = 1), "token 4294967295");
+    /* Counts that no list has. */
+    const size_t counts[] = {(1 << 20) + 1, SIZE_MAX / 64, SIZE_MAX / 8, SIZE_MAX};
+    wl_session *greedily = greedy(model, 0);
+    for (int i = 0; i < 4; i++) {
+        SAMPLER((sampler.bias = &bias, sampler.bias_count = counts[i]), "bias: found");
+        wl_generate_params generate;
+        uint32_t token = 1;
+        const char *stop = "x";
+        OK(wl_generate_params_init(&generate, sizeof generate));
+        generate.stop_tokens = &token;
+        generate.stop_token_count = counts[i];
+        REFUSED(WL_ERROR_ARGUMENT, "stop_tokens: found", wl_generate_start(greedily, &generate));
+        OK(wl_generate_params_init(&generate, sizeof generate));
+        generate.stop = &stop;
+        generate.stop_count = counts[i];
+        REFUSED(WL_ERROR_ARGUMENT, "stop: found", wl_generate_start(greedily, &generate));
+        wl_message message = {"user", "x"};
+        REFUSED(WL_ERROR_ARGUMENT, "messages: found", wl_chat_set_messages(greedily, &message, counts[i]));
+    }
+    OK(wl_session_free(greedily));
     CHECK(session == NULL);
 
     wl_model_params device = {.size = sizeof device, .device = WL_DEVICE_CUDA};
@@ -554,6 +577,54 @@ static void stores(const wl_model *model, const char *folder)
     session_params.store = store;
     wl_session *session;
     REFUSED(WL_ERROR_HANDLE, "store", wl_session_new(model, &session_params, &session));
+}
+
+/* In a forked child, which has no thread that writes the directory, a store keeps checkpoints in memory and no call waits. */
+static void forked_store(const wl_model *model, const char *folder)
+{
+    char directory[1024];
+    snprintf(directory, sizeof directory, "%s/forked", folder);
+    wl_store_params params;
+    OK(wl_store_params_init(&params, sizeof params));
+    params.directory = directory;
+    wl_store *store;
+    OK(wl_store_new(&params, &store));
+    wl_session_params session_params;
+    OK(wl_session_params_init(&session_params, sizeof session_params));
+    session_params.threads = 1;
+    session_params.store = store;
+    wl_session *session;
+    OK(wl_session_new(model, &session_params, &session));
+    uint32_t tokens[] = {1, 2, 3};
+    size_t reused;
+    OK(wl_session_read_history(session, tokens, 3, &reused));
+    OK(wl_store_flush(store));
+    pid_t child = fork();
+    if (child == 0) {
+        int before = failures;
+        alarm(60);
+        wl_store_stats stats = {.size = sizeof stats};
+        for (uint32_t last = 4; last < 24; last++) {
+            uint32_t more[] = {1, 2, 3, last};
+            OK(wl_session_read_history(session, more, 4, &reused));
+            CHECK(reused == 3);
+            OK(wl_session_checkpoint(session));
+        }
+        OK(wl_store_flush(store));
+        OK(wl_store_get_stats(store, &stats));
+        CHECK(stats.checkpoints > 0 && stats.files == 0);
+        OK(wl_store_clear(store));
+        OK(wl_session_free(session));
+        OK(wl_store_free(store));
+        _exit(failures - before);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    wl_store_stats stats = {.size = sizeof stats};
+    OK(wl_store_get_stats(store, &stats));
+    CHECK(stats.files > 0);
+    OK(wl_session_free(session));
+    OK(wl_store_free(store));
 }
 
 static void samplers(const wl_model *model)
@@ -1187,6 +1258,7 @@ int main(int argc, char **argv)
     progress(model);
     history(model);
     stores(model, folder);
+    forked_store(model, folder);
     samplers(model);
     threads(model);
     chatting(model, folder);

@@ -1,14 +1,16 @@
 """Checks what the Python package rejects, and concurrent threads. Needs no other package. The argument is a folder to write to."""
 
+import gc
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 # Simulates a system without numpy.
 sys.modules["numpy"] = None
 
-from waterline import Error, Model, plan
+from waterline import Batch, Error, Model, plan
 
 folder = Path(sys.argv[1])
 
@@ -107,6 +109,45 @@ with Model.builtin() as model, model.session(temperature=0, marks=2) as session:
         except ValueError as error:
             assert "closed" in str(error)
         closer.join()
+
+# The library's callbacks live as long as it may call them, and an older generation cannot advance a newer one.
+with Model.builtin() as model, model.session(threads=1, temperature=0) as session:
+    session.feed([1, 2, 3])
+    batch = Batch(session, 2)
+    seen = []
+    first = session.generate(max_tokens=50, ignore_end=True)
+    second = session.generate(on_token=seen.append, max_tokens=50, ignore_end=True)
+    for advance in (lambda: batch.generate([first]), lambda: next(first)):
+        try:
+            advance()
+        except Error as error:
+            assert "another call ended it" in str(error), error
+        else:
+            raise AssertionError("an older generation advanced a newer one")
+    assert batch.generate([second]) != [None] and len(seen) == 1
+    thunks = weakref.ref(second._hooks)
+    del second
+    gc.collect()
+    assert thunks() is not None
+    session.generate(max_tokens=1)
+    gc.collect()
+    assert thunks() is None
+    batch.close()
+
+    # The array of a callback is its own: it may be kept and written after the session is closed.
+    kept = []
+    session.reset()
+    session.feed([1, 2, 3])
+    list(session.generate(on_logits=kept.append, max_tokens=3))
+    assert len({id(logits.obj) for logits in kept}) == 3
+    before = list(session.logits)
+    kept[2][0] = kept[0][0] = 7.0
+    assert list(session.logits) == before
+    view = session.logits
+session = None
+gc.collect()
+kept[1][0] = 1.0
+assert list(view) == before
 
 # A model copied into memory, after which the file may change.
 gguf = Path(__file__).parents[3] / "tools/model/waterline-chat.gguf"
