@@ -3,8 +3,9 @@
 mod common;
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use common::Workplace;
@@ -26,12 +27,35 @@ struct Hub {
     /// Names that are listed in addition to the files.
     more: Vec<&'static str>,
     ignores_ranges: bool,
+    /// The listing, if it is not made from the files.
+    listing: Option<Value>,
+    /// Whether listings, and files, end after their headers, with the connection open.
+    is_silent: [bool; 2],
+    /// The hub that holds the files, to which requests are redirected.
+    far: String,
 }
 
 /// A running hub, and the requests it has received.
 struct Running {
     endpoint: String,
     seen: Arc<Mutex<Vec<String>>>,
+}
+
+/// Git's hash of a file, by git itself.
+fn git_hash(bytes: &[u8]) -> String {
+    let mut git = Command::new("git")
+        .args(["hash-object", "--stdin"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("git");
+    git.stdin
+        .take()
+        .expect("a pipe")
+        .write_all(bytes)
+        .expect("read");
+    let said = git.wait_with_output().expect("a hash").stdout;
+    String::from_utf8(said).expect("digits").trim().into()
 }
 
 fn hash(bytes: &[u8]) -> String {
@@ -56,17 +80,21 @@ impl Hub {
 
     fn listing(&self) -> Value {
         let sibling = |(name, bytes): (&String, &Vec<u8>)| {
-            let own = hash(bytes);
-            let sha256 = self.listed.get(name).unwrap_or(&own);
+            let listed = self.listed.get(name).cloned();
             if name.ends_with(".gguf") {
+                let sha256 = listed.unwrap_or_else(|| hash(bytes));
                 json!({
                     "rfilename": name, "size": bytes.len(), "blobId": "ab",
                     "lfs": { "sha256": sha256, "size": bytes.len() },
                 })
             } else {
-                json!({ "rfilename": name, "size": bytes.len(), "blobId": own[..40] })
+                let blob = listed.unwrap_or_else(|| git_hash(bytes));
+                json!({ "rfilename": name, "size": bytes.len(), "blobId": blob })
             }
         };
+        if let Some(listing) = &self.listing {
+            return listing.clone();
+        }
         let more = self
             .more
             .iter()
@@ -86,7 +114,9 @@ impl Hub {
             headers.insert(name.to_lowercase(), value.to_string());
         }
         let range = headers.get("range").cloned().unwrap_or_default();
-        log.lock().unwrap().push(format!("{request} {range}"));
+        let authorization = headers.get("authorization").cloned().unwrap_or_default();
+        let seen = format!("{request} {authorization}{range}");
+        log.lock().unwrap().push(seen);
         let path = request.split(' ').nth(1).unwrap_or_default();
         let key = self.token.map(|token| format!("Bearer {token}"));
         if key.is_some() && headers.get("authorization") != key.as_ref() {
@@ -98,6 +128,13 @@ impl Hub {
         if path.starts_with("/api/models/org/name/") {
             let body = self.listing().to_string();
             let length = body.len();
+            if self.is_silent[0] {
+                write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n"
+                )?;
+                return silence(stream);
+            }
             return write!(
                 stream,
                 "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -107,12 +144,13 @@ impl Hub {
             // Redirects to the file's location, as the hub does.
             return write!(
                 stream,
-                "HTTP/1.1 302 Found\r\nLocation: /far/{file}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                "HTTP/1.1 302 Found\r\nLocation: {}/far/{file}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+                self.far
             );
         }
         let bytes = path
             .strip_prefix("/far/")
-            .and_then(|file| self.files.get(file));
+            .and_then(|file| self.files.get(&file.replace("%20", " ")));
         let Some(bytes) = bytes else {
             return write!(
                 stream,
@@ -136,8 +174,17 @@ impl Hub {
             "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
             rest.len()
         )?;
+        if self.is_silent[1] {
+            return silence(stream);
+        }
         stream.write_all(shown)
     }
+}
+
+/// Keeps a connection open until its client closes it.
+fn silence(mut stream: TcpStream) -> std::io::Result<()> {
+    std::thread::spawn(move || stream.read(&mut [0]));
+    Ok(())
 }
 
 /// Runs a pull with the environment it needs.
@@ -152,6 +199,7 @@ fn pull(
         .env("HF_ENDPOINT", &hub.endpoint)
         .env("HF_HOME", place.path("cache"))
         .env_remove("HF_HUB_CACHE")
+        .env_remove("HF_TOKEN_PATH")
         .env_remove("HF_TOKEN");
     if let Some(token) = token {
         command.env("HF_TOKEN", token);
@@ -300,4 +348,146 @@ fn what_is_not_as_listed_is_not_kept() {
     for name in ["name", "../name", "org/..", "a/b/c"] {
         pull(&place, &hub, &["pull", name], None).failed(2, &["org/name"]);
     }
+}
+
+#[test]
+fn a_hub_that_says_nothing_more_is_given_up() {
+    for (is_silent, said) in [
+        ([true, false], "org/name: "),
+        ([false, true], "found 0 of 11 bytes"),
+    ] {
+        let place = Workplace::new();
+        let hub = Hub {
+            is_silent,
+            ..hub_of("m.gguf", b"other bytes")
+        }
+        .run();
+        pull(&place, &hub, &["pull", "org/name"], None).failed(2, &[said]);
+    }
+}
+
+#[test]
+fn a_hub_that_ignores_ranges_and_cuts_is_asked_a_few_times() {
+    let place = Workplace::new();
+    let bytes: Vec<u8> = (0..100_000u32).flat_map(|i| i.to_le_bytes()).collect();
+    let hub = Hub {
+        cut: Some(90_000),
+        ignores_ranges: true,
+        ..hub_of("m.gguf", &bytes)
+    }
+    .run();
+    pull(&place, &hub, &["pull", "org/name"], None).failed(2, &["m.gguf"]);
+    let requests = hub.seen.lock().unwrap().len();
+    assert!(requests < 20, "{requests} requests");
+}
+
+#[test]
+fn a_mixed_small_file_is_refused_and_one_without_size_or_hash_too() {
+    let folder = |config: &[u8]| Hub {
+        files: HashMap::from([
+            ("config.json".into(), config.to_vec()),
+            ("model.safetensors".into(), b"weights".to_vec()),
+        ]),
+        ..Hub::default()
+    };
+    let place = Workplace::new();
+    let whole = folder(b"{\"a\": 1}").run();
+    pull(&place, &whole, &["pull", "org/name"], None).succeeded();
+    // Half of it is of another version.
+    let mixed = Hub {
+        listed: HashMap::from([("config.json".into(), git_hash(b"{\"a\": 1}"))]),
+        ..folder(b"{\"a\": 2}")
+    }
+    .run();
+    let place = Workplace::new();
+    pull(&place, &mixed, &["pull", "org/name"], None).failed(2, &["config.json", "git's hash"]);
+    let unknown = |sibling: Value| Hub {
+        listing: Some(json!({ "sha": SHA, "siblings": [sibling] })),
+        ..hub_of("m.gguf", b"")
+    };
+    for sibling in [
+        json!({ "rfilename": "m.gguf", "size": null, "blobId": git_hash(b"") }),
+        json!({ "rfilename": "m.gguf", "blobId": git_hash(b""), "lfs": { "sha256": hash(b""), "size": null } }),
+        json!({ "rfilename": "m.gguf", "size": 0, "blobId": null }),
+        json!({ "rfilename": "m.gguf", "size": 0, "blobId": "ab" }),
+    ] {
+        let hub = unknown(sibling.clone()).run();
+        let outcome = pull(&place, &hub, &["pull", "org/other"], None);
+        outcome.failed(2, &["no such repository"]);
+        let outcome = pull(&Workplace::new(), &hub, &["pull", "org/name"], None);
+        outcome.failed(2, &["no size or no hash"]);
+    }
+}
+
+#[test]
+fn the_token_goes_to_the_hub_alone() {
+    let (place, bytes) = (Workplace::new(), b"bytes".to_vec());
+    let far = hub_of("my model.gguf", &bytes).run();
+    let hub = Hub {
+        far: far.endpoint.clone(),
+        token: Some("secret"),
+        ..hub_of("my model.gguf", &bytes)
+    }
+    .run();
+    // The token that the hub's own program has saved.
+    std::fs::create_dir_all(place.path("cache")).expect("a folder");
+    std::fs::write(place.path("cache/token"), "secret\n").expect("a file");
+    let path = pull(&place, &hub, &["pull", "org/name:my model"], None)
+        .succeeded()
+        .text();
+    assert_eq!(std::fs::read(path.trim_end()).expect("the file"), bytes);
+    let seen = |hub: &Running| hub.seen.lock().unwrap().join("\n");
+    assert!(seen(&hub).contains("Bearer secret"));
+    assert!(
+        seen(&far).contains("/far/my%20model.gguf") && !seen(&far).contains("secret"),
+        "{}",
+        seen(&far)
+    );
+}
+
+#[test]
+fn names_cannot_control_the_terminal() {
+    for name in [
+        "a\u{1b}[31m.gguf",
+        "a\u{202e}.gguf",
+        "a\nb.gguf",
+        "a\u{9b}m.gguf",
+    ] {
+        let listing = json!({ "sha": SHA, "siblings": [
+            { "rfilename": name, "size": 1, "blobId": "0".repeat(40) },
+            { "rfilename": "b.gguf", "size": 1, "blobId": "0".repeat(40) },
+        ]});
+        let hub = Hub {
+            listing: Some(listing),
+            ..hub_of("b.gguf", b"x")
+        }
+        .run();
+        for wanted in ["org/name", "org/name:Q4"] {
+            let outcome = pull(&Workplace::new(), &hub, &["pull", wanted], None);
+            let said = outcome.stderr.clone() + &String::from_utf8_lossy(&outcome.stdout);
+            assert!(!said.contains(['\u{1b}', '\u{202e}', '\u{9b}']), "{said:?}");
+            outcome.failed(2, &["control a terminal"]);
+        }
+    }
+}
+
+#[test]
+fn two_downloads_of_one_model_do_not_harm_each_other() {
+    let bytes: Vec<u8> = (0..300_000u32).flat_map(|i| i.to_le_bytes()).collect();
+    let place = Workplace::new();
+    let hub = Hub {
+        cut: Some(100_000),
+        ..hub_of("m.gguf", &bytes)
+    }
+    .run();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let path = pull(&place, &hub, &["pull", "org/name"], None)
+                    .succeeded()
+                    .text();
+                assert!(std::fs::read(path.trim()).expect("the file") == bytes);
+            });
+        }
+    });
 }

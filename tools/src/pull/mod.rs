@@ -1,7 +1,9 @@
 //! `waterline pull`, and `hf:org/name` in place of a model: models from a hub, stored in the cache that other programs share.
 
 mod choice;
+mod client;
 mod hub;
+mod transfer;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,9 +17,9 @@ const SCHEMES: [&str; 2] = ["hf://", "hf:"];
 /// Download a model and print its path.
 ///
 /// From a repository with GGUF files, this downloads the largest quantization that fits into half of this machine's free
-/// memory, or the file named after a colon, by its name or a part of it such as Q4_K_M. Other repositories are downloaded as
+/// memory, or the file named after a colon, by its name or a word or part of it such as Q4_K_M. Other repositories are downloaded as
 /// Hugging Face directories. Files are stored in the cache that Hugging Face's programs share (HF_HOME, HF_HUB_CACHE), and an
-/// interrupted download resumes where it ended. HF_TOKEN is the token for models that need one; HF_ENDPOINT names another hub.
+/// interrupted download resumes where it ended. HF_TOKEN, or what `hf auth login` has saved, is the token for models that need one; HF_ENDPOINT names another hub.
 #[derive(clap::Args)]
 pub struct Args {
     /// org/name or org/name:FILE
