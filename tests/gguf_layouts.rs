@@ -3,11 +3,11 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::{Workplace, fixture};
 use waterline::internal::Checkpoint;
-use waterline::{Kv, Model, Session, SessionOptions};
+use waterline::{Kv, Model, OpenOptions, Session, SessionOptions};
 use waterline_quant::F32;
 use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
 
@@ -41,6 +41,31 @@ impl File {
             writer.write_tensor(&bytes).unwrap();
         }
         writer.finish().unwrap();
+    }
+
+    /// Writes the file in three parts, as `llama-gguf-split` does; returns their paths.
+    fn write_parts(&self, folder: &Path) -> Vec<PathBuf> {
+        let tensors: Vec<_> = self.tensors.iter().collect();
+        let each = tensors.len().div_ceil(3);
+        let parts = tensors.chunks(each).enumerate().map(|(part, tensors)| {
+            let mut file = File::default();
+            if part == 0 {
+                file.keys = self.keys.clone();
+            }
+            for (key, value) in [
+                ("split.no", Value::U16(part as u16)),
+                ("split.count", Value::U16(3)),
+                ("split.tensors.count", Value::I32(self.tensors.len() as i32)),
+            ] {
+                file.keys.insert(key.into(), value);
+            }
+            let tensor = |(name, value): &(&String, &_)| ((*name).clone(), (*value).clone());
+            file.tensors = tensors.iter().map(tensor).collect();
+            let path = folder.join(format!("m-{:05}-of-00003.gguf", part + 1));
+            file.write(&path);
+            path
+        });
+        parts.collect()
     }
 
     /// Returns the logits of the file's model.
@@ -396,6 +421,13 @@ fn keys_that_cannot_be_are_errors() {
             "qwen35.attention.recurrent_layers",
         ),
         ("full_attention_interval", Value::U32(0), "blk.3"),
+        ("rope.scaling.factor", Value::F32(-1.0), "above 0"),
+        ("rope.scaling.factor", Value::F32(0.0), "above 0"),
+        ("rope.scaling.factor", Value::F32(f32::NAN), "finite"),
+        ("rope.scaling.factor", Value::F32(f32::INFINITY), "finite"),
+        ("rope.scale_linear", Value::F32(-0.0), "above 0"),
+        ("rope.freq_base", Value::F32(f32::INFINITY), "finite"),
+        ("rope.freq_base", Value::F32(0.0), "positive"),
         (
             "ssm.time_step_rank",
             Value::U32(0),
@@ -438,4 +470,24 @@ fn keys_that_cannot_be_are_errors() {
     place
         .run(inspect)
         .failed(2, &["of-00003.gguf", "parts of a file"]);
+}
+
+#[test]
+fn a_split_file_opens_by_any_of_its_parts() {
+    let place = Workplace::new();
+    let file = qwen35();
+    let whole = file.logits();
+    let parts = file.write_parts(&place.path("."));
+    assert_eq!(parts.len(), 3);
+    for path in &parts {
+        assert_eq!(logits(path), whole, "{}", path.display());
+        place
+            .run(&["inspect", path.to_str().expect("a path")])
+            .succeeded();
+    }
+    let bytes = std::fs::read(&parts[0]).expect("a part");
+    let options = OpenOptions::default();
+    let said = Model::from_bytes(&bytes, "part", &options).err();
+    let said = said.expect("the other parts have no path").to_string();
+    assert!(said.contains("3 files of a split model"), "{said}");
 }

@@ -473,9 +473,11 @@ fn counts_that_a_hole_could_hold_reserve_nothing() {
         // The largest accepted counts. The hole reads as zeros, so all names are equal.
         (header(0, 1 << 16), "it twice"),
         (header(1 << 18, 0), "tensor ''"),
-        (array(8, (LENGTH - 100) / 8), "before the tensors' data"),
-        (array(0, LENGTH - 100), "before the tensors' data"),
-        (array(10, (LENGTH - 100) / 8), "before the tensors' data"),
+        (array(8, (LENGTH - 100) / 8), "at most 8388608"),
+        (array(8, (1 << 23) + 1), "at most 8388608"),
+        (array(9, (1 << 23) + 1), "at most 8388608"),
+        (array(0, LENGTH - 100), "at most 8388608"),
+        (array(10, (LENGTH - 100) / 8), "at most 8388608"),
     ] {
         let (_folder, path) = with_hole(&bytes, LENGTH);
         let error = Gguf::open(&path).err().expect("a refusal").to_string();

@@ -144,6 +144,11 @@ impl Gguf {
         Ok(())
     }
 
+    /// The number of files: more than one for a split file.
+    pub fn parts(&self) -> usize {
+        self.files.len()
+    }
+
     /// Total bytes before the tensor data, in all files.
     pub fn description_bytes(&self) -> usize {
         self.files.iter().map(|part| part.data.start).sum()

@@ -20,6 +20,9 @@ const MAX_DESCRIPTION: usize = 256 << 20;
 /// Largest numbers of keys and of tensors. Published files have a hundred keys and a few thousand tensors.
 const MAX_KEYS: usize = 1 << 16;
 const MAX_TENSORS: usize = 1 << 18;
+/// Largest number of values in all arrays together: twice the tokens, merges, scores and types of the largest vocabulary. In a hole of a
+/// sparse file, eight bytes are a string, which takes three times its bytes in memory.
+const MAX_ELEMENTS: usize = 1 << 23;
 /// Longest key and longest tensor name, since error messages repeat them.
 const MAX_NAME: usize = 1 << 10;
 
@@ -46,6 +49,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
         position: 0,
         roomy: 0,
         file,
+        elements: 0,
         notes: Vec::new(),
     };
     if let Some((found, expected)) = failed_download(bytes) {
@@ -176,6 +180,8 @@ struct Cursor<'a> {
     /// Position up to which memory for the parsed values has been checked.
     roomy: usize,
     file: &'a str,
+    /// Number of values in the arrays so far.
+    elements: usize,
     notes: Vec<String>,
 }
 
@@ -354,7 +360,7 @@ impl<'a> Cursor<'a> {
         item: &str,
         convert: fn([u8; N]) -> T,
     ) -> Result<Vec<T>> {
-        let count = self.count(item, N)?;
+        let count = self.elements_of(item, N)?;
         let bytes = self.take(count * N, item)?;
         converted(bytes.as_chunks().0, convert)
     }
@@ -365,8 +371,17 @@ impl<'a> Cursor<'a> {
         least: usize,
         read: impl Fn(&mut Cursor<'a>) -> Result<T>,
     ) -> Result<Vec<T>> {
-        let count = self.count(item, least)?;
+        let count = self.elements_of(item, least)?;
         read_list(count, |_| read(self))
+    }
+
+    /// Reads the count of an array's values, and adds it to those of other arrays.
+    fn elements_of(&mut self, item: &str, least: usize) -> Result<usize> {
+        let count = self.count(item, least)?;
+        self.elements = self.elements.saturating_add(count);
+        let all = format!("the number of values in arrays up to {item}");
+        self.at_most(&all, self.elements, MAX_ELEMENTS)?;
+        Ok(count)
     }
 
     fn tensor(&mut self, index: usize) -> Result<TensorInfo> {

@@ -6,8 +6,8 @@ mod quantized;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
@@ -40,6 +40,7 @@ pub struct Checkpoint {
     name: String,
     access: FileAccess,
     entries: BTreeMap<String, Entry>,
+    reads: Mutex<Vec<(String, usize)>>,
 }
 
 struct Entry {
@@ -66,6 +67,7 @@ impl Checkpoint {
             name: folder.display().to_string(),
             access,
             entries: BTreeMap::new(),
+            reads: Mutex::default(),
         };
         let index = folder.join(INDEX);
         if folder.join(SINGLE).is_file() || !index.is_file() {
@@ -95,6 +97,7 @@ impl Checkpoint {
             name: path.display().to_string(),
             access: FileAccess::Map,
             entries: BTreeMap::new(),
+            reads: Mutex::default(),
         };
         checkpoint.add_file(path, |_| true)?;
         checkpoint.complete()
@@ -212,6 +215,12 @@ impl Checkpoint {
 
     /// Returns the tensor `name` as floats, decoded if it is quantized. Floats are not copied if they are aligned in the file.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        let tensor = self.decoded(name)?;
+        self.record(name, tensor.len());
+        Ok(tensor)
+    }
+
+    fn decoded(&self, name: &str) -> Result<Tensor> {
         let entry = self.entry(name)?;
         if let Some(packing) = &entry.packing {
             return packing.decode(name, entry);
@@ -251,7 +260,18 @@ impl Checkpoint {
                 .collect(),
             other => return Err(entry.wrong_type(name, other, "I64 or I32")),
         };
+        self.record(name, entry.shape.iter().product());
         Ok((entry.shape.clone(), values))
+    }
+
+    /// Takes the names of the tensors that were read since the last call, each with its number of values.
+    pub fn take_reads(&self) -> Vec<(String, usize)> {
+        std::mem::take(&mut *self.reads.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn record(&self, name: &str, values: usize) {
+        let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        reads.push((name.into(), values));
     }
 
     /// Returns the entry of a tensor and marks it as used.

@@ -288,14 +288,15 @@ impl Config {
         Ok(layers)
     }
 
-    /// A number, if the key is there and not null.
+    /// A finite number, if the key is there and not null.
     pub fn optional_f32(&self, key: &str) -> Result<Option<f32>> {
-        self.optional(key, |v| v.as_f64().map(|n| n as f32), "a number")
+        let read = |v: &Value| v.as_f64().map(|n| n as f32).filter(|n| n.is_finite());
+        self.optional(key, read, "a finite number")
     }
 
     /// A number.
     pub fn f32(&self, key: &str) -> Result<f32> {
-        self.required(key, self.optional_f32(key)?, "a number")
+        self.required(key, self.optional_f32(key)?, "a finite number")
     }
 
     /// A number, `default` if the key is absent or null.

@@ -4,6 +4,7 @@
 mod bailing_hybrid;
 mod bamba;
 mod companion;
+mod coverage;
 mod end_tokens;
 mod experts;
 mod falcon_h1;
@@ -61,6 +62,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
+use coverage::Coverage;
 
 /// A family of configurations.
 struct Family {
@@ -155,14 +157,18 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     spec.check(&file)?;
     let weights = weights?;
     let mut tensors = Tensors::new();
+    let mut coverage = Coverage::default();
+    weights.take_reads();
     for weight in spec.weights() {
         let mut tensor = (family.tensor)(&config, &weights, &weight)?;
+        coverage.add(weights.take_reads(), tensor.len());
         // Convolutions are stored with dimensions of one: [channels, 1, taps].
         if squeezed(&tensor.shape) == squeezed(&weight.shape) {
             tensor.shape = weight.shape;
         }
         tensors.insert(weight.name, tensor);
     }
+    coverage.check(weights.name())?;
     let (text, mut notes) = text_files::read(dir, &config, spec.vocab)?;
     notes.extend(config.notes());
     notes.extend(unread_keys::of_config(&config)?);

@@ -28,7 +28,7 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
         })),
         "yarn" => yarn(rope).map(Some),
         "dynamic" => {
-            rope.optional_f32("factor")?;
+            positive(rope, "factor")?;
             Ok(None)
         }
         "longrope" | "su" if rope.object().contains_key("short_factor") => {
@@ -39,6 +39,14 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
             "a key short_factor next to it, with a divisor for each frequency",
         )),
         _ => Err(rope.wrong(key, "default, linear, llama3, yarn, dynamic or longrope")),
+    }
+}
+
+/// A number above zero, if the key is there.
+fn positive(rope: &Config, key: &str) -> Result<Option<f32>> {
+    match rope.optional_f32(key)? {
+        Some(number) if number <= 0.0 => Err(rope.wrong(key, "a number above 0")),
+        number => Ok(number),
     }
 }
 
@@ -81,7 +89,7 @@ fn long(rope: &Config, config: &Config) -> Result<RopeScaling> {
     let Some(original) = number(ORIGINAL)?.or(longest).filter(|length| *length > 1.0) else {
         return Err(rope.wrong(ORIGINAL, "the context length of the original training"));
     };
-    let factor = rope.optional_f32("factor")?;
+    let factor = positive(rope, "factor")?;
     let factor = factor.unwrap_or(longest.unwrap_or(original) / original);
     let usual = || {
         if factor > 1.0 {

@@ -66,6 +66,7 @@ impl Mixer for Abc {
     }
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        Mismatch::unless_base(self.rope_theta)?;
         let dims = [self.heads, self.head_dim, self.value_dim, self.slots];
         Mismatch::unless_positive(
             &dims,

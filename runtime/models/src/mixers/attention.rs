@@ -140,8 +140,9 @@ impl Attention {
         Mismatch::unless(
             misfit.is_none(),
             || misfit.clone().unwrap_or_default(),
-            "a positive divisor for each rotary frequency",
+            "positive, finite numbers, with a divisor for each frequency",
         )?;
+        Mismatch::unless_base(self.rope_theta)?;
         let multipliers = [self.scale(), self.key_multiplier.unwrap_or(1.0)];
         Mismatch::unless(
             multipliers.iter().all(|x| x.is_finite()),

@@ -115,6 +115,7 @@ impl Mixer for LatentAttention {
     }
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        Mismatch::unless_base(self.rope_theta)?;
         let dims = [self.heads, self.latent, self.nope, self.value_dim];
         Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
         Mismatch::unless(

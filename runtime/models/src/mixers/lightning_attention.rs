@@ -99,6 +99,7 @@ impl Mixer for LightningAttention {
         Mismatch::unless_positive(&dims, "heads and a width of one or more")?;
         Mismatch::unless_shared(self.heads, "heads", self.kv_heads(), "key and value head")?;
         if let Some(unmapped) = self.unmapped {
+            Mismatch::unless_base(unmapped.rope_theta)?;
             Mismatch::unless(
                 unmapped.scale.is_finite()
                     && (unmapped.rope_theta.is_none() || self.head_dim.is_multiple_of(2)),

@@ -153,6 +153,15 @@ impl Mismatch {
         Self::unless(sizes.iter().all(|&n| n > 0), found, expected)
     }
 
+    /// Fails unless the base of rotary positions, if there is one, is positive and finite.
+    fn unless_base(theta: Option<f32>) -> Result<(), Mismatch> {
+        Self::unless(
+            theta.is_none_or(|theta| theta.is_finite() && theta > 0.0),
+            || format!("rope_theta {}", theta.unwrap_or_default()),
+            "a positive, finite base of the rotary positions",
+        )
+    }
+
     /// Fails unless `many`, a number of `names`, is a multiple of `few`, a number of `name`s.
     fn unless_shared(many: usize, names: &str, few: usize, name: &str) -> Result<(), Mismatch> {
         let found = || format!("{many} {names} for {few} {name}s");

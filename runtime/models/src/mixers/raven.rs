@@ -78,6 +78,7 @@ impl Mixer for Raven {
     }
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        Mismatch::unless_base(self.rope_theta)?;
         gsa::check_slots(
             [self.heads, self.kv_heads],
             [self.head_dim, self.value_dim],

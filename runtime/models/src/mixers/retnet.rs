@@ -42,6 +42,7 @@ impl Mixer for RetNet {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         self.linear.check()?;
+        Mismatch::unless_base(Some(self.rope_theta))?;
         Mismatch::unless(
             self.linear.head_dim.is_multiple_of(2),
             || format!("rotary positions on {} values", self.linear.head_dim),

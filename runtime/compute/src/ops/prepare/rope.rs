@@ -127,17 +127,38 @@ impl RopeScaling {
         }
     }
 
-    /// Returns why the scaling does not fit `pairs` pairs of values, if it does not.
+    /// Returns why the scaling does not fit `pairs` pairs of values, if it does not: all its numbers must be positive.
     pub fn misfit(&self, pairs: usize) -> Option<String> {
-        let RopeScaling::Divided { divisors, .. } = self else {
-            return None;
+        let numbers = match self {
+            RopeScaling::Linear { factor } => vec![*factor],
+            RopeScaling::Llama3 {
+                factor,
+                low,
+                high,
+                trained,
+            } => vec![*factor, *low, *high, *trained, high - low],
+            RopeScaling::Yarn {
+                factor,
+                fast,
+                slow,
+                trained,
+                magnitude,
+                whole: _,
+            } => vec![*factor, *fast, *slow, *trained, *magnitude],
+            RopeScaling::Proportional { turned: _ } => Vec::new(),
+            RopeScaling::Divided {
+                divisors,
+                magnitude,
+            } => {
+                if divisors.len() != pairs {
+                    return Some(format!("{} divisors for {pairs} pairs", divisors.len()));
+                }
+                [&divisors[..], &[*magnitude]].concat()
+            }
         };
-        let is_sound = |divisor: &f32| divisor.is_finite() && *divisor > 0.0;
-        if divisors.len() == pairs && divisors.iter().all(is_sound) {
-            None
-        } else {
-            Some(format!("{} divisors for {pairs} pairs", divisors.len()))
-        }
+        let is_wrong = |number: &&f32| !number.is_finite() || **number <= 0.0;
+        let wrong = numbers.iter().find(is_wrong)?;
+        Some(format!("{wrong} in the scaling of rotary frequencies"))
     }
 
     fn magnitude(&self) -> f32 {

@@ -125,25 +125,27 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
 /// How the rotary frequencies of `turned` channels are stretched.
 fn scaling(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
     let kind = keys.optional_str("rope.scaling.type")?;
-    let factor = match keys.optional_f32("rope.scaling.factor")? {
-        Some(factor) => factor,
-        None => keys.f32_or("rope.scale_linear", 0.0)?,
-    };
-    let divisors = divisors(keys, turned)?;
-    if divisors.is_some() && factor > 0.0 && factor != 1.0 {
-        return Err(keys.wrong(
-            "rope.scaling.factor",
-            factor,
-            "no factor, since the file has rope_freqs.weight",
-        ));
-    }
-    match kind {
-        None | Some("linear") if factor > 0.0 && factor != 1.0 => {
-            Ok(Some(RopeScaling::Linear { factor }))
+    const KEYS: [&str; 2] = ["rope.scaling.factor", "rope.scale_linear"];
+    let mut factor = None;
+    for key in KEYS {
+        let number = keys.optional_f32(key)?;
+        if let Some(number) = number.filter(|&number| number <= 0.0) {
+            return Err(keys.wrong(key, number, "a number above 0"));
         }
-        None | Some("linear" | "none") => Ok(divisors),
-        Some("yarn") if factor > 0.0 => yarn(keys, factor).map(Some),
-        Some(kind) => Err(keys.wrong("rope.scaling.type", kind, "none, linear or yarn")),
+        factor = factor.or(number);
+    }
+    let stretched = factor.filter(|&factor| factor != 1.0);
+    let divisors = divisors(keys, turned)?;
+    if let (Some(factor), Some(_)) = (stretched, &divisors) {
+        let expected = "no factor, since the file has rope_freqs.weight";
+        return Err(keys.wrong(KEYS[0], factor, expected));
+    }
+    match (kind, stretched, factor) {
+        (None | Some("linear"), Some(factor), _) => Ok(Some(RopeScaling::Linear { factor })),
+        (None | Some("linear" | "none"), ..) => Ok(divisors),
+        (Some("yarn"), _, Some(factor)) => yarn(keys, factor).map(Some),
+        (Some("yarn"), ..) => Err(keys.wrong(KEYS[0], "nothing", "a number above 0")),
+        (Some(kind), ..) => Err(keys.wrong("rope.scaling.type", kind, "none, linear or yarn")),
     }
 }
 

@@ -90,8 +90,14 @@ impl<'a> Keys<'a> {
         Ok(self.optional_usize(key)?.unwrap_or(default))
     }
 
+    /// A finite number.
     pub fn f32(&self, key: &str) -> Result<f32> {
-        Ok(self.gguf.get_f32(&self.full(key))?)
+        let number = self.gguf.get_f32(&self.full(key))?;
+        if number.is_finite() {
+            Ok(number)
+        } else {
+            Err(self.wrong(key, number, "a finite number"))
+        }
     }
 
     pub fn optional_f32(&self, key: &str) -> Result<Option<f32>> {

@@ -32,6 +32,7 @@ use std::sync::Arc;
 use waterline_quant::gguf::Gguf;
 use waterline_quant::{BF16_IN_BF16, F16_IN_F16};
 
+use crate::arch::coverage::Coverage;
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
 use crate::mixers::Mixer;
@@ -151,7 +152,9 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     let Some(family) = FAMILIES.iter().find(known) else {
         return Err(refusal::explain(gguf, architecture));
     };
-    refusal::of_parts(gguf)?;
+    if gguf.parts() == 1 {
+        refusal::of_parts(gguf)?;
+    }
     let keys = Keys::new(gguf, architecture, mtp);
     if mtp && !WITH_MTP.contains(&architecture) {
         let known = WITH_MTP.join(", ");
@@ -162,11 +165,16 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     let description = (family.read)(&keys)?;
     description.spec.check(gguf.name())?;
     let mut tensors = Tensors::new();
+    let mut coverage = Coverage::default();
     for weight in description.spec.weights() {
         let (stored, name) = description.find(&weight.name);
-        let tensor = name.take(gguf.name(), &stored, gguf.tensor(&stored)?, &weight)?;
+        let whole = gguf.tensor(&stored)?;
+        let values = whole.len();
+        let tensor = name.take(gguf.name(), &stored, whole, &weight)?;
+        coverage.add(vec![(stored, values)], tensor.len());
         tensors.insert(weight.name, tensor);
     }
+    coverage.check(gguf.name())?;
     round_beside_quantized(&mut tensors);
     Ok((description.spec, tensors))
 }

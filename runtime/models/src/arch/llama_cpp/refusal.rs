@@ -81,7 +81,7 @@ pub(super) fn explain(gguf: &Gguf, architecture: &str) -> Error {
     }
 }
 
-/// Refuses a file that is one part of a split model.
+/// Refuses bytes in memory that are one part of a split model, whose other parts have no path.
 pub(super) fn of_parts(gguf: &Gguf) -> Result<()> {
     let parts = gguf.get("split.count").and_then(Value::as_u64).unwrap_or(0);
     if parts < 2 {
@@ -90,7 +90,7 @@ pub(super) fn of_parts(gguf: &Gguf) -> Result<()> {
     Err(Error::Unsupported {
         file: gguf.name().into(),
         what: format!(
-            "one of {parts} files of a split model; join them with `llama-gguf-split --merge FIRST OUTPUT`, and open the result"
+            "one of {parts} files of a split model; open it by its path, which opens the others too"
         ),
     })
 }
