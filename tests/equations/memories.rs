@@ -39,7 +39,13 @@ impl Memory {
         let mut convolved = Vec::new();
         for ((name, inputs), x) in ["q", "k", "v"].into_iter().zip(&mut self.inputs).zip(qkv) {
             inputs.insert(0, x);
-            let weight = w.values(&format!("{name}_conv1d.weight"));
+            let weight = format!("{name}_conv1d.weight");
+            // Without a convolution only the present input counts.
+            let weight = if w.has(&weight) {
+                w.values(&weight)
+            } else {
+                vec![1.0; inputs[0].len()]
+            };
             let taps = weight.len() / inputs[0].len();
             let channel = |c: usize| {
                 let taps = weight[c * taps..][..taps].iter().rev();
@@ -73,18 +79,20 @@ impl Memory {
 #[test]
 fn a_mixture_of_memories_is_a_recurrence_over_the_tokens_of_each() {
     const MEMORIES: usize = 4;
-    for (chosen, shared, single, delta) in [
-        (2, true, false, true),
-        (1, false, false, true),
-        (3, true, true, true),
-        (4, false, true, true),
-        (2, true, false, false),
-        (1, false, false, false),
-        (3, true, true, false),
+    for (chosen, shared, single, delta, conv) in [
+        (2, true, false, true, json!(3)),
+        (1, false, false, true, json!(3)),
+        (3, true, true, true, json!(3)),
+        (4, false, true, true, json!(3)),
+        (2, true, false, false, json!(3)),
+        (1, false, false, false, json!(3)),
+        (3, true, true, false, json!(3)),
+        (1, true, false, false, json!(null)),
+        (2, true, true, true, json!(null)),
     ] {
         let parameters = json!({
             "heads": MOM_HEADS, "head_dim": DK, "value_dim": DV, "memories": MEMORIES, "chosen": chosen,
-            "shared": shared, "single": single, "conv": 3, "gate": true, "norm_eps": EPS,
+            "shared": shared, "single": single, "conv": conv, "gate": true, "norm_eps": EPS,
             "gla": (!delta).then(|| json!({ "rank": 3, "normalizer": NORMALIZER })),
         });
         let mut memories: Vec<Memory> = (0..MEMORIES).map(|_| Memory::new()).collect();

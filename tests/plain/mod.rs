@@ -74,6 +74,11 @@ impl Plain {
         values.iter().map(|&x| f64::from(x)).collect()
     }
 
+    /// Whether the mixer has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(&format!("blk.0.mixer.{name}"))
+    }
+
     /// Returns the name of the mixer's output matrix.
     pub fn output_matrix(&self) -> &'static str {
         let names = ["o_proj", "out_proj"];

@@ -185,7 +185,7 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
             json!({
                 "heads": heads, "head_dim": dk, "value_dim": dv, "memories": memories,
                 "chosen": random.within(1, memories), "shared": random.flip(), "single": random.flip(),
-                "conv": random.within(1, 6), "gate": random.flip(), "norm_eps": 1e-5,
+                "conv": taps(random), "gate": random.flip(), "norm_eps": 1e-5,
                 "gla": random.flip().then(|| json!({ "rank": random.within(1, 5), "normalizer": 4.0 })),
             })
         }

@@ -97,6 +97,7 @@ pub const PRESETS: &[Preset] = &[
     preset("mamba-1.4b"),
     preset("mamba2-1.3b"),
     preset("mamba3-1.4b"),
+    preset("samba-1.4b"),
     preset("hax-mamba-790m"),
     preset("hax-mamba-130m"),
     preset("hax-mamba2-790m"),
@@ -147,6 +148,7 @@ pub const PRESETS: &[Preset] = &[
     preset("qwen3.5-tiny"),
     preset("qwen3.5-moe-tiny"),
     preset("lfm2-tiny"),
+    preset("samba-tiny"),
     preset("recurrentgemma-tiny"),
     preset("rwkv7-tiny"),
 ];

@@ -1,7 +1,7 @@
 //! Configurations of flash-linear-attention: keys common to all its models, Transformer and Gated DeltaNet, attention
 //! layers in hybrids and, in the learnable-token-eviction fork, eviction. Softmax linear attention (arXiv 2602.01744) has
-//! no published checkpoints; the names of its models are `softmax_` and the base's name, with the base's keys and
-//! `sla_gate_input`. Row-sparse updates (arXiv 2507.16577) have none either; they add the key `row_topk` to the keys of
+//! no published checkpoints; the names of its models are `softmax_` and the base's name, with the base's keys,
+//! `sla_gate_input` and `sla_gate_after_norm`. Row-sparse updates (arXiv 2507.16577) have none either; they add the key `row_topk` to the keys of
 //! `gla` and `gsa`.
 
 use std::sync::Arc;
@@ -151,7 +151,11 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {
-        vocab: config.usize("vocab_size")?,
+        // A configuration that was never saved lacks what its class presets.
+        vocab: match config.optional_usize("vocab_size")? {
+            Some(vocab) => vocab,
+            None => config.rows_of("embeddings.weight").unwrap_or(32_000),
+        },
         hidden,
         norm_eps,
         tied: config.bool_or("tie_word_embeddings", false)?,
@@ -280,8 +284,8 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
         gate: config.bool_or("use_gate", true)?.then_some(activation),
         negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
         decay: head_gates.is_none() || config.bool_or("sla_gdn_decay", true)?,
+        read_gate_after_norm: fla_linear::gate_after_norm(config, head_gates)?,
         head_gates,
-        read_gate_after_norm: false,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
         tiled: false,
     })

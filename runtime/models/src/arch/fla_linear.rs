@@ -40,6 +40,11 @@ pub(super) fn head_gates(config: &Config) -> Result<Option<HeadGateInput>> {
         .map(Some)
 }
 
+/// Whether the read gate follows the output norm, which otherwise cancels all of it but the part in the norm's epsilon.
+pub(super) fn gate_after_norm(config: &Config, gates: Option<HeadGateInput>) -> Result<bool> {
+    Ok(gates.is_some() && config.bool_or("sla_gate_after_norm", false)?)
+}
+
 fn linear_attention(
     config: &Config,
     [expand_k, expand_v]: [f32; 2],
@@ -68,7 +73,7 @@ fn linear_attention(
         conv: None,
         gate: config.bool_or("use_output_gate", true)?,
         head_gates: head_gates(config)?,
-        read_gate_after_norm: false,
+        read_gate_after_norm: gate_after_norm(config, head_gates(config)?)?,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
     })
 }

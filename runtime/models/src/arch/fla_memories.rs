@@ -2,7 +2,7 @@
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::fla::scaled;
+use super::fla::{scaled, taps};
 use super::{Config, tensors};
 use crate::error::Result;
 use crate::mixers::Mom;
@@ -10,12 +10,6 @@ use crate::weights::WeightSpec;
 
 pub(super) fn mom(config: &Config) -> Result<Mom> {
     config.one_of("mom_backend", (), &[("gated_deltanet", ())])?;
-    if !config.bool_or("use_short_conv", true)? {
-        return Err(config.wrong(
-            "use_short_conv",
-            "true, the only value that the reference accepts",
-        ));
-    }
     let head_dim = config.usize_or("head_dim", 256)?;
     Ok(Mom {
         heads: config.usize_or("num_heads", 4)?,
@@ -25,7 +19,7 @@ pub(super) fn mom(config: &Config) -> Result<Mom> {
         chosen: config.usize_or("topk", 2)?,
         shared: config.bool_or("shared_mem", true)?,
         single: config.bool_or("single_kv_proj", false)?,
-        conv: config.usize_or("conv_size", 4)?,
+        conv: taps(config, true)?,
         gate: config.bool_or("use_output_gate", true)?,
         gla: None,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,

@@ -42,6 +42,10 @@ fn feature_map(config: &Config) -> Result<(Activation, bool)> {
 }
 
 pub(super) fn gsa(config: &Config) -> Result<Gsa> {
+    if config.bool_or("norm_first", false)? {
+        let expected = "false: layers of earlier versions, which normalize their input themselves, give other results";
+        return Err(config.wrong("norm_first", expected));
+    }
     let heads = config.usize_or("num_heads", 4)?;
     let head_dim = per_head(config, heads, "expand_k", 1.0)?;
     let (feature_map, learned_map) = feature_map(config)?;

@@ -44,7 +44,8 @@ pub(super) const SAMBA: Family = Family {
 
 /// Draws a layer's hash matrix, if `weight` is one and the checkpoint lacks it.
 fn drawn(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Option<Result<Tensor>> {
-    let is_missing = weight.name.ends_with(HASH) && !weights.contains(&tensor_name(&weight.name));
+    let is_missing = weight.name.ends_with(HASH)
+        && !weights.contains(&inside(weights, tensor_name(&weight.name)));
     let layer = weight.name.split('.').find_map(|part| part.parse().ok());
     let seed = u64::from(HASH_SEED) << 32 | layer.unwrap_or(0u64);
     is_missing.then(|| tensors::normal(&weight.shape, seed))
@@ -112,8 +113,21 @@ pub(super) fn of_authors(config: &Config) -> Result<Option<Config>> {
 /// Reads the tensor called `name`, except for A, which a checkpoint stores as the logarithm of `-A`.
 pub(super) fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<Tensor> {
     match name.strip_suffix(".A") {
-        None => Ok(weights.tensor(&name)?),
-        Some(mixer) => tensors::minus_exp(&weights.tensor(&format!("{mixer}.A_log"))?),
+        None => Ok(weights.tensor(&inside(weights, name))?),
+        Some(mixer) => {
+            let name = inside(weights, format!("{mixer}.A_log"));
+            tensors::minus_exp(&weights.tensor(&name)?)
+        }
+    }
+}
+
+/// The name of a tensor in a checkpoint whose model is a part of another module, as HAX's models of joint recall are.
+fn inside(weights: &safetensors::Checkpoint, name: String) -> String {
+    let inner = name.replacen("backbone.", "model.", 1);
+    if !weights.contains(&name) && weights.contains(&inner) {
+        inner
+    } else {
+        name
     }
 }
 
@@ -193,11 +207,14 @@ fn samba(config: &Config) -> Result<ModelSpec> {
 }
 
 fn model(config: &Config, layers: Vec<LayerSpec>, tied: bool) -> Result<ModelSpec> {
+    // HAX's models of joint recall have no head: the logits are products with the embedding.
+    let headless =
+        config.object().contains_key("sparse_arch") && config.lacks_tensor("lm_head.weight");
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
         norm_eps: norm_eps(config)?,
-        tied: config.bool_or("tie_word_embeddings", tied)?,
+        tied: config.bool_or("tie_word_embeddings", tied)? || headless,
         layers,
         ..ModelSpec::default()
     })

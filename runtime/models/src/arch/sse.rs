@@ -2,6 +2,9 @@
 //! sliding-window attention, and layers of attention. Other orders of layers are read from `layer_types`, a list of `sse`,
 //! `sse_swa`, `sliding_attention` and `full_attention`.
 //!
+//! `sse`, the model type that the paper's first author proposes to flash-linear-attention (pull request 882), has the keys of that
+//! library: layers of SSE alone with other defaults, and layers of windowed attention where `attn.layers` lists them.
+//!
 //! Layers of MoBA (arXiv 2502.13189), which the reference repository lists in `attn.layers` but not in `attn.full_layers`, attend to
 //! all tokens here. So does the reference when it decodes, and in prompts of up to `moba_topk` chunks of `moba_chunk_size` tokens
 //! (2,048 as published); in longer prompts its queries see only the chunks that they choose.
@@ -10,7 +13,7 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::fla::{mlp, scaled, taps, tensor_name};
+use super::fla::{self, mlp, scaled, taps, tensor_name};
 use super::{Config, Family};
 use crate::error::Result;
 use crate::mixers::{Attention, HeadMap, Mixer, Sse, SseSwa, StateUpdate};
@@ -18,7 +21,7 @@ use crate::model::{LayerSpec, ModelSpec};
 use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["sse_swa_moba"],
+    model_types: &["sse_swa_moba", "sse"],
     spec,
     tensor,
 };
@@ -29,6 +32,13 @@ enum Layer {
     SseSwa,
     Sliding,
     Full,
+    /// Attention as in other hybrids of flash-linear-attention.
+    Attention,
+}
+
+/// Whether the model is of the type `sse`.
+fn is_alone(config: &Config) -> Result<bool> {
+    Ok(config.string("model_type")? == "sse")
 }
 
 fn spec(config: &Config) -> Result<ModelSpec> {
@@ -45,6 +55,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 }),
                 Layer::Sliding => Arc::new(attention(config, true)?),
                 Layer::Full => Arc::new(attention(config, false)?),
+                Layer::Attention => Arc::new(fla::attention(&attn(config)?, hidden)?),
             };
             Ok(LayerSpec::new(mixer, mlp))
         })
@@ -61,6 +72,9 @@ fn spec(config: &Config) -> Result<ModelSpec> {
 
 /// Adds a note if there are layers of MoBA, which attend to all tokens. `layer_types` cannot list any.
 fn note_moba(config: &Config) -> Result<()> {
+    if is_alone(config)? {
+        return Ok(());
+    }
     let has_kinds = config.object().get("layer_types");
     let Some(attn) = config.child("attn")? else {
         return Ok(());
@@ -106,8 +120,15 @@ fn layer_of(config: &Config, layer: usize) -> Result<Layer> {
     if let Some(attn) = config.child("attn")? {
         let is_there = attn.object().contains_key("layers");
         if is_there && attn.usizes("layers")?.contains(&layer) {
-            return Ok(Layer::Full);
+            return Ok(if is_alone(config)? {
+                Layer::Attention
+            } else {
+                Layer::Full
+            });
         }
+    }
+    if is_alone(config)? {
+        return Ok(Layer::Sse);
     }
     let known = [("pure", Layer::Sse), ("sse+swa fused", Layer::SseSwa)];
     config.one_of("sse_layer", Layer::SseSwa, &known)
@@ -161,11 +182,17 @@ fn attention_of(
 }
 
 fn heads(config: &Config) -> Result<usize> {
-    config.usize_or("num_heads", 4)
+    config.usize_or("num_heads", if is_alone(config)? { 6 } else { 4 })
 }
 
 fn head_dim(config: &Config) -> Result<usize> {
-    config.usize_or("head_dim", 64)
+    config.usize_or("head_dim", if is_alone(config)? { 256 } else { 64 })
+}
+
+/// The rank of the LoRA: that of the file's matrices, or the width of a value head, as the authors' code makes it.
+fn lora_rank(config: &Config, value_dim: usize) -> usize {
+    let rank = config.rows_of(".lora_q_proj.0.weight");
+    rank.unwrap_or(value_dim)
 }
 
 /// SSE alone, or `parallel` to attention, where it has as many value heads as heads.
@@ -175,7 +202,7 @@ fn sse(config: &Config, parallel: bool) -> Result<Sse> {
     let (heads, head_dim) = (heads(config)?, head_dim(config)?);
     let value_dim = scaled(config, head_dim, "expand_v", 1.0)?;
     let known = [("gdn", true), ("gla", false)];
-    let delta = config.one_of("linear_attn_type", true, &known)?;
+    let delta = config.one_of("linear_attn_type", !is_alone(config)?, &known)?;
     let plain = if config.bool_or("sse_qk_relu", false)? {
         HeadMap::Relu
     } else {
@@ -215,7 +242,9 @@ fn sse(config: &Config, parallel: bool) -> Result<Sse> {
         key_map: map("use_k_softmax", !delta)?,
         weigh_queries: options.bool_or("emulq", true)?,
         weigh_keys: options.bool_or("emulk", true)?,
-        lora_rank: config.bool_or("sse_lora", true)?.then_some(value_dim),
+        lora_rank: config
+            .bool_or("sse_lora", true)?
+            .then(|| lora_rank(config, value_dim)),
         separate: false,
         conv: taps(config, false)?,
         gate_rank: config

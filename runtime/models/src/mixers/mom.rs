@@ -56,8 +56,8 @@ pub struct Mom {
     pub shared: bool,
     /// Whether all memories use the matrices of the shared memory.
     pub single: bool,
-    /// Taps of the short convolutions.
-    pub conv: usize,
+    /// Taps of the short convolutions; `None` for no convolutions, only silu, as in the baselines of arXiv 2507.16577.
+    pub conv: Option<usize>,
     /// Whether the output is gated, by silu.
     pub gate: bool,
     /// Decays of gated linear attention; `None` for Gated DeltaNet.
@@ -100,6 +100,11 @@ const AFTER_MEMORIES: usize = 4;
 impl Mom {
     fn branches(&self) -> [Branch; 3] {
         short_conv::qkv([self.heads; 3], self.head_dim, self.value_dim)
+    }
+
+    /// Taps of the memories' convolutions; one tap of weight one where there are none.
+    fn taps(&self) -> usize {
+        self.conv.unwrap_or(1)
     }
 
     fn key_width(&self) -> usize {
@@ -210,7 +215,7 @@ impl Mixer for Mom {
             || "gla of rank 0".into(),
             "a rank of one or more",
         )?;
-        short_conv::check(Some(self.conv))
+        short_conv::check(self.conv)
     }
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
@@ -259,8 +264,9 @@ impl Mixer for Mom {
                 }
             }
         }
-        for (name, width) in CONVOLUTIONS.into_iter().zip([keys, keys, values]) {
-            let shape = [width, self.conv];
+        let convolutions = CONVOLUTIONS.into_iter().zip([keys, keys, values]);
+        for ((name, width), taps) in convolutions.filter_map(|conv| Some((conv, self.conv?))) {
+            let shape = [width, taps];
             weights.push(WeightSpec::full(&format!("{name}.weight"), &shape));
         }
         if self.gate {
@@ -282,12 +288,12 @@ impl Mixer for Mom {
             .into_iter()
             .zip([heads * dk, heads * dk, heads * dv])
         {
-            let shape = [self.memories, self.conv - 1, width];
+            let shape = [self.memories, self.taps() - 1, width];
             tensors.push(tensor(name, StateKind::Shift, &shape));
         }
         if self.shared {
             tensors.push(tensor("shared", StateKind::Matrix, &memories[1..]));
-            tensors.extend(short_conv::tensors(&self.branches(), Some(self.conv)));
+            tensors.extend(short_conv::tensors(&self.branches(), self.conv));
         }
         tensors
     }
@@ -346,7 +352,8 @@ impl Mixer for Mom {
             .into_iter()
             .enumerate()
         {
-            let weight = layer.vector(&format!("{}.weight", CONVOLUTIONS[i]))?;
+            let weight = layer.optional_vector(&format!("{}.weight", CONVOLUTIONS[i]))?;
+            let weight = weight.unwrap_or_else(|| vec![1.0; out.width / n].into());
             groups.push(ChosenGroup {
                 input,
                 out,
