@@ -64,7 +64,10 @@ fn with(file: &[u8], offset: usize, dtype: StateDtype, index: usize, value: u64)
 }
 
 fn bytes(session: &Session) -> Vec<u8> {
-    older::file(&session.snapshot().expect("a snapshot"))
+    older::file(
+        &session.snapshot().expect("a snapshot"),
+        session.model().label(),
+    )
 }
 
 #[test]

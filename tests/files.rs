@@ -430,7 +430,8 @@ fn bytes_are_the_model_that_their_file_is() {
         Model::from_bytes(&bytes, "gdn", &options),
     );
     let (file, copy) = (file.expect("a model"), copy.expect("the same model"));
-    assert_eq!(copy.fingerprint(), file.fingerprint());
+    let hash = |model: &Model| model.fingerprint().expect("a hash");
+    assert_eq!(hash(&copy), hash(&file));
     let cut = &bytes[..bytes.len() - 1];
     let error = Model::from_bytes(cut, "a cut file", &options).err();
     let error = error.expect("a tensor without its end").to_string();

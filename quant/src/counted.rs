@@ -66,6 +66,23 @@ pub fn read_bytes(input: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     }
 }
 
+/// Fills `to`, which holds zeros, with bytes of `input`. Pages of zeros stay untouched, so that a hole in a sparse file takes no memory.
+///
+/// # Errors
+/// The errors of `input`.
+pub fn read_sparse(input: &mut impl Read, to: &mut [u8]) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    let mut page = [0; PAGE];
+    for to in to.chunks_mut(PAGE) {
+        let page = &mut page[..to.len()];
+        input.read_exact(page)?;
+        if page.iter().any(|&byte| byte != 0) {
+            to.copy_from_slice(page);
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,6 +24,7 @@ mod matrix;
 mod observe;
 mod panel;
 mod plain_read;
+mod private_file;
 mod regular_file;
 mod room;
 mod rounding;
@@ -33,7 +34,7 @@ mod storage;
 mod vocabulary;
 
 pub use activations::{Activations, Loading};
-pub use counted::read_bytes;
+pub use counted::{read_bytes, read_sparse};
 pub use cpu::Simd;
 pub use device::{device_constants, device_files};
 pub use error::{Error, Result, reason};
@@ -59,8 +60,11 @@ pub use json::{read_json, values_at_most};
 pub use matrix::{Matrix, Output};
 pub use observe::{ObservedProduct, ProductObserver};
 pub use plain_read::plain_read;
-pub use regular_file::{NewFile, create_private_folder, open_file, read_file};
+pub use private_file::{
+    cache_folder, check_private_folder, create_private_folder, open_private_file,
+};
+pub use regular_file::{NewFile, open_file, read_file};
 pub use room::{ask_room, ask_room_for_text, zeroed};
 pub use rounding::Rounding;
-pub use storage::{Bytes, FileAccess, Tensor};
+pub use storage::{Bytes, FileAccess, FileStamp, Tensor};
 pub use vocabulary::{MOST_ADDED, MOST_TOKENS, Vocabulary};

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tempfile::NamedTempFile;
 
+use crate::private_file::owner;
+
 /// Opens a file for reading. Other kinds are refused first, since opening a pipe would wait for its other end.
 pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
     check(&std::fs::metadata(&path)?)?;
@@ -39,7 +41,7 @@ pub fn read_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Refuses directories and everything else that is not a regular file.
-fn check(found: &Metadata) -> io::Result<()> {
+pub(crate) fn check(found: &Metadata) -> io::Result<()> {
     let (kind, reason) = match (found.is_file(), found.is_dir()) {
         (true, _) => return Ok(()),
         (_, true) => (ErrorKind::IsADirectory, "it is a folder, not a file"),
@@ -95,6 +97,14 @@ impl NewFile {
         Self::start(path.as_ref(), Readers::Owner)
     }
 
+    /// Like [`NewFile::create_private`], for a file that the program names: if `path` is a link, the link is replaced and its target stays.
+    ///
+    /// # Errors
+    /// As for [`NewFile::create`].
+    pub fn replace_private(path: impl AsRef<Path>) -> io::Result<NewFile> {
+        Self::begin(path.as_ref().to_path_buf(), None, Readers::Owner)
+    }
+
     fn start(path: &Path, readers: Readers) -> io::Result<NewFile> {
         let path = match path.canonicalize() {
             Ok(path) => path,
@@ -110,6 +120,11 @@ impl NewFile {
                 return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
             }
         }
+        Self::begin(path, replaced, readers)
+    }
+
+    /// Creates the temporary file that replaces `path`, and `replaced` there.
+    fn begin(path: PathBuf, replaced: Option<Metadata>, readers: Readers) -> io::Result<NewFile> {
         if path.file_name().is_none() {
             return Err(io::Error::new(
                 ErrorKind::InvalidInput,
@@ -147,6 +162,17 @@ impl NewFile {
         file.persist(&self.path).map_err(|e| e.error)?;
         sync_folder(&self.path)
     }
+
+    /// Like [`NewFile::finish`], but never replaces a file.
+    ///
+    /// # Errors
+    /// Also if a file of that name has appeared: [`ErrorKind::AlreadyExists`].
+    pub fn finish_first(self) -> io::Result<()> {
+        let file = self.file.into_inner()?;
+        file.as_file().sync_all()?;
+        file.persist_noclobber(&self.path).map_err(|e| e.error)?;
+        sync_folder(&self.path)
+    }
 }
 
 impl Write for NewFile {
@@ -177,15 +203,6 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Creates a folder and its missing parents, for files of [`NewFile::create_private`]. Only the owner may open the new folders (mode 0700).
-pub fn create_private_folder(folder: impl AsRef<Path>) -> io::Result<()> {
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
-}
-
 /// Removes the temporary files that killed runs left in `folder`: files with the name pattern and the owner of our temporary files, such as
 /// `own`, once they are abandoned. Files that cannot be read or removed stay.
 fn remove_abandoned(folder: &Path, own: &Metadata) {
@@ -214,17 +231,6 @@ fn remove_abandoned(folder: &Path, own: &Metadata) {
     }
 }
 
-/// The owner of a file, on systems with file owners.
-#[cfg(unix)]
-fn owner(file: &Metadata) -> u32 {
-    std::os::unix::fs::MetadataExt::uid(file)
-}
-
-#[cfg(not(unix))]
-fn owner(_file: &Metadata) -> u32 {
-    0
-}
-
 /// Syncs the folder, which makes the rename durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
@@ -239,6 +245,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::private_file::create_private_folder;
 
     fn names(folder: &Path) -> Vec<String> {
         let name = |entry: io::Result<std::fs::DirEntry>| {

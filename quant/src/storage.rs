@@ -11,7 +11,7 @@ use crate::format::Format;
 use crate::regular_file::open_file;
 
 enum Storage {
-    Mapped(memmap2::Mmap),
+    Mapped(memmap2::Mmap, Option<FileStamp>),
     Static(&'static [u8]),
     Owned(Aligned),
 }
@@ -19,10 +19,49 @@ enum Storage {
 impl Storage {
     fn as_slice(&self) -> &[u8] {
         match self {
-            Storage::Mapped(map) => map,
+            Storage::Mapped(map, _) => map,
             Storage::Static(bytes) => bytes,
             Storage::Owned(bytes) => bytes.as_slice(),
         }
+    }
+}
+
+/// Identifies the contents of a file without reading them: device, inode, size, and the times of the last changes of contents and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    file: [u64; 3],
+    /// Seconds since 1970 and nanoseconds.
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    #[cfg(unix)]
+    fn new(found: &std::fs::Metadata) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt;
+        Some(FileStamp {
+            file: [found.dev(), found.ino(), found.size()],
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        })
+    }
+
+    #[cfg(not(unix))]
+    fn new(_found: &std::fs::Metadata) -> Option<Self> {
+        None
+    }
+
+    /// All numbers of the stamp.
+    pub fn numbers(&self) -> [u64; 7] {
+        let [device, inode, size] = self.file;
+        let times = [self.modified, self.changed].map(|(s, ns)| [s as u64, ns as u64]);
+        let [[s, ns], [changed_s, changed_ns]] = times;
+        [device, inode, size, s, ns, changed_s, changed_ns]
+    }
+
+    /// The time of the last change, in seconds since 1970.
+    pub fn newest(&self) -> i64 {
+        self.modified.0.max(self.changed.0)
     }
 }
 
@@ -72,9 +111,10 @@ impl Bytes {
     pub fn map_file(path: impl AsRef<Path>) -> Result<Bytes> {
         let path = path.as_ref();
         let file = open_file(path).map_err(|e| Error::io(path, "open", e))?;
+        let found = file.metadata().map_err(|e| Error::io(path, "open", e))?;
         // SAFETY: the map is private to this process and read-only; the documentation above requires that the file is not shortened.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, "map", e))?;
-        Ok(Bytes::new(Storage::Mapped(map)))
+        Ok(Bytes::new(Storage::Mapped(map, FileStamp::new(&found))))
     }
 
     /// Wraps bytes that are part of the program.
@@ -126,10 +166,19 @@ impl Bytes {
     /// Returns the complete mapping that contains these bytes; `None` if they are not part of a mapped file.
     pub fn mapping(&self) -> Option<Bytes> {
         match &*self.storage {
-            Storage::Mapped(map) => Some(Bytes {
+            Storage::Mapped(map, _) => Some(Bytes {
                 storage: self.storage.clone(),
                 range: 0..map.len(),
             }),
+            Storage::Static(_) | Storage::Owned(_) => None,
+        }
+    }
+
+    /// Returns the stamp of the mapped file that contains these bytes, and their offset in it; `None` if they are not part of one, or on
+    /// systems without file numbers.
+    pub fn stamp(&self) -> Option<(FileStamp, usize)> {
+        match &*self.storage {
+            Storage::Mapped(_, stamp) => stamp.map(|stamp| (stamp, self.range.start)),
             Storage::Static(_) | Storage::Owned(_) => None,
         }
     }

@@ -66,7 +66,8 @@ pub use session::{
 };
 #[doc(inline)]
 pub use state::{
-    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
+    Fingerprint, Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan,
+    Touched,
 };
 #[doc(inline)]
 pub use text::{
@@ -80,7 +81,7 @@ pub use token_ids::TokenIds;
 #[doc(hidden)]
 pub mod internal {
     pub use crate::model::{Checkpoint, LayerSpec, TextFiles};
-    pub use crate::session::{LogSoftmax, checkpoint_id, grid_of};
+    pub use crate::session::{LogSoftmax, checkpoint_id, grid_of, seal_checkpoint};
     pub use crate::weights::{Precision, Tensors, WeightSpec};
     pub use waterline_quant::Bytes;
 }

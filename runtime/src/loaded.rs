@@ -13,7 +13,7 @@ use crate::model::{
     Checkpoint, DEFAULT_TEMPLATE, Draft, LayerSpec, ModelSpec, OpenOptions, TextFiles, lower,
 };
 use crate::program::{Program, Schedule};
-use crate::state::{Size, StateOptions, StatePlan, Touched};
+use crate::state::{Fingerprint, Identity, Size, StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer, Turns};
 
 /// Weights and description of a model, ready to run.
@@ -23,7 +23,7 @@ pub struct Model {
     spec: ModelSpec,
     program: Program,
     draft: Option<Draft>,
-    fingerprint: u64,
+    identity: Arc<Identity>,
     /// Whether any matrix is in BF16.
     has_bf16: bool,
     files: TextFiles,
@@ -90,7 +90,7 @@ impl Model {
         let is_bf16 = |tensor: &Tensor| [&BF16, &BF16_IN_BF16].contains(&tensor.format);
         Ok(Arc::new(Model {
             has_bf16: checkpoint.tensors.values().any(is_bf16),
-            fingerprint: checkpoint.fingerprint(),
+            identity: Arc::new(checkpoint.identity()),
             file: checkpoint.file,
             name: checkpoint.name,
             spec: checkpoint.spec,
@@ -150,9 +150,25 @@ impl Model {
         touched.iter().map(Touched::bytes).sum()
     }
 
-    /// A hash that differs between models.
-    pub fn fingerprint(&self) -> u64 {
-        self.fingerprint
+    /// The model's identity, which states refer to.
+    #[doc(hidden)]
+    pub fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    /// A hash that differs between models: SHA-256 of the description and of every byte of the tensors. The first call reads all tensors,
+    /// unless an earlier run stored their digests in the user's cache folder.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        self.identity.fingerprint()
+    }
+
+    /// A hash of the description and of the first bytes of each tensor, for names of folders and files. It reads little, but models that
+    /// differ only after these bytes share it.
+    pub fn label(&self) -> u64 {
+        self.identity.label()
     }
 
     /// The state layout of a session on this model.

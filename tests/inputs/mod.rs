@@ -9,7 +9,7 @@ mod stored;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use waterline::internal::{Bytes, Checkpoint, checkpoint_id};
+use waterline::internal::{Bytes, Checkpoint, checkpoint_id, seal_checkpoint};
 use waterline::{
     ChatTemplate, Message, Model, OpenOptions, PrefixStore, PrefixStoreOptions, Role, Session,
     SessionOptions, Snapshot, Tokenizer,
@@ -334,7 +334,7 @@ pub fn snapshot(bytes: &[u8]) -> bool {
     let model = SESSIONS.with(|all| {
         let mut own = all
             .iter()
-            .filter(|(_, saved)| saved.get(8..16) == file.get(8..16));
+            .filter(|(_, saved)| saved.get(8..40) == file.get(8..40));
         Arc::clone(&own.next().unwrap_or(&all[0]).0)
     });
     let mut session = Session::new(model, options()).expect("a session");
@@ -345,26 +345,28 @@ fn snapshot_seeds() -> Vec<Vec<u8>> {
     SESSIONS.with(|all| all.iter().map(|(_, file)| file.clone()).collect())
 }
 
-/// Uses a checkpoint file in a store's directory, with recomputed checksums.
+/// Uses a checkpoint file in a store's directory, with a recomputed checksum and hash by the directory's key.
 pub fn prefix(bytes: &[u8]) -> bool {
     let mut file = bytes.to_vec();
     if let Some(end) = prefix_head(&file) {
         let sum = crc32fast::hash(&file[..end]);
         file[end..end + 4].copy_from_slice(&sum.to_le_bytes());
     }
-    if let Some(end) = file.len().checked_sub(4) {
-        let sum = crc32fast::hash(&file[..end]);
-        file[end..].copy_from_slice(&sum.to_le_bytes());
-    }
+    let folder = tempfile::tempdir().expect("a folder");
+    drop(session_with_store(
+        SESSIONS.with(|all| Arc::clone(&all[0].0)),
+        folder.path(),
+    ));
+    let key = std::fs::read(folder.path().join("key")).expect("the key");
+    seal_checkpoint(&mut file, &key);
     let Some(id) = checkpoint_id(&file) else {
         return false;
     };
-    let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join(format!("{id:016x}.prefix")), &file).expect("a file");
     let model = SESSIONS.with(|all| {
         let mut own = all
             .iter()
-            .filter(|(_, saved)| saved.get(8..16) == file.get(8..16));
+            .filter(|(_, saved)| saved.get(8..40) == file.get(8..40));
         Arc::clone(&own.next().unwrap_or(&all[0]).0)
     });
     let mut session = session_with_store(model, folder.path());
@@ -373,17 +375,17 @@ pub fn prefix(bytes: &[u8]) -> bool {
     session.feed(&[1, 2, 3, 4, 5]).is_ok() && read.reused > 0
 }
 
-/// Returns the offset of the head's checksum, which follows the magic number, seven numbers, the pieces (the fifth number is their count)
+/// Returns the offset of the head's checksum, which follows the magic number, the fingerprint, seven numbers, the pieces (the fifth number is their count)
 /// and the tokens.
 fn prefix_head(file: &[u8]) -> Option<usize> {
     let number = |at: usize| -> Option<usize> {
         let bytes = file.get(at..at.checked_add(8)?)?.try_into().ok()?;
         usize::try_from(u64::from_le_bytes(bytes)).ok()
     };
-    let pieces = number(40).filter(|&pieces| pieces <= 1000)?;
-    let mut end = 64 + 24 * pieces;
+    let pieces = number(72).filter(|&pieces| pieces <= 1000)?;
+    let mut end = 96 + 24 * pieces;
     for piece in 0..pieces {
-        end = number(64 + 24 * piece)?.checked_mul(4)?.checked_add(end)?;
+        end = number(96 + 24 * piece)?.checked_mul(4)?.checked_add(end)?;
     }
     (end.checked_add(4)? <= file.len()).then_some(end)
 }
@@ -414,8 +416,11 @@ fn prefix_seeds() -> Vec<Vec<u8>> {
         // The last user of a store waits until its files are written.
         drop(session);
         let mut files = std::fs::read_dir(folder.path()).expect("the folder");
-        let file = files.next().expect("a file").expect("an entry");
-        std::fs::read(file.path()).expect("a file")
+        let file = files.find_map(|file| {
+            let path = file.expect("an entry").path();
+            (!path.ends_with("key")).then_some(path)
+        });
+        std::fs::read(file.expect("a checkpoint")).expect("a file")
     };
     models.into_iter().map(seed).collect()
 }

@@ -3,9 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use waterline::internal::seal_checkpoint;
 use waterline::{Model, PrefixStore, PrefixStoreOptions};
 
 use super::{Random, models, session, state, store};
+
+/// The files of the checkpoints in a store's directory.
+pub fn checkpoints(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the directory");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths.filter(|path| !path.ends_with("key")).collect()
+}
 
 /// Opens a small hybrid of recurrent layers and attention.
 pub fn hybrid() -> Arc<Model> {
@@ -93,7 +101,9 @@ fn a_directory_keeps_its_bound_and_can_vanish() {
         bounded.flush();
         let listed = std::fs::read_dir(&path).expect("the directory");
         let bytes: u64 = listed
-            .map(|entry| entry.expect("an entry").metadata().expect("there").len())
+            .map(|entry| entry.expect("an entry"))
+            .filter(|entry| entry.file_name() != "key")
+            .map(|entry| entry.metadata().expect("there").len())
             .sum();
         assert!(bytes <= options.directory_bytes && bytes == bounded.stats().file_bytes);
     }
@@ -236,18 +246,17 @@ fn a_hole_in_place_of_a_state_is_not_read() {
         .read_history(&tokens)
         .expect("a history");
     drop(maker);
-    for entry in std::fs::read_dir(folder.path()).expect("the directory") {
-        let path = entry.expect("an entry").path();
+    for path in checkpoints(folder.path()) {
         let mut head = std::fs::read(&path).expect("a file");
         let length = head.len() as u64;
         let number =
             |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
         // The head's fifth number is the number of pieces, its sixth the bytes of the state; a piece begins with its number of tokens.
-        let (pieces, state) = (number(40) as usize, number(48));
-        let count = |piece: usize| number(64 + 24 * piece) as usize;
-        let end = 64 + 24 * pieces + 4 * (0..pieces).map(count).sum::<usize>();
+        let (pieces, state) = (number(72) as usize, number(80));
+        let count = |piece: usize| number(96 + 24 * piece) as usize;
+        let end = 96 + 24 * pieces + 4 * (0..pieces).map(count).sum::<usize>();
         head.truncate(end);
-        head[48..56].copy_from_slice(&(state + HOLE).to_le_bytes());
+        head[80..88].copy_from_slice(&(state + HOLE).to_le_bytes());
         let sum = crc32fast::hash(&head).to_le_bytes();
         head.extend(sum);
         std::fs::write(&path, head).expect("forged");
@@ -281,26 +290,22 @@ fn forged_numbers_of_a_file_harm_nothing() {
             .read_history(&tokens)
             .expect("a history");
         drop(maker);
-        // The longest checkpoint. After the magic number its head has seven numbers: the fourth is the position, followed by the numbers of
-        // pieces, bytes of state and logits.
+        // The longest checkpoint. After the magic number and the fingerprint its head has seven numbers: the fourth is the position, followed
+        // by the numbers of pieces, bytes of state and logits.
         let head = |path: &PathBuf, index: usize| {
             let file = std::fs::read(path).expect("a file");
-            let number = file[8 + 8 * index..][..8].try_into();
+            let number = file[40 + 8 * index..][..8].try_into();
             u64::from_le_bytes(number.expect("eight bytes")) as usize
         };
-        let files = || -> Vec<PathBuf> {
-            let entries = std::fs::read_dir(folder.path()).expect("the directory");
-            entries
-                .map(|entry| entry.expect("an entry").path())
-                .collect()
-        };
+        let key = std::fs::read(folder.path().join("key")).expect("the key");
+        let files = || checkpoints(folder.path());
         let written = files();
         let deepest = written.iter().max_by_key(|path| head(path, 3));
         let path = deepest.expect("a file").clone();
         let (deepest, state, logits) = (head(&path, 3), head(&path, 5), head(&path, 6));
         let file = std::fs::read(&path).expect("a file");
-        // The state is stored before the logits and the checksum.
-        let end = file.len() - 4 - 4 * logits;
+        // The state is stored before the logits and the keyed hash.
+        let end = file.len() - 32 - 4 * logits;
         let number =
             |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().expect("four bytes"));
         // Small integers are counters, all other numbers are values.
@@ -317,9 +322,7 @@ fn forged_numbers_of_a_file_harm_nothing() {
             let at = places[random.below(places.len())];
             let value = [u32::MAX, 1 << 31, 0x7fff_ffff, 300][random.below(4)];
             forged[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            let sum = crc32fast::hash(&forged[..forged.len() - 4]);
-            let last = forged.len() - 4;
-            forged[last..].copy_from_slice(&sum.to_le_bytes());
+            seal_checkpoint(&mut forged, &key);
             // Removes the files that the sessions below have written.
             for path in files().iter().filter(|path| !written.contains(path)) {
                 std::fs::remove_file(path).expect("removed");
@@ -343,4 +346,167 @@ fn forged_numbers_of_a_file_harm_nothing() {
         refused > 0 && taken > 0,
         "{refused} refused, {taken} read on"
     );
+}
+
+/// A directory with the checkpoint of a history, and the file of the checkpoint.
+fn with_checkpoint(model: &Arc<Model>, tokens: &[u32]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let maker = store(1 << 24, 64, Some(folder.path()));
+    reads(model, &maker, tokens);
+    drop(maker);
+    let mut files = checkpoints(folder.path());
+    assert_eq!(files.len(), 1);
+    let file = files.remove(0);
+    (folder, file)
+}
+
+#[test]
+fn a_changed_state_is_not_used_whatever_its_checksum() {
+    let model = hybrid();
+    let tokens = Random(3).tokens(60, model.spec().vocab);
+    let (folder, path) = with_checkpoint(&model, &tokens);
+    let file = std::fs::read(&path).expect("a file");
+    let key = std::fs::read(folder.path().join("key")).expect("the key");
+    let at = file.len() - 32 - 4 * model.spec().vocab - 64;
+    let changed = |value: f32, key: Option<&[u8]>| {
+        let mut file = file.clone();
+        file[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        match key {
+            Some(key) => seal_checkpoint(&mut file, key),
+            None => {
+                let end = file.len() - 4;
+                let sum = crc32fast::hash(&file[..end]);
+                file[end..].copy_from_slice(&sum.to_le_bytes());
+            }
+        }
+        std::fs::write(&path, file).expect("written");
+        let shared = store(1 << 24, 64, Some(folder.path()));
+        let mut one = session(&model, &None, Some(&shared));
+        let read = one.read_history(&tokens).expect("a history");
+        assert!(one.logits().expect("logits").iter().all(|x| x.is_finite()));
+        (read.reused, shared.take_notes().join("; "))
+    };
+    for key in [None, Some(&[7u8; 32][..])] {
+        let (reused, notes) = changed(1.0, key);
+        assert_eq!(reused, 0);
+        assert!(notes.contains("hash by the key"), "{notes}");
+    }
+    // With the key only values that no state has are refused.
+    assert_eq!(changed(0.5, Some(&key)), (60, String::new()));
+    for value in [f32::NAN, f32::INFINITY] {
+        let (reused, notes) = changed(value, Some(&key));
+        assert_eq!(reused, 0);
+        assert!(notes.contains("not finite"), "{notes}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn links_in_a_directory_are_neither_read_nor_written_through() {
+    use std::os::unix::fs::symlink;
+    let model = hybrid();
+    let tokens = Random(3).tokens(60, model.spec().vocab);
+    let (folder, path) = with_checkpoint(&model, &tokens);
+    let target = folder.path().join("the user's file");
+    std::fs::rename(&path, &target).expect("moved");
+    let before = std::fs::read(&target).expect("a file");
+    symlink(&target, &path).expect("a link");
+    let shared = store(1 << 24, 64, Some(folder.path()));
+    assert_eq!(reads(&model, &shared, &tokens), 60);
+    let notes = shared.take_notes();
+    assert!(notes[0].contains("a link"), "{notes:?}");
+    shared.flush();
+    assert_eq!(std::fs::read(&target).expect("a file"), before);
+    let about = std::fs::symlink_metadata(&path).expect("a file");
+    assert!(about.is_file(), "the link is replaced");
+    std::fs::write(&target, "other").expect("written");
+    let again = store(1 << 24, 64, Some(folder.path()));
+    assert_eq!(reads(&model, &again, &tokens), 0);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_directory_of_others_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    for (mode, said) in [
+        (0o777, "everyone may write"),
+        (0o770, "its group may write"),
+    ] {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(folder.path(), mode).expect("changed");
+        let mut options = PrefixStoreOptions::default();
+        options.directory = Some(folder.path().into());
+        let error = PrefixStore::new(options).err().expect("a refusal");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+/// Two models that differ only in the last byte of a matrix.
+#[test]
+fn models_that_differ_in_one_byte_share_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/hf_qwen3_5_moe_fused"
+    ));
+    let open = |name: &str, change: bool| {
+        let to = folder.path().join(name);
+        std::fs::create_dir(&to).expect("a folder");
+        for entry in std::fs::read_dir(from).expect("the fixture").flatten() {
+            let mut bytes = std::fs::read(entry.path()).expect("a file");
+            if change && entry.file_name() == "model.safetensors" {
+                let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+                let names: serde_json::Value =
+                    serde_json::from_slice(&bytes[8..8 + header as usize]).expect("JSON");
+                let tensors = names.as_object().expect("an object").values();
+                let sizes = tensors.filter_map(|tensor| {
+                    let range = tensor.get("data_offsets")?.as_array()?;
+                    Some((range[0].as_u64()?, range[1].as_u64()?))
+                });
+                let largest = sizes
+                    .max_by_key(|(start, end)| end - start)
+                    .expect("tensors");
+                assert!(largest.1 - largest.0 > 4096);
+                bytes[8 + (header + largest.1) as usize - 1] ^= 1;
+            }
+            std::fs::write(to.join(entry.file_name()), bytes).expect("written");
+        }
+        Model::open(to).expect("a model")
+    };
+    let (one, other, again) = (
+        open("one", false),
+        open("other", true),
+        open("again", false),
+    );
+    assert_eq!(one.label(), other.label());
+    assert_ne!(
+        one.fingerprint().expect("a hash"),
+        other.fingerprint().expect("a hash")
+    );
+    let tokens = Random(3).tokens(60, one.spec().vocab);
+    let path = folder.path().join("store");
+    for directory in [None, Some(&*path)] {
+        let shared = store(1 << 24, 64, directory);
+        assert_eq!(reads(&one, &shared, &tokens), 60);
+        shared.flush();
+        assert_eq!(reads(&other, &shared, &tokens), 60);
+        assert_eq!(reads(&again, &shared, &tokens), 0);
+    }
+    // A saved session is of the model whose bytes are the same, wherever its file is.
+    let mut saved = session(&one, &None, None);
+    saved.feed(&tokens).expect("tokens");
+    let file = folder.path().join("session");
+    saved
+        .snapshot()
+        .expect("a snapshot")
+        .save(&file)
+        .expect("saved");
+    let snapshot = waterline::Snapshot::load(&file).expect("a snapshot");
+    let refused = session(&other, &None, None).restore(&snapshot);
+    let said = refused.expect_err("another model").to_string();
+    assert!(said.contains("another model than"), "{said}");
+    session(&again, &None, None)
+        .restore(&snapshot)
+        .expect("the same model");
 }

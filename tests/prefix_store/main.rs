@@ -291,10 +291,7 @@ fn run(name: &str, model: &Arc<Model>, seed: u64, folder: &Path) -> (usize, u64)
 
 /// Damages the files of a directory in one way, or not at all.
 fn damage(folder: &Path, random: &mut Random) {
-    let entries = std::fs::read_dir(folder).expect("the directory");
-    let mut files: Vec<PathBuf> = entries
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
+    let mut files = directory::checkpoints(folder);
     files.sort();
     let Some(file) = files.get(random.below(files.len())) else {
         return;

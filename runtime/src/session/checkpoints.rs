@@ -1,12 +1,13 @@
 //! Checkpoints of a session's state: saving them to the prefix store and restoring them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::prefix_store::{Checkpoint, Key, Node, Place, PrefixStore, Present};
 use super::reading::Reading;
 use super::{Session, check_numbers};
 use crate::error::{Error, Result};
-use crate::state::{HEADER, HISTORY, LOGITS};
+use crate::state::{HEADER, HISTORY, LOGITS, StatePlan, is_sound};
 
 /// A checkpoint whose state is being copied. The store has reserved its bytes but does not contain it yet.
 pub(super) struct Begun {
@@ -43,8 +44,9 @@ impl Session {
             (true, Some(_)) => 2,
         };
         Key {
+            model: Arc::clone(self.model.identity()),
             // Sessions of another owner find nothing, as if they had another model.
-            model: self.model.fingerprint() ^ self.options.owner,
+            owner: self.options.owner,
             shape: self.engine.plan().shape_hash().wrapping_add(kind),
         }
     }
@@ -106,7 +108,7 @@ impl Session {
             }
             return None;
         }
-        let held = store.tree().holds(key, origin, &own, ends);
+        let held = store.tree().holds(&key, origin, &own, ends);
         if let Some(place) = held {
             if ends {
                 store.keep(place);
@@ -204,8 +206,14 @@ impl Session {
                 .iter()
                 .all(|node| node.rows.len() == plan.row_bytes(start(node)..node.position))
             && check_numbers(place.position, plan.present_tensors(&present.state)).is_ok();
-        if !fits {
-            let file = nodes.last().and_then(|node| node.file);
+        let bad = if fits {
+            let is_known = |node: &&Node| node.checked || has_sound_values(&plan, node);
+            nodes.iter().copied().find(|node| !is_known(node))
+        } else {
+            nodes.last().copied()
+        };
+        if let Some(bad) = bad {
+            let file = bad.file;
             drop(nodes);
             drop(present);
             tree.discard(place);
@@ -241,6 +249,7 @@ impl Session {
             .copy_in(&mut rows.chain(overwritten).chain([logits]))?;
         let grid = nodes.last().map_or(0, |node| node.grid);
         drop(nodes);
+        tree.check(&path);
         drop(tree);
         self.set_read(tokens);
         self.engine.replace_own()?;
@@ -261,6 +270,22 @@ impl Session {
         }
         arena.tensor_mut::<u64>(HEADER)[0] = tokens.len() as u64;
     }
+}
+
+/// Whether all values of a checkpoint are values that a state can have. Its logits may be minus infinity: such tokens are never chosen.
+fn has_sound_values(plan: &StatePlan, node: &Node) -> bool {
+    let positions = node.position - node.tokens.len() as u64..node.position;
+    let rows = with_bytes(plan.rows(positions.clone()), &node.rows);
+    let tensors = plan.tensor_rows(positions);
+    let rows = tensors
+        .zip(rows)
+        .map(|((tensor, _), (_, bytes))| (tensor, bytes));
+    let present = node.present.as_deref();
+    let state = present.map_or(&[][..], |present| &present.state);
+    let logits = present.map_or(&[][..], |present| &present.logits);
+    rows.chain(plan.present_tensors(state))
+        .all(|(tensor, bytes)| is_sound(None, tensor, bytes))
+        && !logits.iter().any(|logit| logit.is_nan())
 }
 
 /// Pairs each part with its slice of consecutive bytes.

@@ -156,10 +156,10 @@ impl Session {
         }
         if let Some(store) = &self.options.store {
             let (key, most) = (self.key(), self.most_position());
-            let mut found = store.tree().find(key, tokens, most);
+            let mut found = store.tree().find(&key, tokens, most);
             let depth = best.1.max(found.map_or(0, |place| place.position as usize));
-            store.load(key, tokens, depth as u64);
-            found = store.tree().find(key, tokens, most).or(found);
+            store.load(&key, tokens, depth as u64);
+            found = store.tree().find(&key, tokens, most).or(found);
             if let Some(place) = found.filter(|place| place.position as usize > best.1) {
                 best = (From::Stored(place), place.position as usize);
             }

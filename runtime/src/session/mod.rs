@@ -27,9 +27,9 @@ pub use history::HistoryRead;
 #[doc(hidden)]
 pub use log_softmax::LogSoftmax;
 pub use options::{ContextEnd, SessionOptions, SessionPlan};
-#[doc(hidden)]
-pub use prefix_store::checkpoint_id;
 pub use prefix_store::{PrefixStore, PrefixStoreOptions, PrefixStoreStats};
+#[doc(hidden)]
+pub use prefix_store::{checkpoint_id, seal_checkpoint};
 use reading::Reading;
 pub use reading::grid_of;
 use saved::{Mark, check_numbers};

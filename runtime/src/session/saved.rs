@@ -17,7 +17,7 @@ pub(super) struct Mark {
 impl Session {
     /// Whether the snapshot is of this model, whatever the options of its session.
     pub fn is_of_model(&self, snapshot: &Snapshot) -> bool {
-        snapshot.fingerprint() == self.model.fingerprint()
+        snapshot.is_of(self.model.identity())
     }
 
     /// Creates an independent second session in the same state. It shares the threads.
@@ -46,7 +46,7 @@ impl Session {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut arena = Arena::new(Arc::clone(self.engine.plan()))?;
         self.engine.download(arena.bytes_mut())?;
-        let mut snapshot = Snapshot::new(self.model.fingerprint(), arena);
+        let mut snapshot = Snapshot::new(Arc::clone(self.model.identity()), arena);
         (snapshot.grid, snapshot.tokens) = (self.grid(), self.reading.tokens());
         Ok(snapshot)
     }
@@ -76,6 +76,7 @@ impl Session {
     pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
         (snapshot.grid, snapshot.tokens) = (self.grid(), self.reading.tokens());
+        snapshot.set_model(Arc::clone(self.model.identity()));
         self.engine.download(snapshot.bytes_mut())
     }
 
@@ -95,7 +96,7 @@ impl Session {
             file: "state".into(),
             reason,
         };
-        if snapshot.fingerprint() != self.model.fingerprint() {
+        if !self.is_of_model(snapshot) {
             return Err(differs(format!(
                 "it was saved from another model than {}, or by a version that describes this model differently",
                 self.model.file()

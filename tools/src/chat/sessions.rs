@@ -108,7 +108,7 @@ pub struct Sessions {
 impl Sessions {
     /// Finds the folder of conversations with `model`.
     pub fn new(model: &Model) -> Self {
-        let name = format!("{}-{:016x}", slug(model.name()), model.fingerprint());
+        let name = format!("{}-{:016x}", slug(model.name()), model.label());
         Sessions {
             folder: state_folder().map(|state| state.join("sessions").join(name)),
             automatic: None,

@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, SessionArgs};
-use crate::text::NO_TEMPLATE;
+use crate::text::{NO_TEMPLATE, shown};
 use connections::Connections;
 use lanes::Lanes;
 use metrics::Metrics;
@@ -287,8 +287,26 @@ async fn listen(mut app: App) -> Result<()> {
     })?;
     eprintln!("{} at http://{}", app.name, app.address);
     let grace = Duration::from_secs(app.limits.seconds);
+    let store = Arc::clone(&app.store);
+    tokio::spawn(show_notes(Arc::clone(&store)));
     http::serve(listener, Arc::new(app), stopped, grace).await;
+    print_notes(&store);
     Ok(())
+}
+
+/// Shows the notes of the prefix store while the server runs: files that were ignored or could not be written.
+async fn show_notes(store: Arc<PrefixStore>) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        ticks.tick().await;
+        print_notes(&store);
+    }
+}
+
+fn print_notes(store: &PrefixStore) {
+    for note in store.take_notes() {
+        eprintln!("note: {}", shown(&note));
+    }
 }
 
 /// The model's name as clients see it.

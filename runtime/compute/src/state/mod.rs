@@ -1,6 +1,8 @@
 //! A session's state: its state tensors, their layout, and copies of them.
 
 mod arena;
+mod finite;
+mod identity;
 mod plan;
 mod rotary;
 mod snapshot;
@@ -10,6 +12,8 @@ mod summed;
 mod touched;
 
 pub use arena::Arena;
+pub use finite::is_sound;
+pub use identity::{Fingerprint, Identity};
 pub use plan::{HEADER, HISTORY, LOGITS, SAMPLER};
 pub use plan::{
     Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensor,

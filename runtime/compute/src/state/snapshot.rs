@@ -2,7 +2,8 @@
 //!
 //! File layout: a magic number with the version, the model's fingerprint, the table of state tensors as JSON, the used parts of the arena
 //! (which include position, sampler, history and last logits), the grid, a hash of the tokens, the user's note, and a checksum of
-//! everything before it. Older files hold the complete arena, and neither the grid nor the hash.
+//! everything before it. Older files hold the model's label instead of its fingerprint; the oldest hold the complete arena, and neither the
+//! grid nor the hash.
 
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
@@ -11,23 +12,37 @@ use std::sync::Arc;
 use waterline_quant::{NewFile, ask_room, ask_room_for_text, open_file, read_bytes};
 
 use super::arena::Arena;
+use super::identity::{Fingerprint, Identity};
 use super::plan::{HISTORY, StatePlan, StateTensorPlan};
-use super::sparse;
+use super::sparse::{self, Found};
 use super::summed::Summed;
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"WLSTATE2";
-/// Magic number of an older file, which holds the complete arena.
-const OLDER_MAGIC: &[u8; 8] = b"WLSTATE1";
+const MAGIC: &[u8; 8] = b"WLSTATE3";
+/// Magic number of an older file, which holds the model's label.
+const LABEL_MAGIC: &[u8; 8] = b"WLSTATE2";
+/// Magic number of a still older file, which also holds the complete arena.
+const ARENA_MAGIC: &[u8; 8] = b"WLSTATE1";
 /// Memory that an entry of the state tensor table takes as text, in bytes, including the growth of the text buffer.
 const LONGEST_ENTRY: usize = 1 << 10;
 /// Largest accepted size of the state tensor table or the note, in bytes.
 const LARGEST: u64 = 1 << 28;
 
+/// The model of a snapshot.
+#[derive(Clone)]
+enum Origin {
+    /// A model of this process.
+    Opened(Arc<Identity>),
+    /// The model that a file names.
+    Named(Fingerprint),
+    /// The model that an older file names, by the label.
+    Labelled(u64),
+}
+
 /// A copy of a session.
 #[derive(Clone)]
 pub struct Snapshot {
-    fingerprint: u64,
+    origin: Origin,
     arena: Arena,
     /// The positions at which the chunks of tokens ended, hashed to one number.
     #[doc(hidden)]
@@ -40,11 +55,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Creates a snapshot of a state of the model with this fingerprint.
+    /// Creates a snapshot of a state of this model.
     #[doc(hidden)]
-    pub fn new(fingerprint: u64, arena: Arena) -> Self {
+    pub fn new(model: Arc<Identity>, arena: Arena) -> Self {
         Snapshot {
-            fingerprint,
+            origin: Origin::Opened(model),
             arena,
             grid: 0,
             tokens: None,
@@ -52,10 +67,21 @@ impl Snapshot {
         }
     }
 
-    /// The fingerprint of the model.
+    /// Whether this is a state of `model`. A file of an earlier version names a model by its label, and is one of every model with that
+    /// label.
     #[doc(hidden)]
-    pub fn fingerprint(&self) -> u64 {
-        self.fingerprint
+    pub fn is_of(&self, model: &Identity) -> bool {
+        match &self.origin {
+            Origin::Opened(own) => own.is_same(model),
+            Origin::Named(own) => model.fingerprint().is_ok_and(|found| found == *own),
+            Origin::Labelled(own) => model.label() == *own,
+        }
+    }
+
+    /// Gives the snapshot to this model, whose state it then holds.
+    #[doc(hidden)]
+    pub fn set_model(&mut self, model: Arc<Identity>) {
+        self.origin = Origin::Opened(model);
     }
 
     /// The state.
@@ -107,8 +133,12 @@ impl Snapshot {
         asked.map_err(|_| std::io::Error::from(ErrorKind::OutOfMemory))?;
         let tensors = serde_json::to_vec(tensors)?;
         let mut out = Summed::new(out);
-        out.write_all(MAGIC)?;
-        out.write_all(&self.fingerprint.to_le_bytes())?;
+        let named = |fingerprint: Fingerprint| [&MAGIC[..], &fingerprint.0].concat();
+        out.write_all(&match &self.origin {
+            Origin::Opened(model) => named(model.fingerprint().map_err(std::io::Error::other)?),
+            Origin::Named(fingerprint) => named(*fingerprint),
+            Origin::Labelled(label) => [&LABEL_MAGIC[..], &label.to_le_bytes()].concat(),
+        })?;
         out.write_all(&(tensors.len() as u64).to_le_bytes())?;
         out.write_all(&tensors)?;
         sparse::write(&self.arena, &mut out)?;
@@ -157,8 +187,8 @@ impl Snapshot {
         let mut input = Summed::new(input);
         let mut magic = [0; 8];
         input.read_exact(&mut magic).map_err(failed)?;
-        let is_older = &magic == OLDER_MAGIC;
-        if &magic != MAGIC && !is_older {
+        let is_whole = &magic == ARENA_MAGIC;
+        if ![MAGIC, LABEL_MAGIC, ARENA_MAGIC].contains(&&magic) {
             return Err(bad("this is not a saved session of this version"));
         }
         let mut number = [0; 8];
@@ -166,7 +196,13 @@ impl Snapshot {
             input.read_exact(&mut number).map_err(failed)?;
             Ok(u64::from_le_bytes(number))
         };
-        let fingerprint = next(&mut input)?;
+        let origin = if &magic == MAGIC {
+            let mut fingerprint = [0; 32];
+            input.read_exact(&mut fingerprint).map_err(failed)?;
+            Origin::Named(Fingerprint(fingerprint))
+        } else {
+            Origin::Labelled(next(&mut input)?)
+        };
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {
             return Err(bad("its tensor table is longer than the file"));
@@ -184,24 +220,28 @@ impl Snapshot {
         }
         let length = next(&mut input)?;
         let plan = StatePlan::from_placed(tensors).filter(|plan| plan.bytes() as u64 == length);
-        let Some(plan) = plan.filter(|_| length <= size || !is_older) else {
+        let Some(plan) = plan.filter(|_| length <= size || !is_whole) else {
             return Err(bad("its tensor table and its state do not fit together"));
         };
-        let plan = Arc::new(plan);
-        let (mut grid, mut tokens) = (u64::from_le_bytes(*OLDER_MAGIC), 0);
-        let arena = if is_older {
-            let mut arena = Arena::new(plan)?;
-            input.read_exact(arena.bytes_mut()).map_err(failed)?;
-            arena
+        let (mut grid, mut tokens) = (u64::from_le_bytes(*ARENA_MAGIC), 0);
+        // Untouched memory is not resident, so a small file takes little memory.
+        let mut arena = Arena::untouched(Arc::new(plan))?;
+        let found = if is_whole {
+            sparse::read_whole(&mut input, &mut arena)
         } else {
-            // Untouched memory is not resident, so a small file takes little memory.
-            let mut arena = Arena::untouched(plan)?;
-            if !sparse::read(&mut input, &mut arena).map_err(failed)? {
-                return Err(bad("its state is longer than its tensor table says"));
-            }
-            (grid, tokens) = (next(&mut input)?, next(&mut input)?);
-            arena
+            sparse::read(&mut input, &mut arena)
         };
+        match found.map_err(failed)? {
+            Found::State => {}
+            Found::TooMuch => return Err(bad("its state is longer than its tensor table says")),
+            Found::NotFinite(tensor) => {
+                let reason = format!("tensor {tensor} holds a value that is not finite");
+                return Err(bad(&reason));
+            }
+        }
+        if !is_whole {
+            (grid, tokens) = (next(&mut input)?, next(&mut input)?);
+        }
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {
             return Err(bad("its note is longer than the file"));
@@ -214,7 +254,7 @@ impl Snapshot {
             return Err(bad("it goes on after its checksum"));
         }
         Ok(Snapshot {
-            fingerprint,
+            origin,
             arena,
             grid,
             tokens: Some(tokens).filter(|&tokens| tokens != 0),

@@ -4,8 +4,12 @@
 //! arena is full.
 
 use std::io::{Read, Result, Write};
+use std::ops::Range;
+
+use waterline_quant::read_sparse;
 
 use super::arena::Arena;
+use super::finite::is_sound;
 
 /// Granularity of zero runs: a cache line.
 const LINE: usize = 64;
@@ -52,26 +56,66 @@ pub(super) fn write(arena: &Arena, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-/// Reads the runs that follow the byte count into a zeroed arena. Returns false if they do not fit.
-pub(super) fn read(input: &mut impl Read, arena: &mut Arena) -> Result<bool> {
-    let mut rest = arena.bytes_mut();
+/// The contents of a file for an arena.
+pub(super) enum Found {
+    /// A state.
+    State,
+    /// Runs that do not fit the arena.
+    TooMuch,
+    /// A NaN or an infinity, in the tensor of this name.
+    NotFinite(String),
+}
+
+/// Reads the runs that follow the byte count into a zeroed arena.
+pub(super) fn read(input: &mut impl Read, arena: &mut Arena) -> Result<Found> {
+    let (all, mut at) = (arena.bytes().len(), 0);
     let mut first = true;
-    while !rest.is_empty() {
+    while at < all {
         let mut numbers = [[0; 8]; 2];
         input.read_exact(numbers.as_flattened_mut())?;
         let [zeros, data] = numbers.map(u64::from_le_bytes);
         let is_long = zeros >= LEAST as u64 || zeros == 0 && first;
         let end = zeros
             .checked_add(data)
-            .filter(|&end| end <= rest.len() as u64 && end > 0);
+            .filter(|&end| end <= (all - at) as u64 && end > 0);
         let (true, Some(end)) = (is_long, end) else {
-            return Ok(false);
+            return Ok(Found::TooMuch);
         };
-        let (run, after) = rest.split_at_mut(end as usize);
-        input.read_exact(&mut run[zeros as usize..])?;
-        (rest, first) = (after, false);
+        let run = at + zeros as usize..at + end as usize;
+        if let Some(tensor) = read_run(input, arena, run.clone())? {
+            return Ok(Found::NotFinite(tensor));
+        }
+        (at, first) = (run.end, false);
     }
-    Ok(true)
+    Ok(Found::State)
+}
+
+/// Reads a complete arena.
+pub(super) fn read_whole(input: &mut impl Read, arena: &mut Arena) -> Result<Found> {
+    let all = 0..arena.bytes().len();
+    let found = read_run(input, arena, all)?;
+    Ok(found.map_or(Found::State, Found::NotFinite))
+}
+
+/// Reads bytes of a zeroed arena; returns the name of a tensor that then holds a value that no state has.
+fn read_run(input: &mut impl Read, arena: &mut Arena, run: Range<usize>) -> Result<Option<String>> {
+    read_sparse(input, &mut arena.bytes_mut()[run.clone()])?;
+    let tensors = arena.plan().tensors();
+    let first = tensors.partition_point(|tensor| tensor.offset + tensor.bytes <= run.start);
+    for (index, tensor) in tensors.iter().enumerate().skip(first) {
+        // Complete values.
+        let unit = tensor.dtype.bytes();
+        let start = run.start.saturating_sub(tensor.offset) / unit * unit;
+        let end = run.end.saturating_sub(tensor.offset).next_multiple_of(unit);
+        if run.end <= tensor.offset {
+            break;
+        }
+        let bytes = &arena.bytes()[tensor.offset..][start..end.min(tensor.bytes)];
+        if !is_sound(Some(index), tensor, bytes) {
+            return Ok(Some(tensor.name.clone()));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

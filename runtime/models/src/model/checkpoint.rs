@@ -4,6 +4,7 @@ use waterline_quant::FileAccess;
 
 use super::{ModelSpec, TextFiles};
 use crate::error::{Error, Result};
+use crate::state::Identity;
 use crate::weights::{Precision, Tensors};
 
 /// How a model is opened.
@@ -97,37 +98,13 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// A hash that identifies the model: of the description, and of each tensor's format and first bytes. The MTP block is
-    /// excluded, so that a model is the same with and without it.
-    pub fn fingerprint(&self) -> u64 {
-        const SAMPLE: usize = 4096;
-        let mut hash = Fnv::new();
+    /// The model's identity: its description and tensors. The MTP block is excluded, so that a model is the same with and without it.
+    pub fn identity(&self) -> Identity {
         let spec = ModelSpec {
             mtp: None,
             ..self.spec.clone()
         };
-        hash.add(spec.to_json().to_string().as_bytes());
-        for weight in spec.weights() {
-            if let Some(tensor) = self.tensors.get(&weight.name) {
-                hash.add(tensor.format.name.as_bytes());
-                hash.add(&tensor.data[..tensor.data.len().min(SAMPLE)]);
-            }
-        }
-        hash.0
-    }
-}
-
-/// The 64-bit FNV-1a hash.
-struct Fnv(u64);
-
-impl Fnv {
-    fn new() -> Self {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
+        let names = spec.weights().into_iter().map(|weight| weight.name);
+        Identity::new(spec.to_json().to_string(), names.collect(), &self.tensors)
     }
 }

@@ -9,12 +9,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
-use waterline_quant::{NewFile, create_private_folder, open_file};
+use waterline_quant::{NewFile, check_private_folder, create_private_folder, open_private_file};
 
 use super::file::{self, Body, Head, PieceHead};
 use super::files::{Files, Known, id_of, path_of};
+use super::keyed;
 use super::tree::{Checkpoint, Key, Piece, Place, Present, Tree};
 use crate::error::{Error, Result};
+use crate::state::Fingerprint;
 
 /// Checkpoints that may wait for the thread; further ones are not written.
 const WAITING: usize = 8;
@@ -26,11 +28,14 @@ pub struct Directory {
     shared: Arc<Shared>,
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
+    /// The process that has the thread; a forked child has none.
+    process: u32,
 }
 
 /// State shared by the thread and the store.
 struct Shared {
     path: PathBuf,
+    key: keyed::Key,
     most: u64,
     files: Mutex<Files>,
     notes: Mutex<Vec<String>>,
@@ -50,7 +55,9 @@ pub type Written = (Vec<Place>, bool);
 
 /// A checkpoint to write, and the nodes that stay in memory until then; the checkpoint is the last of them.
 struct Job {
+    key: Key,
     places: Vec<Place>,
+    /// The head without the fingerprint, for which the thread may read the model.
     head: Head,
     rows: Vec<Arc<Vec<u8>>>,
     present: Arc<Present>,
@@ -61,7 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Directory {
-    /// Opens a directory and creates it if it does not exist.
+    /// Opens a directory and creates it if it does not exist. A directory that others may write to is refused.
     pub fn open(path: PathBuf, most: u64) -> Result<Self> {
         let error = |action| {
             let path = path.clone();
@@ -69,6 +76,9 @@ impl Directory {
         };
         create_private_folder(&path)
             .map_err(error("cannot create the folder of a prefix store"))?;
+        check_private_folder(&path).map_err(error("cannot use the folder of a prefix store"))?;
+        let key = keyed::Key::of_folder(&path)
+            .map_err(error("cannot use the key in the folder of a prefix store"))?;
         let shared = Arc::new(Shared {
             most,
             files: Mutex::default(),
@@ -76,6 +86,7 @@ impl Directory {
             done: Mutex::default(),
             idle: Condvar::new(),
             path: path.clone(),
+            key,
         });
         shared
             .read_folder(&mut lock(&shared.files))
@@ -95,7 +106,13 @@ impl Directory {
             shared,
             jobs: Some(jobs),
             thread: Some(thread),
+            process: std::process::id(),
         })
+    }
+
+    /// Whether this process has the thread. A child that was forked off has neither the thread nor, perhaps, the locks that it held.
+    pub fn is_own(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// Number of usable files, and bytes of all files.
@@ -151,8 +168,11 @@ impl Directory {
         let Some(present) = nodes.last().and_then(|last| last.present.clone()) else {
             return;
         };
+        let key = nodes[0].key.clone();
         let head = Head {
-            key: nodes[0].key,
+            model: Fingerprint([0; 32]),
+            label: key.label(),
+            shape: key.shape,
             parent,
             position: place.position,
             pieces: nodes
@@ -171,6 +191,7 @@ impl Directory {
                 .collect(),
         };
         let job = Job {
+            key,
             rows: nodes.iter().map(|node| Arc::clone(&node.rows)).collect(),
             places: path[after..].to_vec(),
             head,
@@ -191,12 +212,13 @@ impl Directory {
 
     /// Never loads this file again, because its numbers are not a valid state of its model.
     pub fn pass_over(&self, id: u64) {
-        let error = io::Error::new(io::ErrorKind::InvalidData, "a counter is out of range");
+        let reason = "a counter is out of range, or a value is not finite";
+        let error = io::Error::new(io::ErrorKind::InvalidData, reason);
         self.shared.pass_over(id, &error);
     }
 
     /// Loads the deepest checkpoint that is a prefix of `tokens` into the tree, with the rows before it, if it is deeper than `position`.
-    pub fn load(&self, tree: &Mutex<Tree>, key: Key, tokens: &[u32], position: u64) {
+    pub fn load(&self, tree: &Mutex<Tree>, key: &Key, tokens: &[u32], position: u64) {
         let chain = {
             let mut files = lock(&self.shared.files);
             self.shared.refresh(&mut files);
@@ -216,7 +238,14 @@ impl Directory {
             let loaded = self.shared.load(id, key, most);
             let added = match loaded {
                 Ok((head, body)) => {
-                    add(&mut lock(tree), (id, &head, body), (parent, held), is_last)
+                    let key = key.clone();
+                    add(
+                        &mut lock(tree),
+                        key,
+                        (id, &head, body),
+                        (parent, held),
+                        is_last,
+                    )
                 }
                 Err(error) => {
                     self.shared.pass_over(id, &error);
@@ -233,6 +262,11 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
+        if !self.is_own() {
+            // Neither can be dropped: the thread is the parent's, and it may have held the channel's lock.
+            std::mem::forget((self.jobs.take(), self.thread.take()));
+            return;
+        }
         // Closing the channel ends the thread after all queued checkpoints are written.
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
@@ -244,6 +278,7 @@ impl Drop for Directory {
 /// Adds a file's pieces after `parent`, or its state to a node whose state was evicted. `None` if there is no room.
 fn add(
     tree: &mut Tree,
+    key: Key,
     (id, head, body): (u64, &Head, Body),
     (parent, held): (Option<Place>, Option<(Place, bool)>),
     with_present: bool,
@@ -277,8 +312,9 @@ fn add(
             present: present.clone().filter(|_| is_last),
             grid: piece.grid,
             file: is_last.then_some(id),
+            checked: false,
         };
-        place = tree.add(head.key, place, piece);
+        place = tree.add(key.clone(), place, piece);
     }
     place
 }
@@ -344,8 +380,8 @@ impl Shared {
     }
 
     /// Reads a complete file of at most `most` bytes and marks it as used.
-    fn load(&self, id: u64, key: Key, most: u64) -> io::Result<(Head, Body)> {
-        let file = open_file(self.name(id))?;
+    fn load(&self, id: u64, key: &Key, most: u64) -> io::Result<(Head, Body)> {
+        let file = open_private_file(self.name(id))?;
         let size = file.metadata()?.len();
         if size > most {
             return Err(io::Error::new(
@@ -353,8 +389,10 @@ impl Shared {
                 format!("it has {size} bytes, more than the store's memory of {most}"),
             ));
         }
-        let (head, body) = file::read(&mut BufReader::with_capacity(1 << 20, &file), size)?;
-        if head.id() != id || head.key != key {
+        let (head, body) = self.read(&file, size)?;
+        let is_of_model = key.model.fingerprint().ok() == Some(head.model);
+        let is_alike = head.shape == key.shape && head.label == key.label();
+        if head.id() != id || !is_alike || !is_of_model {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "its name does not match its contents",
@@ -362,21 +400,23 @@ impl Shared {
         }
         let now = SystemTime::now();
         // The modification time tells other processes which files are in use.
-        let _ = File::options()
-            .write(true)
-            .open(self.name(id))
-            .and_then(|file| file.set_modified(now));
+        let _ = file.set_modified(now);
         if let Some(known) = lock(&self.files).known.get_mut(&id) {
             known.used = now;
         }
         Ok((head, body))
     }
 
+    fn read(&self, file: &File, size: u64) -> io::Result<(Head, Body)> {
+        let mut input = BufReader::with_capacity(1 << 20, file);
+        file::read(&mut input, &self.key, size)
+    }
+
     /// Writes checkpoints until the store is dropped.
     fn write_all(&self, jobs: &Receiver<Job>) {
-        while let Ok(job) = jobs.recv() {
+        while let Ok(mut job) = jobs.recv() {
             let id = job.head.id();
-            let written = self.write(id, &job);
+            let written = self.write(id, &mut job);
             let mut done = lock(&self.done);
             done.written.push((job.places, written.is_ok()));
             done.waiting -= 1;
@@ -389,11 +429,12 @@ impl Shared {
         }
     }
 
-    fn write(&self, id: u64, job: &Job) -> io::Result<()> {
+    fn write(&self, id: u64, job: &mut Job) -> io::Result<()> {
+        job.head.model = job.key.model.fingerprint().map_err(io::Error::other)?;
         let bytes = job.head.file_bytes().unwrap_or(u64::MAX);
         self.make_room(bytes, job.head.parent)?;
-        let mut out = NewFile::create_private(self.name(id))?;
-        file::write(&mut out, &job.head, &job.rows, &job.present)?;
+        let mut out = NewFile::replace_private(self.name(id))?;
+        file::write(&mut out, &self.key, &job.head, &job.rows, &job.present)?;
         out.finish()?;
         let known = Known {
             bytes,

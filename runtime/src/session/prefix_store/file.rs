@@ -1,17 +1,20 @@
 //! The file format of a checkpoint.
 //!
-//! A magic number with the version; numbers (below); the tokens; a checksum of the head so far, so that the head can be verified without
-//! the rest; the rows of each piece; the state; the logits; a checksum of everything. A piece holds the tokens and rows of one
-//! checkpoint in memory: a file has the pieces since the last ancestor that has a file.
+//! A magic number with the version; the model's fingerprint; numbers (below); the tokens; a checksum of the head so far, so that the head
+//! can be listed without the rest; the rows of each piece; the state; the logits; a hash of everything by the key of the folder. A piece
+//! holds the tokens and rows of one checkpoint in memory: a file has the pieces since the last ancestor that has a file.
 
 use std::io::{self, Error, ErrorKind, Read, Write};
 use std::sync::Arc;
 
-use super::tree::{Key, Present};
-use crate::session::reading::Hash;
-use crate::state::Summed;
+use waterline_quant::read_sparse;
 
-const MAGIC: &[u8; 8] = b"WLPREFX1";
+use super::keyed::{Key, Keyed, TAG};
+use super::tree::Present;
+use crate::session::reading::Hash;
+use crate::state::{Fingerprint, Summed};
+
+const MAGIC: &[u8; 8] = b"WLPREFX2";
 /// Upper bounds of a file's pieces and tokens: its head is read before its checksum is verified, and a sparse file may be of any size.
 const MOST_PIECES: u64 = 1 << 20;
 const MOST_TOKENS: u64 = 1 << 24;
@@ -27,7 +30,12 @@ pub struct PieceHead {
 /// The head of a file: everything before its rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    pub key: Key,
+    /// The model's fingerprint.
+    pub model: Fingerprint,
+    /// The model's label combined with the owner, which names files without reading the model.
+    pub label: u64,
+    /// A hash of the shapes of the state tensors without the context.
+    pub shape: u32,
     /// The file with the preceding rows; 0 if this file begins at the first token.
     pub parent: u64,
     /// Number of tokens from the beginning.
@@ -46,13 +54,13 @@ pub struct Body {
 }
 
 impl Head {
-    /// The number in the file's name: a hash of its key, tokens and grid, never 0.
+    /// The number in the file's name: a hash of the model's label, the shapes, tokens and grid, never 0.
     pub fn id(&self) -> u64 {
         let mut hash = Hash::new();
         let grid = self.pieces.last().map_or(0, |piece| piece.grid);
         for number in [
-            self.key.model,
-            u64::from(self.key.shape),
+            self.label,
+            u64::from(self.shape),
             self.parent,
             self.position,
             grid,
@@ -75,8 +83,8 @@ impl Head {
     /// Size of the complete file in bytes.
     pub fn file_bytes(&self) -> Option<u64> {
         let numbers = 8 * (7 + 3 * self.pieces.len() as u64);
-        let head = 8 + numbers + 4 * self.tokens.len() as u64 + 4;
-        self.body_bytes()?.checked_add(head + 4)
+        let head = (8 + TAG) as u64 + numbers + 4 * self.tokens.len() as u64 + 4;
+        self.body_bytes()?.checked_add(head + TAG as u64)
     }
 }
 
@@ -87,15 +95,28 @@ fn damaged(reason: &str) -> Error {
 /// Writes a file.
 pub fn write(
     out: &mut impl Write,
+    key: &Key,
     head: &Head,
     rows: &[Arc<Vec<u8>>],
     present: &Present,
 ) -> io::Result<()> {
+    let mut out = Keyed::new(out, key);
+    write_head(&mut out, head)?;
+    for rows in rows {
+        out.write_all(rows)?;
+    }
+    out.write_all(&present.state)?;
+    out.write_all(bytemuck::cast_slice(&present.logits))?;
+    out.finish()
+}
+
+fn write_head(out: &mut impl Write, head: &Head) -> io::Result<()> {
     let mut out = Summed::new(out);
     out.write_all(MAGIC)?;
+    out.write_all(&head.model.0)?;
     let numbers = [
-        head.key.model,
-        head.key.shape.into(),
+        head.label,
+        head.shape.into(),
         head.parent,
         head.position,
         head.pieces.len() as u64,
@@ -112,28 +133,20 @@ pub fn write(
     }
     out.write_all(bytemuck::cast_slice(&head.tokens))?;
     let sum = out.sum();
-    out.write_all(&sum.to_le_bytes())?;
-    for rows in rows {
-        out.write_all(rows)?;
-    }
-    out.write_all(&present.state)?;
-    out.write_all(bytemuck::cast_slice(&present.logits))?;
-    let sum = out.sum();
     out.write_all(&sum.to_le_bytes())
 }
 
 /// Reads the head of a file of `size` bytes.
 pub fn read_head(input: &mut impl Read, size: u64) -> io::Result<Head> {
-    read_summed_head(&mut Summed::new(input), size)
-}
-
-fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Result<Head> {
+    let input = &mut Summed::new(input);
     let mut magic = [0; 8];
     input.read_exact(&mut magic)?;
     if &magic != MAGIC {
         return Err(damaged("it is not a checkpoint of this version"));
     }
-    let [model, shape, parent, position, pieces, state, logits] = numbers(input)?;
+    let mut model = Fingerprint([0; TAG]);
+    input.read_exact(&mut model.0)?;
+    let [label, shape, parent, position, pieces, state, logits] = numbers(input)?;
     let fits = |bytes: Option<u64>| bytes.filter(|&bytes| bytes <= size).is_some();
     if pieces == 0 || pieces > MOST_PIECES || !fits(pieces.checked_mul(24)) {
         return Err(damaged("it has no pieces, or too many"));
@@ -142,10 +155,9 @@ fn read_summed_head<T: Read>(input: &mut Summed<&mut T>, size: u64) -> io::Resul
         return Err(damaged("its numbers do not fit its size"));
     }
     let mut head = Head {
-        key: Key {
-            model,
-            shape: shape as u32,
-        },
+        model,
+        label,
+        shape: shape as u32,
         parent,
         position,
         pieces: Vec::with_capacity(pieces as usize),
@@ -189,22 +201,35 @@ pub fn checkpoint_id(bytes: &[u8]) -> Option<u64> {
     Some(head.id())
 }
 
+/// Makes the last bytes of a file its hash by this key. Tests that mutate files need it.
+#[doc(hidden)]
+pub fn seal_checkpoint(file: &mut [u8], key: &[u8]) {
+    if let (Some(end), Ok(key)) = (file.len().checked_sub(TAG), key.try_into()) {
+        let mut keyed = Keyed::new(io::sink(), &Key::new(key));
+        // A sink takes everything.
+        let _ = keyed.write_all(&file[..end]);
+        file[end..].copy_from_slice(&keyed.tag());
+    }
+}
+
 /// Reads a complete file of `size` bytes.
-pub fn read(input: &mut impl Read, size: u64) -> io::Result<(Head, Body)> {
-    let mut input = Summed::new(input);
-    let head = read_summed_head(&mut input, size)?;
+pub fn read(input: &mut impl Read, key: &Key, size: u64) -> io::Result<(Head, Body)> {
+    let mut input = Keyed::new(input, key);
+    let head = read_head(&mut input, size)?;
     let mut rows = Vec::with_capacity(head.pieces.len());
     for piece in &head.pieces {
         let mut bytes = room(piece.rows)?;
-        input.read_exact(&mut bytes)?;
+        read_sparse(&mut input, &mut bytes)?;
         rows.push(Arc::new(bytes));
     }
     let mut state = room(head.state)?;
-    input.read_exact(&mut state)?;
+    read_sparse(&mut input, &mut state)?;
     let mut logits = room::<f32>(head.logits)?;
     input.read_exact(bytemuck::cast_slice_mut(&mut logits))?;
     if !input.check()? {
-        return Err(damaged("the checksum does not match"));
+        return Err(damaged(
+            "its hash by the key of the folder does not match: it is damaged, or no store of this folder wrote it",
+        ));
     }
     let present = Arc::new(Present { state, logits });
     Ok((head, Body { rows, present }))
@@ -225,10 +250,14 @@ fn numbers<const N: usize>(input: &mut impl Read) -> io::Result<[u64; N]> {
 mod tests {
     use super::*;
 
+    const KEY: Key = Key::new([5; TAG]);
+
     fn example() -> (Head, Vec<Arc<Vec<u8>>>, Present) {
         let piece = |tokens, rows, grid| PieceHead { tokens, rows, grid };
         let head = Head {
-            key: Key { model: 7, shape: 9 },
+            model: Fingerprint([7; TAG]),
+            label: 8,
+            shape: 9,
             parent: 3,
             position: 10,
             pieces: vec![piece(2, 5, 1), piece(1, 0, 2)],
@@ -248,9 +277,9 @@ mod tests {
     fn a_count_that_a_hole_could_hold_reads_nothing() {
         let (head, rows, present) = example();
         let mut bytes = Vec::new();
-        write(&mut bytes, &head, &rows, &present).expect("memory");
+        write(&mut bytes, &KEY, &head, &rows, &present).expect("memory");
         // The offsets of the position and of the first piece's token count.
-        for at in [32, 64] {
+        for at in [64, 96] {
             bytes[at..at + 8].copy_from_slice(&(1u64 << 40).to_le_bytes());
         }
         struct Hole(u64);
@@ -271,10 +300,10 @@ mod tests {
     fn a_file_is_read_as_it_was_written_and_no_bit_of_it_can_change() {
         let (head, rows, present) = example();
         let mut bytes = Vec::new();
-        write(&mut bytes, &head, &rows, &present).expect("memory");
+        write(&mut bytes, &KEY, &head, &rows, &present).expect("memory");
         let size = bytes.len() as u64;
         assert_eq!(Some(size), head.file_bytes());
-        let (read_head, body) = read(&mut &bytes[..], size).expect("whole");
+        let (read_head, body) = read(&mut &bytes[..], &KEY, size).expect("whole");
         assert_eq!(read_head, head);
         assert_eq!(body.rows, rows);
         assert_eq!(body.present.state, present.state);
@@ -284,11 +313,27 @@ mod tests {
                 let mut changed = bytes.clone();
                 changed[at] ^= 1 << bit;
                 assert!(
-                    read(&mut &changed[..], size).is_err(),
+                    read(&mut &changed[..], &KEY, size).is_err(),
                     "bit {bit} of byte {at}"
                 );
             }
-            assert!(read(&mut &bytes[..at], at as u64).is_err(), "cut at {at}");
+            assert!(
+                read(&mut &bytes[..at], &KEY, at as u64).is_err(),
+                "cut at {at}"
+            );
         }
+    }
+
+    #[test]
+    fn a_file_by_another_key_is_refused() {
+        let (head, rows, present) = example();
+        let mut bytes = Vec::new();
+        write(&mut bytes, &Key::new([6; TAG]), &head, &rows, &present).expect("memory");
+        let size = bytes.len() as u64;
+        assert_eq!(read_head(&mut &bytes[..], size).expect("a head"), head);
+        let error = read(&mut &bytes[..], &KEY, size)
+            .err()
+            .expect("another key");
+        assert!(error.to_string().contains("key of the folder"), "{error}");
     }
 }

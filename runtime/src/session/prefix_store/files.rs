@@ -5,7 +5,7 @@ use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use waterline_quant::open_file;
+use waterline_quant::open_private_file;
 
 use super::file::{self, Head};
 use super::tree::Key;
@@ -31,7 +31,7 @@ pub struct Known {
 impl Known {
     /// Reads the head of file `id`.
     pub fn read(path: &Path, id: u64) -> io::Result<Self> {
-        let file = open_file(path)?;
+        let file = open_private_file(path)?;
         let about = file.metadata()?;
         let head = file::read_head(&mut BufReader::new(&file), about.len())?;
         if head.id() != id {
@@ -49,7 +49,7 @@ impl Known {
 
     /// An entry for a file that cannot be used but counts towards the size.
     pub fn unusable(path: &Path) -> Self {
-        let about = std::fs::metadata(path).ok();
+        let about = std::fs::symlink_metadata(path).ok();
         let used = about.as_ref().and_then(|about| about.modified().ok());
         Known {
             bytes: about.map_or(0, |about| about.len()),
@@ -66,12 +66,15 @@ impl Files {
     }
 
     /// The chain of files that leads to the deepest checkpoint whose tokens are a prefix of `tokens`, if it is deeper than `position`.
-    pub fn chain(&self, key: Key, tokens: &[u32], position: u64) -> Vec<u64> {
+    /// Only files with these tokens make it read the model for its fingerprint.
+    pub fn chain(&self, key: &Key, tokens: &[u32], position: u64) -> Vec<u64> {
         let heads = self
             .known
             .iter()
             .filter_map(|(&id, known)| Some((id, known.head.as_ref()?)));
-        let mut heads: Vec<(u64, &Head)> = heads.filter(|(_, head)| head.key == key).collect();
+        let is_alike =
+            |(_, head): &(u64, &Head)| head.shape == key.shape && head.label == key.label();
+        let mut heads: Vec<(u64, &Head)> = heads.filter(is_alike).collect();
         heads.sort_by_key(|(_, head)| head.position);
         let mut matched: HashMap<u64, &Head> = HashMap::new();
         let mut best = None;
@@ -84,7 +87,8 @@ impl Files {
                     .is_some_and(|parent| parent.position == start),
             };
             let rest = tokens.get(start as usize..).unwrap_or_default();
-            if !follows || !rest.starts_with(&head.tokens) {
+            let is_prefix = follows && rest.starts_with(&head.tokens);
+            if !is_prefix || key.model.fingerprint().ok() != Some(head.model) {
                 continue;
             }
             matched.insert(id, head);

@@ -4,7 +4,7 @@
 //! that grew, was edited, lost its thinking text, was forked or is continued by another process resumes from the deepest checkpoint
 //! whose tokens are a prefix of it, and only the rest is read ([`crate::Session::read_history`]).
 //!
-//! **Key.** The model's fingerprint, the shapes of the state tensors without the context (so sessions with different contexts share a
+//! **Key.** The model's identity, the shapes of the state tensors without the context (so sessions with different contexts share a
 //! store, while another cache type is another key), and all tokens from the beginning. Tokens are compared directly, not by hash.
 //!
 //! **Grid.** The boundaries between chunks affect the last bits of a state, so reading a history ends its chunks at multiples of
@@ -29,9 +29,11 @@
 //! descendant needs them.
 //!
 //! **Directory.** A thread of the store writes the checkpoints at the ends of readings and answers, one file each with the rows since
-//! the last ancestor that has a file: temporary file, checksum, rename, mode 0600 in a folder of mode 0700. Files of other models or
-//! versions are skipped; so are damaged files, with a note. Processes can share a directory: file names are hashes of the contents, and
-//! deleting a file deletes its checkpoint.
+//! the last ancestor that has a file: temporary file, keyed hash, rename, mode 0600 in a folder of mode 0700. A folder that others may
+//! write to is refused, links are not followed, and files without a hash by the folder's key are not used. Files of other models or
+//! versions are skipped; so are damaged files and files with invalid counters or values that are not finite, with a note. Processes can
+//! share a directory: file names are hashes of the contents, and deleting a file deletes its checkpoint. The model is read for its
+//! fingerprint when the first checkpoint is written, or when a file has the tokens of a history.
 //!
 //! **Cost.** A token costs one multiplication for the grid and the hash of the tokens. A checkpoint costs one copy of its bytes. On a
 //! GPU the device copies them to a second buffer, and the host fetches them from there while the device reads the next chunk; the store
@@ -42,6 +44,7 @@
 mod directory;
 mod file;
 mod files;
+mod keyed;
 mod memory;
 mod tree;
 
@@ -51,7 +54,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::Result;
 use directory::Directory;
 #[doc(hidden)]
-pub use file::checkpoint_id;
+pub use file::{checkpoint_id, seal_checkpoint};
 pub(super) use tree::{Checkpoint, Key, Node, Place, Present, Tree};
 
 /// Options of a prefix store.
@@ -134,7 +137,7 @@ impl PrefixStore {
     /// The store's contents and counters.
     pub fn stats(&self) -> PrefixStoreStats {
         let mut stats = self.tree().stats();
-        if let Some(directory) = &self.directory {
+        if let Some(directory) = self.directory() {
             (stats.files, stats.file_bytes) = directory.held();
         }
         stats
@@ -144,24 +147,30 @@ impl PrefixStore {
     pub fn clear(&self) {
         self.flush();
         self.tree().clear();
-        if let Some(directory) = &self.directory {
+        if let Some(directory) = self.directory() {
             directory.clear();
         }
     }
 
     /// Takes the notes about failures in the directory since the last call, one sentence each. No failure stops a session.
     pub fn take_notes(&self) -> Vec<String> {
-        self.directory
-            .as_ref()
+        self.directory()
             .map_or_else(Vec::new, Directory::take_notes)
     }
 
     /// Waits until all queued checkpoints have been written to the directory.
     pub fn flush(&self) {
-        if let Some(directory) = &self.directory {
+        if let Some(directory) = self.directory() {
             directory.flush();
         }
         self.settle();
+    }
+
+    /// The directory. A child process that was forked off does without: it has no thread that writes.
+    fn directory(&self) -> Option<&Directory> {
+        self.directory
+            .as_ref()
+            .filter(|directory| directory.is_own())
     }
 
     /// Locks the checkpoints in memory.
@@ -170,8 +179,8 @@ impl PrefixStore {
     }
 
     /// Loads the deepest checkpoint whose tokens are a prefix of `tokens` from the directory, if it is deeper than `position`.
-    pub(super) fn load(&self, key: Key, tokens: &[u32], position: u64) {
-        if let Some(directory) = &self.directory {
+    pub(super) fn load(&self, key: &Key, tokens: &[u32], position: u64) {
+        if let Some(directory) = self.directory() {
             self.settle();
             directory.load(&self.tree, key, tokens, position);
         }
@@ -179,14 +188,14 @@ impl PrefixStore {
 
     /// Never loads this file again, because its state does not fit this model.
     pub(super) fn pass_over(&self, file: u64) {
-        if let Some(directory) = &self.directory {
+        if let Some(directory) = self.directory() {
             directory.pass_over(file);
         }
     }
 
     /// Queues the checkpoint at `place` for writing to the directory.
     pub(super) fn keep(&self, place: Place) {
-        if let Some(directory) = &self.directory {
+        if let Some(directory) = self.directory() {
             self.settle();
             directory.keep(&mut self.tree(), place);
         }
@@ -194,7 +203,7 @@ impl PrefixStore {
 
     /// Marks the nodes of finished files in the tree as written.
     fn settle(&self) {
-        if let Some(directory) = &self.directory {
+        if let Some(directory) = self.directory() {
             let mut tree = self.tree();
             for (places, is_there) in directory.take_written() {
                 tree.written(&places, is_there);

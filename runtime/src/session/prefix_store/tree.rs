@@ -3,14 +3,31 @@
 use std::sync::Arc;
 
 use super::PrefixStoreStats;
+use crate::state::Identity;
 
 /// The model and layout that a session needs to restore a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Key {
-    /// The model's fingerprint.
-    pub model: u64,
+    /// The model.
+    pub model: Arc<Identity>,
+    /// The owner of the session, who shares no checkpoint with others.
+    pub owner: u64,
     /// A hash of the shapes of its state tensors without the context.
     pub shape: u32,
+}
+
+impl Key {
+    /// The model's label combined with the owner, for the names of files.
+    pub fn label(&self) -> u64 {
+        self.model.label() ^ self.owner
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        let is_alike = (self.shape, self.owner) == (other.shape, other.owner);
+        is_alike && self.model.is_same(&other.model)
+    }
 }
 
 /// A reference to a checkpoint, which may have been removed.
@@ -65,6 +82,8 @@ pub struct Node {
     pub present: Option<Arc<Present>>,
     /// The file that holds this checkpoint, or will hold it once written.
     pub file: Option<u64>,
+    /// Whether its numbers are known to be valid: those of a session are, those of a file are checked on first use.
+    pub checked: bool,
     /// Number of files with this node that are being written.
     pins: u32,
 }
@@ -163,12 +182,12 @@ impl Tree {
     }
 
     /// Finds the deepest checkpoint, at most at `most`, whose tokens are a prefix of `tokens`. One at their end must have logits.
-    pub fn find(&mut self, key: Key, tokens: &[u32], most: u64) -> Option<Place> {
+    pub fn find(&mut self, key: &Key, tokens: &[u32], most: u64) -> Option<Place> {
         let mut best: Option<usize> = None;
         let roots = self.roots.iter();
         let mut open: Vec<usize> = roots
             .copied()
-            .filter(|&root| self.node(root).key == key)
+            .filter(|&root| self.node(root).key == *key)
             .collect();
         while let Some(index) = open.pop() {
             let node = self.node(index);
@@ -209,7 +228,7 @@ impl Tree {
     /// Finds the child of `parent` with these tokens. If `logits` is set, the child must have logits.
     pub fn holds(
         &mut self,
-        key: Key,
+        key: &Key,
         parent: Option<Place>,
         tokens: &[u32],
         logits: bool,
@@ -221,7 +240,7 @@ impl Tree {
         let same = siblings.iter().copied().find(|&index| {
             let node = self.node(index);
             let is_whole = node.present.is_some() && (node.has_logits() || !logits);
-            node.key == key && is_whole && *node.tokens == tokens
+            is_whole && *node.tokens == tokens && node.key == *key
         })?;
         self.touch(same);
         Some(self.place(same))
@@ -277,6 +296,7 @@ impl Tree {
             present: Some(Arc::new(present)),
             grid,
             file: None,
+            checked: true,
         };
         let place = self.add(key, parent, piece);
         if place.is_none() {
@@ -304,6 +324,7 @@ impl Tree {
             rows: piece.rows,
             present: piece.present,
             file: piece.file,
+            checked: piece.checked,
             pins: 0,
         };
         let free = self.nodes.iter().position(Option::is_none);
@@ -337,10 +358,19 @@ impl Tree {
         bytes: usize,
     ) -> Option<Place> {
         match self.get_mut(place).filter(|node| node.present.is_none()) {
-            Some(node) => node.present = present,
+            Some(node) => (node.present, node.checked) = (present, false),
             None => self.release(bytes),
         }
         self.get(place).map(|_| place)
+    }
+
+    /// Marks these checkpoints as checked.
+    pub fn check(&mut self, places: &[Place]) {
+        for &place in places {
+            if let Some(node) = self.get_mut(place) {
+                node.checked = true;
+            }
+        }
     }
 
     /// Discards a checkpoint that cannot be used.
@@ -443,4 +473,5 @@ pub struct Piece {
     pub present: Option<Arc<Present>>,
     pub grid: u64,
     pub file: Option<u64>,
+    pub checked: bool,
 }

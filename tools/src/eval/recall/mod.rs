@@ -271,7 +271,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         check_output(path, None)?;
     }
     let mut checkpoint = args.open.checkpoint(args.model.as_deref())?;
-    let hash = checkpoint.fingerprint();
+    let hash = checkpoint.identity().label();
     for &mechanism in &args.without {
         ablate(&mut checkpoint, mechanism)?;
     }

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use waterline_quant::{NewFile, create_private_folder};
+use waterline_quant::{NewFile, check_private_folder, create_private_folder};
 
 const MAGIC: &[u8; 8] = b"WLCUBIN3";
 const DIGEST: usize = 32;
@@ -48,7 +48,7 @@ impl Cache {
     pub(crate) fn from_environment() -> Result<Self, String> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let folder = folder(set).ok_or("there is no home folder for a cache of kernels")?;
-        check(&folder)?;
+        check_private_folder(&folder).map_err(|error| error.to_string())?;
         Ok(Self::at(folder))
     }
 
@@ -101,44 +101,6 @@ fn digest_of(key: &str, contents: &[u8]) -> [u8; DIGEST] {
     hash.update(key);
     hash.update(contents);
     hash.finalize().into()
-}
-
-/// Refuses a folder that another user owns or may write to.
-#[cfg(unix)]
-fn check(folder: &Path) -> Result<(), String> {
-    use std::os::unix::fs::MetadataExt;
-    // SAFETY: by POSIX the function takes no arguments, cannot fail and returns a number.
-    unsafe extern "C" {
-        safe fn geteuid() -> u32;
-    }
-    let Ok(metadata) = std::fs::metadata(folder) else {
-        return Ok(());
-    };
-    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
-    if owner != 0 && owner != geteuid() {
-        return Err(format!(
-            "the cache {} belongs to another user (found owner {owner}, expected {})",
-            folder.display(),
-            geteuid()
-        ));
-    }
-    if mode & 0o022 != 0 {
-        let others = if mode & 0o002 != 0 {
-            "everyone"
-        } else {
-            "its group"
-        };
-        return Err(format!(
-            "{others} may write to the cache {} (found mode {mode:o}, expected 700)",
-            folder.display()
-        ));
-    }
-    Ok(())
-}
-
-#[cfg(not(unix))]
-fn check(_folder: &Path) -> Result<(), String> {
-    Ok(())
 }
 
 #[cfg(test)]
@@ -220,7 +182,7 @@ mod tests {
         create_private_folder(&own).expect("created");
         let mode = std::fs::metadata(&own).expect("a folder").permissions();
         assert_eq!(mode.mode() & 0o777, 0o700);
-        check(&own).expect("a private folder");
+        check_private_folder(&own).expect("a private folder");
         for (mode, said) in [
             (0o777, "everyone may write"),
             (0o702, "everyone may write"),
@@ -228,12 +190,13 @@ mod tests {
             (0o720, "its group may write"),
         ] {
             std::fs::set_permissions(&own, PermissionsExt::from_mode(mode)).expect("changed");
-            let error = check(&own).expect_err("a folder of others");
+            let error = check_private_folder(&own).expect_err("a folder of others");
+            let error = error.to_string();
             assert!(error.contains(said), "{error}");
             assert!(error.contains(&format!("found mode {mode:o}")), "{error}");
         }
         std::fs::set_permissions(&own, PermissionsExt::from_mode(0o755)).expect("changed");
-        check(&own).expect("a folder that others may read");
-        check(&folder.path().join("missing")).expect("no folder yet");
+        check_private_folder(&own).expect("a folder that others may read");
+        check_private_folder(&folder.path().join("missing")).expect("no folder yet");
     }
 }
