@@ -13,6 +13,19 @@ use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
 /// Numbers that no tensor has, each with the words that its keys contain: other values of them are other models.
 const NO_SIZES: &[&str] = &[
     // Choices of the computation.
+    "normalizer",
+    "sparse_keys",
+    "expert_group",
+    "n_group",
+    "buffer",
+    "block_",
+    "model_base",
+    "reader",
+    "writer",
+    "clamp",
+    "scalar",
+    "expand_ratio",
+    "rope",
     "per_tok",
     "top_k",
     "topk",
@@ -56,8 +69,8 @@ const NO_SIZES: &[&str] = &[
 fn is_size(key: &str) -> bool {
     let key = key.to_lowercase();
     let is_named = |part: &&str| key.contains(*part);
-    let dims = key.contains("head_dim") || key.contains("key_heads") || key.contains("group_count");
-    dims || !NO_SIZES.iter().any(|part| is_named(&part))
+    let sizes = ["head_dim", "key_heads", "ssm.group_count"];
+    sizes.iter().any(|part| is_named(part)) || !NO_SIZES.iter().any(|part| is_named(&part))
 }
 
 fn logits(model: Result<std::sync::Arc<Model>, waterline::Error>) -> Option<Vec<f32>> {
