@@ -59,8 +59,9 @@ impl File {
             ] {
                 file.keys.insert(key.into(), value);
             }
-            let tensor = |(name, value): &(&String, &_)| ((*name).clone(), (*value).clone());
-            file.tensors = tensors.iter().map(tensor).collect();
+            for &(name, value) in tensors {
+                file.tensors.insert(name.clone(), value.clone());
+            }
             let path = folder.join(format!("m-{:05}-of-00003.gguf", part + 1));
             file.write(&path);
             path
