@@ -296,7 +296,7 @@ typedef struct {
   uint32_t cache;
   // A wl_full: what happens when the context is full; WL_FULL_STOP by default.
   uint32_t on_full;
-  // Sampling parameters, which are copied; NULL, the default, means the defaults of wl_sampler_params.
+  // Sampling parameters, which are copied; NULL, the default, means those of wl_model_get_sampler.
   const wl_sampler_params *sampler;
   // 1 makes the bits of each token depend only on the tokens before it and the kind of device, not on chunks, batches or threads;
   // prompts are then read more slowly. 0 by default.
@@ -388,6 +388,9 @@ typedef struct {
   wl_logits_fn on_logits;
   // Passed to `on_token` and `on_logits`, so it must live as long as the generation; NULL by default.
   void *user;
+  // The maximum number of tokens of the thought with which an answer begins; its closing tag follows them, and the answer. -1, the
+  // default, sets no limit; 0 closes the thought at once.
+  int64_t thought_tokens;
 } wl_generate_params;
 
 // Receives a piece of text: `length` bytes of UTF-8, complete characters, with a zero byte after them, valid during the call. Returns 0 to
@@ -471,6 +474,11 @@ wl_status wl_model_free(wl_model *model);
 
 // Fills `info`, whose size the caller has set.
 wl_status wl_model_get_info(const wl_model *model, wl_model_info *info);
+
+// Fills `params`, whose size the caller has set, with the sampling parameters that sessions on the model have by default: those that its
+// files state, and the defaults of wl_sampler_params for the others.
+wl_status wl_model_get_sampler(const wl_model *model,
+                               wl_sampler_params *params);
 
 // Stores a pointer to the model's name, valid until the model is freed.
 wl_status wl_model_name(const wl_model *model, const char **name);
@@ -574,7 +582,7 @@ wl_status wl_session_reset(wl_session *session);
 // Fills `info`, whose size the caller has set.
 wl_status wl_session_get_info(const wl_session *session, wl_session_info *info);
 
-// Changes the sampling parameters; NULL means the defaults. A new seed restarts the random numbers.
+// Changes the sampling parameters; NULL means those of wl_model_get_sampler. A new seed restarts the random numbers.
 wl_status wl_session_set_sampler(wl_session *session, const wl_sampler_params *params);
 
 // Fills `params`, whose size the caller has set, with the sampling parameters, including the seed that was drawn. The logit biases belong

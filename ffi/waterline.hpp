@@ -126,6 +126,14 @@ public:
         return notes;
     }
 
+    // The sampling parameters of its sessions by default, with those that its files state.
+    wl_sampler_params sampler() const
+    {
+        auto params = with_size<wl_sampler_params>();
+        check(wl_model_get_sampler(get(), &params));
+        return params;
+    }
+
     wl_plan plan(const SessionParams &params = {}) const
     {
         auto plan = with_size<wl_plan>();

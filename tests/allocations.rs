@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use waterline::{Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions};
+use waterline::{
+    GenerateOptions, Generation, Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions,
+    ThoughtOptions, ThoughtTags,
+};
 
 struct Counting;
 
@@ -83,6 +86,42 @@ fn feed_and_step_allocate_nothing() {
         }
     }
     assert!(tested >= 16, "the fixtures are part of the repository");
+    // Here, because allocations on all threads were counted above.
+    a_budget_of_thoughts_allocates_nothing_per_token();
+}
+
+/// A limit on a thought adds no allocation to those of the pieces' texts, whether the thought goes on or is closed.
+fn a_budget_of_thoughts_allocates_nothing_per_token() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/model/");
+    let model = Model::open(format!("{folder}waterline-chat.gguf")).expect("the model");
+    let generated = |budget: Option<usize>| {
+        let mut options = SessionOptions::default();
+        (options.threads, options.sampler.temperature) = (1, 0.0);
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        let tokenizer = model.tokenizer().expect("a tokenizer");
+        let prompt = tokenizer.encode("Once upon a time").expect("tokens");
+        session.feed(&prompt).expect("read");
+        let mut options = GenerateOptions::default();
+        (options.max_tokens, options.stop_at_eos) = (100, false);
+        options.thought = budget.map(|budget| {
+            let mut thought = ThoughtOptions::new(ThoughtTags::THINK, true);
+            thought.budget = Some(budget);
+            thought
+        });
+        let mut generation = Generation::new(&model, options).expect("a generation");
+        let (before, mut texts) = (OWN.get(), 0);
+        while let Some(piece) = generation.next(&mut session) {
+            texts += usize::from(!piece.expect("a piece").text.is_empty());
+        }
+        (OWN.get() - before, texts)
+    };
+    let (free, texts) = generated(None);
+    assert_eq!(generated(Some(1000)), (free, texts));
+    let (closed, texts_when_closed) = generated(Some(20));
+    assert!(
+        closed <= free + texts_when_closed.saturating_sub(texts),
+        "{closed} {free}"
+    );
 }
 
 /// Returns the resident memory of this process in bytes.

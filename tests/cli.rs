@@ -64,7 +64,6 @@ fn bad_usage_is_status_2() {
         (["--min-p", "nan"], "min_p"),
         (["--logit-bias", "99999999=1"], "99999999"),
         (["--chunk", "65537"], "chunk"),
-        (["--context", "0"], "context"),
         (["--stop", ""], "stop"),
     ] {
         let flags = flags
@@ -152,6 +151,7 @@ fn samples_are_what_runs_with_their_seeds_give() {
             "-n",
             "24",
             "--json",
+            "--raw",
         ]
         .into_iter()
         .chain(flags.iter().copied());
@@ -197,7 +197,7 @@ fn all_ways_to_give_a_prompt_and_to_print_agree() {
         .file("prompt.txt", "A dog and a ball")
         .display()
         .to_string();
-    let flags = ["--greedy", "-n", "20", "--ignore-eos"];
+    let flags = ["--raw", "--greedy", "-n", "20", "--ignore-eos"];
     let plain = place
         .run(
             ["run", &model, "-p", "A dog and a ball"]
@@ -297,6 +297,7 @@ fn a_stop_text_ends_the_output_before_it() {
         "--greedy",
         "--ignore-eos",
         "--json",
+        "--raw",
     ];
     let text = place.run(run).succeeded().json()["text"]
         .as_str()
@@ -322,13 +323,22 @@ fn chat_and_raw_prompts_differ_in_their_tokens() {
         let all = ["run", &model, "-p", "Hello", "-n", "1", "--json"]
             .into_iter()
             .chain(flags.iter().copied());
-        place.run(all).succeeded().json()["prompt_tokens"]
-            .as_u64()
-            .unwrap()
+        place.run(all).json()["prompt_tokens"].as_u64().unwrap()
     };
-    // The template of this tokenizer: <bos><user>...<assistant>.
-    assert_eq!(tokens(&[]), tokens(&["--raw"]) + 1);
-    assert_eq!(tokens(&["--chat"]), tokens(&["--raw"]) + 3);
+    // The template of this tokenizer: <bos><user>...<assistant>. A program that reads JSON gets the text as it is.
+    assert_eq!(tokens(&[]), tokens(&["--raw"]));
+    assert_eq!(tokens(&["--raw"]), tokens(&["--no-bos"]) + 1);
+    assert_eq!(tokens(&["--chat"]), tokens(&["--no-bos"]) + 3);
+    // A person gets the template's.
+    let shown = |flags: &[&str]| {
+        let all = ["run", &model, "-p", "Hello", "-n", "1", "--show-prompt"];
+        let all = all.into_iter().chain(flags.iter().copied());
+        place.run(all).stderr
+    };
+    assert_eq!(shown(&[]), shown(&["--chat"]));
+    assert_ne!(shown(&[]), shown(&["--raw"]));
+    let both = ["run", &model, "-p", "Hello", "--raw", "--chat"];
+    assert_eq!(place.run(both).status, Some(2));
 }
 
 #[test]
@@ -341,6 +351,7 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
             &model,
             "-p",
             "one two three four",
+            "--raw",
             "--greedy",
             "--ignore-eos",
         ]

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use serde_json::{Map, Value, json};
 use waterline::{
     Batch, Constraint, Error, Finish, GenerateOptions, Generation, Grammar, Model, Session,
-    SessionOptions,
+    SessionOptions, ThoughtOptions, ThoughtTags,
 };
 
 /// Returns the number of schemas in a run; a campaign sets more.
@@ -115,8 +115,8 @@ fn describes(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// Begins an answer whose session has read a prompt and, if `thinks` is set, a thought. `seed` and `lookup`, the maximum draft length, are
-/// given.
+/// Begins an answer whose session has read a prompt. If `thinks` is set, it begins with a thought, which is not constrained and ends after
+/// a few tokens. `seed` and `lookup`, the maximum draft length, are given.
 fn begin(
     model: &Arc<Model>,
     form: &Constraint,
@@ -124,26 +124,17 @@ fn begin(
     (seed, lookup): (u64, usize),
 ) -> (Session, Generation) {
     let tokenizer = model.tokenizer().expect("a tokenizer");
-    let tokens = |text: &str| tokenizer.encode(text).expect("tokens");
+    let prompt = tokenizer.encode("Tell me a story:").expect("tokens");
     let mut session = session(model, seed, lookup);
-    let mut form = form.clone();
-    session.feed(&tokens("Tell me a story:")).expect("read");
-    if thinks {
-        form = form.after_thought();
-        for token in tokens("{ I think so. }</think>") {
-            // Thinking text is not constrained.
-            let mut logits = vec![0.0; model.spec().vocab];
-            form.apply(&mut logits).expect("a mask");
-            assert!(logits.iter().all(|&logit| logit == 0.0));
-            form.take(token).expect("a token of the thought");
-            session.feed(&[token]).expect("read");
-        }
-    }
+    session.feed(&prompt).expect("read");
     let mut options = GenerateOptions::default();
     options.max_tokens = 160;
+    let mut thought = ThoughtOptions::new(ThoughtTags::THINK, true);
+    thought.budget = Some(seed as usize % 9);
+    options.thought = Some(thought).filter(|_| thinks);
     let generation = Generation::new(model, options).expect("a generation");
     let mut generation = generation.with_drafts(&session);
-    generation.constrain(form);
+    generation.constrain(form.clone());
     (session, generation)
 }
 
@@ -213,7 +204,11 @@ fn every_finished_answer_fits_its_schema_alone_and_in_a_batch() {
                 let (text, finish) = &answers[i];
                 if *finish == Some(Finish::End) {
                     finished += 1;
-                    let value = serde_json::from_str(text);
+                    let answer = match text.split_once("</think>") {
+                        Some((_, answer)) if thinks => answer,
+                        _ => text,
+                    };
+                    let value = serde_json::from_str(answer);
                     let value = value.unwrap_or_else(|error| panic!("{schema}: {text}: {error}"));
                     assert!(describes(schema, &value), "{schema}: {text}");
                 }

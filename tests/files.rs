@@ -66,7 +66,7 @@ fn inspect_says_what_a_session_takes() {
             numbers(&inspected["tensors"], "bytes").iter().sum::<u64>()
         );
 
-        let run = ["run", &model, "-p", "Once", "-n", "2", "--json"]
+        let run = ["run", &model, "-p", "Once", "-n", "2", "--raw", "--json"]
             .into_iter()
             .chain(flags.iter().copied());
         assert_eq!(

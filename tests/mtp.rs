@@ -235,6 +235,7 @@ fn the_program_drafts_by_a_block() {
             "-n",
             "40",
             "--ignore-eos",
+            "--raw",
             "--json",
         ];
         place.run(all.into_iter().chain(flags.iter().copied()))

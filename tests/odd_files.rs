@@ -187,7 +187,9 @@ impl Folder {
 /// Returns the model's answer to "Q".
 fn answer(place: &Workplace, model: &std::path::Path) -> Value {
     let model = model.display().to_string();
-    let run = place.run(["run", &model, "-p", "Q", "--greedy", "-n", "8", "--json"]);
+    let run = place.run([
+        "run", &model, "-p", "Q", "--raw", "--greedy", "-n", "8", "--json",
+    ]);
     assert_eq!(run.status, Some(0), "{}", run.stderr);
     run.json()
 }
@@ -382,7 +384,11 @@ fn vocabularies_of_other_files_make_tokens_and_convert() {
 fn longer_texts_than_the_training_are_warned_of() {
     let place = Workplace::new();
     let folder = Folder::new().write(&place, "short").display().to_string();
-    let run = |text: &str| place.run(["run", &folder, "-p", text, "--greedy", "-n", "2", "--json"]);
+    let run = |text: &str| {
+        place.run([
+            "run", &folder, "-p", text, "--raw", "--greedy", "-n", "2", "--json",
+        ])
+    };
     run(&"Q".repeat(60)).succeeded();
     for text in ["Q".repeat(100), "Q".repeat(63)] {
         let long = run(&text);
@@ -432,7 +438,7 @@ fn a_prompt_is_shown_as_the_model_sees_it() {
         );
         assert_eq!(run.json()["prompt_tokens"], json!(tokens), "{flags:?}");
     };
-    check(&["-p", "<|stop|>Q"], "<|stop|>Q", 9);
+    check(&["-p", "<|stop|>Q", "--raw"], "<|stop|>Q", 9);
     check(&["-p", "<|stop|>Q", "--special"], "<|stop|>Q", 2);
     let begin =
         "<|im_start|>system:be kind<|stop|><|im_start|>user:a<|stop|><|im_start|>assistant:Q";

@@ -426,7 +426,7 @@ fn wrong(place: &Workplace, model: &str, kind: &Kind) -> Vec<String> {
         }
     };
     if ends_alone {
-        run(&["-p", "Q"], "ok", Some(kind.plain));
+        run(&["--raw", "-p", "Q"], "ok", Some(kind.plain));
     }
     if has_template {
         run(&["--chat", "-p", "hello"], "Hi", None);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use waterline::GenerateOptions;
+use waterline::{GenerateOptions, ThoughtOptions, ThoughtTags};
 
 use crate::generation::no_generation;
 use crate::hooks::{Hooks, wl_logits_fn, wl_token_fn};
@@ -56,6 +56,9 @@ pub struct wl_generate_params {
     pub on_logits: wl_logits_fn,
     /// Passed to `on_token` and `on_logits`, so it must live as long as the generation; NULL by default.
     pub user: *mut c_void,
+    /// The maximum number of tokens of the thought with which an answer begins; its closing tag follows them, and the answer. -1, the
+    /// default, sets no limit; 0 closes the thought at once.
+    pub thought_tokens: i64,
 }
 
 /// The result of a generation.
@@ -99,6 +102,7 @@ impl Default for wl_generate_params {
             on_token: None,
             on_logits: None,
             user: std::ptr::null_mut(),
+            thought_tokens: -1,
         }
     }
 }
@@ -138,6 +142,12 @@ pub(crate) unsafe fn generate_options(
     options.stop_at_eos = params.ignore_end == 0;
     options.stop_tokens.extend_from_slice(stop_tokens);
     options.logprobs = params.logprobs != 0;
+    if let Ok(budget) = usize::try_from(params.thought_tokens) {
+        // A conversation replaces the tags by those of its template.
+        let mut thought = ThoughtOptions::new(ThoughtTags::THINK, false);
+        thought.budget = Some(budget);
+        options.thought = Some(thought);
+    }
     let hooks = Hooks {
         on_token: params.on_token,
         on_logits: params.on_logits,

@@ -97,20 +97,18 @@ impl Inner {
         if let Some(chat) = chat.filter(|_| options.stop_at_eos) {
             options.stop_tokens.extend(chat.end_token());
         }
+        let last = chat.and_then(|chat| chat.messages().last());
+        let goes_on = !sends && last.is_some_and(|last| last.role == Role::Assistant);
+        if let Some(chat) = chat.filter(|_| !goes_on) {
+            let budget = options.thought.and_then(|thought| thought.budget);
+            let mut thought = chat.thought()?;
+            thought.budget = budget;
+            options.thought = Some(thought);
+        }
         let logprobs = options.logprobs;
         let mut generation = Generation::new(self.session.model(), options)?;
         if let Some(form) = self.form.clone() {
-            let last = chat.and_then(|chat| chat.messages().last());
-            let goes_on = !sends && last.is_some_and(|last| last.role == Role::Assistant);
-            let opens_thought = match chat.filter(|_| !goes_on) {
-                Some(chat) => chat.opens_thought()?,
-                None => false,
-            };
-            generation.constrain(if opens_thought {
-                form.after_thought()
-            } else {
-                form
-            });
+            generation.constrain(form);
         }
         let answer = chat.map(|_| String::new());
         let prompt = self.prompt.take().filter(|_| answer.is_some());

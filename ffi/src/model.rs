@@ -12,6 +12,7 @@ use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
 use crate::params::{self, Tagged};
 use crate::pointers::{path, place, put, slice};
+use crate::sampling::wl_sampler_params;
 use crate::status::{Failure, Outcome, border, wl_status};
 
 /// A model: weights and description, read-only. Any number of sessions share it.
@@ -348,6 +349,21 @@ pub unsafe extern "C" fn wl_model_get_info(
         let model = MODELS.get(model)?;
         // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_model_info", info, model.info) }
+    })
+}
+
+/// Fills `params`, whose size the caller has set, with the sampling parameters that sessions on the model have by default: those that its
+/// files state, and the defaults of wl_sampler_params for the others.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_get_sampler(
+    model: *const wl_model,
+    params: *mut wl_sampler_params,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        let (found, _) = wl_sampler_params::new(&model.model.sampler());
+        // SAFETY: the caller passes a struct of the size stored in it.
+        unsafe { params::write("wl_sampler_params", params, found) }
     })
 }
 

@@ -1,6 +1,6 @@
 //! Sampling parameters.
 
-use waterline::SamplerParams;
+use waterline::{Model, SamplerParams};
 
 use crate::params::{self, Tagged};
 use crate::pointers::list;
@@ -82,12 +82,18 @@ impl Default for wl_sampler_params {
 // SAFETY: the struct holds numbers and a pointer that is checked before use, and its size comes first.
 unsafe impl Tagged for wl_sampler_params {}
 
-/// Converts the struct at `from` to the library's parameters, or returns the defaults if it is NULL.
+/// Converts the struct at `from` to the library's parameters, or returns those of `model` if it is NULL.
 ///
 /// # Safety
 /// `from` points to such a struct with `bias_count` biases, or is NULL.
-pub(crate) unsafe fn sampler_params(from: *const wl_sampler_params) -> Outcome<SamplerParams> {
-    // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
+pub(crate) unsafe fn sampler_params(
+    from: *const wl_sampler_params,
+    model: Option<&Model>,
+) -> Outcome<SamplerParams> {
+    if from.is_null() {
+        return Ok(model.map_or_else(SamplerParams::default, Model::sampler));
+    }
+    // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct.
     let params = unsafe { params::read("wl_sampler_params", from) }?;
     params::check_reserved("wl_sampler_params.reserved", params.reserved)?;
     // SAFETY: `list` checks NULL, alignment and length; the caller passes `bias_count` biases.

@@ -91,7 +91,7 @@ pub unsafe extern "C" fn wl_plan_file(
 ) -> wl_status {
     border(|| {
         // SAFETY: the caller passes such a struct or NULL.
-        let options = unsafe { session_options(params) }?;
+        let options = unsafe { session_options(params, None) }?;
         // SAFETY: the caller passes a zero-terminated path.
         let path = unsafe { self::path(path) }?;
         let on_cpu = wl_model_params {
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn wl_plan_model(
     border(|| {
         let model = MODELS.get(model)?;
         // SAFETY: the caller passes such a struct or NULL.
-        let options = unsafe { session_options(params) }?;
+        let options = unsafe { session_options(params, Some(&model.model)) }?;
         // SAFETY: the caller passes a struct of the size stored in it.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn wl_session_new(
         let model = MODELS.get(model)?;
         place("the place for the session", session)?;
         // SAFETY: the caller passes such a struct or NULL.
-        let mut options = unsafe { session_options(params) }?;
+        let mut options = unsafe { session_options(params, Some(&model.model)) }?;
         options.pool = Some(model.pool(options.threads)?);
         options.device.clone_from(&model.device);
         let made = Session::new(Arc::clone(&model.model), options)?;
@@ -206,17 +206,18 @@ pub unsafe extern "C" fn wl_session_get_info(
     })
 }
 
-/// Changes the sampling parameters; NULL means the defaults. A new seed restarts the random numbers.
+/// Changes the sampling parameters; NULL means those of wl_model_get_sampler. A new seed restarts the random numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_set_sampler(
     session: *mut wl_session,
     params: *const wl_sampler_params,
 ) -> wl_status {
     with(session, |inner| {
+        let model = Arc::clone(inner.session.model());
         // SAFETY: the caller passes such a struct or NULL.
         Ok(inner
             .session
-            .set_sampler(unsafe { sampler_params(params) }?)?)
+            .set_sampler(unsafe { sampler_params(params, Some(&model)) }?)?)
     })
 }
 

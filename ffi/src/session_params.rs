@@ -1,6 +1,6 @@
 //! Session parameters: the struct that C fills, and its conversion to the library's options.
 
-use waterline::{ContextEnd, Kv, SessionOptions, physical_cores};
+use waterline::{ContextEnd, Kv, Model, SessionOptions, physical_cores};
 
 use crate::params::{self, Tagged};
 use crate::sampling::{sampler_params, wl_sampler_params};
@@ -51,7 +51,7 @@ pub struct wl_session_params {
     pub cache: u32,
     /// A wl_full: what happens when the context is full; WL_FULL_STOP by default.
     pub on_full: u32,
-    /// Sampling parameters, which are copied; NULL, the default, means the defaults of wl_sampler_params.
+    /// Sampling parameters, which are copied; NULL, the default, means those of wl_model_get_sampler.
     pub sampler: *const wl_sampler_params,
     /// 1 makes the bits of each token depend only on the tokens before it and the kind of device, not on chunks, batches or threads;
     /// prompts are then read more slowly. 0 by default.
@@ -95,11 +95,14 @@ impl Default for wl_session_params {
 // SAFETY: the struct holds numbers and a pointer that is checked before use, and its size comes first.
 unsafe impl Tagged for wl_session_params {}
 
-/// Converts the struct at `from` to the library's options, except for the thread pool.
+/// Converts the struct at `from` to the library's options for a session on `model`, except for the thread pool.
 ///
 /// # Safety
 /// `from` points to such a struct or is NULL.
-pub(crate) unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOptions> {
+pub(crate) unsafe fn session_options(
+    from: *const wl_session_params,
+    model: Option<&Model>,
+) -> Outcome<SessionOptions> {
     // SAFETY: `read` checks the size stored in the struct; the caller passes such a struct or NULL.
     let params = unsafe { params::read("wl_session_params", from) }?;
     const F16: u32 = wl_cache::WL_CACHE_F16 as u32;
@@ -144,7 +147,7 @@ pub(crate) unsafe fn session_options(from: *const wl_session_params) -> Outcome<
     };
     (options.chunk, options.marks) = (params.chunk, params.marks);
     // SAFETY: `sampler_params` checks the size stored in the struct; the caller passes such a struct or NULL.
-    options.sampler = unsafe { sampler_params(params.sampler) }?;
+    options.sampler = unsafe { sampler_params(params.sampler, model) }?;
     options.store = store(params.store)?;
     (options.lookup, options.mtp) = (params.lookup as usize, params.mtp as usize);
     Ok(options)

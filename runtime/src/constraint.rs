@@ -22,8 +22,6 @@ use crate::text::Tokenizer;
 /// its time keeps its place until it ends.
 const MOST_AT_ONCE: usize = 4;
 const LONGEST: Duration = Duration::from_secs(5);
-/// The text that ends a thought.
-const THOUGHT_END: &[u8] = b"</think>";
 /// Compiles grammars for a model's vocabulary.
 pub struct Constraints {
     compiler: Arc<Compiler>,
@@ -148,7 +146,6 @@ impl Compiler {
         let parser = guarded(|| self.factory.create_parser(parse(grammar)))?;
         let mut constraint = Constraint {
             matcher: Matcher::new(Ok(parser)),
-            thought: None,
             tokens: self.factory.tok_env().clone(),
             tokenizer: Arc::clone(&self.tokenizer),
         };
@@ -162,19 +159,11 @@ impl Compiler {
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
-    /// The end of the thought's text so far; `None` outside a thought.
-    thought: Option<Vec<u8>>,
     tokens: TokEnv,
     tokenizer: Arc<Tokenizer>,
 }
 
 impl Constraint {
-    /// Suspends the constraint until the end of the thought with which the answer begins.
-    pub fn after_thought(mut self) -> Self {
-        self.thought = Some(Vec::new());
-        self
-    }
-
     /// The tokens that end the answer.
     pub(crate) fn ends(&self) -> &[u32] {
         self.tokens.tok_trie().eos_tokens()
@@ -185,9 +174,6 @@ impl Constraint {
     /// # Errors
     /// [`Error::Invalid`] if computing the mask exceeds the work limit per token.
     pub fn apply(&mut self, logits: &mut [f32]) -> Result<()> {
-        if self.thought.is_some() {
-            return Ok(());
-        }
         let mask = self.check(Matcher::compute_mask_or_eos)?;
         for (bits, logits) in mask.as_slice().iter().zip(logits.chunks_mut(32)) {
             if *bits != u32::MAX {
@@ -206,24 +192,20 @@ impl Constraint {
     /// # Errors
     /// [`Error::Invalid`] for a token that cannot follow.
     pub fn take(&mut self, token: u32) -> Result<()> {
-        if let Some(thought) = &mut self.thought {
-            thought.extend_from_slice(self.tokens.tok_trie().token(token));
-            if thought.ends_with(THOUGHT_END) {
-                self.thought = None;
-            } else if thought.len() > 2 * THOUGHT_END.len() {
-                thought.drain(..thought.len() - THOUGHT_END.len());
-            }
-            return Ok(());
-        }
         if self.matcher.is_stopped() {
             return Ok(());
         }
         self.check(|matcher| matcher.consume_token(token))
     }
 
+    /// Whether the answer so far is a complete text of the grammar.
+    pub(crate) fn is_complete(&mut self) -> bool {
+        self.matcher.is_stopped() || self.matcher.is_accepting().unwrap_or(false)
+    }
+
     /// The tokens of the text that the grammar forces next. They are only drafts, because other tokens may spell the same text.
     pub(crate) fn forced(&mut self) -> Vec<u32> {
-        if self.thought.is_some() || self.matcher.is_stopped() {
+        if self.matcher.is_stopped() {
             return Vec::new();
         }
         let bytes = self.matcher.compute_ff_bytes();
@@ -234,12 +216,9 @@ impl Constraint {
         self.tokenizer.encode(text).unwrap_or_default()
     }
 
-    /// The length of the longest prefix of `tokens` that can follow. In a thought all tokens can.
+    /// The length of the longest prefix of `tokens` that can follow.
     pub(crate) fn allowed(&mut self, tokens: &[u32]) -> usize {
-        match self.thought {
-            Some(_) => tokens.len(),
-            None => self.matcher.validate_tokens(tokens).unwrap_or(0),
-        }
+        self.matcher.validate_tokens(tokens).unwrap_or(0)
     }
 
     fn check<T>(&mut self, work: impl FnOnce(&mut Matcher) -> anyhow::Result<T>) -> Result<T> {

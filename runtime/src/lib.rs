@@ -62,7 +62,7 @@ pub use sampler::SamplerParams;
 pub use session::{
     Batch, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, HistoryRead,
     LogitsHook, Piece, PrefixStore, PrefixStoreOptions, PrefixStoreStats, Session, SessionOptions,
-    SessionPlan,
+    SessionPlan, ThoughtOptions,
 };
 #[doc(inline)]
 pub use state::{

@@ -13,6 +13,7 @@ use crate::model::{
     Checkpoint, DEFAULT_TEMPLATE, Draft, LayerSpec, ModelSpec, OpenOptions, TextFiles, lower,
 };
 use crate::program::{Program, Schedule};
+use crate::sampler::SamplerParams;
 use crate::state::{Fingerprint, Identity, Size, StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer, Turns};
 
@@ -200,6 +201,17 @@ impl Model {
     /// that length are unreliable.
     pub fn trained_context(&self) -> Option<usize> {
         self.trained_context.filter(|_| self.reads_context())
+    }
+
+    /// Sampling parameters for this model: the defaults of [`SamplerParams`], and over them the values that the files state
+    /// (`general.sampling` keys of GGUF, `generation_config.json`). Each call draws a new seed.
+    pub fn sampler(&self) -> SamplerParams {
+        self.files.sampling.over(SamplerParams::default())
+    }
+
+    /// The sampling parameters that the files state, as `temperature 0.6, top_k 20`; empty if they state none.
+    pub fn sampling(&self) -> String {
+        self.files.sampling.to_string()
     }
 
     /// Whether some attention layer reads the complete context.

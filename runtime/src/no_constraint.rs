@@ -37,11 +37,6 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// Suspends the constraint during a thought.
-    pub fn after_thought(self) -> Self {
-        match self.none {}
-    }
-
     /// The tokens that end the answer.
     pub(crate) fn ends(&self) -> &[u32] {
         match self.none {}
@@ -60,6 +55,11 @@ impl Constraint {
     /// # Errors
     /// See [`Constraints::compile`].
     pub fn take(&mut self, _: u32) -> Result<()> {
+        match self.none {}
+    }
+
+    /// Whether the answer so far is a complete text of the grammar.
+    pub(crate) fn is_complete(&mut self) -> bool {
         match self.none {}
     }
 

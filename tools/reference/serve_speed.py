@@ -51,7 +51,7 @@ def main():
         return times[0] - begun, times[-1] - times[0], usage["completion_tokens"] - 1
 
     def run(prompt, *more):
-        command = [options.program, "run", "--json", *model, *flags, "-n", str(TOKENS), *more, prompt]
+        command = [options.program, "run", "--raw", "--json", *model, *flags, "-n", str(TOKENS), *more, prompt]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     try:

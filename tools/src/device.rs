@@ -9,7 +9,7 @@ use crate::error::Result;
 /// The choice of a device.
 #[derive(clap::Args, Clone)]
 pub struct DeviceArgs {
-    /// The device: cpu, cuda, or cuda:N for GPU number N.
+    /// The device: cpu, cuda, cuda:N for GPU number N, or auto for the GPU if there is one.
     #[arg(long = "device", value_name = "DEVICE", default_value = "cpu", value_parser = parse)]
     choice: Choice,
 }
@@ -23,6 +23,7 @@ struct Choice {
 #[derive(Clone, Copy)]
 enum Kind {
     Cpu,
+    Automatic,
     Cuda(usize),
     #[cfg(feature = "emulator")]
     Emulator,
@@ -31,13 +32,14 @@ enum Kind {
 fn parse(name: &str) -> Result<Choice, String> {
     let kind = match name.split_once(':') {
         None if name == "cpu" => Some(Kind::Cpu),
+        None if name == "auto" => Some(Kind::Automatic),
         None if name == "cuda" => Some(Kind::Cuda(0)),
         #[cfg(feature = "emulator")]
         None if name == "emulator" => Some(Kind::Emulator),
         Some(("cuda", number)) => number.parse().ok().map(Kind::Cuda),
         _ => None,
     };
-    let kind = kind.ok_or("expected cpu, cuda or cuda:N")?;
+    let kind = kind.ok_or("expected cpu, cuda, cuda:N or auto")?;
     let name = name.into();
     Ok(Choice { name, kind })
 }
@@ -47,6 +49,13 @@ impl DeviceArgs {
     pub fn open(&self) -> Result<Option<Arc<Device>>> {
         Ok(match self.choice.kind {
             Kind::Cpu => None,
+            Kind::Automatic => match Device::open(0) {
+                Ok(device) => Some(device),
+                Err(error) => {
+                    eprintln!("note: the session runs on the CPU: {error}");
+                    None
+                }
+            },
             Kind::Cuda(ordinal) => Some(Device::open(ordinal)?),
             #[cfg(feature = "emulator")]
             Kind::Emulator => Some(Device::emulated()),

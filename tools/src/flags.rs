@@ -1,46 +1,18 @@
-//! Advice on flags that a command does not have: their counterparts here, and the commands that have them.
+//! Advice on flags that a command does not have, and the commands that have them.
 
 use clap::Command;
 
 use crate::wrong_model::quoted;
 
-/// Flags of llama.cpp's programs that have another name here or do not exist, with advice.
-const ELSEWHERE: [(&[&str], &str); 15] = [
-    (
-        &["-hf", "-hfr", "--hf-repo"],
-        "the model is named without a flag: hf:org/name",
-    ),
-    (
-        &["--mlock", "--no-mmap"],
-        "weights are read where the file is mapped; --copy reads them into memory",
-    ),
-    (
-        &["-fa", "--flash-attn"],
-        "attention never writes its scores to memory; leave the flag out",
-    ),
-    (
-        &["-b", "--batch-size", "-ub", "--ubatch-size"],
-        "the tokens of a prompt that are read at once are --chunk N",
-    ),
-    (
-        &["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"],
-        "keys and values are cached by --kv f16 or f32",
-    ),
+/// Flags of llama.cpp's programs that have no counterpart here, with advice.
+const ELSEWHERE: [(&[&str], &str); 8] = [
     (
         &["-i", "--interactive", "-cnv", "--conversation"],
         "to talk: waterline chat MODEL",
     ),
     (
-        &["-no-cnv", "--no-conversation"],
-        "run completes a text and ends; leave the flag out",
-    ),
-    (
-        &["--jinja", "--chat-template"],
-        "chat uses the model's own template, and run does with --chat; leave the flag out",
-    ),
-    (
-        &["-np", "--n-parallel"],
-        "sessions that are answered together are serve --parallel N",
+        &["--chat-template", "--chat-template-file"],
+        "the model's own template is used",
     ),
     (
         &["--json-schema", "-j"],
@@ -64,15 +36,8 @@ const ELSEWHERE: [(&[&str], &str); 15] = [
         "tokens are chosen by --temperature, --top-k, --top-p, --min-p and the penalties",
     ),
     (
-        &[
-            "-v",
-            "--verbose",
-            "--log-disable",
-            "--color",
-            "-co",
-            "--no-warmup",
-        ],
-        "nothing is logged, and there is nothing to switch off; leave the flag out",
+        &["-np", "--n-parallel"],
+        "sessions that are answered together are serve --parallel N",
     ),
     (&["--gpu", "--cuda"], "a GPU is chosen by --device cuda"),
     (

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use waterline::internal::{Checkpoint, LayerSpec};
-use waterline::{Device, Model, StatePlan, Touched};
+use waterline::{Device, Model, StateOptions, StatePlan, Touched};
 use waterline_quant::Tensor;
 
 use crate::builtin::OpenArgs;
@@ -59,6 +59,13 @@ pub struct Args {
     json: bool,
 }
 
+impl Args {
+    /// The options of a session's state.
+    fn options(&self, checkpoint: &Checkpoint) -> StateOptions {
+        self.state.options(checkpoint.trained_context)
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let checkpoint = args.open.checkpoint(args.model.as_deref())?;
@@ -71,11 +78,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let text = match &args.retention {
         Some(path) => {
             let model = Model::bind(checkpoint)?;
-            let (text, json) = retention::of_text(&model, path, args.state.options())?;
+            let state = args.state.options(model.trained_context());
+            let (text, json) = retention::of_text(&model, path, state)?;
             if args.json { json_line(&json) } else { text }
         }
         None => {
-            let plan = checkpoint.spec.plan(&args.state.options())?;
+            let plan = checkpoint.spec.plan(&args.options(&checkpoint))?;
             let blocks = blocks(&checkpoint, &plan, args)?;
             if args.json {
                 json_line(&to_json(&checkpoint, &plan, &blocks, args))
@@ -93,7 +101,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Prints the ops and their dependencies.
 fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     let device = Device::compile_only(&args.arch, args.processors, None);
-    let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
+    let options = args.options(&checkpoint);
+    let schedule = Model::bind(checkpoint)?.schedule_on(&options, &device)?;
     let text = if args.source {
         device.source_of("decode_kernel").ok_or_else(|| {
             let gpu = schedule.gpu.clone().unwrap_or_default();
@@ -138,7 +147,7 @@ struct Block {
 
 fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<Block>> {
     let model = Model::bind(checkpoint.clone())?;
-    let touched = model.touched(plan, last_position(args));
+    let touched = model.touched(plan, last_position(checkpoint, args));
     let of_layer = |layer: usize| {
         let tensors = plan.tensors().iter();
         let own = tensors.filter(|tensor| tensor.layer == Some(layer));
@@ -165,8 +174,8 @@ fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<
 }
 
 /// The position of the context's last token.
-fn last_position(args: &Args) -> u64 {
-    args.state.options().context as u64 - 1
+fn last_position(checkpoint: &Checkpoint, args: &Args) -> u64 {
+    args.options(checkpoint).context as u64 - 1
 }
 
 fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &Args) -> Value {
@@ -185,7 +194,11 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
             "written_per_token": block.written,
         })
     };
-    let options = args.state.options();
+    let options = args.options(checkpoint);
+    let sampling = checkpoint.text.sampling.iter();
+    let sampling: Map<String, Value> = sampling
+        .map(|(parameter, value)| (parameter.name.into(), json!(value)))
+        .collect();
     json!({
         "file": checkpoint.file,
         "name": checkpoint.name,
@@ -199,6 +212,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
         "adds_bos": checkpoint.text.adds_bos,
         "eos": checkpoint.text.eos,
         "ends": checkpoint.text.ends,
+        "sampling": sampling,
         "trained_context": checkpoint.trained_context,
         "notes": checkpoint.notes,
         "tensors": tensors(checkpoint).map(tensor).collect::<Vec<_>>(),
@@ -207,7 +221,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
             "kv": options.kv,
             "history": options.history,
             "bytes": plan.bytes(),
-            "touched_at": last_position(args),
+            "touched_at": last_position(checkpoint, args),
             "layers": checkpoint.spec.layers.iter().zip(blocks).enumerate().map(block).collect::<Vec<_>>(),
             "tensors": plan.tensors(),
         },
@@ -348,12 +362,17 @@ fn about_text(checkpoint: &Checkpoint) -> Vec<String> {
         1 => "yes".into(),
         n => format!("{n}: {}", names.join(", ")),
     };
+    let sampling = match text.sampling.to_string() {
+        none if none.is_empty() => "no defaults of its own".into(),
+        stated => stated,
+    };
     let broken = tokenizer.as_ref().err().map(ToString::to_string);
     vec![
         format!("tokenizer    {}", broken.unwrap_or("yes".into())),
         format!("template     {template}"),
         format!("begins with  {begins}"),
         format!("ends with    {ends}"),
+        format!("sampling     {sampling}"),
     ]
 }
 

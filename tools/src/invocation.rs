@@ -7,54 +7,48 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::flags;
-use crate::session::MOST_TOKENS;
+use crate::theirs::translated;
 use crate::units::in_words;
 use crate::wrong_model::{advice, is_like_a_model, quoted};
 
-/// Inserts the omitted command `chat` if there are no arguments, or the first one is a flag or a model.
-pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
+/// Completes a command line: inserts an omitted command, `run` if there is a prompt and otherwise `chat`, and translates flags of other
+/// programs. Also returns notes on flags that change nothing.
+pub fn complete(mut arguments: Vec<OsString>, known: &Command) -> (Vec<OsString>, Vec<String>) {
     if arguments.is_empty() {
         arguments.push("waterline".into());
     }
     const OWN_FLAGS: [&str; 4] = ["-h", "--help", "-V", "--version"];
-    let is_chat = match arguments.get(1) {
+    let is_omitted = match arguments.get(1) {
         None => true,
         Some(first) => {
             let text = first.to_string_lossy();
-            let known = commands.iter().any(|command| *command == text);
             if text.starts_with('-') {
                 !OWN_FLAGS.contains(&text.as_ref())
             } else {
-                !known && text != "help" && (Path::new(first).exists() || text.starts_with("hf:"))
+                let is_command = known.find_subcommand(first).is_some();
+                !is_command && (Path::new(first).exists() || text.starts_with("hf:"))
             }
         }
     };
-    if is_chat {
-        arguments.insert(1, "chat".into());
+    if is_omitted {
+        let is_prompt = |word: &OsString| PROMPT.iter().any(|flag| word == flag);
+        let name = if arguments.iter().any(is_prompt) {
+            "run"
+        } else {
+            "chat"
+        };
+        arguments.insert(1, name.into());
     }
-    translated(arguments)
-}
-
-/// Translates llama.cpp's flags with one dash and several letters, which would be read as one flag per letter, and flags that are
-/// values here. A number of GPU layers becomes a device, because a model is either completely on the GPU or not at all.
-fn translated(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    if let Some(system) = arguments.iter_mut().find(|word| *word == "-sys") {
-        *system = "--system".into();
-    }
-    for (theirs, here) in [("--context-shift", "shift"), ("--no-context-shift", "stop")] {
-        if let Some(at) = arguments.iter().position(|word| word == theirs) {
-            arguments.splice(at..=at, ["--on-full".into(), here.into()]);
-        }
-    }
-    const FLAGS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
-    let is_flag = |word: &OsString| FLAGS.iter().any(|flag| word == flag);
-    if let Some(at) = arguments.iter().position(is_flag)
-        && let Some(layers) = arguments.get(at + 1)
-    {
-        let device = if layers == "0" { "cpu" } else { "cuda" };
-        arguments.splice(at..at + 2, ["--device".into(), device.into()]);
-    }
-    arguments
+    let Some(command) = arguments
+        .get(1)
+        .and_then(|name| known.find_subcommand(name))
+    else {
+        return (arguments, Vec::new());
+    };
+    let (words, notes) = translated(&arguments[2..], command);
+    arguments.truncate(2);
+    arguments.extend(words);
+    (arguments, notes)
 }
 
 /// Returns the likely meaning of invalid arguments with a correct command line; `None` if it is unknown.
@@ -70,13 +64,16 @@ pub fn meant(error: &clap::Error, arguments: &[OsString], known: &Command) -> Op
                 Some(ContextValue::Strings(names)) => names.last().cloned(),
                 _ => None,
             };
-            let measure = match error.get(ContextKind::InvalidSubcommand) {
-                Some(ContextValue::String(word)) if words.first() != Some(word) => Some(word),
-                _ => None,
+            let word = match error.get(ContextKind::InvalidSubcommand) {
+                Some(ContextValue::String(word)) => word,
+                _ => return None,
             };
-            Some(match measure {
-                Some(word) => unknown_measure(word, suggested),
-                None => unknown_command(&words, suggested),
+            Some(match words.first() {
+                Some(first) if first == "help" => {
+                    format!("there is no command {word:?}; waterline --help lists them")
+                }
+                Some(first) if first != word => unknown_measure(word, suggested),
+                _ => unknown_command(&words, suggested),
             })
         }
         ErrorKind::UnknownArgument => match error.get(ContextKind::InvalidArg) {
@@ -87,12 +84,9 @@ pub fn meant(error: &clap::Error, arguments: &[OsString], known: &Command) -> Op
             _ => None,
         },
         ErrorKind::ValueValidation => match error.get(ContextKind::InvalidArg) {
-            Some(ContextValue::String(argument)) => letters(&words)
-                .or_else(|| {
-                    let is_number = argument.starts_with("--max-tokens");
-                    is_number.then(|| number_of_tokens(&words))?
-                })
-                .or_else(|| wrong_value(error, argument)),
+            Some(ContextValue::String(argument)) => {
+                letters(&words).or_else(|| wrong_value(error, argument))
+            }
             _ => None,
         },
         ErrorKind::ArgumentConflict => letters(&words),
@@ -151,21 +145,8 @@ fn unknown_command(words: &[String], suggested: Option<String>) -> String {
     }
 }
 
+/// Flags of a prompt, which `chat` does not have.
 const PROMPT: [&str; 2] = ["-p", "--prompt"];
-
-/// Suggests the largest number of tokens where a number below 1 meant no limit.
-fn number_of_tokens(words: &[String]) -> Option<String> {
-    let (name, rest) = words.split_first()?;
-    let is_flag = |word: &String| ["-n", "--max-tokens"].contains(&word.as_str());
-    let at = rest.iter().position(is_flag)?;
-    let mut corrected = rest.to_vec();
-    let given = std::mem::replace(corrected.get_mut(at + 1)?, MOST_TOKENS.to_string());
-    Some(format!(
-        "{} {given}: expected a number of tokens, 1 or more; to go on until the model ends: {}",
-        rest[at],
-        command(name, &corrected)
-    ))
-}
 
 /// Advice on a flag that the command does not have; `None` if the parser already shows a `suggested` similar flag.
 fn unknown_argument(
@@ -191,19 +172,10 @@ fn unknown_argument(
         elsewhere.or_else(|| (is_flag && !suggested).then(|| flags::unknown(argument, whole)))
     };
     // A flag and its value may be in one word.
-    let Some(at) = rest.iter().position(|word| word == argument) else {
+    if !rest.iter().any(|word| word == argument) {
         return advised();
-    };
-    let without = |at: usize| -> Vec<String> {
-        let others = rest.iter().enumerate().filter(|(i, _)| *i != at);
-        others.map(|(_, word)| word.clone()).collect()
-    };
-    let prompted = rest.iter().any(|word| PROMPT.contains(&word.as_str()));
+    }
     match argument {
-        "-m" | "--model" => Some(format!(
-            "{argument}: the model is named without a flag: {}",
-            command(if prompted { "run" } else { name }, &without(at))
-        )),
         "--lookup" | "--mtp" => Some(format!(
             "{argument}: {name} drafts no tokens, as run and chat do; to see how fast drafts are: \
              waterline run MODEL --prompt TEXT --json {argument} 3"

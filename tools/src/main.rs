@@ -11,6 +11,7 @@ mod convert;
 mod device;
 mod error;
 mod eval;
+mod examples;
 mod flags;
 mod format_choice;
 mod grammar;
@@ -44,6 +45,7 @@ mod sha256;
 mod splitmix;
 mod synth;
 mod text;
+mod theirs;
 mod thoughts;
 mod tokenize;
 mod units;
@@ -54,14 +56,15 @@ mod wrong_model;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::Error;
 
 const EXIT_STATUS: &str = "\
 Exit status:
   0    done
-  1    the task failed: the context was full, a result could not be written, verify found a difference
+  1    the task failed: the context was full, an answer was cut before its schema was satisfied, a result could not be written,
+       verify found a difference
   2    bad usage, or a file that cannot be read or used
   130  interrupted by Ctrl-C, or ended by SIGTERM or SIGHUP
 
@@ -99,22 +102,28 @@ enum Command {
 
 /// Parses the command line; exits if it is invalid.
 fn parse() -> Cli {
-    let mut known = Cli::command();
+    // The last of several flags wins, as in other programs.
+    let mut known = examples::added(Cli::command().args_override_self(true));
     // Arguments of flattened groups exist only after `build`.
     known.build();
-    let names: Vec<String> = known
-        .get_subcommands()
-        .map(|command| command.get_name().into())
-        .collect();
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let arguments = invocation::complete(arguments, &names);
-    Cli::try_parse_from(&arguments).unwrap_or_else(|error| {
-        if let Some(sentence) = invocation::meant(&error, &arguments, &known) {
-            let error = Error::usage(sentence);
-            std::process::exit(error.report().into());
+    let (arguments, notes) = invocation::complete(arguments, &known);
+    let parsed = known.clone().try_get_matches_from(&arguments);
+    match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => {
+            for note in notes {
+                eprintln!("note: {note}");
+            }
+            cli
         }
-        error.exit()
-    })
+        Err(error) => {
+            if let Some(sentence) = invocation::meant(&error, &arguments, &known) {
+                let error = Error::usage(sentence);
+                std::process::exit(error.report().into());
+            }
+            error.exit()
+        }
+    }
 }
 
 fn main() -> ExitCode {

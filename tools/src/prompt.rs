@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use waterline::{Model, Tokenizer, Turns};
+use waterline::{Model, ThoughtOptions, Tokenizer, Turns};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
@@ -41,22 +41,18 @@ pub struct PromptArgs {
 
 /// Options for encoding a prompt as tokens.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Prompt")]
 pub struct EncodingArgs {
-    /// Do not put the BOS token before the prompt.
-    #[arg(long)]
-    raw: bool,
     /// Make the prompt a user's message with the model's chat template.
-    #[arg(long, conflicts_with = "raw")]
+    #[arg(long)]
     chat: bool,
     /// Instructions (system prompt) before the message; implies --chat.
-    #[arg(
-        long,
-        alias = "system-prompt",
-        value_name = "TEXT",
-        conflicts_with = "raw"
-    )]
+    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
-    /// Recognize the names of control tokens in the prompt.
+    /// Do not put the BOS token before a text that is not a message.
+    #[arg(long, conflicts_with_all = ["chat", "system"])]
+    no_bos: bool,
+    /// Recognize the names of control tokens in a text that is not a message.
     #[arg(long, conflicts_with_all = ["chat", "system"])]
     special: bool,
 }
@@ -66,8 +62,8 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// A token that ends an answer, in addition to the model's own.
     pub end: Option<u32>,
-    /// Whether the answer begins inside a thought.
-    pub opens_thought: bool,
+    /// The thought with which an answer may begin.
+    pub thought: Option<ThoughtOptions>,
 }
 
 impl PromptArgs {
@@ -113,10 +109,20 @@ impl PromptArgs {
 }
 
 impl EncodingArgs {
-    /// Encodes a text.
-    pub fn encode(&self, model: &Arc<Model>, text: &str) -> Result<Prompt> {
+    /// Whether the flags make the text a message.
+    pub fn is_message(&self) -> bool {
+        self.chat || self.system.is_some()
+    }
+
+    /// Whether the flags say how to read a text that is not a message.
+    pub fn is_text(&self) -> bool {
+        self.no_bos || self.special
+    }
+
+    /// Encodes a text as a message, or as it is.
+    pub fn encode(&self, model: &Arc<Model>, text: &str, is_message: bool) -> Result<Prompt> {
         let tokenizer = model.tokenizer()?;
-        if self.chat || self.system.is_some() {
+        if is_message {
             if !model.has_chat_template() {
                 eprintln!("{NO_TEMPLATE}");
             }
@@ -125,7 +131,7 @@ impl EncodingArgs {
             return Ok(Prompt {
                 tokens: turns.user(text)?,
                 end: turns.end_token(),
-                opens_thought: turns.opens_thought()?,
+                thought: Some(ThoughtOptions::of_turns(&turns)?),
             });
         }
         let tokens = if self.special {
@@ -134,7 +140,7 @@ impl EncodingArgs {
             tokenizer.encode(text)?
         };
         // A text with special tokens may already begin with the BOS token.
-        let bos = model.bos().filter(|_| !self.raw);
+        let bos = model.bos().filter(|_| !self.no_bos);
         let bos = bos.filter(|bos| !self.special || tokens.first() != Some(bos));
         let tokens: Vec<u32> = bos.into_iter().chain(tokens).collect();
         if tokens.is_empty() {
@@ -143,7 +149,7 @@ impl EncodingArgs {
             Ok(Prompt {
                 tokens,
                 end: None,
-                opens_thought: false,
+                thought: None,
             })
         }
     }

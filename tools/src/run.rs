@@ -1,4 +1,4 @@
-//! `waterline run`: completes a prompt.
+//! `waterline run`: answers or continues a prompt.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -7,11 +7,11 @@ use std::time::Instant;
 use serde_json::json;
 use waterline::{Constraint, Finish, Generate, Model};
 
-use crate::builtin::OpenArgs;
+use crate::builtin::{OpenArgs, is_builtin};
 use crate::error::{Error, Result};
 use crate::grammar::GrammarArgs;
 use crate::interrupt::Interrupt;
-use crate::prompt::{EncodingArgs, Prompt, PromptArgs, rendered};
+use crate::prompt::{EncodingArgs, PromptArgs, rendered};
 use crate::samples;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
@@ -21,22 +21,24 @@ use crate::text::{json_line, shown};
 const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, the most that a cache of f16 holds; it is read \
                         again with --kv f32";
 
-/// Complete a prompt and exit.
+/// Printed when JSON is written for a model with a template and no flag says how the prompt is read.
+const CONTINUES: &str = "note: with --json the prompt is continued as it is; --chat applies the model's template, --raw is silent";
+
+/// Answer a prompt and exit.
 ///
-/// The completion is written to standard output as it is generated. If the context becomes full, the text generated so far
-/// remains and the exit status is 1.
+/// The prompt is a user's message in the model's chat template. It is continued as it is with --raw, if the model has no
+/// template, for the built-in model, which writes stories, and with --json and --json-stream unless --chat is given. The answer is
+/// written to standard output as it is generated. If the context becomes full, or the token limit cuts an answer that a schema or a
+/// grammar restricts, the text generated so far remains and the exit status is 1.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
     open: OpenArgs,
-    #[command(flatten)]
-    limits: LimitArgs,
-    #[command(flatten)]
-    form: GrammarArgs,
-    #[command(flatten)]
-    encoding: EncodingArgs,
+    /// Continue the text of the prompt instead of answering it.
+    #[arg(long, conflicts_with_all = ["chat", "system"])]
+    raw: bool,
     /// Print the prompt as the model sees it, with the names of control tokens, on standard error.
     #[arg(long)]
     show_prompt: bool,
@@ -50,6 +52,12 @@ pub struct Args {
     #[arg(long, conflicts_with = "json")]
     json_stream: bool,
     #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    encoding: EncodingArgs,
+    #[command(flatten)]
+    form: GrammarArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
     session: SessionArgs,
@@ -57,27 +65,34 @@ pub struct Args {
     drafts: DraftArgs,
 }
 
+impl Args {
+    /// Whether the prompt is a message. A program that reads JSON chooses itself: its prompts may hold a template's text already.
+    fn is_message(&self, model: &Model) -> bool {
+        let continues = self.raw || self.encoding.is_text();
+        if continues || self.encoding.is_message() {
+            return !continues;
+        }
+        let has_template = model.has_chat_template() && !is_builtin(model);
+        let is_read_by_program = self.json || self.json_stream;
+        if has_template && is_read_by_program {
+            eprintln!("{CONTINUES}");
+        }
+        has_template && !is_read_by_program
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (model, prompt) = args.prompt.read("run", &args.open)?;
     let session = args.session.with_drafts(args.drafts);
     let model = args.open.for_sessions(&session).model(model)?;
-    let Prompt {
-        tokens,
-        end,
-        opens_thought,
-    } = args.encoding.encode(&model, &prompt)?;
+    let is_message = args.is_message(&model);
+    let prompt = args.encoding.encode(&model, &prompt, is_message)?;
+    let tokens = &prompt.tokens;
     if args.show_prompt {
-        eprintln!("{}", shown(&rendered(&*model.tokenizer()?, &tokens)));
+        eprintln!("{}", shown(&rendered(&*model.tokenizer()?, tokens)));
     }
     let constraint = args.form.constraint(&model)?;
-    let constraint = constraint.map(|constraint| {
-        if opens_thought {
-            constraint.after_thought()
-        } else {
-            constraint
-        }
-    });
     if constraint.is_some() && args.samples > 1 {
         return Err(Error::usage(
             "--samples: cannot be combined with --schema, --grammar or --json-object",
@@ -85,23 +100,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let warned = warn_beyond_training(&model, tokens.len() as u64);
     let options = session;
-    let mut session = options.open(&model, args.sampling.params(), 0)?;
+    let mut session = options.open(&model, args.sampling.params(&model), 0)?;
     let interrupt = Interrupt::cancelling(session.canceller())?;
 
     let start = Instant::now();
-    feed(&mut session, &tokens)?;
+    feed(&mut session, tokens)?;
     if overflows_cache(&session)? {
         eprintln!("{OVERFLOW}");
         drop(session);
         session = options
             .with_f32_cache()
-            .open(&model, args.sampling.params(), 0)?;
+            .open(&model, args.sampling.params(&model), 0)?;
         interrupt.follow(session.canceller())?;
-        feed(&mut session, &tokens)?;
+        feed(&mut session, tokens)?;
     }
     let prefill = start.elapsed().as_secs_f64();
     if args.samples > 1 {
-        let options = args.limits.options(end);
+        let options = args.limits.options(prompt.end, prompt.thought);
         let samples = samples::complete(session, args.samples as usize, &options, &interrupt)?;
         return samples.print(args.json);
     }
@@ -111,13 +126,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         finish: None,
         seconds: 0.0,
         error: None,
+        is_cut: false,
     };
-    let limits = args.limits.options(end);
+    let limits = args.limits.options(prompt.end, prompt.thought);
     completion.generate(session.generate(limits)?, constraint, args)?;
     if !warned {
         warn_beyond_training(&model, session.position());
     }
 
+    if completion.is_cut {
+        eprintln!("{}", cut(completion.tokens));
+    }
     let mut out = std::io::stdout();
     if args.json || args.json_stream {
         let per_second = |n: usize, seconds: f64| {
@@ -151,8 +170,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match (completion.error, completion.finish) {
         (Some(error), _) => Err(error),
         (None, Some(Finish::Cancelled)) => Err(Error::Interrupted),
-        _ => Ok(ExitCode::SUCCESS),
+        _ => Ok(ExitCode::from(u8::from(completion.is_cut))),
     }
+}
+
+/// A note that an answer is not what its grammar requires.
+fn cut(tokens: usize) -> String {
+    format!(
+        "note: the answer ends after {tokens} tokens, before its schema or grammar is satisfied; -n N allows more tokens"
+    )
 }
 
 /// Warns if `tokens` exceeds the number of tokens that the model was trained on. Returns whether it does.
@@ -171,6 +197,8 @@ struct Completion {
     finish: Option<Finish>,
     seconds: f64,
     error: Option<Error>,
+    /// Whether the answer ends before its grammar does.
+    is_cut: bool,
 }
 
 impl Completion {
@@ -208,6 +236,8 @@ impl Completion {
             self.text.push_str(&piece);
         }
         (self.tokens, self.finish) = (pieces.tokens(), pieces.finish());
+        let is_limited = matches!(self.finish, Some(Finish::Length | Finish::Stop));
+        self.is_cut = is_limited && !pieces.is_complete();
         self.seconds = start.elapsed().as_secs_f64();
         Ok(())
     }

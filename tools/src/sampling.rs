@@ -1,53 +1,43 @@
 //! The sampling parameters: as flags, and by name in a chat.
 
-use waterline::SamplerParams;
+use waterline::{Model, SamplerParams};
 
 use crate::error::{Error, Result};
 use crate::units::in_words;
 
-/// Options for choosing tokens.
+/// Options for choosing tokens. A parameter without a flag has the value that the model's files state, or the program's default.
 #[derive(clap::Args, Clone)]
-#[command(next_help_heading = "Sampling")]
+#[command(next_help_heading = "Sampling (the model's files may set other defaults)")]
 pub struct SamplingArgs {
-    /// Temperature, which divides the logits; 0 always takes the most probable token.
-    #[arg(long, alias = "temp", value_name = "X", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
-    temperature: f32,
+    /// Temperature, which divides the logits; 0 always takes the most probable token. [default: 0.7]
+    #[arg(long, alias = "temp", value_name = "X", allow_negative_numbers = true)]
+    temperature: Option<f32>,
     /// Always take the most probable token, like --temperature 0.
     #[arg(long, conflicts_with = "temperature")]
     greedy: bool,
-    /// Keep only the N most probable tokens; 0 keeps all.
-    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().top_k, value_parser = whole::<usize>, allow_negative_numbers = true)]
-    top_k: usize,
-    /// Keep the most probable tokens up to this total probability; 1 keeps all.
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p, allow_negative_numbers = true)]
-    top_p: f32,
-    /// Keep tokens with at least this fraction of the highest probability; 0 keeps all.
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p, allow_negative_numbers = true)]
-    min_p: f32,
-    /// Factor by which recent tokens are penalized; 1 is off.
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repetition_penalty, allow_negative_numbers = true)]
-    repeat_penalty: f32,
-    /// Subtracted from a token's logit for each recent occurrence; 0 is off.
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    frequency_penalty: f32,
-    /// Subtracted from a token's logit once if it occurred recently; 0 is off.
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    presence_penalty: f32,
-    /// Number of last tokens that the penalties take into account.
-    #[arg(long, alias = "repeat-last-n", value_name = "N", default_value_t = SamplerParams::default().penalty_window, value_parser = whole::<usize>, allow_negative_numbers = true)]
-    penalty_window: usize,
-    /// Seed of the random numbers; a new one for each run by default.
-    #[arg(long, short = 's', value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
+    /// Keep only the N most probable tokens; 0 keeps all. [default: 40]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
+    top_k: Option<usize>,
+    /// Keep the most probable tokens up to this total probability; 1 keeps all. [default: 0.95]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f32>,
+    /// Keep tokens with at least this fraction of the highest probability; 0 keeps all. [default: 0.05]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    min_p: Option<f32>,
+    /// Factor by which recent tokens are penalized; 1 is off. [default: 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    repeat_penalty: Option<f32>,
+    /// Subtracted from a token's logit for each recent occurrence; 0 is off. [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// Subtracted from a token's logit once if it occurred recently; 0 is off. [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    /// Number of last tokens that the penalties take into account. [default: 64]
+    #[arg(long, alias = "repeat-last-n", value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
+    penalty_window: Option<usize>,
+    /// Seed of the random numbers; by default, or with -1, a new one for each run.
+    #[arg(long, short = 's', value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Add V to the logit of token ID; -1e9 forbids it. May be repeated.
     #[arg(long, value_name = "ID=V", value_parser = parse_bias)]
@@ -55,17 +45,19 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The library's parameters.
-    pub fn params(&self) -> SamplerParams {
-        let mut params = SamplerParams::default();
-        params.temperature = if self.greedy { 0.0 } else { self.temperature };
-        params.top_k = self.top_k;
-        params.top_p = self.top_p;
-        params.min_p = self.min_p;
-        params.repetition_penalty = self.repeat_penalty;
-        params.frequency_penalty = self.frequency_penalty;
-        params.presence_penalty = self.presence_penalty;
-        params.penalty_window = self.penalty_window;
+    /// The library's parameters for sessions on `model`.
+    pub fn params(&self, model: &Model) -> SamplerParams {
+        let mut params = model.sampler();
+        let set = |flag: Option<f32>, to: &mut f32| *to = flag.unwrap_or(*to);
+        let temperature = self.temperature.or(self.greedy.then_some(0.0));
+        set(temperature, &mut params.temperature);
+        set(self.top_p, &mut params.top_p);
+        set(self.min_p, &mut params.min_p);
+        set(self.repeat_penalty, &mut params.repetition_penalty);
+        set(self.frequency_penalty, &mut params.frequency_penalty);
+        set(self.presence_penalty, &mut params.presence_penalty);
+        params.top_k = self.top_k.unwrap_or(params.top_k);
+        params.penalty_window = self.penalty_window.unwrap_or(params.penalty_window);
         params.seed = self.seed.unwrap_or(params.seed);
         params.logit_bias.clone_from(&self.logit_bias);
         params
@@ -134,6 +126,14 @@ where
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     let number = text.parse();
     number.map_err(|_| "expected a whole number, 0 or more".into())
+}
+
+/// Parses a seed; -1 draws one.
+fn seed(text: &str) -> Result<u64, String> {
+    match text {
+        "-1" => Ok(SamplerParams::default().seed),
+        _ => whole(text),
+    }
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {

@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use waterline::{
     ContextEnd, Device, GenerateOptions, Kv, Model, PrefixStore, SamplerParams, Session,
-    SessionOptions, StateDtype, StateOptions, StepProgram,
+    SessionOptions, StateDtype, StateOptions, StepProgram, ThoughtOptions,
 };
 
 use crate::device::DeviceArgs;
@@ -18,8 +18,9 @@ use crate::error::{Error, Result};
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Session")]
 pub struct StateArgs {
-    /// Number of tokens that full attention can see; models without full attention have no such limit.
-    #[arg(long, short = 'c', alias = "ctx-size", value_name = "N", default_value_t = StateOptions::default().context)]
+    /// Number of tokens that full attention can see, such as 8192 or 8k; 0 means as many as the model was trained on. Models without full
+    /// attention have no such limit.
+    #[arg(long, short = 'c', alias = "ctx-size", value_name = "N", default_value_t = StateOptions::default().context, value_parser = context)]
     context: usize,
     /// Number format of cached keys and values.
     #[arg(long, default_value = "f16", value_parser = PossibleValuesParser::new(["f16", "f32"])
@@ -28,10 +29,14 @@ pub struct StateArgs {
 }
 
 impl StateArgs {
-    /// The library's options.
-    pub fn options(&self) -> StateOptions {
+    /// The library's options for a model that was trained on texts of up to `trained` tokens, if that is known.
+    pub fn options(&self, trained: Option<usize>) -> StateOptions {
         let mut options = StateOptions::default();
-        (options.context, options.kv) = (self.context, self.kv);
+        options.kv = self.kv;
+        options.context = match self.context {
+            0 => trained.unwrap_or(options.context),
+            context => context,
+        };
         options
     }
 }
@@ -148,9 +153,14 @@ impl SessionArgs {
     ) -> Result<Session> {
         let marks = match mark_bytes {
             0 => 0,
-            bytes => (bytes / model.plan(&self.state.options())?.bytes().max(1)).clamp(2, 16),
+            bytes => (bytes
+                / model
+                    .plan(&self.state.options(model.trained_context()))?
+                    .bytes()
+                    .max(1))
+            .clamp(2, 16),
         };
-        let mut options = self.options(self.device.open()?)?;
+        let mut options = self.options(model, self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
         self.announced(model, options)
     }
@@ -184,7 +194,7 @@ impl SessionArgs {
         sampler: SamplerParams,
         store: Arc<PrefixStore>,
     ) -> Result<Session> {
-        let mut options = self.options(self.device.open()?)?;
+        let mut options = self.options(model, self.device.open()?)?;
         (options.store, options.sampler) = (Some(store), sampler);
         self.announced(model, options)
     }
@@ -197,7 +207,7 @@ impl SessionArgs {
         count: usize,
         store: &Arc<PrefixStore>,
     ) -> Result<Vec<Session>> {
-        let mut options = self.options(self.device.open()?)?;
+        let mut options = self.options(model, self.device.open()?)?;
         options.pool = Some(Arc::new(waterline::Pool::new(options.threads)?));
         options.store = Some(Arc::clone(store));
         let open = || Ok(Session::new(Arc::clone(model), options.clone())?);
@@ -206,17 +216,20 @@ impl SessionArgs {
 
     /// Opens a session without marks on a device.
     pub fn open_on(&self, model: &Arc<Model>, device: Option<Arc<Device>>) -> Result<Session> {
-        Ok(Session::new(Arc::clone(model), self.options(device)?)?)
+        Ok(Session::new(
+            Arc::clone(model),
+            self.options(model, device)?,
+        )?)
     }
 
-    fn options(&self, device: Option<Arc<Device>>) -> Result<SessionOptions> {
+    fn options(&self, model: &Model, device: Option<Arc<Device>>) -> Result<SessionOptions> {
         let [threads] = self.threads[..] else {
             return Err(Error::usage(
                 "--threads: expected one number; bench takes several",
             ));
         };
         let mut options = SessionOptions::default();
-        options.state = self.state.options();
+        options.state = self.state.options(model.trained_context());
         (options.context_end, options.keep) = (self.on_full, self.keep);
         (options.chunk, options.threads) = (self.chunk, threads);
         (options.device, options.step) = (device, self.gpu_step);
@@ -230,7 +243,7 @@ impl SessionArgs {
 /// Limits of a generation.
 #[derive(clap::Args, Clone)]
 pub struct LimitArgs {
-    /// Maximum tokens to generate.
+    /// Maximum tokens to generate; -1 means no limit.
     #[arg(short = 'n', long, aliases = ["n-predict", "predict"], value_name = "N", default_value_t = GenerateOptions::default().max_tokens, value_parser = max_tokens, allow_negative_numbers = true)]
     max_tokens: usize,
     /// A text that ends the generation and is not shown. May be repeated.
@@ -239,16 +252,27 @@ pub struct LimitArgs {
     /// Continue after the token that ends an answer.
     #[arg(long)]
     ignore_eos: bool,
+    /// Maximum tokens of the thought before an answer; its closing tag follows them, and the answer. 0 closes the thought at once; -1
+    /// means no limit.
+    #[arg(long, value_name = "N", value_parser = thought_tokens, allow_negative_numbers = true)]
+    reasoning_budget: Option<Budget>,
 }
 
+/// A limit on the tokens of a thought; `None` is no limit.
+pub type Budget = Option<usize>;
+
 impl LimitArgs {
-    /// The library's options; `end` is an end token in addition to the model's own.
-    pub fn options(&self, end: Option<u32>) -> GenerateOptions {
+    /// The library's options; `end` is an end token in addition to the model's own, and `thought` the thought with which an answer may begin.
+    pub fn options(&self, end: Option<u32>, thought: Option<ThoughtOptions>) -> GenerateOptions {
         let mut options = GenerateOptions::default();
         options.max_tokens = self.max_tokens;
         options.stop.clone_from(&self.stop);
         options.stop_at_eos = !self.ignore_eos;
         options.stop_tokens.extend(end.filter(|_| !self.ignore_eos));
+        options.thought = thought.map(|mut thought| {
+            thought.budget = self.reasoning_budget.flatten();
+            thought
+        });
         options
     }
 }
@@ -256,12 +280,42 @@ impl LimitArgs {
 /// A token limit that means no limit.
 pub const MOST_TOKENS: usize = 1_000_000_000;
 
-/// Parses the maximum number of tokens of an answer.
+/// Parses the maximum number of tokens of an answer; a number below 0 means no limit.
 pub fn max_tokens(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|&n: &usize| n > 0);
-    number.ok_or_else(|| {
-        format!("expected a number of tokens, 1 or more; {MOST_TOKENS} means no limit")
+    let is_unlimited = text.parse().is_ok_and(|number: i64| number < 0);
+    let number = if is_unlimited {
+        Some(MOST_TOKENS)
+    } else {
+        count(text).filter(|&number| number > 0)
+    };
+    number.ok_or_else(|| "expected a number of tokens, 1 or more, or -1 for no limit".into())
+}
+
+/// Parses the maximum number of tokens of a thought; a number below 0 means no limit.
+pub fn thought_tokens(text: &str) -> Result<Budget, String> {
+    match text.parse::<i64>() {
+        Ok(number) if number < 0 => Ok(None),
+        _ => count(text)
+            .map(Some)
+            .ok_or_else(|| "expected a number of tokens, or -1 for no limit".into()),
+    }
+}
+
+/// Parses the size of a context.
+fn context(text: &str) -> Result<usize, String> {
+    count(text).ok_or_else(|| {
+        "expected a whole number of tokens, such as 8192 or 8k, or 0 for the model's".into()
     })
+}
+
+/// Parses a whole number, with `k` for 1024 and `m` for 1024 * 1024.
+fn count(text: &str) -> Option<usize> {
+    let (digits, unit) = match text.to_ascii_lowercase().strip_suffix(['k', 'm']) {
+        Some(digits) if text.ends_with(['k', 'K']) => (digits.to_string(), 1 << 10),
+        Some(digits) => (digits.to_string(), 1 << 20),
+        None => (text.to_string(), 1),
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
 /// Reading time after which the bar appears.

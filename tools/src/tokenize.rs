@@ -10,25 +10,28 @@ use crate::error::{Error, Result};
 use crate::prompt::{EncodingArgs, PromptArgs};
 use crate::text::json_line;
 
-/// Show the tokens of a text, an id and its piece on each line. They are the tokens that `run` reads with the same flags.
+/// Show the tokens of a text, an id and its piece on each line. They are the tokens that `run --raw` reads, or `run --chat` with --chat.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
     open: OpenArgs,
-    #[command(flatten)]
-    encoding: EncodingArgs,
     /// Print one JSON object with the ids and the pieces.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    encoding: EncodingArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (model, text) = args.prompt.read("tokenize", &args.open)?;
     let model = args.open.model(model)?;
-    let tokens = args.encoding.encode(&model, &text)?.tokens;
+    let encoding = &args.encoding;
+    let tokens = encoding
+        .encode(&model, &text, encoding.is_message())?
+        .tokens;
     let tokenizer = model.tokenizer()?;
     let piece = |token: &u32| tokenizer.token_bytes(*token);
     let text = if args.json {

@@ -45,6 +45,7 @@ FUNCTIONS = {
     "wl_model_device": [HANDLE, POINTER(c_char_p)],
     "wl_model_spec_json": [HANDLE, POINTER(c_char_p)],
     "wl_model_notes": [HANDLE, POINTER(c_char_p)],
+    "wl_model_get_sampler": [HANDLE, POINTER(SamplerParams)],
     "wl_plan_file": [PATH, POINTER(SessionParams), POINTER(Plan)],
     "wl_plan_model": [HANDLE, POINTER(SessionParams), POINTER(Plan)],
     "wl_tokenize": [HANDLE, TEXT, c_size_t, c_uint32, POINTER(c_uint32), c_size_t, SIZE_OUT],

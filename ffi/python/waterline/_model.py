@@ -100,7 +100,7 @@ class Model(Closing):
     def plan(self, **params: Any) -> dict[str, Any]:
         """Returns the memory in bytes of a session with these parameters."""
         result = structs.Plan()
-        check(library.wl_plan_model(self._value, byref(session_params(params)), byref(result)))
+        check(library.wl_plan_model(self._value, byref(session_params(params, self._value)), byref(result)))
         return result.as_dict()
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
@@ -128,5 +128,6 @@ class Model(Closing):
 
     def session(self, **params: Any) -> Session:
         """Makes a session. Parameters are those of wl_session_params and wl_sampler_params, and `logit_bias`, a dict; `store` is a
-        Store."""
-        return Session(make(library.wl_session_free, library.wl_session_new, self._value, byref(session_params(params))))
+        Store. Sampling parameters that are not given are those of the model's files."""
+        value = self._value
+        return Session(make(library.wl_session_free, library.wl_session_new, value, byref(session_params(params, value))))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, SupportsIndex
 
 from . import _structs as structs
 from ._hooks import Hooks, OnLogits, OnToken
-from ._library import filled, library
+from ._library import Handle, check, filled, library
 
 if TYPE_CHECKING:
     from typing import TypedDict
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         stop_tokens: Iterable[int]
         ignore_end: bool
         logprobs: bool
+        thought_tokens: int | None
         on_token: OnToken | None
         on_logits: OnLogits | None
 
@@ -36,11 +37,9 @@ def _known(values: Mapping[str, Any], names: set[str]) -> None:
         raise TypeError(f"unknown parameters {unknown}; known are {sorted(names)}")
 
 
-def sampler_params(values: Mapping[str, Any], params: structs.SamplerParams | None = None) -> structs.SamplerParams:
-    """Returns the sampler's parameters: `values` override those of `params`, or the defaults."""
+def sampler_params(values: Mapping[str, Any], params: structs.SamplerParams) -> structs.SamplerParams:
+    """Returns the sampler's parameters: `values` override those of `params`."""
     _known(values, _SAMPLER)
-    if params is None:
-        params = filled(structs.SamplerParams(), library.wl_sampler_params_init)
     bias = values.get("logit_bias")
     if bias is not None:
         entries = [structs.LogitBias(structs.whole("token", token, c_uint32), value) for token, value in bias.items()]
@@ -48,11 +47,16 @@ def sampler_params(values: Mapping[str, Any], params: structs.SamplerParams | No
     return params.set({name: value for name, value in values.items() if name != "logit_bias"})
 
 
-def session_params(values: Mapping[str, Any]) -> structs.SessionParams:
-    """Returns the parameters of a session and of its sampler."""
+def session_params(values: Mapping[str, Any], model: Handle | None = None) -> structs.SessionParams:
+    """Returns the parameters of a session, on a model if it is open, and of its sampler."""
     _known(values, _SAMPLER | _SESSION)
     params = filled(structs.SessionParams(), library.wl_session_params_init)
-    sampler = sampler_params({name: value for name, value in values.items() if name in _SAMPLER})
+    sampler = structs.SamplerParams()
+    if model is None:
+        filled(sampler, library.wl_sampler_params_init)
+    else:
+        check(library.wl_model_get_sampler(model, ctypes.byref(sampler)))
+    sampler_params({name: value for name, value in values.items() if name in _SAMPLER}, sampler)
     params.sampler = ctypes.pointer(sampler)
     own = {name: value for name, value in values.items() if name in _SESSION}
     if own.get("store") is not None:
@@ -68,12 +72,13 @@ def generate_params(
     stop_tokens: Iterable[SupportsIndex] = (),
     ignore_end: bool = False,
     logprobs: bool = False,
+    thought_tokens: int | None = None,
     on_token: OnToken | None = None,
     on_logits: OnLogits | None = None,
 ) -> structs.GenerateParams:
     """Returns the parameters of a generation, which hold its callbacks."""
     params = filled(structs.GenerateParams(), library.wl_generate_params_init)
-    params.set({"max_tokens": max_tokens})
+    params.set({"max_tokens": max_tokens, "thought_tokens": thought_tokens})
     texts = [structs.c_string("stop", text.encode()) for text in ([stop] if isinstance(stop, str) else stop)]
     params.stop, params.stop_count = (ctypes.c_char_p * len(texts))(*texts), len(texts)
     tokens = structs.tokens(stop_tokens)

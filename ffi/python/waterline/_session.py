@@ -116,7 +116,8 @@ class Session(Closing):
     def generate(self, **options: Unpack[GenerateOptions]) -> Generation:
         """Generates text after the tokens read so far: returns an iterator of pieces.
 
-        Options: `max_tokens`; `stop`, a text or texts; `stop_tokens`; `ignore_end`; `logprobs`. `on_token` is called with each Token, which
+        Options: `max_tokens`; `stop`, a text or texts; `stop_tokens`; `ignore_end`; `logprobs`; `thought_tokens`, the most tokens of the
+        thought with which an answer begins, after which it is closed. `on_token` is called with each Token, which
         has a log-probability if `logprobs` is set; generation stops after the token if it returns False. `on_logits` is called with an
         array of the logits, like `logits`, before each token is chosen; its changes apply to that choice only."""
         params = self._newest(generate_params(**options))

@@ -138,6 +138,7 @@ class GenerateParams(Tagged):
         ("size", c_uint32), ("ignore_end", c_uint32), ("max_tokens", c_size_t), ("stop", POINTER(c_char_p)),
         ("stop_count", c_size_t), ("stop_tokens", POINTER(c_uint32)), ("stop_token_count", c_size_t),
         ("logprobs", c_uint32), ("reserved", c_uint32), ("on_token", TOKEN), ("on_logits", LOGITS), ("user", c_void_p),
+        ("thought_tokens", c_int64),
     ]
 
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::note::{Generated, Note};
-use super::{HistoryRead, Session};
+use super::{HistoryRead, Session, ThoughtOptions};
 use crate::error::{Error, Result};
 use crate::sampler::SamplerState;
 use crate::state::Snapshot;
@@ -99,6 +99,14 @@ impl Chat {
     /// Whether the template opens a thought at the start of an answer, so that the model generates only the rest of it.
     pub fn opens_thought(&self) -> Result<bool> {
         self.turns.opens_thought()
+    }
+
+    /// The thought with which the next answer may begin, for [`crate::GenerateOptions::thought`].
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template cannot render a question.
+    pub fn thought(&self) -> Result<ThoughtOptions> {
+        ThoughtOptions::of_turns(&self.turns)
     }
 
     /// The text that the template writes before the first user message of a conversation without instructions.

@@ -9,6 +9,7 @@ use crate::session::Session;
 use crate::session::choice::Choice;
 use crate::session::log_softmax::LogSoftmax;
 use crate::session::pause::Pause;
+use crate::session::thought::{Thought, ThoughtOptions};
 use crate::text::{StopStrings, TextStream, Tokenizer};
 
 /// When to stop and what to report.
@@ -25,6 +26,8 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// Control tokens to include in the text by name, such as the markers around tool calls.
     pub shown_tokens: Vec<u32>,
+    /// The thought with which the answer may begin, its limit, and its tags, which the text includes. A constraint applies after it.
+    pub thought: Option<ThoughtOptions>,
     /// Whether each piece has the log-probability of its token. A GPU then copies all logits of every token to the host.
     pub logprobs: bool,
 }
@@ -37,6 +40,7 @@ impl Default for GenerateOptions {
             stop_at_eos: true,
             stop_tokens: Vec::new(),
             shown_tokens: Vec::new(),
+            thought: None,
             logprobs: false,
         }
     }
@@ -106,16 +110,24 @@ impl Generation {
         if options.stop_at_eos {
             ends.extend(model.ends());
         }
+        let tokenizer = model.tokenizer()?;
+        let mut shown = options.shown_tokens;
+        let mut choice = Choice::default();
+        if let Some(thought) = &options.thought {
+            let tags = [thought.tags.open, thought.tags.close];
+            shown.extend(tags.into_iter().filter_map(|tag| tokenizer.token_id(tag)));
+            choice.thought = Some(Thought::new(model, thought)?);
+        }
         Ok(Generation {
-            tokenizer: model.tokenizer()?,
+            tokenizer,
             stream: TextStream::new(),
             stops: StopStrings::new(options.stop)?,
             ends,
-            shown: options.shown_tokens,
+            shown,
             left: options.max_tokens,
             logprobs: options.logprobs,
             tokens: 0,
-            choice: Choice::default(),
+            choice,
             finish: None,
             error: None,
             ended: false,
@@ -124,14 +136,18 @@ impl Generation {
         })
     }
 
-    /// Restricts the choice to tokens that keep the answer within the grammar. The generation ends where the grammar does, whatever
+    /// Restricts the choice to tokens that keep the answer within the grammar, after the thought that the prompt opens. The generation ends where the grammar does, whatever
     /// [`GenerateOptions::stop_at_eos`] is.
     pub fn constrain(&mut self, constraint: Constraint) {
         self.ends.extend(constraint.ends());
+        // A grammar that applies from the first token on may have the tags as text.
+        let thought = self.choice.thought.take();
+        self.choice.thought = thought.filter(|thought| !thought.may_open());
         self.choice.constraint = Some(constraint);
     }
 
-    /// Whether tokens must be chosen with [`Generation::choose`] because of a constraint or log-probabilities.
+    /// Whether the next token must be chosen with [`Generation::choose`] because of a constraint, the end of a thought or
+    /// log-probabilities.
     pub fn needs_choice(&self) -> bool {
         !self.choice.is_free() || self.logprobs
     }
@@ -144,6 +160,11 @@ impl Generation {
     /// Why the generation ended; `None` while it runs or if an error ended it.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
+    }
+
+    /// Whether the answer satisfies the constraint so far; true without a constraint.
+    pub fn is_complete(&mut self) -> bool {
+        self.choice.is_complete()
     }
 
     /// Generates the next piece from `session`, which must be of the same model; `None` at the end. If an error occurs, text that was
@@ -189,6 +210,7 @@ impl Generation {
     /// # Errors
     /// [`Error::Device`] if the device was lost.
     pub fn leave(&mut self, session: &mut Session) -> Result<()> {
+        self.choice.taken = self.tokens;
         match self.taken.take() {
             Some(taken) => session.keep_ahead(taken),
             None => Ok(()),
@@ -294,6 +316,10 @@ impl Generation {
 
     /// Adds a token that the session has already read, for example in a [`crate::Batch`]. Returns its piece.
     pub fn push(&mut self, token: u32) -> Piece {
+        if self.choice.taken == self.tokens {
+            // The sampler alone chose the token, which no constraint can refuse.
+            self.choice.take(token).unwrap_or_default();
+        }
         self.left = self.left.saturating_sub(1);
         self.tokens += 1;
         if self.ends.contains(&token) {
@@ -378,6 +404,11 @@ impl<'s> Generate<'s> {
     /// Why the generation ended; `None` while it runs or if an error ended it.
     pub fn finish(&self) -> Option<Finish> {
         self.generation.finish()
+    }
+
+    /// See [`Generation::is_complete`].
+    pub fn is_complete(&mut self) -> bool {
+        self.generation.is_complete()
     }
 }
 

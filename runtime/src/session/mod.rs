@@ -16,6 +16,7 @@ mod prefix_store;
 mod reading;
 mod saved;
 mod speculation;
+mod thought;
 
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ use reading::Reading;
 pub use reading::grid_of;
 use saved::{Mark, check_numbers};
 use speculation::Speculation;
+pub use thought::ThoughtOptions;
 
 use waterline_quant::ProductObserver;
 

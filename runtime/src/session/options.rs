@@ -69,7 +69,7 @@ pub struct SessionOptions {
     pub store: Option<Arc<PrefixStore>>,
     /// Sessions share the store's checkpoints only with sessions of the same owner; 0 by default. See [`crate::Session::set_owner`].
     pub owner: u64,
-    /// Sampling parameters.
+    /// Sampling parameters; [`Model::sampler`] has those that the model's files recommend.
     pub sampler: SamplerParams,
     /// The device to run on; `None` means the CPU.
     pub device: Option<Arc<Device>>,

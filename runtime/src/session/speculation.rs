@@ -150,14 +150,19 @@ impl Session {
         ends: &[u32],
     ) -> Result<()> {
         speculation.tokens.clear();
-        if choice.is_free() && (most == 1 || !self.expects_draft(speculation)) {
+        let free = choice.free();
+        if free > 0 && (most == 1 || !self.expects_draft(speculation)) {
             let token = self.step()?;
             speculation.tokens.push(token);
+            choice.take(token)?;
             return Ok(());
         }
         self.make_room()?;
         let before = self.random();
-        let by_logits = !choice.is_free() || !self.sampler.params().is_greedy();
+        let by_logits =
+            free == 0 || choice.constraint.is_some() || !self.sampler.params().is_greedy();
+        // The device chooses tokens only as far as it chooses them alone.
+        let most = if by_logits { most } else { most.min(free) };
         let known = self.engine.next().filter(|_| !by_logits);
         let first = known.map_or_else(|| choice.choose(self, None, None), Ok)?;
         self.check(&[first])?;

@@ -1,5 +1,5 @@
 use super::placeholders::{parts, placeholders, template_error};
-use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, Tokenizer};
+use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, ThoughtTags, Tokenizer};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -146,8 +146,12 @@ impl Turns {
     pub fn opens_thought(&self) -> Result<bool> {
         let question = [Message::new(Role::User, "question")];
         let rendered = self.render(&question, true)?;
-        let last = |tag| rendered.rfind(tag);
-        Ok(last(THOUGHT) > last(THOUGHT_END))
+        Ok(self.thought_tags().are_open(&rendered))
+    }
+
+    /// The texts around thoughts in the template, or those of most models.
+    pub fn thought_tags(&self) -> ThoughtTags {
+        ThoughtTags::of_template(self.template.source()).unwrap_or(ThoughtTags::THINK)
     }
 
     /// Whether the template renders a question differently with thinking on and off.

@@ -40,6 +40,7 @@ enum Command {
     Rename,
     State,
     Set,
+    Sampling,
     Stats,
     Quit,
 }
@@ -59,7 +60,7 @@ const fn help(
 }
 
 /// All commands.
-pub const COMMANDS: [Help; 18] = [
+pub const COMMANDS: [Help; 19] = [
     help(Command::Help, &["help", "?"], "", "list the commands"),
     help(
         Command::System,
@@ -150,6 +151,12 @@ pub const COMMANDS: [Help; 18] = [
         &["set"],
         "[KEY VALUE]",
         "change a setting, or list them",
+    ),
+    help(
+        Command::Sampling,
+        &["sampling"],
+        "",
+        "show the sampling parameters, and those that the model's files state",
     ),
     help(Command::Stats, &["stats"], "", "tokens and times so far"),
     help(
@@ -263,6 +270,7 @@ impl Commands {
                 _ => return Err(Error::usage("/state, or /state --all")),
             },
             Command::Set => settings::set(rest, conversation)?,
+            Command::Sampling => settings::sampling(conversation),
             Command::Stats => stats(conversation),
             Command::Quit => return Ok(Action::Quit),
         };

@@ -73,7 +73,7 @@ impl Conversation {
         Ok(Conversation {
             context,
             session,
-            limits: limits.options(chat.end_token()),
+            limits: limits.options(chat.end_token(), Some(chat.thought()?)),
             chat,
             form: None,
             tools: None,
@@ -265,13 +265,12 @@ impl Conversation {
         let clock = Instant::now();
         let mut first = None;
         let mut answer = String::new();
-        let mut pieces = self.session.generate(self.limits.clone())?;
+        let mut limits = self.limits.clone();
+        if let Some(thought) = &mut limits.thought {
+            thought.is_open = thoughts.are_open();
+        }
+        let mut pieces = self.session.generate(limits)?;
         if let Some(form) = self.form.clone() {
-            let form = if thoughts.are_open() {
-                form.after_thought()
-            } else {
-                form
-            };
             pieces = pieces.constrained(form);
         }
         let mut outcome = Ok(());

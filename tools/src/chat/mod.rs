@@ -53,10 +53,6 @@ pub struct Args {
     /// Turn thinking before answers on or off, if the chat template has a switch for it.
     #[arg(long, value_name = "on|off", value_parser = settings::thinking)]
     thinking: Option<bool>,
-    #[command(flatten)]
-    limits: LimitArgs,
-    #[command(flatten)]
-    form: GrammarArgs,
     /// A command that the model may call under this name. It runs after you agree and reads the call's arguments as JSON from
     /// standard input; its output is the result. May be repeated.
     #[arg(long = "tool", value_name = "NAME=COMMAND")]
@@ -70,6 +66,10 @@ pub struct Args {
     /// Save nothing: neither the typed lines nor the conversation, so that nothing can be resumed.
     #[arg(long, conflicts_with = "history")]
     private: bool,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    form: GrammarArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut options = PrefixStoreOptions::default();
     options.bytes = STORE_BYTES;
     let store = PrefixStore::new(options)?;
-    let session = session.open_with_store(&model, args.sampling.params(), store)?;
+    let session = session.open_with_store(&model, args.sampling.params(&model), store)?;
     let mut conversation = Conversation::new(session, &args.limits)?;
     if let Some(system) = &args.system {
         conversation.set_system(system)?;

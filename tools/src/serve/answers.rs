@@ -196,8 +196,7 @@ impl App {
                 )));
             }
         }
-        let opens = |prompt: &Prompt| prompt.template.as_ref().is_some_and(|t| t.opens_thought);
-        let form = self.form(settings.form, opens(&prompts[0])).await?;
+        let form = self.form(settings.form).await?;
         let busy = || {
             let most = "the queue is full (--queue)";
             Refusal::new(StatusCode::SERVICE_UNAVAILABLE, most)

@@ -242,6 +242,13 @@ pub async fn answer(
     let mut request: Request = parse(body, MOST_VALUES)?;
     let conversation = request.conversation(app)?;
     let mut settings = app.settings(request.common)?;
+    let budget = request
+        .thinking
+        .as_ref()
+        .and_then(|thinking| thinking["budget_tokens"].as_u64());
+    if let Some(budget) = budget {
+        settings.thought_tokens = usize::try_from(budget).ok();
+    }
     if settings.n > 1 {
         return Err(Refusal::bad("n: expected 1"));
     }

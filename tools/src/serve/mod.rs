@@ -36,7 +36,7 @@ use crate::calls::Format;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
 use crate::sampling::SamplingArgs;
-use crate::session::{DraftArgs, SessionArgs};
+use crate::session::{Budget, DraftArgs, SessionArgs, max_tokens, thought_tokens};
 use crate::text::{NO_TEMPLATE, shown};
 use connections::Connections;
 use lanes::Lanes;
@@ -107,14 +107,20 @@ pub struct Limits {
     /// Maximum number of messages in a conversation.
     #[arg(long = "max-messages", value_name = "N", default_value_t = 4096)]
     messages: usize,
-    /// Maximum tokens of an answer, and the default for chats.
+    /// Maximum tokens of an answer, and the default for chats; -1 means no limit.
     #[arg(
         short = 'n',
         long = "max-tokens",
         value_name = "N",
-        default_value_t = 4096
+        default_value_t = 4096,
+        value_parser = max_tokens,
+        allow_negative_numbers = true
     )]
     tokens: usize,
+    /// Maximum tokens of the thought before an answer, if the request states none; its closing tag follows them, and the answer. -1 means
+    /// no limit.
+    #[arg(long, value_name = "N", value_parser = thought_tokens, allow_negative_numbers = true)]
+    reasoning_budget: Option<Budget>,
     /// Maximum time from a request to the end of its answer.
     #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=MOST_SECONDS))]
     seconds: u64,

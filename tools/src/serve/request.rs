@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use waterline::{
     Constraint, GenerateOptions, Grammar, Message, Model, SamplerParams, TemplateOptions,
+    ThoughtOptions,
 };
 use waterline_quant::values_at_most;
 
@@ -20,6 +21,7 @@ use super::http::{Body, Refusal};
 use super::lanes::Task;
 use super::{App, Limits};
 use crate::calls::{Calls, Format, Needed, Tools};
+use crate::session::Budget;
 use crate::sha256::of_bytes;
 
 /// Maximum answers to a request.
@@ -56,6 +58,10 @@ pub struct Common {
     top_k: Option<i64>,
     min_p: Option<f32>,
     seed: Option<i64>,
+    /// The most tokens of a thought, as llama.cpp (two names) and vLLM call it; below 0 for the server's.
+    thinking_budget_tokens: Option<i64>,
+    reasoning_budget_tokens: Option<i64>,
+    thinking_token_budget: Option<i64>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     #[serde(alias = "repeat_penalty")]
@@ -80,6 +86,14 @@ pub struct StreamOptions {
 }
 
 impl Common {
+    /// The most tokens of a thought; `default` is the server's.
+    fn thought_tokens(&self, default: Budget) -> Budget {
+        let stated = self.thinking_budget_tokens;
+        let stated = stated.or(self.reasoning_budget_tokens);
+        let stated = stated.or(self.thinking_token_budget);
+        stated.and_then(|n| usize::try_from(n).ok()).or(default)
+    }
+
     /// Returns the sampler's parameters. Parameters that the request omits keep their values in `params`, the server's.
     fn params(self, mut params: SamplerParams, model: &Model) -> Result<SamplerParams, Refusal> {
         let set = |value: Option<f32>, to: &mut f32| *to = value.unwrap_or(*to);
@@ -114,6 +128,8 @@ impl Common {
 pub struct Settings {
     pub sampler: SamplerParams,
     pub generate: GenerateOptions,
+    /// The most tokens of a thought.
+    pub thought_tokens: Budget,
     pub stream: bool,
     /// Answers per prompt.
     pub n: usize,
@@ -267,6 +283,7 @@ impl App {
         generate.max_tokens = request.max_tokens.map_or(most, |n| n.min(most));
         generate.stop = stop;
         Ok(Settings {
+            thought_tokens: request.thought_tokens(self.limits.reasoning_budget.flatten()),
             generate,
             n,
             owner,
@@ -274,7 +291,10 @@ impl App {
             logprobs: None,
             echo: false,
             form: None,
-            sampler: request.params(self.sampling.params(), self.prompter.model())?,
+            sampler: request.params(
+                self.sampling.params(self.prompter.model()),
+                self.prompter.model(),
+            )?,
         })
     }
 
@@ -310,6 +330,9 @@ impl App {
         let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
         generate.shown_tokens.extend(marks);
         let opens = template.opens_thought;
+        let mut thought = ThoughtOptions::new(template.turns.thought_tags(), opens);
+        thought.budget = settings.thought_tokens;
+        generate.thought = Some(thought);
         check_answers(std::slice::from_ref(&prompt), false, &settings, |_| 0)?;
         let reply = || {
             let calls = format.map(|format| Calls::new(format, tools.clone()));
@@ -330,24 +353,17 @@ impl App {
         Ok(made.await??)
     }
 
-    /// Compiles a grammar. It applies after the thought if the answer begins inside one.
+    /// Compiles a grammar.
     pub async fn form(
         self: &Arc<Self>,
         grammar: Option<Grammar>,
-        opens_thought: bool,
     ) -> Result<Option<Constraint>, Refusal> {
         let Some(grammar) = grammar else {
             return Ok(None);
         };
         let _permit = self.grammars.acquire().await;
-        let form = self
-            .make(move |app| app.prompter.model().constraints()?.compile(&grammar))
-            .await?;
-        Ok(Some(if opens_thought {
-            form.after_thought()
-        } else {
-            form
-        }))
+        let form = self.make(move |app| app.prompter.model().constraints()?.compile(&grammar));
+        Ok(Some(form.await?))
     }
 }
 

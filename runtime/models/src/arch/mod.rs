@@ -42,6 +42,7 @@ mod recurrent_gemma;
 mod rotary;
 mod rwkv;
 mod rwkv6;
+mod sampling_keys;
 mod sse;
 mod tensors;
 mod text_files;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use waterline_quant::{ask_room_for_text, read_file};
 
 use super::end_tokens;
+use super::sampling_keys;
 use super::token_table::{TokenTable, id};
 use super::{Config, LARGEST_TEXT, vocab_files};
 use crate::error::{Error, Result};
@@ -53,6 +54,7 @@ pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFil
         adds_bos,
         eos,
         ends,
+        sampling: sampling_keys::from_json(&files.generation, &mut ids.notes),
         names: TokenNames {
             bos: files.name_or_none("bos_token"),
             eos: files.name_or_none("eos_token"),

@@ -6,7 +6,7 @@ use waterline_quant::gguf::{Array, Gguf, Value};
 
 use super::llama_cpp_vocab::Vocabulary;
 use super::token_table::TokenTable;
-use super::{end_tokens, llama_cpp_vocab};
+use super::{end_tokens, llama_cpp_vocab, sampling_keys};
 use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 
 /// A Hugging Face `tokenizer.json`.
@@ -105,6 +105,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
         adds_bos: adds_bos && bos.is_some(),
         eos,
         ends,
+        sampling: sampling_keys::from_gguf(gguf, &mut notes),
         names: TokenNames {
             bos: bos_name,
             eos: eos_name,
@@ -166,6 +167,7 @@ pub(super) fn to_gguf(text: &TextFiles) -> Vec<(String, Value)> {
     for (key, name) in NAMES.iter().zip(names) {
         add(key, name.as_deref().map(string));
     }
+    keys.extend(sampling_keys::to_gguf(&text.sampling));
     keys
 }
 
@@ -174,6 +176,7 @@ mod tests {
     use waterline_quant::gguf::Writer;
 
     use super::*;
+    use crate::model::Sampling;
     use crate::text::Tokenizer;
 
     const VOCAB: usize = 8;
@@ -217,6 +220,10 @@ mod tests {
 
     #[test]
     fn text_files_come_back() {
+        let mut sampling = Sampling::default();
+        for (index, value) in [0.6, 20.0, 0.95, 0.0, 1.05, 256.0].into_iter().enumerate() {
+            sampling.set(index, value).expect("a value in range");
+        }
         let text = TextFiles {
             tokenizer: Some(b"{}".to_vec()),
             templates: [("default", "a"), ("tool_use", "b"), ("rag", "c")]
@@ -226,6 +233,7 @@ mod tests {
             adds_bos: false,
             eos: Some(5),
             ends: [2, 3, 4, 5].into(),
+            sampling,
             names: TokenNames {
                 bos: Some(String::new()),
                 eos: Some("<|eot|>".into()),

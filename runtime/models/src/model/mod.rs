@@ -3,11 +3,13 @@
 mod binding;
 mod checkpoint;
 mod mtp;
+mod sampling;
 mod spec;
 mod text_files;
 
 pub use binding::lower;
 pub use checkpoint::{Checkpoint, OpenOptions};
 pub use mtp::{Draft, MtpSpec};
+pub use sampling::{PARAMETERS, Parameter, Sampling, TEMPERATURE};
 pub use spec::{LayerSpec, ModelSpec};
 pub use text_files::{DEFAULT_TEMPLATE, TextFiles, TokenNames};

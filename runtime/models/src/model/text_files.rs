@@ -1,11 +1,13 @@
-//! A model's text files, in any format: tokenizer, chat templates, and the tokens that begin and end a text.
+//! A model's text files, in any format: tokenizer, chat templates, the tokens that begin and end a text, and sampling parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use super::Sampling;
 
 /// Name of the chat template for conversations, unless another template suits them better.
 pub const DEFAULT_TEMPLATE: &str = "default";
 
-/// A tokenizer, chat templates, and the tokens that begin and end a text.
+/// A tokenizer, chat templates, the tokens that begin and end a text, and sampling parameters.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TextFiles {
     /// A Hugging Face `tokenizer.json`.
@@ -20,6 +22,8 @@ pub struct TextFiles {
     pub eos: Option<u32>,
     /// The tokens that end a generation.
     pub ends: BTreeSet<u32>,
+    /// The sampling parameters that the files recommend.
+    pub sampling: Sampling,
     /// The texts that templates insert for the beginning, the end and padding.
     pub names: TokenNames,
 }
