@@ -1,4 +1,4 @@
-//! Common clients against `waterline serve`: the Python packages openai and anthropic, and curl. `serve_clients.py` has their checks.
+//! Clients of `waterline serve`: the Python packages openai and anthropic, curl, and scripts that operate a server.
 
 mod skipped;
 
@@ -47,4 +47,13 @@ fn run(script: &str) -> String {
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}", said(&output.stderr));
     said(&output.stdout)
+}
+
+#[test]
+fn a_server_is_operated() {
+    if Command::new(python()).arg("--version").output().is_err() {
+        return skipped("`python3`");
+    }
+    let checked = run("serve_operating.py");
+    assert!(checked.starts_with("8 checked"), "{checked}");
 }

@@ -44,16 +44,34 @@ pub struct Provenance {
 impl Provenance {
     /// Records a measurement of the model at `path` that begins now.
     pub fn new(path: Option<&Path>, checkpoint: &Checkpoint) -> Result<Self> {
-        let words = std::env::args().skip(1).map(|word| quoted(&word));
-        let now = jiff::ZonedDateTime::now();
         Ok(Provenance {
-            commit: env!("WATERLINE_COMMIT").into(),
-            date: now.strftime("%Y-%m-%d %H:%M:%S %:z").to_string(),
-            command: format!("waterline {}", words.collect::<Vec<_>>().join(" ")),
             model_sha256: sha256(path)?,
             format: formats(checkpoint),
-            ..Provenance::default()
+            ..Provenance::begin()
         })
+    }
+
+    /// Records a measurement that begins now, without a model's file. The command line is recorded without API keys.
+    pub fn begin() -> Self {
+        let mut command = String::from("waterline");
+        let mut hides = false;
+        for word in std::env::args().skip(1) {
+            let shown = match word.split_once('=') {
+                _ if std::mem::take(&mut hides) => "...".into(),
+                Some((flag @ "--api-key", _)) => format!("{flag}=..."),
+                _ => quoted(&word),
+            };
+            hides = word == "--api-key";
+            command += " ";
+            command += &shown;
+        }
+        let now = jiff::ZonedDateTime::now();
+        Provenance {
+            commit: env!("WATERLINE_COMMIT").into(),
+            date: now.strftime("%Y-%m-%d %H:%M:%S %:z").to_string(),
+            command,
+            ..Provenance::default()
+        }
     }
 
     /// Returns a warning if other programs used the processor, or if heat or power limits slowed it or the GPU.

@@ -11,6 +11,8 @@ mod overview;
 mod page;
 mod printed;
 mod report;
+#[cfg(feature = "pull")]
+mod serve;
 mod statistics;
 mod transformer;
 
@@ -30,6 +32,8 @@ use crate::machine::{self, Machine};
 use crate::page::{Kind, output};
 use crate::provenance::{Others, Provenance};
 use crate::session::SessionArgs;
+#[cfg(feature = "pull")]
+use crate::text::json_line;
 use crate::text::shown;
 use crate::units::parse_count;
 use crate::write_model::check_output;
@@ -81,6 +85,9 @@ pub struct Args {
     compare: Option<Vec<PathBuf>>,
     #[command(flatten)]
     session: SessionArgs,
+    #[cfg(feature = "pull")]
+    #[command(flatten)]
+    load: serve::LoadArgs,
 }
 
 /// Outputs for the result other than the terminal. For each of them, - is standard output in place of the table.
@@ -129,6 +136,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             json: &|| compare::to_json(&all),
             csv: &|| compare::to_csv(&all),
             markdown: &|| compare::to_markdown(&all),
+            page: &page,
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    #[cfg(feature = "pull")]
+    if !args.load.servers.is_empty() {
+        let lengths = (args.prompt, args.generate);
+        let reports = serve::measure(&args.load, &args.models, lengths)?;
+        let page = |kind| serve::page(&reports).write(kind);
+        args.outputs.write(&Texts {
+            terminal: &|| serve::to_text(&reports),
+            json: &|| json_line(&reports),
+            csv: &|| serve::to_csv(&reports),
+            markdown: &|| serve::to_markdown(&reports),
             page: &page,
         })?;
         return Ok(ExitCode::SUCCESS);

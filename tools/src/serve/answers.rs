@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::App;
 use super::answer::{Added, Reply};
+use super::exchange::Exchange;
 use super::http::{Body, Events, Refusal, json_response};
 use super::prompt::Prompt;
 use super::request::Settings;
@@ -133,10 +133,12 @@ impl App {
         (prompts, replies): (Vec<Prompt>, Vec<Reply>),
         settings: Settings,
         mut form: impl Form,
-        stuck: &Arc<Notify>,
+        exchange: &Arc<Exchange>,
     ) -> Result<Response<Body>, Refusal> {
         let streams = settings.stream;
-        let mut answers = self.hand_over(prompts, replies, settings).await?;
+        let mut answers = self
+            .hand_over((prompts, replies), settings, exchange)
+            .await?;
         if !streams {
             while let Some(added) = answers.next().await {
                 added?;
@@ -152,7 +154,7 @@ impl App {
         if let Some(Err(error)) = next {
             return Err(error);
         }
-        let (mut events, response) = Events::new(stuck);
+        let (mut events, response) = Events::new(exchange);
         let app = Arc::clone(self);
         tokio::spawn(async move {
             while let Some(added) = next {
@@ -181,10 +183,11 @@ impl App {
     /// Submits prompts to the scheduler.
     async fn hand_over(
         self: &Arc<Self>,
-        prompts: Vec<Prompt>,
-        replies: Vec<Reply>,
+        (prompts, replies): (Vec<Prompt>, Vec<Reply>),
         settings: Settings,
+        exchange: &Arc<Exchange>,
     ) -> Result<Answers, Refusal> {
+        exchange.model(&self.name);
         for prompt in &prompts {
             let (tokens, context) = (prompt.tokens.len(), self.context.unwrap_or(usize::MAX));
             if tokens == 0 {
@@ -232,6 +235,7 @@ impl App {
                 deadline,
                 turns: template.map(|t| (Arc::clone(&t.turns), t.tail.clone())),
                 events: events.clone(),
+                exchange: Arc::clone(exchange),
                 place: places.split(1).map(|place| (place, Arc::clone(&share))),
             });
             submitted.map_err(|_| busy())?;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 use waterline::{Finish, Grammar};
 
 use super::App;
 use super::answer::{Added, Part, Reply};
 use super::answers::{Form, Usage};
+use super::exchange::Exchange;
 use super::http::{Body, Refusal, json_response};
 use super::request::{Common, Conversation, MOST_VALUES, ToolChoice, messages, parse};
 
@@ -237,7 +237,7 @@ pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusa
 pub async fn answer(
     app: &Arc<App>,
     body: &[u8],
-    stuck: &Arc<Notify>,
+    exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
     let mut request: Request = parse(body, MOST_VALUES)?;
     let conversation = request.conversation(app)?;
@@ -259,7 +259,7 @@ pub async fn answer(
         index: 0,
         open: None,
     };
-    app.converse(conversation, settings, form, stuck).await
+    app.converse(conversation, settings, form, exchange).await
 }
 
 /// The format of Anthropic's responses.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use hyper::Response;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::Notify;
 
 use super::App;
 use super::answer::Reply;
 use super::cost::check_answers;
+use super::exchange::Exchange;
 use super::http::{Body, Refusal, json_response, text_response};
 use super::openai::OpenAi;
 use super::prompt::Prompt;
@@ -43,7 +43,7 @@ struct Request {
 pub async fn complete(
     app: &Arc<App>,
     body: &[u8],
-    stuck: &Arc<Notify>,
+    exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
     let mut request: Request = parse(body, MOST_IDS)?;
     let form = OpenAi::new(app, &request.common, false);
@@ -74,7 +74,8 @@ pub async fn complete(
         let reply = || Reply::after(echo.clone(), prompt.hidden);
         replies.extend(std::iter::repeat_with(reply).take(settings.n));
     }
-    app.respond((prompts, replies), settings, form, stuck).await
+    app.respond((prompts, replies), settings, form, exchange)
+        .await
 }
 
 impl Prompts {

@@ -1,6 +1,7 @@
 //! HTTP/1.1: connections, bodies and refusals. Other modules answer the requests.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,6 +22,7 @@ use tokio::time::timeout;
 use super::App;
 use super::connections::{Connection, Open};
 use super::cost::body_permits;
+use super::exchange::Exchange;
 use super::lanes::SHORT;
 use super::metrics::Count;
 use super::stream::Stream;
@@ -36,20 +38,19 @@ pub type Body = Either<Full<Bytes>, Channel<Bytes>>;
 /// The sending end of a streamed body of server-sent events.
 pub struct Events {
     parts: Sender<Bytes>,
-    /// Notified to end the connection of a client that stopped reading.
-    stuck: Arc<Notify>,
+    exchange: Arc<Exchange>,
 }
 
 impl Events {
     /// Creates the sender of events, and the response that carries them.
-    pub fn new(stuck: &Arc<Notify>) -> (Self, Response<Body>) {
+    pub fn new(exchange: &Arc<Exchange>) -> (Self, Response<Body>) {
         let (parts, body) = Channel::new(PARTS);
         let mut response = Response::new(Either::Right(body));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        let stuck = Arc::clone(stuck);
-        (Events { parts, stuck }, response)
+        let exchange = Arc::clone(exchange);
+        (Events { parts, exchange }, response)
     }
 
     /// Sends an event, named by its `type` if it has one. Returns false if the client no longer reads.
@@ -64,7 +65,7 @@ impl Events {
         match timeout(PATIENCE, self.parts.send_data(text.into())).await {
             Ok(sent) => sent.is_ok(),
             Err(_) => {
-                self.stuck.notify_one();
+                self.exchange.stuck.notify_one();
                 false
             }
         }
@@ -254,7 +255,7 @@ pub async fn serve(
                 };
                 let (app, stop, open) = (Arc::clone(&app), stop.clone(), open.clone());
                 tokio::spawn(async move {
-                    serve_connection(stream, &connection, &app, stop).await;
+                    serve_connection((stream, client), &connection, &app, stop).await;
                     app.connections.remove(&connection);
                     drop(open);
                 });
@@ -268,7 +269,7 @@ pub async fn serve(
 }
 
 async fn serve_connection(
-    stream: TcpStream,
+    (stream, client): (TcpStream, SocketAddr),
     connection: &Arc<Connection>,
     app: &Arc<App>,
     mut stop: watch::Receiver<bool>,
@@ -277,11 +278,13 @@ async fn serve_connection(
     let _ = stream.set_nodelay(true);
     let stuck = Arc::new(Notify::new());
     let service = service_fn(|mut request: Request<Incoming>| {
-        let (app, stuck) = (Arc::clone(app), Arc::clone(&stuck));
+        let exchange = Arc::new(app.exchange(client, &request, &stuck));
+        let app = Arc::clone(app);
         let open = connection.request();
         request.extensions_mut().insert(Arc::clone(connection));
         async move {
-            let response = app.answer(request, &stuck).await;
+            let response = app.answer(request, &exchange).await;
+            exchange.responds(response.status());
             app.metrics.add(Count::Requests, 1);
             let is_refused = response.status().as_u16() >= 400;
             app.metrics.add(Count::Refused, usize::from(is_refused));

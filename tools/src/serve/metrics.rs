@@ -1,10 +1,8 @@
-//! Counters, which `/metrics` shows in Prometheus' text format.
+//! Counters and histograms, which `/metrics` shows in Prometheus' text format.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-
-use waterline::PrefixStoreStats;
 
 /// A counter; its value is the index in the table.
 #[derive(Clone, Copy)]
@@ -19,33 +17,119 @@ pub enum Count {
     Generated,
     Steps,
     StepTime,
+    LinesLost,
 }
 
-/// Names and help texts. Times are counted in microseconds and shown in seconds.
-const COUNTERS: [(&str, &str); 10] = [
-    ("requests_total", "HTTP requests."),
-    ("requests_refused_total", "Requests answered by an error."),
-    ("answers_total", "Answers that ended."),
-    ("answers_cancelled_total", "Answers whose client left."),
-    ("prompt_tokens_total", "Tokens of prompts that were read."),
-    ("prompt_tokens_reused_total", "Tokens not read again."),
+/// Names and help texts, and the name in llama.cpp's server. Times are counted in microseconds and shown in seconds.
+const COUNTERS: [(&str, &str, Option<&str>); 11] = [
+    ("requests_total", "HTTP requests.", None),
+    (
+        "requests_refused_total",
+        "Requests answered by an error.",
+        None,
+    ),
+    ("answers_total", "Answers that ended.", None),
+    (
+        "answers_cancelled_total",
+        "Answers whose client left.",
+        None,
+    ),
+    (
+        "prompt_tokens_total",
+        "Tokens of prompts that were read.",
+        Some("prompt_tokens_total"),
+    ),
+    ("prompt_tokens_reused_total", "Tokens not read again.", None),
     (
         "prompt_seconds_total",
         "Time of reading, and of steps between.",
+        Some("prompt_seconds_total"),
     ),
-    ("generated_tokens_total", "Tokens of answers."),
-    ("steps_total", "Steps, each of all running answers."),
-    ("step_seconds_total", "Time of steps."),
+    (
+        "generated_tokens_total",
+        "Tokens of answers.",
+        Some("tokens_predicted_total"),
+    ),
+    (
+        "steps_total",
+        "Steps, each of all running answers.",
+        Some("n_decode_total"),
+    ),
+    (
+        "step_seconds_total",
+        "Time of steps.",
+        Some("tokens_predicted_seconds_total"),
+    ),
+    (
+        "log_lines_lost_total",
+        "Lines of the log that were dropped because its reader was too slow.",
+        None,
+    ),
 ];
 
-/// Counters since the start.
+/// A histogram of times; its value is the index in the table.
+#[derive(Clone, Copy)]
+pub enum Time {
+    Queue,
+    FirstToken,
+    BetweenTokens,
+    Total,
+}
+
+/// Names and help texts of histograms. The names follow vLLM's server.
+const HISTOGRAMS: [(&str, &str); 4] = [
+    (
+        "request_queue_time_seconds",
+        "Time from a request to the start of reading its prompt.",
+    ),
+    (
+        "time_to_first_token_seconds",
+        "Time from a request to the first token of each answer.",
+    ),
+    (
+        "inter_token_latency_seconds",
+        "Time between the tokens of an answer. Tokens accepted together have 0 between them.",
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "Time from a request for answers to their end.",
+    ),
+];
+
+/// Upper bounds of the buckets, in seconds: three per decade.
+const BOUNDS: [f64; 17] = [
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
+    300.0,
+];
+
+/// The number of times per bucket, the last without a bound, and their sum in microseconds.
 #[derive(Default)]
-pub struct Metrics([AtomicU64; COUNTERS.len()]);
+struct Histogram {
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    sum: AtomicU64,
+}
+
+/// Counters and histograms since the start.
+#[derive(Default)]
+pub struct Metrics {
+    counters: [AtomicU64; COUNTERS.len()],
+    histograms: [Histogram; HISTOGRAMS.len()],
+}
+
+/// The present values that `/metrics` shows.
+#[derive(Default)]
+pub struct Gauges {
+    /// Answers in the queue.
+    pub waiting: usize,
+    /// Checkpoints of prefix stores, and their bytes.
+    pub checkpoints: usize,
+    pub store_bytes: usize,
+}
 
 impl Metrics {
     /// Adds `by` to a counter.
     pub fn add(&self, counter: Count, by: usize) {
-        self.0[counter as usize].fetch_add(by as u64, Relaxed);
+        self.counters[counter as usize].fetch_add(by as u64, Relaxed);
     }
 
     /// Adds a time to a counter.
@@ -53,31 +137,121 @@ impl Metrics {
         self.add(counter, time.as_micros() as usize);
     }
 
+    /// Adds a time to a histogram.
+    pub fn observe(&self, histogram: Time, time: Duration) {
+        let histogram = &self.histograms[histogram as usize];
+        let seconds = time.as_secs_f64();
+        let bucket = BOUNDS.partition_point(|bound| *bound < seconds);
+        histogram.buckets[bucket].fetch_add(1, Relaxed);
+        let micros = time.as_micros() as u64;
+        histogram.sum.fetch_add(micros, Relaxed);
+    }
+
     /// Returns the page of `/metrics`.
-    pub fn page(&self, waiting: usize, store: &PrefixStoreStats) -> String {
+    pub fn page(&self, gauges: &Gauges) -> String {
         let mut page = String::new();
-        let mut row = |name: &str, kind: &str, help: &str, value: f64| {
-            let _ = writeln!(
-                page,
-                "# HELP waterline_{name} {help}\n# TYPE waterline_{name} {kind}\nwaterline_{name} {value}"
-            );
-        };
-        for ((name, help), counter) in COUNTERS.iter().zip(&self.0) {
+        for ((name, help, theirs), counter) in COUNTERS.iter().zip(&self.counters) {
             let unit = if name.contains("seconds") { 1e-6 } else { 1.0 };
-            row(name, "counter", help, unit * counter.load(Relaxed) as f64);
+            let value = unit * counter.load(Relaxed) as f64;
+            row(
+                &mut page,
+                &format!("waterline_{name}"),
+                ("counter", help),
+                value,
+            );
+            if let Some(theirs) = theirs {
+                row(
+                    &mut page,
+                    &format!("llamacpp:{theirs}"),
+                    ("counter", help),
+                    value,
+                );
+            }
         }
-        let gauges = [
-            ("requests_waiting", "Answers in the queue.", waiting),
+        let values = [
             (
-                "store_checkpoints",
-                "The store's checkpoints.",
-                store.checkpoints,
+                "waterline_requests_waiting",
+                "Answers in the queue.",
+                gauges.waiting,
             ),
-            ("store_bytes", "Bytes of the prefix store.", store.bytes),
+            (
+                "llamacpp:requests_deferred",
+                "Answers in the queue.",
+                gauges.waiting,
+            ),
+            (
+                "waterline_store_checkpoints",
+                "The store's checkpoints.",
+                gauges.checkpoints,
+            ),
+            (
+                "waterline_store_bytes",
+                "Bytes of the prefix store.",
+                gauges.store_bytes,
+            ),
         ];
-        for (name, help, value) in gauges {
-            row(name, "gauge", help, value as f64);
+        for (name, help, value) in values {
+            row(&mut page, name, ("gauge", help), value as f64);
+        }
+        for ((name, help), histogram) in HISTOGRAMS.iter().zip(&self.histograms) {
+            histogram.write(&mut page, name, help);
         }
         page
+    }
+}
+
+/// Writes a metric with one value.
+fn row(page: &mut String, name: &str, (kind, help): (&str, &str), value: f64) {
+    let _ = writeln!(
+        page,
+        "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}"
+    );
+}
+
+impl Histogram {
+    fn write(&self, page: &mut String, name: &str, help: &str) {
+        let _ = writeln!(
+            page,
+            "# HELP waterline_{name} {help}\n# TYPE waterline_{name} histogram"
+        );
+        let bounds = BOUNDS.iter().map(f64::to_string);
+        let mut count = 0;
+        for (bound, bucket) in bounds.chain(["+Inf".into()]).zip(&self.buckets) {
+            count += bucket.load(Relaxed);
+            let _ = writeln!(page, "waterline_{name}_bucket{{le=\"{bound}\"}} {count}");
+        }
+        let sum = 1e-6 * self.sum.load(Relaxed) as f64;
+        let _ = writeln!(
+            page,
+            "waterline_{name}_sum {sum}\nwaterline_{name}_count {count}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_count_all_times_up_to_their_bound() {
+        let metrics = Metrics::default();
+        for millis in [1, 3, 40, 400_000] {
+            metrics.observe(Time::Total, Duration::from_millis(millis));
+        }
+        let page = metrics.page(&Gauges::default());
+        let name = "waterline_e2e_request_latency_seconds";
+        for (bound, count) in [
+            ("0.0005", 0),
+            ("0.001", 1),
+            ("0.005", 2),
+            ("0.05", 3),
+            ("300", 3),
+            ("+Inf", 4),
+        ] {
+            let line = format!("{name}_bucket{{le=\"{bound}\"}} {count}\n");
+            assert!(page.contains(&line), "{line} {page}");
+        }
+        assert!(page.contains(&format!("{name}_sum 400.044\n")), "{page}");
+        assert!(page.contains(&format!("{name}_count 4\n")), "{page}");
     }
 }

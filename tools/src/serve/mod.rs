@@ -7,8 +7,10 @@ mod anthropic;
 mod completions;
 mod connections;
 mod cost;
+mod exchange;
 mod http;
 mod lanes;
+mod log;
 mod logprobs;
 mod metrics;
 mod openai;
@@ -27,8 +29,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::builder::NonEmptyStringValueParser;
+use hyper::Request;
+use hyper::body::Incoming;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use waterline::{Model, PrefixStore, PrefixStoreOptions};
 
 use crate::builtin::{OpenArgs, is_builtin};
@@ -39,8 +43,10 @@ use crate::sampling::SamplingArgs;
 use crate::session::{Budget, DraftArgs, SessionArgs, max_tokens, thought_tokens};
 use crate::text::{NO_TEMPLATE, shown};
 use connections::Connections;
+use exchange::Exchange;
 use lanes::Lanes;
-use metrics::Metrics;
+use log::{Log, LogForm};
+use metrics::{Gauges, Metrics};
 use prompt::{Known, Prompter};
 use scheduler::{Health, Job, Shared};
 
@@ -79,6 +85,15 @@ pub struct Args {
     /// Answers that are generated together; memory for each is allocated at startup.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     parallel: u16,
+    /// Write a line for each request to standard output: client, tokens, times and ending, without contents.
+    #[arg(
+        long,
+        value_name = "FORM",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "text"
+    )]
+    log: Option<LogForm>,
     #[command(flatten)]
     limits: Limits,
     #[command(flatten)]
@@ -173,6 +188,7 @@ pub struct App {
     health: Arc<Health>,
     store: Arc<PrefixStore>,
     metrics: Arc<Metrics>,
+    log: Option<Log>,
     limits: Limits,
     sampling: SamplingArgs,
     api_key: Option<String>,
@@ -196,6 +212,27 @@ impl App {
     fn id(&self, prefix: &str) -> String {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}{number:06x}", self.started)
+    }
+
+    /// A request that arrives now; `stuck` ends its connection.
+    fn exchange(
+        &self,
+        client: SocketAddr,
+        request: &Request<Incoming>,
+        stuck: &Arc<Notify>,
+    ) -> Exchange {
+        let observers = (Arc::clone(&self.metrics), self.log.clone());
+        let path = request.uri().path();
+        Exchange::new(observers, Arc::clone(stuck), client, path)
+    }
+
+    fn gauges(&self) -> Gauges {
+        let store = self.store.stats();
+        Gauges {
+            waiting: self.queue.waiting(),
+            checkpoints: store.checkpoints,
+            store_bytes: store.bytes,
+        }
     }
 }
 
@@ -248,6 +285,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let model_thread = scheduler::start(shared, sessions, open)?;
     let (lanes, lane_threads) = Lanes::start()?;
+    let log = args
+        .log
+        .map(|form| Log::start(form, std::io::stdout()))
+        .transpose()
+        .map_err(|e| Error::io("the log's thread", e))?;
+    let (log, _log_thread) = log.unzip();
     let app = App {
         name: name(args, &model),
         prompter,
@@ -259,6 +302,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         health,
         store,
         metrics,
+        log,
         limits: args.limits.clone(),
         sampling: args.sampling.clone(),
         api_key: args.api_key.clone(),

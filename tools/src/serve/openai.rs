@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 use waterline::{Finish, Grammar};
 
 use super::App;
 use super::answer::{Added, Part, Reply};
 use super::answers::{Form, Usage};
+use super::exchange::Exchange;
 use super::http::{Body, Refusal};
 use super::logprobs::{TokenLogprob, of_completion};
 use super::request::{
@@ -97,7 +97,7 @@ impl Request {
 pub async fn chat(
     app: &Arc<App>,
     body: &[u8],
-    stuck: &Arc<Notify>,
+    exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
     let request: Request = parse(body, MOST_VALUES)?;
     let (thinking, choice) = (request.thinking(), request.tool_choice()?);
@@ -118,7 +118,7 @@ pub async fn chat(
         parallel: request.parallel_tool_calls != Some(false),
         thinking,
     };
-    app.converse(conversation, settings, form, stuck).await
+    app.converse(conversation, settings, form, exchange).await
 }
 
 /// The format of OpenAI's responses, for chats and text completions.

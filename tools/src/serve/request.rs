@@ -7,7 +7,6 @@ use hyper::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::sync::Notify;
 use waterline::{
     Constraint, GenerateOptions, Grammar, Message, Model, SamplerParams, TemplateOptions,
     ThoughtOptions,
@@ -17,6 +16,7 @@ use waterline_quant::values_at_most;
 use super::answer::{Parts, Reply};
 use super::answers::Form;
 use super::cost::{check_answers, check_stops, check_tools};
+use super::exchange::Exchange;
 use super::http::{Body, Refusal};
 use super::lanes::Task;
 use super::{App, Limits};
@@ -304,7 +304,7 @@ impl App {
         conversation: Conversation,
         mut settings: Settings,
         form: impl Form,
-        stuck: &Arc<Notify>,
+        exchange: &Arc<Exchange>,
     ) -> Result<Response<Body>, Refusal> {
         match (conversation.calls(self)?, &settings.form) {
             (Some(_), Some(_)) if conversation.choice != ToolChoice::Auto => {
@@ -339,7 +339,7 @@ impl App {
             Reply::of_parts(Parts::new(opens, calls))
         };
         let replies = std::iter::repeat_with(reply).take(settings.n).collect();
-        self.respond((vec![prompt], replies), settings, form, stuck)
+        self.respond((vec![prompt], replies), settings, form, exchange)
             .await
     }
 

@@ -6,10 +6,10 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_SECURITY_POLICY, HOST, HeaderValue, ORIGIN};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 use waterline_quant::ask_room;
 
 use super::App;
+use super::exchange::Exchange;
 use super::http::{Body, Received, Refusal, busy, json_response, text_response};
 use super::{anthropic, completions, openai};
 
@@ -37,16 +37,16 @@ impl App {
     pub async fn answer(
         self: &Arc<Self>,
         request: Request<Incoming>,
-        stuck: &Arc<Notify>,
+        exchange: &Arc<Exchange>,
     ) -> Response<Body> {
-        let response = self.route(request, stuck).await;
+        let response = self.route(request, exchange).await;
         response.unwrap_or_else(|refusal| refusal.response())
     }
 
     async fn route(
         self: &Arc<Self>,
         request: Request<Incoming>,
-        stuck: &Arc<Notify>,
+        exchange: &Arc<Exchange>,
     ) -> Result<Response<Body>, Refusal> {
         let full = request.uri().path().to_string();
         self.check_place(request.headers())?;
@@ -75,9 +75,9 @@ impl App {
             true => self.read_body(request).await?,
             false => return self.show(path, of_model, &full),
         };
-        let (app, path, stuck) = (Arc::clone(self), *path, Arc::clone(stuck));
+        let (app, path, exchange) = (Arc::clone(self), *path, Arc::clone(exchange));
         let bytes = body.bytes.len();
-        let work = async move { app.post(path, &body, &stuck).await };
+        let work = async move { app.post(path, &body, &exchange).await };
         self.lanes.run(bytes, work).await
     }
 
@@ -93,7 +93,7 @@ impl App {
             "/health" if self.health.is_well() => Ok(json_response(&json!({ "status": "ok" }))),
             "/health" => Err(busy("the model's thread starts again")),
             "/metrics" => {
-                let page = self.metrics.page(self.queue.waiting(), &self.store.stats());
+                let page = self.metrics.page(&self.gauges());
                 Ok(text_response("text/plain; version=0.0.4", page))
             }
             "/v1/models" => match of_model {
@@ -115,15 +115,15 @@ impl App {
         self: &Arc<Self>,
         path: &str,
         body: &Received,
-        stuck: &Arc<Notify>,
+        exchange: &Arc<Exchange>,
     ) -> Result<Response<Body>, Refusal> {
         let body = &body.bytes;
         let refused = |_| busy("the system refuses memory for the request");
         ask_room(body.len().saturating_mul(MEMORY_OF_BYTE)).map_err(refused)?;
         match path {
-            "/v1/chat/completions" => openai::chat(self, body, stuck).await,
-            "/v1/completions" => completions::complete(self, body, stuck).await,
-            "/v1/messages" => anthropic::answer(self, body, stuck).await,
+            "/v1/chat/completions" => openai::chat(self, body, exchange).await,
+            "/v1/completions" => completions::complete(self, body, exchange).await,
+            "/v1/messages" => anthropic::answer(self, body, exchange).await,
             "/v1/messages/count_tokens" => anthropic::count(self, body).await,
             "/tokenize" => completions::tokenize(self, body).await,
             "/detokenize" => completions::detokenize(self, body),

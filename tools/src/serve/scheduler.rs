@@ -16,6 +16,7 @@ use waterline::{
     SamplerParams, Session, TokenIds, Turns,
 };
 
+use super::exchange::Exchange;
 use super::logprobs::TokenLogprob;
 use super::metrics::{Count, Metrics};
 use super::prompt::{Generated, Known};
@@ -47,6 +48,8 @@ pub struct Job {
     pub turns: Option<(Arc<Turns>, Run)>,
     /// The channel for events. Dropping its receiver cancels the job.
     pub events: UnboundedSender<(usize, Event)>,
+    /// The request, whose measurements include this job's.
+    pub exchange: Arc<Exchange>,
     /// The place in the queue and the prompt's share of the queue's tokens, released when reading the prompt starts.
     pub place: Option<(OwnedSemaphorePermit, Arc<OwnedSemaphorePermit>)>,
 }
@@ -70,6 +73,8 @@ struct Answer {
     job: Job,
     tokens: Vec<u32>,
     text: String,
+    /// The time of the last token.
+    last: Option<Instant>,
 }
 
 impl Answer {
@@ -87,6 +92,7 @@ impl Answer {
             job,
             tokens: Vec::new(),
             text: String::new(),
+            last: None,
         }
     }
 
@@ -96,6 +102,9 @@ impl Answer {
 
     /// Adds a piece whose token the session has read.
     fn take(&mut self, piece: Piece, logprob: Option<TokenLogprob>) {
+        if piece.token.is_some() {
+            self.last = Some(self.job.exchange.token(self.last));
+        }
         self.tokens.extend(piece.token);
         self.text.push_str(&piece.text);
         self.send(Event::Piece(piece, logprob));
@@ -271,6 +280,7 @@ impl<'a> Scheduler<'a> {
     /// Reads a prompt and adds its answer to the group.
     fn begin(&mut self, mut session: Session, mut job: Job) {
         job.place = None;
+        job.exchange.leaves_queue();
         let read = self.read(&mut session, &job);
         // A cancellation that came after the last chunk must not reach a batch.
         session.canceller().clear();
@@ -320,6 +330,7 @@ impl<'a> Scheduler<'a> {
         };
         session.set_draws(0);
         let read = job.prompt.len() - reused;
+        job.exchange.has_read(reused, read);
         let metrics = &self.group.metrics;
         metrics.add(Count::Reused, reused);
         metrics.add(Count::Read, read);
@@ -434,6 +445,10 @@ impl Group {
                 continue;
             }
             let mut answer = self.answers.swap_remove(index);
+            if !is_gone {
+                let finish = answer.generation.finish();
+                answer.job.exchange.ends(finish);
+            }
             if !has_ended {
                 answer.send(Event::Cut);
             }
@@ -470,6 +485,7 @@ impl Group {
     }
 
     fn fail(&mut self, answer: Answer, error: Error, idle: &mut Vec<Session>) {
+        answer.job.exchange.fails();
         answer.send(Event::Failed(error));
         self.metrics.add(Count::Answers, 1);
         idle.push(answer.session);
