@@ -66,6 +66,7 @@ package() {
   mkdir -p "$root/DEBIAN" "$root/usr/share/doc/waterline"
   cp -a "$1/bin" "$1/include" "$1/lib" "$root/usr/"
   cp "$1/README.md" "$1/THIRD-PARTY" "$root/usr/share/doc/waterline/"
+  cp -r "$1/examples" "$root/usr/share/doc/waterline/"
   cp "$1/LICENSE" "$root/usr/share/doc/waterline/copyright"
   cat >"$root/DEBIAN/control" <<EOF
 Package: waterline
@@ -107,7 +108,7 @@ for target in "$@"; do
     [ -z "$debian" ] || "${binutils}strip" --strip-debug "$stage/lib/libwaterline.a"
     find "$stage" \( -name '*.so.*' -o -name '*.dll' \) -exec "${binutils}strip" --strip-unneeded {} +
   fi
-  cp README.md LICENSE "$stage/"
+  cp -r README.md LICENSE tools/release/examples "$stage/"
   licences "$target" >"$stage/THIRD-PARTY"
   find "$stage" -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +
   if [ "$program" = waterline.exe ]; then
