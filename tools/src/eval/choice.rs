@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use waterline::{SamplerParams, Session, Tokenizer};
 
+use super::ablation::Mechanism;
 use super::likelihood::surprise;
 use super::mean::Mean;
 use super::output::{self, OutputArgs};
@@ -33,6 +34,9 @@ pub struct Args {
     /// Maximum number of questions.
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     limit: usize,
+    /// Switch off mechanisms of the trained model first, separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    without: Vec<Mechanism>,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -79,7 +83,7 @@ struct Question {
 pub fn run(args: &Args) -> Result<ExitCode> {
     args.output.check()?;
     let questions = read(&args.file, args.limit)?;
-    let (model, from) = output::open(args.open, args.model.as_deref())?;
+    let (model, from) = output::open(args.open, args.model.as_deref(), &args.without)?;
     let tokenizer = model.tokenizer()?;
     // One mark: at the end of the question, where each of its answers begins.
     let mut session = args.session.open(&model, SamplerParams::default(), 1)?;
@@ -111,6 +115,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for (name, value) in [
         ("model", json!(model.file())),
         ("file", json!(args.file)),
+        ("without", json!(args.without)),
         ("questions", json!(plain.count())),
         ("acc", json!(plain.value())),
         ("acc_stderr", json!(plain.error())),

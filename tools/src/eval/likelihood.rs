@@ -1,13 +1,15 @@
 //! `waterline eval bpb` and `ppl`: the probability that a model assigns to a text.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::builder::RangedU64ValueParser;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 use waterline::{PrefixStore, PrefixStoreOptions, SamplerParams};
 
+use super::ablation::Mechanism;
 use super::documents::{self, Encoder};
 use super::log_sum::LogSum;
 use super::output::{self, OutputArgs};
@@ -23,7 +25,7 @@ use crate::session::SessionArgs;
 /// Every document is read from an empty state, except that a beginning shared with the previous document is read only once. A
 /// document longer than --tokens is read in several pieces. The log-probabilities of all tokens but the first of each piece are
 /// summed, including control tokens. Bits per byte divides the sum by the bytes of the text; perplexity is per token. The standard
-/// error is over documents.
+/// error is over documents. JSON has bits per token by position in the piece.
 #[derive(clap::Args)]
 pub struct Args {
     /// A text or JSONL file; - is standard input.
@@ -38,6 +40,9 @@ pub struct Args {
     /// Maximum number of documents.
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     limit: usize,
+    /// Switch off mechanisms of the trained model first, separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(super) without: Vec<Mechanism>,
     #[command(flatten)]
     pub(super) output: OutputArgs,
     #[command(flatten)]
@@ -63,6 +68,32 @@ struct Cost {
     bytes: usize,
 }
 
+/// The smallest upper bound of a position; each following bound is twice as large.
+const NEAREST: usize = 64;
+
+/// Predicted tokens and their bits by the number of tokens before them.
+#[derive(Default)]
+struct Positions(BTreeMap<usize, (usize, f64)>);
+
+impl Positions {
+    /// Adds the bits of all tokens of a piece but the first.
+    fn add(&mut self, bits: &[f64]) {
+        for (index, bits) in bits.iter().enumerate() {
+            let bound = (index + 1).next_power_of_two().max(NEAREST);
+            let (tokens, sum) = self.0.entry(bound).or_default();
+            *tokens += 1;
+            *sum += bits;
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let row = |(bound, (tokens, bits)): (&usize, &(usize, f64))| {
+            json!({"up_to": bound, "tokens": tokens, "bits_per_token": bits / *tokens as f64})
+        };
+        self.0.iter().map(row).collect()
+    }
+}
+
 /// Memory for the states at the ends of shared beginnings.
 const STORE_BYTES: usize = 1 << 30;
 
@@ -70,7 +101,7 @@ const STORE_BYTES: usize = 1 << 30;
 pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let documents = documents::read(&args.file, args.limit)?;
     args.output.check()?;
-    let (model, from) = output::open(args.open, args.model.as_deref())?;
+    let (model, from) = output::open(args.open, args.model.as_deref(), &args.without)?;
     let mut encoder = Encoder::new(&model)?;
     let mut encoded = Vec::with_capacity(documents.len());
     for document in &documents {
@@ -88,14 +119,17 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let bar = progress::bar(encoded.iter().map(Vec::len).sum(), Unit::Of("tokens"));
     let start = Instant::now();
     let mut costs = Vec::with_capacity(encoded.len());
+    let mut positions = Positions::default();
     for (index, tokens) in encoded.iter().enumerate() {
         let mut cost = Cost::default();
         let mut pieces = tokens.chunks(args.tokens).peekable();
         while let Some(piece) = pieces.next() {
             let follows = encoded.get(index + 1).filter(|_| pieces.peek().is_none());
             let next = follows.map_or(&[][..], |next| &next[..next.len().min(args.tokens)]);
-            cost.bits += reader.bits(piece, next)?;
-            cost.tokens += piece.len() - 1;
+            let bits = reader.bits(piece, next)?;
+            cost.bits += bits.iter().sum::<f64>();
+            cost.tokens += bits.len();
+            positions.add(bits);
             cost.bytes += encoder.text_bytes(&piece[1..]);
         }
         if !cost.bits.is_finite() {
@@ -141,6 +175,8 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
         ("perplexity", json!(perplexity.value)),
         ("perplexity_stderr", json!(perplexity.error)),
         ("most_tokens", json!(args.tokens)),
+        ("by_position", positions.to_json()),
+        ("without", json!(args.without)),
         ("shared_tokens", json!(reader.shared)),
         ("seconds", json!(seconds)),
     ] {
@@ -184,6 +220,18 @@ fn sum(costs: &[Cost]) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bits_are_averaged_by_position() {
+        let mut positions = Positions::default();
+        positions.add(&[1.0; 64]);
+        positions.add(&[3.0; 66]);
+        let expected = json!([
+            {"up_to": 64, "tokens": 128, "bits_per_token": 2.0},
+            {"up_to": 128, "tokens": 2, "bits_per_token": 3.0},
+        ]);
+        assert_eq!(positions.to_json(), expected);
+    }
 
     #[test]
     fn surprise_is_the_logarithm_of_the_softmax() {

@@ -1,5 +1,6 @@
 //! `waterline eval`: prediction quality and recall of a model.
 
+mod ablation;
 mod choice;
 mod documents;
 mod likelihood;

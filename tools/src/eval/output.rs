@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use waterline::Model;
 
+use super::ablation::{Mechanism, ablate};
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::provenance::Provenance;
@@ -70,13 +71,20 @@ impl OutputArgs {
     }
 }
 
-/// Opens a model and records its origin.
+/// Opens a model without these mechanisms, and records its origin.
 ///
 /// # Errors
-/// The model cannot be opened.
-pub fn open(args: OpenArgs, path: Option<&Path>) -> Result<(Arc<Model>, Provenance)> {
-    let checkpoint = args.checkpoint(path)?;
+/// The model cannot be opened, or has no such mechanism.
+pub fn open(
+    args: OpenArgs,
+    path: Option<&Path>,
+    without: &[Mechanism],
+) -> Result<(Arc<Model>, Provenance)> {
+    let mut checkpoint = args.checkpoint(path)?;
     let from = Provenance::new(path, &checkpoint)?;
+    for &mechanism in without {
+        ablate(&mut checkpoint, mechanism)?;
+    }
     Ok((Model::bind(checkpoint)?, from))
 }
 

@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let text = &args.text;
     text.output.check()?;
-    let (model, from) = output::open(text.open, text.model.as_deref())?;
+    let (model, from) = output::open(text.open, text.model.as_deref(), &text.without)?;
     let tokenizer = model.tokenizer()?;
     let file = read_text(&text.file)?;
     let vocab = model.spec().vocab;

@@ -30,9 +30,9 @@ impl Reader {
         }
     }
 
-    /// Returns -log2(probability) of all tokens but the first. Takes a checkpoint where `next`, the document after this
+    /// Returns -log2(probability) of each token but the first. Takes a checkpoint where `next`, the document after this
     /// one, diverges.
-    pub fn bits(&mut self, tokens: &[u32], next: &[u32]) -> Result<f64> {
+    pub fn bits(&mut self, tokens: &[u32], next: &[u32]) -> Result<&[f64]> {
         let end = tokens.len().saturating_sub(1);
         let shared = shared(&tokens[..end], &self.before);
         let branch = self::shared(&tokens[..end], next);
@@ -48,7 +48,7 @@ impl Reader {
         }
         self.feed(tokens, branch.max(shared)..end)?;
         self.before = tokens.to_vec();
-        Ok(self.costs.iter().sum())
+        Ok(&self.costs)
     }
 
     fn feed(&mut self, tokens: &[u32], range: Range<usize>) -> Result<()> {

@@ -103,7 +103,7 @@ def tables(generator, count, length, keys, filler):
 
 
 def marked(generator, count, length, keys, plain):
-    """Returns rows of `keys` [count] marked pairs among `plain` [count] other pairs, which are not asked for."""
+    """Returns rows of `keys` [count] pairs with a mark after the value, among `plain` [count] other pairs, which are not asked for."""
     rows, device = Rows(count, length, generator.device), generator.device
     most, others = int(keys.max()), max(1, int(plain.max()))
     present = torch.cat([torch.arange(n, device=device) < number[:, None] for n, number in ((most, keys), (others, plain))], 1)
@@ -113,13 +113,13 @@ def marked(generator, count, length, keys, plain):
     size = torch.tensor([2 + MARKED_VALUES] * most + [2] * others, device=device).expand(count, -1)
     start, _, _, end = lay_out(generator, size, present, torch.zeros_like(keys))
     at, here = start[:, :most], present[:, :most]
-    rows.put(at, torch.full_like(at, MARK), here)
-    rows.put(at + 1, names, here)
+    rows.put(at, names, here)
+    rows.put(at + 1 + MARKED_VALUES, torch.full_like(at, MARK), here)
     question = end + 1 + (1 + MARKED_VALUES) * ranks(generator, here)
     rows.tokens.scatter_(1, end, ASK)
     rows.put(question, names, here)
     for i in range(MARKED_VALUES):
-        rows.put(at + 2 + i, values[..., i], here)
+        rows.put(at + 1 + i, values[..., i], here)
         rows.put(question + 1 + i, values[..., i], here)
         rows.asked.scatter_(1, torch.where(here, question + i, length), True)
     rows.asked[:, -1] = False

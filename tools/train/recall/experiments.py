@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from models import SHARED
+from train import OPEN
 
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3, 4, 5)
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Arm:
     prepare: object = field(default=lambda model: None)  # changes a model's initial values
     without: tuple = ()  # switches of `waterline eval recall` that the table has
     converted: dict = field(default_factory=dict)  # further rows of the table: options of `waterline convert` on the trained model
+    rate: float = 3e-3  # learning rate
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Experiment:
     stages: tuple
     tasks: tuple  # that training rows are drawn from
     asked: tuple  # (task, keys, length) of the table
+    open: tuple = OPEN  # (progress, share): until this progress, this share of the rows is open (see `partitions_used` and LTE)
 
 
 SMALL = SHARED | {"hidden_size": 64}
@@ -60,21 +63,23 @@ def gdn(heads=4, head_dim=16, gates=None, **more):
     return config if gates is None else config | {"model_type": "softmax_gated_deltanet", "sla_gate_input": gates}
 
 
-def gsa(slots, normalizer=64):
-    return FLA | {"model_type": "gsa", "num_heads": 4, "expand_k": 1, "expand_v": 1, "num_slots": slots, "feature_map": "swish",
-        "gate_logit_normalizer": normalizer}
-
-
 # A first layer that sees four tokens binds a value to its key, so that the second layer needs no convolutions, which SSE's partitions lack.
 BINDING = {"attn": {"layers": [0], "num_heads": 4, "num_kv_heads": 4, "window_size": 4, "qkv_bias": False, "rope_theta": 1e4},
     "use_short_conv": False}
 
 
-def sse(partitions, softmax_keys=True, read=True, write=True):
+def gsa(slots):
+    """Returns GSA with one head, after a layer that binds: with several small heads and convolutions the logits of the slots are so small at
+    first that their softmax is uniform, and no gradient tells the slots apart."""
+    return FLA | BINDING | {"model_type": "gsa", "num_heads": 1, "expand_k": 1, "expand_v": 1, "num_slots": slots, "feature_map": "swish",
+        "gate_logit_normalizer": 8}
+
+
+def sse(partitions, softmax_keys=True):
     """Returns SSE with two heads of 16, where each token uses one partition, after a layer that binds."""
     return FLA | BINDING | {"model_type": "sse_swa_moba", "layer_types": ["sliding_attention", "sse"], "num_heads": 2, "head_dim": 16,
         "expand_v": 1.0, "linear_attn_type": "gla", "num_sparse_partition": partitions, "num_writer": 1, "num_reader": 1, "sse_lora": True,
-        "use_output_gate": True, "sse_layer_defaults": {"emulk": write, "emulq": read, "gate_logit_normalizer": 16,
+        "use_output_gate": True, "sse_layer_defaults": {"emulk": True, "emulq": True, "gate_logit_normalizer": 16,
             "gate_low_rank_dim": 16, "use_k_softmax": softmax_keys, "use_q_softmax": False}}
 
 
@@ -109,20 +114,27 @@ def memory(tokens):
     def prepare(model):
         with torch.no_grad():
             for layer in model.model.layers:
-                layer.attn.gk_proj[1].bias.fill_(math.log(share / (1 - share)))
+                if hasattr(layer.attn, "gk_proj"):
+                    layer.attn.gk_proj[1].bias.fill_(math.log(share / (1 - share)))
 
     return prepare
 
 
-def partitions_first(model):
-    """Disables SSE's shared state in open rows, so that recall is learned from the partitions first."""
-    model.model.layers[-1].attn.closes = True
+def partitions_used(model):
+    """Leaves SSE's shared state out of open rows, so that recall must be learned from the partitions, and makes the router's first choices
+    eight times as decided: with a uniform router the partitions' share of the output falls with the square of their number."""
+    layer = model.model.layers[-1].attn
+    layer.closes = True
+    with torch.no_grad():
+        layer.e_proj.weight.mul_(8)
 
 
 OF_SSE = ("partitions", "shared")
 OF_GATES = ("read-gate", "write-gate", "read-gate,write-gate")
-# The memory of GSA's slots with normalizer 64 and 8: sigmoid(0)^(1/64) and sigmoid(0)^(1/8) per token.
-LONG, SHORT = 64 / math.log(2), 8 / math.log(2)
+OF_SLOTS = ("slot-read", "slot-decay", "slot-read,slot-decay")
+# The initial memory of GSA's slots with normalizer 8: sigmoid(0)^(1/8) per token.
+SHORT = 8 / math.log(2)
+RATES = (1e-3, 3e-3, 1e-2)
 
 # As many tokens as LTE retains, for the model with attention to all tokens.
 RETAINED = ("--window", "16", "--retained", "32", "--sink", "1")
@@ -132,22 +144,17 @@ FIRST = (Stage(3000, 128, 32, 6), Stage(1200, 64, 96, 22), Stage(1000, 48, 224, 
 EXPERIMENTS = {
     "sse": Experiment(
         {
-            "gla": Arm(gla(2, 0.5, 0.5) | BINDING),
-            "gla-bytes-of-n4": Arm(gla(2, 1.0, 1.25) | BINDING),
-            "n2": Arm(sse(2), without=OF_SSE),
-            "n4": Arm(sse(4), without=OF_SSE),
-            "n8": Arm(sse(8), without=OF_SSE),
-            "n16": Arm(sse(16), without=OF_SSE),
-            "n2-first": Arm(sse(2), partitions_first, OF_SSE),
-            "n4-first": Arm(sse(4), partitions_first, OF_SSE),
-            "n8-first": Arm(sse(8), partitions_first, OF_SSE),
-            "n16-first": Arm(sse(16), partitions_first, OF_SSE),
-            "n4-first-silu-keys": Arm(sse(4, softmax_keys=False), partitions_first, OF_SSE),
-            "n4-first-no-gate": Arm(sse(4, read=False, write=False), partitions_first, OF_SSE),
-            "n4-first-read-gate": Arm(sse(4, write=False), partitions_first, OF_SSE),
-            "n4-first-write-gate": Arm(sse(4, read=False), partitions_first, OF_SSE),
+            "gla": Arm(gla(2, 0.5, 0.5) | BINDING, rate=1e-3),
+            "gla-bytes-of-n4": Arm(gla(2, 1.0, 1.25) | BINDING, rate=1e-3),
+            "n1": Arm(sse(1), partitions_used, OF_SSE, rate=1e-3),
+            "n4": Arm(sse(4), partitions_used, OF_SSE, rate=1e-3),
+            "n16": Arm(sse(16), partitions_used, OF_SSE, rate=1e-3),
+            "n1-silu-keys": Arm(sse(1, softmax_keys=False), partitions_used, OF_SSE, rate=1e-3),
+            "n4-silu-keys": Arm(sse(4, softmax_keys=False), partitions_used, OF_SSE, rate=1e-3),
+            "n16-silu-keys": Arm(sse(16, softmax_keys=False), partitions_used, OF_SSE, rate=1e-3),
         },
-        FIRST + (Stage(2500, 32, 512, 126),), ("mqar",), (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 96, 0), ("mqar", 128, 0))),
+        (Stage(8000, 128, 32, 6),) + FIRST[1:] + (Stage(2500, 32, 512, 126),), ("mqar",),
+        (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 96, 0), ("mqar", 128, 0)), ((1.0, 0.5),)),
     "hax": Experiment(
         {
             "mamba2": Arm(mamba2()),
@@ -178,22 +185,24 @@ EXPERIMENTS = {
         (("mqar", 32, 0), ("mqar", 64, 0), ("joint", 32, 0), ("joint", 64, 0), ("needles", 8, 512))),
     "gsa": Experiment(
         {
-            "gla": Arm(gla(), memory(LONG)),
-            "gla-twice-the-bytes": Arm(gla(expand_k=2.0), memory(LONG)),
-            "gsa-half-the-bytes": Arm(gsa(4)),
-            "gsa": Arm(gsa(8)),
-            "gsa-twice-the-bytes": Arm(gsa(16)),
-            "gla-normalizer-8": Arm(gla(), memory(SHORT)),
-            "gsa-normalizer-8": Arm(gsa(8, 8)),
+            f"{name}-rate-{rate:g}": Arm(config, prepare, switches, rate=rate)
+            for rate in RATES
+            for name, config, prepare, switches in (
+                ("gla", gla(1, 2.0) | BINDING, memory(SHORT), ()),
+                ("gla-half", gla(1, 1.0) | BINDING, memory(SHORT), ()),
+                ("gsa", gsa(64), lambda model: None, OF_SLOTS),
+                ("gsa-half", gsa(32), lambda model: None, OF_SLOTS),
+            )
         },
-        (Stage(5000, 256, 32, 6),) + FIRST[1:] + (Stage(2500, 32, 512, 64),), ("mqar", "needles", "joint"),
-        (("mqar", 16, 0), ("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 64, 512), ("joint", 32, 0), ("needles", 8, 512))),
+        (Stage(6000, 256, 32, 6),) + FIRST[1:] + (Stage(2500, 32, 512, 126),), ("mqar",),
+        (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 96, 0), ("mqar", 128, 0))),
     "lalte": Experiment(
         {
             "gdn": Arm(gdn(heads=1)),
             "gdn-swa": Arm(hybrid(window_size=16), without=("attention",)),
+            "gdn-swa-48": Arm(hybrid(window_size=48), without=("attention",)),
             "lalte": Arm(lte((3, 3, 3)), without=("set", "attention")),
-            "lalte-mlp": Arm(lte((1, 1)), without=("set", "attention")),
+            "lalte-mlp": Arm(lte((1,)), without=("set", "attention")),
             "gdn-attn": Arm(hybrid(), without=("attention",), converted={
                 "tova": ("--retain", "tova", *RETAINED), "stride": ("--retain", "stride=32", *RETAINED)}),
         },

@@ -1,18 +1,14 @@
-"""Recall of trained models, unchanged and with mechanisms disabled, as Markdown: table.py WATERLINE shipped FOLDER SCRATCH or table.py
-WATERLINE EXPERIMENT DIR
+"""Recall of trained models, unchanged and with mechanisms disabled: table.py WATERLINE FOLDER SCRATCH prints the table of the GGUFs of
+tests/models in FOLDER as Markdown. SCRATCH gets MODEL.recall.csv with a line for each count; lines that exist are not computed again. Cells are
+the percentage of right answers with its standard error.
 
-`shipped`: the GGUFs of tests/models. Otherwise an experiment of `experiments.py` whose models are in DIR (see README.md): each model is
-converted to f16 and evaluated on the experiment's questions with every switch of its arm. SCRATCH or DIR gets MODEL.recall.csv with a line
-for each count; lines that exist are not computed again. Cells are the mean over seeds of the right answers in percent, with the range over
-seeds; for a single file, with its standard error.
+`answer` does the same for the models of an experiment (report.py).
 """
 
 import csv
 import subprocess
 import sys
 from pathlib import Path
-
-from experiments import EXPERIMENTS, SEEDS
 
 SHIPPED = {"sse-n4k1": ("partitions", "shared"), "gla": (), "hax-mamba2": ("attention",), "mamba2": (), "lalte": ("set", "attention"),
     "gdn-swa": ("attention",), "softmax-gla": ("read-gate", "write-gate", "read-gate,write-gate")}
@@ -54,12 +50,16 @@ def read(path):
 
 def files(experiment, arm, seed):
     """Returns the models derived from a trained one: (arm, name, options of `waterline convert`)."""
+    from experiments import EXPERIMENTS  # imports PyTorch, which `read` does without
+
     converted = {arm: ()} | EXPERIMENTS[experiment].arms[arm].converted
     return [(title, f"{experiment}.{title}.{seed}", options) for title, options in converted.items()]
 
 
 def answer(waterline, folder, experiment, arm, seed):
     """Converts and evaluates the models derived from one trained model in `folder`."""
+    from experiments import EXPERIMENTS
+
     setup = EXPERIMENTS[experiment]
     for _, name, options in files(experiment, arm, seed):
         model = folder / f"{name}.gguf"
@@ -69,47 +69,25 @@ def answer(waterline, folder, experiment, arm, seed):
         ask(waterline, model, setup.asked, setup.arms[arm].without, folder / f"{name}.recall.csv")
 
 
-def cell(rows):
-    shares = [100 * float(r["accuracy"]) for r in rows]
-    if len(rows) == 1:
-        return f"{shares[0]:.1f} ± {100 * float(rows[0]['stderr']):.1f} ({rows[0]['right']})"
-    return f"{sum(shares) / len(shares):.1f} ({min(shares):.1f}–{max(shares):.1f})"
-
-
-def show(arms, asked):
-    """Prints the table. `arms` maps a row's title to its tables, one per seed, and its switches."""
-    tables = [table for found, _ in arms.values() for table in found]
-    questions = [next((table["", *a]["questions"] for table in tables if ("", *a) in table), "none") for a in asked]
-    heads = [f"{task} {keys}" + (f" in {length}" if length else "") + f", of {n}" for (task, keys, length), n in zip(asked, questions)]
-    print("| model | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads))
-    for title, (found, switches) in arms.items():
-        for without in ("",) + switches:
-            rows = [[table[key] for table in found if (key := (without.replace(",", "+"), *a)) in table] for a in asked]
-            if all(rows):
-                seeds = "" if len(rows[0]) in (1, len(SEEDS)) else f", {len(rows[0])} seeds"
-                off = " − " + without.replace(",", ", ") if without else ""
-                print(f"| {title}{off}{seeds} | " + " | ".join(cell(r) for r in rows) + " |")
+def cell(row):
+    return f"{100 * float(row['accuracy']):.1f} ± {100 * float(row['stderr']):.1f} ({row['right']})"
 
 
 def main():
-    waterline, what, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    arms = {}
-    if what == "shipped":
-        asked = ASKED
-        for model, switches in SHIPPED.items():
-            path = Path(sys.argv[4]) / f"{model}.recall.csv"
-            ask(waterline, folder / f"{model}.gguf", asked, switches, path)
-            arms[model] = [read(path)], switches
-    else:
-        asked = EXPERIMENTS[what].asked
-        for arm, setup in EXPERIMENTS[what].arms.items():
-            for seed in SEEDS:
-                if (folder / f"{what}.{arm}.{seed}").exists():
-                    answer(waterline, folder, what, arm, seed)
-                for title, name, _ in files(what, arm, seed):
-                    if table := read(folder / f"{name}.recall.csv"):
-                        arms.setdefault(title, ([], setup.without))[0].append(table)
-    show(arms, asked)
+    waterline, folder, scratch = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    tables = {}
+    for model, switches in SHIPPED.items():
+        path = scratch / f"{model}.recall.csv"
+        ask(waterline, folder / f"{model}.gguf", ASKED, switches, path)
+        tables[model] = read(path)
+    questions = [tables["gla"]["", *asked]["questions"] for asked in ASKED]
+    heads = [f"{task} {keys}, of {n}" for (task, keys, _), n in zip(ASKED, questions)]
+    print("| model | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads))
+    for model, switches in SHIPPED.items():
+        for without in ("",) + switches:
+            off = " − " + without.replace(",", ", ") if without else ""
+            cells = [cell(tables[model][without.replace(",", "+"), *asked]) for asked in ASKED]
+            print(f"| {model}{off} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def sequence(task, keys, length, seed):
     no filler).
 
     mqar, needle and needles differ only in their usual numbers: many pairs without filler, one pair in filler, several pairs in filler.
-    marked: pairs after a mark, with values of several tokens, among plain pairs of other keys, which are not asked for.
+    marked: pairs with values of several tokens and a mark after the value, among plain pairs of other keys, which are not asked for.
     joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are complete
     contexts.
     levels: joint recall with LEVEL_CONTEXTS contexts within each of LEVEL_CONTEXTS others; the body's items are complete outer contexts.
@@ -139,9 +139,9 @@ def marked(keys, length, rng):
         if item is None:
             s.tokens += [rng.one_of(others), rng.one_of(VALUES)]
             continue
-        s.tokens += [MARK, names[item]]
+        s.tokens.append(names[item])
         written[item] = len(s.tokens)
-        s.tokens += values[item]
+        s.tokens += values[item] + [MARK]
     s.tokens.append(ASK)
     order = list(range(keys))
     rng.shuffle(order)

@@ -17,16 +17,15 @@ from draw import draw
 from experiments import EXPERIMENTS, SEEDS, Stage
 from export import export, round_matrices
 from stacked import AdamW, Stacked
-from train import BLOCK, OPEN, rate
+from train import BLOCK, rate
 
 POOL = 100  # steps whose rows are drawn together
-LR = 3e-3
 LATE = 3  # exit status of a run that ran out of time
 
 
 class Run:
     def __init__(self, experiment, arm, seeds, smoke):
-        self.name, self.setup, self.seeds = f"{experiment}.{arm}", EXPERIMENTS[experiment], seeds
+        self.name, self.arm, self.setup, self.seeds = f"{experiment}.{arm}", arm, EXPERIMENTS[experiment], seeds
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.stages = [Stage(2, 2, s.length, s.most) for s in self.setup.stages] if smoke else self.setup.stages
         self.model = Stacked(self.setup.arms[arm].config, self.setup.arms[arm].prepare, seeds, self.device)
@@ -40,7 +39,7 @@ class Run:
 
     def open(self, stage, progress):
         """Returns the rows in which LTE keeps all tokens, and in which an SSE layer that closes lacks its shared state."""
-        share = next(share for until, share in OPEN if progress < until)
+        share = next(share for until, share in self.setup.open if progress < until)
         return torch.arange(stage.rows, device=self.device) < share * stage.rows
 
     def loss(self, tokens, asked, open_rows):
@@ -105,7 +104,7 @@ class Run:
                         to.copy_(new)
                     self.at.zero_()
                     lines += self.line(done + first)
-                self.lr.fill_(LR * rate(progress))
+                self.lr.fill_(self.setup.arms[self.arm].rate * rate(progress))
                 self.open_rows.copy_(self.open(stage, progress))
                 for _ in range(min(BLOCK, stage.steps - first)):
                     advance()

@@ -1,6 +1,7 @@
-//! Marked recall for models without a tokenizer: a few pairs follow a mark and have values of several tokens. The other
-//! pairs are plain, have other keys, and no question asks for them. The vocabulary is that of [`super::tokens`], with 3
-//! for the mark; `tasks.py` of `tools/train/recall` draws the same sequences.
+//! Marked recall for models without a tokenizer: a few pairs have values of several tokens and a mark after the value, so
+//! that a model must look ahead to know which tokens to retain. The other pairs are plain, have other keys, and no question
+//! asks for them. The vocabulary is that of [`super::tokens`], with 3 for the mark; `tasks.py` of `tools/train/recall`
+//! draws the same sequences.
 
 use super::tokens::{BOS, KEYS, VALUES, ask};
 use super::{Sequence, Setting};
@@ -34,9 +35,10 @@ pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
         match item {
             None => tokens.extend([random.one_of(&others), random.one_of(&known)]),
             Some(pair) => {
-                tokens.extend([MARK, names[pair]]);
+                tokens.push(names[pair]);
                 written[pair] = tokens.len();
                 tokens.extend(&values[pair]);
+                tokens.push(MARK);
             }
         }
     }
@@ -59,9 +61,7 @@ mod tests {
         };
         let sequence = sequence(&setting, 5);
         let expected = [
-            1, 152, 185, 123, 192, 3, 122, 167, 165, 165, 164, 120, 195, 98, 182, 85, 191, 70, 183,
-            77, 223, 54, 175, 3, 93, 193, 203, 200, 195, 2, 122, 167, 165, 165, 164, 93, 193, 203,
-            200, 195,
+            1, 152, 185, 123, 192, 122, 167, 165, 165, 164, 3, 120, 195, 98, 182, 85, 191, 70, 183, 77, 223, 54, 175, 93, 193, 203, 200, 195, 3, 2, 122, 167, 165, 165, 164, 93, 193, 203, 200, 195,
         ];
         assert_eq!(sequence.tokens, expected);
         let questions = sequence.questions.iter();
@@ -74,6 +74,6 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(found, [(30, 7, VALUE), (35, 25, VALUE)]);
+        assert_eq!(found, [(30, 6, VALUE), (35, 24, VALUE)]);
     }
 }

@@ -1,6 +1,5 @@
 //! `waterline eval recall`: recall of facts at a distance.
 
-mod ablation;
 mod levels;
 mod marked;
 mod report;
@@ -19,6 +18,7 @@ use clap::builder::RangedU64ValueParser;
 use serde::Serialize;
 use waterline::{Model, SamplerParams, Session, Tokenizer};
 
+use super::ablation::{Mechanism, ablate};
 use super::largest;
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
@@ -27,7 +27,6 @@ use crate::page::Kind;
 use crate::progress::{self, Unit};
 use crate::session::SessionArgs;
 use crate::write_model::check_output;
-use ablation::{Mechanism, ablate};
 use report::{About, Counted, Report};
 
 /// A sequence holds keys and their values in random order among filler, then a question for each key. The values are random, so
@@ -35,7 +34,7 @@ use report::{About, Counted, Report};
 /// each of its tokens has the largest logit.
 ///
 /// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
-/// Only if named: marked, pairs after a mark, with values of four tokens, among plain pairs; levels, the same keys in two
+/// Only if named: marked, pairs with values of four tokens and a mark, among plain pairs; levels, the same keys in two
 /// contexts within two others; s-niah-1 to s-niah-3, RULER's single needles, as plain text instead of a chat.
 ///
 /// A model with a tokenizer reads text, as a chat. A model without one reads the 256 tokens of tools/train/recall, whose

@@ -6,8 +6,8 @@ use std::path::Path;
 use clap::ValueEnum;
 use serde::{Serialize, Serializer};
 
-use super::ablation::Mechanism;
 use super::{Question, Setting, Task};
+use crate::eval::ablation::Mechanism;
 use crate::eval::output::cell;
 use crate::eval::ratio::Ratio;
 use crate::page::{Figure, Page};

@@ -28,6 +28,10 @@ pub enum Mechanism {
     ReadGate,
     /// SLA: the write gate is uniform over the heads.
     WriteGate,
+    /// GSA: a token reads all slots alike.
+    SlotRead,
+    /// GSA: the decay of the slots does not depend on the input.
+    SlotDecay,
 }
 
 impl Mechanism {
@@ -48,6 +52,8 @@ impl Mechanism {
             Mechanism::Attention => (&["mixer.E"], 0.0),
             Mechanism::ReadGate => (&["gate_q_proj.weight"], 0.0),
             Mechanism::WriteGate => (&["gate_k_proj.weight"], 0.0),
+            Mechanism::SlotRead if mixer == "gsa" => (&["q_proj.weight"], 0.0),
+            Mechanism::SlotDecay if mixer == "gsa" => (&["f_proj.weight"], 0.0),
             _ => (&[], 0.0),
         }
     }
