@@ -87,9 +87,7 @@ impl Positions {
     }
 
     fn to_json(&self) -> Value {
-        let row = |(bound, (tokens, bits)): (&usize, &(usize, f64))| {
-            json!({"up_to": bound, "tokens": tokens, "bits_per_token": bits / *tokens as f64})
-        };
+        let row = |(bound, (tokens, bits)): (&usize, &(usize, f64))| json!({"up_to": bound, "tokens": tokens, "bits_per_token": bits / *tokens as f64});
         self.0.iter().map(row).collect()
     }
 }
