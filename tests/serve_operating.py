@@ -178,6 +178,8 @@ def bench(program, say):
         assert "2 failed, the first with: status 400" in table, table
         assert "bodies.jsonl: line 1" in run(server.url, "--bodies", write(bodies, "{}"), status=2)
         assert "expected http://" in run("localhost:1", status=2)
+        for flag in (["--threads", "3"], ["--copy"], ["--depth", "5"]):
+            assert "cannot be used with" in run(server.url, *flag, status=2), flag
         assert "127.0.0.1:9" in run("http://127.0.0.1:9", status=2)
         say("errors of bench --serve")
     server.end()

@@ -27,7 +27,7 @@ pub struct LoadArgs {
     #[arg(
         long = "serve",
         value_name = "URL",
-        conflicts_with_all = ["depth", "sessions", "ops", "compare", "SessionArgs", "OpenArgs"]
+        conflicts_with_all = ["depth", "sessions", "ops", "compare", "threads", "chunk", "exact", "OpenArgs"]
     )]
     pub servers: Vec<String>,
     /// Numbers of clients, separated by commas. Each sends a request as soon as its last one was answered.
