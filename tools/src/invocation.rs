@@ -104,7 +104,7 @@ fn letters(words: &[String]) -> Option<String> {
 /// Rephrases the error of a number parser for an invalid value.
 fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {
     let reason = std::error::Error::source(error)?.to_string();
-    let words = in_words(&reason)?;
+    let words = in_words(&reason).unwrap_or(&reason);
     let value = match error.get(ContextKind::InvalidValue) {
         Some(ContextValue::String(value)) => value,
         _ => return None,
