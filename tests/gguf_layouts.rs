@@ -483,7 +483,7 @@ fn a_split_file_opens_by_any_of_its_parts() {
     for path in &parts {
         assert_eq!(logits(path), whole, "{}", path.display());
         place
-            .run(&["inspect", path.to_str().expect("a path")])
+            .run(["inspect", path.to_str().expect("a path")])
             .succeeded();
     }
     let bytes = std::fs::read(&parts[0]).expect("a part");

@@ -70,7 +70,7 @@ fn is_size(key: &str) -> bool {
     let key = key.to_lowercase();
     let is_named = |part: &&str| key.contains(*part);
     let sizes = ["head_dim", "key_heads", "ssm.group_count"];
-    sizes.iter().any(|part| is_named(part)) || !NO_SIZES.iter().any(|part| is_named(&part))
+    sizes.iter().any(is_named) || !NO_SIZES.iter().any(is_named)
 }
 
 fn logits(model: Result<std::sync::Arc<Model>, waterline::Error>) -> Option<Vec<f32>> {

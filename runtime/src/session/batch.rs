@@ -190,8 +190,8 @@ impl Batch {
 }
 
 /// The sessions whose outcome is not an error.
-fn successful<'a, 's>(
-    sessions: &'a mut [&'s mut Session],
+fn successful<'a>(
+    sessions: &'a mut [&mut Session],
     outcomes: &[Result<u32>],
 ) -> Vec<&'a mut Session> {
     let both = sessions.iter_mut().zip(outcomes);

@@ -82,7 +82,8 @@ impl Thought {
         };
         let vocab = model.spec().vocab;
         let is_possible = |token: &u32| (*token as usize) < vocab;
-        if options.budget.is_some() && !(!closing.is_empty() && closing.iter().all(is_possible)) {
+        let can_close = !closing.is_empty() && closing.iter().all(is_possible);
+        if options.budget.is_some() && !can_close {
             let reason = format!("the model has no tokens for {:?}", tags.close);
             return Err(Error::invalid("the budget of thoughts", reason));
         }

@@ -22,7 +22,8 @@ pub(super) enum Arguments {
     None,
 }
 
-/// What a call's body begins with.
+/// The beginning of a call's body. An answer has one at a time, so its size does not matter.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Head {
     /// An object that holds the name.
     Object,
@@ -132,17 +133,13 @@ fn named(text: &str, format: &CallFormat, tools: &Tools, is_last: bool) -> Head 
     let mut name = &bare[..name_end];
     let mut id = None;
     // Kimi numbers its calls; the whole text is the id.
-    if after.starts_with(':') {
-        if let Some((plain, number)) = name.rsplit_once(':')
-            && number.chars().all(|c| c.is_ascii_digit())
-        {
-            id = Some(
-                head[..head.len() - bare.len() + name_end]
-                    .trim()
-                    .to_string(),
-            );
-            name = plain;
-        }
+    if after.starts_with(':')
+        && let Some((plain, number)) = name.rsplit_once(':')
+        && number.chars().all(|c| c.is_ascii_digit())
+    {
+        let whole = &head[..head.len() - bare.len() + name_end];
+        id = Some(whole.trim().to_string());
+        name = plain;
     }
     if let Some((_, rest)) = head.split_once("[CALL_ID]") {
         id = Some(rest.split('[').next().unwrap_or(rest).trim().to_string());

@@ -315,8 +315,8 @@ impl Literal {
     }
 
     fn in_string(&mut self, rest: &str, quote: &'static str, is_last: bool, stop: &str) -> usize {
-        if rest.starts_with(quote) {
-            let after = rest[quote.len()..].trim_start();
+        if let Some(after) = rest.strip_prefix(quote) {
+            let after = after.trim_start();
             let ends = match after.chars().next() {
                 _ if quote == TOKEN_QUOTE => true,
                 None if is_last => true,

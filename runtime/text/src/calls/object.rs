@@ -156,13 +156,9 @@ impl ObjectCall {
                 }
             }
             '"' | '\'' => {
-                let end = rest[1..].find(first);
-                match end {
-                    Some(end) => {
-                        self.key = Some(rest[1..=end].into());
-                        step.read += end + 2;
-                    }
-                    None => {}
+                if let Some(end) = rest[1..].find(first) {
+                    self.key = Some(rest[1..=end].into());
+                    step.read += end + 2;
                 }
             }
             _ => {

@@ -471,21 +471,21 @@ impl AnswerParser {
             self.close_thought();
             return true;
         }
-        if let Some(channels) = channels {
-            if channels.ends.contains(&mark) || channels.open.contains(&mark) {
-                if self.in_thought && self.syntax.keeps_thoughts {
-                    self.say(close);
-                }
-                self.close_thought();
-                self.drops_space = false;
-                let is_header = channels.open.iter().any(|open| open.starts_with(mark))
-                    && !mark.ends_with("end|>");
-                if !is_header {
-                    self.take(mark.len());
-                }
-                self.place = Place::Header;
-                return true;
+        if let Some(channels) = channels
+            && (channels.ends.contains(&mark) || channels.open.contains(&mark))
+        {
+            if self.in_thought && self.syntax.keeps_thoughts {
+                self.say(close);
             }
+            self.close_thought();
+            self.drops_space = false;
+            let is_header =
+                channels.open.iter().any(|open| open.starts_with(mark)) && !mark.ends_with("end|>");
+            if !is_header {
+                self.take(mark.len());
+            }
+            self.place = Place::Header;
+            return true;
         }
         let is_wrapper = self
             .syntax

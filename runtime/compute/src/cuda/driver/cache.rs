@@ -197,6 +197,6 @@ mod tests {
         }
         std::fs::set_permissions(&own, PermissionsExt::from_mode(0o755)).expect("changed");
         check_private_folder(&own).expect("a folder that others may read");
-        check_private_folder(&folder.path().join("missing")).expect("no folder yet");
+        check_private_folder(folder.path().join("missing")).expect("no folder yet");
     }
 }
