@@ -1,13 +1,9 @@
 //! Converts a complete history to tokens: renders it with the model's template, which decides what messages it accepts, and tokenizes it.
 
-use serde_json::Value;
-
-use super::placeholders::{Stretch, parts, placeholders, template_error};
-use super::{Message, Piece, Role, Run, Runs, Turns};
-use crate::error::{Error, Result};
-
-/// The tag after a thought.
-const THOUGHT_END: &str = "</think>";
+use super::jinja::marked::{Mark, Marked};
+use super::turns::{pieces, template_error};
+use super::{Message, Role, Run, Runs, Turns};
+use crate::error::Result;
 
 /// A history in the form that a session reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,54 +33,50 @@ impl Turns {
     /// Converts `messages` to tokens. If `reply`, an answer can follow; if the last message is an answer, it is continued.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the messages or omits the last one, [`Error::Invalid`] for a message field that
-    /// contains a control token's name, [`Error::Tokenizer`] if a text cannot be encoded, [`Error::Cancelled`].
+    /// [`Error::Template`](crate::error::Error::Template) if the template refuses the messages or omits the last one, and
+    /// [`Error::Tokenizer`](crate::error::Error::Tokenizer) if a text cannot be encoded,
+    /// [`Error::Cancelled`](crate::error::Error::Cancelled).
     pub fn history(&self, messages: &[Message], reply: bool, runs: &Runs) -> Result<History> {
-        self.check_fields(messages)?;
-        let messages = self.without_thoughts(messages);
-        let goes_on = reply
-            && messages
-                .last()
-                .is_some_and(|last| last.role == Role::Assistant);
-        let masked = placeholders(&messages);
-        let rendered = self.render(&masked, reply && !goes_on)?;
-        let mut pieces = parts(&rendered, &messages)?;
-        let end_of = |pieces: &[Stretch], message: usize| {
-            let at = pieces
-                .iter()
-                .rposition(|part| part.message == Some(message));
-            at.map(|at| at + 1)
-        };
-        if let Some(last) = messages.len().checked_sub(1) {
-            let end = end_of(&pieces, last);
-            match (end, messages[last].content.trim().is_empty()) {
-                (None, false) => return Err(template_error("it leaves out the last message")),
-                (Some(end), _) if goes_on => pieces.truncate(end),
-                _ => {}
+        let is_answer = |last: &Message| last.role == Role::Assistant;
+        let goes_on = reply && messages.last().is_some_and(is_answer);
+        let mut rendering = self.render(messages, reply && !goes_on)?;
+        let mut end = rendering.text.as_str().len();
+        let last = rendering.messages.len().saturating_sub(1);
+        let place = rendering.text.range_of(Mark::Content(last));
+        match (place, rendering.messages.last()) {
+            (Some(place), _) if goes_on => end = place.end,
+            (None, Some(message)) if goes_on || !message.content.trim().is_empty() => {
+                // The place of a content that the template leaves out, such as an empty answer, is that of a word.
+                let mut probe = rendering.messages.to_vec();
+                probe[last].content = "answer".into();
+                let probed = self.render(&probe, reply && !goes_on)?.text;
+                let place = probed.range_of(Mark::Content(last));
+                let place =
+                    place.ok_or_else(|| template_error("it leaves out the last message"))?;
+                if goes_on {
+                    (rendering.text, end) = (probed, place.start);
+                }
             }
+            _ => {}
         }
-        let (tokens, tail) = self.encode(&pieces, runs)?;
+        let text = &rendering.text;
+        let (tokens, tail) = self.encode_until(text, end, runs)?;
         let mut borders = Vec::new();
         // The instructions end where the first message with another role begins.
-        let first = messages
-            .iter()
-            .position(|message| message.role != Role::System);
-        let first =
-            first.and_then(|first| pieces.iter().position(|part| part.message == Some(first)));
-        let first = first.filter(|&first| first > 1 || !self.options().tools.is_empty());
-        if let Some(first) = first {
-            borders.push(self.encode(&pieces[..first], runs)?.0);
+        let is_instruction = |message: &Message| message.role == Role::System;
+        let first = rendering.messages.iter().position(|it| !is_instruction(it));
+        let first = first.filter(|&first| first > 0 || !self.options().tools.is_empty());
+        let first = first.and_then(|first| text.range_of(Mark::Content(first)));
+        if let Some(first) = &first {
+            borders.push(self.encode_until(text, first.start, runs)?.0);
         }
         if reply && !goes_on && self.drops_thoughts() {
-            let without = self.render(&masked, false)?;
-            borders.push(self.encode(&parts(&without, &messages)?, runs)?.0);
+            let without = self.render(messages, false)?.text;
+            borders.push(self.encode_until(&without, without.as_str().len(), runs)?.0);
         }
         let common = |begin: Vec<u32>| {
-            begin
-                .iter()
-                .zip(&tokens)
-                .take_while(|(a, b)| a == b)
-                .count()
+            let pairs = begin.iter().zip(&tokens);
+            pairs.take_while(|(a, b)| a == b).count()
         };
         let mut borders: Vec<usize> = borders.into_iter().map(common).collect();
         let instructions = first.map_or(0, |_| borders[0]);
@@ -133,49 +125,9 @@ impl Turns {
         })
     }
 
-    fn encode(&self, parts: &[Stretch], runs: &Runs) -> Result<(Vec<u32>, Run)> {
-        let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
-        self.tokenizer().encode_runs(&pieces, true, Some(runs))
-    }
-
-    /// Removes the thoughts from answers that precede the last question, if the template drops them: the template cannot find a thought
-    /// in a placeholder.
-    fn without_thoughts(&self, messages: &[Message]) -> Vec<Message> {
-        let mut messages = messages.to_vec();
-        let last = messages
-            .iter()
-            .rposition(|message| message.role == Role::User);
-        for message in messages
-            .iter_mut()
-            .take(last.filter(|_| self.drops_thoughts()).unwrap_or(0))
-        {
-            if message.role == Role::Assistant
-                && let Some((_, answer)) = message.content.rsplit_once(THOUGHT_END)
-            {
-                message.content = answer.trim_start_matches('\n').into();
-            }
-        }
-        messages
-    }
-
-    /// Refuses control token names in fields: unlike contents, fields pass through the template.
-    fn check_fields(&self, messages: &[Message]) -> Result<()> {
-        for (index, message) in messages.iter().enumerate() {
-            let role = Value::from(message.role.name());
-            let fields = message
-                .fields
-                .iter()
-                .map(|(key, value)| (key.as_str(), value));
-            for (key, value) in fields.chain([("role", &role)]) {
-                if self.tokenizer().names_special(&value.to_string()) {
-                    let what = format!("messages[{index}].{key}");
-                    return Err(Error::invalid(
-                        what,
-                        "it contains the name of a control token",
-                    ));
-                }
-            }
-        }
-        Ok(())
+    /// Encodes the rendering up to the byte `end`.
+    fn encode_until(&self, text: &Marked, end: usize, runs: &Runs) -> Result<(Vec<u32>, Run)> {
+        self.tokenizer()
+            .encode_runs(&pieces(text, 0..end), true, Some(runs))
     }
 }

@@ -5,7 +5,7 @@ mod calls;
 mod date;
 mod history;
 mod jinja;
-mod placeholders;
+mod message;
 mod stop;
 mod stream;
 mod template;
@@ -21,9 +21,10 @@ pub use calls::{
     Start, ThoughtTags, ToolCall, Tools,
 };
 pub use history::{History, Remembered};
+pub use message::{Message, Role};
 pub use stop::StopStrings;
 pub use stream::TextStream;
-pub use template::{ChatTemplate, Message, Role, TemplateOptions};
+pub use template::{ChatTemplate, TemplateOptions};
 pub use tokenizer::{Piece, Run, Runs, Tokenizer};
 pub use turns::Turns;
 

@@ -79,11 +79,6 @@ impl Tokenizer {
         match self.none {}
     }
 
-    /// Whether a text contains the name of a special token.
-    pub(crate) fn names_special(&self, _: &str) -> bool {
-        match self.none {}
-    }
-
     /// The exact bytes of a token.
     pub fn token_bytes(&self, _: u32) -> &[u8] {
         match self.none {}

@@ -1,102 +1,13 @@
-use super::jinja::{Failure, Template};
+use std::borrow::Cow;
+
+use super::jinja::marked::{Mark, Marked, Text};
+use super::jinja::value::Value;
+use super::jinja::work::{ELEMENT, Work};
+use super::jinja::{Failure, Outcome, Template};
+use super::{Message, Role};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-
-/// The speaker. A template decides which roles it accepts.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
-pub enum Role {
-    /// Instructions.
-    System,
-    /// The user.
-    User,
-    /// The model.
-    Assistant,
-    /// Another role, such as `tool` or `developer`.
-    Other(String),
-}
-
-impl Role {
-    /// The name in chat templates.
-    pub fn name(&self) -> &str {
-        match self {
-            Role::System => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-            Role::Other(name) => name,
-        }
-    }
-}
-
-impl From<String> for Role {
-    fn from(name: String) -> Self {
-        match name.as_str() {
-            "system" => Role::System,
-            "user" => Role::User,
-            "assistant" => Role::Assistant,
-            _ => Role::Other(name),
-        }
-    }
-}
-
-impl From<Role> for String {
-    fn from(role: Role) -> Self {
-        role.name().into()
-    }
-}
-
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// The speaker.
-    pub role: Role,
-    /// The text.
-    #[serde(default, deserialize_with = "content")]
-    pub content: String,
-    /// More fields for the template, such as `name` or `tool_calls`.
-    #[serde(flatten)]
-    pub fields: Map<String, Value>,
-}
-
-impl Message {
-    /// Creates a message without further fields.
-    pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self {
-            role,
-            content: content.into(),
-            fields: Map::new(),
-        }
-    }
-}
-
-/// Reads a message's content from JSON: a string, null, or a list of text parts.
-fn content<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
-    let wrong = |found: &str| {
-        serde::de::Error::custom(format!(
-            "content: {found}, expected a string or parts of type \"text\""
-        ))
-    };
-    match Value::deserialize(from)? {
-        Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text),
-        Value::Array(parts) => {
-            let text = |part: &Value| match part {
-                Value::String(text) => Ok(text.clone()),
-                part => match (part["type"].as_str(), part["text"].as_str()) {
-                    (Some("text") | None, Some(text)) => Ok(text.to_string()),
-                    (kind, _) => Err(wrong(&format!(
-                        "found a part of type {:?}",
-                        kind.unwrap_or("none")
-                    ))),
-                },
-            };
-            parts.iter().map(text).collect()
-        }
-        other => Err(wrong(&format!("found {other}"))),
-    }
-}
+use serde_json::{Map, Value as Json};
 
 /// Template variables other than the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -105,7 +16,61 @@ pub struct TemplateOptions {
     /// Whether the model should think before it answers; `None` leaves the choice to the template.
     pub thinking: Option<bool>,
     /// Functions that the model may call, as JSON schemas.
-    pub tools: Vec<Value>,
+    pub tools: Vec<Json>,
+    /// Further variables, such as `reasoning_effort`, which [`TemplateOptions::set`] checks.
+    pub variables: Map<String, Json>,
+}
+
+/// Variables that the model and the conversation set.
+const RESERVED: [&str; 6] = [
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+];
+/// Variables that templates compare with true and false.
+const FLAGS: [&str; 5] = [
+    "enable_thinking",
+    "thinking",
+    "preserve_thinking",
+    "clear_thinking",
+    "keep_past_thinking",
+];
+
+impl TemplateOptions {
+    /// Sets a variable of the template. `enable_thinking` and `thinking` are one switch; null leaves a variable undefined.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names a variable that cannot be set, or whose value has the wrong type.
+    pub fn set(&mut self, name: &str, value: Json) -> Result<()> {
+        let expected = match (name, &value) {
+            (name, _) if RESERVED.contains(&name) => {
+                return Err(Error::invalid(name, "the model and the messages set it"));
+            }
+            (_, Json::Null) => {
+                self.variables.shift_remove(name);
+                return Ok(());
+            }
+            ("enable_thinking" | "thinking", Json::Bool(thinking)) => {
+                self.thinking = Some(*thinking);
+                return Ok(());
+            }
+            (name, value) if FLAGS.contains(&name) && !value.is_boolean() => "true or false",
+            ("reasoning_effort", value) if !value.is_string() => "a string",
+            ("documents", value) if !value.is_array() => "a list",
+            _ => {
+                self.variables.insert(name.into(), value);
+                return Ok(());
+            }
+        };
+        let found: String = value.to_string().chars().take(80).collect();
+        Err(Error::invalid(
+            name,
+            format!("found {found}, expected {expected}"),
+        ))
+    }
 }
 
 /// A model's chat template: Jinja with the settings, globals and Python methods of transformers. Templates are untrusted: their work and
@@ -172,60 +137,217 @@ impl ChatTemplate {
     /// message), fails, or exceeds the work limit.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let (options, canceller) = (TemplateOptions::default(), Canceller::default());
-        self.render_with(messages, add_generation_prompt, &options, &canceller)
+        let rendering = self.render_with(messages, add_generation_prompt, &options, &canceller)?;
+        Ok(rendering.text.as_str().into())
     }
 
-    /// Like [`render`](Self::render), with tools, a thinking switch and cancellation.
+    /// Like [`render`](Self::render), with tools, variables and cancellation. Messages that the template refuses are tried again in
+    /// plainer forms: contents and fields as [`Message::simplified`] makes them, ids as short as Mistral's templates want them, and all
+    /// system messages as the first one.
     ///
     /// # Errors
     /// The errors of [`render`](Self::render), and [`Error::Cancelled`].
-    pub(crate) fn render_with(
+    pub(crate) fn render_with<'m>(
+        &self,
+        messages: &'m [Message],
+        add_generation_prompt: bool,
+        options: &TemplateOptions,
+        canceller: &Canceller,
+    ) -> Result<Rendering<'m>> {
+        let for_tools = self.tool_use.as_ref().filter(|_| !options.tools.is_empty());
+        let template = for_tools.unwrap_or(&self.template);
+        let mut refusal = None;
+        let mut tried: Vec<Vec<Message>> = Vec::new();
+        for form in FORMS {
+            let messages = form.apply(messages);
+            if tried.iter().any(|other| **other == *messages) {
+                continue;
+            }
+            let variables = |work: &mut Work| {
+                self.variables(&messages, add_generation_prompt, options, form, work)
+            };
+            match template.render(variables, canceller) {
+                Ok(text) if text.range_of(Mark::Structure).is_none() => {
+                    return Ok(Rendering { text, messages });
+                }
+                Err(_) if canceller.take() => return Err(Error::Cancelled { fed: 0 }),
+                Err(failure) if failure.is_limit() => return Err(error(failure)),
+                Err(failure) => refusal = refusal.or(Some(failure)),
+                Ok(_) => {}
+            }
+            tried.extend((form != Form::Given).then(|| messages.into_owned()));
+        }
+        let unknown = || Failure::new("it writes the parts of contents as they are");
+        Err(error(refusal.unwrap_or_else(unknown)))
+    }
+
+    fn variables(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
         options: &TemplateOptions,
-        canceller: &Canceller,
-    ) -> Result<String> {
-        let message = |message: &Message| {
-            let mut fields = message.fields.clone();
-            fields.insert("role".into(), message.role.name().into());
-            fields.insert("content".into(), message.content.as_str().into());
-            Value::Object(fields)
-        };
-        let tools = if options.tools.is_empty() {
+        form: Form,
+        work: &mut Work,
+    ) -> Outcome<Vec<(String, Value)>> {
+        let mut list = Vec::new();
+        for (index, message) in messages.iter().enumerate() {
+            list.push(message_value(index, message, work)?);
+        }
+        let tools = match (options.tools.is_empty(), form) {
             // Like transformers, defines the variable, with the value none.
-            Value::Null
-        } else {
-            Value::Array(options.tools.clone())
+            (true, Form::Given) => Value::None,
+            _ => Value::from_json(&Json::Array(options.tools.clone()), Mark::Data, work)?,
         };
         let [bos, eos, pad] = &self.names;
         let mut variables = vec![
+            ("messages".to_string(), Value::list(list)?),
+            ("tools".into(), tools),
+            ("documents".into(), Value::None),
             (
-                "messages",
-                Value::Array(messages.iter().map(message).collect()),
+                "add_generation_prompt".into(),
+                Value::Bool(add_generation_prompt),
             ),
-            ("add_generation_prompt", json!(add_generation_prompt)),
-            ("bos_token", json!(bos)),
-            ("eos_token", json!(eos)),
-            ("pad_token", json!(pad)),
-            ("tools", tools),
-            ("documents", Value::Null),
+            ("bos_token".into(), Value::str(bos)),
+            ("eos_token".into(), Value::str(eos)),
+            ("pad_token".into(), Value::str(pad)),
         ];
         if let Some(thinking) = options.thinking {
-            variables.push(("enable_thinking", json!(thinking)));
-            variables.push(("thinking", json!(thinking)));
+            let names = ["enable_thinking", "thinking"];
+            variables.extend(names.map(|name| (name.into(), Value::Bool(thinking))));
         }
-        let for_tools = self.tool_use.as_ref().filter(|_| !options.tools.is_empty());
-        let template = for_tools.unwrap_or(&self.template);
-        let rendered = template.render(&variables, canceller);
-        rendered.map_err(|failure| {
-            if canceller.take() {
-                Error::Cancelled { fed: 0 }
-            } else {
-                error(failure)
-            }
-        })
+        for (name, value) in &options.variables {
+            variables.push((name.clone(), Value::from_json(value, Mark::Data, work)?));
+        }
+        Ok(variables)
     }
+}
+
+/// A rendering and the messages that it shows, which its marks count.
+pub(crate) struct Rendering<'m> {
+    pub text: Marked,
+    pub messages: Cow<'m, [Message]>,
+}
+
+/// A form of messages.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// As clients send them.
+    Given,
+    /// As [`Message::simplified`] makes them.
+    Simple { text_arguments: bool, merged: bool },
+}
+
+/// The forms in which a template gets messages, until it accepts them.
+const FORMS: [Form; 5] = [
+    Form::Given,
+    Form::simple(false, false),
+    Form::simple(true, false),
+    Form::simple(false, true),
+    Form::simple(true, true),
+];
+
+impl Form {
+    const fn simple(text_arguments: bool, merged: bool) -> Form {
+        Form::Simple {
+            text_arguments,
+            merged,
+        }
+    }
+
+    fn apply(self, messages: &[Message]) -> Cow<'_, [Message]> {
+        let Form::Simple {
+            text_arguments,
+            merged,
+        } = self
+        else {
+            return messages.into();
+        };
+        let simplified = messages.iter().map(|it| it.simplified(text_arguments));
+        let mut messages: Vec<Message> = simplified.collect();
+        short_ids(&mut messages);
+        if merged {
+            let is_system = |message: &Message| message.role == Role::System;
+            let (system, others): (Vec<_>, _) = messages.into_iter().partition(is_system);
+            let texts: Vec<String> = system.into_iter().map(|message| message.content).collect();
+            messages = others;
+            if !texts.is_empty() {
+                messages.insert(0, Message::new(Role::System, texts.join("\n\n")));
+            }
+        }
+        messages.into()
+    }
+}
+
+/// Numbers the ids of tool calls with nine digits.
+fn short_ids(messages: &mut [Message]) {
+    let mut ids: Vec<Json> = Vec::new();
+    let mut shorten = |id: &mut Json| {
+        let known = ids.iter().position(|known| known == id);
+        let number = known.unwrap_or(ids.len());
+        if known.is_none() {
+            ids.push(id.clone());
+        }
+        *id = format!("{number:09}").into();
+    };
+    for message in messages {
+        let calls = message.fields.get_mut("tool_calls");
+        let calls = calls.and_then(Json::as_array_mut).into_iter().flatten();
+        calls
+            .filter_map(|call| call.get_mut("id"))
+            .for_each(&mut shorten);
+        message
+            .fields
+            .get_mut("tool_call_id")
+            .into_iter()
+            .for_each(&mut shorten);
+    }
+}
+
+fn message_value(index: usize, message: &Message, work: &mut Work) -> Outcome<Value> {
+    let key = |name: &str| Value::Str(Text::new(name, Mark::Data));
+    let role = if message.role.is_known() {
+        Mark::Template
+    } else {
+        Mark::Data
+    };
+    work.spend(4 * ELEMENT + message.role.name().len())?;
+    let role = Value::Str(Text::new(message.role.name(), role));
+    let mut entries = vec![(key("role"), role)];
+    if let Some(content) = message.content() {
+        let value = content_value(&content, Mark::Content(index), work)?;
+        entries.push((key("content"), value));
+    }
+    for (name, value) in &message.fields {
+        work.spend(name.len())?;
+        let value = Value::from_json(value, Mark::Data, work)?;
+        entries.push((key(name), value));
+    }
+    Value::dict(entries)
+}
+
+/// A content. The keys of its parts are marked as structure.
+fn content_value(content: &Json, mark: Mark, work: &mut Work) -> Outcome<Value> {
+    let parts = content.as_array();
+    let is_part = |part: &Json| part.get("type").is_some_and(Json::is_string);
+    let Some(parts) = parts.filter(|parts| parts.iter().all(is_part)) else {
+        return Value::from_json(content, mark, work);
+    };
+    let mut list = Vec::new();
+    for part in parts.iter().filter_map(Json::as_object) {
+        let mut entries = Vec::new();
+        for (name, value) in part {
+            work.spend(2 * ELEMENT + name.len())?;
+            let key = Value::Str(Text::new(name, Mark::Structure));
+            let mark = if name == "type" {
+                Mark::Structure
+            } else {
+                mark
+            };
+            entries.push((key, Value::from_json(value, mark, work)?));
+        }
+        list.push(Value::dict(entries)?);
+    }
+    Value::list(list)
 }
 
 fn error(failure: Failure) -> Error {

@@ -1,8 +1,11 @@
-use super::placeholders::{parts, placeholders, template_error};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::jinja::marked::{Mark, Marked};
+use super::template::Rendering;
 use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, ThoughtTags, Tokenizer};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
-use std::sync::Arc;
 
 /// A conversation as the tokens that each turn adds.
 ///
@@ -10,9 +13,9 @@ use std::sync::Arc;
 /// feeds the part of the rendering after the model's last answer: the end of that answer, the user's message, the beginning of the next
 /// answer.
 ///
-/// To find that part, the template is rendered with a placeholder in place of each content, and the rendering is cut at the last
-/// answer's placeholder. So a template may render older messages differently from newer ones (some drop a model's reasoning), and
-/// contents never pass through the template: if a user types the name of a control token, it is encoded as ordinary text.
+/// The rendering knows which of its bytes came from which message, and is cut after the last answer's. So a template may render older
+/// messages differently from newer ones (some drop a model's reasoning). Text of messages, tools and variables is encoded as ordinary
+/// text, even the name of a control token.
 ///
 /// The end-of-turn token (the added token with which the template closes an answer, if any) is the boundary: however an answer ends,
 /// this token has been fed once the tokens of [`assistant_done`](Self::assistant_done) have been, and everything after it belongs to the
@@ -68,11 +71,7 @@ impl Turns {
         turns.drops_thoughts = turns.rehearse_thought()?;
         turns.user("question")?;
         turns.messages.push(Message::new(Role::Assistant, "answer"));
-        let mut end = turns.tokens_after_answer(false)?;
-        let closes = |&token: &u32| turns.tokenizer.is_mark(token);
-        let closing = end.iter().position(closes);
-        end.truncate(closing.map_or(0, |position| position + 1));
-        turns.end = end;
+        turns.end = turns.closing()?;
         turns.user("question")?;
         turns.clear();
         Ok(turns)
@@ -113,11 +112,11 @@ impl Turns {
         self.drops_thoughts
     }
 
-    pub(super) fn render(
+    pub(super) fn render<'m>(
         &self,
-        messages: &[Message],
+        messages: &'m [Message],
         add_generation_prompt: bool,
-    ) -> Result<String> {
+    ) -> Result<Rendering<'m>> {
         let (options, canceller) = (&self.options, &self.canceller);
         self.template
             .render_with(messages, add_generation_prompt, options, canceller)
@@ -132,7 +131,10 @@ impl Turns {
             Message::new(Role::User, "question"),
         ];
         match self.render(&messages, true) {
-            Ok(text) => Ok(text.contains("answer") && !text.contains("thought")),
+            Ok(Rendering { text, .. }) => {
+                let text = text.as_str();
+                Ok(text.contains("answer") && !text.contains("thought"))
+            }
             Err(error @ Error::Cancelled { .. }) => Err(error),
             Err(_) => Ok(false),
         }
@@ -146,7 +148,7 @@ impl Turns {
     pub fn opens_thought(&self) -> Result<bool> {
         let question = [Message::new(Role::User, "question")];
         let rendered = self.render(&question, true)?;
-        Ok(self.thought_tags().are_open(&rendered))
+        Ok(self.thought_tags().are_open(rendered.text.as_str()))
     }
 
     /// The texts around thoughts in the template, or those of most models.
@@ -166,8 +168,10 @@ impl Turns {
                 thinking: Some(thinking),
                 ..self.options.clone()
             };
-            self.template
-                .render_with(&question, true, &options, &self.canceller)
+            let rendering = self
+                .template
+                .render_with(&question, true, &options, &self.canceller);
+            Ok::<String, Error>(rendering?.text.as_str().into())
         };
         Ok(with(true)? != with(false)?)
     }
@@ -179,14 +183,10 @@ impl Turns {
     #[doc(hidden)]
     pub fn beginning(&self) -> Result<String> {
         let question = [Message::new(Role::User, "question")];
-        let rendered = self.render(&placeholders(&question), true)?;
-        let parts = parts(&rendered, &question)?;
-        let before = parts.iter().take_while(|part| part.message.is_none());
-        let text = before.filter_map(|part| match part.piece {
-            Piece::Template(text) => Some(text),
-            Piece::Content(_) => None,
-        });
-        Ok(text.collect())
+        let text = self.render(&question, true)?.text;
+        let place = text.range_of(Mark::Content(0));
+        let end = place.map_or(text.as_str().len(), |place| place.start);
+        Ok(text.as_str()[..end].into())
     }
 
     /// Sets the system message, which is part of the first turn; an empty text removes it.
@@ -302,10 +302,8 @@ impl Turns {
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages, [`Error::Tokenizer`] if a text cannot be encoded.
     pub fn transcript(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let rendered = self.render(&placeholders(messages), false)?;
-        let parts = parts(&rendered, messages)?;
-        let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
-        self.tokenizer.encode_pieces(&pieces, true)
+        let text = self.render(messages, false)?.text;
+        self.encode(&text, 0..text.as_str().len())
     }
 
     /// The added token that ends an answer in the template; generation should stop there.
@@ -315,27 +313,70 @@ impl Turns {
 
     /// Encodes the rendering after the last answer, or all of it if there is no answer yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
-        let placeholders = placeholders(&self.messages);
-        let rendered = self.render(&placeholders, add_generation_prompt)?;
-        let parts = parts(&rendered, &self.messages)?;
-        let find = |message: usize| parts.iter().rposition(|part| part.message == Some(message));
-
-        let answer = self
-            .messages
-            .iter()
-            .rposition(|message| message.role == Role::Assistant);
-        let start = match answer {
-            Some(answer) => {
-                1 + find(answer).ok_or_else(|| template_error("it leaves out an answer"))?
-            }
-            None => 0,
-        };
+        let is_answer = |message: &Message| message.role == Role::Assistant;
+        let answer = self.messages.iter().rposition(is_answer);
         let last = self.messages.len() - 1;
-        if answer != Some(last) && find(last).is_none_or(|part| part < start) {
+        let mut text = self.render(&self.messages, add_generation_prompt)?.text;
+        let mut start = 0;
+        if let Some(answer) = answer {
+            if text.range_of(Mark::Content(answer)).is_none() {
+                // The place of an empty answer is that of a word.
+                let mut probe = self.messages.clone();
+                probe[answer].content = "answer".into();
+                text = self.render(&probe, add_generation_prompt)?.text;
+            }
+            let place = text.range_of(Mark::Content(answer));
+            start = place
+                .ok_or_else(|| template_error("it leaves out an answer"))?
+                .end;
+        }
+        let place = text.range_of(Mark::Content(last));
+        if answer != Some(last) && place.is_none_or(|place| place.end < start) {
             return Err(template_error("it leaves out the user's message"));
         }
-        let pieces: Vec<Piece> = parts[start..].iter().map(|part| part.piece).collect();
-        self.tokenizer.encode_pieces(&pieces, start == 0)
+        self.encode(&text, start..text.as_str().len())
+    }
+
+    /// The tokens after an answer up to the first added token. Some templates write an answer only if another message follows.
+    fn closing(&self) -> Result<Vec<u32>> {
+        let turn = [
+            Message::new(Role::User, "question"),
+            Message::new(Role::Assistant, "answer"),
+        ];
+        let followed = [&turn[..], &turn[..1]].concat();
+        for messages in [&turn[..], &followed] {
+            let text = self.render(messages, false)?.text;
+            if let Some(place) = text.range_of(Mark::Content(1)) {
+                let mut tokens = self.encode(&text, place.end..text.as_str().len())?;
+                let closing = tokens
+                    .iter()
+                    .position(|&token| self.tokenizer.is_mark(token));
+                tokens.truncate(closing.map_or(0, |closing| closing + 1));
+                return Ok(tokens);
+            }
+        }
+        Err(template_error("it leaves out an answer"))
+    }
+
+    fn encode(&self, text: &Marked, range: Range<usize>) -> Result<Vec<u32>> {
+        let at_start = range.start == 0;
+        self.tokenizer.encode_pieces(&pieces(text, range), at_start)
+    }
+}
+
+/// The template's own text and that of messages, tools and variables in a range of a rendering.
+pub(super) fn pieces(text: &Marked, range: Range<usize>) -> Vec<Piece<'_>> {
+    let piece = |(text, mark)| match mark {
+        Mark::Template => Piece::Template(text),
+        _ => Piece::Content(text),
+    };
+    text.stretches(range).map(piece).collect()
+}
+
+/// The error for a template that cannot be used.
+pub(super) fn template_error(reason: &str) -> Error {
+    Error::Template {
+        reason: reason.into(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::marked::Text;
 use super::{Failure, Outcome};
 
 /// Largest height of a tree.
@@ -47,13 +48,15 @@ pub enum Constant {
     Bool(bool),
     Int(i64),
     Float(f64),
-    Str(String),
+    Str(Text),
 }
 
 #[derive(Debug, Default)]
 pub struct Arguments {
     pub positional: Vec<Node>,
     pub named: Vec<(Arc<str>, Node)>,
+    /// Unpacked arguments, after `*` and `**`.
+    pub unpacked: [Option<Node>; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,13 +98,15 @@ pub enum Statement {
     Emit(Node),
     /// Conditions and bodies; the last condition may be absent (`else`).
     If(Vec<(Option<Node>, Vec<Statement>)>),
-    For(Box<For>),
+    For(Arc<For>),
     Set(Target, Node),
     /// Target, filters of the rendered body, body.
     SetBlock(Target, Option<Node>, Vec<Statement>),
     FilterBlock(Node, Vec<Statement>),
     With(Vec<(Target, Node)>, Vec<Statement>),
     Macro(Arc<Macro>),
+    /// The call of a macro, and the body that the macro gets as `caller`.
+    CallBlock(Node, Arc<Macro>),
     /// Statements without a separate scope.
     Inline(Vec<Statement>),
     Break,
@@ -115,6 +120,8 @@ pub struct For {
     pub condition: Option<Node>,
     pub body: Vec<Statement>,
     pub otherwise: Vec<Statement>,
+    /// Whether the body may call `loop`.
+    pub recursive: bool,
 }
 
 #[derive(Debug)]
@@ -122,6 +129,8 @@ pub struct Macro {
     pub name: Arc<str>,
     pub parameters: Vec<(Arc<str>, Option<Node>)>,
     pub body: Vec<Statement>,
+    /// Whether the body names `varargs` and `kwargs`, which take the arguments without a parameter.
+    pub catches: [bool; 2],
 }
 
 impl Node {
@@ -187,6 +196,7 @@ impl Arguments {
         self.positional
             .iter()
             .chain(named)
+            .chain(self.unpacked.iter().flatten())
             .map(|node| node.height)
             .max()
     }

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::ast::{For, Macro, Node, Statement, Target};
+use super::ast::{Constant, Expr, For, Macro, Node, Statement, Target};
+use super::expr::Values;
+use super::marked::{Mark, Marked};
 use super::text::Writer;
-use super::value::{List, Loop, Value, as_list};
+use super::value::{Frame, Loop, Value, as_list};
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
 
@@ -25,9 +27,8 @@ pub struct Evaluator {
     scopes: Vec<HashMap<Arc<str>, Value>>,
     /// Index of the first scope of the current macro.
     base: usize,
-    loops: usize,
     pub namespaces: Vec<Vec<(Arc<str>, Value)>>,
-    out: String,
+    out: Marked,
     /// Size limit of `out` in bytes.
     most: usize,
 }
@@ -42,9 +43,8 @@ impl Evaluator {
             work,
             scopes: vec![HashMap::new()],
             base: 0,
-            loops: 0,
             namespaces: Vec::new(),
-            out: String::new(),
+            out: Marked::default(),
             most,
         }
     }
@@ -53,8 +53,8 @@ impl Evaluator {
     pub fn render(
         &mut self,
         statements: &[Statement],
-        context: Vec<(&str, Value)>,
-    ) -> Outcome<String> {
+        context: Vec<(String, Value)>,
+    ) -> Outcome<Marked> {
         for (name, value) in context {
             self.scopes[0].insert(name.into(), value);
         }
@@ -80,7 +80,10 @@ impl Evaluator {
         match statement {
             Statement::Text(text) => self.write(text)?,
             Statement::Emit(node) => {
-                let value = self.value(node)?;
+                let value = match self.value(node)? {
+                    Value::None if names_content(&node.expr) => Value::Undefined,
+                    value => value,
+                };
                 self.emit(&value)?;
             }
             Statement::If(branches) => {
@@ -94,7 +97,10 @@ impl Evaluator {
                     }
                 }
             }
-            Statement::For(statement) => self.for_loop(statement)?,
+            Statement::For(statement) => {
+                let items = self.value(&statement.items)?;
+                self.for_loop(statement, items, 0)?;
+            }
             Statement::Set(target, node) => {
                 let value = self.value(node)?;
                 self.assign(target, value)?;
@@ -121,8 +127,16 @@ impl Evaluator {
                 return Ok(flow);
             }
             Statement::Macro(item) => {
-                let value = Value::Macro(Arc::clone(item));
+                let value = Value::Macro(Arc::clone(item), self.frame());
                 self.set(&item.name, value)?;
+            }
+            Statement::CallBlock(node, body) => {
+                let Expr::Call(callee, arguments) = &*node.expr else {
+                    return Err(Failure::at(node.line, "expected a call"));
+                };
+                let caller = Value::Macro(Arc::clone(body), self.frame());
+                let value = self.call(callee, arguments, Some(caller));
+                self.emit(&value.map_err(|failure| failure.or_line(node.line))?)?;
             }
             Statement::Inline(body) => return self.body(body),
             Statement::Break => return Ok(Flow::Break),
@@ -133,23 +147,23 @@ impl Evaluator {
 
     fn write(&mut self, text: &str) -> Outcome<()> {
         self.work.spend(text.len())?;
-        self.out.push_str(text);
+        self.out.push(text, Mark::Template);
         self.check_length()
     }
 
     fn emit(&mut self, value: &Value) -> Outcome<()> {
         let mut writer = Writer {
             work: &mut self.work,
-            text: std::mem::take(&mut self.out),
+            out: std::mem::take(&mut self.out),
         };
         writer.value(value)?;
-        self.out = writer.text;
+        self.out = writer.out;
         self.check_length()
     }
 
     fn check_length(&self) -> Outcome<()> {
-        if self.out.len() > self.most {
-            Err(Failure::new("it writes more output than allowed"))
+        if self.out.as_str().len() > self.most {
+            Err(Failure::limit("it writes more output than allowed"))
         } else {
             Ok(())
         }
@@ -157,13 +171,40 @@ impl Evaluator {
 
     /// Renders the body in a new scope and returns the text.
     fn captured(&mut self, body: &[Statement]) -> Outcome<Value> {
+        self.capture(|evaluator| {
+            evaluator.scopes.push(HashMap::new());
+            evaluator.body(body)?;
+            evaluator.scopes.pop();
+            Ok(())
+        })
+    }
+
+    /// The text that `run` renders.
+    fn capture(&mut self, run: impl FnOnce(&mut Self) -> Outcome<()>) -> Outcome<Value> {
         let before = std::mem::take(&mut self.out);
-        self.scopes.push(HashMap::new());
-        self.body(body)?;
-        self.scopes.pop();
-        let text = std::mem::replace(&mut self.out, before);
-        self.work.spend(text.len())?;
-        Ok(Value::str(&text))
+        run(self)?;
+        let text = std::mem::replace(&mut self.out, before).into_text();
+        self.work.spend(text.size())?;
+        Ok(Value::Str(text))
+    }
+
+    /// The scopes that are visible now.
+    fn frame(&self) -> Frame {
+        Frame {
+            base: self.base,
+            top: self.scopes.len(),
+        }
+    }
+
+    /// Runs `run` with the scopes of `frame`. They still exist, unless a namespace outlived them.
+    fn inside<T>(&mut self, frame: Frame, run: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
+        let top = frame.top.min(self.scopes.len());
+        let above = self.scopes.split_off(top);
+        let base = std::mem::replace(&mut self.base, frame.base.min(top));
+        let result = run(self)?;
+        self.scopes.extend(above);
+        self.base = base;
+        Ok(result)
     }
 
     fn filtered(&mut self, filter: Option<&Node>, text: Value) -> Outcome<Value> {
@@ -173,8 +214,8 @@ impl Evaluator {
         }
     }
 
-    fn for_loop(&mut self, statement: &For) -> Outcome<()> {
-        let mut items = self.value(&statement.items)?.iterate(&mut self.work)?;
+    fn for_loop(&mut self, statement: &Arc<For>, items: Value, depth: usize) -> Outcome<()> {
+        let mut items = items.iterate(&mut self.work)?;
         if let Some(condition) = &statement.condition {
             let mut chosen = Vec::new();
             for item in &items.items {
@@ -194,27 +235,42 @@ impl Evaluator {
             self.scopes.pop();
             return Ok(());
         }
-        self.loops += 1;
+        let again = statement
+            .recursive
+            .then(|| (Arc::clone(statement), self.frame()));
         for index in 0..items.items.len() {
-            let flow = self.iteration(statement, &items, index)?;
-            if flow == Flow::Break {
+            let state = Loop {
+                items: Rc::clone(&items),
+                index,
+                depth,
+                statement: again.clone(),
+            };
+            if self.iteration(statement, state)? == Flow::Break {
                 break;
             }
         }
-        self.loops -= 1;
         Ok(())
     }
 
-    fn iteration(&mut self, statement: &For, items: &Rc<List>, index: usize) -> Outcome<Flow> {
+    /// Calls a recursive loop with other items.
+    pub(crate) fn call_loop(&mut self, state: &Loop, arguments: &Values) -> Outcome<Value> {
+        let Some((statement, frame)) = &state.statement else {
+            return Err(Failure::new("only a recursive loop can be called"));
+        };
+        self.work.enter()?;
+        let items = arguments.get(0, "iterable").cloned();
+        let items = items.unwrap_or(Value::Undefined);
+        let run = |evaluator: &mut Self| evaluator.for_loop(statement, items, state.depth + 1);
+        let text = self.inside(*frame, |evaluator| evaluator.capture(run))?;
+        self.work.leave();
+        Ok(text)
+    }
+
+    fn iteration(&mut self, statement: &For, state: Loop) -> Outcome<Flow> {
         // The approximate size of a scope with two variables.
         self.work.spend(8 * ELEMENT)?;
         self.scopes.push(HashMap::new());
-        self.assign(&statement.target, items.items[index].clone())?;
-        let state = Loop {
-            items: Rc::clone(items),
-            index,
-            depth: self.loops,
-        };
+        self.assign(&statement.target, state.items.items[state.index].clone())?;
         self.set(&"loop".into(), Value::Loop(Rc::new(state)))?;
         let flow = self.body(&statement.body)?;
         self.scopes.pop();
@@ -283,19 +339,23 @@ impl Evaluator {
     pub(crate) fn call_macro(
         &mut self,
         item: &Macro,
-        positional: Vec<Value>,
-        mut named: Vec<(Arc<str>, Value)>,
+        frame: Frame,
+        arguments: Values,
     ) -> Outcome<Value> {
         self.work.spend(8 * ELEMENT)?;
-        if positional.len() > item.parameters.len() {
-            return Err(Failure::new(format!(
-                "too many arguments for {}",
-                item.name
-            )));
-        }
-        let base = std::mem::replace(&mut self.base, self.scopes.len());
-        self.scopes.push(HashMap::new());
-        let mut positional = positional.into_iter();
+        self.inside(frame, |evaluator| {
+            evaluator.scopes.push(HashMap::new());
+            evaluator.parameters(item, arguments)?;
+            let text = evaluator.captured(&item.body)?;
+            evaluator.scopes.pop();
+            Ok(text)
+        })
+    }
+
+    /// Sets the parameters of a macro.
+    fn parameters(&mut self, item: &Macro, arguments: Values) -> Outcome<()> {
+        let mut named = arguments.named;
+        let mut positional = arguments.positional.into_iter();
         for (name, default) in &item.parameters {
             let at = named.iter().position(|(other, _)| other == name);
             let value = match (positional.next(), at, default) {
@@ -306,16 +366,40 @@ impl Evaluator {
             };
             self.set(name, value)?;
         }
-        if let Some((name, _)) = named.first() {
-            return Err(Failure::new(format!(
-                "{} has no argument named {name:?}",
-                item.name
-            )));
+        if let Some(at) = named.iter().position(|(name, _)| &**name == "caller") {
+            let caller = named.remove(at).1;
+            self.set(&"caller".into(), caller)?;
         }
-        let text = self.captured(&item.body)?;
-        self.scopes.pop();
-        self.base = base;
-        Ok(text)
+        let [takes_positional, takes_named] = item.catches;
+        if takes_positional {
+            self.set(
+                &"varargs".into(),
+                Value::sequence(positional.collect(), true)?,
+            )?;
+        } else if positional.next().is_some() {
+            let reason = format!("too many arguments for {}", item.name);
+            return Err(Failure::new(reason));
+        }
+        if takes_named {
+            let entries = named.into_iter();
+            let entries = entries.map(|(name, value)| (Value::str(&name), value));
+            self.set(&"kwargs".into(), Value::dict(entries.collect())?)?;
+        } else if let Some((name, _)) = named.first() {
+            let reason = format!("{} has no argument named {name:?}", item.name);
+            return Err(Failure::new(reason));
+        }
+        Ok(())
+    }
+}
+
+/// Whether an expression is the content of a message. A content of null prints nothing, where Jinja2 prints "None".
+fn names_content(expr: &Expr) -> bool {
+    match expr {
+        Expr::Attribute(_, name) => &**name == "content",
+        Expr::Index(_, index) => {
+            matches!(&*index.expr, Expr::Const(Constant::Str(name)) if &**name == "content")
+        }
+        _ => false,
     }
 }
 

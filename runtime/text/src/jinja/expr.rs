@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::ast::{Arguments, Comparison, Expr, Node, Operator};
 use super::eval::Evaluator;
+use super::marked::Text;
 use super::text::Writer;
 use super::value::Value;
 use super::work::ELEMENT;
@@ -24,7 +25,7 @@ impl Values {
     }
 
     /// Like [`get`](Self::get), for strings.
-    pub fn text(&self, index: usize, name: &str) -> Outcome<Option<&str>> {
+    pub fn text(&self, index: usize, name: &str) -> Outcome<Option<&Text>> {
         match self.get(index, name) {
             None | Some(Value::None) => Ok(None),
             Some(Value::Str(text)) => Ok(Some(text)),
@@ -100,7 +101,7 @@ impl Evaluator {
                 }
                 operators::slice(&object, bounds, &mut self.work)
             }
-            Expr::Call(callee, arguments) => self.call(callee, arguments),
+            Expr::Call(callee, arguments) => self.call(callee, arguments, None),
             Expr::Filter(object, name, arguments) => {
                 let object = match object {
                     Some(object) => self.value(object)?,
@@ -108,6 +109,13 @@ impl Evaluator {
                 };
                 let arguments = self.arguments(arguments)?;
                 filters::apply(self, name, object, &arguments)
+            }
+            // Texts do not know that they are escaped, but a filter shows it.
+            Expr::Test(object, name, _, negated) if **name == *"escaped" => {
+                let escapes = ["safe", "e", "escape", "forceescape"];
+                let holds =
+                    matches!(&*object.expr, Expr::Filter(_, name, _) if escapes.contains(&&**name));
+                Ok(Value::Bool(holds != *negated))
             }
             Expr::Test(object, name, arguments, negated) => {
                 let object = self.value(object)?;
@@ -154,10 +162,25 @@ impl Evaluator {
     }
 
     fn arguments(&mut self, arguments: &Arguments) -> Outcome<Values> {
-        let positional = self.values(&arguments.positional)?;
+        let mut positional = self.values(&arguments.positional)?;
         let mut named = Vec::new();
         for (name, node) in &arguments.named {
             named.push((Arc::clone(name), self.value(node)?));
+        }
+        let [list, mapping] = &arguments.unpacked;
+        if let Some(node) = list {
+            let list = self.value(node)?.iterate(&mut self.work)?;
+            self.work.spend_each(list.items.len(), ELEMENT)?;
+            positional.extend(list.items.iter().cloned());
+        }
+        if let Some(node) = mapping {
+            let Value::Dict(dict) = self.value(node)? else {
+                return Err(Failure::new("only a mapping can be unpacked with **"));
+            };
+            self.work.spend_each(dict.entries.len(), ELEMENT)?;
+            for (key, value) in &dict.entries {
+                named.push((key.as_str().unwrap_or_default().into(), value.clone()));
+            }
         }
         Ok(Values { positional, named })
     }
@@ -178,7 +201,8 @@ impl Evaluator {
         key: Value,
         value: Value,
     ) -> Outcome<()> {
-        if matches!(key, Value::List(_) | Value::Dict(_) | Value::Undefined) {
+        let is_list = matches!(&key, Value::List(list) if !list.tuple);
+        if is_list || matches!(key, Value::Dict(_) | Value::Undefined) {
             return Err(Failure::new(format!("{} cannot be a key", key.kind())));
         }
         self.work.spend(2 * ELEMENT)?;
@@ -228,7 +252,11 @@ impl Evaluator {
                     "{what} is undefined, so it has no attribute {name:?}"
                 )))
             }
-            other => self.attribute_of(other, name),
+            // Like in Jinja2, `a.items` is the method, `a['items']` the element.
+            other => match methods::find(other, name) {
+                Some(method) => Ok(method),
+                None => self.attribute_of(other, name),
+            },
         }
     }
 
@@ -259,66 +287,71 @@ impl Evaluator {
                     "revindex0" => int(items.len() - index - 1),
                     "previtem" => item(index.checked_sub(1)).unwrap_or(Value::Undefined),
                     "nextitem" => item(Some(index + 1)).unwrap_or(Value::Undefined),
-                    "depth" => int(state.depth),
-                    "depth0" => int(state.depth - 1),
+                    "depth" => int(state.depth + 1),
+                    "depth0" => int(state.depth),
                     _ => Value::Undefined,
                 }
             }
-            Value::Macro(item) if name == "name" => Value::str(&item.name),
+            Value::Macro(item, _) if name == "name" => Value::str(&item.name),
             _ => Value::Undefined,
         })
     }
 
-    /// An element by index or key; undefined if it does not exist.
+    /// An element by index or key, or an attribute; undefined if it does not exist.
     pub fn index(&mut self, object: &Value, index: &Value) -> Outcome<Value> {
-        match (object, index) {
-            (Value::Undefined, _) => Err(Failure::new("an undefined value has no elements")),
-            (Value::Dict(dict), _) => Ok(dict
-                .get(index, &mut self.work)?
-                .cloned()
-                .unwrap_or(Value::Undefined)),
+        let element = match (object, index) {
+            (Value::Undefined, _) => {
+                return Err(Failure::new("an undefined value has no elements"));
+            }
+            (Value::Dict(dict), _) => dict.get(index, &mut self.work)?.cloned(),
             (Value::List(list), _) => {
-                let at = index
-                    .as_int()
-                    .and_then(|at| operators::position(at, list.items.len()));
-                Ok(at.map_or(Value::Undefined, |at| list.items[at].clone()))
+                let at = index.as_int();
+                let at = at.and_then(|at| operators::position(at, list.items.len()));
+                at.map(|at| list.items[at].clone())
             }
             (Value::Str(text), _) => {
                 let length = object.length(&mut self.work)?;
-                let at = index
-                    .as_int()
-                    .and_then(|at| operators::position(at, length));
-                let character = at.and_then(|at| text.chars().nth(at));
-                Ok(character.map_or(Value::Undefined, |c| Value::str(c.encode_utf8(&mut [0; 4]))))
+                let at = index.as_int();
+                let at = at.and_then(|at| operators::position(at, length));
+                let character = at.and_then(|at| text.char_indices().nth(at));
+                character.map(|(at, c)| Value::Str(text.slice(at..at + c.len_utf8())))
             }
-            (_, Value::Str(name)) => self.attribute_of(object, name),
+            _ => None,
+        };
+        match (element, index) {
+            (Some(element), _) => Ok(element),
+            (None, Value::Str(name)) => match methods::find(object, name) {
+                Some(method) => Ok(method),
+                None => self.attribute_of(object, name),
+            },
             _ => Ok(Value::Undefined),
         }
     }
 
-    fn call(&mut self, callee: &Node, arguments: &Arguments) -> Outcome<Value> {
-        if let Expr::Attribute(object, name) = &*callee.expr {
-            let object = self.value(object)?;
-            let own = match object {
-                Value::Namespace(_) => self.attribute_of(&object, name)?,
-                _ => Value::Undefined,
-            };
-            if matches!(own, Value::Undefined) {
-                let arguments = self.arguments(arguments)?;
-                return methods::call(self, &object, name, &arguments);
-            }
-        }
+    /// Calls a function. A `call` block gives its body as `caller`.
+    pub(super) fn call(
+        &mut self,
+        callee: &Node,
+        arguments: &Arguments,
+        caller: Option<Value>,
+    ) -> Outcome<Value> {
         let function = self.value(callee)?;
-        let arguments = self.arguments(arguments)?;
+        let mut arguments = self.arguments(arguments)?;
+        let caller = caller.map(|caller| ("caller".into(), caller));
+        arguments.named.extend(caller);
         match function {
-            Value::Macro(item) => self.call_macro(&item, arguments.positional, arguments.named),
+            Value::Macro(item, frame) => self.call_macro(&item, frame, arguments),
             Value::Function(name) => self.function(name, arguments),
+            Value::Method(method) => methods::call(self, &method, &arguments),
+            Value::Loop(state) => self.call_loop(&state, &arguments),
             other => {
                 let what = match &*callee.expr {
-                    Expr::Name(name) => format!("{name:?}"),
+                    Expr::Name(name) | Expr::Attribute(_, name) => format!("{name:?}"),
                     _ => other.kind().into(),
                 };
-                Err(Failure::new(format!("{what} is not a function")))
+                Err(Failure::new(format!(
+                    "{what} is not a function or method in chat templates"
+                )))
             }
         }
     }
@@ -332,26 +365,39 @@ impl Evaluator {
                     .positional
                     .first()
                     .map_or(Ok(()), |value| writer.value(value))?;
-                Err(Failure::new(writer.text))
+                Err(Failure::new(writer.out.as_str()))
             }
             "strftime_now" => {
-                let format = arguments.text(0, "format")?.unwrap_or_default();
+                let format = arguments.text(0, "format")?;
+                let format = format.cloned().unwrap_or_else(|| Text::template(""));
                 // A padded field such as %255d grows to 51 times its length.
                 self.work.spend_each(format.len(), 64)?;
-                let date = super::super::date::now(format);
+                let date = super::super::date::now(&format);
                 let date = date.ok_or_else(|| {
                     Failure::new(
                         "this build cannot read the date; build it with the feature `tokenizer`",
                     )
                 })?;
-                Ok(Value::str(&date))
+                Ok(Value::Str(Text::new(&date, format.origin())))
             }
             _ => {
                 let mut entries = Vec::new();
-                if let Some(Value::Dict(dict)) = arguments.positional.first() {
-                    for (key, value) in &dict.entries {
-                        self.insert(&mut entries, key.clone(), value.clone())?;
+                match arguments.positional.first() {
+                    Some(Value::Dict(dict)) => {
+                        for (key, value) in &dict.entries {
+                            self.insert(&mut entries, key.clone(), value.clone())?;
+                        }
                     }
+                    Some(pairs) => {
+                        for pair in &pairs.iterate(&mut self.work)?.items {
+                            let pair = pair.iterate(&mut self.work)?;
+                            let [key, value] = &pair.items[..] else {
+                                return Err(Failure::new(format!("{name} needs pairs")));
+                            };
+                            self.insert(&mut entries, key.clone(), value.clone())?;
+                        }
+                    }
+                    None => {}
                 }
                 for (key, value) in arguments.named {
                     self.insert(&mut entries, Value::str(&key), value)?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Outcome;
 use super::ast::{Arguments, Comparison, Constant, Expr, Node, Operator};
 use super::lexer::Token;
+use super::marked::Text;
 use super::parser::Parser;
 
 impl Parser {
@@ -182,7 +183,7 @@ impl Parser {
                     text.push_str(more);
                     self.next();
                 }
-                Constant::Str(text)
+                Constant::Str(Text::template(&text))
             }
             Token::Int(value) => Constant::Int(value),
             Token::Float(value) => Constant::Float(value),
@@ -279,7 +280,10 @@ impl Parser {
         let [first, ..] = &mut parts;
         match (part, first.take()) {
             (0, Some(index)) => Node::new(Expr::Index(node, index), line),
-            (0, None) => self.fail("expected an index"),
+            (0, None) => {
+                let none = Node::new(Expr::List(Vec::new(), true), line)?;
+                Node::new(Expr::Index(node, none), line)
+            }
             (_, start) => {
                 parts[0] = start;
                 Node::new(Expr::Slice(node, parts), line)
@@ -299,8 +303,10 @@ impl Parser {
                 }
             }
             first = false;
-            if self.is_op("*") || self.is_op("**") {
-                return self.fail("argument unpacking is not supported");
+            let unpacks = [self.skip_op("*"), self.skip_op("**")];
+            if let Some(which) = unpacks.iter().position(|unpacks| *unpacks) {
+                arguments.unpacked[which] = Some(self.expression()?);
+                continue;
             }
             let named = match self.peek() {
                 Token::Name(_) => matches!(self.after_next(), Token::Op("=")),

@@ -3,11 +3,16 @@
 use super::eval::Evaluator;
 use super::expr::Values;
 use super::format::percent;
+use super::marked::Text;
 use super::text::{Json, Writer};
 use super::value::Value;
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
 use super::{lists, methods};
+
+pub const NAMES: &str = "abs attr batch capitalize center count d default dictsort e escape first float forceescape format groupby indent int \
+    items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr slice sort string sum \
+    title tojson trim truncate unique upper urlencode wordcount";
 
 /// Applies a filter.
 pub fn apply(
@@ -23,23 +28,19 @@ pub fn apply(
         "sort" | "unique" | "min" | "max" | "sum" | "join" | "attr" | "groupby" => {
             return lists::by_attribute(evaluator, name, value, arguments);
         }
-        "default" | "d" => {
-            let missing = match value {
-                Value::Undefined => true,
-                ref other => arguments.flag(1, "boolean") && !other.is_true(),
-            };
-            let default = || arguments.get(0, "default_value").cloned();
-            return Ok(if missing {
-                default().unwrap_or_else(|| Value::str(""))
-            } else {
-                value
-            });
-        }
         _ => {}
     }
     let work = &mut evaluator.work;
+    let failed = |what: &str| Err(Failure::new(format!("{} {what}", value.kind())));
     Ok(match name {
         "safe" => value,
+        "default" | "d" => {
+            let missing = matches!(value, Value::Undefined)
+                || arguments.flag(1, "boolean") && !value.is_true();
+            let default = arguments.get(0, "default_value").cloned();
+            let default = default.unwrap_or_else(|| Value::str(""));
+            if missing { default } else { value }
+        }
         "tojson" => return to_json(&value, arguments, work),
         "length" | "count" => Value::Int(value.length(work)? as i64),
         "list" => {
@@ -58,8 +59,8 @@ pub fn apply(
         }
         "reverse" => match value {
             Value::Str(text) => {
-                work.spend_each(text.len(), 2)?;
-                Value::str(&text.chars().rev().collect::<String>())
+                work.spend_each(text.size(), 2)?;
+                Value::Str(text.reversed())
             }
             other => {
                 let list = other.iterate(work)?;
@@ -70,68 +71,39 @@ pub fn apply(
         "items" => match value {
             Value::Undefined => Value::list(Vec::new())?,
             Value::Dict(dict) => methods::items(&dict.entries, work)?,
-            other => {
-                return Err(Failure::new(format!(
-                    "items needs a mapping, found {}",
-                    other.kind()
-                )));
-            }
+            _ => return failed("is not a mapping, which items needs"),
         },
         "dictsort" => return lists::dict_sort(&value, arguments, work),
         "int" => {
+            let base = arguments.int(1, "base")?.unwrap_or(10);
             let parsed = match &value {
-                Value::Str(text) => {
-                    let text = text.trim();
-                    let float = || text.parse::<f64>().ok().filter(|value| value.is_finite());
-                    text.parse().ok().or_else(|| Some(float()? as i64))
-                }
+                Value::Str(text) => integer(text, base),
                 Value::Float(value) if value.is_finite() => Some(*value as i64),
                 other => other.as_int(),
             };
-            parsed.map_or_else(
-                || {
-                    arguments
-                        .get(0, "default")
-                        .cloned()
-                        .unwrap_or(Value::Int(0))
-                },
-                Value::Int,
-            )
+            let default = || arguments.get(0, "default").cloned();
+            parsed.map_or_else(|| default().unwrap_or(Value::Int(0)), Value::Int)
         }
         "float" => {
             let parsed = match &value {
-                Value::Str(text) => text.trim().parse().ok(),
+                Value::Str(text) => text.trim().replace('_', "").parse().ok(),
                 other => other.as_float(),
             };
-            parsed.map_or_else(
-                || {
-                    arguments
-                        .get(0, "default")
-                        .cloned()
-                        .unwrap_or(Value::Float(0.0))
-                },
-                Value::Float,
-            )
+            let default = || arguments.get(0, "default").cloned();
+            parsed.map_or_else(|| default().unwrap_or(Value::Float(0.0)), Value::Float)
         }
-        "abs" => match value {
-            Value::Float(value) => Value::Float(value.abs()),
-            other => match other.as_int().and_then(i64::checked_abs) {
-                Some(value) => Value::Int(value),
-                None => {
-                    return Err(Failure::new(format!(
-                        "{} has no absolute value",
-                        other.kind()
-                    )));
-                }
-            },
+        "abs" => match (&value, value.as_int().and_then(i64::checked_abs)) {
+            (Value::Float(value), _) => Value::Float(value.abs()),
+            (_, Some(value)) => Value::Int(value),
+            _ => return failed("has no absolute value"),
         },
         "round" => {
             let Some(number) = value.as_float() else {
-                return Err(Failure::new(format!("{} cannot be rounded", value.kind())));
+                return failed("cannot be rounded");
             };
             let digits = arguments.int(0, "precision")?.unwrap_or(0).clamp(-300, 300);
             let scale = 10f64.powi(digits as i32);
-            Value::Float(match arguments.text(1, "method")? {
+            Value::Float(match arguments.text(1, "method")?.map(|text| &**text) {
                 Some("ceil") => (number * scale).ceil() / scale,
                 Some("floor") => (number * scale).floor() / scale,
                 _ => (number * scale).round_ties_even() / scale,
@@ -142,53 +114,83 @@ pub fn apply(
     })
 }
 
+/// Parses an integer like Python's `int`, or the integer part of a float.
+fn integer(text: &str, base: i64) -> Option<i64> {
+    let text = text.trim().replace('_', "");
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", text.strip_prefix('+').unwrap_or(&text)),
+    };
+    let prefixes = [
+        (16, "0x"),
+        (16, "0X"),
+        (8, "0o"),
+        (8, "0O"),
+        (2, "0b"),
+        (2, "0B"),
+    ];
+    let prefixed = prefixes.iter().find_map(|&(of, prefix)| {
+        Some((of, digits.strip_prefix(prefix)?)).filter(|_| base == 0 || base == of)
+    });
+    let (base, digits) = prefixed.unwrap_or((if base == 0 { 10 } else { base }, digits));
+    let radix = u32::try_from(base)
+        .ok()
+        .filter(|base| (2..=36).contains(base))?;
+    let float = || text.parse::<f64>().ok().filter(|value| value.is_finite());
+    let exact = i64::from_str_radix(&format!("{sign}{digits}"), radix).ok();
+    exact.or_else(|| Some(float()? as i64))
+}
+
 /// Filters that convert any value to text first.
 fn of_text(name: &str, value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
     let mut writer = Writer::new(work);
     writer.value(value)?;
-    let text = writer.text;
+    let text = writer.finish_text()?;
     work.spend_each(text.len(), 4)?;
-    Ok(match name {
-        "string" => Value::str(&text),
-        "trim" => Value::str(methods::strip(
-            &text,
-            arguments.text(0, "chars")?,
-            [true, true],
-            work,
-        )?),
-        "upper" => Value::str(&text.to_uppercase()),
-        "lower" => Value::str(&text.to_lowercase()),
-        "title" => Value::str(&methods::title(&text)),
-        "capitalize" => Value::str(&methods::capitalize(&text)),
+    Ok(Value::Str(match name {
+        "string" => text,
+        "trim" => {
+            let chars = arguments.text(0, "chars")?.map(|chars| &**chars);
+            methods::strip(&text, chars, [true, true], work)?
+        }
+        "upper" => methods::upper(&text),
+        "lower" => methods::lower(&text),
+        "title" => methods::title(&text, |c| !c.is_whitespace() && !"-({[<".contains(c)),
+        "capitalize" => methods::capitalize(&text),
         "replace" => {
-            let (from, to) = (arguments.text(0, "old")?, arguments.text(1, "new")?);
-            let count = arguments.int(2, "count")?;
-            return methods::replace(
-                &text,
-                from.unwrap_or_default(),
-                to.unwrap_or_default(),
-                count,
-                work,
-            );
+            let (from, to) = (arguments.get(0, "old"), arguments.get(1, "new"));
+            let (Some(from), Some(to)) = (from, to) else {
+                return Err(Failure::new("replace needs two strings"));
+            };
+            let mut text_of = |value| {
+                let mut writer = Writer::new(work);
+                writer.value(value)?;
+                writer.finish_text()
+            };
+            let (from, to) = (text_of(from)?, text_of(to)?);
+            return methods::replace(&text, &from, &to, arguments.int(2, "count")?, work);
         }
         "format" => {
             work.spend_each(arguments.positional.len(), ELEMENT)?;
-            let values = Value::sequence(arguments.positional.clone(), true)?;
+            let named = arguments.named.iter();
+            let named = named.map(|(name, value)| (Value::str(name), value.clone()));
+            let values = if arguments.named.is_empty() {
+                Value::sequence(arguments.positional.clone(), true)?
+            } else {
+                Value::dict(named.collect())?
+            };
             return percent(&text, &values, work);
         }
-        "wordcount" => Value::Int(text.split_whitespace().count() as i64),
+        "wordcount" => return Ok(Value::Int(text.split_whitespace().count() as i64)),
+        "center" => {
+            let width = arguments.int(0, "width")?.unwrap_or(80);
+            return methods::pad(&text, width, &Text::template(" "), name, work);
+        }
         "indent" => {
             let by = match arguments.get(0, "width") {
-                Some(Value::Str(by)) => by.to_string(),
-                None => " ".repeat(4),
-                Some(other) => {
-                    let width = other
-                        .as_int()
-                        .and_then(|width| usize::try_from(width).ok())
-                        .unwrap_or(0);
-                    work.spend(width)?;
-                    " ".repeat(width)
-                }
+                Some(Value::Str(by)) => by.clone(),
+                None => spaces(4, work)?,
+                Some(other) => spaces(other.as_int().unwrap_or(0), work)?,
             };
             let (first, blank) = (arguments.flag(1, "first"), arguments.flag(2, "blank"));
             let mut writer = Writer::new(work);
@@ -199,86 +201,101 @@ fn of_text(name: &str, value: &Value, arguments: &Values, work: &mut Work) -> Ou
                 } else {
                     blank || !line.is_empty()
                 };
-                writer.push(if indents { &by } else { "" })?;
-                writer.push(line)?;
+                if indents {
+                    writer.text(&by)?;
+                }
+                writer.text(&text.part(line))?;
             }
-            writer.work.spend(writer.text.len())?;
-            Value::str(&writer.text)
+            return writer.finish();
         }
         "escape" | "e" | "forceescape" => {
             let mut writer = Writer::new(work);
-            for character in text.chars() {
-                match character {
-                    '&' => writer.push("&amp;")?,
-                    '<' => writer.push("&lt;")?,
-                    '>' => writer.push("&gt;")?,
-                    '"' => writer.push("&#34;")?,
-                    '\'' => writer.push("&#39;")?,
-                    other => writer.push(other.encode_utf8(&mut [0; 4]))?,
-                }
+            writer.escaped(&text, |character| {
+                let name = match character {
+                    '&' => "&amp;",
+                    '<' => "&lt;",
+                    '>' => "&gt;",
+                    '"' => "&#34;",
+                    '\'' => "&#39;",
+                    _ => return None,
+                };
+                Some(name.into())
+            })?;
+            return writer.finish();
+        }
+        "urlencode" => {
+            let mut writer = Writer::new(work);
+            writer.escaped(&text, |character| {
+                let plain = character.is_ascii_alphanumeric() || "_.-~/".contains(character);
+                let mut bytes = [0; 4];
+                let bytes = character.encode_utf8(&mut bytes).bytes();
+                (!plain).then(|| bytes.map(|byte| format!("%{byte:02X}")).collect())
+            })?;
+            return writer.finish();
+        }
+        "truncate" => {
+            let length = arguments.int(0, "length")?.unwrap_or(255).max(0) as usize;
+            let leeway = arguments.int(3, "leeway")?.unwrap_or(5).max(0) as usize;
+            let end = arguments.text(2, "end")?.cloned();
+            let end = end.unwrap_or_else(|| Text::template("..."));
+            if text.chars().count() <= length.saturating_add(leeway) {
+                return Ok(Value::Str(text));
             }
-            writer.work.spend(writer.text.len())?;
-            Value::str(&writer.text)
+            let kept = length.saturating_sub(end.chars().count());
+            let cut = text
+                .char_indices()
+                .nth(kept)
+                .map_or(text.len(), |(at, _)| at);
+            let word = text[..cut]
+                .rfind(' ')
+                .filter(|_| !arguments.flag(1, "killwords"));
+            let mut writer = Writer::new(work);
+            writer.text(&text.slice(0..word.unwrap_or(cut)))?;
+            writer.text(&end)?;
+            return writer.finish();
         }
         _ => {
             return Err(Failure::new(format!(
                 "the filter {name:?} is not known in chat templates"
             )));
         }
-    })
+    }))
 }
 
+fn spaces(width: i64, work: &mut Work) -> Outcome<Text> {
+    let width = usize::try_from(width).unwrap_or(0);
+    work.spend(width)?;
+    Ok(Text::template(&" ".repeat(width)))
+}
+
+/// transformers' `tojson`.
 fn to_json(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {
     let indent = match arguments.get(1, "indent") {
         None | Some(Value::None) => None,
-        Some(Value::Str(by)) => Some(by.to_string()),
+        Some(Value::Str(by)) => Some(by.clone()),
         Some(other) => {
-            let width = other
-                .as_int()
-                .ok_or_else(|| Failure::new("tojson: indent must be an integer"))?;
-            let width = usize::try_from(width).unwrap_or(0);
-            work.spend(width)?;
-            Some(" ".repeat(width))
+            let wrong = || Failure::new("tojson: indent must be an integer");
+            Some(spaces(other.as_int().ok_or_else(wrong)?, work)?)
         }
     };
-    // Jinja's own tojson takes the indent as its first argument, transformers' takes ensure_ascii.
-    let first = arguments
-        .positional
-        .first()
-        .filter(|_| arguments.positional.len() == 1);
-    let indent = match first
-        .and_then(Value::as_int)
-        .filter(|_| !matches!(first, Some(Value::Bool(_))))
-    {
-        Some(width) => {
-            let width = usize::try_from(width).unwrap_or(0);
-            work.spend(width)?;
-            Some(" ".repeat(width))
-        }
-        None => indent,
-    };
-    let (mut item, mut key) = (
-        if indent.is_some() { "," } else { ", " }.to_string(),
-        ": ".to_string(),
-    );
+    let item = if indent.is_some() { "," } else { ", " };
+    let mut separators = [Text::template(item), Text::template(": ")];
     if let Some(Value::List(pair)) = arguments.get(2, "separators")
-        && let [Value::Str(first), Value::Str(second)] = &pair.items[..]
+        && let [Value::Str(item), Value::Str(key)] = &pair.items[..]
     {
-        (item, key) = (first.to_string(), second.to_string());
+        separators = [item.clone(), key.clone()];
     }
+    let [item_separator, key_separator] = separators;
     let json = Json {
         indent,
-        item_separator: item,
-        key_separator: key,
+        item_separator,
+        key_separator,
         sort_keys: arguments.flag(3, "sort_keys"),
-        ascii: arguments
-            .get(0, "ensure_ascii")
-            .is_some_and(|value| matches!(value, Value::Bool(true))),
+        ascii: arguments.flag(0, "ensure_ascii"),
     };
     let mut writer = Writer::new(work);
     json.write(value, 0, &mut writer)?;
-    writer.work.spend(writer.text.len())?;
-    Ok(Value::str(&writer.text))
+    writer.finish()
 }
 
 /// `batch(n)` returns lists of n elements, `slice(n)` returns n lists.

@@ -1,12 +1,34 @@
 //! Compares one feature at a time with Jinja2, and renders hostile templates.
 
+use super::marked::{Mark, Marked};
 use super::*;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Renders with these variables, whose texts come from messages.
+fn render_with(source: &str, variables: &[(&str, Value)]) -> Outcome<Marked> {
+    render_marked(source, variables, Mark::Data)
+}
+
+/// Renders with these variables, whose texts have the origin `mark`.
+pub(super) fn render_marked(
+    source: &str,
+    variables: &[(&str, Value)],
+    mark: Mark,
+) -> Outcome<Marked> {
+    let values = |work: &mut Work| {
+        let value = |(name, json): &(&str, Value)| {
+            let value = value::Value::from_json(json, mark, work)?;
+            Ok((name.to_string(), value))
+        };
+        variables.iter().map(value).collect()
+    };
+    Template::new(source)?.render(values, &Canceller::default())
+}
+
 fn render(source: &str) -> Outcome<String> {
     let variables = [("messages", json!([{"role": "user", "content": "hello"}]))];
-    Template::new(source)?.render(&variables, &Canceller::default())
+    Ok(render_with(source, &variables)?.as_str().into())
 }
 
 #[test]
@@ -23,13 +45,9 @@ fn features_render_as_jinja2_renders_them() {
     assert!(cases.len() >= 24);
     for case in cases {
         let source = case["source"].as_str().expect("a source");
-        let rendered = Template::new(source)
-            .and_then(|template| template.render(&context, &Canceller::default()));
-        assert_eq!(
-            rendered.expect(source),
-            case["rendered"].as_str().expect("text"),
-            "{source}"
-        );
+        let rendered = render_with(source, &context).expect(source);
+        let expected = case["rendered"].as_str().expect("text");
+        assert_eq!(rendered.as_str(), expected, "{source}");
     }
 }
 
@@ -250,7 +268,8 @@ fn a_rendering_ends_when_it_is_cancelled() {
             }
         });
         started.send(()).expect("a listener");
-        let failure = template.render(&[], canceller).expect_err("no end");
+        let none = |_: &mut Work| Ok(Vec::new());
+        let failure = template.render(none, canceller).expect_err("no end");
         over.store(true, Ordering::Relaxed);
         failure
     });
@@ -271,10 +290,9 @@ fn a_rendering_is_no_longer_than_its_variables_explain() {
     assert!(failure.to_string().contains("writes more"), "{failure}");
     // Output may grow with the input.
     let long = "a".repeat(2 * MAX_OUTPUT);
-    let template = Template::new("{{ text }}{{ text|tojson }}").expect("a template");
-    let variables = [("text", json!(long))];
-    let rendered = template.render(&variables, &Canceller::default());
-    assert_eq!(rendered.expect("both").len(), 4 * MAX_OUTPUT + 2);
+    let rendered = render_with("{{ text }}{{ text|tojson }}", &[("text", json!(long))]);
+    let rendered = rendered.expect("both");
+    assert_eq!(rendered.as_str().len(), 4 * MAX_OUTPUT + 2);
 }
 
 /// Applies `WATERLINE_MUTATIONS` random changes to real templates, 2,000 by default.
@@ -358,4 +376,27 @@ fn mutated_templates_end_with_a_result_or_an_error() {
     }
     println!("{rendered} rendered, {failed} refused");
     assert!(rendered > count / 20 && failed > count / 20);
+}
+
+/// Renders a file of cases for comparison with Jinja2: WATERLINE_CASES names lines of {"source", "context"}.
+#[test]
+fn dev_cases() {
+    let Ok(path) = std::env::var("WATERLINE_CASES") else {
+        return;
+    };
+    let mut out = String::new();
+    for line in std::fs::read_to_string(&path).unwrap().lines() {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let context = case["context"].as_object().unwrap();
+        let context: Vec<_> = context
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.clone()))
+            .collect();
+        let result = match render_with(case["source"].as_str().unwrap(), &context) {
+            Ok(text) => json!({"ok": text.as_str()}),
+            Err(failure) => json!({"err": failure.to_string()}),
+        };
+        out += &format!("{result}\n");
+    }
+    std::fs::write(format!("{path}.out"), out).unwrap();
 }

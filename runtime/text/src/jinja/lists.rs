@@ -94,7 +94,7 @@ fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Va
         }
         value = match name.parse::<i64>() {
             Ok(index) => evaluator.index(&value, &Value::Int(index))?,
-            Err(_) => evaluator.attribute_of(&value, name)?,
+            Err(_) => evaluator.index(&value, &Value::str(name))?,
         };
     }
     Ok(value)
@@ -143,14 +143,11 @@ pub(crate) fn by_attribute(
     match name {
         "join" => {
             let items = Value::list(keyed.into_iter().map(|(key, _)| key).collect())?;
-            let separator = match arguments.get(0, "d") {
-                Some(separator) => {
-                    let mut writer = Writer::new(work);
-                    writer.value(separator)?;
-                    writer.text
-                }
-                None => String::new(),
-            };
+            let mut writer = Writer::new(work);
+            if let Some(separator) = arguments.get(0, "d") {
+                writer.value(separator)?;
+            }
+            let separator = writer.finish_text()?;
             methods::join(&items, &separator, work)
         }
         "sum" => {
@@ -217,7 +214,7 @@ fn folded(value: &Value, work: &mut Work) -> Outcome<Value> {
     match value {
         Value::Str(text) => {
             work.spend_each(text.len(), 4)?;
-            Ok(Value::str(&text.to_lowercase()))
+            Ok(Value::Str(methods::lower(text)))
         }
         other => Ok(other.clone()),
     }
@@ -263,7 +260,7 @@ pub(crate) fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> O
             value.kind()
         )));
     };
-    let by_value = arguments.text(1, "by")? == Some("value");
+    let by_value = arguments.text(1, "by")?.is_some_and(|by| &**by == "value");
     let mut keyed = Vec::new();
     for (key, value) in &dict.entries {
         work.spend(4 * ELEMENT)?;

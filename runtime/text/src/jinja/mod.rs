@@ -2,12 +2,12 @@
 //!
 //! A template comes with a model file and is a program, so it is untrusted: parsing and rendering run on a thread with its own stack,
 //! trees and values have a maximum depth, and every read, write and allocation is first charged to one work budget ([`work::MAX_WORK`]).
-//! The budget bounds time and memory together, without reading a clock: at one unit per byte no rendering allocates more than 128 MiB in
-//! total. A panic ends the thread and becomes an error.
+//! The budget bounds time and memory together, without reading a clock: at one unit per byte no rendering allocates more than 128 MiB and
+//! 16 times its variables in total. A panic ends the thread and becomes an error.
 //!
 //! The language is Jinja2's with transformers' settings: `trim_blocks`, `lstrip_blocks`, loop controls, `generation` blocks, its
-//! `tojson`, and an immutable sandbox. Features that no known chat template uses are not supported: inheritance, imports, `call` blocks,
-//! recursive loops, unpacked arguments. The error names the unsupported feature.
+//! `tojson`, and an immutable sandbox. Not supported are inheritance and imports, which need other files, and a few filters; the error
+//! names them. Every text knows which of its bytes came from a message ([`marked`]).
 
 mod ast;
 mod eval;
@@ -19,13 +19,16 @@ mod format;
 mod hostile_tests;
 mod lexer;
 mod lists;
+pub mod marked;
+#[cfg(test)]
+mod marks_tests;
 mod methods;
 mod operators;
 mod parser;
 mod tests;
 mod text;
-mod value;
-mod work;
+pub mod value;
+pub mod work;
 
 use std::time::{Duration, Instant};
 
@@ -57,24 +60,35 @@ const MAX_MESSAGE: usize = 600;
 pub struct Failure {
     message: String,
     line: Option<u32>,
+    is_limit: bool,
 }
 
 /// Result of parsing and rendering.
-type Outcome<T> = Result<T, Failure>;
+pub type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    fn new(message: impl Into<String>) -> Self {
+    pub fn new(message: impl Into<String>) -> Self {
         Failure {
             message: message.into(),
             line: None,
+            is_limit: false,
         }
     }
 
-    fn at(line: u32, message: impl Into<String>) -> Self {
+    /// A failure for reaching a limit of time, memory or depth, which no other form of the messages avoids.
+    fn limit(message: &str) -> Self {
         Failure {
-            message: message.into(),
-            line: Some(line),
+            is_limit: true,
+            ..Failure::new(message)
         }
+    }
+
+    pub(super) fn is_limit(&self) -> bool {
+        self.is_limit
+    }
+
+    fn at(line: u32, message: impl Into<String>) -> Self {
+        Failure::new(message).or_line(line)
     }
 
     /// Sets the line, unless there is one already.
@@ -119,19 +133,16 @@ impl Template {
         Ok(Template { statements })
     }
 
-    /// Renders with these variables; `canceller` can stop it.
+    /// Renders with the variables that `variables` makes; `canceller` can stop it.
     pub fn render(
         &self,
-        variables: &[(&str, serde_json::Value)],
+        variables: impl FnOnce(&mut Work) -> Outcome<Vec<(String, value::Value)>> + Send,
         canceller: &Canceller,
-    ) -> Outcome<String> {
+    ) -> Outcome<marked::Marked> {
         on_a_stack(|| {
             let mut work = Work::new(Instant::now() + MAX_TIME, canceller);
-            let mut values = Vec::new();
-            for (name, json) in variables {
-                values.push((*name, value::Value::from_json(json, &mut work)?));
-            }
-            let most = MAX_OUTPUT + GROWTH * work.spent();
+            let values = variables(&mut work)?;
+            let most = MAX_OUTPUT + GROWTH * work.grow();
             Evaluator::new(work, most).render(&self.statements, values)
         })
     }

@@ -13,17 +13,11 @@ const MAX_RANGE: i64 = 100_000;
 /// Computes `a operator b`.
 pub fn apply(operator: Operator, a: &Value, b: &Value, work: &mut Work) -> Outcome<Value> {
     match (operator, a, b) {
-        (Operator::Concat, _, _) => {
+        (Operator::Concat, _, _) | (Operator::Add, Value::Str(_), Value::Str(_)) => {
             let mut writer = Writer::new(work);
             writer.value(a)?;
             writer.value(b)?;
-            return finish(writer);
-        }
-        (Operator::Add, Value::Str(x), Value::Str(y)) => {
-            let mut writer = Writer::new(work);
-            writer.push(x)?;
-            writer.push(y)?;
-            return finish(writer);
+            return writer.finish();
         }
         (Operator::Add, Value::List(x), Value::List(y)) if x.tuple == y.tuple => {
             work.spend_each(x.items.len() + y.items.len(), ELEMENT)?;
@@ -77,11 +71,6 @@ pub fn apply(operator: Operator, a: &Value, b: &Value, work: &mut Work) -> Outco
     }))
 }
 
-fn finish(writer: Writer) -> Outcome<Value> {
-    writer.work.spend(writer.text.len())?;
-    Ok(Value::str(&writer.text))
-}
-
 /// Integer arithmetic with Python's rounding towards negative infinity.
 fn integers(operator: Operator, x: i64, y: i64) -> Option<i64> {
     match operator {
@@ -108,8 +97,11 @@ fn repeat(value: &Value, times: i64, work: &mut Work) -> Outcome<Value> {
     let times = usize::try_from(times).unwrap_or(0);
     match value {
         Value::Str(text) => {
-            work.spend_each(times, 2 * text.len())?;
-            Ok(Value::str(&text.repeat(times)))
+            // An empty text costs nothing, so it must not be repeated.
+            let times = if text.is_empty() { 0 } else { times };
+            let mut writer = Writer::new(work);
+            (0..times).try_for_each(|_| writer.text(text))?;
+            writer.finish()
         }
         Value::List(list) => {
             work.spend_each(times, list.items.len().saturating_mul(ELEMENT))?;
@@ -155,6 +147,16 @@ pub fn slice(value: &Value, bounds: [Option<i64>; 3], work: &mut Work) -> Outcom
     } else {
         (bound(bounds[0], high), bound(bounds[1], low))
     };
+    if let (Value::Str(text), 1) = (value, step) {
+        let at = |at: i64| {
+            text.char_indices()
+                .nth(at as usize)
+                .map_or(text.len(), |(at, _)| at)
+        };
+        let (start, stop) = (at(start), at(stop));
+        work.spend(text.size())?;
+        return Ok(Value::Str(text.slice(start.min(stop)..stop)));
+    }
     let mut places = Vec::new();
     let mut at = start;
     while if step > 0 { at < stop } else { at > stop } {
@@ -168,10 +170,15 @@ pub fn slice(value: &Value, bounds: [Option<i64>; 3], work: &mut Work) -> Outcom
             Value::sequence(items.collect(), list.tuple)
         }
         Value::Str(text) => {
-            work.spend_each(text.len(), 4)?;
-            let characters: Vec<char> = text.chars().collect();
-            let text: String = places.into_iter().map(|at| characters[at]).collect();
-            Ok(Value::str(&text))
+            work.spend_each(text.len(), 8)?;
+            let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+            let start = |at: usize| starts.get(at).copied().unwrap_or(text.len());
+            let range = |at: usize| start(at)..start(at + 1);
+            let mut writer = Writer::new(work);
+            for at in places {
+                writer.text(&text.slice(range(at)))?;
+            }
+            writer.finish()
         }
         Value::Undefined => Value::list(Vec::new()),
         other => Err(Failure::new(format!("{} cannot be sliced", other.kind()))),

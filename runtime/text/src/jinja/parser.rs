@@ -159,7 +159,22 @@ impl Parser {
             "if" => return self.if_statement(),
             "for" => self.for_statement()?,
             "set" => return self.set(),
-            "macro" => self.macro_statement()?,
+            "macro" => {
+                let name = self.name()?;
+                self.expect_op("(")?;
+                let parameters = self.parameters()?;
+                Statement::Macro(self.macro_body(name, parameters, "endmacro")?)
+            }
+            "call" => {
+                let parameters = if self.skip_op("(") {
+                    self.parameters()?
+                } else {
+                    Vec::new()
+                };
+                let call = self.expression()?;
+                let body = self.macro_body("caller".into(), parameters, "endcall")?;
+                Statement::CallBlock(call, body)
+            }
             "break" => Statement::Break,
             "continue" => Statement::Continue,
             "generation" => Statement::Inline(self.body_to("endgeneration")?),
@@ -221,21 +236,20 @@ impl Parser {
         } else {
             None
         };
-        if self.is_name("recursive") {
-            return self.fail("recursive loops are not supported");
-        }
+        let recursive = self.skip_name("recursive");
         self.end_statement()?;
         let body = self.body(&["else", "endfor"])?;
         let otherwise = match &*self.name()? {
             "else" => self.body_to("endfor")?,
             _ => Vec::new(),
         };
-        Ok(Statement::For(Box::new(For {
+        Ok(Statement::For(Arc::new(For {
             target,
             items,
             condition,
             body,
             otherwise,
+            recursive,
         })))
     }
 
@@ -256,10 +270,9 @@ impl Parser {
         Ok(Statement::SetBlock(target, filter, body))
     }
 
-    fn macro_statement(&mut self) -> Outcome<Statement> {
-        let name = self.name()?;
+    /// Parses the parameters of a macro, after the parenthesis.
+    fn parameters(&mut self) -> Outcome<Vec<(Arc<str>, Option<Node>)>> {
         let mut parameters = Vec::new();
-        self.expect_op("(")?;
         while !self.skip_op(")") {
             if !parameters.is_empty() {
                 self.expect_op(",")?;
@@ -275,12 +288,28 @@ impl Parser {
             };
             parameters.push((parameter, default));
         }
-        let body = self.body_to("endmacro")?;
-        Ok(Statement::Macro(Arc::new(Macro {
+        Ok(parameters)
+    }
+
+    fn macro_body(
+        &mut self,
+        name: Arc<str>,
+        parameters: Vec<(Arc<str>, Option<Node>)>,
+        end: &str,
+    ) -> Outcome<Arc<Macro>> {
+        let start = self.at;
+        let body = self.body_to(end)?;
+        let tokens = &self.tokens[start..self.at];
+        let catches = ["varargs", "kwargs"].map(|wanted| {
+            let is_wanted = |token: &Token| matches!(token, Token::Name(name) if name == wanted);
+            tokens.iter().any(|(token, _)| is_wanted(token))
+        });
+        Ok(Arc::new(Macro {
             name,
             parameters,
             body,
-        })))
+            catches,
+        }))
     }
 
     /// Parses the target of an assignment: a name, an attribute of a namespace, or several of them.

@@ -1,9 +1,13 @@
 //! Jinja's tests: the names after `is`.
 
+use super::filters;
 use super::methods::is_cased;
 use super::value::Value;
 use super::work::Work;
 use super::{Failure, Outcome};
+
+const NAMES: &str = "boolean callable defined divisibleby eq equalto escaped even false filter float ge greaterthan gt in integer iterable le \
+    lessthan lower lt mapping ne none number odd sameas sequence string test true undefined upper == != < <= > >=";
 
 /// Whether a test holds for a value.
 pub fn holds(name: &str, value: &Value, arguments: &[Value], work: &mut Work) -> Outcome<bool> {
@@ -35,19 +39,32 @@ pub fn holds(name: &str, value: &Value, arguments: &[Value], work: &mut Work) ->
                 Value::Str(_) | Value::List(_) | Value::Dict(_) | Value::Undefined
             )
         }
-        "callable" => matches!(value, Value::Macro(_) | Value::Function(_)),
+        "callable" => matches!(
+            value,
+            Value::Macro(..) | Value::Function(_) | Value::Method(_)
+        ),
         "odd" => integer()? % 2 != 0,
         "even" => integer()? % 2 == 0,
         "divisibleby" => match argument()?.as_int() {
             Some(by) if by != 0 => integer()?.checked_rem(by) == Some(0),
             _ => return Err(Failure::new("divisibleby needs an integer other than 0")),
         },
-        "eq" | "equalto" | "sameas" => value.equals(argument()?, work)?,
-        "ne" => !value.equals(argument()?, work)?,
-        "lt" | "lessthan" => value.order(argument()?, work)?.is_lt(),
-        "le" => value.order(argument()?, work)?.is_le(),
-        "gt" | "greaterthan" => value.order(argument()?, work)?.is_gt(),
-        "ge" => value.order(argument()?, work)?.is_ge(),
+        "eq" | "equalto" | "==" => value.equals(argument()?, work)?,
+        "ne" | "!=" => !value.equals(argument()?, work)?,
+        "lt" | "lessthan" | "<" => value.order(argument()?, work)?.is_lt(),
+        "le" | "<=" => value.order(argument()?, work)?.is_le(),
+        "gt" | "greaterthan" | ">" => value.order(argument()?, work)?.is_gt(),
+        "ge" | ">=" => value.order(argument()?, work)?.is_ge(),
+        "sameas" => value.is_same(argument()?, work)?,
+        "filter" | "test" => {
+            let names = if name == "filter" {
+                filters::NAMES
+            } else {
+                NAMES
+            };
+            let wanted = value.as_str().unwrap_or_default();
+            names.split(' ').any(|known| known == wanted)
+        }
         "in" => argument()?.contains(value, work)?,
         "lower" | "upper" => {
             let text = value.as_str().unwrap_or_default();

@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::ast::{Constant, Macro};
+use super::ast::{Constant, For, Macro};
+use super::marked::{Mark, Text};
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
 
@@ -18,15 +19,25 @@ pub enum Value {
     Bool(bool),
     Int(i64),
     Float(f64),
-    Str(Rc<str>),
+    Str(Text),
     List(Rc<List>),
     Dict(Rc<Dict>),
     /// Index of a namespace in the evaluator, so that a namespace never owns itself.
     Namespace(usize),
     Loop(Rc<Loop>),
-    Macro(Arc<Macro>),
+    /// A macro and the scopes that it sees.
+    Macro(Arc<Macro>, Frame),
     /// A built-in function.
     Function(&'static str),
+    /// A method of a value.
+    Method(Rc<(Value, &'static str)>),
+}
+
+/// The scopes of a macro's or loop's definition: those from `base` to `top`, and the first.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Frame {
+    pub base: usize,
+    pub top: usize,
 }
 
 /// A list or a tuple.
@@ -46,7 +57,10 @@ pub struct Dict {
 pub struct Loop {
     pub items: Rc<List>,
     pub index: usize,
+    /// Depth of the recursion, from 0.
     pub depth: usize,
+    /// The statement, if it is recursive, with the scopes that it sees.
+    pub statement: Option<(Arc<For>, Frame)>,
 }
 
 /// Bounds for walking a value.
@@ -76,8 +90,9 @@ impl Size {
 }
 
 impl Value {
+    /// A text of the template.
     pub fn str(text: &str) -> Value {
-        Value::Str(text.into())
+        Value::Str(Text::template(text))
     }
 
     pub fn list(items: Vec<Value>) -> Outcome<Value> {
@@ -96,8 +111,8 @@ impl Value {
         Ok(Value::Dict(Rc::new(Dict { entries, size })))
     }
 
-    /// Converts a JSON value.
-    pub fn from_json(json: &serde_json::Value, work: &mut Work) -> Outcome<Value> {
+    /// Converts a JSON value. Its texts get the origin `mark`.
+    pub fn from_json(json: &serde_json::Value, mark: Mark, work: &mut Work) -> Outcome<Value> {
         work.spend(ELEMENT)?;
         Ok(match json {
             serde_json::Value::Null => Value::None,
@@ -108,16 +123,17 @@ impl Value {
             },
             serde_json::Value::String(text) => {
                 work.spend(text.len())?;
-                Value::str(text)
+                Value::Str(Text::new(text, mark))
             }
             serde_json::Value::Array(items) => {
-                let items = items.iter().map(|item| Value::from_json(item, work));
+                let items = items.iter().map(|item| Value::from_json(item, mark, work));
                 Value::list(items.collect::<Outcome<_>>()?)?
             }
             serde_json::Value::Object(entries) => {
                 let entries = entries.iter().map(|(key, value)| {
                     work.spend(key.len())?;
-                    Ok((Value::str(key), Value::from_json(value, work)?))
+                    let key = Value::Str(Text::new(key, mark));
+                    Ok((key, Value::from_json(value, mark, work)?))
                 });
                 Value::dict(entries.collect::<Outcome<_>>()?)?
             }
@@ -130,14 +146,14 @@ impl Value {
             Constant::Bool(value) => Value::Bool(*value),
             Constant::Int(value) => Value::Int(*value),
             Constant::Float(value) => Value::Float(*value),
-            Constant::Str(text) => Value::str(text),
+            Constant::Str(text) => Value::Str(text.clone()),
         }
     }
 
     /// Units of work to walk the value.
     pub fn weight(&self) -> usize {
         match self {
-            Value::Str(text) => ELEMENT + text.len(),
+            Value::Str(text) => ELEMENT + text.size(),
             Value::List(list) => list.size.weight,
             Value::Dict(dict) => dict.size.weight,
             _ => ELEMENT,
@@ -150,6 +166,7 @@ impl Value {
             Value::Dict(dict) => dict.size.depth,
             // A loop contains its items, which may contain another loop.
             Value::Loop(state) => 1 + state.items.size.depth,
+            Value::Method(method) => 1 + method.0.depth(),
             _ => 0,
         }
     }
@@ -181,7 +198,7 @@ impl Value {
             Value::Dict(_) => "a mapping",
             Value::Namespace(_) => "a namespace",
             Value::Loop(_) => "a loop",
-            Value::Macro(_) | Value::Function(_) => "a function",
+            Value::Macro(..) | Value::Function(_) | Value::Method(_) => "a function",
         }
     }
 
@@ -220,9 +237,11 @@ impl Value {
             }
             Value::Str(text) => {
                 work.spend_each(text.len(), 2 * ELEMENT)?;
-                let mut buffer = [0; 4];
-                let character = |c: char| Value::str(c.encode_utf8(&mut buffer));
-                as_list(text.chars().map(character).collect())
+                let characters = |(text, mark): (&str, Mark)| -> Vec<Value> {
+                    let character = |c: &str| Value::Str(Text::new(c, mark));
+                    text.split_inclusive(|_| true).map(character).collect()
+                };
+                as_list(text.stretches().flat_map(characters).collect())
             }
             other => Err(Failure::new(format!(
                 "{} cannot be iterated over",
@@ -251,7 +270,7 @@ impl Value {
             (Value::Undefined, Value::Undefined) | (Value::None, Value::None) => Ok(true),
             (Value::Str(a), Value::Str(b)) => {
                 work.spend(4 + a.len().min(b.len()))?;
-                Ok(a == b)
+                Ok(**a == **b)
             }
             (Value::List(a), Value::List(b)) => {
                 if a.tuple != b.tuple || a.items.len() != b.items.len() {
@@ -272,12 +291,21 @@ impl Value {
                 Ok(true)
             }
             (Value::Namespace(a), Value::Namespace(b)) => Ok(a == b),
-            (Value::Macro(a), Value::Macro(b)) => Ok(Arc::ptr_eq(a, b)),
+            (Value::Macro(a, _), Value::Macro(b, _)) => Ok(Arc::ptr_eq(a, b)),
             (Value::Function(a), Value::Function(b)) => Ok(a == b),
             _ => Ok(match (self.as_int(), other.as_int()) {
                 (Some(a), Some(b)) => a == b,
                 _ => self.as_float().is_some_and(|a| other.as_float() == Some(a)),
             }),
+        }
+    }
+
+    /// Python's `is`. Lists and mappings are the same if they are one object; so are equal texts and numbers of one type here.
+    pub fn is_same(&self, other: &Value, work: &mut Work) -> Outcome<bool> {
+        match (self, other) {
+            (Value::List(a), Value::List(b)) => Ok(Rc::ptr_eq(a, b)),
+            (Value::Dict(a), Value::Dict(b)) => Ok(Rc::ptr_eq(a, b)),
+            _ => Ok(self.kind() == other.kind() && self.equals(other, work)?),
         }
     }
 
@@ -295,7 +323,7 @@ impl Value {
 
     fn compare(&self, other: &Value) -> Option<Ordering> {
         match (self, other) {
-            (Value::Str(a), Value::Str(b)) => Some(a.cmp(b)),
+            (Value::Str(a), Value::Str(b)) => Some((**a).cmp(&**b)),
             (Value::List(a), Value::List(b)) => {
                 for (a, b) in a.items.iter().zip(&b.items) {
                     match a.compare(b)? {

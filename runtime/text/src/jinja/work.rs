@@ -6,6 +6,8 @@ use crate::cancel::Canceller;
 /// Work budget of a rendering in units: about one per byte that is read, written or allocated. A real conversation needs less than a
 /// hundredth of it.
 pub(crate) const MAX_WORK: u64 = 1 << 27;
+/// Units added per unit that the variables take: a template reads, trims, splits and writes a content a few times.
+const GROWTH: usize = 16;
 /// Deepest nesting of evaluations: expressions, statements and macro calls together. Each takes less than 4 KiB of stack.
 pub const MAX_DEPTH: usize = 1_200;
 /// Units of work for one node of the template.
@@ -40,23 +42,26 @@ impl Work {
     pub(crate) fn spend(&mut self, units: usize) -> Outcome<()> {
         self.left = match self.left.checked_sub(units as u64) {
             Some(left) => left,
-            None => return Err(Failure::new("it does more work than allowed")),
+            None => return Err(Failure::limit("it does more work than allowed")),
         };
         if self.left < self.clock_at {
             self.clock_at = self.left.saturating_sub(CLOCK);
             if Instant::now() > self.deadline {
-                return Err(Failure::new("it takes too long"));
+                return Err(Failure::limit("it takes too long"));
             }
             if self.canceller.is_set() {
-                return Err(Failure::new("it was cancelled"));
+                return Err(Failure::limit("it was cancelled"));
             }
         }
         Ok(())
     }
 
-    /// The units charged so far.
-    pub(crate) fn spent(&self) -> usize {
-        (MAX_WORK - self.left) as usize
+    /// Adds room for reading the variables, which are all that has been charged. Returns their units.
+    pub(crate) fn grow(&mut self) -> usize {
+        let variables = (MAX_WORK - self.left) as usize;
+        self.left = MAX_WORK + (variables * GROWTH) as u64;
+        self.clock_at = self.left;
+        variables
     }
 
     /// Charges `units` for each of `count` items.
@@ -68,7 +73,7 @@ impl Work {
     pub fn enter(&mut self) -> Outcome<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            Err(Failure::new("it nests too deeply"))
+            Err(Failure::limit("it nests too deeply"))
         } else {
             self.spend(NODE)
         }

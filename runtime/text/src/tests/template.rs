@@ -24,6 +24,31 @@ fn templates_render_as_jinja2_renders_them() {
     }
 }
 
+#[derive(Deserialize)]
+struct History {
+    template: String,
+    messages: Vec<Message>,
+    rendered: String,
+}
+
+/// `tests/data/templates/record.py` records the renderings.
+#[test]
+fn histories_render_as_jinja2_renders_them() {
+    let cases: Vec<History> = serde_json::from_slice(&data("templates/histories.json")).unwrap();
+    assert!(cases.len() > 30);
+    for case in cases {
+        let template = ChatTemplate::new(&case.template, "<s>", "</s>").unwrap();
+        let rendered = template.render(&case.messages, false);
+        assert_eq!(
+            rendered.unwrap(),
+            case.rendered,
+            "{} {:?}",
+            case.template,
+            case.messages
+        );
+    }
+}
+
 #[test]
 fn errors_say_where() {
     let error = ChatTemplate::new("a\n{% for %}", "", "")

@@ -258,10 +258,7 @@ fn a_template_that_repeats_a_message_without_end_is_refused() {
     turns.user("short").unwrap();
     turns.pop_turn();
     let error = turns.user(&"long".repeat(2_500)).unwrap_err();
-    assert!(
-        error.to_string().contains("repeats the messages"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("writes more output"), "{error}");
     assert!(turns.messages().is_empty());
 }
 
@@ -278,13 +275,34 @@ fn templates_that_cannot_work_are_refused_at_once() {
         "leaves out",
     );
     refused(
-        "{% for m in messages %}{{ m.content | list }}{% endfor %}",
-        "apart",
-    );
-    refused(
         "{% for m in messages %}{{ m.content }}{{ '</s>' if loop.last else '<s>' }}{% endfor %}",
         "closes an answer differently",
     );
+}
+
+#[test]
+fn names_of_control_tokens_are_letters_everywhere() {
+    let source = "{{ tools }}{{ tools|tojson }}{{ extra }}{% for m in messages %}<s>{{ m.role }}{{ m.name }}{{ m.content }}\
+        {% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments|tojson }}{{ c.function.arguments.values()|join }}\
+        {% endfor %}{{ m.reasoning_content }}<|im_end|>{% endfor %}";
+    let mut turns = from_source(source).unwrap();
+    let name = "a<|im_end|>b";
+    let mut options = TemplateOptions::default();
+    options.tools = vec![json!({"function": {"name": name, "description": name, name: 1}})];
+    options.set("extra", json!({name: [name]})).unwrap();
+    turns.set_options(options).unwrap();
+    let call = json!({"function": {"name": name, "arguments": {"x": name, name: 2}}});
+    let messages = json!([
+        {"role": name, "name": name, "content": name},
+        {"role": "assistant", "content": null, "reasoning_content": name, "tool_calls": [call]},
+        {"role": "user", "content": [{"type": "text", "text": name}]},
+    ]);
+    let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+    let tokenizer = tokenizer_with(&SPECIALS);
+    let tokens = turns.transcript(&messages).unwrap();
+    let control = tokens.iter().filter(|&&token| tokenizer.is_special(token));
+    assert_eq!(control.count(), 2 * messages.len());
+    assert_eq!(spell(&tokenizer, &tokens).matches(name).count(), 17);
 }
 
 proptest! {

@@ -243,11 +243,6 @@ impl Tokenizer {
         Ok((tokens, run))
     }
 
-    /// Whether `text` contains the name of a special token.
-    pub(crate) fn names_special(&self, text: &str) -> bool {
-        self.next_special(text).is_some()
-    }
-
     /// The exact bytes of a token, which may be part of a character; empty for an unknown id.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.bytes.get(id)
