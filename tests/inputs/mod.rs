@@ -262,12 +262,18 @@ pub fn template(bytes: &[u8]) -> bool {
     let Ok(template) = ChatTemplate::new(source, "<s>", "</s>") else {
         return false;
     };
-    let messages = [
+    let mut messages = vec![
         Message::new(Role::System, "Be brief."),
         Message::new(Role::User, "a <b> {{ c }}"),
         Message::new(Role::Assistant, "d\n"),
         Message::new(Role::User, ""),
     ];
+    let _ = template.render(&messages, true);
+    // As agents send them.
+    let more = r#"[{"role": "assistant", "content": null, "reasoning_content": "<s>é", "tool_calls": [{"id": "c1", "function":
+        {"name": "f", "arguments": "{\"x\": [1.5, \"</s>\"]}"}}, {"function": {"name": "g", "arguments": "{\"cut"}}]},
+        {"role": "tool", "content": {"t": 3}}, {"role": "user", "content": [{"type": "text", "text": "<think>"}]}]"#;
+    messages.extend(serde_json::from_str::<Vec<Message>>(more).expect("messages"));
     let _ = template.render(&messages, true);
     true
 }
@@ -284,6 +290,12 @@ fn template_seeds() -> Vec<Vec<u8>> {
         .iter()
         .map(|path| std::fs::read(path).expect("a template"))
         .collect();
+    seeds.push(
+        b"{% macro m(t) %}{{ t[1:]|replace('a', 'b')|tojson }}{{ caller(t) if caller }}{% endmacro %}{% for m in messages %}{% call(x) \
+          m(m.content or '') %}{{ '%s-%r' % (x, m) }}{% for c in m.tool_calls or [] recursive %}{{ loop(c.values()) if c is mapping else c }}\
+          {% endfor %}{% endcall %}{{ (m.content|string).split('<')|map('upper')|join(x) }}{% endfor %}"
+            .to_vec(),
+    );
     seeds.push(
         b"{% for m in messages %}{{ m.role ~ ': ' ~ m.content | trim }}{% endfor %}{% set n = namespace(x=0) %}{% macro f(a, b=2) \
           %}{{ a * b }}{% endmacro %}{{ f(3) }}{{ [1, 2] | join(',') }}{{ 'a' | replace('a', 'b') }}{{ range(3) | list | length }}"

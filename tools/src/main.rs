@@ -44,6 +44,7 @@ mod session;
 mod sha256;
 mod splitmix;
 mod synth;
+mod template_args;
 mod text;
 mod theirs;
 mod thoughts;

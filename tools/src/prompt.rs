@@ -7,6 +7,7 @@ use waterline::{Model, ThoughtOptions, Tokenizer, Turns};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
+use crate::template_args::TemplateArgs;
 use crate::text::{NO_TEMPLATE, STDIN, read_stdin, read_text};
 use crate::wrong_model::{is_like_a_model, quoted};
 
@@ -55,6 +56,8 @@ pub struct EncodingArgs {
     /// Recognize the names of control tokens in a text that is not a message.
     #[arg(long, conflicts_with_all = ["chat", "system"])]
     special: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
 }
 
 /// The tokens of a prompt.
@@ -127,6 +130,11 @@ impl EncodingArgs {
                 eprintln!("{NO_TEMPLATE}");
             }
             let mut turns = Turns::new(Arc::new(model.chat_template_or_chatml()?), tokenizer)?;
+            let mut options = turns.options().clone();
+            for (name, value) in self.template.variables()? {
+                options.set(name, value)?;
+            }
+            turns.set_options(options)?;
             turns.system(self.system.as_deref().unwrap_or_default())?;
             return Ok(Prompt {
                 tokens: turns.user(text)?,

@@ -16,7 +16,9 @@ impl TemplateArgs {
     /// The names and values. Fails if an argument has no name.
     pub fn variables(&self) -> Result<Vec<(&str, Value)>> {
         let variable = |argument: &String| -> Option<(&str, Value)> {
-            let (name, value) = argument.split_once('=').filter(|(name, _)| !name.is_empty())?;
+            let (name, value) = argument
+                .split_once('=')
+                .filter(|(name, _)| !name.is_empty())?;
             let json = serde_json::from_str(value);
             Some((name, json.unwrap_or_else(|_| value.into())))
         };

@@ -96,6 +96,17 @@ impl Chat {
         self.turns.set_options(options)
     }
 
+    /// Sets a variable of the template from the next message on; null leaves it undefined.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names a variable that cannot be set or whose value has the wrong type, [`Error::Template`] if the template
+    /// fails with it.
+    pub fn set_variable(&mut self, name: &str, value: serde_json::Value) -> Result<()> {
+        let mut options = self.turns.options().clone();
+        options.set(name, value)?;
+        self.turns.set_options(options)
+    }
+
     /// Whether the template opens a thought at the start of an answer, so that the model generates only the rest of it.
     pub fn opens_thought(&self) -> Result<bool> {
         self.turns.opens_thought()

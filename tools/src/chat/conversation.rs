@@ -164,6 +164,11 @@ impl Conversation {
         self.chat.thinking()
     }
 
+    /// Sets a variable of the template.
+    pub fn set_variable(&mut self, name: &str, value: serde_json::Value) -> Result<()> {
+        Ok(self.chat.set_variable(name, value)?)
+    }
+
     /// Sets whether the template requests a thought before the answer, if given. Fails if the template has no switch for thoughts.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         if thinking.is_none() {

@@ -26,6 +26,7 @@ use crate::grammar::GrammarArgs;
 use crate::interrupt::{INTERRUPTED, on_interrupt};
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
+use crate::template_args::TemplateArgs;
 use crate::text::NO_TEMPLATE;
 use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
@@ -53,6 +54,8 @@ pub struct Args {
     /// Turn thinking before answers on or off, if the chat template has a switch for it.
     #[arg(long, value_name = "on|off", value_parser = settings::thinking)]
     thinking: Option<bool>,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// A command that the model may call under this name. It runs after you agree and reads the call's arguments as JSON from
     /// standard input; its output is the result. May be repeated.
     #[arg(long = "tool", value_name = "NAME=COMMAND")]
@@ -93,6 +96,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut conversation = Conversation::new(session, &args.limits)?;
     if let Some(system) = &args.system {
         conversation.set_system(system)?;
+    }
+    for (name, value) in args.template.variables()? {
+        conversation.set_variable(name, value)?;
     }
     conversation.set_thinking(args.thinking)?;
     conversation.set_form(&args.form)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use waterline::{Finish, Grammar};
+use waterline::{Finish, Grammar, TemplateOptions};
 
 use super::App;
 use super::answer::{Added, Part, Reply};
@@ -211,13 +211,21 @@ impl Request {
                 Some(Choice::Any { .. }) => ToolChoice::Required,
                 Some(Choice::Tool { name }) => ToolChoice::Named(name),
             },
-            thinking: match self.thinking.as_ref().and_then(|t| t["type"].as_str()) {
-                Some("enabled" | "adaptive") => Some(true),
-                Some(_) => Some(false),
-                None => None,
-            },
+            template: thinking(
+                match self.thinking.as_ref().and_then(|t| t["type"].as_str()) {
+                    Some("enabled" | "adaptive") => Some(true),
+                    Some(_) => Some(false),
+                    None => None,
+                },
+            ),
         })
     }
+}
+
+fn thinking(thinking: Option<bool>) -> TemplateOptions {
+    let mut options = TemplateOptions::default();
+    options.thinking = thinking;
+    options
 }
 
 /// `/v1/messages/count_tokens`.

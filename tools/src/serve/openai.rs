@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use waterline::{Finish, Grammar};
+use waterline::{Finish, Grammar, TemplateOptions};
 
 use super::App;
 use super::answer::{Added, Part, Reply};
@@ -28,7 +28,8 @@ struct Request {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     chat_template_kwargs: Option<Value>,
-    reasoning_effort: Option<String>,
+    reasoning_effort: Option<Value>,
+    documents: Option<Value>,
     response_format: Option<ResponseFormat>,
     #[serde(flatten)]
     common: Common,
@@ -64,14 +65,31 @@ impl ResponseFormat {
 }
 
 impl Request {
-    /// Whether the model should think; `None` leaves it to the template.
-    fn thinking(&self) -> Option<bool> {
-        let from_template = self.chat_template_kwargs.as_ref().and_then(|options| {
-            let names = ["enable_thinking", "thinking"];
-            names.iter().find_map(|name| options.get(*name)?.as_bool())
-        });
-        let is_none = self.reasoning_effort.as_deref() == Some("none");
-        from_template.or(is_none.then_some(false))
+    /// The variables of the template.
+    fn template(&mut self) -> Result<TemplateOptions, Refusal> {
+        let mut template = TemplateOptions::default();
+        let named = [
+            ("reasoning_effort", self.reasoning_effort.take()),
+            ("documents", self.documents.take()),
+        ];
+        for (name, value) in named {
+            match value {
+                Some(value) if name == "reasoning_effort" && value == "none" => {
+                    template.thinking = Some(false);
+                }
+                value => template.set(name, value.unwrap_or_default())?,
+            }
+        }
+        match self.chat_template_kwargs.take() {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(variables)) => {
+                for (name, value) in variables {
+                    template.set(&name, value)?;
+                }
+            }
+            Some(_) => return Err(Refusal::bad("chat_template_kwargs: expected an object")),
+        }
+        Ok(template)
     }
 
     fn tool_choice(&self) -> Result<ToolChoice, Refusal> {
@@ -99,8 +117,8 @@ pub async fn chat(
     body: &[u8],
     exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
-    let request: Request = parse(body, MOST_VALUES)?;
-    let (thinking, choice) = (request.thinking(), request.tool_choice()?);
+    let mut request: Request = parse(body, MOST_VALUES)?;
+    let (template, choice) = (request.template()?, request.tool_choice()?);
     let form = OpenAi::new(app, &request.common, true);
     let mut settings = app.settings(request.common)?;
     if request.logprobs == Some(true) {
@@ -116,7 +134,7 @@ pub async fn chat(
         tools: request.tools.unwrap_or_default(),
         choice,
         parallel: request.parallel_tool_calls != Some(false),
-        thinking,
+        template,
     };
     app.converse(conversation, settings, form, exchange).await
 }

@@ -158,7 +158,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], most: usize) -> Result<T, Refusal
     serde_json::from_slice(body).map_err(|error| Refusal::bad(format!("the body: {error}")))
 }
 
-/// Converts messages for the template: the developer's role becomes the system's, and arguments of tool calls become JSON values.
+/// Converts messages for the template: the developer's role becomes the system's.
 pub fn messages(values: Vec<Value>, limits: &Limits) -> Result<Vec<Message>, Refusal> {
     if values.is_empty() || values.len() > limits.messages {
         let most = limits.messages;
@@ -172,16 +172,6 @@ pub fn messages(values: Vec<Value>, limits: &Limits) -> Result<Vec<Message>, Ref
 fn message((index, mut value): (usize, Value)) -> Result<Message, Refusal> {
     if value["role"] == "developer" {
         value["role"] = "system".into();
-    }
-    let calls = value.get_mut("tool_calls").and_then(Value::as_array_mut);
-    for call in calls.into_iter().flatten() {
-        // The template rejects a call that is not an object.
-        if let Some(arguments) = call.pointer_mut("/function/arguments")
-            && let Some(text) = arguments.as_str()
-            && let Ok(object @ Value::Object(_)) = serde_json::from_str(text)
-        {
-            *arguments = object;
-        }
     }
     serde_json::from_value(value)
         .map_err(|error| Refusal::bad(format!("messages[{index}]: {error}")))
@@ -204,15 +194,14 @@ pub struct Conversation {
     pub choice: ToolChoice,
     /// Whether an answer may call more than one tool.
     pub parallel: bool,
-    /// Whether the model should think; `None` leaves it to the template.
-    pub thinking: Option<bool>,
+    /// The template's options except the tools.
+    pub template: TemplateOptions,
 }
 
 impl Conversation {
     /// The template's options, with the tools that the model sees.
     pub fn options(&self) -> TemplateOptions {
-        let mut options = TemplateOptions::default();
-        options.thinking = self.thinking;
+        let mut options = self.template.clone();
         if self.choice != ToolChoice::None {
             options.tools.clone_from(&self.tools);
         }

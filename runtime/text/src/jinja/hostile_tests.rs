@@ -377,26 +377,3 @@ fn mutated_templates_end_with_a_result_or_an_error() {
     println!("{rendered} rendered, {failed} refused");
     assert!(rendered > count / 20 && failed > count / 20);
 }
-
-/// Renders a file of cases for comparison with Jinja2: WATERLINE_CASES names lines of {"source", "context"}.
-#[test]
-fn dev_cases() {
-    let Ok(path) = std::env::var("WATERLINE_CASES") else {
-        return;
-    };
-    let mut out = String::new();
-    for line in std::fs::read_to_string(&path).unwrap().lines() {
-        let case: Value = serde_json::from_str(line).unwrap();
-        let context = case["context"].as_object().unwrap();
-        let context: Vec<_> = context
-            .iter()
-            .map(|(n, v)| (n.as_str(), v.clone()))
-            .collect();
-        let result = match render_with(case["source"].as_str().unwrap(), &context) {
-            Ok(text) => json!({"ok": text.as_str()}),
-            Err(failure) => json!({"err": failure.to_string()}),
-        };
-        out += &format!("{result}\n");
-    }
-    std::fs::write(format!("{path}.out"), out).unwrap();
-}
