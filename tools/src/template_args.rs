@@ -14,17 +14,15 @@ pub struct TemplateArgs {
 
 impl TemplateArgs {
     /// The names and values. Fails if an argument has no name.
-    pub fn variables(&self) -> Result<Vec<(&str, Value)>> {
-        let variable = |argument: &String| -> Option<(&str, Value)> {
-            let (name, value) = argument
+    pub fn variables<'a>(&'a self) -> Result<Vec<(&'a str, Value)>> {
+        let read = |argument: &'a String| {
+            let named = argument
                 .split_once('=')
-                .filter(|(name, _)| !name.is_empty())?;
-            let json = serde_json::from_str(value);
-            Some((name, json.unwrap_or_else(|_| value.into())))
-        };
-        let read = |argument| {
+                .filter(|(name, _)| !name.is_empty());
             let wrong = || Error::usage(format!("--template-arg {argument:?}: expected NAME=JSON"));
-            variable(argument).ok_or_else(wrong)
+            let (name, value) = named.ok_or_else(wrong)?;
+            let json = serde_json::from_str(value);
+            Ok((name, json.unwrap_or_else(|_| value.into())))
         };
         self.template_arg.iter().map(read).collect()
     }

@@ -110,13 +110,6 @@ impl Evaluator {
                 let arguments = self.arguments(arguments)?;
                 filters::apply(self, name, object, &arguments)
             }
-            // Texts do not know that they are escaped, but a filter shows it.
-            Expr::Test(object, name, _, negated) if **name == *"escaped" => {
-                let escapes = ["safe", "e", "escape", "forceescape"];
-                let holds =
-                    matches!(&*object.expr, Expr::Filter(_, name, _) if escapes.contains(&&**name));
-                Ok(Value::Bool(holds != *negated))
-            }
             Expr::Test(object, name, arguments, negated) => {
                 let object = self.value(object)?;
                 let arguments = self.arguments(arguments)?;

@@ -33,7 +33,10 @@ pub fn apply(
     let work = &mut evaluator.work;
     let failed = |what: &str| Err(Failure::new(format!("{} {what}", value.kind())));
     Ok(match name {
-        "safe" => value,
+        "safe" => match value {
+            Value::Str(text) => Value::Str(text.with_safety(true)),
+            other => other,
+        },
         "default" | "d" => {
             let missing = matches!(value, Value::Undefined)
                 || arguments.flag(1, "boolean") && !value.is_true();
@@ -209,19 +212,11 @@ fn of_text(name: &str, value: &Value, arguments: &Values, work: &mut Work) -> Ou
             return writer.finish();
         }
         "escape" | "e" | "forceescape" => {
+            let is_safe = matches!(value, Value::Str(text) if text.is_safe);
+            let text = text.with_safety(is_safe && name != "forceescape");
             let mut writer = Writer::new(work);
-            writer.escaped(&text, |character| {
-                let name = match character {
-                    '&' => "&amp;",
-                    '<' => "&lt;",
-                    '>' => "&gt;",
-                    '"' => "&#34;",
-                    '\'' => "&#39;",
-                    _ => return None,
-                };
-                Some(name.into())
-            })?;
-            return writer.finish();
+            writer.html(&text)?;
+            return writer.finish_safe();
         }
         "urlencode" => {
             let mut writer = Writer::new(work);

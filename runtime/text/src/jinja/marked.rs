@@ -33,15 +33,23 @@ pub struct Text {
     /// The origin of the text without `runs`.
     mark: Mark,
     runs: Option<Arc<[Run]>>,
+    /// Whether characters of HTML in it are meant, so that adding other text to it escapes theirs (Jinja2's `Markup`).
+    pub is_safe: bool,
 }
 
 impl Text {
+    /// The same text, safe or not.
+    pub fn with_safety(self, is_safe: bool) -> Self {
+        Text { is_safe, ..self }
+    }
+
     /// A text of one origin.
     pub fn new(string: &str, mark: Mark) -> Self {
         Text {
             string: string.into(),
             mark,
             runs: None,
+            is_safe: false,
         }
     }
 
@@ -202,6 +210,7 @@ impl Marked {
             string: self.string.into(),
             mark,
             runs,
+            is_safe: false,
         }
     }
 }

@@ -13,6 +13,12 @@ const MAX_RANGE: i64 = 100_000;
 /// Computes `a operator b`.
 pub fn apply(operator: Operator, a: &Value, b: &Value, work: &mut Work) -> Outcome<Value> {
     match (operator, a, b) {
+        (Operator::Add, Value::Str(x), Value::Str(y)) if x.is_safe || y.is_safe => {
+            let mut writer = Writer::new(work);
+            writer.html(x)?;
+            writer.html(y)?;
+            return writer.finish_safe();
+        }
         (Operator::Concat, _, _) | (Operator::Add, Value::Str(_), Value::Str(_)) => {
             let mut writer = Writer::new(work);
             writer.value(a)?;

@@ -56,6 +56,7 @@ pub fn holds(name: &str, value: &Value, arguments: &[Value], work: &mut Work) ->
         "gt" | "greaterthan" | ">" => value.order(argument()?, work)?.is_gt(),
         "ge" | ">=" => value.order(argument()?, work)?.is_ge(),
         "sameas" => value.is_same(argument()?, work)?,
+        "escaped" => matches!(value, Value::Str(text) if text.is_safe),
         "filter" | "test" => {
             let names = if name == "filter" {
                 filters::NAMES

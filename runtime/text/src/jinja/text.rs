@@ -54,6 +54,31 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
+    /// Writes text with the characters of HTML escaped, unless it is safe.
+    pub fn html(&mut self, text: &Text) -> Outcome<()> {
+        if text.is_safe {
+            return self.text(text);
+        }
+        self.escaped(text, |character| {
+            let name = match character {
+                '&' => "&amp;",
+                '<' => "&lt;",
+                '>' => "&gt;",
+                '"' => "&#34;",
+                '\'' => "&#39;",
+                _ => return None,
+            };
+            Some(name.into())
+        })
+    }
+
+    /// The text as a value that is safe.
+    pub fn finish_safe(self) -> Outcome<Value> {
+        let mut text = self.finish_text()?;
+        text.is_safe = true;
+        Ok(Value::Str(text))
+    }
+
     /// The text as a value, which is a copy.
     pub fn finish(self) -> Outcome<Value> {
         self.finish_text().map(Value::Str)
