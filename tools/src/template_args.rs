@@ -15,7 +15,7 @@ pub struct TemplateArgs {
 impl TemplateArgs {
     /// The names and values. Fails if an argument has no name.
     pub fn variables<'a>(&'a self) -> Result<Vec<(&'a str, Value)>> {
-        let read = |argument: &'a String| {
+        let read = |argument: &'a String| -> Result<(&'a str, Value)> {
             let named = argument
                 .split_once('=')
                 .filter(|(name, _)| !name.is_empty());
