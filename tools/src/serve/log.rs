@@ -20,7 +20,7 @@ pub enum LogForm {
     Json,
 }
 
-/// What is logged about a request. Times are in seconds.
+/// The facts of a request that are logged. Times are in seconds.
 #[derive(Serialize, Default)]
 pub struct Line {
     /// The time at which the request arrived, as RFC 3339 in UTC.
