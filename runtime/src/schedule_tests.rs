@@ -179,12 +179,17 @@ fn a_schedule_orders_what_meets() {
 #[test]
 fn a_decode_kernel_keeps_every_dependency() {
     let device = Device::compile_only("sm_90", 132, None);
-    let mut mailboxes = 0;
+    let (mut mailboxes, mut refusals) = (0, 0);
     for (name, model) in cases() {
         let options = StateOptions::default();
         let schedule = model.schedule_on(&options, &device).expect("a schedule");
         let gpu = schedule.gpu.as_deref().unwrap_or_default();
         assert!(gpu.contains("one kernel"), "{name}: {gpu}");
+        refusals += schedule
+            .ops
+            .iter()
+            .map(|op| op.not_fused.len())
+            .sum::<usize>();
         for edge in &schedule.dependencies {
             let link = edge.link.expect("a link");
             mailboxes += usize::from(link == Link::Mailbox);
@@ -194,4 +199,5 @@ fn a_decode_kernel_keeps_every_dependency() {
         }
     }
     assert!(mailboxes > 100, "only {mailboxes} mailboxes");
+    assert!(refusals > 0, "every map is fused");
 }

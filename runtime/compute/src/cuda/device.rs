@@ -14,7 +14,7 @@ use crate::cuda::driver::weights::Weights;
 use crate::cuda::driver::{Driver, Kernel, Memory, Transfer, compile_only, gpu};
 #[cfg(feature = "emulator")]
 use crate::cuda::emulator;
-use crate::cuda::schedule::{Call, Form, Grid, Parameter, Queued, Source};
+use crate::cuda::schedule::{Call, Grid, Node, Parameter, Queued, Source};
 use crate::cuda::source::{Definition, TranslationUnit, kernels_of};
 use crate::error::{Error, Result};
 use crate::state::Kv;
@@ -203,7 +203,7 @@ impl Device {
                 Parameter::pointer("u32", memory.address()),
             ],
         };
-        let queued = Queued::new(call, Form::Waits);
+        let queued = Queued::new(call, Node::Waits);
         let kernels = self.kernels(&[&queued])?;
         let launch = queued.launch(kernels[0], 1);
         let pass = || -> Result<f64> {

@@ -22,7 +22,7 @@ pub use batch::{Calls, Program};
 pub use decode::control::Control;
 #[cfg(feature = "emulator")]
 pub use decode::control::FAULT;
-pub use decode::fusion::merge;
+pub use decode::fuse::merge;
 pub use decode::kernel::{DecodeKernel, KernelOpInfo};
 #[cfg(feature = "emulator")]
 pub use decode::levels::REVERSED;
@@ -33,12 +33,12 @@ pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores, Transfe
 pub use emulator::Emulator;
 pub(crate) use gemm::{CODE_ROWS, CODES_SHARED, GatedUnit, WeightMatrix, format_of, shared_bytes};
 pub use host_logits::HostLogits;
-pub use schedule::{
-    Call, Form, Grid, Launches, Parameter, Queued, Rooms, RotaryInputs, Rows, SessionMemory, Slot,
-    Source,
-};
 pub(crate) use schedule::{
-    GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate, PrepareGroup, PrepareMap,
-    PrepareTasks, ROW_OPS, Recurrence, Take,
+    Attended, Attention, GateKind, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, PrepareGate,
+    PrepareGroup, PrepareMap, PrepareTasks, ROW_OPS, RecurInput, RecurInputs, RecurStep,
+    Recurrence, Retained, RotaryInputs, Rotation, STEP_INPUTS, StepInput, StepOperand,
+};
+pub use schedule::{
+    Call, Grid, Launches, Node, Parameter, Queued, Rooms, Rows, SessionMemory, Slot, Source,
 };
 pub use token::sample::Sampling;

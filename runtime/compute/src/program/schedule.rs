@@ -40,6 +40,8 @@ pub struct Scheduled {
     pub writes: Vec<String>,
     /// One more than the highest level among the ops that this op waits for; 0 if it waits for no op.
     pub level: usize,
+    /// Passes that could not merge work of the op with its neighbours in a decode kernel, each with the reason.
+    pub not_fused: Vec<String>,
 }
 
 /// A dependency of one op on another.
@@ -101,6 +103,7 @@ impl Schedule {
                     reads: names(&access.reads),
                     writes: names(&access.writes),
                     level,
+                    not_fused: Vec::new(),
                 })
                 .collect(),
             dependencies,
@@ -121,6 +124,14 @@ impl Schedule {
             let kernel_ops = kernel_ops.iter().enumerate();
             kernel_ops.filter(move |(_, kernel_op)| kernel_op.ops.contains(&op))
         };
+        for kernel_op in kernel_ops {
+            let own = kernel_op.ops.first().and_then(|&op| self.ops.get_mut(op));
+            let reasons = kernel_op.refusals.iter();
+            let reasons = reasons.map(|(pass, reason)| format!("{pass}: {reason}"));
+            if let Some(op) = own {
+                op.not_fused.extend(reasons);
+            }
+        }
         for edge in &mut self.dependencies {
             let is_from = |kernel_op: usize| kernel_ops[kernel_op].ops.contains(&edge.from);
             let by_mailbox =
@@ -220,6 +231,9 @@ impl fmt::Display for Schedule {
                     Some(Link::Fused) => ", fused",
                 };
                 writeln!(f, "{:>20}after op {from}: {why}, {tensor}{link}", "")?;
+            }
+            for reason in &op.not_fused {
+                writeln!(f, "{:>20}not fused: {reason}", "")?;
             }
         }
         Ok(())

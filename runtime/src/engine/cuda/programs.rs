@@ -89,12 +89,11 @@ impl ProgramWriter<'_> {
         let mut launches = Launches::new(&self.memory, self.scratch, 1, persistent);
         launches.slot = self.slot;
         write(&mut launches)?;
-        let calls = launches.into_calls();
         if !persistent {
-            return Ok(calls);
+            return Ok(launches.into_calls());
         }
         let layers = self.program.ops.len();
-        Ok(merge(calls, |op| {
+        Ok(merge(launches.into_nodes(), |op| {
             op < layers && self.program.is_read_once(op)
         }))
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Calls;
 use super::table::{STATES, Table};
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Finish, Form, Parameter, Queued};
+use crate::cuda::schedule::{FinishedProduct, Node, Parameter, Queued};
 
 /// Joins products with the work after them. `starts` has the offset of each call's parameters in a slot; returns the offsets of the
 /// remaining calls.
@@ -36,30 +36,23 @@ pub(super) fn join(programs: &mut [Vec<Calls>], table: &Table, starts: Vec<usize
 /// Joins a product with the work, whose parameters begin `start` bytes into a slot. Returns `None` if they do not fit together, or if slots
 /// share a state, which each slot would have to find as the previous one left it.
 fn joined(product: &mut Queued, work: &Queued, table: &Table, start: usize) -> Option<Queued> {
-    let (
-        Some(Finish::Product { columns, .. }),
-        Some(Finish::Work {
-            columns: own,
-            states,
-        }),
-    ) = (&product.finish, &work.finish)
-    else {
+    let (Some(finished), Node::Map(tasks)) = (&product.finished, &work.node) else {
         return None;
     };
     let made = |part: &Range<Address>| {
-        columns
-            .iter()
-            .any(|all| all.start <= part.start && part.end <= all.end)
+        let mut columns = finished.columns.iter();
+        columns.any(|all| all.start <= part.start && part.end <= all.end)
     };
-    if !own.iter().all(made) || !states.iter().all(|state| STATES.contains(state)) {
+    let fits = tasks.is_on_single_values()
+        && tasks.accesses().writes.iter().all(made)
+        && tasks.convolved().all(|state| STATES.contains(&state));
+    if !fits {
         return None;
     }
-    let Some(Finish::Product { mut call, .. }) = product.finish.take() else {
-        return None;
-    };
+    let FinishedProduct { mut call, .. } = product.finished.take()?;
     call.parameters.extend([
         Parameter::pointer("const u8", table.address() + start as u64),
         Parameter::int(table.stride()),
     ]);
-    Some(Queued::new(*call, Form::Prefetches))
+    Some(Queued::new(*call, Node::Prefetches))
 }

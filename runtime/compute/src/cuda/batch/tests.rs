@@ -195,7 +195,7 @@ fn product_and_work(
     })
     .expect("a product");
     if let (false, Calls::Rows(calls)) = (joins, &mut product) {
-        calls.iter_mut().for_each(|queued| queued.finish = None);
+        calls.iter_mut().for_each(|queued| queued.finished = None);
     }
     let op = work_on_values(taps);
     let work = (0..slots).map(|row| {

@@ -51,6 +51,8 @@ pub struct KernelOpInfo {
     pub ops: Vec<usize>,
     /// The kernel's ops whose mailboxes it reads.
     pub sources: Vec<usize>,
+    /// Passes that could not merge it with its neighbours, and the reasons.
+    pub refusals: Vec<(&'static str, &'static str)>,
 }
 
 impl KernelOpInfo {
@@ -59,6 +61,7 @@ impl KernelOpInfo {
         KernelOpInfo {
             ops: own.into_iter().chain(queued.also.iter().copied()).collect(),
             sources: mailboxes.sources().collect(),
+            refusals: queued.refusals.clone(),
         }
     }
 }
@@ -223,10 +226,11 @@ impl DecodeKernel {
                 }
             }
             if let Some(recurrence) = queued.recurrence() {
-                let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
-                for (input, &place) in inputs.zip(&mailboxes.inputs) {
-                    input[..size_of::<Address>()].copy_from_slice(bytemuck::bytes_of(&at(place)));
+                let mut step = recurrence.step;
+                for (input, &place) in step.input.iter_mut().zip(&mailboxes.inputs) {
+                    input.from = at(place);
                 }
+                rest[..size_of_val(&step)].copy_from_slice(bytemuck::bytes_of(&step));
             }
         }
         let arrives: Vec<bool> = mailboxes

@@ -228,7 +228,7 @@ fn blocks_of(level: &[&Queued], blocks: usize) -> Vec<Range<usize>> {
 mod tests {
     use super::*;
     use crate::cuda::driver::Address;
-    use crate::cuda::schedule::{Call, Form, Grid};
+    use crate::cuda::schedule::{Call, Grid, Node};
 
     /// Ranges are given as first and end address.
     fn call(reads: &[[Address; 2]], writes: &[[Address; 2]]) -> Known {
@@ -322,7 +322,7 @@ mod tests {
             shared: 0,
             parameters: Vec::new(),
         };
-        Queued::new(call, Form::Waits)
+        Queued::new(call, Node::Waits)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::abi::device_enum;
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Epilogue, Form, Gemv, Queued, Recurrence, Rows};
+use crate::cuda::schedule::{Epilogue, Gemv, Node, Queued, Recurrence, Rows};
 
 device_enum! {
     /// The mailboxes that an op has, as bits of a template argument of its function.
@@ -52,10 +52,10 @@ pub(crate) enum MailboxRole<'a> {
 impl<'a> MailboxRole<'a> {
     /// Returns the role of a call.
     pub fn of(queued: &'a Queued) -> Self {
-        match &queued.form {
-            Form::Gemv(gemv) => MailboxRole::Gemv(gemv),
-            Form::Recurrence(recurrence) => MailboxRole::Recurrence(recurrence),
-            Form::Waits | Form::Prefetches | Form::Prepares => MailboxRole::Barrier,
+        match &queued.node {
+            Node::Gemv(gemv) => MailboxRole::Gemv(gemv),
+            Node::RecurStep(recurrence) => MailboxRole::Recurrence(recurrence),
+            _ => MailboxRole::Barrier,
         }
     }
 
@@ -255,8 +255,9 @@ fn contains(whole: Rows, part: Rows) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::schedule::StreamedMatrix;
+    use crate::cuda::schedule::{RecurStep, STEP_INPUTS, StreamedMatrix};
     use crate::functions::Activation;
+    use bytemuck::Zeroable;
 
     fn rows(first: Address, width: usize) -> Rows {
         Rows {
@@ -281,6 +282,7 @@ mod tests {
             gates: None,
             has_odd_norm: false,
             output,
+            row_ops: None,
         }
     }
 
@@ -346,12 +348,14 @@ mod tests {
     const HEADS: Address = 0x10000;
 
     fn recurrence(inputs: [Option<Rows>; 3]) -> Recurrence {
+        let mut all = [None; STEP_INPUTS];
+        all[..inputs.len()].copy_from_slice(&inputs);
         Recurrence {
-            inputs: inputs.to_vec(),
-            sum_inputs: inputs.len(),
-            input_bytes: 0,
+            step: RecurStep::zeroed(),
+            inputs: all,
             output: rows(HEADS, 64),
             blocks: 1,
+            can_normalize: false,
         }
     }
 
@@ -369,7 +373,10 @@ mod tests {
         let (mailboxes, room) = assign_mailboxes(&ops);
         let mailbox = |offset, op| Some(Mailbox { offset, op });
         assert_eq!(mailboxes[0].output, mailbox(0, 0));
-        assert_eq!(mailboxes[1].inputs, [mailbox(0, 0), None, mailbox(64, 0)]);
+        assert_eq!(
+            mailboxes[1].inputs[..3],
+            [mailbox(0, 0), None, mailbox(64, 0)]
+        );
         assert_eq!(mailboxes[1].output, mailbox(192, 1));
         assert_eq!(mailboxes[2].input, mailbox(192, 1));
         // Added columns and the gate come from the GEMV before the recurrence.
@@ -381,10 +388,8 @@ mod tests {
 
     #[test]
     fn sums_of_a_recurrence_need_all_inputs_but_the_last() {
-        let recurrence = Recurrence {
-            sum_inputs: 2,
-            ..recurrence([Some(rows(X, 64)), None, Some(rows(INNER, 64))])
-        };
+        let mut recurrence = recurrence([Some(rows(X, 64)), None, None]);
+        recurrence.inputs[STEP_INPUTS - 1] = Some(rows(INNER, 64));
         assert!(recurrence.sums(rows(X, 8)) && !recurrence.sums(rows(INNER, 64)));
         assert_eq!(recurrence.accesses().reads.len(), 2);
     }

@@ -5,7 +5,7 @@
 //! [`mailbox`]es, or meet at a grid barrier. A matrix-vector product (`gemv.cu`) has a prologue, which computes its input, and an epilogue.
 
 pub(crate) mod control;
-pub(crate) mod fusion;
+pub(crate) mod fuse;
 pub(crate) mod kernel;
 mod layout;
 pub(crate) mod levels;

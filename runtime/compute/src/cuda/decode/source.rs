@@ -9,7 +9,7 @@ use super::pipeline::Segment;
 use super::record::{OpRecord, ROW_OPS_PARAMETER};
 use crate::abi::DeviceType;
 use crate::cuda::gemm::EpilogueKind;
-use crate::cuda::schedule::{Form, ROW_OPS, Source, Text};
+use crate::cuda::schedule::{Node, ROW_OPS, Source, Text};
 use crate::cuda::source::{TranslationUnit, add_common, each_once};
 
 /// Files before the ops' files.
@@ -93,8 +93,8 @@ fn kernel_op(op: &KernelOp, mailboxes: &Mailboxes, in_slots: bool) -> String {
     let call = &queued.call;
     let parameters = call.types().into_iter().zip(call.offsets());
     // A GEMV's row ops are passed separately, as null if it has none.
-    let take = match queued.form {
-        Form::Gemv(_) => ROW_OPS_PARAMETER,
+    let take = match queued.node {
+        Node::Gemv(_) => ROW_OPS_PARAMETER,
         _ => usize::MAX,
     };
     let parameters = parameters.take(take);
@@ -103,8 +103,8 @@ fn kernel_op(op: &KernelOp, mailboxes: &Mailboxes, in_slots: bool) -> String {
         .collect();
     let (kernel, list) = (&call.kernel, list.join(", "));
     let mailboxes = format!("constexpr int mailboxes = {};", mailboxes.bits());
-    match &queued.form {
-        Form::Gemv(gemv) => {
+    match &queued.node {
+        Node::Gemv(gemv) => {
             let row_ops = if gemv.has_row_ops() {
                 "&parameter<PrepareTasks>(this_op().row_ops)"
             } else {
@@ -117,12 +117,12 @@ fn kernel_op(op: &KernelOp, mailboxes: &Mailboxes, in_slots: bool) -> String {
             };
             format!("{mailboxes} {kernel}({list}, {row_ops}, op_segments(), this_op().segments);")
         }
-        Form::Recurrence(_) if op.parameters.len() > 1 => {
+        Node::RecurStep(_) if op.parameters.len() > 1 => {
             let kernel = kernel.replacen("recur_step", "recur_step_slots", 1);
             let bytes = call.packed_bytes();
             format!("{mailboxes} do {kernel}({list}, {bytes}); while (next_block());")
         }
-        Form::Recurrence(_) => {
+        Node::RecurStep(_) => {
             let wait = if in_slots {
                 "wait_for_dependencies(); "
             } else {
@@ -130,11 +130,14 @@ fn kernel_op(op: &KernelOp, mailboxes: &Mailboxes, in_slots: bool) -> String {
             };
             format!("{mailboxes} {wait}do {kernel}({list}); while (next_block());")
         }
-        Form::Prefetches | Form::Prepares if !in_slots || queued.block_local => {
-            format!("do {kernel}({list}); while (next_block());")
-        }
-        Form::Waits | Form::Prefetches | Form::Prepares => {
-            format!("wait_for_dependencies(); do {kernel}({list}); while (next_block());")
+        _ => {
+            let prefetches = queued.prefetches() && (!in_slots || queued.block_local);
+            let wait = if prefetches {
+                ""
+            } else {
+                "wait_for_dependencies(); "
+            };
+            format!("{wait}do {kernel}({list}); while (next_block());")
         }
     }
 }

@@ -6,7 +6,7 @@ use waterline_quant::{BF16, FORMATS, Format, Matrix, Rounding};
 use super::slots::{FINISH_SOURCE, SLOTS, SOURCE, WARPS};
 use super::{MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes};
 use crate::cuda::driver::TensorCores;
-use crate::cuda::schedule::{Call, Finish, Grid, Launches, Parameter, Rows};
+use crate::cuda::schedule::{Call, FinishedProduct, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::Activation;
 use crate::operands::{INPUTS, View};
@@ -254,7 +254,7 @@ impl Launches<'_> {
             let first = output.first + (weight.column * size_of::<f32>()) as u64;
             first..first + (weight.matrix.rows() * size_of::<f32>()) as u64
         };
-        let finish = can_finish.then(|| Finish::Product {
+        let finished = can_finish.then(|| FinishedProduct {
             call: Box::new(Call {
                 source: FINISH_SOURCE,
                 kernel: format!(
@@ -292,7 +292,7 @@ impl Launches<'_> {
                 Parameter::tokens(),
             ],
         });
-        queued.finish = finish;
+        queued.finished = finished;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::abi::device_enum;
 use crate::cuda::driver::TensorCores;
 use crate::cuda::gemm::{Prologue, PrologueFlag, StepKind, WeightMatrix, format_of, formats_of};
 use crate::cuda::schedule::{
-    Call, Epilogue, Form, Gemv, Grid, Launches, Parameter, Rows, StreamedMatrix,
+    Call, Epilogue, Gemv, Grid, Launches, Node, Parameter, Rows, StreamedMatrix,
 };
 use crate::error::Result;
 use crate::functions::Activation;
@@ -59,6 +59,7 @@ impl Launches<'_> {
             has_odd_norm: prologue.has_odd_norm(weights[0].cols),
             weights,
             output,
+            row_ops: None,
         };
         // Split into three bf16 numbers, the input would leave the pipeline too little shared memory.
         if gemv.input_bytes() > self.limits.shared_memory / 2 {
@@ -100,7 +101,7 @@ impl Launches<'_> {
                 Parameter::value(prologue),
             ],
         };
-        self.push_as(call, Form::Gemv(gemv));
+        self.push_node(call, Node::Gemv(gemv));
         Ok(true)
     }
 

@@ -1,10 +1,10 @@
-//! A kernel call: its parameters, grid and form, and the memory that it accesses.
+//! A kernel call: its parameters, grid and node, and the memory that it accesses.
 
 use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::{Accesses, Finish, Gemv, OpMemory, Recurrence, RotaryInputs, Source};
+use super::{Accesses, FinishedProduct, Gemv, Node, OpMemory, Recurrence, Source};
 use crate::abi::{DeviceType, device_struct};
 use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 
@@ -31,19 +31,6 @@ impl Parameter {
             bytes: Argument(words),
             tokens: false,
         }
-    }
-
-    /// Returns the value, whose type must be `T`.
-    pub(crate) fn get<T: DeviceType + Pod>(&self) -> T {
-        assert_eq!(self.kind, T::NAME, "the type of a parameter");
-        bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&self.bytes.0)[..size_of::<T>()])
-    }
-
-    /// Changes the value, whose type must be `T`.
-    pub(crate) fn update<T: DeviceType + Pod>(&mut self, change: impl FnOnce(&mut T)) {
-        let mut value = self.get();
-        change(&mut value);
-        *self = Parameter::value(value);
     }
 
     /// A pointer to numbers of type `kind`, such as `const float`.
@@ -244,78 +231,40 @@ impl Call {
     }
 }
 
-/// The form of a call: what its kernel does before its inputs are complete.
-pub enum Form {
-    /// Nothing.
-    Waits,
-    /// Prefetches weights, and calls `wait_for_dependencies` itself.
-    Prefetches,
-    /// Like `Prefetches`; the first parameter is the tasks of `prepare`, which the calls before and after may do in a decode kernel.
-    Prepares,
-    /// In the decode kernel: a streaming GEMV.
-    Gemv(Gemv),
-    /// In the decode kernel: the step of a recurrence.
-    Recurrence(Recurrence),
-}
-
-/// Work that a call can take over from an earlier one, and the change to the call that does so.
-pub(crate) enum Take {
-    /// Queries and keys in these columns are scaled to unit length.
-    UnitHeads {
-        columns: [Rows; 2],
-        take: fn(&mut Call),
-    },
-    /// Queries and keys in these columns of heads are rotated; values are only copied.
-    Rotation {
-        columns: [Rows; 3],
-        head_dim: usize,
-        /// Addresses of the rotated key and of its value in the cache.
-        cached: [Address; 2],
-        /// Whether this call rotates, rather than reading a rotated key.
-        rotates: bool,
-        take: fn(&mut Queued, RotaryInputs, [Address; 2]),
-    },
-    /// A router has stored a token's score in this memory, so this call does not store it.
-    Score {
-        stored: Range<Address>,
-        take: fn(&mut Queued, &Range<Address>),
-    },
-}
-
 /// A call in the schedule.
 pub struct Queued {
     /// The kernel.
     pub call: Call,
-    /// How the call waits for its inputs.
-    pub form: Form,
+    /// What the kernel computes.
+    pub node: Node,
     /// The part of its op's memory that the call accesses; `None` means all of it.
     pub(crate) accesses: Option<Accesses>,
     /// The op that the call belongs to.
     pub(crate) of: Option<OpMemory>,
     /// Other ops that the call also computes, in full or in part.
     pub(crate) also: Vec<usize>,
-    /// Work of earlier calls that the call can do itself in a decode kernel.
-    pub(crate) takes: Vec<Take>,
+    /// Passes that could not merge the call with its neighbours, and the reasons.
+    pub(crate) refusals: Vec<(&'static str, &'static str)>,
     /// Whether no block reads what another block of this call wrote for earlier tokens. Results of earlier calls may be read.
     pub(crate) block_local: bool,
     /// Whether the parameters come from a table, which has them for each slot of a batch: `blockIdx.z` is the slot.
     pub(crate) by_slot: bool,
-    /// In a batch: how the call may be joined with the call before or after it.
-    pub(crate) finish: Option<Finish>,
+    /// In a batch: the same product, which can also do the work on single values after it.
+    pub(crate) finished: Option<FinishedProduct>,
 }
 
 impl Queued {
-    pub(crate) fn new(call: Call, form: Form) -> Self {
+    pub(crate) fn new(call: Call, node: Node) -> Self {
         Queued {
             call,
-            form,
+            node,
             accesses: None,
             of: None,
             also: Vec::new(),
-            takes: Vec::new(),
+            refusals: Vec::new(),
             block_local: false,
             by_slot: false,
-            finish: None,
+            finished: None,
         }
     }
 
@@ -332,28 +281,29 @@ impl Queued {
 
     /// Returns the streaming GEMV, if the call is one.
     pub(crate) fn gemv(&self) -> Option<&Gemv> {
-        match &self.form {
-            Form::Gemv(gemv) => Some(gemv),
+        match &self.node {
+            Node::Gemv(gemv) => Some(gemv),
             _ => None,
         }
     }
 
     /// Returns the step of a recurrence, if the call is one in the decode kernel.
     pub(crate) fn recurrence(&self) -> Option<&Recurrence> {
-        match &self.form {
-            Form::Recurrence(recurrence) => Some(recurrence),
+        match &self.node {
+            Node::RecurStep(recurrence) => Some(recurrence),
             _ => None,
         }
     }
 
     /// Returns the memory that the call accesses: at most what its op names. A call without an op may access anything.
     pub(crate) fn accesses(&self) -> Option<Accesses> {
-        let part = match &self.form {
-            Form::Gemv(gemv) => gemv.accesses(),
-            Form::Recurrence(recurrence) => Some(recurrence.accesses()),
-            Form::Waits | Form::Prefetches | Form::Prepares => self.accesses.clone(),
-        };
+        let part = self.node.accesses().or_else(|| self.accesses.clone());
         part.or_else(|| Some(self.of.as_ref()?.accesses.clone()))
+    }
+
+    /// Gives the call the arguments of its node. Passes over nodes come before.
+    pub(crate) fn complete(&mut self) {
+        self.node.complete(&mut self.call.parameters);
     }
 
     /// Whether the call accesses memory that its op does not name.
@@ -377,7 +327,7 @@ impl Queued {
 
     /// Whether the kernel calls `wait_for_dependencies` itself.
     pub(crate) fn prefetches(&self) -> bool {
-        !matches!(self.form, Form::Waits)
+        self.node.prefetches()
     }
 
     /// Returns the launch of `kernel` for a chunk of this many tokens.

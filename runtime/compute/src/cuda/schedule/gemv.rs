@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use waterline_quant::FORMATS;
 
-use super::{Accesses, Rows};
+use super::{Accesses, PrepareTasks, Rows};
 use crate::cuda::driver::Address;
 use crate::functions::Activation;
 
@@ -35,6 +35,8 @@ pub struct Gemv {
     /// Whether the prologue needs shared memory for a whole row.
     pub(crate) has_odd_norm: bool,
     pub(crate) output: Rows,
+    /// The work of row ops, each of which some rows have.
+    pub(crate) row_ops: Option<Box<PrepareTasks>>,
 }
 
 impl Gemv {

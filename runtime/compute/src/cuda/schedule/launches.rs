@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use waterline_quant::Matrix;
 
-use super::{Accesses, Call, Form, OpMemory, Parameter, Queued, Rows, Take};
-use crate::abi::device_struct;
+use super::{Accesses, Call, Node, OpMemory, Parameter, Queued, Rows};
 use crate::cuda::driver::weights::{PLAIN, STORED, Weights};
 use crate::cuda::driver::{Address, Driver, Memory, Queue, TensorCores};
 use crate::error::Result;
@@ -82,20 +81,6 @@ pub(crate) struct Workspaces<'a> {
     pub shared: Rooms,
 }
 
-device_struct! {
-    /// The inputs of rotated queries and keys, and of their values.
-    pub struct RotaryInputs {
-        /// Queries, keys and values.
-        pub columns: [Rows; 3],
-        /// Angles per position of the rotated pairs of values.
-        pub frequencies: Address as *const f32,
-        /// The number of pairs.
-        pub pairs: i32,
-        /// Multiplies cosines and sines.
-        pub magnitude: f32,
-    }
-}
-
 /// The memory of a session that kernels read and write.
 #[derive(Clone, Copy)]
 pub struct SessionMemory<'a> {
@@ -157,11 +142,18 @@ impl<'a> Launches<'a> {
         launches
     }
 
-    /// Returns the kernels, in order.
-    pub fn into_calls(self) -> Vec<Queued> {
+    /// Returns the nodes, in order.
+    pub fn into_nodes(self) -> Vec<Queued> {
         #[cfg(any(test, feature = "emulator"))]
         assert!(!(self.persistent && self.calls.iter().any(Queued::exceeds_op)));
         self.calls
+    }
+
+    /// Returns the kernels, in order.
+    pub fn into_calls(self) -> Vec<Queued> {
+        let mut calls = self.into_nodes();
+        calls.iter_mut().for_each(Queued::complete);
+        calls
     }
 }
 
@@ -199,12 +191,12 @@ impl Launches<'_> {
 
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.push_as(call, Form::Waits);
+        self.push_node(call, Node::Waits);
     }
 
     /// Appends a kernel that prefetches weights before it calls `wait_for_dependencies`.
     pub(crate) fn push_prefetching(&mut self, call: Call) -> &mut Queued {
-        self.push_as(call, Form::Prefetches)
+        self.push_node(call, Node::Prefetches)
     }
 
     /// Restricts the accesses of the last call to a part of the memory that its op names, so that in the decode kernel it depends on fewer
@@ -218,18 +210,11 @@ impl Launches<'_> {
         }
     }
 
-    /// Adds work of earlier calls that the last call can do itself in a decode kernel.
-    pub(crate) fn takes(&mut self, take: Take) {
-        if let Some(queued) = self.calls.last_mut() {
-            queued.takes.push(take);
-        }
-    }
-
-    /// Appends a kernel of this form.
-    pub(crate) fn push_as(&mut self, call: Call, form: Form) -> &mut Queued {
+    /// Appends the kernel of a node, whose arguments are still missing among the call's parameters.
+    pub(crate) fn push_node(&mut self, call: Call, node: Node) -> &mut Queued {
         self.calls.push(Queued {
             of: self.current.clone(),
-            ..Queued::new(call, form)
+            ..Queued::new(call, node)
         });
         self.calls.last_mut().expect("the call that was appended")
     }

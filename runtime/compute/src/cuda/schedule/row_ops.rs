@@ -1,6 +1,6 @@
 //! Row ops of a product's epilogue, and the tasks of `prepare`, which does the same to stored columns. Arguments of `prepare.cu`.
 
-use super::{Accesses, Finish, Rows, Source};
+use super::{Accesses, Rows, Source};
 use crate::abi::{DeviceType, device_enum, device_struct};
 use crate::cuda::driver::Address;
 
@@ -112,34 +112,34 @@ device_struct! {
 
 device_struct! {
     /// The tasks of a call.
-    pub(crate) struct PrepareTasks {
-        pub groups: i32,
-        pub gates: i32,
+    pub struct PrepareTasks {
+        pub(crate) groups: i32,
+        pub(crate) gates: i32,
         /// Angles per position of each rotated pair.
-        pub frequencies: Address as *const f32,
-        pub pairs: i32,
+        pub(crate) frequencies: Address as *const f32,
+        pub(crate) pairs: i32,
         /// Multiplies cosines and sines.
-        pub magnitude: f32,
-        pub group: [PrepareGroup; MOST_GROUPS],
-        pub gate: [PrepareGate; MOST_GATES],
+        pub(crate) magnitude: f32,
+        pub(crate) group: [PrepareGroup; MOST_GROUPS],
+        pub(crate) gate: [PrepareGate; MOST_GATES],
     }
 }
 
 impl PrepareTasks {
-    /// Returns these tasks as work that a product over a batch's slots may do, if every task is on single values.
-    pub fn on_single_values(&self) -> Option<Finish> {
-        let groups = self.groups();
-        let alone = groups.iter().all(PrepareGroup::is_alone)
-            && self.gates().iter().all(PrepareGate::is_alone);
-        let convolved = groups.iter().filter(|group| group.weight != 0);
-        alone.then(|| Finish::Work {
-            columns: self.accesses().writes,
-            states: convolved.map(|group| group.past).collect(),
-        })
+    /// Whether every task is on single values.
+    pub(crate) fn is_on_single_values(&self) -> bool {
+        self.groups().iter().all(PrepareGroup::is_alone)
+            && self.gates().iter().all(PrepareGate::is_alone)
+    }
+
+    /// Addresses of the inputs that convolutions keep for the next token.
+    pub(crate) fn convolved(&self) -> impl Iterator<Item = Address> {
+        let convolved = self.groups().iter().filter(|group| group.weight != 0);
+        convolved.map(|group| group.past)
     }
 
     /// Returns the columns that are read, and the columns that are changed in place.
-    pub fn accesses(&self) -> Accesses {
+    pub(crate) fn accesses(&self) -> Accesses {
         let groups = self.groups().iter().map(|group| group.columns);
         let gates = self.gates().iter().map(|gate| gate.columns);
         Accesses {
@@ -149,7 +149,7 @@ impl PrepareTasks {
     }
 
     /// Numbers the blocks of the tasks; returns the number of blocks for heads, and the number of all blocks.
-    pub fn number(&mut self) -> [usize; 2] {
+    pub(crate) fn number(&mut self) -> [usize; 2] {
         let mut blocks = 0;
         for group in &mut self.group[..self.groups as usize] {
             group.first = blocks;
@@ -164,17 +164,17 @@ impl PrepareTasks {
     }
 
     /// Returns the heads with a convolution and maps.
-    pub fn groups(&self) -> &[PrepareGroup] {
+    pub(crate) fn groups(&self) -> &[PrepareGroup] {
         &self.group[..self.groups as usize]
     }
 
     /// Returns the gates.
-    pub fn gates(&self) -> &[PrepareGate] {
+    pub(crate) fn gates(&self) -> &[PrepareGate] {
         &self.gate[..self.gates as usize]
     }
 
     /// Returns the columns that maps and convolutions read.
-    pub fn sources(&self) -> impl Iterator<Item = Rows> {
+    pub(crate) fn sources(&self) -> impl Iterator<Item = Rows> {
         let maps = self.groups().iter().flat_map(|group| group.maps());
         let gates = self.groups().iter().map(|group| group.gate);
         let sources = maps.map(|map| map.source).chain(gates);

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::cpu::Frame;
+use crate::cuda::decode::fuse::rewrite;
 use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, numbers};
-use crate::cuda::{Launches, Queued, merge};
+use crate::cuda::{Launches, Queued};
 use crate::error::Result;
 use crate::operands::{Access, View};
 use crate::ops::rig::{plan, side_by_side};
@@ -213,7 +214,7 @@ impl DeviceOp for Rotated {
         launches.begin(1, &self.attend.access());
         self.attend.launch(launches)?;
         if launches.persistent {
-            launches.calls = merge(std::mem::take(&mut launches.calls), |_| true);
+            launches.calls = rewrite(std::mem::take(&mut launches.calls), |_| true);
             let prepares = |queued: &Queued| queued.call.kernel.starts_with("prepare");
             assert!(!launches.calls.iter().any(prepares));
         }

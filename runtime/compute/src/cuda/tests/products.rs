@@ -290,7 +290,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
         };
         prepare.launch(&mut launches).expect("an op");
     }
-    let calls = merge(launches.into_calls(), |_| true);
+    let calls = merge(launches.into_nodes(), |_| true);
     assert_eq!(calls.len(), 2, "one set of gates is finished");
 
     bench.run_decode(&calls, blocks);

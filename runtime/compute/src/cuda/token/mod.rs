@@ -3,7 +3,7 @@
 pub(crate) mod sample;
 
 use crate::cuda::driver::Address;
-use crate::cuda::schedule::{Call, Form, Grid, Launches, Parameter, Source};
+use crate::cuda::schedule::{Call, Grid, Launches, Node, Parameter, Source};
 use crate::error::Result;
 use crate::state::{HEADER, HISTORY, LOGITS};
 
@@ -71,7 +71,7 @@ impl Launches<'_> {
                 Parameter::tokens(),
             ],
         };
-        self.push_as(call, Form::Waits).block_local = true;
+        self.push_node(call, Node::Waits).block_local = true;
     }
 
     /// Writes the positions of the next tokens, whose number is the parameter `tokens`, to `positions`.
@@ -88,7 +88,7 @@ impl Launches<'_> {
                 tokens,
             ],
         };
-        self.push_as(call, Form::Waits).block_local = true;
+        self.push_node(call, Node::Waits).block_local = true;
     }
 
     /// Copies the logits at `from` to the logits of the state.

@@ -1,15 +1,15 @@
 //! Launches of the attention kernels in `attend.cu`.
 
-use std::ffi::c_void;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
 
 use super::tiles::Tiles;
 use super::{Attend, Eviction, Policy};
-use crate::abi::{DeviceType, device_struct};
+use crate::abi::DeviceType;
 use crate::cuda::{
-    Address, Call, Grid, Launches, Parameter, Queued, RotaryInputs, Rows, Source, Take,
+    Address, Attended, Attention, Call, Grid, Launches, Node, Parameter, Retained, RotaryInputs,
+    Rotation, Rows, Source,
 };
 use crate::error::Result;
 use crate::operands::View;
@@ -30,62 +30,6 @@ const NEAR: usize = 32 << 10;
 const QUERIES: usize = 4;
 /// Thread blocks for longer heads have half as many threads where the queries of several tokens or heads share a warp.
 const LONG_HEAD: usize = 256;
-
-device_struct! {
-    /// Attention to a segment of recent tokens, and to a set of others where tokens are retained.
-    struct Attended {
-        q: Rows,
-        k: Rows,
-        v: Rows,
-        out: Rows,
-        /// The inputs where a single token attends to a set. If pairs are rotated there, `k` and `v` are other columns, else the same.
-        from: RotaryInputs,
-        keys: Address as *mut c_void,
-        values: Address as *mut c_void,
-        set_keys: Address as *mut c_void,
-        set_values: Address as *mut c_void,
-        /// For each row of the set, the first token of the chunk that takes the row, or `never`.
-        gone: Address as *mut i32,
-        /// For each token t of the chunk, the first token that no longer sees the token that t pushes out of the window.
-        until: Address as *mut i32,
-        /// For each token t of the chunk, the set row for the token that t pushes out of the window, or -1.
-        taken: Address as *mut i32,
-        /// Number of retained tokens before the chunk.
-        counts: Address as *mut i32,
-        /// Partial softmaxes `[tokens, heads, splits, head_dim + 2]`.
-        parts: Address as *mut f32,
-        scale: f32,
-        heads: i32,
-        kv_heads: i32,
-        /// Rows of the segment.
-        rows: i32,
-        /// Capacity of the set, in tokens.
-        capacity: i32,
-        /// Tokens of the largest chunk.
-        chunk: i32,
-    }
-}
-
-device_struct! {
-    /// The set of retained tokens, and the policy that evicts them.
-    struct Retained {
-        /// Scores of the learned policy: row t is the score of the token `margin` before the chunk's token t.
-        router: Rows,
-        window_scores: Address as *mut f32,
-        set_scores: Address as *mut f32,
-        /// The position of each token of the set, plus one.
-        set_positions: Address as *mut u64,
-        counts: Address as *mut u32,
-        /// Scores of the tokens that leave the window `[kv_heads, chunk]`.
-        leaving: Address as *mut f32,
-        /// For each row of the set, the last token of the chunk stored in it.
-        occupants: Address as *mut i32,
-        sink: i32,
-        margin: i32,
-        every: i32,
-        pad: i32,
-    }
-}
 
 /// Values of a key that a thread reads at once: as many as alignment permits.
 pub(in crate::ops) fn unit(dim: usize, chunk: &[View]) -> usize {
@@ -114,37 +58,6 @@ pub(in crate::ops) fn heads_together(group: usize) -> usize {
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
 }
 
-/// Makes a call rotate its token's query and key itself, or read the key that an earlier call has rotated.
-fn rotate(queued: &mut Queued, from: RotaryInputs, cached: [Address; 2]) {
-    let (mut before, mut after) = ([Rows::zeroed(); 3], [Rows::zeroed(); 3]);
-    queued.call.parameters[0].update(|attended: &mut Attended| {
-        before = [attended.q, attended.k, attended.v];
-        attended.from = from;
-        [attended.k.first, attended.v.first] = cached;
-        after = [attended.q, attended.k, attended.v];
-    });
-    let Some(accesses) = &mut queued.accesses else {
-        return;
-    };
-    if accesses.reads.contains(&before[0].bytes()) {
-        after = from.columns;
-    }
-    for read in &mut accesses.reads {
-        if let Some(index) = before.iter().position(|rows| rows.bytes() == *read) {
-            *read = after[index].bytes();
-        }
-    }
-}
-
-/// Adapts the retention call of a token whose score is already in the window, at `window`.
-fn leave_score(queued: &mut Queued, window: &Range<Address>) {
-    queued.call.parameters[1].update(|retained: &mut Retained| retained.router = Rows::zeroed());
-    if let Some(accesses) = &mut queued.accesses {
-        accesses.reads.clear();
-        accesses.writes.retain(|written| written != window);
-    }
-}
-
 impl DeviceOp for Attend {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let [q, k, v] = [self.q, self.k, self.v].map(|view| launches.rows(view));
@@ -168,7 +81,7 @@ impl DeviceOp for Attend {
         };
         match &self.eviction {
             Some(eviction) => self.launch_retaining(launches, eviction, attended),
-            None => self.launch_attention(launches, attended, 0..0),
+            None => self.launch_attention(launches, Attention::new(attended), 0..0),
         }
     }
 }
@@ -203,12 +116,15 @@ impl Attend {
                 let unit = unit(dim, &[]);
                 let kernel = format!("attend_and_weigh<{kv}, {dim}, {unit}, {heads}>");
                 let totals = self.heads / self.kv_heads * 2 * size_of::<f32>();
-                let call = self.head_call(launches, attended, retained, kernel);
-                launches.push(Call {
+                let call = self.head_call(launches, kernel);
+                let call = Call {
                     threads,
                     shared: shared + totals,
                     ..call
-                });
+                };
+                let mut attention = Attention::new(attended);
+                attention.retained = Some(retained);
+                launches.push_node(call, Node::Attend(Box::new(attention)));
                 return Ok(());
             }
             Policy::Learned { router, margin, .. } => {
@@ -244,8 +160,19 @@ impl Attend {
             end += bytes;
             end - bytes
         });
-        let retain = launches.calls.len();
-        launches.push_prefetching(self.head_call(launches, attended, retained, kernel.into()));
+        let rotation = Rotation {
+            head_dim: self.head_dim(),
+            cached: [k, v],
+            rotates: false,
+        };
+        let mut attention = Attention {
+            retained: Some(retained),
+            prefetches: true,
+            // The key and the value stay at `k` and `v` until they are cached, which may be in a later layer.
+            rotation: Some(rotation),
+            ..Attention::new(attended)
+        };
+        let mut part = None;
         if let Policy::Learned { scores, .. } = &eviction.policy {
             let tensors = [
                 scores.window,
@@ -257,47 +184,34 @@ impl Attend {
                 tensors.map(|tensor| launches.state_bytes(tensor));
             // The score read from the window belongs to the evicted token, the score written to the new token.
             let written = [set, positions, counts, first..end, window.clone()];
+            attention.stored_score = Some(window);
+            part = Some(written);
+        }
+        let call = self.head_call(launches, kernel.into());
+        launches.push_node(call, Node::Attend(Box::new(attention)));
+        if let Some(written) = part {
             launches.narrow_accesses(&[retained.router.bytes()], &written);
-            launches.takes(Take::Score {
-                stored: window,
-                take: leave_score,
-            });
         }
-        self.launch_attention(launches, attended, first..end)?;
-        // The attention kernel may rotate a single token's queries and key. The key and the value stay at `k` and `v` until they
-        // are cached, which may be in a later layer.
-        for (index, queued) in launches.calls.iter_mut().enumerate().skip(retain) {
-            queued.takes.push(Take::Rotation {
-                columns: attended.from.columns,
-                head_dim: self.head_dim(),
-                cached: [k, v],
-                rotates: index > retain,
-                take: rotate,
-            });
-        }
-        Ok(())
+        let attention = Attention {
+            // The first kernel may rotate a single token's queries and key.
+            rotation: Some(Rotation {
+                rotates: true,
+                ..rotation
+            }),
+            ..Attention::new(attended)
+        };
+        self.launch_attention(launches, attention, first..end)
     }
 
     /// A call of a kernel in which each thread block takes a key head through the chunk's tokens.
-    fn head_call(
-        &self,
-        launches: &Launches,
-        attended: Attended,
-        retained: Retained,
-        kernel: String,
-    ) -> Call {
+    fn head_call(&self, launches: &Launches, kernel: String) -> Call {
         Call {
             source: SOURCE,
             kernel,
             grid: Grid::Blocks(self.kv_heads),
             threads: 256,
             shared: 0,
-            parameters: vec![
-                Parameter::value(attended),
-                Parameter::value(retained),
-                launches.position(),
-                Parameter::tokens(),
-            ],
+            parameters: vec![launches.position(), Parameter::tokens()],
         }
     }
 
@@ -305,11 +219,11 @@ impl Attend {
     fn launch_attention(
         &self,
         launches: &mut Launches,
-        attended: Attended,
+        attention: Attention,
         marks: Range<Address>,
     ) -> Result<()> {
-        if !self.launch_queries(launches, attended, &marks)? {
-            self.launch_cache(launches, attended, &marks);
+        if !self.launch_queries(launches, attention.clone(), &marks)? {
+            self.launch_cache(launches, attention, &marks);
         }
         Ok(())
     }
@@ -328,9 +242,10 @@ impl Attend {
     fn launch_queries(
         &self,
         launches: &mut Launches,
-        mut attended: Attended,
+        mut attention: Attention,
         marks: &Range<Address>,
     ) -> Result<bool> {
+        let attended = &mut attention.attended;
         let (kv, dim, group) = (launches.kv(), self.head_dim(), self.heads / self.kv_heads);
         let unit = unit(dim, &[self.k, self.v]);
         let heads = heads_together(group);
@@ -362,18 +277,15 @@ impl Attend {
             } else {
                 format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>")
             };
-            launches.push(Call {
+            let call = Call {
                 source: SOURCE,
                 kernel,
                 grid: Grid::EachTile(self.heads, tiles.tokens),
                 threads: tiles.threads,
                 shared: tiles.shared,
-                parameters: vec![
-                    Parameter::value(attended),
-                    launches.position(),
-                    Parameter::tokens(),
-                ],
-            });
+                parameters: vec![launches.position(), Parameter::tokens()],
+            };
+            launches.push_node(call, Node::Attend(Box::new(attention)));
             return Ok(false);
         }
         let caches = single && !retains;
@@ -390,7 +302,7 @@ impl Attend {
             grid: Grid::EachTile(blocks * splits, tile),
             threads,
             shared,
-            parameters: vec![Parameter::value(attended), launches.position()],
+            parameters: vec![launches.position()],
         };
         if single && retains {
             let row_bytes = 2 * dim * launches.memory.kv.bytes();
@@ -401,16 +313,17 @@ impl Attend {
             // Queries, and a sine and a cosine for each rotated pair.
             let own = (heads + 1) * dim * size_of::<f32>();
             call.shared = shared.max(near * (row_bytes + size_of::<i32>()) + own);
-            launches.push_prefetching(call);
+            attention.prefetches = true;
         } else {
             call.kernel = format!(
                 "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
             );
             call.parameters.push(Parameter::tokens());
-            launches.push(call);
         }
+        let [q, k, v] = attention.attended.from.columns.map(Rows::bytes);
+        let out = attention.attended.out.bytes();
+        launches.push_node(call, Node::Attend(Box::new(attention.clone())));
         let cached = self.cached(launches);
-        let [q, k, v] = attended.from.columns.map(Rows::bytes);
         let read = [[q, k, v, marks.clone()], cached.clone()];
         let mut written = vec![parts.clone(), marks.clone()];
         if caches {
@@ -418,20 +331,18 @@ impl Attend {
         }
         launches.narrow_accesses(read.as_flattened(), &written);
         if splits > 1 {
-            launches.push(Call {
+            let call = Call {
                 source: SOURCE,
                 kernel: format!("combine_parts<{kv}, {dim}, {splits}, {retains}>"),
                 grid: Grid::EachToken(self.heads),
                 threads: dim.next_multiple_of(32).min(256),
                 shared: 0,
-                parameters: vec![
-                    Parameter::value(attended),
-                    launches.position(),
-                    Parameter::tokens(),
-                ],
-            });
-            let [k, v] = [attended.k, attended.v].map(Rows::bytes);
-            let mut written = vec![attended.out.bytes()];
+                parameters: vec![launches.position(), Parameter::tokens()],
+            };
+            attention.prefetches = false;
+            let [_, k, v] = attention.columns().map(Rows::bytes);
+            launches.push_node(call, Node::Attend(Box::new(attention)));
+            let mut written = vec![out];
             if retains {
                 written.extend_from_slice(&cached);
             }
@@ -440,21 +351,19 @@ impl Attend {
         Ok(caches || retains && splits > 1)
     }
 
-    fn launch_cache(&self, launches: &mut Launches, attended: Attended, marks: &Range<Address>) {
+    fn launch_cache(&self, launches: &mut Launches, attention: Attention, marks: &Range<Address>) {
         let (kv, dim) = (launches.kv(), self.head_dim());
-        launches.push(Call {
+        let call = Call {
             source: SOURCE,
             kernel: format!("cache<{kv}, {dim}, {}>", self.eviction.is_some()),
             grid: Grid::EachToken(self.kv_heads),
             threads: dim.next_multiple_of(32).min(256),
             shared: 0,
-            parameters: vec![
-                Parameter::value(attended),
-                launches.position(),
-                Parameter::tokens(),
-            ],
-        });
-        let read = [attended.k.bytes(), attended.v.bytes(), marks.clone()];
+            parameters: vec![launches.position(), Parameter::tokens()],
+        };
+        let [_, k, v] = attention.columns().map(Rows::bytes);
+        launches.push_node(call, Node::Attend(Box::new(attention)));
+        let read = [k, v, marks.clone()];
         launches.narrow_accesses(&read, &self.cached(launches));
     }
 }

@@ -3,9 +3,9 @@
 use super::launch::{PartitionRoute, SOURCE};
 use super::{Partitions, Recur};
 use crate::abi::device_struct;
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, RecurInput, RecurInputs, Rows};
 use crate::error::Result;
-use crate::ops::recur::{DecayKind, Lists, MatrixForm, RecurInput, RecurInputs, Writing};
+use crate::ops::recur::{DecayKind, Lists, MatrixForm, Writing};
 
 /// Largest number of partitions whose tokens are counted in shared memory.
 const MOST_PARTITIONS: usize = 1024;

@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 use super::{Conv, Gate, HeadGroup, HeadOp, Prepare};
 use crate::cuda::{
-    Call, Form, GateKind, Grid, Launches, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, Parameter,
+    Call, GateKind, Grid, Launches, MOST_GATES, MOST_GROUPS, MOST_MAPS, MapKind, Node, Parameter,
     PrepareGate, PrepareGroup, PrepareMap, PrepareTasks, ROW_OPS,
 };
 use crate::error::Result;
@@ -97,16 +97,10 @@ impl Prepare {
             grid: Grid::EachTile(blocks, if step { 1 } else { TILE }),
             threads: THREADS,
             shared: rows * widest * size_of::<f32>(),
-            parameters: vec![
-                Parameter::value(tasks),
-                launches.position(),
-                Parameter::tokens(),
-            ],
+            parameters: vec![launches.position(), Parameter::tokens()],
         };
-        let queued = launches.push_as(call, Form::Prepares);
+        let queued = launches.push_node(call, Node::Map(Box::new(tasks)));
         queued.block_local = true;
-        queued.accesses = Some(tasks.accesses());
-        queued.finish = tasks.on_single_values().filter(|_| step);
         Ok(())
     }
 }

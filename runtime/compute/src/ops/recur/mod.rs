@@ -8,9 +8,7 @@ mod cpu;
 mod launch;
 
 pub(super) use cpu::{Decays, Inputs, Outputs, Rows, in_matrix_form, run, scratch};
-pub(super) use launch::{
-    DecayKind, Lists, MatrixForm, Place, Plan, RecurInput, RecurInputs, SOURCE, Update, Writing,
-};
+pub(super) use launch::{DecayKind, Lists, MatrixForm, Place, Plan, SOURCE, Update, Writing};
 
 use super::{Access, Op};
 use crate::functions::Activation;

@@ -2,11 +2,11 @@
 
 use bytemuck::Zeroable;
 
-use super::super::recur::{
-    DecayKind, Place, Plan, RecurInput, RecurInputs as Inputs, Update, Writing,
-};
+use super::super::recur::{DecayKind, Place, Plan, Update, Writing};
 use super::Slots;
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows, Source};
+use crate::cuda::{
+    Call, Grid, Launches, Parameter, RecurInput, RecurInputs as Inputs, Rows, Source,
+};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 

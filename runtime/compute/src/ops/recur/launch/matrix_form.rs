@@ -1,8 +1,8 @@
 //! The op in matrix form on tensor cores, for chunks: launches the kernels of `recur_chunk.cu` or `recur_rows.cu`, and of
 //! `recur_states.cu`.
 
-use super::{DecayKind, Plan, RecurInputs, SOURCE, Writing};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
+use super::{DecayKind, Plan, SOURCE, Writing};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, RecurInputs, TensorCores};
 use crate::error::Result;
 
 /// Tokens per block, and threads per thread block.

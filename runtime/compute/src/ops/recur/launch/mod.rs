@@ -1,19 +1,17 @@
 //! Launches of the kernels in `recur.cu`.
 
-mod inputs;
 mod matrix_form;
 mod step;
 
 use bytemuck::Zeroable;
 
-pub(in crate::ops) use inputs::{DecayKind, RecurInput, RecurInputs, Writing};
 pub(in crate::ops) use matrix_form::{Lists, MatrixForm};
 
-use step::{RecurStep, StepOperand};
-
 use super::{Decay, Key, Recur, Write};
-use crate::abi::DeviceType;
-use crate::cuda::{Call, Grid, Launches, Parameter, Source, Take};
+use crate::abi::{DeviceType, device_enum};
+use crate::cuda::{
+    Call, Grid, Launches, Node, Parameter, RecurInput, RecurInputs, RecurStep, Source, StepOperand,
+};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
@@ -35,6 +33,62 @@ pub(in crate::ops) const SOURCE: &[Source; 8] = &[
     Source::new("ops/recur/recur_rows.cu", &[]),
     Source::new("ops/recur/recur_states.cu", &[]),
 ];
+
+device_enum! {
+    /// How a state decays: not at all; by exp of a constant, of a value per head, of their product, or of a value per row; or by
+    /// one minus the keys or the values.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(in crate::ops) enum DecayKind("DECAY_") {
+        None,
+        Fixed,
+        Head,
+        Step,
+        Rows,
+        ByKey,
+        ByValue,
+    }
+}
+
+device_enum! {
+    /// The kind of write.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(in crate::ops) enum Writing("WRITE_") {
+        Add,
+        Delta,
+        Replace,
+        Erase,
+    }
+}
+
+impl Writing {
+    /// Number of vectors of key width besides the key: the removal key, and the rate of each of its channels.
+    pub(crate) fn removal_vectors(self) -> usize {
+        match self {
+            Writing::Add | Writing::Delta => 0,
+            Writing::Erase => 1,
+            Writing::Replace => 2,
+        }
+    }
+}
+
+impl RecurInputs {
+    /// The template argument `finish`.
+    fn finish(&self) -> i32 {
+        let function = if self.gates.width > 0 {
+            1 + self.function
+        } else {
+            0
+        };
+        2 * function + i32::from(self.gains != 0)
+    }
+
+    /// Whether rows begin at multiples of 16 bytes.
+    fn aligned(&self, decay_kind: DecayKind) -> bool {
+        let decay = (decay_kind == DecayKind::Rows).then_some(self.decay);
+        let rows = [self.q, self.k, self.v, self.removal, self.rate];
+        (rows.iter().chain(&decay)).all(|input| input.rows.is_aligned() && input.part % 4 == 0)
+    }
+}
 
 /// The template arguments of `Recurrence`.
 #[derive(Clone, Copy)]
@@ -211,6 +265,11 @@ impl Plan {
         )
     }
 
+    /// Whether the kernel for so many tokens can scale queries and keys to unit length.
+    fn can_normalize(&self, tokens: usize) -> bool {
+        self.writing == Writing::Delta && tokens == 1
+    }
+
     /// Runs the recurrence over the chunk, in matrix form where that is faster.
     pub fn launch(
         &self,
@@ -223,14 +282,19 @@ impl Plan {
         if let Some(form) = MatrixForm::new(*self, states, tokens, cores, room) {
             return form.launch(states, inputs, None, launches);
         }
-        let queued = launches.push_prefetching(Call {
+        let call = Call {
             source: SOURCE,
             kernel: format!("recur<{}>", self.arguments()),
             grid: Grid::Blocks(states * self.groups()),
             threads: self.threads(),
             shared: self.shared(),
-            parameters: vec![Parameter::value(inputs), Parameter::tokens()],
-        });
+            parameters: vec![Parameter::tokens()],
+        };
+        let node = Node::Recur {
+            inputs: Box::new(inputs),
+            can_normalize: self.can_normalize(tokens),
+        };
+        let queued = launches.push_node(call, node);
         queued.block_local = true;
         Ok(())
     }
@@ -255,16 +319,6 @@ impl DeviceOp for Recur {
             );
         if !is_step {
             plan.launch(self.states, inputs, launches)?;
-        }
-        if plan.writing == Writing::Delta && launches.tokens == 1 {
-            launches.takes(Take::UnitHeads {
-                columns: [inputs.q.rows, inputs.k.rows],
-                take: if is_step {
-                    |call| call.parameters[0].update(|step: &mut step::RecurStep| step.unit = 1)
-                } else {
-                    |call| call.parameters[0].update(|inputs: &mut RecurInputs| inputs.unit = 1)
-                },
-            });
         }
         Ok(())
     }

@@ -2,64 +2,12 @@
 
 use bytemuck::Zeroable;
 
-use super::{DecayKind, Plan, RecurInput, RecurInputs, SOURCE, Writing};
-use crate::abi::{device_enum, device_struct};
-use crate::cuda::{Address, Call, Form, Grid, Launches, Parameter, Recurrence};
+use super::{DecayKind, Plan, SOURCE, Writing};
+use crate::cuda::{
+    Call, Grid, Launches, Node, RecurInput, RecurInputs, RecurStep, Recurrence, STEP_INPUTS,
+    StepInput, StepOperand,
+};
 
-device_struct! {
-    /// An input of a step.
-    struct StepInput {
-        /// The mailbox, filled in when the program is laid out; null where a grid barrier precedes the op.
-        from: Address as *mut f32,
-        /// The buffer; null if the step has no such input.
-        plain: Address as *const f32,
-        /// Columns per head.
-        width: i32,
-        /// 65536 divided by the number of heads that share columns, rounded up.
-        shares: u32,
-    }
-    "__device__ int column(int number) const"
-}
-
-device_struct! {
-    /// Arguments of a step of a recurrence.
-    pub(super) struct RecurStep {
-        /// The inputs, in the order of [`StepOperand`].
-        input: [StepInput; INPUTS],
-        out: Address as *mut f32,
-        /// Gains of the values that are added to outputs.
-        gains: Address as *const f32,
-        /// The decay's constants.
-        constants: Address as *const f32,
-        states: Address as *mut f32,
-        scale: f32,
-        /// 65536 divided by the number of heads that share a constant, rounded up.
-        constant_shares: u32,
-        /// Whether the delta rule normalizes queries and keys to unit length.
-        pub unit: i32,
-        pad: i32,
-    }
-}
-
-device_enum! {
-    /// The inputs of a step; the inputs that the sums need come first.
-    pub(super) enum StepOperand("STEP_") {
-        Q,
-        K,
-        V,
-        Decays,
-        Betas,
-        Removal,
-        Rate,
-        WriteGates,
-        Reads,
-        Gates,
-    }
-}
-
-/// Number of inputs, and of the inputs that the sums need: all but the gates.
-const INPUTS: usize = StepOperand::Gates as usize + 1;
-const SUM_INPUTS: usize = INPUTS - 1;
 /// Columns of a state that a thread block may take.
 const COLUMNS: [usize; 3] = [16, 32, 64];
 /// Most numbers of the state and the inputs in a thread's registers.
@@ -82,7 +30,7 @@ pub(super) fn push(
         sharing: 1,
         part: 0,
     };
-    let mut given = [(RecurInput::zeroed(), 0); INPUTS];
+    let mut given = [(RecurInput::zeroed(), 0); STEP_INPUTS];
     for (operand, input, width) in [
         (StepOperand::Q, inputs.q, plan.dk),
         (StepOperand::K, inputs.k, plan.dk),
@@ -107,17 +55,8 @@ pub(super) fn push(
         return false;
     }
     let blocks = states * plan.dv.div_ceil(columns);
-    let recurrence = Recurrence {
-        inputs: given
-            .map(|(input, _)| (input.rows.width > 0).then_some(input.rows))
-            .to_vec(),
-        sum_inputs: SUM_INPUTS,
-        input_bytes: size_of::<StepInput>(),
-        output: inputs.out,
-        blocks,
-    };
     let step = RecurStep {
-        input: given.map(|(input, width)| StepInput::new(input, width)),
+        input: given.map(|(input, width)| step_input(input, width)),
         out: inputs.out.first,
         gains: inputs.gains,
         constants: inputs.constants,
@@ -126,6 +65,13 @@ pub(super) fn push(
         constant_shares: shares(inputs.constant_sharing),
         unit: inputs.unit,
         pad: 0,
+    };
+    let recurrence = Recurrence {
+        step,
+        inputs: given.map(|(input, _)| (input.rows.width > 0).then_some(input.rows)),
+        output: inputs.out,
+        blocks,
+        can_normalize: plan.can_normalize(1),
     };
     let call = Call {
         source: SOURCE,
@@ -142,21 +88,19 @@ pub(super) fn push(
         grid: Grid::Blocks(blocks),
         threads,
         shared,
-        parameters: vec![Parameter::value(step)],
+        parameters: Vec::new(),
     };
-    let queued = launches.push_as(call, Form::Recurrence(recurrence));
+    let queued = launches.push_node(call, Node::RecurStep(Box::new(recurrence)));
     queued.block_local = true;
     true
 }
 
-impl StepInput {
-    fn new(input: RecurInput, width: usize) -> Self {
-        StepInput {
-            from: 0,
-            plain: input.rows.first,
-            width: width as i32,
-            shares: shares(input.sharing),
-        }
+fn step_input(input: RecurInput, width: usize) -> StepInput {
+    StepInput {
+        from: 0,
+        plain: input.rows.first,
+        width: width as i32,
+        shares: shares(input.sharing),
     }
 }
 
