@@ -32,7 +32,9 @@ mod loaded;
 mod session;
 mod token_ids;
 
-use waterline_compute::{cpu, cuda, op_time, operands, ops, program, sampler, state, weights};
+use waterline_compute::{
+    cpu, cuda, functions, op_time, operands, ops, program, sampler, state, weights,
+};
 use waterline_error::{self as error, cancel};
 use waterline_models::{lowering, mixers, model};
 use waterline_text as text;

@@ -4,6 +4,7 @@ mod batch;
 mod copies;
 mod handover;
 mod open;
+mod plan;
 mod programs;
 #[cfg(test)]
 mod tests;

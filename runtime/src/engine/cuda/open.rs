@@ -6,7 +6,8 @@ use std::sync::{Arc, PoisonError};
 use super::CudaEngine;
 use super::batch::DeviceExact;
 use super::copies::{Copying, checkpoint_bytes};
-use super::programs::{Calls, ProgramWriter, Programs};
+use super::plan::{Part, SlotMemory, Writer};
+use super::programs::{Calls, Programs};
 use crate::cpu::Pool;
 use crate::cuda::{
     ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Sampling, SessionMemory, Slot,
@@ -58,7 +59,8 @@ impl CudaEngine {
         let owner: Arc<Model> = Arc::clone(model);
         let weights = device.weights(owner);
         let mut scratch = Vec::new();
-        let mut writer = ProgramWriter {
+        let logits = arena.address() + plan.tensors()[LOGITS].offset as u64;
+        let mut writer = Writer {
             program,
             memory: SessionMemory {
                 plan: &plan,
@@ -71,11 +73,14 @@ impl CudaEngine {
             },
             scratch: &mut scratch,
             slot: Slot::ALONE,
-            logits: arena.address() + plan.tensors()[LOGITS].offset as u64,
-            chosen: control.chosen_address(),
-            sampling: sampling.address(),
-            hidden,
-            vocab,
+            own: SlotMemory {
+                logits,
+                choice: logits,
+                chosen: control.chosen_address(),
+                sampling: sampling.address(),
+                positions: 0,
+                slots: None,
+            },
         };
         let of_chunk = {
             let mut chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,8 +97,8 @@ impl CudaEngine {
         };
         let mut calls = Calls {
             chunk: of_chunk,
-            logits: writer.logits(false)?,
-            sample: writer.sample()?,
+            logits: writer.token(&[Part::Logits(&program.logits)], false)?,
+            sample: writer.token(&[Part::Sample], false)?,
             step: Vec::new(),
             choice: 0,
         };

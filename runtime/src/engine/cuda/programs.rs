@@ -1,12 +1,7 @@
 //! The kernels that a session launches for a chunk, for logits, and for a step.
 
-use crate::cuda::{
-    Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Parameter, Queue,
-    Queued, Recording, Rows, SessionMemory, Slot, merge,
-};
+use crate::cuda::{DecodeKernel, Device, Grid, Launch, Queue, Queued, Recording};
 use crate::error::Result;
-use crate::operands::{RESIDUAL, View};
-use crate::program::Program;
 
 /// A launch that is adjusted to the number of tokens.
 pub(super) struct Template {
@@ -61,135 +56,6 @@ impl Calls {
         let parts = [&self.chunk, &self.logits, &self.sample];
         parts.into_iter().flatten()
     }
-}
-
-/// Writes the calls of a session's programs.
-pub(super) struct ProgramWriter<'a> {
-    pub program: &'a Program,
-    pub memory: SessionMemory<'a>,
-    pub scratch: &'a mut Vec<Memory>,
-    /// The slot that the calls are for.
-    pub slot: Slot,
-    /// Addresses for the logits and the chosen token.
-    pub logits: Address,
-    pub chosen: Address,
-    /// Address of the sampling parameters.
-    pub sampling: Address,
-    pub hidden: usize,
-    pub vocab: usize,
-}
-
-impl ProgramWriter<'_> {
-    /// Collects the calls for one token.
-    fn write(
-        &mut self,
-        persistent: bool,
-        write: impl FnOnce(&mut Launches) -> Result<()>,
-    ) -> Result<Vec<Queued>> {
-        let mut launches = Launches::new(&self.memory, self.scratch, 1, persistent);
-        launches.slot = self.slot;
-        write(&mut launches)?;
-        if !persistent {
-            return Ok(launches.into_calls());
-        }
-        let layers = self.program.ops.len();
-        Ok(merge(launches.into_nodes(), |op| {
-            op < layers && self.program.is_read_once(op)
-        }))
-    }
-
-    /// The calls of all ops except the logits, for one token.
-    fn layers(&mut self, persistent: bool) -> Result<Vec<Queued>> {
-        let program = self.program;
-        self.write(persistent, |launches| write_layers(program, launches))
-    }
-
-    /// The calls of all ops except the logits for chunks of `tokens` tokens, in the memory that chunks share (it may hold workspaces
-    /// already).
-    pub fn chunk(&self, tokens: usize, chunks: &mut ChunkMemory) -> Result<Vec<Queued>> {
-        let memory = SessionMemory {
-            buffers: &chunks.buffers,
-            ..self.memory
-        };
-        let mut launches = Launches::reusing(&memory, &mut chunks.scratch, tokens);
-        write_layers(self.program, &mut launches)?;
-        Ok(launches.into_calls())
-    }
-
-    /// The calls that compute the logits of one token.
-    pub fn logits(&mut self, persistent: bool) -> Result<Vec<Queued>> {
-        let (program, hidden, vocab) = (self.program, self.hidden, self.vocab);
-        let first = self.logits;
-        self.write(persistent, |launches| {
-            let residual = View::whole(RESIDUAL, hidden);
-            launches.begin(program.ops.len(), &program.logits.access());
-            launches.also_writes(first..first + (vocab * size_of::<f32>()) as Address);
-            let logits = Rows {
-                first,
-                stride: vocab as i32,
-                width: vocab as i32,
-            };
-            program.logits.launch(launches, residual, logits)
-        })
-    }
-
-    /// The calls that sample a token.
-    pub fn sample(&mut self) -> Result<Vec<Queued>> {
-        let (vocab, sampling, chosen) = (self.vocab, self.sampling, self.chosen);
-        self.write(false, |launches| launches.sample(vocab, sampling, chosen))
-    }
-
-    /// The calls that choose the most probable token, followed by a step with its logits. Also returns how many calls choose.
-    pub fn step(&mut self, persistent: bool) -> Result<(Vec<Queued>, usize)> {
-        let mut step = self.choice(persistent)?;
-        let choice = step.len();
-        step.extend(self.layers(persistent)?);
-        step.extend(self.logits(persistent)?);
-        Ok((step, choice))
-    }
-
-    /// The calls that choose the most probable token and write it to the ids.
-    fn choice(&mut self, persistent: bool) -> Result<Vec<Queued>> {
-        let (vocab, logits, chosen) = (self.vocab, self.logits, self.chosen);
-        self.write(persistent, |launches| {
-            launches.choose(vocab, logits, chosen)
-        })
-    }
-
-    /// The calls of a slot in the decode kernel: a step, then the choice of the next token, which goes to `next` too. The positions of the
-    /// slots' tokens go to `positions`.
-    pub fn read_slot(&mut self, positions: Address, next: Address) -> Result<Vec<Queued>> {
-        let tokens = self.slot.row + 1;
-        let mut calls = self.write(true, |launches| {
-            launches.count_positions(positions, Parameter::int(tokens));
-            Ok(())
-        })?;
-        calls.extend(self.layers(true)?);
-        calls.extend(self.logits(true)?);
-        let ids = std::mem::replace(&mut self.memory.ids, next);
-        calls.extend(self.choice(true)?);
-        self.memory.ids = ids;
-        Ok(calls)
-    }
-}
-
-/// Launches all ops except the logits, and the end of a chunk.
-fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
-    // Ops run concurrently only in the one-kernel form.
-    let sharing = if launches.persistent {
-        program.concurrent(|op| op.fills_device())
-    } else {
-        vec![1; program.ops.len()]
-    };
-    launches.has_routing = program.has_routing();
-    for (index, op) in program.ops.iter().enumerate() {
-        launches.begin(index, &op.access());
-        launches.slot.sharing = sharing[index];
-        op.launch(launches)?;
-    }
-    launches.end();
-    launches.advance();
-    Ok(())
 }
 
 impl Programs {

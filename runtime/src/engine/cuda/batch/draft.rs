@@ -1,11 +1,11 @@
 //! Drafts by a model's MTP block on a device: a recorded one-slot program that feeds itself.
 
 use super::{BatchMemory, SlotKind, Writer, at};
-use crate::cuda::{Address, Memory, Program, Queue, Recording, Rooms, Rows, SessionMemory};
+use crate::cuda::{Address, Memory, Program, Queue, Recording, Rooms, SessionMemory};
 use crate::engine::cuda::CudaEngine;
+use crate::engine::cuda::plan::Part;
 use crate::error::Result;
 use crate::model::Draft;
-use crate::operands::{RESIDUAL, View};
 
 /// The block's program and its memory.
 pub(super) struct DeviceDraft {
@@ -43,6 +43,7 @@ impl DeviceDraft {
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
         let weights = device.weights(engine.model().clone());
         let mut writer = Writer {
+            program: &draft.program,
             memory: SessionMemory {
                 plan: engine.layout(),
                 arena: copy,
@@ -57,26 +58,16 @@ impl DeviceDraft {
             rooms: (Rooms::new(), vec![Rooms::new(); 1]),
             of: SlotKind::Tokens,
         };
-        let ops = draft.program.ops.iter().enumerate();
-        let mut calls = ops
-            .map(|(index, op)| writer.op(index, &**op))
-            .collect::<Result<Vec<_>>>()?;
-        let stream = View::whole(RESIDUAL, hidden);
-        let logits = Rows {
-            first: own.logits.address(),
-            stride: vocab as i32,
-            width: vocab as i32,
-        };
         let head = &draft.program.logits;
-        calls.push(writer.rows(|launches| head.launch(launches, stream, logits))?);
-        calls.push(writer.each(|launches, _| {
-            launches.choose(vocab, own.logits.address(), own.chosen.address())
-        })?);
-        calls.push(writer.rows(|launches| {
-            let prologue = launches.prologue(stream, Some(&head.norm))?;
-            launches.store_prologue(prologue, draft.before);
-            Ok(())
-        })?);
+        let ops = draft.program.ops.iter().enumerate();
+        let parts = ops.map(|(index, op)| Part::Op(index, &**op));
+        let parts = parts.chain([
+            Part::Logits(head),
+            Part::Choose,
+            Part::Hidden(&head.norm, draft.before),
+        ]);
+        let calls = parts.map(|part| writer.part(&part));
+        let calls = calls.collect::<Result<Vec<_>>>()?;
         let scratch = writer.scratch;
         let program = Program::new(vec![calls], 1, device, queue)?;
         queue.finish()?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::programs::ProgramWriter;
+use super::super::plan::{SlotMemory, Writer};
 use super::{BatchMemory, CudaEngine, TokenSlots, at, zeros};
 use crate::cuda::{Control, DecodeKernel, Memory, Queue, Queued, Recording, SessionMemory, Slot};
 use crate::error::Result;
@@ -37,7 +37,7 @@ impl KernelSlots {
         let (model, device) = (engine.model(), engine.device());
         let queue = Arc::clone(device.driver()).queue()?;
         let program = model.program();
-        let (vocab, hidden) = (model.spec().vocab, model.spec().hidden);
+        let vocab = model.spec().vocab;
         let own = BatchMemory::new(device, &*queue, most, vocab)?;
         let next = zeros(device, &*queue, most * size_of::<u32>())?;
         let buffers = (program.widths.iter())
@@ -45,7 +45,7 @@ impl KernelSlots {
             .collect::<Result<Vec<_>>>()?;
         let weights = device.weights(model.clone());
         let mut scratch = Vec::new();
-        let mut writer = ProgramWriter {
+        let mut writer = Writer {
             program,
             memory: SessionMemory {
                 plan: engine.layout(),
@@ -58,11 +58,14 @@ impl KernelSlots {
             },
             scratch: &mut scratch,
             slot: Slot::ALONE,
-            logits: 0,
-            chosen: 0,
-            sampling: 0,
-            hidden,
-            vocab,
+            own: SlotMemory {
+                logits: 0,
+                choice: 0,
+                chosen: 0,
+                sampling: 0,
+                positions: own.positions.address(),
+                slots: None,
+            },
         };
         let slots = (0..most).map(|row| {
             writer.slot = Slot {
@@ -71,9 +74,14 @@ impl KernelSlots {
                 ..Slot::ALONE
             };
             writer.memory.ids = at::<u32>(&own.ids, row);
-            writer.logits = own.logits(row);
-            writer.chosen = at::<u32>(&own.chosen, row);
-            writer.read_slot(own.positions.address(), at::<u32>(&next, row))
+            writer.own = SlotMemory {
+                logits: own.logits(row),
+                choice: own.logits(row),
+                chosen: at::<u32>(&own.chosen, row),
+                slots: Some(row + 1),
+                ..writer.own
+            };
+            writer.read_slot(at::<u32>(&next, row))
         });
         let slots = slots.collect::<Result<Vec<Vec<Queued>>>>()?;
         let slots: Vec<&[Queued]> = slots.iter().map(Vec::as_slice).collect();

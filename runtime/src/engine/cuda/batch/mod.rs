@@ -19,14 +19,16 @@ pub(super) use group::DeviceGroup;
 pub(super) use verifier::DeviceVerifier;
 
 use super::CudaEngine;
+use super::plan::{Part, SlotMemory};
 use crate::cuda::{
-    Address, Calls, Device, Launches, Memory, Parameter, Program, Queue, Queued, Recording, Rooms,
-    Rows, Sampling, SessionMemory, Slot,
+    Address, Calls, Device, Launches, Memory, Program, Queue, Queued, Recording, Rooms, Sampling,
+    SessionMemory, Slot,
 };
 use crate::error::Result;
 use crate::loaded::Model;
-use crate::operands::{RESIDUAL, View};
+use crate::operands::View;
 use crate::ops::Op;
+use crate::program;
 use crate::state::LOGITS;
 
 /// The contents of a batch's slots.
@@ -156,8 +158,9 @@ fn at<T>(memory: &Memory, index: usize) -> Address {
     memory.address() + (index * size_of::<T>()) as u64
 }
 
-/// Writes the calls of a program.
+/// Writes parts for the slots of a batch.
 struct Writer<'a> {
+    program: &'a program::Program,
     memory: SessionMemory<'a>,
     own: &'a BatchMemory,
     scratch: Vec<Memory>,
@@ -167,48 +170,40 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn rows(&mut self, write: impl Fn(&mut Launches) -> Result<()>) -> Result<Calls> {
-        let (rooms, slots) = &mut self.rooms;
-        Calls::rows(&self.memory, &mut self.scratch, rooms, slots.len(), write)
-    }
-
-    /// Collects the calls of each slot; `write` receives the slot number.
-    fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
-        let sharing = match self.of {
-            SlotKind::Sessions => self.rooms.1.len(),
-            SlotKind::Tokens => 1,
+    /// The calls of a part: over all rows if each row gets the bits of a step, otherwise once per slot.
+    fn part(&mut self, part: &Part) -> Result<Calls> {
+        let (program, own, memory) = (self.program, self.own, self.memory);
+        let in_order = self.of == SlotKind::Tokens;
+        let state = memory.arena + memory.plan.tensors()[LOGITS].offset as u64;
+        let slot_memory = |row: usize| SlotMemory {
+            logits: own.logits(row),
+            choice: if in_order { own.logits(row) } else { state },
+            chosen: at::<u32>(&own.chosen, row),
+            sampling: at::<Sampling>(&own.sampling, row),
+            positions: own.positions.address(),
+            slots: None,
         };
-        let slots = self.rooms.1.iter_mut().enumerate().map(|(row, rooms)| {
+        let (rooms, each) = &mut self.rooms;
+        let most = each.len();
+        if part.is_over_rows(in_order) {
+            let write = |launches: &mut Launches| part.write(launches, program, &slot_memory(0));
+            return Calls::rows(&memory, &mut self.scratch, rooms, most, write);
+        }
+        let slots = each.iter_mut().enumerate().map(|(row, rooms)| {
             let memory = SessionMemory {
-                ids: at::<u32>(&self.own.ids, row),
-                ..self.memory
+                ids: at::<u32>(&own.ids, row),
+                ..memory
             };
-            let position =
-                (self.of == SlotKind::Tokens).then(|| at::<u64>(&self.own.positions, row));
             let slot = Slot {
                 row,
-                position,
-                sharing,
+                position: in_order.then(|| at::<u64>(&own.positions, row)),
+                sharing: if in_order { 1 } else { most },
             };
-            let write = |launches: &mut Launches| write(launches, row);
+            let write = |launches: &mut Launches| part.write(launches, program, &slot_memory(row));
             Calls::slot(&memory, &mut self.scratch, rooms, slot, write)
         });
         let slots = slots.collect::<Result<Vec<Vec<Queued>>>>()?;
         Ok(Calls::Each(slots))
-    }
-
-    /// Runs an op over all rows if its results are bit-identical to steps, otherwise once per slot.
-    fn op(&mut self, index: usize, op: &dyn Op) -> Result<Calls> {
-        let access = op.access();
-        let write = |launches: &mut Launches| {
-            launches.begin(index, &access);
-            op.launch(launches)
-        };
-        if op.runs_as_steps() {
-            self.rows(write)
-        } else {
-            self.each(|launches, _| write(launches))
-        }
     }
 
     /// Copies the input columns of an op to separate memory, for every row. Returns the calls that save and that restore them.
@@ -216,15 +211,10 @@ impl Writer<'_> {
         let views: Vec<View> = op.access().read_columns().copied().collect();
         let width = views.iter().map(|view| view.width).sum::<usize>();
         let bytes = self.rooms.1.len() * width * size_of::<f32>();
-        let saved = Memory::new(self.memory.weights.driver(), bytes)?;
-        let address = saved.address();
-        self.scratch.push(saved);
-        let mut copy = |back| {
-            self.rows(|launches| {
-                launches.copy_columns(&views, address, back);
-                Ok(())
-            })
-        };
+        let memory = Memory::new(self.memory.weights.driver(), bytes)?;
+        let (views, saved) = (&views[..], memory.address());
+        self.scratch.push(memory);
+        let mut copy = |back| self.part(&Part::Columns { views, saved, back });
         Ok([copy(false)?, copy(true)?])
     }
 }
@@ -239,7 +229,7 @@ impl BatchPrograms {
         let driver = device.driver();
         let queue = Arc::clone(driver).queue()?;
         let program = model.program();
-        let (vocab, hidden) = (model.spec().vocab, model.spec().hidden);
+        let vocab = model.spec().vocab;
         let own = BatchMemory::new(device, &*queue, most, vocab)?;
         let buffers = (program.widths.iter())
             .map(|width| zeros(device, &*queue, width * most * size_of::<f32>()))
@@ -247,6 +237,7 @@ impl BatchPrograms {
         let owner: Arc<Model> = Arc::clone(model);
         let weights = device.weights(owner);
         let mut writer = Writer {
+            program,
             memory: SessionMemory {
                 plan: engine.layout(),
                 arena: match of {
@@ -264,58 +255,33 @@ impl BatchPrograms {
             rooms: (Rooms::new(), vec![Rooms::new(); most]),
             of,
         };
-        let of_slot = |slot: usize| own.logits(slot);
+        let in_order = of == SlotKind::Tokens;
         let (mut read, mut commit) = (Vec::new(), Vec::new());
-        if of == SlotKind::Tokens {
-            read.push(writer.rows(|launches| {
-                launches.count_positions(own.positions.address(), Parameter::tokens());
-                Ok(())
-            })?);
+        if in_order {
+            read.push(writer.part(&Part::Positions)?);
         }
         for (index, op) in program.ops.iter().enumerate() {
-            if of == SlotKind::Tokens && op.access().changes_state() {
+            let part = Part::Op(index, &**op);
+            if in_order && op.access().changes_state() {
                 let [there, back] = writer.save_inputs(&**op)?;
                 read.push(there);
-                commit.extend([back, writer.op(index, &**op)?]);
+                commit.extend([back, writer.part(&part)?]);
             }
-            read.push(writer.op(index, &**op)?);
+            read.push(writer.part(&part)?);
         }
-        read.push(writer.rows(|launches| {
-            let logits = Rows {
-                first: own.logits.address(),
-                stride: vocab as i32,
-                width: vocab as i32,
-            };
-            let residual = View::whole(RESIDUAL, hidden);
-            program.logits.launch(launches, residual, logits)
-        })?);
-        let advance = |launches: &mut Launches| {
-            launches.advance();
-            Ok(())
-        };
-        match of {
-            SlotKind::Tokens => {
-                read.push(writer.rows(advance)?);
-                commit.push(writer.rows(advance)?);
-            }
-            SlotKind::Sessions => read.push(writer.each(|launches, slot| {
-                launches.copy_logits(vocab, of_slot(slot));
-                advance(launches)
-            })?),
+        read.push(writer.part(&Part::Logits(&program.logits))?);
+        if !in_order {
+            read.push(writer.part(&Part::StoreLogits)?);
         }
-        let choose = writer.each(|launches, slot| {
-            let logits = match of {
-                SlotKind::Sessions => launches.state_address(LOGITS),
-                SlotKind::Tokens => of_slot(slot),
-            };
-            launches.choose(vocab, logits, at::<u32>(&own.chosen, slot))
-        })?;
-        let last = match of {
-            SlotKind::Tokens => commit,
-            SlotKind::Sessions => vec![writer.each(|launches, slot| {
-                let sampling = at::<Sampling>(&own.sampling, slot);
-                launches.sample(vocab, sampling, at::<u32>(&own.chosen, slot))
-            })?],
+        read.push(writer.part(&Part::Advance)?);
+        if in_order {
+            commit.push(writer.part(&Part::Advance)?);
+        }
+        let choose = writer.part(&Part::Choose)?;
+        let last = if in_order {
+            commit
+        } else {
+            vec![writer.part(&Part::Sample)?]
         };
         let scratch = writer.scratch;
         let program = Program::new(vec![vec![choose], read, last], most, device, &*queue)?;
