@@ -85,7 +85,7 @@ pub struct Attention {
     pub(crate) retained: Option<Retained>,
     /// Whether the kernel calls `wait_for_dependencies` itself.
     pub(crate) prefetches: bool,
-    /// How the kernel can read what it would find rotated; `None` if it cannot.
+    /// How the kernel takes over the rotation of its inputs; `None` if it cannot.
     pub(crate) rotation: Option<Rotation>,
     /// Where the kernel stores the token's score, which a router may have stored before.
     pub(crate) stored_score: Option<Range<Address>>,
