@@ -11,6 +11,7 @@ const LAYERS: &[&str] = &[
     "loaded",
     "constraint",
     "grammar",
+    "grammar_limits",
     "arch",
     "model",
     "feed_forward",

@@ -3,7 +3,7 @@
 // partial sums by shuffles, once per token. The tokens' inputs are double-buffered in shared memory, `batch` tokens at a time.
 
 // The columns of a head: head h reads head h / sharing of the view, in part `number` of equal parts of `part` columns. The types
-// are in launch/inputs.rs.
+// are in cuda/schedule/recurrence.rs.
 __device__ inline const float* RecurInput::at(int t, int head, int width, int number) const {
   // A division costs more than everything else here, and most inputs are not shared.
   return rows.token(t) + number * part + (sharing == 1 ? head : head / sharing) * width;
