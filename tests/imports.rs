@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&str] = &[
     "session",
     "engine",
+    "token_ids",
     "loaded",
     "constraint",
-    "grammar",
     "grammar_limits",
+    "grammar",
     "arch",
     "model",
     "feed_forward",
