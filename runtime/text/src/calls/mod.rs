@@ -154,14 +154,15 @@ impl AnswerSyntax {
         }
     }
 
-    /// Sets where the answer to `prompt` begins.
-    pub fn after(mut self, prompt: &str) -> Self {
+    /// Where the answer to `prompt` begins.
+    pub fn start_after(&self, prompt: &str) -> Start {
         if self.tags.are_open(prompt) {
-            self.start = Start::Thought;
+            Start::Thought
         } else if self.has_thoughts && prompt.trim_end().ends_with(self.tags.close) {
-            self.start = Start::Content;
+            Start::Content
+        } else {
+            Start::Answer
         }
-        self
     }
 
     /// Texts that may be control tokens of the vocabulary, which the answer must show.

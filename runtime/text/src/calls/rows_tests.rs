@@ -31,7 +31,7 @@ fn difference(row: &Value) -> Option<String> {
         |token: &str| token == "<|tool_call_start|>" && text(row, "template").starts_with("LFM2");
     let mut syntax = AnswerSyntax::of_model(text(row, "source"), is_token, tools);
     let prompt = text(row, "prompt");
-    syntax = syntax.after(prompt);
+    syntax.start = syntax.start_after(prompt);
     let mut expected = row["expect"].clone();
     if !options["continue_final_message"].is_null() {
         // The prompt ends with a part of the answer, which the test counts as the answer's.

@@ -135,6 +135,16 @@ impl Kinds {
 }
 
 impl Tools {
+    /// Instructions for a model whose template does not list tools, in the format of [`CallFormat::generic`](super::CallFormat::generic).
+    pub fn instructions(&self) -> String {
+        let functions: Vec<String> = self.functions().map(Value::to_string).collect();
+        format!(
+            "You can call these functions, given as JSON:\n{}\nTo call one, write its name and arguments as JSON between tags, and \
+             nothing else:\n<tool_call>\n{{\"name\": NAME, \"arguments\": {{...}}}}\n</tool_call>",
+            functions.join("\n")
+        )
+    }
+
     /// The function's part of each tool.
     pub(super) fn functions(&self) -> impl Iterator<Item = &Value> {
         self.0
