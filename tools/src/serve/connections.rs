@@ -144,8 +144,11 @@ pub struct Open(Arc<Connection>);
 
 impl Drop for Open {
     fn drop(&mut self) {
+        // A write that is stalled stays so; a connection that was idle meanwhile has waited only since now.
+        if self.0.since.load(Relaxed) != NEVER {
+            self.0.since.store(self.0.now(), Relaxed);
+        }
         self.0.requests.fetch_sub(1, Relaxed);
-        self.0.touch();
     }
 }
 
