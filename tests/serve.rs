@@ -1,4 +1,4 @@
-//! Clients of `waterline serve`: the Python packages openai and anthropic, curl, and scripts that operate a server.
+//! Clients of `waterline serve`: the Python packages openai, anthropic and ollama, curl, and scripts that operate a server.
 
 mod skipped;
 
@@ -8,16 +8,16 @@ use std::process::Command;
 use skipped::skipped;
 
 #[test]
-fn clients_of_both_interfaces_are_served() {
+fn clients_of_each_interface_are_served() {
     let has_packages = Command::new(python())
-        .args(["-c", "import openai, anthropic"])
+        .args(["-c", "import openai, anthropic, ollama"])
         .output();
     let has_curl = Command::new("curl").arg("--version").output();
     if !has_packages.is_ok_and(|output| output.status.success()) || has_curl.is_err() {
-        return skipped("`python3` with openai and anthropic, and `curl`");
+        return skipped("`python3` with openai, anthropic and ollama, and `curl`");
     }
     let checked = run("serve_clients.py");
-    assert!(checked.starts_with("29 checked"), "{checked}");
+    assert!(checked.starts_with("40 checked"), "{checked}");
 }
 
 /// Hostile requests, while honest clients are served.

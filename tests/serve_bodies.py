@@ -30,7 +30,21 @@ SEEDS = [
     ("/v1/messages", {"system": [{"type": "text", "text": "Be brief."}], "max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
                       "tools": [{"name": "t", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}, "thinking": {"type": "enabled", "budget_tokens": 1024}}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
-    ("/tokenize", {"prompt": "Hello", "add_special_tokens": True}),
+    ("/v1/messages", {"max_tokens": 3, "tools": [{"type": "web_search_20250305", "name": "w"}], "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "server_tool_use", "id": "1", "name": "w", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "1", "content": [{"type": "web_search_result", "title": "T", "url": "u"}]}]}, {"role": "user", "content": "Hi"}]}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}, {"type": "reasoning", "summary": [], "encrypted_content": "waterline:t"},
+                                 {"type": "function_call", "call_id": "1", "name": "t", "arguments": "{}"}, {"type": "function_call_output", "call_id": "1", "output": "x"}],
+                       "instructions": "Be brief.", "tools": [{"type": "function", "name": "t", "parameters": SCHEMA, "strict": False}], "tool_choice": "auto", "store": False,
+                       "include": ["reasoning.encrypted_content"], "truncation": "auto", "max_output_tokens": 3, "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}}),
+    ("/v1/responses", {"input": "Hi", "stream": True, "max_output_tokens": 3, "previous_response_id": None, "reasoning": {"effort": "low"}}),
+    ("/api/chat", {"model": "m", "messages": MESSAGES, "tools": [TOOL], "format": "json", "think": False, "stream": False, "keep_alive": "5m", "options": {"num_predict": 3, "seed": -1, "stop": ["."]}}),
+    ("/api/generate", {"model": "m", "prompt": "Hello", "system": "Be brief.", "raw": False, "format": SCHEMA, "options": {"num_predict": 3}}),
+    ("/api/show", {"model": "m"}),
+    ("/completion", {"prompt": ["Once", [1, 2, "x"], {"prompt_string": "a"}], "n_predict": 2, "n_probs": 2, "grammar": 'root ::= "a" | [b-c]+ root?', "logit_bias": [[5, -1.5], [6, False]], "return_progress": True}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "f", "text": "t"}], "prompt": "", "n_predict": 2}),
+    ("/apply-template", {"messages": MESSAGES}),
+    ("/tokenize", {"content": "Hello", "add_special_tokens": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
 ]
 VALUES = [None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 1e308, -0.0, "", "\u0000", "a" * 5000, [], {}, [[[[]]]], {"a": {"a": {}}}, "\U0001f525\u0301", [0] * 500]
@@ -67,6 +81,12 @@ def mutated(chance):
     return path, bytes(data)
 
 
+def problem_of(answer):
+    """The sentence of an error, which ollama's interface has in place of the object."""
+    error = answer["error"]
+    return error if isinstance(error, str) else error["message"]
+
+
 def processor_seconds(process):
     fields = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -97,7 +117,7 @@ def main():
             answer = connection.getresponse()
             content = answer.read()
             statuses[answer.status] = statuses.get(answer.status, 0) + 1
-            if not 200 <= answer.status < 500 or (answer.status >= 400 and not json.loads(content)["error"]["message"]):
+            if not 200 <= answer.status < 500 or (answer.status >= 400 and not problem_of(json.loads(content))):
                 problems.append(f"{number}: {path}: {answer.status} {content[:200]} for {data[:600]}")
         except Exception as problem:
             problems.append(f"{number}: {path}: {type(problem).__name__}: {problem} for {data[:600]}")

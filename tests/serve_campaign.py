@@ -77,11 +77,41 @@ def request(chance):
         body["n"] = 2
     if chance.random() < 0.2:
         body["stop"] = [chance.choice(WORDS), "."]
-    return "/v1/chat/completions", {**body, "messages": messages}
+    path, body = "/v1/chat/completions", {**body, "messages": messages}
+    return in_face(chance, path, body) if chance.random() < 0.4 else (path, body)
+
+
+FACES = ["/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/completion"]
+
+
+def in_face(chance, path, body):
+    """Changes a chat to a request of another interface."""
+    face = chance.choice(FACES)
+    limit, text = body["max_tokens"], body["messages"][0]["content"]
+    common = {key: body[key] for key in ("temperature", "seed", "stop") if key in body}
+    form = body.get("response_format")
+    schema = form and form["json_schema"]["schema"]
+    if face == "/v1/responses":
+        form = {"text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}} if schema else {}
+        return face, {**common, **form, "input": text, "max_output_tokens": limit, "store": chance.random() < 0.5}
+    if face == "/v1/messages":
+        form = {"output_config": {"format": {"type": "json_schema", "schema": schema}}} if schema else {}
+        return face, {**common, **form, "messages": body["messages"], "max_tokens": limit}
+    if face == "/completion":
+        return face, {**common, "prompt": text, "n_predict": limit, **({"json_schema": schema} if schema else {})}
+    form = {"format": schema} if schema else {}
+    ask = {"messages": body["messages"]} if face == "/api/chat" else {"prompt": text}
+    return face, {**ask, **form, "stream": False, "options": {**common, "num_predict": limit}}
 
 
 def outcome(answer):
-    return [{k: v for k, v in choice.items()} for choice in json.loads(answer)["choices"]]
+    """What must equal a lone run: the answer without ids, times and the tokens that were reused."""
+    answer = json.loads(answer)
+    if "choices" in answer:
+        return answer["choices"]
+    if "output" in answer:
+        return [[part["text"] for part in item["content"]] for item in answer["output"]], answer["status"]
+    return [answer.get(key) for key in ("message", "response", "content", "stop_reason", "stop_sequence", "stop_type", "done_reason")]
 
 
 def leaves(server, path, body, chance):
@@ -114,6 +144,8 @@ def streams(server, path, body, chance):
         events = data.decode().strip().split("\n\n")
         assert events[-1] == "data: [DONE]", events[-1]
         for event in events[:-1]:
+            if event == ":":
+                continue
             for choice in json.loads(event[6:])["choices"]:
                 text = choice.get("text") or choice.get("delta", {}).get("content") or ""
                 texts[choice["index"]] = texts.get(choice["index"], "") + text
@@ -154,11 +186,12 @@ def main():
             return leaves(server, path, body, chance)
         if kind < 0.3:
             kinds["bad"] += 1
-            path = chance.choice(["/v1/chat/completions", "/v1/chat/completions", "/v1/messages", "/v1/completions", "/tokenize"])
-            status, answer = server.ask(path, chance.choice(BAD + (BAD_CHATS if "chat" in path else [])))
-            assert 400 <= status < 500 and json.loads(answer)["error"]["message"], (status, answer)
+            path = chance.choice(["/v1/chat/completions", "/v1/chat/completions", "/v1/completions", "/tokenize", *FACES])
+            status, answer = server.ask(path, chance.choice(BAD + (BAD_CHATS if "chat/" in path else [])))
+            # An empty list loads ollama's model.
+            assert 400 <= status < 500 and json.loads(answer)["error"] or path.startswith("/api/"), (status, answer)
             return
-        if kind < 0.6:
+        if kind < 0.6 and "completions" in path:
             status, texts = streams(server, path, body, chance)
             if status == 200:
                 kinds["stream"] += 1

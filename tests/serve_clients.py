@@ -1,4 +1,4 @@
-"""Common clients against a running server: the packages openai and anthropic, and curl.
+"""Common clients against a running server: the packages openai, anthropic and ollama, and curl.
 
     python tests/serve_clients.py target/release/waterline
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 
 import anthropic
+import ollama
 import openai
 from serve_common import CALLED, server, write_table
 
@@ -190,8 +191,139 @@ def anthropic_features(client, say):
     say("output_config")
     assert client.messages.create(**{**ask, "max_tokens": 2}).stop_reason == "max_tokens"
     word = message.content[0].text.split()[1]
-    assert client.messages.create(**ask, stop_sequences=[word]).stop_reason == "stop_sequence"
+    stopped = client.messages.create(**ask, stop_sequences=[word])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word), stopped
     say("max_tokens, stop_sequences")
+    hosted = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
+    used = [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "tea"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"type": "web_search_result", "title": "Tea", "url": "u", "encrypted_content": "x"}]},
+            {"type": "thinking", "thinking": "hm", "signature": "other"}, {"type": "text", "text": "Tea is warm."}]
+    turns = ASK + [{"role": "assistant", "content": used}, {"role": "user", "content": "What is my name?"}]
+    with_hosted = client.messages.create(**{**ask, "messages": turns}, tools=hosted)
+    counted = client.messages.count_tokens(model="m", messages=turns, tools=hosted).input_tokens
+    assert counted == with_hosted.usage.input_tokens + with_hosted.usage.cache_read_input_tokens
+    say("hosted tools and their results")
+
+
+def door_features(base, client, say):
+    """Fields as clients send them, and errors as they read them."""
+    chat = lambda **fields: json.loads(curl(base + "/chat/completions", {"messages": ASK, "temperature": 0, "max_tokens": 24, **fields}))
+    text = lambda **fields: chat(**fields)["choices"][0]["message"]["content"]
+    plain = text()
+    assert text(stream=None, tools=None, n=None, stop=None, max_completion_tokens=24, unknown=[1]) == plain
+    assert "differ" in chat(max_completion_tokens=3)["error"]["message"]
+    assert "temperature" in chat(temperature="x")["error"]["message"]
+    assert text(max_tokens=-1) == plain
+    once = chat(n=3)["usage"]
+    assert once["prompt_tokens"] == chat()["usage"]["prompt_tokens"], once
+    ignored = chat(ignore_eos=True, max_tokens=40)
+    assert ignored["usage"]["completion_tokens"] == 40 and ignored["choices"][0]["finish_reason"] == "length", ignored
+    assert chat(min_tokens=40, max_tokens=40)["usage"]["completion_tokens"] == 40
+    wild = dict(temperature=2, top_k=0, top_p=1, min_p=0, seed=-1)
+    assert text(**wild) != text(**wild)
+    say("null, duplicates, limits, ignore_eos, min_tokens, seed -1")
+    choice = {"enum": ["yes"]}
+    for fields in [
+        {"response_format": {"type": "json_schema", "schema": choice}}, {"response_format": {"type": "json_schema", "json_schema": choice}},
+        {"response_format": {"type": "json_object", "schema": choice}}, {"json_schema": choice},
+    ]:
+        assert text(**fields) == '"yes"', fields
+    assert text(grammar='root ::= "yes" | "no"') in ("yes", "no")
+    nested = text(grammar='root ::= "(" root ")" | "x"', max_tokens=60)
+    assert set(nested) <= set("(x)"), nested
+    assert "expected" in chat(grammar='root ::= ("a"')["error"]["message"]
+    loose = {"type": "string", "format": "color-hex", "pattern": "^(?!x)a$", "enum": ["a"], "not": {"const": "b"}}
+    assert text(json_schema=loose) == '"a"'
+    head = curl(base + "/chat/completions", {"messages": ASK, "json_schema": loose, "max_tokens": 9}, "-D", "-")
+    assert "waterline-note: " in head.lower() and "color-hex" in head, head
+    assert "error" in chat(response_format={"type": "json_schema", "json_schema": {"schema": loose, "strict": True}})
+    say("schemas wherever they lie, grammar, what is left to the model")
+    for path in ("/health", "/v1/models", "/models", "/"):
+        assert curl(base + path, None, "-I", "-o", "/dev/null", "-w", "%{http_code}") == "200", path
+    preflight = curl(base + "/v1/chat/completions", None, "-X", "OPTIONS", "-D", "-", "-H", "Origin: app://a", "-H", "Access-Control-Request-Headers: x-a")
+    assert " 204 " in preflight and "access-control-allow-headers: x-a" in preflight.lower(), preflight
+    assert "access-control-allow-origin: app://a" in curl(base + "/health", None, "-D", "-", "-H", "Origin: app://a").lower()
+    refused = curl(base + "/health", None, "-H", "Origin: http://other")
+    assert "--allow-origin" in refused, refused
+    say("HEAD, --allow-origin")
+    progress = curl(base + "/v1/chat/completions", {"messages": [{"role": "user", "content": "tea " * 30}], "stream": True, "max_tokens": 1, "return_progress": True})
+    assert '"prompt_progress"' in progress, progress
+    say("return_progress")
+
+
+def responses_features(client, say):
+    ask = lambda **fields: client.responses.create(**{"model": "m", "input": "My name is Anna. Hello!", "temperature": 0, "max_output_tokens": 24, **fields})
+    whole = ask()
+    assert "Anna" in whole.output_text and whole.status == "completed", whole
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    events = list(ask(stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert events[-1].response.output_text == whole.output_text
+    followed = ask(input="What is my name?", previous_response_id=whole.id)
+    assert "Anna" in followed.output_text and followed.usage.input_tokens_details.cached_tokens > 0, followed
+    form = {"format": {"type": "json_schema", "name": "p", "schema": PERSON, "strict": True}}
+    assert set(json.loads(ask(text=form, max_output_tokens=80).output_text)) == {"age", "kind"}
+    assert ask(max_output_tokens=2).incomplete_details.reason == "max_output_tokens"
+    try:
+        ask(previous_response_id="resp_none")
+    except openai.BadRequestError as error:
+        assert error.code == "previous_response_not_found", error
+    say("responses")
+
+
+def ollama_features(base, say):
+    client = ollama.Client(host=base)
+    ask = dict(model="waterline", messages=ASK, options={"temperature": 0, "num_predict": 24})
+    whole = client.chat(**ask)
+    assert "Anna" in whole.message.content and whole.done_reason == "stop" and whole.eval_count > 0, whole
+    chunks = list(client.chat(**ask, stream=True))
+    assert "".join(chunk.message.content for chunk in chunks) == whole.message.content and chunks[-1].done
+    assert json.loads(client.chat(model="m", messages=ASK, format=PERSON).message.content)["kind"] in ("cat", "dog")
+    assert client.generate(model="m", prompt="Once upon a time", raw=True, options={"num_predict": 4, "temperature": 0}).response
+    assert client.list().models[0].model == "waterline" and client.ps().models and "completion" in client.show("m").capabilities
+    try:
+        client.chat(model="m", messages=ASK, options={"temperature": -1})
+    except ollama.ResponseError as error:
+        assert error.status_code == 400 and error.error.startswith("temperature"), error
+    say("ollama")
+
+
+def native_features(base, say):
+    body = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
+    whole = json.loads(curl(base + "/completion", body))
+    assert whole["stop"] is True and whole["stop_type"] == "limit" and whole["tokens_predicted"] == 8, whole
+    lines = [json.loads(line[6:]) for line in curl(base + "/completion", {**body, "stream": True}).split("\n") if line]
+    assert "".join(line["content"] for line in lines) == whole["content"] and lines[-1]["stop"]
+    word = whole["content"].split()[-1]
+    assert json.loads(curl(base + "/completion", {**body, "stop": [word]}))["stopping_word"] == word
+    assert len(json.loads(curl(base + "/completion", {**body, "n_probs": 2}))["completion_probabilities"][0]["top_logprobs"]) == 2
+    assert json.loads(curl(base + "/props"))["total_slots"] == 4 and len(json.loads(curl(base + "/slots"))) == 4
+    assert "Hello!" in json.loads(curl(base + "/apply-template", {"messages": ASK}))["prompt"]
+    assert "gap" in json.loads(curl(base + "/infill", {"input_prefix": "a", "input_suffix": "b"}))["error"]["message"]
+    pieces = json.loads(curl(base + "/tokenize", {"content": "Hello, you", "with_pieces": True}))["tokens"]
+    assert "".join(piece["piece"] for piece in pieces) == "Hello, you", pieces
+    assert "llamacpp:prompt_tokens_total" in curl(base + "/metrics")
+    say("llama.cpp's own paths")
+
+
+def full_contexts(program, say):
+    with server(program, "--context", "64") as base:
+        long = [{"role": "user", "content": "tea " * 200}]
+        try:
+            openai.OpenAI(base_url=base + "/v1", api_key="none").chat.completions.create(model="m", messages=long)
+        except openai.BadRequestError as error:
+            assert error.code == "context_length_exceeded", error
+        try:
+            anthropic.Anthropic(base_url=base, api_key="none").messages.create(model="m", max_tokens=9, messages=long)
+        except anthropic.BadRequestError as error:
+            assert "prompt is too long: " in str(error) and "tokens > 64 maximum" in str(error), error
+        turns = [{"role": "user", "content": "tea " * 200}, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Hello!"}]
+        create = openai.OpenAI(base_url=base + "/v1", api_key="none").responses.create
+        assert create(model="m", input=turns, truncation="auto", max_output_tokens=4).output_text
+        with_error(openai.BadRequestError, lambda: create(model="m", input=turns))
+    say("a full context")
 
 
 def tool_features(base, say):
@@ -253,6 +385,26 @@ def tool_features(base, say):
         forced = client.messages.create(**{**ask, "tools": tools + [more] if name == "note" else tools}, tool_choice=choice)
         assert [block.name for block in forced.content] == [name], forced
     say("tools of messages, tool_choice")
+    responses = openai.OpenAI(base_url=base + "/v1", api_key="secret").responses
+    function = {"type": "function", **WEATHER["function"], "strict": False}
+    # As Codex sends it: thoughts come back with the next request, and hosted tools are listed.
+    ask = dict(model="table", input=ASK, tools=[function, {"type": "web_search"}], temperature=0, store=False, include=["reasoning.encrypted_content"],
+               instructions="Be brief.", extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    whole = responses.create(**ask)
+    assert [item.type for item in whole.output] == ["reasoning", "function_call"], whole
+    assert json.loads(whole.output[1].arguments) == CALLED and whole.output[0].encrypted_content
+    streamed = [event for event in responses.create(**ask, stream=True)]
+    assert "".join(e.delta for e in streamed if e.type == "response.function_call_arguments.delta") == whole.output[1].arguments
+    output = {"type": "function_call_output", "call_id": whole.output[1].call_id, "output": "sun"}
+    told = responses.create(**{**ask, "input": ASK + [item.model_dump(exclude_none=True) for item in whole.output] + [output], "extra_body": {}})
+    assert told.output_text == "Hi", told
+    say("tools of responses")
+    client = ollama.Client(host=base, headers={"Authorization": "bearer secret"})
+    called = client.chat(model="table", messages=ASK, tools=[WEATHER], think=True)
+    assert called.message.thinking == "hm" and called.message.tool_calls[0].function.arguments == CALLED, called
+    told = client.chat(model="table", tools=[WEATHER], messages=ASK + [called.message, {"role": "tool", "tool_name": "get_weather", "content": "sun"}])
+    assert told.message.content == "Hi", told
+    say("tools of ollama")
 
 
 def refusals_by_limits(program, say):
@@ -305,13 +457,18 @@ def talk_with_tools(program, folder, say):
 def main(program):
     checked = []
     # With --exact no bit depends on whether tokens were read in chunks, in steps or in a batch.
-    with server(program, "--exact") as base:
+    with server(program, "--exact", "--allow-origin", "app://a") as base:
         client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0)
         assert [model.id for model in client.models.list()] == ["waterline"]
         chat_features(client, checked.append)
         completion_features(client, checked.append)
         page_features(base, checked.append)
         anthropic_features(anthropic.Anthropic(base_url=base, api_key="none", max_retries=0), checked.append)
+        door_features(base, client, checked.append)
+        responses_features(client, checked.append)
+        ollama_features(base, checked.append)
+        native_features(base, checked.append)
+    full_contexts(program, checked.append)
     with tempfile.TemporaryDirectory() as folder:
         write_table(pathlib.Path(folder))
         with server(program, folder, "--alias", "table", "--api-key", "secret") as base:

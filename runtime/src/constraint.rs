@@ -11,7 +11,7 @@ use std::time::Duration;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::grammar::Grammar;
@@ -22,6 +22,9 @@ use crate::text::Tokenizer;
 /// its time keeps its place until it ends.
 const MOST_AT_ONCE: usize = 4;
 const LONGEST: Duration = Duration::from_secs(5);
+/// Keywords of a schema whose values are data.
+const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
+
 /// Compiles grammars for a model's vocabulary.
 pub struct Constraints {
     compiler: Arc<Compiler>,
@@ -155,6 +158,40 @@ impl Compiler {
     }
 }
 
+impl Constraints {
+    /// Prepares a schema that describes a wish rather than a contract: [`Grammar::lenient`] without the patterns that are no regular
+    /// expressions, such as those with lookahead. Returns sentences that name these patterns.
+    pub fn relax(&self, schema: &Value) -> (Value, Vec<String>) {
+        let (mut schema, mut notes) = (schema.clone(), Vec::new());
+        let is_regular = |pattern: &str| {
+            let text = json!({ "type": "string", "pattern": pattern });
+            self.compile(&Grammar::JsonSchema(text)).is_ok()
+        };
+        let mut open = vec![&mut schema];
+        while let Some(value) = open.pop() {
+            match value {
+                Value::Array(items) => open.extend(items),
+                Value::Object(map) => {
+                    if let Some(pattern) = map.get("pattern").and_then(Value::as_str)
+                        && !is_regular(pattern)
+                    {
+                        notes.push(format!("the pattern {pattern:?} is left to the model"));
+                        map.remove("pattern");
+                    }
+                    let is_schema = |key: &str| !DATA.contains(&key);
+                    open.extend(
+                        map.iter_mut()
+                            .filter(|(key, _)| is_schema(key))
+                            .map(|(_, v)| v),
+                    );
+                }
+                _ => {}
+            }
+        }
+        (Grammar::lenient(&schema), notes)
+    }
+}
+
 /// The progress of an answer in its grammar. A clone advances independently.
 #[derive(Clone)]
 pub struct Constraint {
@@ -164,6 +201,11 @@ pub struct Constraint {
 }
 
 impl Constraint {
+    /// Sentences about keywords of a schema that the grammar leaves to the model.
+    pub fn warnings(&mut self) -> Vec<String> {
+        self.matcher.grammar_warnings()
+    }
+
     /// The tokens that end the answer.
     pub(crate) fn ends(&self) -> &[u32] {
         self.tokens.tok_trie().eos_tokens()

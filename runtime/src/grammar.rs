@@ -34,4 +34,14 @@ impl Grammar {
             other => other.clone(),
         }
     }
+
+    /// Like [`Grammar::spaced`], and keywords and formats that a grammar cannot express do not make the schema fail: the model alone
+    /// follows them, and [`crate::Constraint::warnings`] names them.
+    pub fn lenient(schema: &Value) -> Value {
+        let mut schema = Grammar::spaced(schema);
+        if let Some(settings) = schema.get_mut(SPACING).and_then(Value::as_object_mut) {
+            settings.entry("lenient").or_insert(true.into());
+        }
+        schema
+    }
 }

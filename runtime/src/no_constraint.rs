@@ -28,6 +28,11 @@ impl Constraints {
     pub fn compile(&self, _: &Grammar) -> Result<Constraint> {
         match self.none {}
     }
+
+    /// Prepares a schema for a lenient grammar.
+    pub fn relax(&self, _: &serde_json::Value) -> (serde_json::Value, Vec<String>) {
+        match self.none {}
+    }
 }
 
 /// The progress of an answer in its grammar. No value of this type exists in this build.
@@ -37,6 +42,11 @@ pub struct Constraint {
 }
 
 impl Constraint {
+    /// Sentences about what the grammar leaves to the model.
+    pub fn warnings(&mut self) -> Vec<String> {
+        match self.none {}
+    }
+
     /// The tokens that end the answer.
     pub(crate) fn ends(&self) -> &[u32] {
         match self.none {}

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use waterline::{Constraint, Grammar, Model};
 
 use crate::error::{Error, Result};
+use crate::gbnf;
 
 /// Constraints on answers. They apply after a thought, if the template opens one.
 #[derive(clap::Args, Clone)]
@@ -14,7 +15,7 @@ pub struct GrammarArgs {
     /// JSON schema that answers must match.
     #[arg(long, value_name = "FILE")]
     schema: Option<PathBuf>,
-    /// Grammar that answers must match, in llguidance's variant of Lark.
+    /// Grammar that answers must match, in llama.cpp's notation (GBNF) or llguidance's variant of Lark.
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
     /// Restrict answers to JSON objects.
@@ -32,7 +33,14 @@ impl GrammarArgs {
                 let schema = schema.map_err(|e| Error::input(path, e.to_string()))?;
                 (Grammar::JsonSchema(schema), Some(path))
             }
-            (_, Some(path)) => (Grammar::Lark(read(path)?), Some(path)),
+            (_, Some(path)) => {
+                let text = read(path)?;
+                let lark = match text.contains("::=") {
+                    true => gbnf::to_lark(&text).map_err(|reason| Error::input(path, reason))?,
+                    false => text,
+                };
+                (Grammar::Lark(lark), Some(path))
+            }
             _ if self.json_object => (Grammar::JsonObject, None),
             _ => return Ok(None),
         };

@@ -14,6 +14,7 @@ mod eval;
 mod examples;
 mod flags;
 mod format_choice;
+mod gbnf;
 mod grammar;
 mod hyperparameters;
 mod imatrix;

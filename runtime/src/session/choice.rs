@@ -12,6 +12,8 @@ pub(crate) struct Choice {
     pub constraint: Option<Constraint>,
     /// Number of tokens that the thought and the constraint have advanced past.
     pub taken: usize,
+    /// Tokens that must not be chosen where no constraint decides.
+    pub forbidden: Vec<u32>,
     /// The changed logits, `[vocab]`; empty until needed.
     logits: Vec<f32>,
 }
@@ -28,6 +30,7 @@ impl Choice {
         match &self.constraint {
             Some(_) if self.is_thinking() => free.min(1),
             Some(_) => 0,
+            None if !self.forbidden.is_empty() => 0,
             None => free,
         }
     }
@@ -74,6 +77,12 @@ impl Choice {
         let is_thinking = self.is_thinking();
         if let Some(constraint) = self.constraint.as_mut().filter(|_| !is_thinking) {
             constraint.apply(&mut self.logits)?;
+        } else {
+            for &token in &self.forbidden {
+                if let Some(logit) = self.logits.get_mut(token as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
         }
         session.sample_from(&self.logits)
     }

@@ -18,6 +18,8 @@ use crate::text::{StopStrings, TextStream, Tokenizer};
 pub struct GenerateOptions {
     /// Largest number of tokens to generate.
     pub max_tokens: usize,
+    /// Smallest number of tokens to generate: until then no end token is chosen, except at the end of a constraint's grammar.
+    pub min_tokens: usize,
     /// Texts that end the generation; the output does not include them.
     pub stop: Vec<String>,
     /// Whether the model's end tokens ([`Model::ends`]) end the generation.
@@ -36,6 +38,7 @@ impl Default for GenerateOptions {
     fn default() -> Self {
         GenerateOptions {
             max_tokens: 1024,
+            min_tokens: 0,
             stop: Vec::new(),
             stop_at_eos: true,
             stop_tokens: Vec::new(),
@@ -71,6 +74,8 @@ pub struct Piece {
     pub text: String,
     /// Why the generation ended; set in the last piece only.
     pub finish: Option<Finish>,
+    /// The stop text that ended the generation, with [`Finish::Stop`].
+    pub stop: Option<String>,
 }
 
 impl std::fmt::Display for Piece {
@@ -90,6 +95,8 @@ pub struct Generation {
     ends: Vec<u32>,
     shown: Vec<u32>,
     left: usize,
+    /// Tokens to generate before an end token may be chosen.
+    least: usize,
     logprobs: bool,
     tokens: usize,
     choice: Choice,
@@ -118,6 +125,9 @@ impl Generation {
             shown.extend(tags.into_iter().filter_map(|tag| tokenizer.token_id(tag)));
             choice.thought = Some(Thought::new(model, thought)?);
         }
+        if options.min_tokens > 0 {
+            choice.forbidden.clone_from(&ends);
+        }
         Ok(Generation {
             tokenizer,
             stream: TextStream::new(),
@@ -125,6 +135,7 @@ impl Generation {
             ends,
             shown,
             left: options.max_tokens,
+            least: options.min_tokens,
             logprobs: options.logprobs,
             tokens: 0,
             choice,
@@ -255,6 +266,7 @@ impl Generation {
                     logprob: None,
                     text,
                     finish: None,
+                    stop: None,
                 }))
             }
         }
@@ -270,7 +282,14 @@ impl Generation {
             let mut place = taken;
             // All tokens that were read ahead have been returned, so they are final.
             if taken == session.ahead().len() {
-                let most = if self.pause.step() { 1 } else { self.left };
+                // Drafts past the smallest number of tokens would be checked without end tokens.
+                let until = self.least.saturating_sub(self.tokens);
+                let most = if until > 0 {
+                    until.min(self.left)
+                } else {
+                    self.left
+                };
+                let most = if self.pause.step() { 1 } else { most };
                 let before = session.drafts();
                 session.step_ahead(&mut self.choice, most, &self.ends)?;
                 let (drafted, accepted) = session.drafts();
@@ -322,15 +341,19 @@ impl Generation {
         }
         self.left = self.left.saturating_sub(1);
         self.tokens += 1;
+        if self.tokens >= self.least {
+            self.choice.forbidden.clear();
+        }
         if self.ends.contains(&token) {
             return self.last(Some(token), Finish::End);
         }
-        let mut text = String::new();
+        let (mut text, mut stop) = (String::new(), None);
         if !self.tokenizer.is_special(token) || self.shown.contains(&token) {
             let bytes = self.tokenizer.token_bytes(token);
             let step = self.stops.push(self.stream.push(bytes));
             text.push_str(step.text);
             if step.stopped() {
+                stop = step.stop.map(String::from);
                 (self.finish, self.ended) = (Some(Finish::Stop), true);
             }
         }
@@ -343,6 +366,7 @@ impl Generation {
             logprob: None,
             text,
             finish: self.finish,
+            stop,
         }
     }
 
@@ -354,6 +378,7 @@ impl Generation {
             logprob: None,
             text: self.held_back(),
             finish: self.finish,
+            stop: None,
         }
     }
 

@@ -106,6 +106,8 @@ pub struct Reply {
     pub calls: Vec<Call>,
     pub logprobs: Vec<TokenLogprob>,
     pub finish: Option<Finish>,
+    /// The stop text that ended the answer.
+    pub stop: Option<String>,
 }
 
 /// The additions of one event to an answer.
@@ -160,8 +162,9 @@ impl Reply {
                     None if piece.text.is_empty() => Vec::new(),
                     None => vec![Part::Text(piece.text)],
                 };
-                self.finish = piece.finish;
+                (self.finish, self.stop) = (piece.finish, piece.stop);
             }
+            Event::Progress(_) => {}
             Event::Cut => self.finish = Some(Finish::Length),
         }
         added.ends = self.finish.is_some();

@@ -3,168 +3,62 @@
 use std::sync::Arc;
 
 use hyper::Response;
-use serde::Deserialize;
 use serde_json::{Value, json};
-use waterline::{Finish, Grammar, TemplateOptions};
+use waterline::Finish;
 
 use super::App;
 use super::answer::{Added, Part, Reply};
 use super::answers::{Form, Usage};
+use super::draft::{Draft, call, result, text_of};
 use super::exchange::Exchange;
-use super::http::{Body, Refusal, json_response};
-use super::request::{Common, Conversation, MOST_VALUES, ToolChoice, messages, parse};
+use super::fields::{Face, Fields};
+use super::http::{Body, json_response};
+use super::refusal::Refusal;
+use super::request::{Conversation, MOST_VALUES, ToolChoice, messages, think};
 
-#[derive(Deserialize)]
-struct Request {
-    messages: Vec<Turn>,
-    system: Option<Content>,
-    #[serde(default)]
-    tools: Vec<Tool>,
-    tool_choice: Option<Choice>,
-    thinking: Option<Value>,
-    output_config: Option<OutputConfig>,
-    #[serde(flatten)]
-    common: Common,
-}
+/// The signature of thoughts. Clients return it with the thought; nothing depends on it.
+const SIGNATURE: &str = "unsigned";
 
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Choice {
-    Auto,
-    None,
-    Any {
-        #[serde(default)]
-        disable_parallel_tool_use: bool,
-    },
-    Tool {
-        name: String,
-    },
-}
-
-#[derive(Deserialize)]
-struct OutputConfig {
-    format: Option<Format>,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Format {
-    JsonSchema { schema: Value },
-}
-
-#[derive(Deserialize)]
-struct Turn {
-    role: String,
-    content: Content,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Blocks(Vec<Block>),
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Block {
-    Text {
-        text: String,
-    },
-    Thinking {
-        thinking: String,
-    },
-    RedactedThinking {},
-    ToolUse {
-        id: String,
-        name: String,
-        input: Value,
-    },
-    ToolResult {
-        tool_use_id: String,
-        content: Option<Content>,
-    },
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize)]
-struct Tool {
-    name: String,
-    #[serde(default)]
-    description: String,
-    input_schema: Value,
-    #[serde(default)]
-    strict: bool,
-}
-
-impl Content {
-    /// Returns the text; fails if a block holds anything else.
-    fn text(self) -> Result<String, Refusal> {
-        let blocks = match self {
-            Content::Text(text) => return Ok(text),
-            Content::Blocks(blocks) => blocks,
-        };
-        let text = |block| match block {
-            Block::Text { text } => Ok(text),
-            _ => Err(Refusal::bad("content: expected a text")),
-        };
-        let texts = blocks
-            .into_iter()
-            .map(text)
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(texts.join("\n"))
-    }
-}
-
-impl Turn {
-    /// Converts the turn to template messages. Each tool result becomes a separate message.
-    fn messages(self) -> Result<Vec<Value>, Refusal> {
-        let blocks = match self.content {
-            Content::Text(text) => {
-                return Ok(vec![json!({ "role": self.role, "content": text })]);
+/// Converts a turn to messages for the template. Each result of a tool becomes a separate message: before a user's text, and
+/// where it lies in an answer whose tools the provider ran.
+fn turn(turn: &Value, all: &mut Vec<Value>) -> Result<(), Refusal> {
+    let Some(role) = turn["role"].as_str() else {
+        return Err(Refusal::bad("messages: expected a role"));
+    };
+    let blocks = match &turn["content"] {
+        Value::Array(blocks) => blocks,
+        Value::String(_) => {
+            all.push(turn.clone());
+            return Ok(());
+        }
+        _ => return Err(Refusal::bad("content: expected a text or a list of blocks")),
+    };
+    let mut draft = Draft::default();
+    for block in blocks {
+        let kind = block["type"].as_str().unwrap_or("");
+        match kind {
+            "text" | "document" | "search_result" | "image" => draft.add(block),
+            "thinking" => draft.thought += block["thinking"].as_str().unwrap_or(""),
+            "redacted_thinking" => {}
+            "tool_use" | "server_tool_use" | "mcp_tool_use" => {
+                let made = call(&block["id"], &block["name"], &block["input"]);
+                draft.calls.push(made);
             }
-            Content::Blocks(blocks) => blocks,
-        };
-        let (mut texts, mut calls, mut all) = (Vec::new(), Vec::new(), Vec::new());
-        let mut thought = String::new();
-        for block in blocks {
-            match block {
-                Block::Text { text } => texts.push(text),
-                Block::Thinking { thinking } => thought.push_str(&thinking),
-                Block::RedactedThinking {} => {}
-                Block::ToolUse { id, name, input } => calls.push(json!({
-                    "id": id, "type": "function",
-                    "function": { "name": name, "arguments": input },
-                })),
-                Block::ToolResult {
-                    tool_use_id,
-                    content,
-                } => {
-                    let content = content.map_or(Ok(String::new()), Content::text)?;
-                    all.push(json!({
-                        "role": "tool", "tool_call_id": tool_use_id, "content": content,
-                    }));
+            _ if kind.ends_with("tool_result") => {
+                if role == "assistant" {
+                    draft.finish(role, all);
                 }
-                Block::Other => {
-                    let reason =
-                        "content: expected blocks of type text, thinking, tool_use or tool_result";
-                    return Err(Refusal::bad(reason));
-                }
+                all.push(result(&block["tool_use_id"], &block["content"]));
+            }
+            _ => {
+                return Err(Refusal::bad(format!(
+                    "content: expected blocks of type text, thinking, tool_use or tool_result, found {kind:?}"
+                )));
             }
         }
-        if !texts.is_empty() || !calls.is_empty() {
-            let mut message = json!({ "role": self.role, "content": texts.join("\n") });
-            if !thought.is_empty() {
-                message["reasoning_content"] = thought.into();
-            }
-            if !calls.is_empty() {
-                message["tool_calls"] = calls.into();
-            }
-            all.push(message);
-        }
-        Ok(all)
     }
+    draft.finish(role, all);
+    Ok(())
 }
 
 /// Removes the first line of the instructions if it is a client's header that changes with every request: the unchanged
@@ -176,62 +70,69 @@ fn stable(system: String) -> String {
     }
 }
 
-impl Request {
-    /// Moves the conversation out of the request.
-    fn conversation(&mut self, app: &App) -> Result<Conversation, Refusal> {
-        let mut all = Vec::new();
-        if let Some(system) = self.system.take() {
-            all.push(json!({ "role": "system", "content": stable(system.text()?) }));
-        }
-        for turn in std::mem::take(&mut self.messages) {
-            all.extend(turn.messages()?);
-        }
-        let tool = |tool: Tool| {
-            json!({ "type": "function", "function": {
-                "name": tool.name, "description": tool.description, "parameters": tool.input_schema,
-                "strict": tool.strict,
-            }})
+/// Converts the tools to functions. Tools that the provider runs have no schema; they are left out with a remark.
+fn functions(tools: Vec<Value>, notes: &mut Vec<String>) -> Result<Vec<Value>, Refusal> {
+    let mut functions = Vec::new();
+    for mut tool in tools {
+        let Some(name) = tool["name"].as_str().map(String::from) else {
+            return Err(Refusal::bad("tools: expected a name"));
         };
-        let one = matches!(
-            self.tool_choice,
-            Some(Choice::Any {
-                disable_parallel_tool_use: true
-            })
-        );
-        Ok(Conversation {
-            parallel: !one,
-            messages: messages(all, &app.limits)?,
-            tools: std::mem::take(&mut self.tools)
-                .into_iter()
-                .map(tool)
-                .collect(),
-            choice: match self.tool_choice.take() {
-                None | Some(Choice::Auto) => ToolChoice::Auto,
-                Some(Choice::None) => ToolChoice::None,
-                Some(Choice::Any { .. }) => ToolChoice::Required,
-                Some(Choice::Tool { name }) => ToolChoice::Named(name),
-            },
-            template: thinking(
-                match self.thinking.as_ref().and_then(|t| t["type"].as_str()) {
-                    Some("enabled" | "adaptive") => Some(true),
-                    Some(_) => Some(false),
-                    None => None,
-                },
-            ),
-        })
+        if !tool["input_schema"].is_object() {
+            notes.push(format!(
+                "the tool {name} is left out: it has no input_schema"
+            ));
+            continue;
+        }
+        functions.push(json!({ "type": "function", "function": {
+            "name": name,
+            "description": tool["description"].as_str().unwrap_or(""),
+            "parameters": tool["input_schema"].take(),
+            "strict": tool["strict"] == true,
+        }}));
     }
+    Ok(functions)
 }
 
-fn thinking(thinking: Option<bool>) -> TemplateOptions {
-    let mut options = TemplateOptions::default();
-    options.thinking = thinking;
-    options
+/// Moves the conversation out of the request. Remarks on its tools are added to `notes`.
+fn conversation(
+    app: &App,
+    fields: &mut Fields,
+    notes: &mut Vec<String>,
+) -> Result<Conversation, Refusal> {
+    let mut all = Vec::new();
+    let system = text_of(fields.get("system"));
+    if !system.is_empty() {
+        all.push(json!({ "role": "system", "content": stable(system) }));
+    }
+    for message in fields.take_list("messages") {
+        turn(&message, &mut all)?;
+    }
+    let choice = fields.get("tool_choice");
+    let thinking = fields.get("thinking")["type"].as_str();
+    Ok(Conversation {
+        parallel: choice["disable_parallel_tool_use"] != true,
+        choice: match (choice["type"].as_str(), choice["name"].as_str()) {
+            (None | Some("auto"), _) => ToolChoice::Auto,
+            (Some("none"), _) => ToolChoice::None,
+            (Some("any"), _) => ToolChoice::Required,
+            (Some("tool"), Some(name)) => ToolChoice::Named(name.into()),
+            _ => {
+                return Err(Refusal::bad(
+                    "tool_choice: expected auto, any, tool or none",
+                ));
+            }
+        },
+        template: think(thinking.map(|kind| ["enabled", "adaptive"].contains(&kind))),
+        tools: functions(fields.take_list("tools"), notes)?,
+        messages: messages(all, &app.limits)?,
+        truncates: false,
+    })
 }
 
 /// `/v1/messages/count_tokens`.
 pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body, MOST_VALUES)?;
-    let conversation = request.conversation(app)?;
+    let mut fields = Fields::parse(body, MOST_VALUES, Face::Anthropic)?;
+    let conversation = conversation(app, &mut fields, &mut Vec::new())?;
     let options = conversation.options();
     let prompt = app
         .make(move |app| app.prompter.chat(&conversation.messages, options))
@@ -247,21 +148,15 @@ pub async fn answer(
     body: &[u8],
     exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body, MOST_VALUES)?;
-    let conversation = request.conversation(app)?;
-    let mut settings = app.settings(request.common)?;
-    let budget = request
-        .thinking
-        .as_ref()
-        .and_then(|thinking| thinking["budget_tokens"].as_u64());
+    let mut fields = Fields::parse(body, MOST_VALUES, Face::Anthropic)?;
+    let format = fields.get("output_config")["format"].clone();
+    fields.default("response_format", format);
+    let mut settings = app.settings(&fields)?;
+    let conversation = conversation(app, &mut fields, &mut settings.notes)?;
+    let budget = fields.get("thinking")["budget_tokens"].as_u64();
     if let Some(budget) = budget {
         settings.thought_tokens = usize::try_from(budget).ok();
     }
-    if settings.n > 1 {
-        return Err(Refusal::bad("n: expected 1"));
-    }
-    let format = request.output_config.and_then(|config| config.format);
-    settings.form = format.map(|Format::JsonSchema { schema }| Grammar::JsonSchema(schema));
     let form = Anthropic {
         id: app.id("msg"),
         index: 0,
@@ -316,9 +211,17 @@ impl Anthropic {
         })
     }
 
+    fn delta(&self, delta: Value) -> Value {
+        json!({ "type": "content_block_delta", "index": self.index, "delta": delta })
+    }
+
     /// Ends the open block.
     fn close(&mut self, events: &mut Vec<Value>) {
-        if self.open.take().is_some() {
+        if let Some(kind) = self.open.take() {
+            if kind == "thinking" {
+                let delta = json!({ "type": "signature_delta", "signature": SIGNATURE });
+                events.push(self.delta(delta));
+            }
             events.push(json!({ "type": "content_block_stop", "index": self.index }));
             self.index += 1;
         }
@@ -326,12 +229,17 @@ impl Anthropic {
 }
 
 impl Form for Anthropic {
-    fn whole(&self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
+    fn face(&self) -> Face {
+        Face::Anthropic
+    }
+
+    fn whole(&mut self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
         let reply = &replies[0];
         let mut content = Vec::new();
         if !reply.thought.is_empty() {
             let thought = reply.thought.trim_end();
-            content.push(json!({ "type": "thinking", "thinking": thought, "signature": "" }));
+            content
+                .push(json!({ "type": "thinking", "thinking": thought, "signature": SIGNATURE }));
         }
         if !reply.text.is_empty() {
             content.push(json!({ "type": "text", "text": reply.text }));
@@ -343,6 +251,7 @@ impl Form for Anthropic {
         }
         let mut object = self.message(app, content, usage);
         object["stop_reason"] = stop_reason(reply).into();
+        object["stop_sequence"] = json!(reply.stop);
         object
     }
 
@@ -368,15 +277,13 @@ impl Form for Anthropic {
                 }));
                 self.open = Some(kind);
             }
-            events.push(json!({
-                "type": "content_block_delta", "index": self.index, "delta": delta,
-            }));
+            events.push(self.delta(delta));
         }
         if added.ends {
             self.close(&mut events);
             events.push(json!({
                 "type": "message_delta",
-                "delta": { "stop_reason": stop_reason(reply), "stop_sequence": null },
+                "delta": { "stop_reason": stop_reason(reply), "stop_sequence": reply.stop },
                 "usage": usage.anthropic(),
             }));
             events.push(json!({ "type": "message_stop" }));

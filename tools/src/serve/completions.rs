@@ -3,40 +3,31 @@
 use std::sync::Arc;
 
 use hyper::Response;
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::App;
 use super::answer::Reply;
 use super::cost::check_answers;
 use super::exchange::Exchange;
-use super::http::{Body, Refusal, json_response, text_response};
+use super::fields::{Face, Fields};
+use super::http::{Body, json_response, text_response};
 use super::openai::OpenAi;
 use super::prompt::Prompt;
-use super::request::{Common, MOST_IDS, MOST_LOGPROBS, parse};
+use super::refusal::Refusal;
+use super::request::MOST_IDS;
 
 /// Maximum prompts of a request.
 const MOST_PROMPTS: usize = 1024;
 /// Default number of tokens of a completion, as in OpenAI's API.
 const TOKENS: usize = 16;
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompts {
-    Text(String),
-    Tokens(Vec<u32>),
-    Texts(Vec<String>),
-    Lists(Vec<Vec<u32>>),
-}
+/// The prompts of a request, each of texts and tokens.
+pub struct Prompts(Vec<Vec<Piece>>);
 
-#[derive(Deserialize)]
-struct Request {
-    prompt: Prompts,
-    logprobs: Option<usize>,
-    #[serde(default)]
-    echo: bool,
-    #[serde(flatten)]
-    common: Common,
+/// A piece of a prompt.
+enum Piece {
+    Text(String),
+    Token(u32),
 }
 
 /// Answers a request.
@@ -45,27 +36,34 @@ pub async fn complete(
     body: &[u8],
     exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body, MOST_IDS)?;
-    let form = OpenAi::new(app, &request.common, false);
-    request.common.max_tokens.get_or_insert(TOKENS);
-    let mut settings = app.settings(request.common)?;
-    settings.logprobs = request.logprobs;
-    if settings.logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
-        let reason = format!("logprobs: expected at most {MOST_LOGPROBS}");
-        return Err(Refusal::bad(reason));
-    }
-    settings.echo = request.echo && request.logprobs.is_some();
-    let prompts = app.make(move |app| request.prompt.tokens(app)).await?;
+    let mut fields = Fields::parse(body, MOST_IDS, Face::Completions)?;
+    let form = OpenAi::new(app, &fields, false);
+    fields.default("max_tokens", TOKENS);
+    // A flag asks for the most probable token.
+    fields.default("top_logprobs", 1);
+    let mut settings = app.settings(&fields)?;
+    let echo = fields.flag("echo");
+    settings.echo = echo && settings.logprobs.is_some();
+    let prompts = match fields.text("suffix").filter(|suffix| !suffix.is_empty()) {
+        Some(suffix) => {
+            let prefix = fields.text("prompt").unwrap_or("").into();
+            vec![app.infill(prefix, suffix.into(), String::new()).await?]
+        }
+        None => {
+            let prompts = Prompts::read(&fields.take("prompt"))?;
+            app.make(move |app| prompts.tokens(app)).await?
+        }
+    };
     if !(1..=MOST_PROMPTS).contains(&prompts.len()) {
         let reason = format!("prompt: expected 1 to {MOST_PROMPTS}");
         return Err(Refusal::bad(reason));
     }
     let tokenizer = &app.prompter.tokenizer;
     let bytes = |token| tokenizer.token_bytes(token).len();
-    check_answers(&prompts, request.echo, &settings, bytes)?;
+    check_answers(&prompts, echo, &settings, bytes)?;
     let mut replies = Vec::new();
     for prompt in &prompts {
-        let echo = if request.echo {
+        let echo = if echo {
             decode(app, &prompt.tokens[prompt.hidden..])
         } else {
             String::new()
@@ -79,22 +77,66 @@ pub async fn complete(
 }
 
 impl Prompts {
-    fn tokens(self, app: &App) -> waterline::Result<Vec<Prompt>> {
+    /// Reads a prompt, which is a text or a list of token ids and texts, or a list of prompts. A list of texts is several prompts.
+    pub fn read(field: &Value) -> Result<Self, Refusal> {
+        let is_many = |all: &[Value]| {
+            all.iter().any(Value::is_array) || (!all.is_empty() && all.iter().all(Value::is_string))
+        };
+        match field {
+            Value::Array(all) if is_many(all) => all
+                .iter()
+                .map(pieces)
+                .collect::<Result<_, _>>()
+                .map(Prompts),
+            one => Ok(Prompts(vec![pieces(one)?])),
+        }
+    }
+
+    /// The tokens of the prompts. A prompt that begins with a text has a BOS token before it.
+    pub fn tokens(self, app: &App) -> waterline::Result<Vec<Prompt>> {
         let prompter = &app.prompter;
-        let text = |text: &String| prompter.text(text);
-        Ok(match self {
-            Prompts::Text(one) => vec![text(&one)?],
-            Prompts::Texts(all) => all.iter().map(text).collect::<Result<_, _>>()?,
-            Prompts::Tokens(one) => vec![prompter.tokens(one)?],
-            Prompts::Lists(all) => {
-                let prompts = all.into_iter().map(|one| prompter.tokens(one));
-                prompts.collect::<Result<_, _>>()?
+        let prompt = |pieces: Vec<Piece>| {
+            let (count, mut tokens) = (pieces.len(), Vec::new());
+            for (index, piece) in pieces.into_iter().enumerate() {
+                match piece {
+                    Piece::Text(text) if index == 0 => {
+                        // The text alone keeps the number of tokens before it.
+                        let prompt = prompter.text(&text)?;
+                        if count == 1 {
+                            return Ok(prompt);
+                        }
+                        tokens.extend_from_slice(&prompt.tokens);
+                    }
+                    Piece::Text(text) => tokens.extend(prompter.tokenizer.encode(&text)?),
+                    Piece::Token(id) => tokens.push(id),
+                }
             }
-        })
+            prompter.tokens(tokens)
+        };
+        self.0.into_iter().map(prompt).collect()
     }
 }
 
-fn decode(app: &App, tokens: &[u32]) -> String {
+/// Reads the pieces of a prompt.
+fn pieces(prompt: &Value) -> Result<Vec<Piece>, Refusal> {
+    let piece = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let text = value.as_str().map(|text| Piece::Text(text.into()));
+        text.or(id.map(Piece::Token)).ok_or_else(|| {
+            Refusal::bad(
+                "prompt: expected a text, a list of token ids and texts, or a list of those",
+            )
+        })
+    };
+    match prompt {
+        Value::Array(all) => all.iter().map(piece).collect(),
+        Value::Object(fields) => Ok(vec![piece(fields.get("prompt_string").unwrap_or(prompt))?]),
+        one => Ok(vec![piece(one)?]),
+    }
+}
+
+/// The text of tokens.
+pub fn decode(app: &App, tokens: &[u32]) -> String {
     let mut bytes = Vec::new();
     for &token in tokens {
         bytes.extend_from_slice(app.prompter.tokenizer.token_bytes(token));
@@ -102,43 +144,45 @@ fn decode(app: &App, tokens: &[u32]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-#[derive(Deserialize)]
-struct ToTokens {
-    #[serde(alias = "prompt")]
-    content: String,
-    #[serde(default, alias = "add_special_tokens")]
-    add_special: bool,
-}
-
-/// `/tokenize`: returns the tokens of a text.
+/// `/tokenize`: returns the tokens of a text, as ids or with their texts.
 pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
-    let request: ToTokens = parse(body, MOST_IDS)?;
-    let prompt = app
-        .make(move |app| {
-            if request.add_special {
-                app.prompter.text(&request.content)
-            } else {
-                let tokens = app.prompter.tokenizer.encode(&request.content)?;
-                app.prompter.tokens(tokens)
-            }
-        })
-        .await?;
+    let fields = Fields::parse(body, MOST_IDS, Face::Native)?;
+    let content = fields.text("content").or(fields.text("prompt"));
+    let content = content.ok_or_else(|| Refusal::bad("content: expected a text"))?;
+    let content = content.to_string();
+    let with_bos = fields.flag("add_special") || fields.flag("add_special_tokens");
+    let prompt = app.make(move |app| match with_bos {
+        true => app.prompter.text(&content),
+        false => app
+            .prompter
+            .tokens(app.prompter.tokenizer.encode(&content)?),
+    });
+    let prompt = prompt.await?;
     let tokens = &prompt.tokens[..];
+    let piece = |id: &u32| {
+        let bytes = app.prompter.tokenizer.token_bytes(*id);
+        // A part of a character has no text.
+        let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text));
+        json!({ "id": id, "piece": piece })
+    };
     // Written as text: a value of each token would take ten times its memory.
-    let (tokens, count) = (serde_json::to_string(tokens), tokens.len());
-    let (tokens, context) = (tokens.unwrap_or_default(), json!(app.context));
-    let text = format!("{{\"tokens\":{tokens},\"count\":{count},\"max_model_len\":{context}}}");
+    let listed = match fields.flag("with_pieces") {
+        true => serde_json::to_string(&tokens.iter().map(piece).collect::<Vec<_>>()),
+        false => serde_json::to_string(tokens),
+    };
+    let (listed, count) = (listed.unwrap_or_default(), tokens.len());
+    let context = json!(app.context);
+    let text = format!("{{\"tokens\":{listed},\"count\":{count},\"max_model_len\":{context}}}");
     Ok(text_response("application/json", text))
-}
-
-#[derive(Deserialize)]
-struct ToText {
-    tokens: Vec<u32>,
 }
 
 /// `/detokenize`: returns the text of tokens.
 pub fn detokenize(app: &App, body: &[u8]) -> Result<Response<Body>, Refusal> {
-    let request: ToText = parse(body, MOST_IDS)?;
-    let text = decode(app, &app.prompter.tokens(request.tokens)?.tokens);
+    let mut fields = Fields::parse(body, MOST_IDS, Face::Native)?;
+    let ids = fields.take_list("tokens");
+    let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+    let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
+    let ids = ids.ok_or_else(|| Refusal::bad("tokens: expected token ids"))?;
+    let text = decode(app, &app.prompter.tokens(ids)?.tokens);
     Ok(json_response(&json!({ "content": text, "prompt": text })))
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-use super::http::Refusal;
 use super::lanes::SHORT;
 use super::prompt::Prompt;
+use super::refusal::Refusal;
 use super::request::Settings;
 
 /// Maximum bytes of the stop texts of a request.

@@ -1,4 +1,4 @@
-//! HTTP/1.1: connections, bodies and refusals. Other modules answer the requests.
+//! HTTP/1.1: connections and bodies. Other modules answer the requests.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -10,11 +10,11 @@ use std::time::Duration;
 use http_body_util::channel::{Channel, Sender};
 use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
 use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::timeout;
@@ -25,6 +25,7 @@ use super::cost::body_permits;
 use super::exchange::Exchange;
 use super::lanes::SHORT;
 use super::metrics::Count;
+use super::refusal::Refusal;
 use super::stream::Stream;
 
 /// Time limit for a client's headers, for its body, and for accepting the next bytes of an answer.
@@ -35,29 +36,46 @@ const PARTS: usize = 16;
 /// A response body: complete, or streamed in parts.
 pub type Body = Either<Full<Bytes>, Channel<Bytes>>;
 
-/// The sending end of a streamed body of server-sent events.
+/// The sending end of a streamed body of server-sent events, or of lines of JSON.
 pub struct Events {
+    are_lines: bool,
     parts: Sender<Bytes>,
     exchange: Arc<Exchange>,
 }
 
 impl Events {
     /// Creates the sender of events, and the response that carries them.
-    pub fn new(exchange: &Arc<Exchange>) -> (Self, Response<Body>) {
+    pub fn new(are_lines: bool, exchange: &Arc<Exchange>) -> (Self, Response<Body>) {
         let (parts, body) = Channel::new(PARTS);
         let mut response = Response::new(Either::Right(body));
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        let kind = match are_lines {
+            true => "application/x-ndjson",
+            false => "text/event-stream",
+        };
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        let exchange = Arc::clone(exchange);
-        (Events { parts, exchange }, response)
+        let events = Events {
+            are_lines,
+            parts,
+            exchange: Arc::clone(exchange),
+        };
+        (events, response)
     }
 
     /// Sends an event, named by its `type` if it has one. Returns false if the client no longer reads.
     pub async fn send(&mut self, event: &Value) -> bool {
+        if self.are_lines {
+            return self.send_text(format!("{event}\n")).await;
+        }
         let name = event["type"].as_str();
         let name = name.map_or_else(String::new, |name| format!("event: {name}\n"));
         self.send_text(format!("{name}data: {event}\n\n")).await
+    }
+
+    /// Sends a comment, which clients ignore; lines of JSON have none. Returns false if the client no longer reads.
+    pub async fn send_comment(&mut self) -> bool {
+        self.are_lines || self.send_text(":\n\n").await
     }
 
     /// Sends an event's text. Returns false if the client no longer reads.
@@ -69,79 +87,6 @@ impl Events {
                 false
             }
         }
-    }
-}
-
-/// A refused request: the status and the reason.
-#[derive(Debug)]
-pub struct Refusal {
-    pub status: StatusCode,
-    pub message: String,
-}
-
-impl Refusal {
-    /// A refusal of an invalid request, with status 400.
-    pub fn bad(message: impl Into<String>) -> Self {
-        Refusal::new(StatusCode::BAD_REQUEST, message)
-    }
-
-    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        let message = message.into();
-        Refusal { status, message }
-    }
-
-    /// The kind of error, as OpenAI's and Anthropic's APIs name it.
-    pub fn kind(&self) -> &'static str {
-        match self.status.as_u16() {
-            401 => "authentication_error",
-            403 => "permission_error",
-            404 => "not_found_error",
-            413 => "request_too_large",
-            503 => "overloaded_error",
-            500 => "api_error",
-            _ => "invalid_request_error",
-        }
-    }
-
-    /// The response. OpenAI's clients read `error`; Anthropic's clients read `type`.
-    pub fn response(&self) -> Response<Body> {
-        let mut response = json_response(&self.value());
-        *response.status_mut() = self.status;
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            let headers = response.headers_mut();
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
-    }
-
-    pub fn value(&self) -> Value {
-        json!({
-            "type": "error",
-            "error": {
-                "message": self.message,
-                "type": self.kind(),
-                "code": self.status.as_u16(),
-                "param": null,
-            },
-        })
-    }
-}
-
-impl From<waterline::Error> for Refusal {
-    fn from(error: waterline::Error) -> Self {
-        use waterline::Error as Library;
-        let status = match error {
-            Library::ContextFull { .. }
-            | Library::Template { .. }
-            | Library::Invalid { .. }
-            | Library::Tokenizer { .. } => StatusCode::BAD_REQUEST,
-            // The time limit cancelled the request. If the client left instead, this response is never sent.
-            Library::Cancelled { .. } => StatusCode::REQUEST_TIMEOUT,
-            // The request may succeed when other requests have ended.
-            Library::Memory { .. } | Library::Device { .. } => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        Refusal::new(status, error.to_string())
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError};
 
-use super::http::Refusal;
+use super::refusal::Refusal;
 use crate::error::{Error, Result};
 
 /// Requests with bodies up to this size are short.

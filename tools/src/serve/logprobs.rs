@@ -52,6 +52,7 @@ impl TokenLogprob {
     pub fn entry(&self, tokenizer: &Tokenizer) -> Value {
         let of = |token: u32, logprob: Option<f32>| {
             json!({
+                "id": token,
                 "token": text(tokenizer, token),
                 "logprob": logprob,
                 "bytes": tokenizer.token_bytes(token),

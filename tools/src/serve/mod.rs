@@ -6,16 +6,23 @@ mod answers;
 mod anthropic;
 mod completions;
 mod connections;
+mod constrain;
 mod cost;
+mod draft;
 mod exchange;
+mod fields;
 mod http;
 mod lanes;
 mod log;
 mod logprobs;
 mod metrics;
+mod native;
+mod ollama;
 mod openai;
 mod prompt;
+mod refusal;
 mod request;
+mod responses;
 mod routes;
 mod scheduler;
 mod scores;
@@ -24,7 +31,7 @@ mod stream;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -70,6 +77,9 @@ pub struct Args {
     /// Another host name to accept, if a proxy on this machine passes requests on under that name.
     #[arg(long = "allow-host", value_name = "NAME")]
     allowed_hosts: Vec<String>,
+    /// A web page's origin to accept, such as app://obsidian.md; `*` accepts all. May be repeated.
+    #[arg(long = "allow-origin", value_name = "ORIGIN")]
+    allowed_origins: Vec<String>,
     /// The API key that clients must send.
     #[arg(
         long,
@@ -197,17 +207,32 @@ pub struct App {
     allowed_hosts: Vec<String>,
     /// Whether requests share what was read only with those of the same user.
     private_cache: bool,
+    allowed_origins: Vec<String>,
     /// The format of the model's tool calls.
     format: Option<&'static Format>,
     /// The most tokens that a session can read; `None` if there is no limit.
     context: Option<usize>,
     /// Size of a session's state in bytes.
     state_bytes: usize,
+    /// The number of sessions.
+    parallel: usize,
+    /// Answers that wait or run.
+    active: Arc<AtomicUsize>,
+    /// The conversations of the last responses.
+    responses: responses::Kept,
     started: u64,
     ids: AtomicU64,
 }
 
 impl App {
+    /// The number of answers that run.
+    fn processing(&self) -> usize {
+        let active = self.active.load(Ordering::Relaxed);
+        active
+            .saturating_sub(self.queue.waiting())
+            .min(self.parallel)
+    }
+
     /// Returns an id that is unique in this server.
     fn id(&self, prefix: &str) -> String {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
@@ -309,9 +334,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         address: SocketAddr::new(args.host, args.port),
         allowed_hosts: args.allowed_hosts.clone(),
         private_cache: args.store.private_cache,
+        allowed_origins: args.allowed_origins.clone(),
         format,
         context,
         state_bytes,
+        parallel: usize::from(args.parallel),
+        active: Arc::default(),
+        responses: responses::Kept::default(),
         started: now(),
         ids: AtomicU64::new(0),
     };

@@ -3,112 +3,71 @@
 use std::sync::Arc;
 
 use hyper::Response;
-use serde::Deserialize;
 use serde_json::{Value, json};
-use waterline::{Finish, Grammar, TemplateOptions};
+use waterline::{Finish, TemplateOptions};
 
 use super::App;
 use super::answer::{Added, Part, Reply};
 use super::answers::{Form, Usage};
 use super::exchange::Exchange;
-use super::http::{Body, Refusal};
+use super::fields::{Face, Fields};
+use super::http::Body;
 use super::logprobs::{TokenLogprob, of_completion};
-use super::request::{
-    Common, Conversation, MOST_LOGPROBS, MOST_VALUES, ToolChoice, messages, parse,
-};
+use super::refusal::Refusal;
+use super::request::{Conversation, MOST_VALUES, ToolChoice, messages};
+use super::scheduler::Progress;
 use crate::calls::Call;
 
-#[derive(Deserialize)]
-struct Request {
-    messages: Vec<Value>,
-    #[serde(default)]
-    logprobs: Option<bool>,
-    top_logprobs: Option<usize>,
-    tools: Option<Vec<Value>>,
-    tool_choice: Option<Value>,
-    parallel_tool_calls: Option<bool>,
-    chat_template_kwargs: Option<Value>,
-    reasoning_effort: Option<Value>,
-    documents: Option<Value>,
-    response_format: Option<ResponseFormat>,
-    #[serde(flatten)]
-    common: Common,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum ResponseFormat {
-    Text,
-    JsonObject,
-    JsonSchema { json_schema: Schema },
-    Regex { regex: String },
-    Lark { lark: String },
-}
-
-#[derive(Deserialize)]
-struct Schema {
-    schema: Value,
-}
-
-impl ResponseFormat {
-    fn grammar(self) -> Option<Grammar> {
-        match self {
-            ResponseFormat::Text => None,
-            ResponseFormat::JsonObject => Some(Grammar::JsonObject),
-            ResponseFormat::JsonSchema { json_schema } => {
-                Some(Grammar::JsonSchema(json_schema.schema))
+/// The variables of the template.
+pub fn template(fields: &mut Fields) -> Result<TemplateOptions, Refusal> {
+    let mut template = TemplateOptions::default();
+    for name in ["reasoning_effort", "documents"] {
+        match fields.take(name) {
+            value if name == "reasoning_effort" && value == "none" => {
+                template.thinking = Some(false);
             }
-            ResponseFormat::Regex { regex } => Some(Grammar::Regex(regex)),
-            ResponseFormat::Lark { lark } => Some(Grammar::Lark(lark)),
+            value => template.set(name, value)?,
         }
     }
+    if let Value::Object(variables) = fields.take("chat_template_kwargs") {
+        for (name, value) in variables {
+            template.set(&name, value)?;
+        }
+    }
+    Ok(template)
 }
 
-impl Request {
-    /// The variables of the template.
-    fn template(&mut self) -> Result<TemplateOptions, Refusal> {
-        let mut template = TemplateOptions::default();
-        let named = [
-            ("reasoning_effort", self.reasoning_effort.take()),
-            ("documents", self.documents.take()),
-        ];
-        for (name, value) in named {
-            match value {
-                Some(value) if name == "reasoning_effort" && value == "none" => {
-                    template.thinking = Some(false);
-                }
-                value => template.set(name, value.unwrap_or_default())?,
+/// Reads `tool_choice`, which names a function in an object of its own or beside its type.
+pub fn tool_choice(choice: &Value) -> Result<ToolChoice, Refusal> {
+    Ok(match choice.as_str() {
+        Some("none") => ToolChoice::None,
+        Some("required" | "any") => ToolChoice::Required,
+        Some("auto") => ToolChoice::Auto,
+        None if choice.is_null() => ToolChoice::Auto,
+        _ => match choice["function"]["name"]
+            .as_str()
+            .or(choice["name"].as_str())
+        {
+            Some(name) => ToolChoice::Named(name.into()),
+            None => {
+                return Err(Refusal::bad(
+                    "tool_choice: expected \"auto\", \"none\", \"required\" or a function's name",
+                ));
             }
-        }
-        match self.chat_template_kwargs.take() {
-            None | Some(Value::Null) => {}
-            Some(Value::Object(variables)) => {
-                for (name, value) in variables {
-                    template.set(&name, value)?;
-                }
-            }
-            Some(_) => return Err(Refusal::bad("chat_template_kwargs: expected an object")),
-        }
-        Ok(template)
-    }
+        },
+    })
+}
 
-    fn tool_choice(&self) -> Result<ToolChoice, Refusal> {
-        let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
-        Ok(match choice.as_str() {
-            Some("none") => ToolChoice::None,
-            Some("required") => ToolChoice::Required,
-            Some("auto") => ToolChoice::Auto,
-            None if choice.is_null() => ToolChoice::Auto,
-            _ => match choice["function"]["name"].as_str() {
-                Some(name) => ToolChoice::Named(name.into()),
-                None => {
-                    return Err(Refusal::bad(
-                        "tool_choice: expected \"auto\", \"none\", \"required\" or a function's name",
-                    ));
-                }
-            },
-        })
-    }
+/// Moves the conversation out of a request.
+pub fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, Refusal> {
+    Ok(Conversation {
+        template: template(fields)?,
+        choice: tool_choice(fields.get("tool_choice"))?,
+        parallel: *fields.get("parallel_tool_calls") != false,
+        tools: fields.take_list("tools"),
+        messages: messages(fields.take_list("messages"), &app.limits)?,
+        truncates: false,
+    })
 }
 
 /// Answers a request.
@@ -117,25 +76,10 @@ pub async fn chat(
     body: &[u8],
     exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut request: Request = parse(body, MOST_VALUES)?;
-    let (template, choice) = (request.template()?, request.tool_choice()?);
-    let form = OpenAi::new(app, &request.common, true);
-    let mut settings = app.settings(request.common)?;
-    if request.logprobs == Some(true) {
-        settings.logprobs = Some(request.top_logprobs.unwrap_or(0));
-    }
-    if settings.logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
-        let reason = format!("top_logprobs: expected at most {MOST_LOGPROBS}");
-        return Err(Refusal::bad(reason));
-    }
-    settings.form = request.response_format.and_then(ResponseFormat::grammar);
-    let conversation = Conversation {
-        messages: messages(request.messages, &app.limits)?,
-        tools: request.tools.unwrap_or_default(),
-        choice,
-        parallel: request.parallel_tool_calls != Some(false),
-        template,
-    };
+    let mut fields = Fields::parse(body, MOST_VALUES, Face::Chat)?;
+    let form = OpenAi::new(app, &fields, true);
+    let settings = app.settings(&fields)?;
+    let conversation = conversation(app, &mut fields)?;
     app.converse(conversation, settings, form, exchange).await
 }
 
@@ -146,17 +90,20 @@ pub struct OpenAi {
     is_chat: bool,
     /// Whether a stream ends with a usage chunk.
     with_usage: bool,
+    /// Whether a stream reports how much of the prompt is read, as llama.cpp's does.
+    with_progress: bool,
     /// For each answer, the number of characters in the tokens whose log-probabilities were reported so far.
     offsets: Vec<usize>,
 }
 
 impl OpenAi {
-    pub fn new(app: &App, request: &Common, is_chat: bool) -> Self {
+    pub fn new(app: &App, fields: &Fields, is_chat: bool) -> Self {
         OpenAi {
             id: app.id(if is_chat { "chatcmpl" } else { "cmpl" }),
             created: super::now(),
             is_chat,
-            with_usage: request.stream_options.is_some_and(|o| o.include_usage),
+            with_usage: fields.get("stream_options")["include_usage"] == true,
+            with_progress: fields.flag("return_progress"),
             offsets: Vec::new(),
         }
     }
@@ -218,7 +165,25 @@ fn message(app: &App, reply: &Reply) -> Value {
 }
 
 impl Form for OpenAi {
-    fn whole(&self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
+    fn face(&self) -> Face {
+        match self.is_chat {
+            true => Face::Chat,
+            false => Face::Completions,
+        }
+    }
+
+    fn progress(&self, app: &App, progress: Progress, usage: &Usage) -> Option<Value> {
+        let mut choice = json!({ "index": 0, "finish_reason": null });
+        match self.is_chat {
+            true => choice["delta"] = json!({ "role": "assistant", "content": null }),
+            false => choice["text"] = "".into(),
+        }
+        let mut object = self.object(app, true, vec![choice]);
+        object["prompt_progress"] = usage.progress(progress);
+        self.with_progress.then_some(object)
+    }
+
+    fn whole(&mut self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
         let choice = |(index, reply): (usize, &Reply)| {
             let mut choice = json!({
                 "index": index,

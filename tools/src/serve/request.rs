@@ -1,128 +1,100 @@
-//! Fields shared by the requests of all interfaces, and the conversation that a request continues.
+//! The request that all interfaces share: its settings, and the conversation that it continues.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use hyper::Response;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use waterline::{
-    Constraint, GenerateOptions, Grammar, Message, Model, SamplerParams, TemplateOptions,
-    ThoughtOptions,
+    GenerateOptions, Grammar, Message, Model, Role, SamplerParams, TemplateOptions, ThoughtOptions,
 };
-use waterline_quant::values_at_most;
 
 use super::answer::{Parts, Reply};
 use super::answers::Form;
+use super::constrain::Wanted;
 use super::cost::{check_answers, check_stops, check_tools};
 use super::exchange::Exchange;
-use super::http::{Body, Refusal};
+use super::fields::Fields;
+use super::http::Body;
 use super::lanes::Task;
+use super::prompt::Prompt;
+use super::refusal::Refusal;
 use super::{App, Limits};
 use crate::calls::{Calls, Format, Needed, Tools};
 use crate::session::Budget;
 use crate::sha256::of_bytes;
 
-/// Maximum answers to a request.
-const MOST_ANSWERS: usize = 128;
-/// Maximum stop texts.
-const MOST_STOPS: usize = 64;
 /// Maximum JSON values in a body: the values of a conversation take up to a hundred bytes each, token ids take fewer.
 pub const MOST_VALUES: usize = 1 << 18;
 pub const MOST_IDS: usize = 1 << 20;
-/// Maximum alternatives that are reported for a token.
-pub const MOST_LOGPROBS: usize = 20;
 
-/// A single value or a list.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany<T> {
-    One(T),
-    Many(Vec<T>),
-}
-
-/// The length of the answer and the sampling parameters, under the names that clients use.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-pub struct Common {
-    pub stream: bool,
-    pub stream_options: Option<StreamOptions>,
-    #[serde(alias = "max_completion_tokens")]
-    pub max_tokens: Option<usize>,
-    #[serde(alias = "stop_sequences")]
-    stop: Option<OneOrMany<String>>,
-    n: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    seed: Option<i64>,
-    /// The most tokens of a thought, as llama.cpp (two names) and vLLM call it; below 0 for the server's.
-    thinking_budget_tokens: Option<i64>,
-    reasoning_budget_tokens: Option<i64>,
-    thinking_token_budget: Option<i64>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    #[serde(alias = "repeat_penalty")]
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<HashMap<String, f32>>,
-    prompt_cache_key: Option<String>,
-    user: Option<String>,
-    metadata: Option<Metadata>,
-}
-
-/// Anthropic's name of a request's user.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Metadata {
-    user_id: Option<String>,
-}
-
-#[derive(Deserialize, Clone, Copy)]
-pub struct StreamOptions {
-    #[serde(default)]
-    pub include_usage: bool,
-}
-
-impl Common {
-    /// The most tokens of a thought; `default` is the server's.
-    fn thought_tokens(&self, default: Budget) -> Budget {
-        let stated = self.thinking_budget_tokens;
-        let stated = stated.or(self.reasoning_budget_tokens);
-        let stated = stated.or(self.thinking_token_budget);
-        stated.and_then(|n| usize::try_from(n).ok()).or(default)
+/// Returns the sampler's parameters. Parameters that the request omits keep their values in `params`, the server's.
+fn sampler(
+    fields: &Fields,
+    mut params: SamplerParams,
+    model: &Model,
+) -> Result<SamplerParams, Refusal> {
+    let set = |name: &str, to: &mut f32| *to = fields.number(name).unwrap_or(*to);
+    set("temperature", &mut params.temperature);
+    set("top_p", &mut params.top_p);
+    set("min_p", &mut params.min_p);
+    set("presence_penalty", &mut params.presence_penalty);
+    set("frequency_penalty", &mut params.frequency_penalty);
+    set("repetition_penalty", &mut params.repetition_penalty);
+    // Zero keeps only the most probable token.
+    params.top_p = params.top_p.max(f32::MIN_POSITIVE);
+    if let Some(k) = fields.whole("top_k") {
+        params.top_k = usize::try_from(k).unwrap_or(0);
     }
-
-    /// Returns the sampler's parameters. Parameters that the request omits keep their values in `params`, the server's.
-    fn params(self, mut params: SamplerParams, model: &Model) -> Result<SamplerParams, Refusal> {
-        let set = |value: Option<f32>, to: &mut f32| *to = value.unwrap_or(*to);
-        // Zero keeps only the most probable token.
-        let top_p = self.top_p.map(|p| p.max(f32::MIN_POSITIVE));
-        set(self.temperature, &mut params.temperature);
-        set(top_p, &mut params.top_p);
-        set(self.min_p, &mut params.min_p);
-        set(self.presence_penalty, &mut params.presence_penalty);
-        set(self.frequency_penalty, &mut params.frequency_penalty);
-        set(self.repetition_penalty, &mut params.repetition_penalty);
-        if let Some(k) = self.top_k {
-            params.top_k = usize::try_from(k).unwrap_or(0);
-        }
-        if let Some(seed) = self.seed {
-            params.seed = seed as u64;
-        }
-        for (token, bias) in self.logit_bias.unwrap_or_default() {
-            let token = token
-                .parse()
-                .map_err(|_| Refusal::bad(format!("logit_bias: {token:?} is not a token id")))?;
-            model.check_token_ids(&[token])?;
-            params.logit_bias.push((token, bias));
-        }
-        params.logit_bias.sort_by_key(|(token, _)| *token);
-        params.validate()?;
-        Ok(params)
+    if let Some(window) = fields.whole("repeat_last_n") {
+        params.penalty_window = usize::try_from(window).unwrap_or(LONGEST_WINDOW);
     }
+    // -1 asks for a new seed, as none does.
+    match fields.whole("seed") {
+        None => {}
+        Some(-1) => params.seed = SamplerParams::default().seed,
+        Some(seed) => params.seed = seed as u64,
+    }
+    let biases = biases(fields.get("logit_bias"))?;
+    for (token, _) in &biases {
+        model.check_token_ids(&[*token])?;
+    }
+    params.logit_bias.extend(biases);
+    params.logit_bias.sort_by_key(|(token, _)| *token);
+    params.validate()?;
+    Ok(params)
 }
+
+/// Reads `logit_bias`: OpenAI's object, or llama.cpp's list of pairs, where `false` forbids a token.
+fn biases(field: &Value) -> Result<Vec<(u32, f32)>, Refusal> {
+    let pairs: Vec<(Value, &Value)> = match field {
+        Value::Null => Vec::new(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(token, bias)| (token.as_str().into(), bias))
+            .collect(),
+        Value::Array(list) => list.iter().map(|p| (p[0].clone(), &p[1])).collect(),
+        _ => return Err(Refusal::bad("logit_bias: expected an object")),
+    };
+    let read = |(token, bias): (Value, &Value)| {
+        let id = match &token {
+            Value::String(text) => text.parse().ok(),
+            other => other.as_u64().and_then(|id| u32::try_from(id).ok()),
+        };
+        let id =
+            id.ok_or_else(|| Refusal::bad(format!("logit_bias: {token} is not a token id")))?;
+        let forbids = (bias == false).then_some(FORBIDDEN);
+        let bias = bias.as_f64().map(|bias| bias as f32).or(forbids);
+        let bias = bias
+            .ok_or_else(|| Refusal::bad(format!("logit_bias: expected a number for token {id}")))?;
+        Ok((id, bias))
+    };
+    pairs.into_iter().map(read).collect()
+}
+
+/// The longest window of penalties.
+const LONGEST_WINDOW: usize = 1 << 16;
+/// The bias that forbids a token.
+const FORBIDDEN: f32 = -1e9;
 
 /// The settings with which answers are generated.
 pub struct Settings {
@@ -138,24 +110,15 @@ pub struct Settings {
     pub logprobs: Option<usize>,
     pub echo: bool,
     /// The grammar of the answers.
-    pub form: Option<Grammar>,
+    pub form: Option<Wanted>,
+    /// Remarks on what the answers leave out, for a header of the response.
+    pub notes: Vec<String>,
 }
 
 /// The owner of a user's checkpoints: never 0.
 fn owner(user: &str) -> u64 {
     let digits = of_bytes(user.as_bytes());
     u64::from_str_radix(&digits[..16], 16).unwrap_or_default() | 1
-}
-
-/// Parses the JSON of a body with at most `most` values.
-pub fn parse<T: DeserializeOwned>(body: &[u8], most: usize) -> Result<T, Refusal> {
-    let values = values_at_most(body);
-    if values > most {
-        return Err(Refusal::bad(format!(
-            "the body: {values} values, more than the {most} that are read"
-        )));
-    }
-    serde_json::from_slice(body).map_err(|error| Refusal::bad(format!("the body: {error}")))
 }
 
 /// Converts messages for the template: the developer's role becomes the system's.
@@ -177,6 +140,13 @@ fn message((index, mut value): (usize, Value)) -> Result<Message, Refusal> {
         .map_err(|error| Refusal::bad(format!("messages[{index}]: {error}")))
 }
 
+/// The template's options with the thinking switch.
+pub fn think(thinking: Option<bool>) -> TemplateOptions {
+    let mut template = TemplateOptions::default();
+    template.thinking = thinking;
+    template
+}
+
 /// The tools that an answer may or must call.
 #[derive(PartialEq)]
 pub enum ToolChoice {
@@ -184,6 +154,25 @@ pub enum ToolChoice {
     Auto,
     Required,
     Named(String),
+}
+
+/// The schema of arguments without arguments that it does not name: a forced call would invent some.
+fn closed(mut schema: Value) -> Value {
+    const OPENS: [&str; 6] = [
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "patternProperties",
+        "$ref",
+    ];
+    if let Some(keys) = schema.as_object_mut()
+        && keys.contains_key("properties")
+        && !OPENS.iter().any(|key| keys.contains_key(*key))
+    {
+        keys.insert("additionalProperties".into(), false.into());
+    }
+    schema
 }
 
 /// The conversation that an answer continues.
@@ -196,6 +185,8 @@ pub struct Conversation {
     pub parallel: bool,
     /// The template's options except the tools.
     pub template: TemplateOptions,
+    /// Whether the oldest messages are left out if the context is too small for all.
+    pub truncates: bool,
 }
 
 impl Conversation {
@@ -208,10 +199,10 @@ impl Conversation {
         options
     }
 
-    /// The grammar for tool calls; `None` if the answer is unrestricted.
-    fn calls(&self, app: &App) -> Result<Option<Grammar>, Refusal> {
-        let mut tools: Vec<&Value> = self.tools.iter().collect();
-        let is_strict = |tool: &&Value| tool["function"]["strict"] == true;
+    /// The grammar for tool calls, with remarks on what it leaves to the model; `None` if the answer is unrestricted.
+    fn calls(&self, app: &App) -> Result<Option<(Wanted, Vec<String>)>, Refusal> {
+        let mut tools: Vec<Value> = self.tools.clone();
+        let is_strict = |tool: &Value| tool["function"]["strict"] == true;
         let needed = match &self.choice {
             ToolChoice::Required if self.parallel => Needed::Some,
             ToolChoice::Required => Needed::One,
@@ -229,61 +220,77 @@ impl Conversation {
             let reason = "tool_choice: the model's template has no format for calls";
             return Err(Refusal::bad(reason));
         };
-        check_tools(&tools)?;
+        check_tools(&tools.iter().collect::<Vec<_>>())?;
+        let (constraints, mut notes) = (app.prompter.model().constraints()?, Vec::new());
+        for tool in tools.iter_mut().filter(|tool| !is_strict(tool)) {
+            if let Some(schema) = tool.pointer_mut("/function/parameters") {
+                let (relaxed, more) = constraints.relax(schema);
+                *schema = closed(relaxed);
+                notes.extend(more);
+            }
+        }
         let tokenizer = &app.prompter.tokenizer;
         let control = |mark: &str| {
             tokenizer
                 .token_id(mark)
                 .filter(|&id| tokenizer.is_special(id))
         };
+        let tools: Vec<&Value> = tools.iter().collect();
         let grammar = format.grammar(&tools, needed, control);
-        Ok(Some(Grammar::Lark(grammar.map_err(Refusal::bad)?)))
+        let grammar = Grammar::Lark(grammar.map_err(Refusal::bad)?);
+        Ok(Some((Wanted::strict(grammar), notes)))
     }
 }
 
 impl App {
-    /// Checks the fields of a request and returns its settings.
-    pub fn settings(&self, mut request: Common) -> Result<Settings, Refusal> {
-        let n = request.n.unwrap_or(1);
-        if !(1..=MOST_ANSWERS).contains(&n) {
-            return Err(Refusal::bad(format!("n: expected 1 to {MOST_ANSWERS}")));
-        }
-        let mut stop = match request.stop.take() {
-            None => Vec::new(),
-            Some(OneOrMany::One(stop)) => vec![stop],
-            Some(OneOrMany::Many(stops)) => stops,
-        };
-        stop.retain(|stop| !stop.is_empty());
-        if stop.len() > MOST_STOPS {
-            let reason = format!("stop: expected at most {MOST_STOPS} texts");
-            return Err(Refusal::bad(reason));
-        }
-        check_stops(&stop)?;
-        let user = request.prompt_cache_key.take().or(request.user.take());
-        let user = user.or_else(|| request.metadata.take()?.user_id);
-        let owner = match (self.private_cache, user) {
+    /// Whose checkpoints a request may use: those of the user that it names, or nobody's.
+    fn owner(&self, fields: &Fields) -> u64 {
+        let named = fields.text("prompt_cache_key").or(fields.text("user"));
+        let user = named.or(fields.get("metadata")["user_id"].as_str());
+        match (self.private_cache, user) {
             (false, _) => 0,
-            (true, Some(user)) => owner(&user),
+            (true, Some(user)) => owner(user),
             // Nothing was read for this request before.
             (true, None) => owner(&self.id("request")),
-        };
-        let most = self.limits.tokens;
+        }
+    }
+
+    /// Returns the settings of a request.
+    pub fn settings(&self, fields: &Fields) -> Result<Settings, Refusal> {
         let mut generate = GenerateOptions::default();
-        generate.max_tokens = request.max_tokens.map_or(most, |n| n.min(most));
-        generate.stop = stop;
+        // -1 is no limit of the client's.
+        let most = |n: i128| usize::try_from(n).unwrap_or(usize::MAX);
+        let asked = fields.whole("max_tokens").map_or(usize::MAX, most);
+        generate.max_tokens = asked.min(self.limits.tokens);
+        generate.min_tokens = fields.whole("min_tokens").map_or(0, most);
+        generate.stop_at_eos = !fields.flag("ignore_eos");
+        generate.stop = fields.texts("stop");
+        generate.stop.retain(|stop| !stop.is_empty());
+        check_stops(&generate.stop)?;
+        // Below 0 asks for the server's budget.
+        let budget = fields.whole("thinking_budget_tokens");
+        let budget = budget.and_then(|n| usize::try_from(n).ok());
+        let thought_tokens = budget.or(self.limits.reasoning_budget.flatten());
+        let top = fields.whole("top_logprobs").unwrap_or(0);
+        let logprobs = match fields.get("logprobs") {
+            Value::Bool(true) => Some(top),
+            _ => fields.whole("logprobs"),
+        };
         Ok(Settings {
-            thought_tokens: request.thought_tokens(self.limits.reasoning_budget.flatten()),
+            thought_tokens: thought_tokens,
             generate,
-            n,
-            owner,
-            stream: request.stream,
-            logprobs: None,
+            n: fields.whole("n").map_or(1, most),
+            owner: self.owner(fields),
+            stream: fields.flag("stream"),
+            logprobs: logprobs.map(most),
             echo: false,
-            form: None,
-            sampler: request.params(
+            form: Wanted::read(fields)?,
+            sampler: sampler(
+                fields,
                 self.sampling.params(self.prompter.model()),
                 self.prompter.model(),
             )?,
+            notes: Vec::new(),
         })
     }
 
@@ -300,19 +307,24 @@ impl App {
                 let reason = "tool_choice: cannot be combined with response_format";
                 return Err(Refusal::bad(reason));
             }
-            (calls, None) => settings.form = calls,
+            (Some((calls, notes)), None) => {
+                settings.form = Some(calls);
+                settings.notes.extend(notes);
+            }
             _ => {}
         }
         let options = conversation.options();
         let tools = Tools(options.tools.clone());
-        let messages = conversation.messages;
-        let prompt = self.make(move |app| app.prompter.chat(&messages, options));
+        let (messages, truncates) = (conversation.messages, conversation.truncates);
+        let prompt = self.make(move |app| app.read(messages, options, truncates));
         let prompt = prompt.await?;
         let Some(template) = &prompt.template else {
             return Err(Refusal::bad("messages: no template"));
         };
         let generate = &mut settings.generate;
-        generate.stop_tokens.extend(template.turns.end_token());
+        if generate.stop_at_eos {
+            generate.stop_tokens.extend(template.turns.end_token());
+        }
         let format = self.format.filter(|_| !tools.0.is_empty());
         let marks = format.into_iter().flat_map(Format::marks);
         let tokenizer = &self.prompter.tokenizer;
@@ -332,6 +344,39 @@ impl App {
             .await
     }
 
+    /// The tokens of a conversation. If `truncates`, the oldest messages that are not the system's are left out until the rest fits,
+    /// always before a user's message.
+    fn read(
+        &self,
+        mut messages: Vec<Message>,
+        options: TemplateOptions,
+        truncates: bool,
+    ) -> waterline::Result<Prompt> {
+        let mut dropped = 1;
+        loop {
+            let prompt = self.prompter.chat(&messages, options.clone())?;
+            let first = messages
+                .iter()
+                .position(|message| message.role != Role::System);
+            let users = messages
+                .iter()
+                .enumerate()
+                .skip(first.unwrap_or(0) + dropped);
+            let next = users
+                .into_iter()
+                .find(|(_, message)| message.role == Role::User);
+            match (first, next, self.context) {
+                (Some(first), Some((next, _)), Some(context))
+                    if truncates && prompt.tokens.len() > context =>
+                {
+                    messages.drain(first..next);
+                    dropped *= 2;
+                }
+                _ => return Ok(prompt),
+            }
+        }
+    }
+
     /// Runs slow work on a separate thread, so that it does not block the connections.
     pub async fn make<T: Send + 'static>(
         self: &Arc<Self>,
@@ -340,19 +385,6 @@ impl App {
         let app = Arc::clone(self);
         let made = Task::new(tokio::task::spawn_blocking(move || make(&app)));
         Ok(made.await??)
-    }
-
-    /// Compiles a grammar.
-    pub async fn form(
-        self: &Arc<Self>,
-        grammar: Option<Grammar>,
-    ) -> Result<Option<Constraint>, Refusal> {
-        let Some(grammar) = grammar else {
-            return Ok(None);
-        };
-        let _permit = self.grammars.acquire().await;
-        let form = self.make(move |app| app.prompter.model().constraints()?.compile(&grammar));
-        Ok(Some(form.await?))
     }
 }
 
@@ -376,12 +408,5 @@ mod tests {
         let read = message((0, json!({"role": "assistant", "tool_calls": [call]})));
         let read = serde_json::to_value(read.expect("a message")).expect("JSON");
         assert_eq!(read["tool_calls"][0]["function"]["arguments"]["a"], 1);
-    }
-
-    #[test]
-    fn a_body_of_too_many_values_is_refused_before_it_is_read() {
-        let body = format!("[{}0]", "0,".repeat(MOST_VALUES));
-        let refused = parse::<Value>(body.as_bytes(), MOST_VALUES).expect_err("too many");
-        assert!(refused.message.contains("more than the 262144"));
     }
 }

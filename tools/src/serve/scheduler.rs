@@ -54,8 +54,19 @@ pub struct Job {
     pub place: Option<(OwnedSemaphorePermit, Arc<OwnedSemaphorePermit>)>,
 }
 
+/// The progress of reading a prompt, in tokens.
+#[derive(Clone, Copy)]
+pub struct Progress {
+    pub total: usize,
+    pub reused: usize,
+    /// Tokens of the prompt that are read or reused so far.
+    pub done: usize,
+}
+
 /// A report on a job.
 pub enum Event {
+    /// A chunk of the prompt was read.
+    Progress(Progress),
     /// The prompt was read: the numbers of reused and newly read tokens, and the prompt's log-probabilities if requested.
     Read(usize, usize, Vec<TokenLogprob>),
     /// A piece of the answer; the last piece holds the reason for the end.
@@ -325,7 +336,18 @@ impl<'a> Scheduler<'a> {
             let top = job.logprobs.unwrap_or(0);
             scores.read(session, &job.prompt, top, between)?
         } else {
-            let read = session.read_history_with(&job.prompt, &job.borders, |_, _| between())?;
+            let total = job.prompt.len();
+            let read = session.read_history_with(&job.prompt, &job.borders, |read, of| {
+                let reused = total.saturating_sub(of);
+                let done = reused + read;
+                let progress = Progress {
+                    total,
+                    reused,
+                    done,
+                };
+                let _ = job.events.send((job.index, Event::Progress(progress)));
+                between();
+            })?;
             (read.reused, Vec::new())
         };
         session.set_draws(0);

@@ -1,0 +1,310 @@
+//! Ollama's interface: `/api/chat` and `/api/generate`, whose streams are lines of JSON, and the lists of models.
+
+use std::sync::Arc;
+
+use hyper::Response;
+use serde_json::{Value, json};
+use waterline::Finish;
+
+use super::App;
+use super::answer::{Added, Part, Reply};
+use super::answers::{Form, Usage};
+use super::exchange::Exchange;
+use super::fields::{Face, Fields, object};
+use super::http::{Body, json_response};
+use super::native::has_infill;
+use super::refusal::Refusal;
+use super::request::{Conversation, MOST_VALUES, ToolChoice, messages, think};
+
+/// The version of the interface, which clients compare.
+pub const VERSION: &str = "0.13.3";
+
+/// Checks a request. `options` and `format` become the fields of other interfaces.
+fn read(body: &[u8]) -> Result<Fields, Refusal> {
+    let mut body = object(body, MOST_VALUES)?;
+    if let Some(Value::Object(options)) = body.remove("options") {
+        for (name, value) in options {
+            body.entry(name).or_insert(value);
+        }
+    }
+    match body.remove("format") {
+        None | Some(Value::Null) => {}
+        Some(Value::String(format)) if format.is_empty() => {}
+        Some(Value::String(format)) if format == "json" => {
+            body.insert("response_format".into(), json!({ "type": "json_object" }));
+        }
+        Some(schema @ Value::Object(_)) => {
+            let format = json!({ "type": "json_schema", "schema": schema });
+            body.insert("response_format".into(), format);
+        }
+        Some(_) => return Err(Refusal::bad("format: expected \"json\" or a schema")),
+    }
+    let mut fields = Fields::check(body, Face::Ollama)?;
+    fields.default("stream", true);
+    Ok(fields)
+}
+
+/// A message in OpenAI's form.
+fn message(mut message: Value) -> Value {
+    if let Some(fields) = message.as_object_mut() {
+        if let Some(thought) = fields.remove("thinking") {
+            fields.insert("reasoning_content".into(), thought);
+        }
+        let images = fields.remove("images");
+        if images.is_some_and(|images| images.as_array().is_some_and(|all| !all.is_empty())) {
+            let text = json!({ "type": "text", "text": fields.get("content") });
+            fields.insert("content".into(), json!([text, { "type": "image_url" }]));
+        }
+    }
+    message
+}
+
+/// Whether the model should think: a flag, or how much.
+fn thinking(fields: &Fields) -> Option<bool> {
+    match fields.get("think") {
+        Value::Null => None,
+        Value::Bool(flag) => Some(*flag),
+        level => Some(level != "none"),
+    }
+}
+
+/// `/api/chat`.
+pub async fn chat(
+    app: &Arc<App>,
+    body: &[u8],
+    exchange: &Arc<Exchange>,
+) -> Result<Response<Body>, Refusal> {
+    let mut fields = read(body)?;
+    let all = fields.take_list("messages");
+    converse(app, fields, all, true, exchange).await
+}
+
+/// `/api/generate`.
+pub async fn generate(
+    app: &Arc<App>,
+    body: &[u8],
+    exchange: &Arc<Exchange>,
+) -> Result<Response<Body>, Refusal> {
+    let mut fields = read(body)?;
+    let prompt = fields.take("prompt");
+    let text = prompt.as_str().unwrap_or("");
+    let mut all = Vec::new();
+    if let Some(system) = fields.text("system").filter(|system| !system.is_empty()) {
+        all.push(json!({ "role": "system", "content": system }));
+    }
+    if !text.is_empty() {
+        let images = fields.take("images");
+        all.push(json!({ "role": "user", "content": text, "images": images }));
+    }
+    let suffix = fields.text("suffix").filter(|suffix| !suffix.is_empty());
+    if suffix.is_none() && !fields.flag("raw") || text.is_empty() {
+        let all = if text.is_empty() { Vec::new() } else { all };
+        return converse(app, fields, all, false, exchange).await;
+    }
+    let settings = app.settings(&fields)?;
+    let form = Ollama::new(false);
+    let prompt = match suffix {
+        Some(suffix) => {
+            app.infill(text.into(), suffix.into(), String::new())
+                .await?
+        }
+        None => {
+            let text = text.to_string();
+            app.make(move |app| app.prompter.text(&text)).await?
+        }
+    };
+    app.respond(
+        (vec![prompt], vec![Reply::default()]),
+        settings,
+        form,
+        exchange,
+    )
+    .await
+}
+
+async fn converse(
+    app: &Arc<App>,
+    mut fields: Fields,
+    all: Vec<Value>,
+    is_chat: bool,
+    exchange: &Arc<Exchange>,
+) -> Result<Response<Body>, Refusal> {
+    let form = Ollama::new(is_chat);
+    if all.is_empty() {
+        // Such a request loads the model or unloads it.
+        let unloads = fields.get("keep_alive").as_f64() == Some(0.0);
+        let mut loaded = form.object(app, &[], true);
+        loaded["done_reason"] = if unloads { "unload" } else { "load" }.into();
+        return Ok(json_response(&loaded));
+    }
+    let mut settings = app.settings(&fields)?;
+    for name in ["template", "context"] {
+        if !fields.get(name).is_null() {
+            settings.notes.push(format!("{name} is left out"));
+        }
+    }
+    let conversation = Conversation {
+        template: think(thinking(&fields)),
+        choice: ToolChoice::Auto,
+        parallel: true,
+        tools: fields.take_list("tools"),
+        messages: messages(all.into_iter().map(message).collect(), &app.limits)?,
+        truncates: *fields.get("truncate") != false,
+    };
+    app.converse(conversation, settings, form, exchange).await
+}
+
+/// The format of ollama's answers.
+struct Ollama {
+    is_chat: bool,
+}
+
+impl Ollama {
+    fn new(is_chat: bool) -> Self {
+        Ollama { is_chat }
+    }
+
+    /// An object with parts of an answer.
+    fn object(&self, app: &App, parts: &[Part], is_done: bool) -> Value {
+        let (mut text, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+        for part in parts {
+            match part {
+                Part::Text(more) => text += more,
+                Part::Thought(more) => thought += more,
+                Part::Call(call) => calls.push(json!({
+                    "id": app.id("call"),
+                    "function": { "index": calls.len(), "name": call.name, "arguments": call.arguments },
+                })),
+            }
+        }
+        let mut object = json!({
+            "model": app.name, "created_at": jiff::Timestamp::now().to_string(), "done": is_done,
+        });
+        let mut message = json!({ "role": "assistant", "content": text });
+        if !thought.is_empty() {
+            message["thinking"] = thought.into();
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        }
+        if self.is_chat {
+            object["message"] = message;
+        } else {
+            object["response"] = message["content"].take();
+            if message["thinking"].is_string() {
+                object["thinking"] = message["thinking"].take();
+            }
+        }
+        object
+    }
+
+    /// Adds the end of an answer to an object.
+    fn finish(object: &mut Value, reply: &Reply, usage: &Usage) {
+        let is_cut = reply.finish == Some(Finish::Length);
+        object["done_reason"] = if is_cut { "length" } else { "stop" }.into();
+        if let (Some(object), Value::Object(counts)) = (object.as_object_mut(), usage.ollama()) {
+            object.extend(counts);
+        }
+    }
+}
+
+impl Form for Ollama {
+    fn face(&self) -> Face {
+        Face::Ollama
+    }
+
+    fn whole(&mut self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
+        let reply = &replies[0];
+        let texts = [
+            Part::Thought(reply.thought.trim_end().into()),
+            Part::Text(reply.text.clone()),
+        ];
+        let calls = reply.calls.iter().cloned().map(Part::Call);
+        let parts: Vec<Part> = texts.into_iter().chain(calls).collect();
+        let mut object = self.object(app, &parts, true);
+        if !reply.logprobs.is_empty() {
+            let tokenizer = &app.prompter.tokenizer;
+            object["logprobs"] = reply.logprobs.iter().map(|t| t.entry(tokenizer)).collect();
+        }
+        Ollama::finish(&mut object, reply, usage);
+        object
+    }
+
+    fn events(
+        &mut self,
+        app: &App,
+        (_, reply): (usize, &Reply),
+        added: Added,
+        usage: &Usage,
+    ) -> Vec<Value> {
+        let mut events = Vec::new();
+        if !added.parts.is_empty() || !added.logprobs.is_empty() {
+            let mut object = self.object(app, &added.parts, false);
+            if !added.logprobs.is_empty() {
+                let tokenizer = &app.prompter.tokenizer;
+                object["logprobs"] = added.logprobs.iter().map(|t| t.entry(tokenizer)).collect();
+            }
+            events.push(object);
+        }
+        if added.ends {
+            let mut object = self.object(app, &[], true);
+            Ollama::finish(&mut object, reply, usage);
+            events.push(object);
+        }
+        events
+    }
+}
+
+/// The model's entry in ollama's lists.
+fn card(app: &App) -> Value {
+    let model = app.prompter.model();
+    let modified = i64::try_from(app.started).ok();
+    let modified = modified.and_then(|second| jiff::Timestamp::from_second(second).ok());
+    json!({
+        "name": app.name,
+        "model": app.name,
+        "modified_at": modified.map(|time| time.to_string()),
+        "size": model.weight_bytes(),
+        "digest": model.fingerprint().ok().map(|print| print.to_string()),
+        "details": {
+            "parent_model": "", "format": "gguf", "family": model.name(), "families": [model.name()],
+            "parameter_size": "", "quantization_level": "",
+        },
+    })
+}
+
+/// `/api/tags`: the models that can be used.
+pub fn tags(app: &App) -> Value {
+    json!({ "models": [card(app)] })
+}
+
+/// `/api/ps`: the models in memory.
+pub fn running(app: &App) -> Value {
+    let mut card = card(app);
+    card["expires_at"] = "9999-12-31T23:59:59Z".into();
+    card["size_vram"] = 0.into();
+    card["context_length"] = json!(app.context);
+    json!({ "models": [card] })
+}
+
+/// `/api/show`: what the model can do.
+pub fn show(app: &App) -> Value {
+    let (mut card, family) = (card(app), app.prompter.model().name().to_string());
+    let mut abilities = vec!["completion"];
+    abilities.extend(app.format.map(|_| "tools"));
+    abilities.extend(has_infill(&app.prompter.tokenizer).then_some("insert"));
+    let source = app.prompter.template.source();
+    abilities.extend(source.contains("<think>").then_some("thinking"));
+    let context = app.context.or(app.prompter.model().trained_context());
+    json!({
+        "modelfile": "", "parameters": "", "license": "",
+        "template": source,
+        "details": card["details"].take(),
+        "modified_at": card["modified_at"].take(),
+        "capabilities": abilities,
+        "model_info": {
+            "general.architecture": family,
+            format!("{family}.context_length"): context,
+        },
+    })
+}
