@@ -105,12 +105,16 @@ def chat_features(client, say):
     say("refusals")
 
 
-def with_error(kind, call):
+def error_of(kind, call):
     try:
         call()
-    except kind:
-        return
+    except kind as error:
+        return error
     raise AssertionError(f"no {kind.__name__}")
+
+
+def with_error(kind, call):
+    error_of(kind, call)
 
 
 def tokens_of(client, text):
@@ -266,10 +270,8 @@ def responses_features(client, say):
     form = {"format": {"type": "json_schema", "name": "p", "schema": PERSON, "strict": True}}
     assert set(json.loads(ask(text=form, max_output_tokens=80).output_text)) == {"age", "kind"}
     assert ask(max_output_tokens=2).incomplete_details.reason == "max_output_tokens"
-    try:
-        ask(previous_response_id="resp_none")
-    except openai.BadRequestError as error:
-        assert error.code == "previous_response_not_found", error
+    found = error_of(openai.BadRequestError, lambda: ask(previous_response_id="resp_none"))
+    assert found.code == "previous_response_not_found", found
     say("responses")
 
 
@@ -283,10 +285,8 @@ def ollama_features(base, say):
     assert json.loads(client.chat(model="m", messages=ASK, format=PERSON).message.content)["kind"] in ("cat", "dog")
     assert client.generate(model="m", prompt="Once upon a time", raw=True, options={"num_predict": 4, "temperature": 0}).response
     assert client.list().models[0].model == "waterline" and client.ps().models and "completion" in client.show("m").capabilities
-    try:
-        client.chat(model="m", messages=ASK, options={"temperature": -1})
-    except ollama.ResponseError as error:
-        assert error.status_code == 400 and error.error.startswith("temperature"), error
+    found = error_of(ollama.ResponseError, lambda: client.chat(model="m", messages=ASK, options={"temperature": -1}))
+    assert found.status_code == 400 and found.error.startswith("temperature"), found
     say("ollama")
 
 
@@ -308,21 +308,17 @@ def native_features(base, say):
     say("llama.cpp's own paths")
 
 
-def full_contexts(program, say):
-    with server(program, "--context", "64") as base:
+def full_contexts(program, folder, say):
+    with server(program, folder, "--context", "64") as base:
+        chats, messages = openai.OpenAI(base_url=base + "/v1", api_key="none"), anthropic.Anthropic(base_url=base, api_key="none")
         long = [{"role": "user", "content": "tea " * 200}]
-        try:
-            openai.OpenAI(base_url=base + "/v1", api_key="none").chat.completions.create(model="m", messages=long)
-        except openai.BadRequestError as error:
-            assert error.code == "context_length_exceeded", error
-        try:
-            anthropic.Anthropic(base_url=base, api_key="none").messages.create(model="m", max_tokens=9, messages=long)
-        except anthropic.BadRequestError as error:
-            assert "prompt is too long: " in str(error) and "tokens > 64 maximum" in str(error), error
-        turns = [{"role": "user", "content": "tea " * 200}, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Hello!"}]
-        create = openai.OpenAI(base_url=base + "/v1", api_key="none").responses.create
-        assert create(model="m", input=turns, truncation="auto", max_output_tokens=4).output_text
-        with_error(openai.BadRequestError, lambda: create(model="m", input=turns))
+        found = error_of(openai.BadRequestError, lambda: chats.chat.completions.create(model="m", messages=long))
+        assert found.code == "context_length_exceeded" and "maximum context length is 64 tokens" in str(found), found
+        found = str(error_of(anthropic.BadRequestError, lambda: messages.messages.create(model="m", max_tokens=9, messages=long)))
+        assert "prompt is too long: " in found and "tokens > 64 maximum" in found, found
+        turns = [*long, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "x"}]
+        assert chats.responses.create(model="m", input=turns, truncation="auto", max_output_tokens=4).output_text == "Hi"
+        with_error(openai.BadRequestError, lambda: chats.responses.create(model="m", input=turns))
     say("a full context")
 
 
@@ -468,11 +464,11 @@ def main(program):
         responses_features(client, checked.append)
         ollama_features(base, checked.append)
         native_features(base, checked.append)
-    full_contexts(program, checked.append)
     with tempfile.TemporaryDirectory() as folder:
         write_table(pathlib.Path(folder))
         with server(program, folder, "--alias", "table", "--api-key", "secret") as base:
             tool_features(base, checked.append)
+        full_contexts(program, folder, checked.append)
         refusals_by_limits(program, checked.append)
         talk_with_tools(program, folder, checked.append)
     print(f"{len(checked)} checked: {'; '.join(checked)}")
