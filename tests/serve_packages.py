@@ -58,6 +58,8 @@ def pydantic_ai(base):
 
 
 def litellm_package(base):
+    # The package would fetch a list of prices.
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import litellm
 
     messages = [{"role": "user", "content": ASK}]
