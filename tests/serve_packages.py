@@ -6,9 +6,14 @@ where they are installed, openai, ai with @ai-sdk/openai, and ollama of npm.
 
 import argparse
 import os
+import pathlib
 import subprocess
+import tempfile
 
-from serve_common import server
+from serve_common import server, write_table
+
+# litellm would fetch a list of prices.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 ASK = "My name is Anna. Hello!"
 NODE = """
@@ -58,8 +63,6 @@ def pydantic_ai(base):
 
 
 def litellm_package(base):
-    # The package would fetch a list of prices.
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import litellm
 
     messages = [{"role": "user", "content": ASK}]
@@ -68,14 +71,21 @@ def litellm_package(base):
     found.append(litellm.completion(model="anthropic/m", api_base=base, api_key="none", messages=messages, temperature=0).choices[0].message.content)
     found.append(litellm.responses(model="openai/m", api_base=base + "/v1", api_key="none", input=ASK, temperature=0).output[0].content[0].text)
     assert all("Anna" in text for text in found), found
-    long = [{"role": "user", "content": "tea " * 9000}]
+    return found[0]
+
+
+def litellm_full_context(base):
+    """A model with a small context."""
+    import litellm
+
+    long = [{"role": "user", "content": "tea " * 200}]
     for model, place in (("openai/m", base + "/v1"), ("anthropic/m", base)):
         try:
-            litellm.completion(model=model, api_base=place, api_key="none", messages=long)
+            litellm.completion(model=model, api_base=place, api_key="none", messages=long, max_retries=0)
         except litellm.ContextWindowExceededError:
             continue
         raise AssertionError(f"{model}: no ContextWindowExceededError")
-    return found[0]
+    return "Anna"
 
 
 def langchain_ollama(base):
@@ -93,15 +103,24 @@ def main():
     parser.add_argument("--npm", help="a folder with node_modules")
     options = parser.parse_args()
     problems = 0
-    with server(options.program, "--exact", "--context", "4096", seconds=900) as base:
-        for client in (openai_agents, pydantic_ai, litellm_package, langchain_ollama):
-            try:
-                text = client(base)
-                assert "Anna" in text, text
-                print(client.__name__, flush=True)
-            except Exception as problem:
-                problems += 1
-                print(f"{client.__name__}: {type(problem).__name__}: {str(problem)[:600]}", flush=True)
+
+    def attempt(client, base):
+        try:
+            text = client(base)
+            assert "Anna" in text, text
+            print(client.__name__, flush=True)
+            return 0
+        except Exception as problem:
+            print(f"{client.__name__}: {type(problem).__name__}: {str(problem)[:600]}", flush=True)
+            return 1
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_table(pathlib.Path(folder))
+        with server(options.program, folder, "--context", "64") as base:
+            problems += attempt(litellm_full_context, base)
+    with server(options.program, "--exact", seconds=900) as base:
+        for client in (openai_agents, pydantic_ai, langchain_ollama, litellm_package):
+            problems += attempt(client, base)
         if options.npm:
             script = os.path.join(options.npm, "serve_packages.mjs")
             with open(script, "w") as file:
