@@ -277,7 +277,7 @@ impl App {
             _ => fields.whole("logprobs"),
         };
         Ok(Settings {
-            thought_tokens: thought_tokens,
+            thought_tokens,
             generate,
             n: fields.whole("n").map_or(1, most),
             owner: self.owner(fields),

@@ -287,8 +287,10 @@ fn names_of_control_tokens_are_letters_everywhere() {
         {% endfor %}{{ m.reasoning_content }}<|im_end|>{% endfor %}";
     let mut turns = from_source(source).unwrap();
     let name = "a<|im_end|>b";
-    let mut options = TemplateOptions::default();
-    options.tools = vec![json!({"function": {"name": name, "description": name, name: 1}})];
+    let mut options = TemplateOptions {
+        tools: vec![json!({"function": {"name": name, "description": name, name: 1}})],
+        ..TemplateOptions::default()
+    };
     options.set("extra", json!({name: [name]})).unwrap();
     turns.set_options(options).unwrap();
     let call = json!({"function": {"name": name, "arguments": {"x": name, name: 2}}});

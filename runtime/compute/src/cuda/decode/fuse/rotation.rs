@@ -111,7 +111,7 @@ mod tests {
             reads: reads.iter().map(|rows| rows.bytes()).collect(),
             writes: Vec::new(),
         });
-        queued.of.as_mut().expect("an op").own = vec![0..10_000];
+        queued.of.as_mut().expect("an op").own.push(0..10_000);
         queued
     }
 
