@@ -245,6 +245,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(unix)]
     use crate::private_file::create_private_folder;
 
     fn names(folder: &Path) -> Vec<String> {

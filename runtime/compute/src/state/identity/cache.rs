@@ -103,7 +103,7 @@ fn write(path: &Path, sums: &[Sum]) -> std::io::Result<()> {
     file.finish()
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 impl Cache {
     /// A cache for files of any size.
     pub fn at(folder: PathBuf) -> Self {

@@ -1,12 +1,12 @@
-use std::fs::File;
-use std::path::Path;
-use std::time::Duration;
+#[cfg(unix)]
+use std::{fs::File, path::Path, time::Duration};
 
 use waterline_quant::F32;
 
 use super::*;
 
 /// A model of one matrix, whose values are in a file.
+#[cfg(unix)]
 fn of_file(path: &Path) -> Identity {
     let data = Bytes::map_file(path).unwrap();
     of_bytes(data)
@@ -18,6 +18,7 @@ fn of_bytes(data: Bytes) -> Identity {
     Identity::new("a model".into(), vec!["a".into()], &tensors)
 }
 
+#[cfg(unix)]
 fn fingerprint(identity: &Identity, cache: &cache::Cache) -> Fingerprint {
     identity.computed(cache).unwrap()
 }
