@@ -439,8 +439,13 @@ fn keys_that_cannot_be_are_errors() {
         ("ssm.state_size", Value::U32(13), "attn_qkv"),
         (
             "rope.scaling.type",
-            Value::String("yarn".into()),
+            Value::String("longrope".into()),
             "qwen35.rope.scaling.type",
+        ),
+        (
+            "rope.scaling.type",
+            Value::String("yarn".into()),
+            "qwen35.rope.scaling.factor: found nothing",
         ),
         ("rope.dimension_count", Value::U32(40), "layers[3]"),
     ] {

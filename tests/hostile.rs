@@ -191,7 +191,7 @@ fn directories_that_hold_no_model_are_refused() {
         ("hidden_size", (1u64 << 60).into()),
         ("num_hidden_layers", (-3).into()),
         ("num_hidden_layers", 0.into()),
-        ("vocab_size", serde_json::Value::Null),
+        ("vocab_size", "all".into()),
         ("attn", "some".into()),
         ("norm_eps", serde_json::json!([])),
         ("hidden_act", "gelu".into()),

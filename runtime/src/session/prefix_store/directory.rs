@@ -417,15 +417,16 @@ impl Shared {
         while let Ok(mut job) = jobs.recv() {
             let id = job.head.id();
             let written = self.write(id, &mut job);
+            // The note is there before `flush` returns.
+            if let Err(error) = &written {
+                let name = self.name(id);
+                self.note(format!("{}: cannot be written: {error}", name.display()));
+            }
             let mut done = lock(&self.done);
             done.written.push((job.places, written.is_ok()));
             done.waiting -= 1;
             drop(done);
             self.idle.notify_all();
-            if let Err(error) = written {
-                let name = self.name(id);
-                self.note(format!("{}: cannot be written: {error}", name.display()));
-            }
         }
     }
 
