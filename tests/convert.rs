@@ -65,7 +65,7 @@ fn a_model_gives_the_same_logits_from_its_gguf_file() {
             |line: &str| line.starts_with("note: HAX: ") || of_others.iter().any(|n| n == line);
         assert_eq!(converted.status, Some(0), "{}", converted.stderr);
         assert!(
-            converted.stderr.lines().all(is_expected),
+            !inside.contains(case) || converted.stderr.lines().all(is_expected),
             "{}",
             converted.stderr
         );

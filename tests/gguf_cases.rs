@@ -23,7 +23,12 @@ const BEYOND: [(&str, f64); 3] = [
     ("qwen3next-q8_0", 0.35),
 ];
 
-/// Verifies every case in `folder`. A case outside the repository may have an unknown architecture.
+/// Whether an error says that the architecture or a number format is unknown.
+fn is_unknown(error: &str) -> bool {
+    error.contains("not supported: ") || error.contains("found ggml type")
+}
+
+/// Verifies every case in `folder`. A case outside the repository may have an unknown architecture or number format.
 fn verify(folder: &Path, beside: bool) {
     let place = Workplace::new();
     let entries = std::fs::read_dir(folder).expect("a folder of cases");
@@ -46,9 +51,8 @@ fn verify(folder: &Path, beside: bool) {
                 "{name}: worst {} of {}",
                 result["worst"], result["tolerance"]
             );
-        } else if beside && outcome.status == Some(2) && outcome.stderr.contains("not supported: ")
-        {
-            skipped(&format!("frontend for {name}"));
+        } else if beside && outcome.status == Some(2) && is_unknown(&outcome.stderr) {
+            skipped(&format!("frontend or format for {name}"));
         } else {
             failed.push(format!("{name}: {}{}", outcome.stderr, outcome.text()));
         }
