@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_norm_and_columns_of_other_ops_stay() {
-        let all = merged(tasks(true, 4096));
+        let all = merged(tasks(true, 144));
         assert_eq!(kernels(&all), ["gemv", "prepare"]);
         let Node::Map(left) = &all[1].node else {
             panic!("maps")
