@@ -207,13 +207,14 @@ impl Session {
                 .all(|node| node.rows.len() == plan.row_bytes(start(node)..node.position))
             && check_numbers(place.position, plan.present_tensors(&present.state)).is_ok();
         let bad = if fits {
-            let is_known = |node: &&Node| node.checked || has_sound_values(&plan, node);
-            nodes.iter().copied().find(|node| !is_known(node))
+            let is_known = |node: &Node| node.checked || has_sound_values(&plan, node);
+            nodes.iter().position(|node| !is_known(node))
         } else {
-            nodes.last().copied()
+            nodes.len().checked_sub(1)
         };
         if let Some(bad) = bad {
-            let file = bad.file;
+            // A file holds several pieces, and the last of them names it.
+            let file = nodes[bad..].iter().find_map(|node| node.file);
             drop(nodes);
             drop(present);
             tree.discard(place);

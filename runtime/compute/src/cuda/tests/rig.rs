@@ -70,12 +70,7 @@ impl Comparison<'_> {
         let mut launches = Launches::new(&memory, &mut scratch, most, self.persistent);
         launches.begin(0, &op.access());
         op.launch(&mut launches).expect("launches");
-        // The decode kernel completes its nodes after its passes.
-        let calls = if self.persistent {
-            launches.into_nodes()
-        } else {
-            launches.into_calls()
-        };
+        let calls = launches.into_calls();
         assert!(
             !calls.iter().any(Queued::exceeds_op),
             "a call of other memory"
