@@ -35,7 +35,7 @@ const SHORT: [(&str, &str, &str); 10] = [
 ];
 
 /// Commands that do not run here, by their beginning or their script's path, with the reason.
-const NOT_RUN: [(&str, &str); 14] = [
+const NOT_RUN: [(&str, &str); 15] = [
     ("cargo", "builds or tests the workspace once more"),
     ("git", "prints the history"),
     ("perf", "other people's program"),
@@ -56,6 +56,10 @@ const NOT_RUN: [(&str, &str); 14] = [
         "needs the network; tests/pull.rs has a server",
     ),
     ("waterline kernels", "needs NVRTC; run by CI"),
+    (
+        "waterline bench --serve",
+        "needs a server; tests/serve.rs has one",
+    ),
 ];
 
 /// Returns the reason why a command of a document in this folder does not run here.

@@ -41,7 +41,10 @@ waterline inspect model.gguf --json --context 32k",
     ),
     ("pull", "waterline pull org/name:Q4_K_M"),
     ("verify", "waterline verify folder"),
-    ("synth", "waterline synth lalte-tiny -o random.gguf"),
+    (
+        "synth",
+        "waterline synth lalte-tiny -o random.gguf --type q4_0",
+    ),
     ("eval", "waterline eval ppl text.txt model.gguf"),
     (
         "bench",

@@ -20,13 +20,21 @@ enum Flow {
     Continue,
 }
 
+/// Variables of a block.
+#[derive(Default)]
+struct Scope {
+    /// Index of the scope around it. A macro's scope is within that of its definition, wherever it is called.
+    around: usize,
+    variables: HashMap<Arc<str>, Value>,
+}
+
 /// State of a rendering.
 pub struct Evaluator {
     pub work: Work,
     /// Variables by scope. The first scope holds the template's global variables.
-    scopes: Vec<HashMap<Arc<str>, Value>>,
-    /// Index of the first scope of the current macro.
-    base: usize,
+    scopes: Vec<Scope>,
+    /// Index of the innermost visible scope.
+    innermost: usize,
     pub namespaces: Vec<Vec<(Arc<str>, Value)>>,
     out: Marked,
     /// Size limit of `out` in bytes.
@@ -41,8 +49,8 @@ impl Evaluator {
     pub fn new(work: Work, most: usize) -> Self {
         Evaluator {
             work,
-            scopes: vec![HashMap::new()],
-            base: 0,
+            scopes: vec![Scope::default()],
+            innermost: 0,
             namespaces: Vec::new(),
             out: Marked::default(),
             most,
@@ -56,7 +64,7 @@ impl Evaluator {
         context: Vec<(String, Value)>,
     ) -> Outcome<Marked> {
         for (name, value) in context {
-            self.scopes[0].insert(name.into(), value);
+            self.scopes[0].variables.insert(name.into(), value);
         }
         self.body(statements)?;
         Ok(std::mem::take(&mut self.out))
@@ -118,12 +126,12 @@ impl Evaluator {
             Statement::With(variables, body) => {
                 let values = variables.iter().map(|(_, node)| self.value(node));
                 let values = values.collect::<Outcome<Vec<Value>>>()?;
-                self.scopes.push(HashMap::new());
+                self.open();
                 for ((target, _), value) in variables.iter().zip(values) {
                     self.assign(target, value)?;
                 }
                 let flow = self.body(body)?;
-                self.scopes.pop();
+                self.close();
                 return Ok(flow);
             }
             Statement::Macro(item) => {
@@ -172,9 +180,9 @@ impl Evaluator {
     /// Renders the body in a new scope and returns the text.
     fn captured(&mut self, body: &[Statement]) -> Outcome<Value> {
         self.capture(|evaluator| {
-            evaluator.scopes.push(HashMap::new());
+            evaluator.open();
             evaluator.body(body)?;
-            evaluator.scopes.pop();
+            evaluator.close();
             Ok(())
         })
     }
@@ -188,22 +196,32 @@ impl Evaluator {
         Ok(Value::Str(text))
     }
 
+    /// Opens a scope within the innermost visible one.
+    fn open(&mut self) {
+        self.scopes.push(Scope {
+            around: self.innermost,
+            variables: HashMap::new(),
+        });
+        self.innermost = self.scopes.len() - 1;
+    }
+
+    fn close(&mut self) {
+        if let Some(scope) = self.scopes.pop() {
+            self.innermost = scope.around;
+        }
+    }
+
     /// The scopes that are visible now.
     fn frame(&self) -> Frame {
-        Frame {
-            base: self.base,
-            top: self.scopes.len(),
-        }
+        Frame(self.innermost)
     }
 
     /// Runs `run` with the scopes of `frame`. They still exist, unless a namespace outlived them.
     fn inside<T>(&mut self, frame: Frame, run: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
-        let top = frame.top.min(self.scopes.len());
-        let above = self.scopes.split_off(top);
-        let base = std::mem::replace(&mut self.base, frame.base.min(top));
+        let visible = frame.0.min(self.scopes.len() - 1);
+        let before = std::mem::replace(&mut self.innermost, visible);
         let result = run(self)?;
-        self.scopes.extend(above);
-        self.base = base;
+        self.innermost = before;
         Ok(result)
     }
 
@@ -219,20 +237,20 @@ impl Evaluator {
         if let Some(condition) = &statement.condition {
             let mut chosen = Vec::new();
             for item in &items.items {
-                self.scopes.push(HashMap::new());
+                self.open();
                 self.work.spend(ELEMENT)?;
                 self.assign(&statement.target, item.clone())?;
                 if self.value(condition)?.is_true() {
                     chosen.push(item.clone());
                 }
-                self.scopes.pop();
+                self.close();
             }
             items = as_list(chosen)?;
         }
         if items.items.is_empty() {
-            self.scopes.push(HashMap::new());
+            self.open();
             self.body(&statement.otherwise)?;
-            self.scopes.pop();
+            self.close();
             return Ok(());
         }
         let again = statement
@@ -269,30 +287,34 @@ impl Evaluator {
     fn iteration(&mut self, statement: &For, state: Loop) -> Outcome<Flow> {
         // The approximate size of a scope with two variables.
         self.work.spend(8 * ELEMENT)?;
-        self.scopes.push(HashMap::new());
+        self.open();
         self.assign(&statement.target, state.items.items[state.index].clone())?;
         self.set(&"loop".into(), Value::Loop(Rc::new(state)))?;
         let flow = self.body(&statement.body)?;
-        self.scopes.pop();
+        self.close();
         Ok(flow)
     }
 
     /// Looks up a variable or a built-in function.
     pub fn lookup(&mut self, name: &str) -> Outcome<Value> {
-        let scopes = self.scopes.len() - self.base;
-        self.work.spend_each(scopes, 2)?;
-        let inner = self.scopes[self.base..].iter().rev();
-        let found = inner
-            .chain(self.scopes.first())
-            .find_map(|scope| scope.get(name));
-        Ok(found.cloned().unwrap_or_else(|| function(name)))
+        let mut at = self.innermost;
+        loop {
+            self.work.spend(2)?;
+            let scope = &self.scopes[at];
+            if let Some(value) = scope.variables.get(name) {
+                return Ok(value.clone());
+            }
+            if at == 0 {
+                return Ok(function(name));
+            }
+            at = scope.around;
+        }
     }
 
     fn set(&mut self, name: &Arc<str>, value: Value) -> Outcome<()> {
         self.work.spend(2 * ELEMENT)?;
-        if let Some(scope) = self.scopes.last_mut() {
-            scope.insert(Arc::clone(name), value);
-        }
+        let scope = &mut self.scopes[self.innermost];
+        scope.variables.insert(Arc::clone(name), value);
         Ok(())
     }
 
@@ -344,10 +366,10 @@ impl Evaluator {
     ) -> Outcome<Value> {
         self.work.spend(8 * ELEMENT)?;
         self.inside(frame, |evaluator| {
-            evaluator.scopes.push(HashMap::new());
+            evaluator.open();
             evaluator.parameters(item, arguments)?;
             let text = evaluator.captured(&item.body)?;
-            evaluator.scopes.pop();
+            evaluator.close();
             Ok(text)
         })
     }

@@ -33,12 +33,9 @@ pub enum Value {
     Method(Rc<(Value, &'static str)>),
 }
 
-/// The scopes of a macro's or loop's definition: those from `base` to `top`, and the first.
+/// The innermost scope that a macro's or loop's definition sees.
 #[derive(Clone, Copy, PartialEq)]
-pub struct Frame {
-    pub base: usize,
-    pub top: usize,
-}
+pub struct Frame(pub(super) usize);
 
 /// A list or a tuple.
 pub struct List {

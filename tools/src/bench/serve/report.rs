@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(both.goodput_per_s, Some(1.0));
         assert_eq!(both.first_token_ms.p99, 400.0);
         assert_eq!(both.between_tokens_ms.p50, 20.0);
-        let one = report(Level::Clients(2), "first:200,between:20");
+        let one = report(Level::Clients(2), "first:200,between:21");
         assert_eq!(one.goodput_per_s, Some(0.5));
         assert_eq!(
             report(Level::Clients(2), "between:15").goodput_per_s,
