@@ -190,7 +190,7 @@ fn documents_stay_short() {
         ("README.md", 700),
         ("runtime/ARCHITECTURE.md", 1500),
         ("runtime/docs/cuda.md", 1300),
-        ("runtime/docs/serve.md", 1200),
+        ("runtime/docs/serve.md", 900),
         ("runtime/docs/performance.md", 1500),
         ("runtime/docs/DECISIONS.md", 2500),
     ] {

@@ -318,7 +318,7 @@ mod tests {
     fn table() -> String {
         let mut rows: Vec<(String, String, String)> = Vec::new();
         for Field(names, kind, faces) in FIELDS {
-            let faces = if *faces == ALL { "all" } else { faces };
+            let faces = if *faces == ALL { "" } else { faces };
             let mut shown = format!("`{}`", names[0]);
             if names.len() > 1 {
                 let others: Vec<String> =
