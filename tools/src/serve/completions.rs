@@ -131,6 +131,8 @@ fn pieces(prompt: &Value) -> Result<Vec<Piece>, Refusal> {
     match prompt {
         Value::Array(all) => all.iter().map(piece).collect(),
         Value::Object(fields) => Ok(vec![piece(fields.get("prompt_string").unwrap_or(prompt))?]),
+        // A token alone is not a prompt.
+        Value::Number(_) => Ok(vec![piece(&Value::Null)?]),
         one => Ok(vec![piece(one)?]),
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError};
 
 use super::refusal::Refusal;
+use crate::allocations::return_free_memory;
 use crate::error::{Error, Result};
 
 /// Requests with bodies up to this size are short.
@@ -53,12 +54,15 @@ impl Lanes {
         bytes: usize,
         work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let lane = if bytes <= SHORT {
-            &self.short
-        } else {
-            &self.long
+        if bytes <= SHORT {
+            return Task::new(self.short.spawn(work)).await?;
+        }
+        let work = async move {
+            let result = work.await;
+            return_free_memory();
+            result
         };
-        Task::new(lane.spawn(work)).await?
+        Task::new(self.long.spawn(work)).await?
     }
 }
 
