@@ -8,6 +8,8 @@ use crate::grammar::Grammar;
 
 /// Largest size of a grammar in bytes.
 const MOST_BYTES: usize = 1 << 20;
+/// Largest size of the rules of a Lark grammar in bytes, without the schemas in them: a byte takes up to 500 bytes of memory.
+const MOST_RULE_BYTES: usize = 128 << 10;
 /// Deepest nesting of brackets or values.
 const MOST_DEPTH: usize = 100;
 /// Largest sum of the nesting depths of all rules, or of all schemas that a `$ref` names. The compiler recurses at most as deep, and a level
@@ -70,13 +72,20 @@ fn check_lark(text: &str) -> Result<()> {
     let levels = lines.map(|line| 1 + deepest(line)).sum();
     at_most(levels, MOST_LEVELS, "levels of rules and their brackets")?;
     at_most(intersections(text), MOST_INTERSECTED, "operators &")?;
+    let (mut rules, mut end) = (text.len(), 0);
     for (at, name) in text.match_indices("%json") {
-        let rest = &text[at + name.len()..];
-        if let Some(Ok(schema)) = serde_json::Deserializer::from_str(rest).into_iter().next() {
+        let start = at + name.len();
+        let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter();
+        if let Some(Ok(schema)) = values.next() {
             check_schema(&schema)?;
+            // The directive's name within a schema's text begins no other schema.
+            if start >= end {
+                end = start + values.byte_offset();
+                rules -= end - start;
+            }
         }
     }
-    Ok(())
+    at_most(rules, MOST_RULE_BYTES, "bytes of rules")
 }
 
 /// Counts `&` outside texts and regular expressions.
@@ -272,6 +281,13 @@ mod tests {
         assert!(schema(json!({ "allOf": multiples })).contains("found 8633 as multipleOf"));
         let embedded = format!("start: %json {}", json!({ "multipleOf": 1000003 }));
         assert!(refusal(Grammar::Lark(embedded)).contains("multipleOf"));
+        let long = "\"a\"? ".repeat(40_000);
+        assert!(refusal(Grammar::Lark(format!("start: {long}"))).contains("200007 bytes of rules"));
+        let long = json!({ "const": "%json 1 ".repeat(40_000) });
+        assert_eq!(
+            refusal(Grammar::Lark(format!("start: \"b\" %json {long}"))),
+            ""
+        );
         let names: Vec<String> = (0..5000).map(|i| format!("r{i}")).collect();
         assert!(schema(json!({ "required": names })).contains("5000 properties"));
         let patterns = (0..40).map(|i| (format!("^x{i}y"), json!({})));

@@ -153,6 +153,8 @@ pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Ref
     let content = content.ok_or_else(|| Refusal::bad("content: expected a text"))?;
     let content = content.to_string();
     let with_bos = fields.flag("add_special") || fields.flag("add_special_tokens");
+    let with_pieces = fields.flag("with_pieces");
+    drop(fields);
     let prompt = app.make(move |app| match with_bos {
         true => app.prompter.text(&content),
         false => app
@@ -168,7 +170,7 @@ pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Ref
         json!({ "id": id, "piece": piece })
     };
     // Written as text: a value of each token would take ten times its memory.
-    let listed = match fields.flag("with_pieces") {
+    let listed = match with_pieces {
         true => serde_json::to_string(&tokens.iter().map(piece).collect::<Vec<_>>()),
         false => serde_json::to_string(tokens),
     };
