@@ -132,6 +132,11 @@ impl AnswerParser {
         std::mem::take(&mut self.parts)
     }
 
+    /// Whether the answer so far ends inside a thought.
+    pub fn is_thinking(&self) -> bool {
+        self.in_thought
+    }
+
     /// Ends the answer and returns the remaining parts. `is_cut`: a limit ended it, so that an open call stays incomplete.
     pub fn finish(&mut self, is_cut: bool) -> Vec<AnswerPart> {
         self.run(true);
