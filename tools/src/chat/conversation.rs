@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use waterline::{
-    Answer, AnswerParser, AnswerSyntax, Chat, Constraint, ContextEnd, Finish, GenerateOptions, HistoryRead, Message, Role,
-    SamplerParams, Session, Snapshot, Start, ToolCall, Tools,
+    Answer, AnswerParser, AnswerSyntax, Chat, Constraint, ContextEnd, Finish, GenerateOptions,
+    HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, ToolCall, Tools,
 };
 
 use super::screen::Screen;
@@ -75,7 +75,7 @@ impl Conversation {
     pub fn new(session: Session, limits: &LimitArgs) -> Result<Self> {
         let chat = Chat::new(&session)?;
         let context = context(&session)?;
-        let mut conversation = Conversation {
+        Ok(Conversation {
             context,
             syntax: syntax(&session, Tools::default())?,
             session,
@@ -85,9 +85,7 @@ impl Conversation {
             tools: Vec::new(),
             instructions: String::new(),
             totals: Totals::default(),
-        };
-        conversation.show_marks()?;
-        Ok(conversation)
+        })
     }
 
     /// The session.
@@ -206,10 +204,13 @@ impl Conversation {
             return Ok(());
         }
         let schemas = schemas(tools);
-        let template = self.session.model().chat_template_or_chatml()?;
         self.syntax = syntax(&self.session, Tools(schemas.clone()))?;
         self.tools = tools.to_vec();
-        self.show_marks()?;
+        let model = self.session.model();
+        let (template, tokenizer) = (model.chat_template_or_chatml()?, model.tokenizer()?);
+        let marks = self.syntax.marks().into_iter();
+        let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
+        self.limits.shown_tokens.extend(marks);
         if !Tools::are_listed(template.source()) {
             self.instructions = self.syntax.tools.instructions();
             let system = self.system().unwrap_or("").to_string();
@@ -218,32 +219,32 @@ impl Conversation {
         Ok(self.chat.set_tools(schemas)?)
     }
 
-    /// Shows the control tokens by which answers are read.
-    fn show_marks(&mut self) -> Result<()> {
-        let tokenizer = self.session.model().tokenizer()?;
-        let marks = self.syntax.marks().into_iter();
-        let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
-        self.limits.shown_tokens.extend(marks);
-        Ok(())
+    /// The parser of the next answer.
+    fn parser(&self) -> Result<AnswerParser> {
+        let mut syntax = self.syntax.clone();
+        if self.chat.opens_thought()? {
+            syntax.start = Start::Thought;
+        }
+        Ok(AnswerParser::new(syntax))
     }
 
     /// Runs the tools that an answer calls and shows the next answer, until an answer calls no tool.
     fn run_tools(&mut self, mut reply: Reply, screen: &mut Screen) -> Result<Reply> {
         for _ in 0..MOST_ROUNDS {
             let mut messages = self.messages().to_vec();
-            let calls = std::mem::take(&mut reply.calls);
-            for call in calls.iter().filter(|_| !reply.stopped) {
+            let runs = !self.tools.is_empty() && !reply.stopped;
+            for call in reply.calls.iter().filter(|_| runs) {
                 let role = Role::Other("tool".into());
                 messages.push(Message::new(role, run(&self.tools, call, screen)?));
             }
             if messages.len() == self.messages().len() {
                 break;
             }
-            let clock = Instant::now();
+            let (parser, clock) = (self.parser()?, Instant::now());
             let read = self.read(messages, clock)?;
             reply = Reply {
                 read,
-                ..self.answer(screen, clock)?
+                ..self.answer(parser, screen, clock)?
             };
         }
         Ok(reply)
@@ -252,6 +253,8 @@ impl Conversation {
     /// Sends a message and shows the answer. A message that cannot be read completely is not sent. After any other
     /// error, the partial answer stays in the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
+        // Done first because Ctrl-C may end it, and a sent message must be answered.
+        let parser = self.parser()?;
         let clock = Instant::now();
         let bar = ReadingBar::new();
         let read = self
@@ -259,7 +262,7 @@ impl Conversation {
             .send(&mut self.session, text, |read, of| bar.show(read, of))?;
         drop(bar);
         self.count_reading(read, clock);
-        let reply = self.answer(screen, clock)?;
+        let reply = self.answer(parser, screen, clock)?;
         self.run_tools(Reply { read, ..reply }, screen)
     }
 
@@ -279,19 +282,19 @@ impl Conversation {
     }
 
     /// Generates an answer to the message sent at `sent`.
-    fn answer(&mut self, screen: &mut Screen, sent: Instant) -> Result<Reply> {
-        let mut syntax = self.syntax.clone();
-        let opens_thought = self.chat.opens_thought()?;
-        if opens_thought {
-            syntax.start = Start::Thought;
-        }
-        let (mut parser, mut read) = (AnswerParser::new(syntax), Answer::default());
+    fn answer(
+        &mut self,
+        mut parser: AnswerParser,
+        screen: &mut Screen,
+        sent: Instant,
+    ) -> Result<Reply> {
+        let mut read = Answer::default();
         let clock = Instant::now();
         let mut first = None;
         let mut answer = String::new();
         let mut limits = self.limits.clone();
         if let Some(thought) = &mut limits.thought {
-            thought.is_open = opens_thought;
+            thought.is_open = parser.is_thinking();
         }
         let mut pieces = self.session.generate(limits)?;
         if let Some(form) = self.form.clone() {
@@ -304,7 +307,10 @@ impl Conversation {
                 answer.push_str(&piece.text);
                 // The tags of a thought are part of it.
                 let was_thought = parser.is_thinking();
-                parser.push(&piece.text).iter().for_each(|part| read.add(part));
+                parser
+                    .push(&piece.text)
+                    .iter()
+                    .for_each(|part| read.add(part));
                 screen.answer(&piece.text, was_thought || parser.is_thinking())
             });
             if outcome.is_err() {
@@ -348,10 +354,11 @@ impl Conversation {
         let Some(asked) = asked else {
             return Err(Error::usage("nothing has been said yet"));
         };
+        let parser = self.parser()?;
         let clock = Instant::now();
         let messages = self.messages()[..=asked].to_vec();
         let read = self.read(messages, clock)?;
-        let reply = self.answer(screen, clock)?;
+        let reply = self.answer(parser, screen, clock)?;
         self.run_tools(Reply { read, ..reply }, screen)
     }
 

@@ -235,7 +235,11 @@ impl Form for Ollama {
         let mut answer = Answer::default();
         added.parts.iter().for_each(|part| answer.add(part));
         // Calls are sent whole. The last one may go on.
-        let whole = reply.answer.calls.len().saturating_sub(usize::from(!added.ends));
+        let whole = reply
+            .answer
+            .calls
+            .len()
+            .saturating_sub(usize::from(!added.ends));
         let whole = whole.max(self.sent);
         answer.calls = reply.answer.calls[self.sent..whole].to_vec();
         if answer != Answer::default() || !added.logprobs.is_empty() {

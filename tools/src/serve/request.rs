@@ -149,7 +149,7 @@ pub fn think(thinking: Option<bool>) -> TemplateOptions {
 }
 
 /// Tokens of a prompt's end that may close a thought.
-const PROMPT_END: usize = 16;
+const PROMPT_END: usize = 32;
 
 /// The tools that an answer may or must call.
 #[derive(PartialEq)]

@@ -420,8 +420,7 @@ impl Responses {
         let mut done = json!({ "item_id": item.id });
         match &item.kind {
             Kind::Call { name, .. } => {
-                (done["name"], done["arguments"]) =
-                    (name.clone().into(), item.text.clone().into());
+                (done["name"], done["arguments"]) = (name.clone().into(), item.text.clone().into());
             }
             _ => (done["content_index"], done["text"]) = (0.into(), item.text.clone().into()),
         }

@@ -336,7 +336,9 @@ impl Writer<'_> {
                 let texts: Vec<String> = texts.into_iter().map(quoted).collect();
                 return Ok(format!("({}) {end}", texts.join(" | ")));
             }
-            _ if !kinds.has(Kinds::STRING) => return Ok(format!("{} {end}", self.argument(argument)?)),
+            _ if !kinds.has(Kinds::STRING) => {
+                return Ok(format!("{} {end}", self.argument(argument)?));
+            }
             _ => {}
         }
         if end.contains("<[") {

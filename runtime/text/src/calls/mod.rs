@@ -13,6 +13,8 @@ mod tags;
 mod tests;
 mod thoughts;
 mod tools;
+#[cfg(test)]
+mod written_tests;
 
 pub use formats::CallFormat;
 pub use grammar::{GrammarSettings, NeededCalls};
