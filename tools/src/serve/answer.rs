@@ -1,5 +1,6 @@
 //! An answer as it arrives: thoughts, text and tool calls.
 
+use serde::de::IgnoredAny;
 use waterline::{Answer, AnswerParser, AnswerPart, AnswerSyntax, Finish};
 
 use super::logprobs::TokenLogprob;
@@ -13,6 +14,8 @@ pub struct Reply {
     /// The prompt's text if the answer includes it, and the number of the prompt's first tokens that the answer leaves out.
     echo: (String, usize),
     pub answer: Answer,
+    /// Whether the last part is a call's.
+    ends_with_call: bool,
     pub logprobs: Vec<TokenLogprob>,
     pub finish: Option<Finish>,
     /// The stop text that ended the answer.
@@ -98,6 +101,18 @@ impl Reply {
                 *id = None;
             }
             self.answer.add(part);
+            self.ends_with_call = !matches!(
+                part,
+                AnswerPart::Reasoning(_) | AnswerPart::Content(_) | AnswerPart::ContentWasReasoning
+            );
+        }
+        // A limit inside the text that closes a whole call cuts nothing.
+        if self.finish == Some(Finish::Length) && self.ends_with_call {
+            let last = self.answer.calls.last();
+            let arguments = last.map_or("", |call| call.arguments.as_str());
+            if serde_json::from_str::<IgnoredAny>(arguments).is_ok() {
+                self.finish = Some(Finish::End);
+            }
         }
         self.logprobs.extend_from_slice(&added.logprobs);
         Ok(added)
