@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use waterline::{
-    Answer, AnswerParser, AnswerSyntax, Chat, Constraint, ContextEnd, Finish, GenerateOptions,
-    HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, ToolCall, Tools,
+    Answer, AnswerParser, AnswerSyntax, CallFormat, Chat, Constraint, ContextEnd, Finish,
+    GenerateOptions, HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, ToolCall,
+    Tools,
 };
 
 use super::screen::Screen;
@@ -212,7 +213,8 @@ impl Conversation {
         let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
         self.limits.shown_tokens.extend(marks);
         if !Tools::are_listed(template.source()) {
-            self.instructions = self.syntax.tools.instructions();
+            let format = self.syntax.format.unwrap_or_else(CallFormat::generic);
+            self.instructions = self.syntax.tools.instructions(format);
             let system = self.system().unwrap_or("").to_string();
             self.set_system(&system)?;
         }

@@ -202,7 +202,7 @@ impl Conversation {
         }
         options.tools.clone_from(&self.tools);
         if !Tools::are_listed(app.prompter.template.source()) {
-            let instructions = Tools(self.tools.clone()).instructions();
+            let instructions = Tools(self.tools.clone()).instructions(app.format);
             match self.messages.first_mut() {
                 Some(first) if first.role == Role::System => {
                     first.content += &format!("\n\n{instructions}");

@@ -458,11 +458,9 @@ impl CallFormat {
         &FORMATS
     }
 
-    /// The format in which a model is to call tools: that of its template, or the generic one if the template does not list tools.
+    /// The format in which a model is to call tools: its own, or the generic one if it has none.
     pub fn for_tools(template: &str, is_token: impl Fn(&str) -> bool) -> &'static CallFormat {
-        let own = CallFormat::of_model(template, is_token);
-        own.filter(|_| Tools::are_listed(template))
-            .unwrap_or_else(CallFormat::generic)
+        CallFormat::of_model(template, is_token).unwrap_or_else(CallFormat::generic)
     }
 
     /// Hermes' format, for models whose template has none: [`instructions`](super::Tools::instructions) describe it in the prompt.
