@@ -2,6 +2,9 @@
 //! drafts and in batches of eight. An independent validator checks every finished answer against its schema; the answer has the same bytes
 //! alone, with drafts and in a batch.
 
+#[path = "constraints/calls.rs"]
+mod calls;
+
 use std::sync::Arc;
 
 use fastrand::Rng;

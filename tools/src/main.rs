@@ -3,7 +3,6 @@
 mod allocations;
 mod bench;
 mod builtin;
-mod calls;
 mod chat;
 mod check;
 mod clocks;
@@ -48,7 +47,6 @@ mod synth;
 mod template_args;
 mod text;
 mod theirs;
-mod thoughts;
 mod tokenize;
 mod units;
 mod verify;

@@ -3,17 +3,17 @@
 use std::time::Instant;
 
 use waterline::{
-    Chat, Constraint, ContextEnd, Finish, GenerateOptions, HistoryRead, Message, Role,
-    SamplerParams, Session, Snapshot,
+    Answer, AnswerParser, AnswerSyntax, CallFormat, Chat, Constraint, ContextEnd, Finish,
+    GenerateOptions, HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, ToolCall,
+    Tools,
 };
 
 use super::screen::Screen;
-use super::tools::{Tool, Tools};
+use super::tools::{Tool, run, schemas};
 use crate::error::{Error, Result};
 use crate::grammar::GrammarArgs;
 use crate::prompt::rendered;
 use crate::session::{LimitArgs, ReadingBar};
-use crate::thoughts::Thoughts;
 
 /// Limit on consecutive answers that call tools.
 const MOST_ROUNDS: usize = 16;
@@ -25,7 +25,11 @@ pub struct Conversation {
     limits: GenerateOptions,
     /// The grammar of the answers.
     form: Option<Constraint>,
-    tools: Option<Tools>,
+    /// How the model writes its answers.
+    syntax: AnswerSyntax,
+    tools: Vec<Tool>,
+    /// Instructions for the tools, if the template does not list them.
+    instructions: String,
     totals: Totals,
     /// The most tokens that the session can read, if its state has such a limit.
     context: Option<usize>,
@@ -56,6 +60,8 @@ pub struct Reply {
     pub first: f64,
     /// Whether Ctrl-C stopped the answer.
     pub stopped: bool,
+    /// The tools that it calls.
+    calls: Vec<ToolCall>,
 }
 
 impl Reply {
@@ -72,11 +78,13 @@ impl Conversation {
         let context = context(&session)?;
         Ok(Conversation {
             context,
+            syntax: syntax(&session, Tools::default())?,
             session,
             limits: limits.options(chat.end_token(), Some(chat.thought()?)),
             chat,
             form: None,
-            tools: None,
+            tools: Vec::new(),
+            instructions: String::new(),
             totals: Totals::default(),
         })
     }
@@ -156,7 +164,10 @@ impl Conversation {
 
     /// Sets the instructions (system prompt), before the first message.
     pub fn set_system(&mut self, text: &str) -> Result<()> {
-        Ok(self.chat.set_system(text)?)
+        let parts = [text, &self.instructions];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        let text = parts.collect::<Vec<_>>().join("\n\n");
+        Ok(self.chat.set_system(&text)?)
     }
 
     /// Whether the template requests a thought before the answer.
@@ -193,37 +204,49 @@ impl Conversation {
         if tools.is_empty() {
             return Ok(());
         }
+        let schemas = schemas(tools);
+        self.syntax = syntax(&self.session, Tools(schemas.clone()))?;
+        self.tools = tools.to_vec();
         let model = self.session.model();
-        let tools = Tools::new(tools, model.chat_template_or_chatml()?.source())?;
-        let tokenizer = model.tokenizer()?;
-        let marks = tools.marks().filter_map(|mark| tokenizer.token_id(mark));
+        let (template, tokenizer) = (model.chat_template_or_chatml()?, model.tokenizer()?);
+        let marks = self.syntax.marks().into_iter();
+        let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
         self.limits.shown_tokens.extend(marks);
-        self.chat.set_tools(tools.schemas())?;
-        self.tools = Some(tools);
-        Ok(())
+        if !Tools::are_listed(template.source()) {
+            let format = self.syntax.format.unwrap_or_else(CallFormat::generic);
+            self.instructions = self.syntax.tools.instructions(format);
+            let system = self.system().unwrap_or("").to_string();
+            self.set_system(&system)?;
+        }
+        Ok(self.chat.set_tools(schemas)?)
+    }
+
+    /// The parser of the next answer.
+    fn parser(&self) -> Result<AnswerParser> {
+        let mut syntax = self.syntax.clone();
+        if self.chat.opens_thought()? {
+            syntax.start = Start::Thought;
+        }
+        Ok(AnswerParser::new(syntax))
     }
 
     /// Runs the tools that an answer calls and shows the next answer, until an answer calls no tool.
     fn run_tools(&mut self, mut reply: Reply, screen: &mut Screen) -> Result<Reply> {
         for _ in 0..MOST_ROUNDS {
-            let answer = self.messages().last().map(|last| last.content.clone());
-            let (Some(tools), Some(answer), false) = (&self.tools, answer, reply.stopped) else {
-                break;
-            };
-            let opens_thought = self.chat.opens_thought()?;
             let mut messages = self.messages().to_vec();
-            for call in tools.calls(&answer, opens_thought) {
+            let runs = !self.tools.is_empty() && !reply.stopped;
+            for call in reply.calls.iter().filter(|_| runs) {
                 let role = Role::Other("tool".into());
-                messages.push(Message::new(role, tools.run(&call, screen)?));
+                messages.push(Message::new(role, run(&self.tools, call, screen)?));
             }
             if messages.len() == self.messages().len() {
                 break;
             }
-            let clock = Instant::now();
+            let (parser, clock) = (self.parser()?, Instant::now());
             let read = self.read(messages, clock)?;
             reply = Reply {
                 read,
-                ..self.answer(Thoughts::new(opens_thought), screen, clock)?
+                ..self.answer(parser, screen, clock)?
             };
         }
         Ok(reply)
@@ -233,7 +256,7 @@ impl Conversation {
     /// error, the partial answer stays in the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
         // Done first because Ctrl-C may end it, and a sent message must be answered.
-        let thoughts = Thoughts::new(self.chat.opens_thought()?);
+        let parser = self.parser()?;
         let clock = Instant::now();
         let bar = ReadingBar::new();
         let read = self
@@ -241,7 +264,7 @@ impl Conversation {
             .send(&mut self.session, text, |read, of| bar.show(read, of))?;
         drop(bar);
         self.count_reading(read, clock);
-        let reply = self.answer(thoughts, screen, clock)?;
+        let reply = self.answer(parser, screen, clock)?;
         self.run_tools(Reply { read, ..reply }, screen)
     }
 
@@ -263,16 +286,17 @@ impl Conversation {
     /// Generates an answer to the message sent at `sent`.
     fn answer(
         &mut self,
-        mut thoughts: Thoughts,
+        mut parser: AnswerParser,
         screen: &mut Screen,
         sent: Instant,
     ) -> Result<Reply> {
+        let mut read = Answer::default();
         let clock = Instant::now();
         let mut first = None;
         let mut answer = String::new();
         let mut limits = self.limits.clone();
         if let Some(thought) = &mut limits.thought {
-            thought.is_open = thoughts.are_open();
+            thought.is_open = parser.is_thinking();
         }
         let mut pieces = self.session.generate(limits)?;
         if let Some(form) = self.form.clone() {
@@ -283,8 +307,13 @@ impl Conversation {
             first.get_or_insert_with(|| sent.elapsed().as_secs_f64());
             outcome = piece.map_err(Error::from).and_then(|piece| {
                 answer.push_str(&piece.text);
-                let mut parts = thoughts.push(&piece.text).into_iter();
-                parts.try_for_each(|(thought, text)| screen.answer(&text, thought))
+                // The tags of a thought are part of it.
+                let was_thought = parser.is_thinking();
+                parser
+                    .push(&piece.text)
+                    .iter()
+                    .for_each(|part| read.add(part));
+                screen.answer(&piece.text, was_thought || parser.is_thinking())
             });
             if outcome.is_err() {
                 break;
@@ -295,9 +324,9 @@ impl Conversation {
         self.totals.generated += tokens;
         self.totals.generate_seconds += seconds;
         self.chat.answered(&mut self.session, &answer)?;
-        let (thought, held) = thoughts.finish();
+        let is_cut = finish != Some(Finish::End);
+        parser.finish(is_cut).iter().for_each(|part| read.add(part));
         outcome
-            .and_then(|()| screen.answer(&held, thought))
             .and_then(|()| screen.end_answer(answer.is_empty()))
             .or_else(|error| {
                 screen.end_answer(false)?;
@@ -309,6 +338,7 @@ impl Conversation {
             read: HistoryRead::default(),
             first: first.unwrap_or_default(),
             stopped: finish == Some(Finish::Cancelled),
+            calls: read.calls,
         })
     }
 
@@ -326,11 +356,11 @@ impl Conversation {
         let Some(asked) = asked else {
             return Err(Error::usage("nothing has been said yet"));
         };
-        let thoughts = Thoughts::new(self.chat.opens_thought()?);
+        let parser = self.parser()?;
         let clock = Instant::now();
         let messages = self.messages()[..=asked].to_vec();
         let read = self.read(messages, clock)?;
-        let reply = self.answer(thoughts, screen, clock)?;
+        let reply = self.answer(parser, screen, clock)?;
         self.run_tools(Reply { read, ..reply }, screen)
     }
 
@@ -372,4 +402,12 @@ fn context(session: &Session) -> Result<Option<usize>> {
         Err(_) => true,
     };
     Ok(grows.then_some(state.context))
+}
+
+/// The syntax of a model's answers.
+fn syntax(session: &Session, tools: Tools) -> Result<AnswerSyntax> {
+    let model = session.model();
+    let (template, tokenizer) = (model.chat_template_or_chatml()?, model.tokenizer()?);
+    let is_token = |text: &str| tokenizer.token_id(text).is_some();
+    Ok(AnswerSyntax::of_model(template.source(), is_token, tools))
 }

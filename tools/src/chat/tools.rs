@@ -5,12 +5,11 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use serde_json::{Value, json};
+use waterline::ToolCall;
 
 use super::screen::Screen;
-use crate::calls::{Call, Calls, Format, Said};
 use crate::error::{Error, Result};
 use crate::text::shown;
-use crate::thoughts::Thoughts;
 
 /// Maximum bytes of a command's output that the model reads.
 const MOST_OUTPUT: usize = 16 << 10;
@@ -37,86 +36,42 @@ impl FromStr for Tool {
     }
 }
 
-/// The tools of a conversation.
-pub struct Tools {
-    format: &'static Format,
-    tools: Vec<Tool>,
+/// The schemas that the model sees. They allow any arguments.
+pub fn schemas(tools: &[Tool]) -> Vec<Value> {
+    let schema = |tool: &Tool| {
+        json!({ "type": "function", "function": {
+            "name": tool.name,
+            "description": format!("Runs a command with the arguments as JSON: {}", tool.command),
+            "parameters": { "type": "object", "properties": {} },
+        }})
+    };
+    tools.iter().map(schema).collect()
 }
 
-impl Tools {
-    /// # Errors
-    /// Returns an error if the chat template has no format for tool calls.
-    pub fn new(tools: &[Tool], template: &str) -> Result<Self> {
-        let format = Format::of_template(template);
-        let format = format.ok_or_else(|| {
-            Error::usage("--tool: the model's chat template has no format for calls of tools")
-        })?;
-        Ok(Tools {
-            format,
-            tools: tools.to_vec(),
-        })
+/// Runs a call if the person agrees. Returns the command's output, or the reason why it did not run.
+pub fn run(tools: &[Tool], call: &ToolCall, screen: &mut Screen) -> Result<String> {
+    let Some(tool) = tools.iter().find(|tool| tool.name == call.name) else {
+        return Ok(format!("There is no tool {:?}.", call.name));
+    };
+    let arguments = call.value().to_string();
+    screen.notice(&format!("call of {}: {arguments}", tool.name))?;
+    if !screen.interactive() {
+        screen.notice("not run: there is no terminal to ask for permission")?;
+        return Ok("The person did not allow this call.".into());
     }
-
-    /// Names of the control tokens that tool calls contain.
-    pub fn marks(&self) -> impl Iterator<Item = &'static str> {
-        self.format.marks()
+    screen.notice(&format!("run {:?} with it? y or n", shown(&tool.command)))?;
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line);
+    read.map_err(|e| Error::io("standard input", e))?;
+    if !matches!(line.trim(), "y" | "yes") {
+        return Ok("The person did not allow this call.".into());
     }
-
-    /// The schemas that the model sees. They allow any arguments.
-    pub fn schemas(&self) -> Vec<Value> {
-        let schema = |tool: &Tool| {
-            json!({ "type": "function", "function": {
-                "name": tool.name,
-                "description": format!("Runs a command with the arguments as JSON: {}", tool.command),
-                "parameters": { "type": "object", "properties": {} },
-            }})
-        };
-        self.tools.iter().map(schema).collect()
-    }
-
-    /// Returns the tool calls of an answer, which may begin inside a thought.
-    pub fn calls(&self, answer: &str, opens_thought: bool) -> Vec<Call> {
-        let mut thoughts = Thoughts::new(opens_thought);
-        let mut parts = thoughts.push(answer);
-        parts.push(thoughts.finish());
-        let mut calls = Calls::new(self.format, crate::calls::Tools(self.schemas()));
-        let mut said = Vec::new();
-        for (_, text) in parts.iter().filter(|(is_thought, _)| !is_thought) {
-            said.extend(calls.push(text));
-        }
-        said.extend(calls.finish());
-        let call = |said| match said {
-            Said::Call(call) => Some(call),
-            Said::Text(_) => None,
-        };
-        said.into_iter().filter_map(call).collect()
-    }
-
-    /// Runs a call if the person agrees. Returns the command's output, or the reason why it did not run.
-    pub fn run(&self, call: &Call, screen: &mut Screen) -> Result<String> {
-        let Some(tool) = self.tools.iter().find(|tool| tool.name == call.name) else {
-            return Ok(format!("There is no tool {:?}.", call.name));
-        };
-        let arguments = call.arguments.to_string();
-        screen.notice(&format!("call of {}: {arguments}", tool.name))?;
-        if !screen.interactive() {
-            screen.notice("not run: there is no terminal to ask for permission")?;
-            return Ok("The person did not allow this call.".into());
-        }
-        screen.notice(&format!("run {:?} with it? y or n", shown(&tool.command)))?;
-        let mut line = String::new();
-        let read = std::io::stdin().read_line(&mut line);
-        read.map_err(|e| Error::io("standard input", e))?;
-        if !matches!(line.trim(), "y" | "yes") {
-            return Ok("The person did not allow this call.".into());
-        }
-        let output = run(&tool.command, &arguments);
-        Ok(output.unwrap_or_else(|error| format!("The command cannot be run: {error}")))
-    }
+    let output = output_of(&tool.command, &arguments);
+    Ok(output.unwrap_or_else(|error| format!("The command cannot be run: {error}")))
 }
 
 /// Runs a command with `input` on its standard input and returns its output.
-fn run(command: &str, input: &str) -> std::io::Result<String> {
+fn output_of(command: &str, input: &str) -> std::io::Result<String> {
     let (shell, flag) = if cfg!(windows) {
         ("cmd", "/C")
     } else {
@@ -156,13 +111,13 @@ mod tests {
 
     #[test]
     fn a_command_that_never_stops_writing_ends_where_its_output_is_cut() {
-        let output = run("cat; yes", "{}").expect("it runs");
+        let output = output_of("cat; yes", "{}").expect("it runs");
         assert!(
             output.starts_with("{}y\ny\n") && output.len() < MOST_OUTPUT + 40,
             "{output:.100}"
         );
         assert_eq!(
-            run("echo x; exit 3", "").expect("it runs"),
+            output_of("echo x; exit 3", "").expect("it runs"),
             "x\n(exit status: 3)"
         );
     }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
 use super::App;
-use super::answer::{Added, Part, Reply};
+use super::answer::{Added, Reply};
 use super::exchange::Exchange;
 use super::fields::Face;
 use super::http::{Body, Events, json_response};
@@ -127,8 +127,7 @@ impl Answers {
         Some(match self.replies[index].take(event) {
             Ok(added) => {
                 self.left -= usize::from(added.ends);
-                let is_thought = matches!(added.parts[..], [Part::Thought(_)]);
-                self.usage.thought += usize::from(is_token && is_thought);
+                self.usage.thought += usize::from(is_token && added.is_thought);
                 Ok(Report::Added(index, added))
             }
             Err(error) => {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use hyper::Response;
 use serde_json::{Value, json};
-use waterline::Finish;
+use waterline::{AnswerPart, Finish};
 
 use super::App;
-use super::answer::{Added, Part, Reply};
+use super::answer::{Added, Reply};
 use super::answers::{Form, Usage};
 use super::draft::{Draft, call, result, text_of};
 use super::exchange::Exchange;
@@ -132,8 +132,8 @@ fn conversation(
 /// `/v1/messages/count_tokens`.
 pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let mut fields = Fields::parse(body, MOST_VALUES, Face::Anthropic)?;
-    let conversation = conversation(app, &mut fields, &mut Vec::new())?;
-    let options = conversation.options();
+    let mut conversation = conversation(app, &mut fields, &mut Vec::new())?;
+    let options = conversation.options(app);
     let prompt = app
         .make(move |app| app.prompter.chat(&conversation.messages, options))
         .await?;
@@ -173,31 +173,31 @@ struct Anthropic {
     open: Option<&'static str>,
 }
 
-/// The block for a part: its kind, its empty start, and the delta with the part's content.
-fn block(app: &App, part: &Part) -> (&'static str, Value, Value) {
-    match part {
-        Part::Thought(text) => (
+/// The kind of block that holds a part, and the delta with the part's content.
+fn delta(part: &AnswerPart) -> Option<(&'static str, Value)> {
+    Some(match part {
+        AnswerPart::Reasoning(text) => (
             "thinking",
-            json!({ "type": "thinking", "thinking": "", "signature": "" }),
             json!({ "type": "thinking_delta", "thinking": text }),
         ),
-        Part::Text(text) => (
-            "text",
-            json!({ "type": "text", "text": "" }),
-            json!({ "type": "text_delta", "text": text }),
-        ),
-        Part::Call(call) => (
+        AnswerPart::Content(text) => ("text", json!({ "type": "text_delta", "text": text })),
+        AnswerPart::CallArguments(json) => (
             "tool_use",
-            json!({ "type": "tool_use", "id": app.id("toolu"), "name": call.name, "input": {} }),
-            json!({ "type": "input_json_delta", "partial_json": call.arguments.to_string() }),
+            json!({ "type": "input_json_delta", "partial_json": json }),
         ),
-    }
+        _ => return None,
+    })
+}
+
+fn tool_use(app: &App, name: &str, id: Option<&str>, input: Value) -> Value {
+    let id = id.map_or_else(|| app.id("toolu"), str::to_string);
+    json!({ "type": "tool_use", "id": id, "name": name, "input": input })
 }
 
 fn stop_reason(reply: &Reply) -> &'static str {
     match reply.finish {
         Some(Finish::Length) => "max_tokens",
-        _ if !reply.calls.is_empty() => "tool_use",
+        _ if !reply.answer.calls.is_empty() => "tool_use",
         Some(Finish::Stop) => "stop_sequence",
         _ => "end_turn",
     }
@@ -213,6 +213,15 @@ impl Anthropic {
 
     fn delta(&self, delta: Value) -> Value {
         json!({ "type": "content_block_delta", "index": self.index, "delta": delta })
+    }
+
+    /// Begins a block.
+    fn start(&mut self, kind: &'static str, empty: Value, events: &mut Vec<Value>) {
+        self.close(events);
+        events.push(json!({
+            "type": "content_block_start", "index": self.index, "content_block": empty,
+        }));
+        self.open = Some(kind);
     }
 
     /// Ends the open block.
@@ -236,18 +245,17 @@ impl Form for Anthropic {
     fn whole(&mut self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
         let reply = &replies[0];
         let mut content = Vec::new();
-        if !reply.thought.is_empty() {
-            let thought = reply.thought.trim_end();
+        let answer = &reply.answer;
+        if !answer.reasoning.is_empty() {
+            let thought = answer.reasoning.trim_end();
             content
                 .push(json!({ "type": "thinking", "thinking": thought, "signature": SIGNATURE }));
         }
-        if !reply.text.is_empty() {
-            content.push(json!({ "type": "text", "text": reply.text }));
+        if !answer.content.is_empty() {
+            content.push(json!({ "type": "text", "text": answer.content }));
         }
-        for call in &reply.calls {
-            content.push(json!({
-                "type": "tool_use", "id": app.id("toolu"), "name": call.name, "input": call.arguments,
-            }));
+        for call in &answer.calls {
+            content.push(tool_use(app, &call.name, call.id.as_deref(), call.value()));
         }
         let mut object = self.message(app, content, usage);
         object["stop_reason"] = stop_reason(reply).into();
@@ -268,14 +276,20 @@ impl Form for Anthropic {
             events.push(json!({ "type": "message_start", "message": message }));
         }
         for part in &added.parts {
-            let (kind, empty, delta) = block(app, part);
-            // Each call is a separate block; text continues in the open block.
-            if self.open != Some(kind) || kind == "tool_use" {
-                self.close(&mut events);
-                events.push(json!({
-                    "type": "content_block_start", "index": self.index, "content_block": empty,
-                }));
-                self.open = Some(kind);
+            if let AnswerPart::CallBegins { name, id } = part {
+                let block = tool_use(app, name, id.as_deref(), json!({}));
+                self.start("tool_use", block, &mut events);
+            }
+            let Some((kind, delta)) = delta(part) else {
+                continue;
+            };
+            // Text continues in the open block.
+            if self.open != Some(kind) {
+                let empty = match kind {
+                    "text" => json!({ "type": "text", "text": "" }),
+                    _ => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+                };
+                self.start(kind, empty, &mut events);
             }
             events.push(self.delta(delta));
         }

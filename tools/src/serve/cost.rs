@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use super::lanes::SHORT;
@@ -19,8 +18,6 @@ const MOST_ECHO_BYTES: usize = 16 << 20;
 const MOST_LOGPROBS: usize = 1 << 18;
 /// Grammars that are compiled at once, fewer than the threads that prepare short requests.
 pub const MOST_GRAMMARS: usize = 2;
-/// Maximum parameters of a function whose calls are constrained.
-const MOST_PARAMETERS: usize = 256;
 /// Maximum tokens of all prompts that wait in the queue.
 pub const MOST_WAITING_TOKENS: usize = 1 << 24;
 
@@ -68,16 +65,6 @@ pub fn check_answers(
     let found = tokens.saturating_mul(settings.n).saturating_mul(1 + top);
     let what = "logprobs, max_tokens and n";
     at_most(what, found, MOST_LOGPROBS, "log-probabilities")
-}
-
-/// Checks the tools that a grammar is written for. A format may write parameters in any order, which takes quadratic time.
-pub fn check_tools(tools: &[&Value]) -> Result<(), Refusal> {
-    for tool in tools {
-        let properties = tool.pointer("/function/parameters/properties");
-        let found = properties.and_then(Value::as_object).map_or(0, Map::len);
-        at_most("tools", found, MOST_PARAMETERS, "parameters of a function")?;
-    }
-    Ok(())
 }
 
 fn at_most(what: &str, found: usize, most: usize, unit: &str) -> Result<(), Refusal> {

@@ -40,10 +40,9 @@ use hyper::Request;
 use hyper::body::Incoming;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, watch};
-use waterline::{Model, PrefixStore, PrefixStoreOptions};
+use waterline::{CallFormat, Model, PrefixStore, PrefixStoreOptions};
 
 use crate::builtin::{OpenArgs, is_builtin};
-use crate::calls::Format;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
 use crate::sampling::SamplingArgs;
@@ -209,7 +208,7 @@ pub struct App {
     private_cache: bool,
     allowed_origins: Vec<String>,
     /// The format of the model's tool calls.
-    format: Option<&'static Format>,
+    format: &'static CallFormat,
     /// The most tokens that a session can read; `None` if there is no limit.
     context: Option<usize>,
     /// Size of a session's state in bytes.
@@ -300,7 +299,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         most,
         tokens: Arc::new(Semaphore::new(cost::MOST_WAITING_TOKENS)),
     };
-    let format = Format::of_template(prompter.template.source());
+    let is_token = |text: &str| prompter.tokenizer.token_id(text).is_some();
+    let format = CallFormat::for_tools(prompter.template.source(), is_token);
     let health = Arc::<Health>::default();
     let shared = Shared {
         jobs,

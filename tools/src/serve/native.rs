@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use hyper::Response;
 use serde_json::{Value, json};
-use waterline::{Finish, Tokenizer};
+use waterline::{AnswerPart, Finish, Tokenizer};
 
 use super::App;
-use super::answer::{Added, Part, Reply};
+use super::answer::{Added, Reply};
 use super::answers::{Form, Usage};
 use super::completions::{Prompts, decode};
 use super::exchange::Exchange;
@@ -120,8 +120,8 @@ async fn answer(
 /// `/apply-template`: the text of a conversation.
 pub async fn apply_template(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let mut fields = Fields::parse(body, MOST_VALUES, Face::Chat)?;
-    let conversation = conversation(app, &mut fields)?;
-    let options = conversation.options();
+    let mut conversation = conversation(app, &mut fields)?;
+    let options = conversation.options(app);
     let prompt = app
         .make(move |app| app.prompter.chat(&conversation.messages, options))
         .await?;
@@ -192,7 +192,7 @@ fn finish(object: &mut Value, reply: &Reply, usage: &Usage) {
     }
     .into();
     object["stopping_word"] = reply.stop.as_deref().unwrap_or("").into();
-    object["has_new_line"] = reply.text.contains('\n').into();
+    object["has_new_line"] = reply.answer.content.contains('\n').into();
     object["truncated"] = false.into();
     object["timings"] = usage.timings();
     object["tokens_cached"] = object["timings"]["cache_n"].clone();
@@ -211,7 +211,7 @@ impl Form for Native {
 
     fn whole(&mut self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
         let one = |(index, reply): (usize, &Reply)| {
-            let mut object = object(app, index, &reply.text, usage);
+            let mut object = object(app, index, &reply.answer.content, usage);
             finish(&mut object, reply, usage);
             if !reply.logprobs.is_empty() {
                 object["completion_probabilities"] = probabilities(app, &reply.logprobs);
@@ -232,8 +232,8 @@ impl Form for Native {
         added: Added,
         usage: &Usage,
     ) -> Vec<Value> {
-        let text = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
+        let text = |part: &AnswerPart| match part {
+            AnswerPart::Content(text) => text.clone(),
             _ => String::new(),
         };
         let text: String = added.parts.iter().map(text).collect();

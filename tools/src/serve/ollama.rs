@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use hyper::Response;
 use serde_json::{Value, json};
-use waterline::Finish;
+use waterline::{Answer, Finish, ToolCall};
 
 use super::App;
-use super::answer::{Added, Part, Reply};
+use super::answer::{Added, Reply};
 use super::answers::{Form, Usage};
 use super::exchange::Exchange;
 use super::fields::{Face, Fields, object};
@@ -133,7 +133,7 @@ async fn converse(
     if all.is_empty() {
         // Such a request loads the model or unloads it.
         let unloads = fields.get("keep_alive").as_f64() == Some(0.0);
-        let mut loaded = form.object(app, &[], true);
+        let mut loaded = form.object(app, &Answer::default(), 0, true);
         loaded["done_reason"] = if unloads { "unload" } else { "load" }.into();
         return Ok(json_response(&loaded));
     }
@@ -157,32 +157,30 @@ async fn converse(
 /// The format of ollama's answers.
 struct Ollama {
     is_chat: bool,
+    /// The calls that a stream has sent.
+    sent: usize,
 }
 
 impl Ollama {
     fn new(is_chat: bool) -> Self {
-        Ollama { is_chat }
+        Ollama { is_chat, sent: 0 }
     }
 
-    /// An object with parts of an answer.
-    fn object(&self, app: &App, parts: &[Part], is_done: bool) -> Value {
-        let (mut text, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
-        for part in parts {
-            match part {
-                Part::Text(more) => text += more,
-                Part::Thought(more) => thought += more,
-                Part::Call(call) => calls.push(json!({
-                    "id": app.id("call"),
-                    "function": { "index": calls.len(), "name": call.name, "arguments": call.arguments },
-                })),
-            }
-        }
+    /// An object with a part of an answer, whose first call has the index `first`.
+    fn object(&self, app: &App, answer: &Answer, first: usize, is_done: bool) -> Value {
+        let call = |(index, call): (usize, &ToolCall)| {
+            json!({
+                "id": call.id.clone().unwrap_or_else(|| app.id("call")),
+                "function": { "index": first + index, "name": call.name, "arguments": call.value() },
+            })
+        };
+        let calls: Vec<Value> = answer.calls.iter().enumerate().map(call).collect();
         let mut object = json!({
             "model": app.name, "created_at": jiff::Timestamp::now().to_string(), "done": is_done,
         });
-        let mut message = json!({ "role": "assistant", "content": text });
-        if !thought.is_empty() {
-            message["thinking"] = thought.into();
+        let mut message = json!({ "role": "assistant", "content": answer.content });
+        if !answer.reasoning.is_empty() {
+            message["thinking"] = answer.reasoning.clone().into();
         }
         if !calls.is_empty() {
             message["tool_calls"] = calls.into();
@@ -215,13 +213,9 @@ impl Form for Ollama {
 
     fn whole(&mut self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
         let reply = &replies[0];
-        let texts = [
-            Part::Thought(reply.thought.trim_end().into()),
-            Part::Text(reply.text.clone()),
-        ];
-        let calls = reply.calls.iter().cloned().map(Part::Call);
-        let parts: Vec<Part> = texts.into_iter().chain(calls).collect();
-        let mut object = self.object(app, &parts, true);
+        let mut answer = reply.answer.clone();
+        answer.reasoning.truncate(answer.reasoning.trim_end().len());
+        let mut object = self.object(app, &answer, 0, true);
         if !reply.logprobs.is_empty() {
             let tokenizer = &app.prompter.tokenizer;
             object["logprobs"] = reply.logprobs.iter().map(|t| t.entry(tokenizer)).collect();
@@ -238,8 +232,19 @@ impl Form for Ollama {
         usage: &Usage,
     ) -> Vec<Value> {
         let mut events = Vec::new();
-        if !added.parts.is_empty() || !added.logprobs.is_empty() {
-            let mut object = self.object(app, &added.parts, false);
+        let mut answer = Answer::default();
+        added.parts.iter().for_each(|part| answer.add(part));
+        // Calls are sent whole. The last one may go on.
+        let whole = reply
+            .answer
+            .calls
+            .len()
+            .saturating_sub(usize::from(!added.ends));
+        let whole = whole.max(self.sent);
+        answer.calls = reply.answer.calls[self.sent..whole].to_vec();
+        if answer != Answer::default() || !added.logprobs.is_empty() {
+            let mut object = self.object(app, &answer, self.sent, false);
+            self.sent = whole;
             if !added.logprobs.is_empty() {
                 let tokenizer = &app.prompter.tokenizer;
                 object["logprobs"] = added.logprobs.iter().map(|t| t.entry(tokenizer)).collect();
@@ -247,7 +252,7 @@ impl Form for Ollama {
             events.push(object);
         }
         if added.ends {
-            let mut object = self.object(app, &[], true);
+            let mut object = self.object(app, &Answer::default(), 0, true);
             Ollama::finish(&mut object, reply, usage);
             events.push(object);
         }
@@ -290,8 +295,7 @@ pub fn running(app: &App) -> Value {
 /// `/api/show`: what the model can do.
 pub fn show(app: &App) -> Value {
     let (mut card, family) = (card(app), app.prompter.model().name().to_string());
-    let mut abilities = vec!["completion"];
-    abilities.extend(app.format.map(|_| "tools"));
+    let mut abilities = vec!["completion", "tools"];
     abilities.extend(has_infill(&app.prompter.tokenizer).then_some("insert"));
     let source = app.prompter.template.source();
     abilities.extend(source.contains("<think>").then_some("thinking"));

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use hyper::Response;
 use serde_json::{Value, json};
-use waterline::{Finish, TemplateOptions};
+use waterline::{AnswerPart, Finish, TemplateOptions, ToolCall};
 
 use super::App;
-use super::answer::{Added, Part, Reply};
+use super::answer::{Added, Reply};
 use super::answers::{Form, Usage};
 use super::exchange::Exchange;
 use super::fields::{Face, Fields};
@@ -16,7 +16,6 @@ use super::logprobs::{TokenLogprob, of_completion};
 use super::refusal::Refusal;
 use super::request::{Conversation, MOST_VALUES, ToolChoice, messages};
 use super::scheduler::Progress;
-use crate::calls::Call;
 
 /// The variables of the template.
 pub fn template(fields: &mut Fields) -> Result<TemplateOptions, Refusal> {
@@ -135,29 +134,30 @@ impl OpenAi {
 fn finish_reason(reply: &Reply) -> &'static str {
     match reply.finish {
         Some(Finish::Length) => "length",
-        _ if !reply.calls.is_empty() => "tool_calls",
+        _ if !reply.answer.calls.is_empty() => "tool_calls",
         _ => "stop",
     }
 }
 
-fn call(app: &App, index: usize, call: &Call) -> Value {
+fn call(app: &App, index: usize, call: &ToolCall) -> Value {
     json!({
         "index": index,
-        "id": app.id("call"),
+        "id": call.id.clone().unwrap_or_else(|| app.id("call")),
         "type": "function",
-        "function": { "name": call.name, "arguments": call.arguments.to_string() },
+        "function": { "name": call.name, "arguments": call.arguments },
     })
 }
 
 fn message(app: &App, reply: &Reply) -> Value {
-    let mut message = json!({ "role": "assistant", "content": reply.text });
-    if !reply.thought.is_empty() {
-        message["reasoning_content"] = reply.thought.trim_end().into();
+    let answer = &reply.answer;
+    let mut message = json!({ "role": "assistant", "content": answer.content });
+    if !answer.reasoning.is_empty() {
+        message["reasoning_content"] = answer.reasoning.trim_end().into();
     }
-    if !reply.calls.is_empty() {
-        let calls = reply.calls.iter().enumerate();
+    if !answer.calls.is_empty() {
+        let calls = answer.calls.iter().enumerate();
         message["tool_calls"] = calls.map(|(i, c)| call(app, i, c)).collect();
-        if reply.text.is_empty() {
+        if answer.content.is_empty() {
             message["content"] = Value::Null;
         }
     }
@@ -193,7 +193,7 @@ impl Form for OpenAi {
             if self.is_chat {
                 choice["message"] = message(app, reply);
             } else {
-                choice["text"] = reply.text.clone().into();
+                choice["text"] = reply.answer.content.clone().into();
             }
             choice
         };
@@ -217,20 +217,31 @@ impl Form for OpenAi {
         let lengths = added.logprobs.iter().map(|t| t.characters(tokenizer));
         self.offsets[index] += lengths.sum::<usize>();
 
-        let mut number = reply.calls.len();
-        number -= (added.parts.iter().filter(|p| matches!(p, Part::Call(_)))).count();
+        let begin = |part: &&AnswerPart| matches!(part, AnswerPart::CallBegins { .. });
+        let mut number = reply.answer.calls.len() - added.parts.iter().filter(begin).count();
         let mut deltas = Vec::new();
         if added.begins && self.is_chat {
             deltas.push(json!({ "role": "assistant", "content": "" }));
         }
         for part in &added.parts {
             deltas.push(match part {
-                Part::Thought(text) => json!({ "reasoning_content": text }),
-                Part::Text(text) => json!({ "content": text }),
-                Part::Call(made) => {
+                AnswerPart::Reasoning(text) => json!({ "reasoning_content": text }),
+                AnswerPart::Content(text) => json!({ "content": text }),
+                AnswerPart::CallBegins { name, id } => {
                     number += 1;
-                    json!({ "tool_calls": [call(app, number - 1, made)] })
+                    let made = ToolCall {
+                        name: name.clone(),
+                        id: id.clone(),
+                        arguments: String::new(),
+                    };
+                    json!({ "tool_calls": [call(app, number - 1, &made)] })
                 }
+                AnswerPart::CallArguments(json) => {
+                    let function = json!({ "arguments": json });
+                    json!({ "tool_calls": [{ "index": number.saturating_sub(1), "function": function }] })
+                }
+                // A stream cannot take back what it sent.
+                _ => continue,
             });
         }
         // The end of an answer, or log-probabilities without text, need a choice with an empty delta.

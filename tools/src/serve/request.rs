@@ -5,13 +5,15 @@ use std::sync::Arc;
 use hyper::Response;
 use serde_json::Value;
 use waterline::{
-    GenerateOptions, Grammar, Message, Model, Role, SamplerParams, TemplateOptions, ThoughtOptions,
+    AnswerSyntax, GenerateOptions, Grammar, GrammarSettings, Message, Model, NeededCalls, Role,
+    SamplerParams, Start, TemplateOptions, ThoughtOptions, Tools,
 };
 
-use super::answer::{Parts, Reply};
+use super::answer::Reply;
 use super::answers::Form;
+use super::completions::decode;
 use super::constrain::Wanted;
-use super::cost::{check_answers, check_stops, check_tools};
+use super::cost::{check_answers, check_stops};
 use super::exchange::Exchange;
 use super::fields::Fields;
 use super::http::Body;
@@ -19,7 +21,6 @@ use super::lanes::Task;
 use super::prompt::Prompt;
 use super::refusal::Refusal;
 use super::{App, Limits};
-use crate::calls::{Calls, Format, Needed, Tools};
 use crate::session::Budget;
 use crate::sha256::of_bytes;
 
@@ -147,6 +148,9 @@ pub fn think(thinking: Option<bool>) -> TemplateOptions {
     template
 }
 
+/// Tokens of a prompt's end that may close a thought.
+const PROMPT_END: usize = 32;
+
 /// The tools that an answer may or must call.
 #[derive(PartialEq)]
 pub enum ToolChoice {
@@ -190,11 +194,21 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// The template's options, with the tools that the model sees.
-    pub fn options(&self) -> TemplateOptions {
+    /// The template's options, with the tools that the model sees. If the template does not list tools, the instructions do.
+    pub fn options(&mut self, app: &App) -> TemplateOptions {
         let mut options = self.template.clone();
-        if self.choice != ToolChoice::None {
-            options.tools.clone_from(&self.tools);
+        if self.choice == ToolChoice::None || self.tools.is_empty() {
+            return options;
+        }
+        options.tools.clone_from(&self.tools);
+        if !Tools::are_listed(app.prompter.template.source()) {
+            let instructions = Tools(self.tools.clone()).instructions(app.format);
+            match self.messages.first_mut() {
+                Some(first) if first.role == Role::System => {
+                    first.content += &format!("\n\n{instructions}");
+                }
+                _ => (self.messages).insert(0, Message::new(Role::System, instructions)),
+            }
         }
         options
     }
@@ -204,23 +218,18 @@ impl Conversation {
         let mut tools: Vec<Value> = self.tools.clone();
         let is_strict = |tool: &Value| tool["function"]["strict"] == true;
         let needed = match &self.choice {
-            ToolChoice::Required if self.parallel => Needed::Some,
-            ToolChoice::Required => Needed::One,
+            ToolChoice::Required if self.parallel => NeededCalls::Some,
+            ToolChoice::Required => NeededCalls::One,
             ToolChoice::Named(name) => {
                 tools.retain(|tool| tool["function"]["name"] == **name);
-                Needed::One
+                NeededCalls::One
             }
-            ToolChoice::Auto if tools.iter().any(is_strict) => Needed::Any,
+            ToolChoice::Auto if tools.iter().any(is_strict) => NeededCalls::Any,
             _ => return Ok(None),
         };
         if tools.is_empty() {
             return Err(Refusal::bad("tool_choice: there is no such tool"));
         }
-        let Some(format) = app.format else {
-            let reason = "tool_choice: the model's template has no format for calls";
-            return Err(Refusal::bad(reason));
-        };
-        check_tools(&tools.iter().collect::<Vec<_>>())?;
         let (constraints, mut notes) = (app.prompter.model().constraints()?, Vec::new());
         for tool in tools.iter_mut().filter(|tool| !is_strict(tool)) {
             if let Some(schema) = tool.pointer_mut("/function/parameters") {
@@ -236,7 +245,11 @@ impl Conversation {
                 .filter(|&id| tokenizer.is_special(id))
         };
         let tools: Vec<&Value> = tools.iter().collect();
-        let grammar = format.grammar(&tools, needed, control);
+        let settings = GrammarSettings {
+            control: &control,
+            spaced: &Grammar::spaced,
+        };
+        let grammar = app.format.grammar(&tools, needed, &settings);
         let grammar = Grammar::Lark(grammar.map_err(Refusal::bad)?);
         Ok(Some((Wanted::strict(grammar), notes)))
     }
@@ -297,7 +310,7 @@ impl App {
     /// Answers the last message of a conversation.
     pub async fn converse(
         self: &Arc<Self>,
-        conversation: Conversation,
+        mut conversation: Conversation,
         mut settings: Settings,
         form: impl Form,
         exchange: &Arc<Exchange>,
@@ -313,7 +326,7 @@ impl App {
             }
             _ => {}
         }
-        let options = conversation.options();
+        let options = conversation.options(self);
         let tools = Tools(options.tools.clone());
         let (messages, truncates) = (conversation.messages, conversation.truncates);
         let prompt = self.make(move |app| app.read(messages, options, truncates));
@@ -325,20 +338,27 @@ impl App {
         if generate.stop_at_eos {
             generate.stop_tokens.extend(template.turns.end_token());
         }
-        let format = self.format.filter(|_| !tools.0.is_empty());
-        let marks = format.into_iter().flat_map(Format::marks);
         let tokenizer = &self.prompter.tokenizer;
+        let is_token = |text: &str| tokenizer.token_id(text).is_some();
+        let source = self.prompter.template.source();
+        let mut syntax = AnswerSyntax::of_model(source, is_token, tools);
+        let marks = syntax.marks().into_iter();
         let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
         generate.shown_tokens.extend(marks);
         let opens = template.opens_thought;
         let mut thought = ThoughtOptions::new(template.turns.thought_tags(), opens);
         thought.budget = settings.thought_tokens;
         generate.thought = Some(thought);
-        check_answers(std::slice::from_ref(&prompt), false, &settings, |_| 0)?;
-        let reply = || {
-            let calls = format.map(|format| Calls::new(format, tools.clone()));
-            Reply::of_parts(Parts::new(opens, calls))
+        let last = prompt.tokens.len().saturating_sub(PROMPT_END);
+        let start = syntax.start_after(&decode(self, &prompt.tokens[last..]));
+        syntax.start = match (opens, start) {
+            (true, _) => Start::Thought,
+            // An opening tag in the last message opens nothing.
+            (false, Start::Thought) => Start::Answer,
+            _ => start,
         };
+        check_answers(std::slice::from_ref(&prompt), false, &settings, |_| 0)?;
+        let reply = || Reply::new(syntax.clone());
         let replies = std::iter::repeat_with(reply).take(settings.n).collect();
         self.respond((vec![prompt], replies), settings, form, exchange)
             .await

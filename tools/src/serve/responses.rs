@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hyper::Response;
 use serde_json::{Value, json};
-use waterline::Finish;
+use waterline::{AnswerPart, Finish};
 
 use super::App;
-use super::answer::{Added, Part, Reply};
+use super::answer::{Added, Reply};
 use super::answers::{Form, Usage};
 use super::draft::{Draft, call, result};
 use super::exchange::Exchange;
@@ -17,7 +17,6 @@ use super::http::Body;
 use super::openai::{template, tool_choice};
 use super::refusal::Refusal;
 use super::request::{Conversation, MOST_VALUES, messages};
-use crate::calls::Call;
 
 /// Most responses that can be continued, and most bytes of their conversations.
 const MOST_KEPT: usize = 1024;
@@ -261,19 +260,25 @@ struct Responses {
 struct Item {
     kind: Kind,
     id: String,
+    /// The text, or the arguments of a call.
     text: String,
     logprobs: Vec<Value>,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, PartialEq)]
 enum Kind {
     Reasoning,
     Message,
+    Call { id: String, name: String },
 }
 
 impl Item {
     fn new(app: &App, kind: Kind) -> Self {
-        let prefix = if kind == Kind::Reasoning { "rs" } else { "msg" };
+        let prefix = match kind {
+            Kind::Reasoning => "rs",
+            Kind::Message => "msg",
+            Kind::Call { .. } => "fc",
+        };
         Item {
             kind,
             id: app.id(prefix),
@@ -282,13 +287,14 @@ impl Item {
         }
     }
 
-    /// The part that holds the text.
-    fn part(&self) -> Value {
+    /// The part that holds the text; `None` for a call.
+    fn part(&self) -> Option<Value> {
         match self.kind {
-            Kind::Reasoning => json!({ "type": "reasoning_text", "text": self.text }),
-            Kind::Message => json!({
+            Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": self.text })),
+            Kind::Message => Some(json!({
                 "type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs,
-            }),
+            })),
+            Kind::Call { .. } => None,
         }
     }
 
@@ -299,18 +305,18 @@ impl Item {
         } else {
             "in_progress"
         };
-        let content = if has_ended {
-            vec![self.part()]
-        } else {
-            Vec::new()
-        };
-        match self.kind {
+        let content: Vec<Value> = self.part().into_iter().filter(|_| has_ended).collect();
+        match &self.kind {
             Kind::Message => json!({
                 "id": self.id, "type": "message", "role": "assistant", "status": status, "content": content,
             }),
             Kind::Reasoning => json!({
                 "id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content,
                 "encrypted_content": hides_thoughts.then(|| format!("{THOUGHT_MARK}{}", self.text)),
+            }),
+            Kind::Call { id, name } => json!({
+                "id": self.id, "type": "function_call", "call_id": id, "status": status,
+                "name": name, "arguments": self.text,
             }),
         }
     }
@@ -320,15 +326,9 @@ impl Item {
         match self.kind {
             Kind::Reasoning => "response.reasoning_text",
             Kind::Message => "response.output_text",
+            Kind::Call { .. } => "response.function_call_arguments",
         }
     }
-}
-
-fn call_item(app: &App, call: &Call) -> Value {
-    json!({
-        "id": app.id("fc"), "type": "function_call", "call_id": app.id("call"), "status": "completed",
-        "name": call.name, "arguments": call.arguments.to_string(),
-    })
 }
 
 impl Responses {
@@ -378,38 +378,38 @@ impl Responses {
         events.push(json!({ "type": kind, "sequence_number": sequence, "response": response }));
     }
 
-    /// Adds text to an item, which begins if it is not open.
-    fn write(
-        &mut self,
-        app: &App,
-        kind: Kind,
-        text: &str,
-        logprobs: Vec<Value>,
-        events: &mut Vec<Value>,
-    ) {
-        if self.open.as_ref().is_none_or(|item| item.kind != kind) {
-            self.close(events);
-            let item = Item::new(app, kind);
-            let (value, part) = (item.value(false, false), item.part());
+    /// Begins an item.
+    fn start(&mut self, app: &App, kind: Kind, events: &mut Vec<Value>) {
+        self.close(events);
+        let item = Item::new(app, kind);
+        self.push(
+            events,
+            "response.output_item.added".into(),
+            json!({ "item": item.value(false, false) }),
+        );
+        if let Some(part) = item.part() {
             let about = json!({ "item_id": item.id, "content_index": 0, "part": part });
-            self.push(
-                events,
-                "response.output_item.added".into(),
-                json!({ "item": value }),
-            );
             self.push(events, "response.content_part.added".into(), about);
-            self.open = Some(item);
         }
-        if let Some(mut item) = self.open.take() {
-            item.text.push_str(text);
-            let mut delta = json!({ "item_id": item.id, "content_index": 0, "delta": text });
-            if kind == Kind::Message {
-                delta["logprobs"] = logprobs.clone().into();
-                item.logprobs.extend(logprobs);
-            }
-            self.push(events, format!("{}.delta", item.event()), delta);
-            self.open = Some(item);
+        self.open = Some(item);
+    }
+
+    /// Adds text to the open item.
+    fn write(&mut self, text: &str, logprobs: Vec<Value>, events: &mut Vec<Value>) {
+        let Some(mut item) = self.open.take() else {
+            return;
+        };
+        item.text.push_str(text);
+        let mut delta = json!({ "item_id": item.id, "delta": text });
+        if item.part().is_some() {
+            delta["content_index"] = 0.into();
         }
+        if item.kind == Kind::Message {
+            delta["logprobs"] = logprobs.clone().into();
+            item.logprobs.extend(logprobs);
+        }
+        self.push(events, format!("{}.delta", item.event()), delta);
+        self.open = Some(item);
     }
 
     /// Ends the open item.
@@ -417,13 +417,21 @@ impl Responses {
         let Some(item) = self.open.take() else {
             return;
         };
-        let mut done = json!({ "item_id": item.id, "content_index": 0, "text": item.text });
+        let mut done = json!({ "item_id": item.id });
+        match &item.kind {
+            Kind::Call { name, .. } => {
+                (done["name"], done["arguments"]) = (name.clone().into(), item.text.clone().into());
+            }
+            _ => (done["content_index"], done["text"]) = (0.into(), item.text.clone().into()),
+        }
         if item.kind == Kind::Message {
             done["logprobs"] = item.logprobs.clone().into();
         }
         self.push(events, format!("{}.done", item.event()), done);
-        let part = json!({ "item_id": item.id, "content_index": 0, "part": item.part() });
-        self.push(events, "response.content_part.done".into(), part);
+        if let Some(part) = item.part() {
+            let part = json!({ "item_id": item.id, "content_index": 0, "part": part });
+            self.push(events, "response.content_part.done".into(), part);
+        }
         let value = item.value(true, self.hides_thoughts);
         self.push(
             events,
@@ -433,57 +441,41 @@ impl Responses {
         self.items.push(value);
     }
 
-    fn call(&mut self, app: &App, call: &Call, events: &mut Vec<Value>) {
-        self.close(events);
-        let done = call_item(app, call);
-        let mut begun = done.clone();
-        (begun["status"], begun["arguments"]) = ("in_progress".into(), "".into());
-        self.push(
-            events,
-            "response.output_item.added".into(),
-            json!({ "item": begun }),
-        );
-        let (id, arguments) = (&done["id"], &done["arguments"]);
-        let delta = json!({ "item_id": id, "delta": arguments });
-        self.push(
-            events,
-            "response.function_call_arguments.delta".into(),
-            delta,
-        );
-        let whole = json!({ "item_id": id, "name": done["name"], "arguments": arguments });
-        self.push(
-            events,
-            "response.function_call_arguments.done".into(),
-            whole,
-        );
-        self.push(
-            events,
-            "response.output_item.done".into(),
-            json!({ "item": done }),
-        );
-        self.items.push(done);
-    }
-
     /// Adds the parts of an answer, with the events that report them.
     fn take(&mut self, app: &App, added: &Added) -> Vec<Value> {
         let mut events = Vec::new();
         let tokenizer = &app.prompter.tokenizer;
         let mut logprobs: Vec<Value> = added.logprobs.iter().map(|t| t.entry(tokenizer)).collect();
         for part in &added.parts {
-            match part {
-                Part::Thought(text) => {
-                    self.write(app, Kind::Reasoning, text, Vec::new(), &mut events)
+            let (kind, text) = match part {
+                AnswerPart::Reasoning(text) => (Kind::Reasoning, text),
+                AnswerPart::Content(text) => (Kind::Message, text),
+                AnswerPart::CallBegins { name, id } => {
+                    let (id, name) = (id.clone(), name.clone());
+                    let id = id.unwrap_or_else(|| app.id("call"));
+                    self.start(app, Kind::Call { id, name }, &mut events);
+                    continue;
                 }
-                Part::Text(text) => {
-                    let logprobs = std::mem::take(&mut logprobs);
-                    self.write(app, Kind::Message, text, logprobs, &mut events);
+                AnswerPart::CallArguments(json) => {
+                    self.write(json, Vec::new(), &mut events);
+                    continue;
                 }
-                Part::Call(made) => self.call(app, made, &mut events),
+                // A stream cannot take back what it sent.
+                _ => continue,
+            };
+            let logprobs = match kind {
+                Kind::Message => std::mem::take(&mut logprobs),
+                _ => Vec::new(),
+            };
+            if self.open.as_ref().is_none_or(|item| item.kind != kind) {
+                self.start(app, kind, &mut events);
             }
+            self.write(text, logprobs, &mut events);
         }
         if added.ends {
             if self.items.is_empty() && self.open.is_none() {
-                self.write(app, Kind::Message, "", logprobs, &mut events);
+                self.start(app, Kind::Message, &mut events);
+                self.write("", logprobs, &mut events);
             }
             self.close(&mut events);
         }
@@ -508,13 +500,15 @@ impl Form for Responses {
     fn whole(&mut self, app: &App, replies: &[Reply], usage: &Usage) -> Value {
         let reply = &replies[0];
         let mut parts = Vec::new();
-        if !reply.thought.is_empty() {
-            parts.push(Part::Thought(reply.thought.trim_end().into()));
+        let answer = reply.answer.clone();
+        let thought = answer.reasoning.trim_end();
+        parts.extend((!thought.is_empty()).then(|| AnswerPart::Reasoning(thought.into())));
+        parts.extend((!answer.content.is_empty()).then_some(AnswerPart::Content(answer.content)));
+        for call in answer.calls {
+            let (name, id) = (call.name, call.id);
+            parts.push(AnswerPart::CallBegins { name, id });
+            parts.push(AnswerPart::CallArguments(call.arguments));
         }
-        if !reply.text.is_empty() {
-            parts.push(Part::Text(reply.text.clone()));
-        }
-        parts.extend(reply.calls.iter().cloned().map(Part::Call));
         let added = Added {
             parts,
             logprobs: reply.logprobs.clone(),

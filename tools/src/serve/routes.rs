@@ -197,7 +197,7 @@ impl App {
             "owned_by": "waterline",
             "max_model_len": self.context,
             "state_bytes": self.state_bytes,
-            "tool_format": self.format.map(|format| format.name),
+            "tool_format": self.format.name,
         })
     }
 

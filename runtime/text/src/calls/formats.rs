@@ -1,5 +1,7 @@
 //! Formats of tool calls, one row each: the strict grammar, the tolerant parser and the stream are made from it.
 
+use super::Tools;
+
 /// A format of calls.
 #[derive(Debug)]
 pub struct CallFormat {
@@ -451,6 +453,16 @@ pub(super) static FORMATS: [CallFormat; 28] = [
 ];
 
 impl CallFormat {
+    /// All formats.
+    pub fn all() -> &'static [CallFormat] {
+        &FORMATS
+    }
+
+    /// The format in which a model is to call tools: its own, or the generic one if it has none.
+    pub fn for_tools(template: &str, is_token: impl Fn(&str) -> bool) -> &'static CallFormat {
+        CallFormat::of_model(template, is_token).unwrap_or_else(CallFormat::generic)
+    }
+
     /// Hermes' format, for models whose template has none: [`instructions`](super::Tools::instructions) describe it in the prompt.
     pub fn generic() -> &'static CallFormat {
         let hermes = FORMATS.iter().find(|format| format.name == "hermes");
@@ -467,7 +479,7 @@ impl CallFormat {
                 && (format.shown != ["<tool_call>"] || !template.contains("<|tool_call_start|>"))
         };
         let has_token = |format: &&CallFormat| !format.token.is_empty() && is_token(format.token);
-        let lists_tools = template.contains("tools") || template.contains("functions");
+        let lists_tools = Tools::are_listed(template);
         FORMATS
             .iter()
             .find(shows)

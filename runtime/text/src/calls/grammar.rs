@@ -47,6 +47,7 @@ impl CallFormat {
             settings,
             rules: String::new(),
             shared: HashMap::new(),
+            function: 0,
         };
         writer.grammar(tools, needed)
     }
@@ -58,12 +59,16 @@ struct Writer<'a> {
     rules: String,
     /// Rules by what they stand for.
     shared: HashMap<String, String>,
+    /// The index of the function that is described.
+    function: usize,
 }
 
 /// An argument of a function.
 struct Argument<'a> {
     key: &'a str,
-    schema: Value,
+    schema: &'a Value,
+    /// The schema of all arguments.
+    whole: &'a Value,
     is_required: bool,
 }
 
@@ -78,6 +83,7 @@ impl Writer<'_> {
                 .as_str()
                 .ok_or("tools: expected a function with a name")?;
             let all = Tools(vec![function.clone()]);
+            self.function = index;
             let body = self.body(name, &function["parameters"], &all)?;
             self.rule(&format!("call_{index}"), &body)?;
             names.push(format!("call_{index}"));
@@ -242,6 +248,17 @@ impl Writer<'_> {
         Ok(name)
     }
 
+    /// A rule for an argument as JSON. Arguments with one schema share it before their definitions are copied.
+    fn argument(&mut self, argument: &Argument) -> Result<String, String> {
+        let key = format!("{} {}", self.function, argument.schema);
+        if let Some(name) = self.shared.get(&key) {
+            return Ok(name.clone());
+        }
+        let name = self.json(&argument.complete())?;
+        self.shared.insert(key, name.clone());
+        Ok(name)
+    }
+
     fn body(&mut self, name: &str, schema: &Value, tools: &Tools) -> Result<String, String> {
         match self.format.body {
             Body::Object {
@@ -296,7 +313,7 @@ impl Writer<'_> {
                 tags.key[0], argument.key, tags.key[1], tags.tag_end
             );
             let (before, close) = (self.literal(&before), format!("{around}{close}"));
-            let value = self.tagged_value(&argument.schema, kinds, &close)?;
+            let value = self.tagged_value(&argument, kinds, &close)?;
             let mark = if argument.is_required { "" } else { "?" };
             all += &format!(" ({before} {value} {}){mark}", self.literal(after));
         }
@@ -306,12 +323,12 @@ impl Writer<'_> {
     /// A value up to its closing tag. Strings are not quoted.
     fn tagged_value(
         &mut self,
-        schema: &Value,
+        argument: &Argument,
         kinds: Kinds,
         close: &str,
     ) -> Result<String, String> {
         let end = self.literal(close);
-        let choices = schema["enum"].as_array();
+        let choices = argument.schema["enum"].as_array();
         let texts: Option<Vec<&str>> =
             choices.and_then(|all| all.iter().map(Value::as_str).collect());
         match texts {
@@ -319,7 +336,9 @@ impl Writer<'_> {
                 let texts: Vec<String> = texts.into_iter().map(quoted).collect();
                 return Ok(format!("({}) {end}", texts.join(" | ")));
             }
-            _ if !kinds.has(Kinds::STRING) => return Ok(format!("{} {end}", self.json(schema)?)),
+            _ if !kinds.has(Kinds::STRING) => {
+                return Ok(format!("{} {end}", self.argument(argument)?));
+            }
             _ => {}
         }
         if end.contains("<[") {
@@ -346,7 +365,7 @@ impl Writer<'_> {
         for argument in listed(schema) {
             required += usize::from(argument.is_required);
             let key = quoted(&format!("{}=", argument.key));
-            items.push(format!("{key} {}", self.json(&argument.schema)?));
+            items.push(format!("{key} {}", self.argument(&argument)?));
         }
         let optional = items.split_off(required);
         let open = quoted(&format!("{name}("));
@@ -382,7 +401,7 @@ impl Writer<'_> {
     }
 }
 
-/// The arguments that a schema names, required ones first. Each has the definitions that it refers to.
+/// The arguments that a schema names, required ones first.
 fn listed(schema: &Value) -> Vec<Argument<'_>> {
     let required: BTreeSet<&str> = schema["required"]
         .as_array()
@@ -392,24 +411,31 @@ fn listed(schema: &Value) -> Vec<Argument<'_>> {
         .collect();
     let mut all = Vec::new();
     for (key, value) in schema["properties"].as_object().into_iter().flatten() {
-        let mut own = value.clone();
-        let definitions = referred(value, schema);
+        all.push(Argument {
+            key,
+            schema: value,
+            whole: schema,
+            is_required: required.contains(key.as_str()),
+        });
+    }
+    all.sort_by_key(|argument| !argument.is_required);
+    all
+}
+
+impl Argument<'_> {
+    /// The schema with the definitions that it refers to.
+    fn complete(&self) -> Value {
+        let mut own = self.schema.clone();
         if let Some(own) = own.as_object_mut() {
-            for (place, name, definition) in definitions {
+            for (place, name, definition) in referred(self.schema, self.whole) {
                 let list = own.entry(place).or_insert_with(|| Map::new().into());
                 if let Some(list) = list.as_object_mut() {
                     list.insert(name.into(), definition.clone());
                 }
             }
         }
-        all.push(Argument {
-            key,
-            schema: own,
-            is_required: required.contains(key.as_str()),
-        });
+        own
     }
-    all.sort_by_key(|argument| !argument.is_required);
-    all
 }
 
 /// The definitions of `whole` that a schema refers to, directly or through others.

@@ -13,6 +13,8 @@ mod tags;
 mod tests;
 mod thoughts;
 mod tools;
+#[cfg(test)]
+mod written_tests;
 
 pub use formats::CallFormat;
 pub use grammar::{GrammarSettings, NeededCalls};
@@ -138,14 +140,16 @@ impl AnswerSyntax {
     /// prompt lists; without tools the answer has no calls.
     pub fn of_model(template: &str, is_token: impl Fn(&str) -> bool, tools: Tools) -> Self {
         let tags = ThoughtTags::of_template(template);
-        let format = CallFormat::of_model(template, is_token);
+        let format = match tools.0.is_empty() {
+            true => CallFormat::of_model(template, is_token),
+            false => Some(CallFormat::for_tools(template, is_token)),
+        };
         // Channels separate thoughts from content, with and without tools.
         let is_needed = |format: &&CallFormat| {
             !tools.0.is_empty() || format.channels.is_some() || !format.wrappers.is_empty()
         };
-        let generic = (!tools.0.is_empty()).then(CallFormat::generic);
         AnswerSyntax {
-            format: format.filter(is_needed).or(generic),
+            format: format.filter(is_needed),
             tools,
             tags: tags.unwrap_or(ThoughtTags::THINK),
             has_thoughts: tags.is_some(),

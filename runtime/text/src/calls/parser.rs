@@ -132,8 +132,16 @@ impl AnswerParser {
         std::mem::take(&mut self.parts)
     }
 
+    /// Whether the answer so far ends inside a thought.
+    pub fn is_thinking(&self) -> bool {
+        self.in_thought
+    }
+
     /// Ends the answer and returns the remaining parts. `is_cut`: a limit ended it, so that an open call stays incomplete.
     pub fn finish(&mut self, is_cut: bool) -> Vec<AnswerPart> {
+        if is_cut && self.ends_in_closing() {
+            self.held.clear();
+        }
         self.run(true);
         match std::mem::replace(&mut self.place, Place::Text) {
             Place::Text | Place::Header | Place::After => {}
@@ -176,6 +184,15 @@ impl AnswerParser {
             }
         }
         std::mem::take(&mut self.parts)
+    }
+
+    /// Whether the text so far ends inside the text that closes a call.
+    fn ends_in_closing(&self) -> bool {
+        let (Place::After, Some(format)) = (&self.place, self.syntax.format) else {
+            return false;
+        };
+        let marks = [&closings(format)[..], &[format.section[1].trim()]].concat();
+        marks.iter().any(|mark| mark.starts_with(self.held.trim()))
     }
 
     fn run(&mut self, is_last: bool) {
@@ -666,17 +683,7 @@ impl AnswerParser {
             }
             return false;
         }
-        let end = match format.body {
-            Body::Tags(tags) => tags.end,
-            Body::NameThenObject { end, .. } => end,
-            _ => "",
-        };
-        let closings = [
-            end.trim(),
-            format.call[1].trim(),
-            "</tool_call>",
-            "</function>",
-        ];
+        let closings = closings(format);
         let section = format.section[1].trim();
         match begins_any(rest, &[section], is_last) {
             (Begins::Yes, length) => {
@@ -841,6 +848,21 @@ impl AnswerParser {
             self.say(&text);
         }
     }
+}
+
+/// The texts that may follow a call's arguments, before those after all calls.
+fn closings(format: &CallFormat) -> [&'static str; 4] {
+    let end = match format.body {
+        Body::Tags(tags) => tags.end,
+        Body::NameThenObject { end, .. } => end,
+        _ => "",
+    };
+    [
+        end.trim(),
+        format.call[1].trim(),
+        "</tool_call>",
+        "</function>",
+    ]
 }
 
 /// The text before which arguments end.

@@ -479,6 +479,12 @@ fn a_cut_call_is_a_cut_call() {
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"ci",
             "{\"ci",
         ),
+        // The limit is inside the closing text of a whole call.
+        (
+            "hermes",
+            "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_ca",
+            "{\"city\":\"Oslo\"}",
+        ),
     ] {
         for piece in [1, 5, 1000] {
             let (answer, _) = read_pieces(&syntax(format), text, piece, true);

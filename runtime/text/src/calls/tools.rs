@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::CallFormat;
 use super::json::Literal;
 
 /// References that are followed in a schema.
@@ -135,14 +136,22 @@ impl Kinds {
 }
 
 impl Tools {
-    /// Instructions for a model whose template does not list tools, in the format of [`CallFormat::generic`](super::CallFormat::generic).
-    pub fn instructions(&self) -> String {
+    /// Instructions for a model whose template does not list tools. They describe the generic format; a model knows its own.
+    pub fn instructions(&self, format: &CallFormat) -> String {
         let functions: Vec<String> = self.functions().map(Value::to_string).collect();
-        format!(
-            "You can call these functions, given as JSON:\n{}\nTo call one, write its name and arguments as JSON between tags, and \
-             nothing else:\n<tool_call>\n{{\"name\": NAME, \"arguments\": {{...}}}}\n</tool_call>",
-            functions.join("\n")
-        )
+        let functions = functions.join("\n");
+        let listed = format!("You can call these functions, given as JSON:\n{functions}");
+        if format.name != CallFormat::generic().name {
+            return listed;
+        }
+        listed
+            + "\nTo call one, write its name and arguments as JSON between tags, and nothing else:\n\
+               <tool_call>\n{\"name\": NAME, \"arguments\": {...}}\n</tool_call>"
+    }
+
+    /// Whether a chat template lists tools. The prompt of another template needs [`Tools::instructions`].
+    pub fn are_listed(template: &str) -> bool {
+        template.contains("tools") || template.contains("functions")
     }
 
     /// The function's part of each tool.
