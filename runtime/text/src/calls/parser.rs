@@ -178,6 +178,11 @@ impl AnswerParser {
         std::mem::take(&mut self.parts)
     }
 
+    /// Whether the answer so far ends inside a call, or inside a text that may open one.
+    pub fn is_in_call(&self) -> bool {
+        !matches!(self.place, Place::Text | Place::Header | Place::After)
+    }
+
     fn run(&mut self, is_last: bool) {
         // Each step reads text or changes the place; a place cannot change more often than this without text.
         let mut idle = 0;
