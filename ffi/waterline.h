@@ -4,8 +4,9 @@
  * Every function but the five that return a version, a name, a sentence or a number of errno.h returns a wl_status. When it is not WL_OK,
  * wl_last_error() says in a sentence what was wrong, on the thread that called.
  *
- * Handles. wl_model, wl_session, wl_batch, wl_store and wl_answer_parser are names of things inside the library, not addresses: NULL, a pointer from
- * elsewhere and a handle that was freed are all found out and give WL_ERROR_HANDLE. All other pointers are believed.
+ * Handles. wl_model, wl_session, wl_batch, wl_store and wl_answer_parser are names of things inside the library, not
+ * addresses: NULL, a pointer from elsewhere and a handle that was freed are all found out and give WL_ERROR_HANDLE. All
+ * other pointers are believed.
  *
  * Structs that are passed in or filled begin with their size, so that a program built with an older header works with a
  * newer library and vice versa. The function wl_..._params_init fills one with defaults; NULL means defaults
@@ -19,8 +20,8 @@
  * Threads. A call on a model may be made from any thread at any time. A session serves one call at a time: a second
  * one that comes meanwhile from another thread, or from a callback of the first, returns WL_ERROR_BUSY at once and
  * changes nothing. Exceptions are wl_session_cancel, wl_session_clear_cancel and wl_session_free, which may come at any
- * time. A session may move between threads. An answer parser serves one
- * call at a time like a session. Functions with other rules for threads say so.
+ * time. A session may move between threads. An answer parser serves one call at a time like a session. Functions with
+ * other rules for threads say so.
  */
 
 
@@ -860,8 +861,9 @@ wl_status wl_answer_parser_new(const wl_model *model,
 wl_status wl_chat_parser(wl_session *session,
                          wl_answer_parser **parser);
 
-// Makes a parser that has read the session's last answer, or another complete answer to the same conversation, `length` bytes: wl_answer_next gives its parts, and wl_answer_json all
-// of it. `is_cut` is 1 if a limit or a stop text ended the answer, so that a call at its end may lack its rest, else 0.
+// Makes a parser that has read the session's last answer, or another complete answer to the same conversation, `length` bytes:
+// wl_answer_next gives its parts, and wl_answer_json all of it. `is_cut` is 1 if a limit or a stop text ended the answer, so that a call at
+// its end may lack its rest, else 0. Free the parser with wl_answer_parser_free.
 wl_status wl_chat_parse(wl_session *session,
                         const char *text,
                         size_t length,

@@ -160,12 +160,17 @@ impl OpenParser {
         self.is_finished = true;
         let rest = std::mem::take(&mut self.incomplete);
         let mut parts = self.parser.push(&String::from_utf8_lossy(&rest));
-        let was_in_call = self.parser.is_in_call();
-        parts.extend(self.parser.finish(is_cut));
-        self.take(&parts);
-        if !(is_cut && was_in_call) {
+        if !(is_cut && self.parser.is_in_call()) {
+            parts.extend(self.parser.finish(is_cut));
+            self.take(&parts);
             self.end_call();
+            return Ok(());
         }
+        self.take(&parts);
+        // The open call has no end, whatever follows.
+        self.in_call = false;
+        let rest = self.parser.finish(is_cut);
+        self.take(&rest);
         Ok(())
     }
 

@@ -128,7 +128,7 @@ with Model.builtin() as model:
                 return {"role": "user", "content": [{"type": "text", "text": "Hello!"}]}
 
         list(told.say([Said()], max_tokens=2))
-        assert told.messages[0]["content"] == "Hello!"
+        assert told.messages[0]["content"] == [{"type": "text", "text": "Hello!"}]
         raises(TypeError, "found a object", told.say, [object()])
         told.cancel()
         assert "".join(told.say("Hello again!"))

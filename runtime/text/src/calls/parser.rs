@@ -178,9 +178,13 @@ impl AnswerParser {
         std::mem::take(&mut self.parts)
     }
 
-    /// Whether the answer so far ends inside a call, or inside a text that may open one.
+    /// Whether the answer so far ends inside the arguments of a call.
     pub fn is_in_call(&self) -> bool {
-        !matches!(self.place, Place::Text | Place::Header | Place::After)
+        match &self.place {
+            Place::Arguments(_) | Place::Tags(_) => true,
+            Place::Object(call) => call.has_begun(),
+            _ => false,
+        }
     }
 
     fn run(&mut self, is_last: bool) {
