@@ -178,15 +178,6 @@ impl AnswerParser {
         std::mem::take(&mut self.parts)
     }
 
-    /// Whether the answer so far ends inside the arguments of a call.
-    pub fn is_in_call(&self) -> bool {
-        match &self.place {
-            Place::Arguments(_) | Place::Tags(_) => true,
-            Place::Object(call) => call.has_begun(),
-            _ => false,
-        }
-    }
-
     fn run(&mut self, is_last: bool) {
         // Each step reads text or changes the place; a place cannot change more often than this without text.
         let mut idle = 0;
@@ -248,6 +239,15 @@ impl AnswerParser {
             pending.raw.push_str(&text);
         }
         text
+    }
+
+    /// Whether the answer so far ends inside the arguments of a call.
+    pub fn is_in_call(&self) -> bool {
+        match &self.place {
+            Place::Arguments(_) | Place::Tags(_) => true,
+            Place::Object(call) => call.has_begun(),
+            _ => false,
+        }
     }
 
     fn emit(&mut self, part: AnswerPart) {
