@@ -4,8 +4,9 @@
  * Every function but the five that return a version, a name, a sentence or a number of errno.h returns a wl_status. When it is not WL_OK,
  * wl_last_error() says in a sentence what was wrong, on the thread that called.
  *
- * Handles. wl_model, wl_session, wl_batch and wl_store are names of things inside the library, not addresses: NULL, a pointer from
- * elsewhere and a handle that was freed are all found out and give WL_ERROR_HANDLE. All other pointers are believed.
+ * Handles. wl_model, wl_session, wl_batch, wl_store and wl_answer_parser are names of things inside the library, not
+ * addresses: NULL, a pointer from elsewhere and a handle that was freed are all found out and give WL_ERROR_HANDLE. All
+ * other pointers are believed.
  *
  * Structs that are passed in or filled begin with their size, so that a program built with an older header works with a
  * newer library and vice versa. The function wl_..._params_init fills one with defaults; NULL means defaults
@@ -19,7 +20,8 @@
  * Threads. A call on a model may be made from any thread at any time. A session serves one call at a time: a second
  * one that comes meanwhile from another thread, or from a callback of the first, returns WL_ERROR_BUSY at once and
  * changes nothing. Exceptions are wl_session_cancel, wl_session_clear_cancel and wl_session_free, which may come at any
- * time. A session may move between threads. Functions with other rules for threads say so.
+ * time. A session may move between threads. An answer parser serves one call at a time like a session. Functions with
+ * other rules for threads say so.
  */
 
 
@@ -142,6 +144,29 @@ typedef enum {
   WL_FINISH_CALLBACK = 4,
 } wl_finish;
 
+// The kind of a part of an answer.
+typedef enum {
+  // No part: more text is needed.
+  WL_PART_NONE = 0,
+  // More of the content.
+  WL_PART_CONTENT = 1,
+  // More of the model's thoughts.
+  WL_PART_REASONING = 2,
+  // A tool call begins: `text` is the function's name, `id` the call's id.
+  WL_PART_CALL_BEGINS = 3,
+  // `id` is the id of the call, which the model wrote after the name.
+  WL_PART_CALL_ID = 4,
+  // More of the call's arguments, which are JSON.
+  WL_PART_CALL_ARGUMENTS = 5,
+  // The call is complete. A call that a limit cut has no such part.
+  WL_PART_CALL_ENDS = 6,
+  // All content so far was a thought that no tag opened.
+  WL_PART_CONTENT_WAS_REASONING = 7,
+} wl_part_kind;
+
+// Splits the text of one answer into parts.
+typedef struct wl_answer_parser wl_answer_parser;
+
 // Working memory to step sessions of one model together.
 typedef struct wl_batch wl_batch;
 
@@ -196,6 +221,13 @@ typedef struct {
   uint32_t has_tokenizer;
   // Whether the model has a chat template: 1 or 0.
   uint32_t has_chat_template;
+  // The number of tokens of the longest texts in training, beyond which answers are unreliable; 0 if the files do not state it or the
+  // model's attention does not look back on a complete text.
+  uint64_t trained_context;
+  // The tokens that end a generation, `eos` and the chat template's end of a turn among them, valid until the model is freed.
+  const uint32_t *ends;
+  // The number of these tokens.
+  size_t end_count;
 } wl_model_info;
 
 // A number added to a token's logit.
@@ -423,6 +455,37 @@ typedef struct {
   // The text.
   const char *content;
 } wl_message;
+
+// A part of an answer. Its texts have a zero byte after them and are valid until the next call on the parser.
+typedef struct {
+  // sizeof(wl_answer_part).
+  uint32_t size;
+  // A wl_part_kind.
+  uint32_t kind;
+  // The number of the call, from 0; for other parts, of the last call before them.
+  size_t call;
+  // The text of the part; NULL if its kind has none.
+  const char *text;
+  // The number of bytes of `text`.
+  size_t length;
+  // The id of a call as the model wrote it, zero-terminated; NULL if there is none.
+  const char *id;
+} wl_answer_part;
+
+// A conversation to be rendered. The texts are zero-terminated JSON.
+typedef struct {
+  // sizeof(wl_render_params).
+  uint32_t size;
+  // 1, the default, appends the beginning of the next answer; 0 does not.
+  uint32_t add_generation_prompt;
+  // The messages, as for wl_session_set_messages.
+  const char *messages;
+  // The functions that the model may call, as for wl_chat_tools; NULL, the default, means none.
+  const char *tools;
+  // An object with more variables of the template, such as {"enable_thinking": false, "reasoning_effort": "low"}; NULL, the default, means
+  // none.
+  const char *variables;
+} wl_render_params;
 
 #ifdef __cplusplus
 extern "C" {
@@ -707,6 +770,14 @@ wl_status wl_generate_next(wl_session *session,
                            size_t *length,
                            wl_generate_result *result);
 
+// Adds the results of the calls in the last answer, in their order: `count` zero-terminated texts. wl_generate then gives the next answer.
+// In the conversation the calls become fields of the answer's message, as the template writes calls, and each result is a message of the
+// role "tool"; if the template lists no functions, the answer stays as it is, and the user sends the results between <tool_response> tags.
+// A session that has read the answer reads it again if the template writes it differently than the model.
+wl_status wl_chat_results(wl_session *session,
+                          const char *const *results,
+                          size_t count);
+
 // Replaces the conversation with `count` messages: the messages may extend, edit or drop thinking text from the earlier ones, or come from
 // another process. The part that the session's state or its store has read already is not read again.
 //
@@ -736,7 +807,9 @@ wl_status wl_chat_thinking(wl_session *session,
 
 // Sets the functions that the model may call, from the next message on: a JSON array of schemas in the format of the model's template,
 // such as {"type": "function", "function": {"name", "description", "parameters"}}. An empty array removes them. A call that the model
-// makes is part of its text.
+// makes is part of its text, which wl_chat_parser and wl_chat_parse split; wl_chat_results answers it. If the template does not list
+// functions, instructions at the end of the system message do, which is no part of wl_chat_messages_json; WL_ERROR_TEXT if the template
+// has no system message either.
 wl_status wl_chat_tools(wl_session *session,
                         const char *json,
                         size_t length);
@@ -772,6 +845,67 @@ wl_status wl_chat_messages_json(wl_session *session,
                                 char *json,
                                 size_t room,
                                 size_t *length);
+
+// Makes a parser for an answer of a model to `prompt`, `prompt_length` bytes, whose end says whether the answer begins inside a thought;
+// NULL and 0 mean a prompt that opens none. `tools`, `tools_length` bytes, is the JSON of wl_chat_tools; without tools an answer has no
+// calls. The model's template and vocabulary give the format of calls and thoughts. Free the parser with wl_answer_parser_free.
+wl_status wl_answer_parser_new(const wl_model *model,
+                               const char *tools,
+                               size_t tools_length,
+                               const char *prompt,
+                               size_t prompt_length,
+                               wl_answer_parser **parser);
+
+// Makes a parser for the session's running answer, or for the next one if none is running; pass it the texts of that answer. A running
+// generation goes on, and is content only if it is no answer in a conversation. Free the parser with wl_answer_parser_free.
+wl_status wl_chat_parser(wl_session *session,
+                         wl_answer_parser **parser);
+
+// Makes a parser that has read the session's last answer, or another complete answer to the same conversation, `length` bytes:
+// wl_answer_next gives its parts, and wl_answer_json all of it. `is_cut` is 1 if a limit or a stop text ended the answer, so that a call at
+// its end may lack its rest, else 0. Free the parser with wl_answer_parser_free.
+wl_status wl_chat_parse(wl_session *session,
+                        const char *text,
+                        size_t length,
+                        uint32_t is_cut,
+                        wl_answer_parser **parser);
+
+// Frees a parser; NULL does nothing.
+wl_status wl_answer_parser_free(wl_answer_parser *parser);
+
+// Adds `length` bytes of the answer, which may begin or end inside a character. WL_ZERO_TERMINATED is no length here. Bytes that are not
+// UTF-8 are WL_ERROR_ARGUMENT, and none of them is added.
+wl_status wl_answer_push(wl_answer_parser *parser,
+                         const char *text,
+                         size_t length);
+
+// Ends the answer; wl_answer_next then gives the parts that were held back. `is_cut` is 1 if a limit or a stop text ended it, so that a call
+// at its end may lack its rest, else 0: a forgotten end of a call is added.
+wl_status wl_answer_finish(wl_answer_parser *parser,
+                           uint32_t is_cut);
+
+// Fills `part`, whose size the caller has set, with the next part of the text so far; its kind is WL_PART_NONE if there is none.
+wl_status wl_answer_next(wl_answer_parser *parser,
+                         wl_answer_part *part);
+
+// Stores a pointer to the answer so far as a message in JSON, and its length: {"role": "assistant", "content"}, with "reasoning_content" and
+// "tool_calls" if there are any; a call is {"id", "type": "function", "function": {"name", "arguments"}}, with the arguments as text and an
+// id only if the model wrote one. The text has a zero byte after it and is valid until the next call on the parser.
+wl_status wl_answer_json(wl_answer_parser *parser,
+                         const char **json,
+                         size_t *length);
+
+// Fills `params` with defaults; `size` is sizeof(wl_render_params).
+wl_status wl_render_params_init(wl_render_params *params, size_t size);
+
+// Writes a conversation as the model's template does, in ChatML if the model has none, and a zero byte to `text`, which has room for `room`
+// bytes, and the length without the zero byte to `length`. Returns WL_ERROR_ROOM if both do not fit; with `text` NULL and `room` 0 only the
+// length is written. If the template does not list tools, the system message has instructions for them, as with wl_chat_tools.
+wl_status wl_chat_render(const wl_model *model,
+                         const wl_render_params *params,
+                         char *text,
+                         size_t room,
+                         size_t *length);
 
 // Writes the number of bytes that wl_state_write needs now. It counts only the used part of the state, so it grows as tokens are read.
 wl_status wl_state_size(wl_session *session,

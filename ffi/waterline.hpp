@@ -43,6 +43,7 @@ using SessionParams = WithDefaults<wl_session_params, wl_session_params_init>;
 using SamplerParams = WithDefaults<wl_sampler_params, wl_sampler_params_init>;
 using StoreParams = WithDefaults<wl_store_params, wl_store_params_init>;
 using GenerateParams = WithDefaults<wl_generate_params, wl_generate_params_init>;
+using RenderParams = WithDefaults<wl_render_params, wl_render_params_init>;
 
 template <typename Info>
 Info with_size()
@@ -60,6 +61,9 @@ struct FreeStore {
 };
 struct FreeSession {
     void operator()(wl_session *session) const noexcept { wl_session_free(session); }
+};
+struct FreeAnswerParser {
+    void operator()(wl_answer_parser *parser) const noexcept { wl_answer_parser_free(parser); }
 };
 struct FreeBatch {
     void operator()(wl_batch *batch) const noexcept { wl_batch_free(batch); }
@@ -134,6 +138,17 @@ public:
         return params;
     }
 
+    // The text of a conversation, as the model's template writes it.
+    std::string render(const RenderParams &params) const
+    {
+        size_t length = 0;
+        check(wl_chat_render(get(), &params, nullptr, 0, &length));
+        std::string text(length + 1, '\0');
+        check(wl_chat_render(get(), &params, text.data(), text.size(), &length));
+        text.resize(length);
+        return text;
+    }
+
     wl_plan plan(const SessionParams &params = {}) const
     {
         auto plan = with_size<wl_plan>();
@@ -196,6 +211,78 @@ public:
 
 private:
     std::unique_ptr<wl_store, FreeStore> store_;
+};
+
+// A part of an answer, as in wl_answer_part.
+struct Part {
+    wl_part_kind kind;
+    size_t call;
+    std::string text;
+    std::string id;
+};
+
+// Splits the text of an answer into parts. Movable, and frees itself.
+class AnswerParser {
+public:
+    // `tools` is the JSON of Session::tools, and the end of `prompt` says whether the answer begins inside a thought.
+    explicit AnswerParser(const Model &model, std::string_view tools = {}, std::string_view prompt = {})
+    {
+        wl_answer_parser *parser = nullptr;
+        check(wl_answer_parser_new(model.get(), tools.data(), tools.size(), prompt.data(), prompt.size(), &parser));
+        parser_.reset(parser);
+    }
+
+    // Adds bytes of the answer and returns the parts that they complete.
+    std::vector<Part> push(std::string_view text)
+    {
+        check(wl_answer_push(get(), text.data(), text.size()));
+        return parts();
+    }
+
+    // Ends the answer and returns the remaining parts; `is_cut` if a limit ended it.
+    std::vector<Part> finish(bool is_cut = false)
+    {
+        check(wl_answer_finish(get(), is_cut));
+        return parts();
+    }
+
+    // The parts that have not been returned yet.
+    std::vector<Part> parts()
+    {
+        std::vector<Part> parts;
+        for (auto part = with_size<wl_answer_part>();;) {
+            check(wl_answer_next(get(), &part));
+            if (part.kind == WL_PART_NONE)
+                return parts;
+            parts.push_back({static_cast<wl_part_kind>(part.kind), part.call,
+                             part.text ? std::string(part.text, part.length) : std::string(), part.id ? part.id : ""});
+        }
+    }
+
+    // The answer so far as a message in JSON.
+    std::string json() const
+    {
+        const char *json = nullptr;
+        size_t length = 0;
+        check(wl_answer_json(get(), &json, &length));
+        return {json, length};
+    }
+
+    wl_answer_parser *get() const noexcept { return parser_.get(); }
+
+private:
+    friend class Session;
+    explicit AnswerParser(wl_answer_parser *parser) : parser_(parser) {}
+    std::unique_ptr<wl_answer_parser, FreeAnswerParser> parser_;
+};
+
+// A function that the model may call.
+struct Tool {
+    std::string name;
+    // {"type": "function", "function": {"name", "description", "parameters"}}
+    std::string schema;
+    // Receives the arguments, a JSON object, and returns the result. It may throw: the exception propagates out of say_with_tools.
+    std::function<std::string(const std::string &arguments)> call;
 };
 
 // The logits of a session, in the session's memory: for (float logit : session.logits()).
@@ -288,6 +375,73 @@ public:
                    [&](const wl_generate_params *with, wl_text_fn function, void *user, wl_generate_result *result) {
                        return wl_chat_say(get(), message.data(), message.size(), with, function, user, result);
                    });
+    }
+
+    // Receives a part of an answer; false stops. It may throw.
+    using OnPart = std::function<bool(const Part &)>;
+
+    // Sends a message, runs the functions that the answer calls, and sends their results, until an answer calls none, is cut or stopped, or
+    // `most_rounds` answers have called some. Calls of unknown functions get an error as their result. Returns the result of the last answer.
+    wl_generate_result say_with_tools(std::string_view message, const std::vector<Tool> &tools, const OnPart &on_part = {},
+                                      const GenerateParams &params = {}, size_t most_rounds = 16)
+    {
+        std::string schemas;
+        for (const auto &tool : tools)
+            schemas += (schemas.empty() ? "[" : ",") + tool.schema;
+        this->tools(schemas.empty() ? "[]" : schemas + "]");
+        for (size_t round = 0;; round++) {
+            std::vector<std::pair<std::string, std::string>> calls;
+            auto parser = this->parser();
+            auto take = [&](const std::vector<Part> &parts) {
+                for (const auto &part : parts) {
+                    if (part.kind == WL_PART_CALL_BEGINS)
+                        calls.emplace_back(part.text, "");
+                    else if (part.kind == WL_PART_CALL_ARGUMENTS && !calls.empty())
+                        calls.back().second += part.text;
+                    if (on_part && !on_part(part))
+                        return false;
+                }
+                return true;
+            };
+            auto on_text = [&](std::string_view piece) { return take(parser.push(piece)); };
+            auto result = round == 0 ? say(message, on_text, params) : generate(on_text, params);
+            bool goes_on = take(parser.finish(result.finish != WL_FINISH_END)) && result.finish == WL_FINISH_END;
+            if (calls.empty() || !goes_on || round == most_rounds)
+                return result;
+            std::vector<std::string> found;
+            for (const auto &call : calls) {
+                found.push_back("error: there is no function " + call.first);
+                for (const auto &tool : tools)
+                    if (tool.name == call.first)
+                        found.back() = tool.call(call.second.empty() ? "{}" : call.second);
+            }
+            results(found);
+        }
+    }
+
+    // The parser of the running or next answer.
+    AnswerParser parser() const
+    {
+        wl_answer_parser *parser = nullptr;
+        check(wl_chat_parser(get(), &parser));
+        return AnswerParser(parser);
+    }
+
+    // A parser that has read a complete answer: its parts(), or its json().
+    AnswerParser parse(std::string_view answer, bool is_cut = false) const
+    {
+        wl_answer_parser *parser = nullptr;
+        check(wl_chat_parse(get(), answer.data(), answer.size(), is_cut, &parser));
+        return AnswerParser(parser);
+    }
+
+    // Adds the results of the calls in the last answer, in their order; generate() then gives the next answer.
+    void results(const std::vector<std::string> &results)
+    {
+        std::vector<const char *> pointers;
+        for (const auto &result : results)
+            pointers.push_back(result.c_str());
+        check(wl_chat_results(get(), pointers.data(), pointers.size()));
     }
 
     // Begins a generation, or the answer to a message, which next() or a batch advances.

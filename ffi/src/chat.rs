@@ -3,7 +3,10 @@
 use std::ffi::{c_char, c_void};
 use std::time::Instant;
 
-use waterline::{Chat, HistoryRead, Message, Role, Session};
+use serde_json::Value;
+use waterline::{Answer, Chat, HistoryRead, Message, Role, Session, ToolCall};
+
+use crate::answer::{self, OpenParser};
 
 use crate::generate::{generate_options, wl_generate_params, wl_generate_result, wl_text_fn};
 use crate::open_session::{Inner, with_settled};
@@ -84,6 +87,106 @@ impl Inner {
         self.prompt = Some((read, clock.elapsed()));
         Ok(read)
     }
+}
+
+impl Inner {
+    /// Returns the parser of the running generation, or of the last one, if it is there; otherwise that of the next answer.
+    pub fn parser(&mut self, or_last: bool) -> Outcome<OpenParser> {
+        let running = self.running.as_ref();
+        if let Some(running) = running.filter(|running| or_last || running.is_running()) {
+            let (syntax, before) = running.syntax();
+            return Ok(OpenParser::new(syntax.clone(), before));
+        }
+        let (chat, _) = self.chat()?;
+        Ok(OpenParser::new(chat.answer_syntax()?, continued(chat)))
+    }
+
+    /// Adds the results of the calls in the last answer.
+    fn add_results(&mut self, results: &[&str]) -> Outcome {
+        let (chat, _) = self.chat()?;
+        let mut messages = chat.messages().to_vec();
+        let last = messages
+            .last_mut()
+            .filter(|last| last.role == Role::Assistant);
+        let last =
+            last.ok_or_else(|| Failure::argument("results: the last message is no answer"))?;
+        let mut called = last.clone();
+        if !last.fields.contains_key("tool_calls") {
+            let read = answer::read(chat.answer_syntax()?, &last.content);
+            called = message_of(&read, chat.messages().len())?;
+        }
+        let calls = called.fields.get("tool_calls").and_then(Value::as_array);
+        let calls = calls.map_or(&[][..], Vec::as_slice);
+        if calls.len() != results.len() {
+            let sentence = format!(
+                "results: found {}, expected {}, one for each call of the last answer",
+                results.len(),
+                calls.len()
+            );
+            return Err(Failure::argument(sentence));
+        }
+        if chat.lists_tools() {
+            last.clone_from(&called);
+            let results = calls.iter().zip(results);
+            messages.extend(results.map(|(call, result)| tool_message(call, result)));
+        } else {
+            // Such a template knows calls and results as text only, and may know no other roles.
+            let tagged = |result: &&str| format!("<tool_response>\n{result}\n</tool_response>");
+            let tagged: Vec<String> = results.iter().map(tagged).collect();
+            messages.push(Message::new(Role::User, tagged.join("\n")));
+        }
+        self.set_messages(messages)?;
+        Ok(())
+    }
+}
+
+/// The message with the result of a call.
+fn tool_message(call: &Value, result: &str) -> Message {
+    let mut message = Message::new(Role::Other("tool".into()), result);
+    let name = call.get("function").unwrap_or(call).get("name");
+    for (field, value) in [("tool_call_id", call.get("id")), ("name", name)] {
+        let value = value.map(|value| (field.to_string(), value.clone()));
+        message.fields.extend(value);
+    }
+    message
+}
+
+/// The message of an answer whose calls are fields. Calls without an id get one; `number` is the number of messages before.
+fn message_of(answer: &Answer, number: usize) -> Outcome<Message> {
+    let id = |index: usize, call: &ToolCall| {
+        let made = format!("call_{number}_{index}");
+        Some(call.id.clone().unwrap_or(made))
+    };
+    Message::try_from(answer::fields(answer, id))
+        .map_err(|reason| Failure::argument(format!("the answer: {reason}")))
+}
+
+/// The text that the next answer continues.
+pub(crate) fn continued(chat: &Chat) -> &str {
+    let last = chat.messages().last().filter(|_| chat.awaits_answer());
+    let last = last.filter(|last| last.role == Role::Assistant);
+    last.map_or("", |last| last.content.as_str())
+}
+
+/// Adds the results of the calls in the last answer, in their order: `count` zero-terminated texts. wl_generate then gives the next answer.
+/// In the conversation the calls become fields of the answer's message, as the template writes calls, and each result is a message of the
+/// role "tool"; if the template lists no functions, the answer stays as it is, and the user sends the results between <tool_response> tags.
+/// A session that has read the answer reads it again if the template writes it differently than the model.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_results(
+    session: *mut wl_session,
+    results: *const *const c_char,
+    count: usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: `list` checks NULL, alignment and length; the caller passes `count` texts.
+        let results = unsafe { list("results", results, count) }?;
+        let results = results.iter().enumerate().map(|(index, &result)| {
+            // SAFETY: `text` checks NULL and UTF-8; the caller passes zero-terminated texts.
+            unsafe { text(&format!("results[{index}]"), result, usize::MAX) }
+        });
+        inner.add_results(&results.collect::<Outcome<Vec<_>>>()?)
+    })
 }
 
 /// Replaces the conversation with `count` messages: the messages may extend, edit or drop thinking text from the earlier ones, or come from
@@ -171,7 +274,9 @@ pub unsafe extern "C" fn wl_chat_thinking(session: *mut wl_session, thinking: i3
 
 /// Sets the functions that the model may call, from the next message on: a JSON array of schemas in the format of the model's template,
 /// such as {"type": "function", "function": {"name", "description", "parameters"}}. An empty array removes them. A call that the model
-/// makes is part of its text.
+/// makes is part of its text, which wl_chat_parser and wl_chat_parse split; wl_chat_results answers it. If the template does not list
+/// functions, instructions at the end of the system message do, which is no part of wl_chat_messages_json; WL_ERROR_TEXT if the template
+/// has no system message either.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_tools(
     session: *mut wl_session,
@@ -181,9 +286,7 @@ pub unsafe extern "C" fn wl_chat_tools(
     with_settled(session, |inner| {
         // SAFETY: the caller passes `length` bytes.
         let json = unsafe { text("json", json, length) }?;
-        let tools = serde_json::from_str(json)
-            .map_err(|error| Failure::argument(format!("the tools: {error}")))?;
-        Ok(inner.chat()?.0.set_tools(tools)?)
+        Ok(inner.chat()?.0.set_tools(answer::tools(json)?)?)
     })
 }
 

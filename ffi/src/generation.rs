@@ -3,8 +3,12 @@
 use std::ffi::{c_char, c_void};
 use std::time::{Duration, Instant};
 
-use waterline::{Finish, GenerateOptions, Generation, HistoryRead, Piece, Role, Session};
+use waterline::{
+    AnswerSyntax, Finish, GenerateOptions, Generation, HistoryRead, Piece, Role, Session, Start,
+    ThoughtOptions, ThoughtTags, Tools,
+};
 
+use crate::chat::continued;
 use crate::generate::{wl_finish, wl_generate_result, wl_text_fn};
 use crate::hooks::Hooks;
 use crate::open_session::Inner;
@@ -22,6 +26,10 @@ pub(crate) struct Running {
     failed: Option<Failure>,
     /// The text generated so far, if it is the answer in a conversation.
     answer: Option<String>,
+    /// How the model writes the text.
+    syntax: AnswerSyntax,
+    /// The text that the answer continues.
+    before: String,
     /// The last piece, with a zero byte after it.
     piece: String,
     finish: Option<wl_finish>,
@@ -34,6 +42,16 @@ impl Running {
     /// Records how the message was read, and the time it took.
     pub fn prompt(&mut self, read: HistoryRead, time: Duration) {
         (self.prompt, self.prompt_time) = (read, time);
+    }
+
+    /// Returns the syntax of the text, and the beginning of the answer that it continues.
+    pub fn syntax(&self) -> (&AnswerSyntax, &str) {
+        (&self.syntax, &self.before)
+    }
+
+    /// Whether the end has not been reported yet.
+    pub fn is_running(&self) -> bool {
+        self.finish.is_none()
     }
 
     /// Returns the next piece with text, or the piece after which a callback stops the generation.
@@ -99,12 +117,23 @@ impl Inner {
         }
         let last = chat.and_then(|chat| chat.messages().last());
         let goes_on = !sends && last.is_some_and(|last| last.role == Role::Assistant);
-        if let Some(chat) = chat.filter(|_| !goes_on) {
+        let syntax = match chat {
+            Some(chat) => chat.answer_syntax()?,
+            None => plain(),
+        };
+        if chat.is_some() && !goes_on {
             let budget = options.thought.and_then(|thought| thought.budget);
-            let mut thought = chat.thought()?;
+            let mut thought = ThoughtOptions::new(syntax.tags, syntax.start == Start::Thought);
             thought.budget = budget;
             options.thought = Some(thought);
         }
+        if !syntax.tools.0.is_empty() {
+            let tokenizer = self.session.model().tokenizer()?;
+            let marks = syntax.marks().into_iter();
+            let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
+            options.shown_tokens.extend(marks);
+        }
+        let before = chat.filter(|_| goes_on).map_or("", continued).to_string();
         let logprobs = options.logprobs;
         let mut generation = Generation::new(self.session.model(), options)?;
         if let Some(form) = self.form.clone() {
@@ -123,6 +152,8 @@ impl Inner {
             stopped: false,
             failed: None,
             answer,
+            syntax,
+            before,
             piece: String::new(),
             finish: None,
             prompt: prompt.0,
@@ -278,6 +309,18 @@ impl Inner {
             },
             _ => Ok(()),
         }
+    }
+}
+
+/// The syntax of a text that is no answer: all of it is content.
+fn plain() -> AnswerSyntax {
+    AnswerSyntax {
+        format: None,
+        tools: Tools::default(),
+        tags: ThoughtTags::THINK,
+        has_thoughts: false,
+        start: Start::Content,
+        keeps_thoughts: true,
     }
 }
 

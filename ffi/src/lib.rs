@@ -36,6 +36,10 @@ mod generate;
 
 mod chat;
 
+mod answer;
+
+mod render;
+
 mod state;
 
 mod generation;

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_void};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use waterline::internal::{Bytes, Checkpoint};
-use waterline::{Device, Model, OpenOptions, Pool};
+use waterline::{Device, Model, OpenOptions, Pool, Turns};
 
 use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
@@ -55,7 +55,7 @@ pub struct wl_model_params {
 
 /// A model's description.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct wl_model_info {
     /// sizeof(wl_model_info).
     pub size: u32,
@@ -73,6 +73,31 @@ pub struct wl_model_info {
     pub has_tokenizer: u32,
     /// Whether the model has a chat template: 1 or 0.
     pub has_chat_template: u32,
+    /// The number of tokens of the longest texts in training, beyond which answers are unreliable; 0 if the files do not state it or the
+    /// model's attention does not look back on a complete text.
+    pub trained_context: u64,
+    /// The tokens that end a generation, `eos` and the chat template's end of a turn among them, valid until the model is freed.
+    pub ends: *const u32,
+    /// The number of these tokens.
+    pub end_count: usize,
+}
+
+impl Default for wl_model_info {
+    fn default() -> Self {
+        wl_model_info {
+            size: size_of::<Self>() as u32,
+            vocab: 0,
+            parameters: 0,
+            weight_bytes: 0,
+            bos: -1,
+            eos: -1,
+            has_tokenizer: 0,
+            has_chat_template: 0,
+            trained_context: 0,
+            ends: std::ptr::null(),
+            end_count: 0,
+        }
+    }
 }
 
 impl Default for wl_model_params {
@@ -90,7 +115,7 @@ impl Default for wl_model_params {
 
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_model_params {}
-// SAFETY: numbers only, the size first.
+// SAFETY: numbers and a pointer that is only written, the size first.
 unsafe impl Tagged for wl_model_info {}
 
 /// The object of a model's handle.
@@ -99,7 +124,9 @@ pub(crate) struct OpenModel {
     pub weight_bytes: u64,
     /// The device of its sessions; `None` for the CPU.
     pub device: Option<Arc<Device>>,
-    info: wl_model_info,
+    parameters: u64,
+    /// The tokens that end a generation, found when they are first asked for: the template's needs the tokenizer.
+    ends: OnceLock<Vec<u32>>,
     name: CString,
     spec: CString,
     notes: CString,
@@ -119,22 +146,11 @@ impl OpenModel {
             .map(|tensor| tensor.data.len() as u64);
         let weight_bytes = bytes.sum();
         let (device, place) = choose_device(params, weight_bytes)?;
-        let has_tokenizer = checkpoint.text.tokenizer.is_some();
-        let has_chat_template = !checkpoint.text.templates.is_empty();
         let model = Model::bind(checkpoint)?;
         let spec = model.spec();
-        let id = |token: Option<u32>| token.map_or(-1, i64::from);
         Ok(OpenModel {
-            info: wl_model_info {
-                size: 0,
-                vocab: spec.vocab as u32,
-                parameters: spec.parameters() as u64,
-                weight_bytes,
-                bos: id(model.bos()),
-                eos: id(model.eos()),
-                has_tokenizer: has_tokenizer.into(),
-                has_chat_template: has_chat_template.into(),
-            },
+            parameters: spec.parameters() as u64,
+            ends: OnceLock::new(),
             weight_bytes,
             device,
             place: c_string(&place),
@@ -144,6 +160,38 @@ impl OpenModel {
             pools: Mutex::default(),
             model,
         })
+    }
+
+    /// The tokens that end a generation.
+    fn ends(&self) -> &[u32] {
+        self.ends.get_or_init(|| {
+            let mut ends: Vec<u32> = self.model.ends().collect();
+            let template = self.model.chat_template();
+            // A template that cannot be used ends no turn.
+            let turns = template
+                .and_then(|template| Turns::new(Arc::new(template), self.model.tokenizer()?));
+            let turn = turns.ok().and_then(|turns| turns.end_token());
+            ends.extend(turn.filter(|turn| !ends.contains(turn)));
+            ends
+        })
+    }
+
+    fn info(&self) -> wl_model_info {
+        let (model, ends) = (&self.model, self.ends());
+        let id = |token: Option<u32>| token.map_or(-1, i64::from);
+        wl_model_info {
+            size: 0,
+            vocab: model.spec().vocab as u32,
+            parameters: self.parameters,
+            weight_bytes: self.weight_bytes,
+            bos: id(model.bos()),
+            eos: id(model.eos()),
+            has_tokenizer: model.has_tokenizer().into(),
+            has_chat_template: model.has_chat_template().into(),
+            trained_context: model.trained_context().unwrap_or(0) as u64,
+            ends: ends.as_ptr(),
+            end_count: ends.len(),
+        }
     }
 
     /// Returns the thread pool that sessions of this model with this number of threads share. With one thread, each session has a separate
@@ -190,7 +238,7 @@ unsafe fn open(
             format!(
                 "opened {}: {} parameters, {} bytes of weights, {:.0} ms, {}",
                 open.model.file(),
-                open.info.parameters,
+                open.parameters,
                 open.weight_bytes,
                 1e3 * clock.elapsed().as_secs_f64(),
                 open.place.to_string_lossy()
@@ -348,7 +396,7 @@ pub unsafe extern "C" fn wl_model_get_info(
     border(|| {
         let model = MODELS.get(model)?;
         // SAFETY: the caller passes a struct of the size stored in it.
-        unsafe { params::write("wl_model_info", info, model.info) }
+        unsafe { params::write("wl_model_info", info, model.info()) }
     })
 }
 

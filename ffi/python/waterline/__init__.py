@@ -6,17 +6,19 @@
 
 from __future__ import annotations
 
+from ._answer import AnswerParser, Part, ToolCall
 from ._batch import Batch
 from ._errors import Error, FileError
 from ._generation import AsyncGeneration, Generation
 from ._hooks import Token
 from ._library import library
 from ._model import Model, plan
-from ._names import Cache, Device, Finish, OnFull
+from ._names import Cache, Device, Finish, OnFull, PartKind
 from ._session import Session
 from ._store import HistoryRead, Store
 
 __all__ = [
+    "AnswerParser",
     "AsyncGeneration",
     "Batch",
     "Cache",
@@ -28,9 +30,12 @@ __all__ = [
     "HistoryRead",
     "Model",
     "OnFull",
+    "Part",
+    "PartKind",
     "Session",
     "Store",
     "Token",
+    "ToolCall",
     "plan",
     "version",
 ]

@@ -44,10 +44,12 @@ class Batch(Closing):
                 generation._check_newest()
             texts, lengths = (c_void_p * len(handles))(), (c_size_t * len(handles))()
             check(library.wl_batch_generate(self._value, handles, len(handles), texts, lengths))
-            pieces = [text and ctypes.string_at(text, length) for text, length in zip(texts, lengths)]
+            pieces = [structs.text(text, length) if text else None for text, length in zip(texts, lengths)]
+            for generation, piece in zip(generations, pieces):
+                generation._parser._push((piece or "").encode())
             for generation in generations:
                 generation._hooks.check()
-        return [piece.decode() if isinstance(piece, bytes) else None for piece in pieces]
+        return pieces
 
 
 class _Held:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from ctypes import byref, c_size_t, c_void_p
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 from . import _structs as structs
+from ._answer import AnswerParser, Part, ToolCall, tool_calls
 from ._errors import Error
 from ._hooks import Hooks
 from ._library import check, library
@@ -31,10 +31,43 @@ class Outcome:
 
 
 class Generation(Outcome):
-    """An iterator of pieces of text. Any other call on the session ends it early."""
+    """An iterator of pieces of text, as the model writes it. Any other call on the session ends it early.
+
+    `text()`, `reasoning` and `tool_calls` generate the rest first, and `parts()` splits the answer as it arrives. A text that is no answer
+    in a conversation is content only."""
 
     def __init__(self, session: Session, hooks: Hooks) -> None:
         self._session, self._hooks = session, hooks
+        self._parser = AnswerParser._made(library.wl_chat_parser, session._value)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, with "reasoning_content" and "tool_calls" if there are any."""
+        for _ in self:
+            pass
+        return self._parser.message
+
+    def text(self) -> str:
+        """The content, without thoughts and calls."""
+        content: str = self.message["content"]
+        return content
+
+    @property
+    def reasoning(self) -> str:
+        """The model's thoughts; "" if there are none."""
+        reasoning: str = self.message.get("reasoning_content", "")
+        return reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls of the session's `tools`."""
+        return tool_calls(self.message)
+
+    def parts(self) -> Iterator[Part]:
+        """Splits the answer as it arrives, in place of the pieces."""
+        for _ in self:
+            yield from self._parser.parts()
+        yield from self._parser.parts()
 
     def __iter__(self) -> Generation:
         return self
@@ -47,14 +80,16 @@ class Generation(Outcome):
             self._check_newest()
             handle = self._session._value
             check(library.wl_generate_next(handle, byref(text), byref(length), byref(result)))
-            piece = text.value and ctypes.string_at(text.value, length.value)
+            piece = structs.text(text.value, length.value)
+            self._parser._push(piece.encode())
             self._hooks.check()
         if not text.value:
             self.finish = Finish(result.finish)
+            self._parser._finish(self.finish is not Finish.END)
             for name in ("tokens", "seconds", "prompt_tokens", "prompt_seconds", "reused_tokens"):
                 setattr(self, name, getattr(result, name))
             raise StopIteration
-        return (piece or b"").decode()
+        return piece
 
     def _check_newest(self) -> None:
         """Raises an error if the session has started another generation since."""
@@ -72,6 +107,22 @@ class AsyncGeneration(Outcome):
 
     def __aiter__(self) -> AsyncGeneration:
         return self
+
+    async def text(self) -> str:
+        """The content, without thoughts and calls; generates the rest first."""
+        async for _ in self:
+            pass
+        return self._generation.text() if self._generation else ""
+
+    @property
+    def reasoning(self) -> str | None:
+        """The model's thoughts; None before the end."""
+        return self._generation.reasoning if self._generation and self.finish is not None else None
+
+    @property
+    def tool_calls(self) -> list[ToolCall] | None:
+        """The calls of the session's `tools`; None before the end."""
+        return self._generation.tool_calls if self._generation and self.finish is not None else None
 
     async def __anext__(self) -> str:
         try:

@@ -6,18 +6,23 @@ import ctypes
 import json
 import os
 from ctypes import byref, c_size_t, c_uint32
-from typing import Any, Callable, Iterable, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, SupportsIndex, TypeVar
 
 from . import _structs as structs
 from ._library import ROOM, Closing, Handle, check, filled, library, make
 from ._names import Device
 from ._params import session_params
-from ._session import Session, as_bytes
+from ._session import Message, Session, as_bytes, encoded
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._params import SessionOptions
 
 M = TypeVar("M", bound="Model")
 
 
-def plan(path: str | os.PathLike[str], **params: Any) -> dict[str, Any]:
+def plan(path: str | os.PathLike[str], **params: Unpack[SessionOptions]) -> dict[str, Any]:
     """Returns the memory in bytes that a model file and a session on it would need, without loading the model."""
     result = structs.Plan()
     check(library.wl_plan_file(structs.path(path), byref(session_params(params)), byref(result)))
@@ -65,10 +70,13 @@ class Model(Closing):
 
     @property
     def info(self) -> dict[str, Any]:
-        """The vocabulary, parameters, bytes and special tokens."""
-        info = structs.ModelInfo()
-        check(library.wl_model_get_info(self._value, byref(info)))
-        return info.as_dict()
+        """The vocabulary, parameters, bytes and special tokens; the tokens that end a generation, and the number of tokens of the longest
+        texts in training, None if it is not known or sets no limit."""
+        handle, info = self._value, structs.ModelInfo()
+        check(library.wl_model_get_info(handle, byref(info)))
+        found = info.as_dict()
+        ends, count = found.pop("ends"), found.pop("end_count")
+        return {**found, "trained_context": info.trained_context or None, "end_tokens": ends[:count]}
 
     def _text(self, function: Callable[..., int]) -> str:
         """Returns a text owned by the model's handle."""
@@ -97,7 +105,7 @@ class Model(Closing):
         """Remarks about the model's files for the user, each a sentence."""
         return self._text(library.wl_model_notes).splitlines()
 
-    def plan(self, **params: Any) -> dict[str, Any]:
+    def plan(self, **params: Unpack[SessionOptions]) -> dict[str, Any]:
         """Returns the memory in bytes of a session with these parameters."""
         result = structs.Plan()
         check(library.wl_plan_model(self._value, byref(session_params(params, self._value)), byref(result)))
@@ -126,7 +134,25 @@ class Model(Closing):
         check(library.wl_detokenize(self._value, numbers, len(numbers), room, len(room), byref(length)))
         return room.raw[: length.value]
 
-    def session(self, **params: Any) -> Session:
+    def render(
+        self,
+        messages: Iterable[Message],
+        tools: Iterable[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Returns the text of a conversation as the model's template writes it. `variables` are more variables of the template, such as
+        `enable_thinking=False`."""
+        params = filled(structs.RenderParams(), library.wl_render_params_init)
+        params.add_generation_prompt = bool(add_generation_prompt)
+        params.messages, params.tools = encoded(messages), json.dumps(list(tools)).encode()
+        params.variables, length = json.dumps(variables).encode(), c_size_t()
+        check(library.wl_chat_render(self._value, byref(params), None, 0, byref(length)))
+        room = ctypes.create_string_buffer(length.value + 1)
+        check(library.wl_chat_render(self._value, byref(params), room, len(room), byref(length)))
+        return room.raw[: length.value].decode()
+
+    def session(self, **params: Unpack[SessionOptions]) -> Session:
         """Makes a session. Parameters are those of wl_session_params and wl_sampler_params, and `logit_bias`, a dict; `store` is a
         Store. Sampling parameters that are not given are those of the model's files."""
         value = self._value

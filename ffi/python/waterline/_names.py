@@ -40,3 +40,15 @@ class Finish(_Name):
     LENGTH = 2
     CANCELLED = 3
     CALLER = 4
+
+
+class PartKind(_Name):
+    """The kind of a part of an answer."""
+
+    CONTENT = 1
+    REASONING = 2
+    CALL_BEGINS = 3
+    CALL_ID = 4
+    CALL_ARGUMENTS = 5
+    CALL_ENDS = 6
+    CONTENT_WAS_REASONING = 7

@@ -13,6 +13,39 @@ from ._library import Handle, check, filled, library
 if TYPE_CHECKING:
     from typing import TypedDict
 
+    from ._names import Cache, OnFull
+    from ._store import Store
+
+    class SamplerOptions(TypedDict, total=False):
+        """How tokens are chosen."""
+
+        temperature: float | None
+        top_k: int | None
+        top_p: float | None
+        min_p: float | None
+        repetition_penalty: float | None
+        frequency_penalty: float | None
+        presence_penalty: float | None
+        penalty_window: int | None
+        seed: int | None
+        logit_bias: Mapping[int, float] | None
+
+    class SessionOptions(SamplerOptions, total=False):
+        """The memory, threads and drafts of a session, and how it chooses tokens."""
+
+        threads: int | None
+        context: int | None
+        history: int | None
+        chunk: int | None
+        marks: int | None
+        cache: Cache | None
+        on_full: OnFull | None
+        exact: bool | None
+        keep: int | None
+        store: Store | None
+        lookup: int | None
+        mtp: int | None
+
     class GenerateOptions(TypedDict, total=False):
         """The limits and callbacks of a generation."""
 

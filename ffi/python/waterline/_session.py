@@ -16,14 +16,16 @@ from ._generation import AsyncGeneration, Generation
 from ._hooks import Hooks
 from ._library import Closing, Handle, check, library, make
 from ._logits import array
+from ._names import Finish
 from ._params import generate_params, sampler_params
 from ._store import HistoryRead
+from ._tools import Function, result, schema
 from ._watch import OnProgress, Watch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._params import GenerateOptions
+    from ._params import GenerateOptions, SamplerOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 Message = Union[Mapping[str, Any], Any]
@@ -40,6 +42,11 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
     raise TypeError(f"messages: found a {type(value).__name__}, expected what JSON can hold")
+
+
+def encoded(messages: Iterable[Message]) -> bytes:
+    """Returns the JSON of messages."""
+    return json.dumps(list(messages), default=_plain).encode()
 
 
 def _locked(method: F) -> F:
@@ -157,7 +164,7 @@ class Session(Closing):
         """Replaces the conversation with these messages: dicts of "role", "content" (a text, None, or parts of type "text") and other
         fields that the model's template uses, or a client's message objects. The part that the session's state or its store has read
         already is not read again. Returns the numbers of tokens reused and read; `generate` gives the answer."""
-        text = json.dumps(list(messages), default=_plain).encode()
+        text = encoded(messages)
         reused, read = c_size_t(), c_size_t()
         self._watch.call(library.wl_session_set_messages, self._value, text, len(text), byref(reused), byref(read))
         return HistoryRead(reused.value, read.value)
@@ -194,20 +201,54 @@ class Session(Closing):
 
     @_locked
     def tools(self, schemas: Iterable[Mapping[str, Any]]) -> None:
-        """Sets the functions that the model may call: dicts in the format of the model's template."""
+        """Sets the functions that the model may call: dicts in the format of the model's template. If the template lists no functions, the
+        system message does. An answer's `tool_calls` are their calls."""
         text = json.dumps(list(schemas)).encode()
         check(library.wl_chat_tools(self._value, text, len(text)))
 
     @_locked
+    def results(self, results: Iterable[Any]) -> None:
+        """Adds the results of the calls in the last answer, in their order: texts, or what JSON can hold. `generate` gives the next
+        answer."""
+        texts = [result if isinstance(result, str) else json.dumps(result) for result in results]
+        pointers = [structs.c_string("results", text.encode()) for text in texts]
+        self._watch.call(library.wl_chat_results, self._value, (ctypes.c_char_p * len(pointers))(*pointers), len(pointers))
+
+    def run(
+        self,
+        message: str | Iterable[Message],
+        tools: Iterable[Function],
+        most_rounds: int = 16,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """Sends a message like `say`, calls the functions that the answer calls, and sends their results, until an answer calls none, a
+        limit or a stop text cuts it, or `most_rounds` answers have called some. Returns the last answer.
+
+        The schema of a function has its name, its docstring, and the type hints of its parameters. A call that does not fit its function
+        gives the model an error; an exception of the function is raised here."""
+        functions = {function.__name__: function for function in tools}
+        self.tools([schema(function) for function in functions.values()])
+        answer = self.say(message, **options)
+        for _ in range(most_rounds):
+            calls = answer.tool_calls
+            if not calls or answer.finish is not Finish.END:
+                break
+            self.results([result(functions, call) for call in calls])
+            answer = self.generate(**options)
+        return answer
+
+    @_locked
     def constrain(
         self,
-        schema: Mapping[str, Any] | bool | str | None = None,
+        schema: Mapping[str, Any] | bool | str | type[Any] | None = None,
         regex: str | None = None,
         grammar: str | None = None,
         json_object: bool = False,
     ) -> None:
-        """Constrains the next answers: JSON that fits `schema` (a dict, or its text), a text that matches `regex`, a text of a `grammar` in
-        llguidance's variant of Lark, or any JSON object. Without arguments it removes the constraint."""
+        """Constrains the next answers: JSON that fits `schema` (a dict, its text, or a Pydantic class), a text that matches `regex`,
+        a text of a `grammar` in llguidance's variant of Lark, or any JSON object. Without arguments it removes the constraint."""
+        if hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
         if isinstance(schema, (Mapping, bool)):
             schema = json.dumps(schema)
         # The numbers of wl_constraint.
@@ -251,7 +292,7 @@ class Session(Closing):
         return params
 
     @_locked
-    def set_sampler(self, **params: Any) -> None:
+    def set_sampler(self, **params: Unpack[SamplerOptions]) -> None:
         """Changes the given sampling parameters and keeps the others. A new seed restarts the random numbers."""
         check(library.wl_session_set_sampler(self._value, byref(sampler_params(params, self._sampler()))))
 

@@ -67,6 +67,11 @@ def path(value: str | bytes | os.PathLike[Any]) -> bytes:
     return c_string("path", os.fsencode(value))
 
 
+def text(pointer: int | None, length: int) -> str:
+    """Returns the text of `length` bytes in the library's memory; "" for NULL."""
+    return ctypes.string_at(pointer, length).decode() if pointer else ""
+
+
 class ModelParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("device", c_uint32), ("gpu", c_uint32), ("allow_unused", c_uint32),
@@ -78,6 +83,7 @@ class ModelInfo(Tagged):
     _fields_ = [
         ("size", c_uint32), ("vocab", c_uint32), ("parameters", c_uint64), ("weight_bytes", c_uint64),
         ("bos", c_int64), ("eos", c_int64), ("has_tokenizer", c_uint32), ("has_chat_template", c_uint32),
+        ("trained_context", c_uint64), ("ends", POINTER(c_uint32)), ("end_count", c_size_t),
     ]
 
 
@@ -146,6 +152,19 @@ class GenerateResult(Tagged):
     _fields_ = [
         ("size", c_uint32), ("finish", c_uint32), ("tokens", c_uint64), ("prompt_tokens", c_uint64),
         ("prompt_seconds", c_double), ("seconds", c_double), ("reused_tokens", c_uint64),
+    ]
+
+
+class RenderParams(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("add_generation_prompt", c_uint32), ("messages", c_char_p), ("tools", c_char_p),
+        ("variables", c_char_p),
+    ]
+
+
+class AnswerPart(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("kind", c_uint32), ("call", c_size_t), ("text", c_void_p), ("length", c_size_t), ("id", c_char_p),
     ]
 
 

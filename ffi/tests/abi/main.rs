@@ -1,6 +1,8 @@
 //! Tests the C interface as its users see it: the header, the installed libraries, and programs in C, C++ and Python that are built and run
 //! here.
 
+#[cfg(target_os = "linux")]
+mod calls;
 mod header;
 #[cfg(target_os = "linux")]
 mod installed;

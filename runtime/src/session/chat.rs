@@ -8,7 +8,9 @@ use super::{HistoryRead, Session, ThoughtOptions};
 use crate::error::{Error, Result};
 use crate::sampler::SamplerState;
 use crate::state::Snapshot;
-use crate::text::{History, Message, Remembered, Role, Run, Runs, TemplateOptions, Turns};
+use crate::text::{
+    AnswerSyntax, History, Message, Remembered, Role, Run, Runs, TemplateOptions, Turns,
+};
 
 /// A conversation. Each call takes its session. Messages may be edited, removed and replaced freely: a call reads only tokens that no
 /// available state has read.
@@ -89,11 +91,38 @@ impl Chat {
         self.turns.has_thinking_switch()
     }
 
-    /// Sets the functions that the model may call, as JSON schemas, from the next message on.
+    /// Sets the functions that the model may call, as JSON schemas, from the next message on. A template that does not list them gets
+    /// instructions at the end of the system message, which is no part of [`Chat::messages`].
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails, or if it neither lists tools nor has a system message; nothing changes then.
     pub fn set_tools(&mut self, tools: Vec<serde_json::Value>) -> Result<()> {
-        let mut options = self.turns.options().clone();
+        let mut turns = self.turns.clone();
+        let mut options = turns.options().clone();
         options.tools = tools;
-        self.turns.set_options(options)
+        turns.set_options(options)?;
+        turns.check_tools()?;
+        self.turns = turns;
+        Ok(())
+    }
+
+    /// How the model writes its next answer, for an [`AnswerParser`](crate::AnswerParser).
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template cannot render a question.
+    pub fn answer_syntax(&self) -> Result<AnswerSyntax> {
+        self.turns.answer_syntax()
+    }
+
+    /// Whether the template lists tools, and so knows calls and their results. Other templates know both as text only.
+    pub fn lists_tools(&self) -> bool {
+        self.turns.lists_tools()
+    }
+
+    /// Converts messages to tokens, with the instructions for tools that the template needs.
+    fn history(&self, messages: &[Message], reply: bool) -> Result<History> {
+        let messages = self.turns.instructed(messages);
+        self.turns.history(&messages, reply, &self.runs)
     }
 
     /// Sets a variable of the template from the next message on; null leaves it undefined.
@@ -144,7 +173,7 @@ impl Chat {
         if !text.is_empty() {
             messages.push(Message::new(Role::System, text));
             let asked = [messages[0].clone(), Message::new(Role::User, "question")];
-            self.turns.history(&asked, true, &self.runs)?;
+            self.history(&asked, true)?;
         }
         self.messages = messages;
         Ok(())
@@ -188,7 +217,7 @@ impl Chat {
             self.answer = None;
             return Ok(read);
         }
-        let history = self.turns.history(&messages, true, &self.runs)?;
+        let history = self.history(&messages, true)?;
         session.keep_first(history.instructions);
         let read = session.read_history_with(&history.tokens, &history.borders, progress)?;
         self.replace_messages(messages);
@@ -263,7 +292,7 @@ impl Chat {
             History::default()
         } else {
             let answered = rest.last().is_some_and(|last| last.role == Role::Assistant);
-            self.turns.history(rest, answered, &self.runs)?
+            self.history(rest, answered)?
         };
         // The session had also read the tokens with which the model ended the previous answer.
         let mut answers = self.answers.iter();

@@ -4,7 +4,7 @@ use super::jinja::marked::{Mark, Marked, Text};
 use super::jinja::value::Value;
 use super::jinja::work::{ELEMENT, Work};
 use super::jinja::{Failure, Outcome, Template};
-use super::{Message, Role};
+use super::{Message, Role, Tools};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value as Json};
@@ -141,6 +141,35 @@ impl ChatTemplate {
         Ok(rendering.text.as_str().into())
     }
 
+    /// Like [`render`](Self::render), with tools and variables. If the template does not list tools, the system message does.
+    ///
+    /// # Errors
+    /// The errors of [`render`](Self::render), and [`Error::Template`] if the text would not show the tools.
+    pub fn render_with_options(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        options: &TemplateOptions,
+    ) -> Result<String> {
+        let instructions = self.instructions(options);
+        let messages = instructed(messages, instructions.as_deref());
+        let canceller = Canceller::default();
+        let rendering = self.render_with(&messages, add_generation_prompt, options, &canceller)?;
+        let text = rendering.text.as_str();
+        match instructions {
+            Some(instructions) if !text.contains(&instructions) => Err(Error::Template {
+                reason: "it lists no tools and leaves out the system message that would".into(),
+            }),
+            _ => Ok(text.into()),
+        }
+    }
+
+    /// Instructions for calling the tools of `options`, if the template does not list them.
+    pub(crate) fn instructions(&self, options: &TemplateOptions) -> Option<String> {
+        let needed = !options.tools.is_empty() && !Tools::are_listed(&self.source);
+        needed.then(|| Tools(options.tools.clone()).instructions())
+    }
+
     /// Like [`render`](Self::render), with tools, variables and cancellation. Messages that the template refuses are tried again in
     /// plainer forms: contents and fields as [`Message::simplified`] makes them, ids as short as Mistral's templates want them, and all
     /// system messages as the first one.
@@ -220,6 +249,26 @@ impl ChatTemplate {
         }
         Ok(variables)
     }
+}
+
+/// The messages with `instructions` at the end of the system message, unless it has them already.
+pub(crate) fn instructed<'m>(
+    messages: &'m [Message],
+    instructions: Option<&str>,
+) -> Cow<'m, [Message]> {
+    let Some(instructions) = instructions else {
+        return messages.into();
+    };
+    let mut messages = messages.to_vec();
+    match messages.first_mut() {
+        Some(first) if first.role == Role::System => {
+            if !first.content.contains(instructions) {
+                first.content += &format!("\n\n{instructions}");
+            }
+        }
+        _ => messages.insert(0, Message::new(Role::System, instructions)),
+    }
+    messages.into()
 }
 
 /// A rendering and the messages that it shows, which its marks count.

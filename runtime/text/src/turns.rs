@@ -1,9 +1,13 @@
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::jinja::marked::{Mark, Marked};
-use super::template::Rendering;
-use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, ThoughtTags, Tokenizer};
+use super::template::{Rendering, instructed};
+use super::{
+    AnswerSyntax, ChatTemplate, Message, Piece, Role, TemplateOptions, ThoughtTags, Tokenizer,
+    Tools,
+};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 
@@ -154,6 +158,42 @@ impl Turns {
     /// The texts around thoughts in the template, or those of most models.
     pub fn thought_tags(&self) -> ThoughtTags {
         ThoughtTags::of_template(self.template.source()).unwrap_or(ThoughtTags::THINK)
+    }
+
+    /// How the model writes the answer to a question.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails.
+    pub fn answer_syntax(&self) -> Result<AnswerSyntax> {
+        let is_token = |text: &str| self.tokenizer.token_id(text).is_some();
+        let tools = Tools(self.options.tools.clone());
+        let mut syntax = AnswerSyntax::of_model(self.template.source(), is_token, tools);
+        let question = [Message::new(Role::User, "question")];
+        syntax.start = syntax.start_after(self.render(&question, true)?.text.as_str());
+        Ok(syntax)
+    }
+
+    /// Whether the template lists tools, and so knows calls and their results.
+    pub fn lists_tools(&self) -> bool {
+        Tools::are_listed(self.template.source())
+    }
+
+    /// The messages, with instructions for calling the tools if the template does not list them.
+    pub fn instructed<'m>(&self, messages: &'m [Message]) -> Cow<'m, [Message]> {
+        let instructions = self.template.instructions(&self.options);
+        instructed(messages, instructions.as_deref())
+    }
+
+    /// Checks that the model is told of its tools.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template neither lists tools nor writes the system message that would.
+    pub fn check_tools(&self) -> Result<()> {
+        let question = [Message::new(Role::User, "question")];
+        let rendered = self
+            .template
+            .render_with_options(&question, true, &self.options);
+        rendered.map(|_| ())
     }
 
     /// Whether the template renders a question differently with thinking on and off.

@@ -258,6 +258,15 @@ impl AnswerParser {
         text
     }
 
+    /// Whether the answer so far ends inside the arguments of a call.
+    pub fn is_in_call(&self) -> bool {
+        match &self.place {
+            Place::Arguments(_) | Place::Tags(_) => true,
+            Place::Object(call) => call.has_begun(),
+            _ => false,
+        }
+    }
+
     fn emit(&mut self, part: AnswerPart) {
         match &mut self.pending {
             Some(pending) => pending.parts.push(part),
