@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use serde_json::{Map, Value};
-use waterline::{Message, TemplateOptions};
+use waterline::{CallFormat, Message, TemplateOptions};
 
 use crate::answer::tools;
 use crate::model::{MODELS, wl_model};
@@ -99,7 +99,11 @@ pub unsafe extern "C" fn wl_chat_render(
         let (messages, options) = unsafe { params.conversation() }?;
         let template = model.model.chat_template_or_chatml()?;
         let add_generation_prompt = params.add_generation_prompt != 0;
-        let rendered = template.render_with_options(&messages, add_generation_prompt, &options)?;
+        let tokenizer = model.model.tokenizer()?;
+        let is_token = |text: &str| tokenizer.token_id(text).is_some();
+        let format = CallFormat::for_tools(template.source(), is_token);
+        let rendered =
+            template.render_with_options(&messages, add_generation_prompt, &options, format)?;
         // SAFETY: the caller provides room for `room` bytes.
         unsafe {
             fill(

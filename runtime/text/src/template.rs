@@ -4,7 +4,7 @@ use super::jinja::marked::{Mark, Marked, Text};
 use super::jinja::value::Value;
 use super::jinja::work::{ELEMENT, Work};
 use super::jinja::{Failure, Outcome, Template};
-use super::{Message, Role, Tools};
+use super::{CallFormat, Message, Role, Tools};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value as Json};
@@ -141,7 +141,8 @@ impl ChatTemplate {
         Ok(rendering.text.as_str().into())
     }
 
-    /// Like [`render`](Self::render), with tools and variables. If the template does not list tools, the system message does.
+    /// Like [`render`](Self::render), with tools and variables. If the template does not list tools, the system message does, for calls in
+    /// this format.
     ///
     /// # Errors
     /// The errors of [`render`](Self::render), and [`Error::Template`] if the text would not show the tools.
@@ -150,8 +151,9 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
         options: &TemplateOptions,
+        format: &CallFormat,
     ) -> Result<String> {
-        let instructions = self.instructions(options);
+        let instructions = self.instructions(options, format);
         let messages = instructed(messages, instructions.as_deref());
         let canceller = Canceller::default();
         let rendering = self.render_with(&messages, add_generation_prompt, options, &canceller)?;
@@ -165,9 +167,13 @@ impl ChatTemplate {
     }
 
     /// Instructions for calling the tools of `options`, if the template does not list them.
-    pub(crate) fn instructions(&self, options: &TemplateOptions) -> Option<String> {
+    pub(crate) fn instructions(
+        &self,
+        options: &TemplateOptions,
+        format: &CallFormat,
+    ) -> Option<String> {
         let needed = !options.tools.is_empty() && !Tools::are_listed(&self.source);
-        needed.then(|| Tools(options.tools.clone()).instructions())
+        needed.then(|| Tools(options.tools.clone()).instructions(format))
     }
 
     /// Like [`render`](Self::render), with tools, variables and cancellation. Messages that the template refuses are tried again in

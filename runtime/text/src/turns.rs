@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::jinja::marked::{Mark, Marked};
 use super::template::{Rendering, instructed};
 use super::{
-    AnswerSyntax, ChatTemplate, Message, Piece, Role, TemplateOptions, ThoughtTags, Tokenizer,
-    Tools,
+    AnswerSyntax, CallFormat, ChatTemplate, Message, Piece, Role, TemplateOptions, ThoughtTags,
+    Tokenizer, Tools,
 };
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
@@ -173,6 +173,12 @@ impl Turns {
         Ok(syntax)
     }
 
+    /// The format in which the model is to call tools.
+    fn call_format(&self) -> &'static CallFormat {
+        let is_token = |text: &str| self.tokenizer.token_id(text).is_some();
+        CallFormat::for_tools(self.template.source(), is_token)
+    }
+
     /// Whether the template lists tools, and so knows calls and their results.
     pub fn lists_tools(&self) -> bool {
         Tools::are_listed(self.template.source())
@@ -180,7 +186,9 @@ impl Turns {
 
     /// The messages, with instructions for calling the tools if the template does not list them.
     pub fn instructed<'m>(&self, messages: &'m [Message]) -> Cow<'m, [Message]> {
-        let instructions = self.template.instructions(&self.options);
+        let instructions = self
+            .template
+            .instructions(&self.options, self.call_format());
         instructed(messages, instructions.as_deref())
     }
 
@@ -190,9 +198,9 @@ impl Turns {
     /// [`Error::Template`] if the template neither lists tools nor writes the system message that would.
     pub fn check_tools(&self) -> Result<()> {
         let question = [Message::new(Role::User, "question")];
-        let rendered = self
-            .template
-            .render_with_options(&question, true, &self.options);
+        let rendered =
+            self.template
+                .render_with_options(&question, true, &self.options, self.call_format());
         rendered.map(|_| ())
     }
 

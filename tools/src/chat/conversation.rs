@@ -3,9 +3,8 @@
 use std::time::Instant;
 
 use waterline::{
-    Answer, AnswerParser, AnswerSyntax, CallFormat, Chat, Constraint, ContextEnd, Finish,
-    GenerateOptions, HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, ToolCall,
-    Tools,
+    Answer, AnswerParser, AnswerSyntax, Chat, Constraint, ContextEnd, Finish, GenerateOptions,
+    HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, ToolCall, Tools,
 };
 
 use super::screen::Screen;
@@ -28,8 +27,6 @@ pub struct Conversation {
     /// How the model writes its answers.
     syntax: AnswerSyntax,
     tools: Vec<Tool>,
-    /// Instructions for the tools, if the template does not list them.
-    instructions: String,
     totals: Totals,
     /// The most tokens that the session can read, if its state has such a limit.
     context: Option<usize>,
@@ -84,7 +81,6 @@ impl Conversation {
             chat,
             form: None,
             tools: Vec::new(),
-            instructions: String::new(),
             totals: Totals::default(),
         })
     }
@@ -164,10 +160,7 @@ impl Conversation {
 
     /// Sets the instructions (system prompt), before the first message.
     pub fn set_system(&mut self, text: &str) -> Result<()> {
-        let parts = [text, &self.instructions];
-        let parts = parts.into_iter().filter(|part| !part.is_empty());
-        let text = parts.collect::<Vec<_>>().join("\n\n");
-        Ok(self.chat.set_system(&text)?)
+        Ok(self.chat.set_system(text)?)
     }
 
     /// Whether the template requests a thought before the answer.
@@ -208,16 +201,10 @@ impl Conversation {
         self.syntax = syntax(&self.session, Tools(schemas.clone()))?;
         self.tools = tools.to_vec();
         let model = self.session.model();
-        let (template, tokenizer) = (model.chat_template_or_chatml()?, model.tokenizer()?);
+        let tokenizer = model.tokenizer()?;
         let marks = self.syntax.marks().into_iter();
         let marks = marks.filter_map(|mark| tokenizer.token_id(mark));
         self.limits.shown_tokens.extend(marks);
-        if !Tools::are_listed(template.source()) {
-            let format = self.syntax.format.unwrap_or_else(CallFormat::generic);
-            self.instructions = self.syntax.tools.instructions(format);
-            let system = self.system().unwrap_or("").to_string();
-            self.set_system(&system)?;
-        }
         Ok(self.chat.set_tools(schemas)?)
     }
 

@@ -8,6 +8,7 @@ use waterline::{Constraint, Constraints, Grammar};
 use super::App;
 use super::fields::Fields;
 use super::refusal::Refusal;
+use crate::allocations::return_free_memory;
 use crate::gbnf;
 
 /// A wanted grammar.
@@ -132,7 +133,11 @@ impl App {
             return Ok((None, Vec::new()));
         };
         let _permit = self.grammars.acquire().await;
-        let made = self.make(move |app| wanted.compile(&*app.prompter.model().constraints()?));
+        let made = self.make(move |app| {
+            let compiled = wanted.compile(&*app.prompter.model().constraints()?);
+            return_free_memory();
+            compiled
+        });
         let (constraint, notes) = made.await?;
         Ok((Some(constraint), notes))
     }

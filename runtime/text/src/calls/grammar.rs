@@ -99,17 +99,19 @@ impl Writer<'_> {
             ["", ""]
         };
         let (section, call) = (format.section, format.call);
-        // The opening text is not part of `rest`.
+        // The text that begins a call, without the white space that follows it: models forget that, and the rest then still has to fit.
+        let begins = match section[0].is_empty() {
+            true => call[0],
+            false => section[0],
+        };
+        let (begins, space) = begins.split_at(begins.trim_end().len());
+        let space = self.literal(space);
         let (before_call, after_call) = match section[0].is_empty() {
             true => (String::new(), self.literal(call[1])),
             false => (self.literal(call[0]), self.literal(call[1])),
         };
         let between = self.literal(format.between);
-        let mark = self.literal(if section[0].is_empty() {
-            call[0]
-        } else {
-            section[0]
-        });
+        let mark = self.literal(begins);
         let has_more = needed != NeededCalls::One && !section[0].is_empty();
         let more = if has_more {
             format!("({between} {before_call} call {after_call})*")
@@ -122,7 +124,7 @@ impl Writer<'_> {
         }
         self.rule(
             "rest",
-            &format!("{open} {before_call} call {after_call} {more} {close} {end}"),
+            &format!("{space} {open} {before_call} call {after_call} {more} {close} {end}"),
         )?;
         self.rule("one", &format!("{mark} rest"))?;
         let repeated = format!("one ({between} one)*");
@@ -132,7 +134,8 @@ impl Writer<'_> {
             NeededCalls::Some => repeated,
             NeededCalls::Any if mark.is_empty() => {
                 let first = opening.chars().next().unwrap_or('{');
-                self.rule("TEXT", &format!("/[^\\{first}](?s:.)*/"))?;
+                let first = escaped(&first.to_string());
+                self.rule("TEXT", &format!("/[^{first}](?s:.)*/"))?;
                 format!("{repeated} | TEXT?")
             }
             NeededCalls::Any if mark.starts_with("<[") => {
@@ -140,15 +143,10 @@ impl Writer<'_> {
                 "TEXT? (one TEXT?)*".into()
             }
             NeededCalls::Any => {
-                let text = if section[0].is_empty() {
-                    call[0]
-                } else {
-                    section[0]
-                };
-                self.rules += &format!("text[suffix={}]: /(?s:.)*/\n", quoted(text));
+                self.rules += &format!("text[suffix={}]: /(?s:.)*/\n", quoted(begins));
                 self.rule(
                     "LAST",
-                    &format!("/(?s:.)+/ & ~/(?s:.)*{}(?s:.)*/", escaped(text)),
+                    &format!("/(?s:.)+/ & ~/(?s:.)*{}(?s:.)*/", escaped(begins)),
                 )?;
                 "(text rest)* LAST?".into()
             }
@@ -472,9 +470,9 @@ fn quoted(text: &str) -> String {
 /// Escapes a text for a regular expression.
 fn escaped(text: &str) -> String {
     let escape = |c: char| match c {
-        c if c.is_alphanumeric() || "_<>".contains(c) => c.to_string(),
         '\n' => "\\n".into(),
-        c => format!("\\{c}"),
+        c if c.is_ascii_punctuation() && !"_<>".contains(c) => format!("\\{c}"),
+        c => c.to_string(),
     };
     text.chars().map(escape).collect()
 }

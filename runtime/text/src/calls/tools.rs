@@ -154,11 +154,6 @@ impl Tools {
         template.contains("tools") || template.contains("functions")
     }
 
-    /// Whether a chat template lists tools. The prompt of another template needs [`Tools::instructions`].
-    pub fn are_listed(template: &str) -> bool {
-        template.contains("tools") || template.contains("functions")
-    }
-
     /// The function's part of each tool.
     pub(super) fn functions(&self) -> impl Iterator<Item = &Value> {
         self.0
