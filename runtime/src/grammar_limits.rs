@@ -9,7 +9,7 @@ use crate::grammar::Grammar;
 /// Largest size of a grammar in bytes.
 const MOST_BYTES: usize = 1 << 20;
 /// Largest size of the rules of a Lark grammar in bytes, without the schemas in them: a byte takes up to 500 bytes of memory.
-const MOST_RULE_BYTES: usize = 128 << 10;
+const MOST_RULE_BYTES: usize = 160 << 10;
 /// Deepest nesting of brackets or values.
 const MOST_DEPTH: usize = 100;
 /// Largest sum of the nesting depths of all rules, or of all schemas that a `$ref` names. The compiler recurses at most as deep, and a level

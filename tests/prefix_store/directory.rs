@@ -130,7 +130,9 @@ fn a_directory_keeps_its_bound_and_can_vanish() {
     reads(&model, &none, &tokens);
     none.flush();
     assert_eq!(none.stats().files, 0);
-    assert!(none.take_notes()[0].contains("leaves no room"));
+    let notes = none.take_notes();
+    let is_told = notes.iter().any(|note| note.contains("leaves no room"));
+    assert!(is_told, "{notes:?}");
 }
 
 /// Two processes write equal and different histories to one directory, whose limit makes each remove the other's files.

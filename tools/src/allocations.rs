@@ -14,7 +14,7 @@ pub fn count() -> u64 {
 }
 
 /// Gives free memory back to the system. glibc keeps what threads have freed between allocations that remain.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[cfg(all(feature = "serve", target_os = "linux", target_env = "gnu"))]
 pub fn return_free_memory() {
     // SAFETY: the signature is that in glibc's header, and the function may be called at any time.
     unsafe extern "C" {
@@ -23,7 +23,7 @@ pub fn return_free_memory() {
     malloc_trim(0);
 }
 
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+#[cfg(all(feature = "serve", not(all(target_os = "linux", target_env = "gnu"))))]
 pub fn return_free_memory() {}
 
 /// The system's allocator with a counter.
