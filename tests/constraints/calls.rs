@@ -210,22 +210,20 @@ fn long_lists_of_tools_compile_or_are_refused_with_a_sentence() {
             .collect(),
     ];
     let mut compiled = 0;
-    for tools in &lists {
-        for format in CallFormat::all() {
-            let Ok(grammar) = of_calls(format, tools, NeededCalls::Some, &|_| None) else {
-                continue;
-            };
-            // A compilation that takes too long keeps its place until it ends.
-            let outcome = loop {
-                match compiler.compile(&grammar) {
-                    Err(Error::Memory { .. }) => std::thread::sleep(Duration::from_millis(100)),
-                    outcome => break outcome,
-                }
-            };
-            match outcome {
-                Ok(_) => compiled += 1,
-                Err(error) => assert!(matches!(error, Error::Invalid { .. }), "{error}"),
+    for (format, tools) in CallFormat::all().iter().zip(lists.iter().cycle()) {
+        let Ok(grammar) = of_calls(format, tools, NeededCalls::Some, &|_| None) else {
+            continue;
+        };
+        // A compilation that takes too long keeps its place until it ends.
+        let outcome = loop {
+            match compiler.compile(&grammar) {
+                Err(Error::Memory { .. }) => std::thread::sleep(Duration::from_millis(100)),
+                outcome => break outcome,
             }
+        };
+        match outcome {
+            Ok(_) => compiled += 1,
+            Err(error) => assert!(matches!(error, Error::Invalid { .. }), "{error}"),
         }
     }
     // All formats take more than 256 parameters.
