@@ -103,7 +103,7 @@ fn a_model_that_has_never_seen_a_tool_calls_one_in_every_format() {
                 assert!(fits(&call.name, &arguments), "{}: {text}", format.name);
             }
             // A mark that the limit cuts is text.
-            let is_cut_mark = is_cut && answer.content.len() < 16;
+            let is_cut_mark = is_cut && answer.content.len() < 32;
             assert!(
                 answer.content.is_empty() || is_cut_mark,
                 "{}: {text}",
