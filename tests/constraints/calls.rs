@@ -57,7 +57,7 @@ fn fits(name: &str, arguments: &Value) -> bool {
 }
 
 /// The grammar of calls in a format. `control` returns the id of a control token.
-fn of_calls(
+fn calls_grammar(
     format: &CallFormat,
     tools: &[Value],
     needed: NeededCalls,
@@ -79,7 +79,7 @@ fn a_model_that_has_never_seen_a_tool_calls_one_in_every_format() {
     let mut ended = 0;
     for (format, seed) in CallFormat::all().iter().zip(0..) {
         for needed in [NeededCalls::One, NeededCalls::Some] {
-            let grammar = of_calls(format, &tools, needed, &|_| None).expect("a grammar");
+            let grammar = calls_grammar(format, &tools, needed, &|_| None).expect("a grammar");
             let form = compiler.compile(&grammar);
             let form = form.unwrap_or_else(|error| panic!("{}: {grammar:?}: {error}", format.name));
             let ((text, finish), _) = alone(begin(&model, &form, false, (seed, 8)));
@@ -102,7 +102,7 @@ fn a_model_that_has_never_seen_a_tool_calls_one_in_every_format() {
                 let arguments = arguments.unwrap_or_else(|error| panic!("{text}: {error}"));
                 assert!(fits(&call.name, &arguments), "{}: {text}", format.name);
             }
-            // What the limit cuts before a call's arguments is text.
+            // A call that the limit cuts before its arguments is text.
             let is_rest = is_cut && text.ends_with(&answer.content);
             assert!(
                 answer.content.is_empty() || is_rest,
@@ -123,7 +123,7 @@ fn text_before_a_call_is_free_and_the_call_fits() {
     let tokenizer = model.tokenizer().expect("a tokenizer");
     let compiler = model.constraints().expect("constraints");
     let end = model.ends().next().expect("an end");
-    let grammar = of_calls(CallFormat::generic(), &tools(), NeededCalls::Any, &|_| None);
+    let grammar = calls_grammar(CallFormat::generic(), &tools(), NeededCalls::Any, &|_| None);
     let form = compiler
         .compile(&grammar.expect("a grammar"))
         .expect("a form");
@@ -170,7 +170,7 @@ fn grammars_of_every_format_compile_with_and_without_control_tokens() {
     for format in CallFormat::all() {
         for needed in [NeededCalls::Any, NeededCalls::Some, NeededCalls::One] {
             for control in [&is_token as &dyn Fn(&str) -> Option<u32>, &|_| None] {
-                let grammar = of_calls(format, &tools(), needed, control).expect("a grammar");
+                let grammar = calls_grammar(format, &tools(), needed, control).expect("a grammar");
                 if let Err(error) = compiler.compile(&grammar) {
                     panic!("{} {needed:?}: {grammar:?}: {error}", format.name);
                 }
@@ -211,7 +211,7 @@ fn long_lists_of_tools_compile_or_are_refused_with_a_sentence() {
     ];
     let mut compiled = 0;
     for (format, tools) in CallFormat::all().iter().zip(lists.iter().cycle()) {
-        let Ok(grammar) = of_calls(format, tools, NeededCalls::Some, &|_| None) else {
+        let Ok(grammar) = calls_grammar(format, tools, NeededCalls::Some, &|_| None) else {
             continue;
         };
         // A compilation that takes too long keeps its place until it ends.
@@ -229,7 +229,8 @@ fn long_lists_of_tools_compile_or_are_refused_with_a_sentence() {
     // All formats take more than 256 parameters.
     let tools = [tool("f".into(), numbered(300, &integer), Value::Null)];
     for format in CallFormat::all() {
-        let grammar = of_calls(format, &tools, NeededCalls::Some, &|_| None).expect("a grammar");
+        let grammar =
+            calls_grammar(format, &tools, NeededCalls::Some, &|_| None).expect("a grammar");
         if let Err(error) = compiler.compile(&grammar) {
             panic!("{}: {error}", format.name);
         }
