@@ -1,5 +1,6 @@
 //! `/v1/completions`, `/tokenize` and `/detokenize`: text and tokens without a template.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use hyper::Response;
@@ -170,13 +171,16 @@ pub async fn tokenize(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Ref
         json!({ "id": id, "piece": piece })
     };
     // Written as text: a value of each token would take ten times its memory.
-    let listed = match with_pieces {
-        true => serde_json::to_string(&tokens.iter().map(piece).collect::<Vec<_>>()),
-        false => serde_json::to_string(tokens),
-    };
-    let (listed, count) = (listed.unwrap_or_default(), tokens.len());
-    let context = json!(app.context);
-    let text = format!("{{\"tokens\":{listed},\"count\":{count},\"max_model_len\":{context}}}");
+    let mut text = String::from("{\"tokens\":[");
+    for (index, id) in tokens.iter().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let _ = match with_pieces {
+            true => write!(text, "{comma}{}", piece(id)),
+            false => write!(text, "{comma}{id}"),
+        };
+    }
+    let (count, context) = (tokens.len(), json!(app.context));
+    let _ = write!(text, "],\"count\":{count},\"max_model_len\":{context}}}");
     Ok(text_response("application/json", text))
 }
 

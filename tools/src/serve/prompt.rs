@@ -121,10 +121,11 @@ impl Prompter {
 
     /// Returns the tokens of a text, after the BOS token.
     pub fn text(&self, text: &str) -> Result<Prompt> {
-        let (bos, tokens) = (self.model.bos(), self.tokenizer.encode(text)?);
+        let (bos, mut tokens) = (self.model.bos(), self.tokenizer.encode(text)?);
+        tokens.splice(0..0, bos);
         Ok(Prompt {
             hidden: bos.iter().count(),
-            ..self.tokens(bos.into_iter().chain(tokens).collect())?
+            ..self.tokens(tokens)?
         })
     }
 

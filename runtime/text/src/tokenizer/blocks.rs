@@ -17,16 +17,17 @@ const SIDE: usize = 256;
 const TRIES: usize = 16;
 
 impl Tokenizer {
-    /// Encodes text without special tokens. `flags` say whether it is at the beginning of the complete text, and whether it is there or
-    /// follows a special token. A text is cut only where the tokens on both sides are those of the uncut neighbourhood: after a line,
+    /// Appends the tokens of a text without special tokens. `flags` say whether it is at the beginning of the complete text, and whether it
+    /// is there or follows a special token. A text is cut only where the tokens on both sides are those of the uncut neighbourhood: after a line,
     /// before a word, or inside a word without such a place.
     pub(super) fn encode_blocks(
         &self,
         text: &str,
         flags: [bool; 2],
         deadline: Instant,
-    ) -> Result<Vec<u32>> {
-        self.encode_blocks_of(text, flags, deadline, BLOCK)
+        tokens: &mut Vec<u32>,
+    ) -> Result<()> {
+        self.encode_blocks_of(text, flags, deadline, BLOCK, tokens)
     }
 
     fn encode_blocks_of(
@@ -35,7 +36,8 @@ impl Tokenizer {
         mut flags: [bool; 2],
         deadline: Instant,
         block: usize,
-    ) -> Result<Vec<u32>> {
+        tokens: &mut Vec<u32>,
+    ) -> Result<()> {
         if text.len() > SMALL {
             // The crate does not return errors when memory is refused.
             ask_room(
@@ -45,7 +47,7 @@ impl Tokenizer {
                     .saturating_add(8 * text.len()),
             )?;
         }
-        let (mut tokens, mut rest) = (Vec::new(), text);
+        let mut rest = text;
         while rest.len() > block + 2 * SIDE {
             let Some(cut) = self.cut(rest, block, deadline)? else {
                 break;
@@ -55,7 +57,7 @@ impl Tokenizer {
             (rest, flags) = (after, [false, false]);
         }
         tokens.extend(self.encode_run(rest, flags, deadline)?);
-        Ok(tokens)
+        Ok(())
     }
 
     /// Returns a place of `text`, not far after the first `block` bytes, where it can be cut.
@@ -119,8 +121,11 @@ mod tests {
             for flags in [[true, true], [false, true], [false, false]] {
                 let whole = tokenizer.encode_run(&text, flags, deadline).unwrap();
                 for block in [1024, 4096, 5000] {
-                    let blocks = tokenizer.encode_blocks_of(&text, flags, deadline, block);
-                    assert!(blocks.unwrap() == whole, "{:?} {block}", &text[..20]);
+                    let mut blocks = Vec::new();
+                    tokenizer
+                        .encode_blocks_of(&text, flags, deadline, block, &mut blocks)
+                        .unwrap();
+                    assert!(blocks == whole, "{:?} {block}", &text[..20]);
                 }
             }
         }

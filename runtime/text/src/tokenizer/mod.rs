@@ -202,10 +202,10 @@ impl Tokenizer {
                 tokens.extend(known);
                 return Ok(());
             }
-            let found = self.encode_blocks(&run.text, [run.at_start, run.border], deadline)?;
-            tokens.extend_from_slice(&found);
+            let first = tokens.len();
+            self.encode_blocks(&run.text, [run.at_start, run.border], deadline, tokens)?;
             if let Some(runs) = runs {
-                runs.set(run, &found);
+                runs.set(run, &tokens[first..]);
             }
             Ok(())
         };
