@@ -92,10 +92,10 @@ impl Chat {
     }
 
     /// Sets the functions that the model may call, as JSON schemas, from the next message on. A template that does not list them gets
-    /// instructions at the end of the system message, which is no part of [`Chat::messages`].
+    /// instructions at the end of the system message, or before the first user message, which are no part of [`Chat::messages`].
     ///
     /// # Errors
-    /// [`Error::Template`] if the template fails, or if it neither lists tools nor has a system message; nothing changes then.
+    /// [`Error::Template`] if the template fails, or if it leaves out messages; nothing changes then.
     pub fn set_tools(&mut self, tools: Vec<serde_json::Value>) -> Result<()> {
         let mut turns = self.turns.clone();
         let mut options = turns.options().clone();
@@ -119,10 +119,9 @@ impl Chat {
         self.turns.lists_tools()
     }
 
-    /// Converts messages to tokens, with the instructions for tools that the template needs.
+    /// Converts messages to tokens.
     fn history(&self, messages: &[Message], reply: bool) -> Result<History> {
-        let messages = self.turns.instructed(messages);
-        self.turns.history(&messages, reply, &self.runs)
+        self.turns.history(messages, reply, &self.runs)
     }
 
     /// Sets a variable of the template from the next message on; null leaves it undefined.

@@ -30,7 +30,7 @@ pub struct Remembered {
 }
 
 impl Turns {
-    /// Converts `messages` to tokens. If `reply`, an answer can follow; if the last message is an answer, it is continued.
+    /// Converts `messages` to tokens; if the template does not list the tools, the messages do. If `reply`, an answer can follow; if the last message is an answer, it is continued.
     ///
     /// # Errors
     /// [`Error::Template`](crate::error::Error::Template) if the template refuses the messages or omits the last one, and
@@ -39,7 +39,10 @@ impl Turns {
     pub fn history(&self, messages: &[Message], reply: bool, runs: &Runs) -> Result<History> {
         let is_answer = |last: &Message| last.role == Role::Assistant;
         let goes_on = reply && messages.last().is_some_and(is_answer);
+        let told = self.told(messages);
+        let messages = &*told.messages;
         let mut rendering = self.render(messages, reply && !goes_on)?;
+        told.check(&rendering)?;
         let mut end = rendering.text.as_str().len();
         let last = rendering.messages.len().saturating_sub(1);
         let place = rendering.text.range_of(Mark::Content(last));

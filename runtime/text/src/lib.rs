@@ -11,6 +11,7 @@ mod stream;
 mod template;
 #[cfg_attr(not(feature = "tokenizer"), path = "no_tokenizer.rs")]
 mod tokenizer;
+mod told;
 mod turns;
 
 #[cfg(all(test, feature = "tokenizer"))]

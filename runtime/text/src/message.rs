@@ -108,6 +108,16 @@ impl Message {
         }
     }
 
+    /// Whether this is the result of a tool call.
+    pub(crate) fn is_result(&self) -> bool {
+        matches!(self.role.name(), "tool" | "function")
+    }
+
+    /// Puts a paragraph before the content.
+    pub(crate) fn prepend(&mut self, text: &str) {
+        self.content = format!("{text}\n\n{}", self.content);
+    }
+
     /// The message in the plainest form: its content is text, arguments of calls are mappings, or text if `text_arguments`, fields
     /// without a value are left out.
     pub(crate) fn simplified(&self, text_arguments: bool) -> Message {

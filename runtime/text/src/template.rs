@@ -4,7 +4,8 @@ use super::jinja::marked::{Mark, Marked, Text};
 use super::jinja::value::Value;
 use super::jinja::work::{ELEMENT, Work};
 use super::jinja::{Failure, Outcome, Template};
-use super::{CallFormat, Message, Role, Tools};
+use super::told::Told;
+use super::{CallFormat, Message, Role};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value as Json};
@@ -141,8 +142,8 @@ impl ChatTemplate {
         Ok(rendering.text.as_str().into())
     }
 
-    /// Like [`render`](Self::render), with tools and variables. If the template does not list tools, the system message does, for calls in
-    /// this format.
+    /// Like [`render`](Self::render), with tools and variables. If the template does not list tools, the messages do, for calls in this
+    /// format.
     ///
     /// # Errors
     /// The errors of [`render`](Self::render), and [`Error::Template`] if the text would not show the tools.
@@ -153,32 +154,17 @@ impl ChatTemplate {
         options: &TemplateOptions,
         format: &CallFormat,
     ) -> Result<String> {
-        let instructions = self.instructions(options, format);
-        let messages = instructed(messages, instructions.as_deref());
+        let told = Told::new(self, messages, options, format);
         let canceller = Canceller::default();
-        let rendering = self.render_with(&messages, add_generation_prompt, options, &canceller)?;
-        let text = rendering.text.as_str();
-        match instructions {
-            Some(instructions) if !text.contains(&instructions) => Err(Error::Template {
-                reason: "it lists no tools and leaves out the system message that would".into(),
-            }),
-            _ => Ok(text.into()),
-        }
-    }
-
-    /// Instructions for calling the tools of `options`, if the template does not list them.
-    pub(crate) fn instructions(
-        &self,
-        options: &TemplateOptions,
-        format: &CallFormat,
-    ) -> Option<String> {
-        let needed = !options.tools.is_empty() && !Tools::are_listed(&self.source);
-        needed.then(|| Tools(options.tools.clone()).instructions(format))
+        let rendering =
+            self.render_with(&told.messages, add_generation_prompt, options, &canceller)?;
+        told.check(&rendering)?;
+        Ok(rendering.text.as_str().into())
     }
 
     /// Like [`render`](Self::render), with tools, variables and cancellation. Messages that the template refuses are tried again in
-    /// plainer forms: contents and fields as [`Message::simplified`] makes them, ids as short as Mistral's templates want them, and all
-    /// system messages as the first one.
+    /// plainer forms: contents and fields as [`Message::simplified`] makes them, ids as short as Mistral's templates want them, all system
+    /// messages as the first one, or as the beginning of the first user message.
     ///
     /// # Errors
     /// The errors of [`render`](Self::render), and [`Error::Cancelled`].
@@ -257,26 +243,6 @@ impl ChatTemplate {
     }
 }
 
-/// The messages with `instructions` at the end of the system message, unless it has them already.
-pub(crate) fn instructed<'m>(
-    messages: &'m [Message],
-    instructions: Option<&str>,
-) -> Cow<'m, [Message]> {
-    let Some(instructions) = instructions else {
-        return messages.into();
-    };
-    let mut messages = messages.to_vec();
-    match messages.first_mut() {
-        Some(first) if first.role == Role::System => {
-            if !first.content.contains(instructions) {
-                first.content += &format!("\n\n{instructions}");
-            }
-        }
-        _ => messages.insert(0, Message::new(Role::System, instructions)),
-    }
-    messages.into()
-}
-
 /// A rendering and the messages that it shows, which its marks count.
 pub(crate) struct Rendering<'m> {
     pub text: Marked,
@@ -289,30 +255,46 @@ enum Form {
     /// As clients send them.
     Given,
     /// As [`Message::simplified`] makes them.
-    Simple { text_arguments: bool, merged: bool },
+    Simple {
+        text_arguments: bool,
+        system: System,
+    },
+}
+
+/// Where system messages are.
+#[derive(Clone, Copy, PartialEq)]
+enum System {
+    /// Where clients put them.
+    Given,
+    /// In the first message.
+    First,
+    /// At the beginning of the first user message.
+    User,
 }
 
 /// The forms in which a template gets messages, until it accepts them.
-const FORMS: [Form; 5] = [
+const FORMS: [Form; 7] = [
     Form::Given,
-    Form::simple(false, false),
-    Form::simple(true, false),
-    Form::simple(false, true),
-    Form::simple(true, true),
+    Form::simple(false, System::Given),
+    Form::simple(true, System::Given),
+    Form::simple(false, System::First),
+    Form::simple(true, System::First),
+    Form::simple(false, System::User),
+    Form::simple(true, System::User),
 ];
 
 impl Form {
-    const fn simple(text_arguments: bool, merged: bool) -> Form {
+    const fn simple(text_arguments: bool, system: System) -> Form {
         Form::Simple {
             text_arguments,
-            merged,
+            system,
         }
     }
 
     fn apply(self, messages: &[Message]) -> Cow<'_, [Message]> {
         let Form::Simple {
             text_arguments,
-            merged,
+            system,
         } = self
         else {
             return messages.into();
@@ -320,16 +302,20 @@ impl Form {
         let simplified = messages.iter().map(|it| it.simplified(text_arguments));
         let mut messages: Vec<Message> = simplified.collect();
         short_ids(&mut messages);
-        if merged {
-            let is_system = |message: &Message| message.role == Role::System;
-            let (system, others): (Vec<_>, _) = messages.into_iter().partition(is_system);
-            let texts: Vec<String> = system.into_iter().map(|message| message.content).collect();
-            messages = others;
-            if !texts.is_empty() {
-                messages.insert(0, Message::new(Role::System, texts.join("\n\n")));
-            }
+        if system == System::Given {
+            return messages.into();
         }
-        messages.into()
+        let is_system = |message: &Message| message.role == Role::System;
+        let (first, mut others): (Vec<_>, Vec<_>) = messages.into_iter().partition(is_system);
+        let texts: Vec<String> = first.into_iter().map(|message| message.content).collect();
+        let text = texts.join("\n\n");
+        let is_user = |message: &&mut Message| message.role == Role::User;
+        match others.iter_mut().find(is_user) {
+            Some(user) if system == System::User && !texts.is_empty() => user.prepend(&text),
+            _ if texts.is_empty() => {}
+            _ => others.insert(0, Message::new(Role::System, text)),
+        }
+        others.into()
     }
 }
 

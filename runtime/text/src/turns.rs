@@ -3,7 +3,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::jinja::marked::{Mark, Marked};
-use super::template::{Rendering, instructed};
+use super::template::Rendering;
+use super::told::Told;
 use super::{
     AnswerSyntax, CallFormat, ChatTemplate, Message, Piece, Role, TemplateOptions, ThoughtTags,
     Tokenizer, Tools,
@@ -46,7 +47,7 @@ impl Turns {
     /// conversation.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template fails, omits a message, or closes an answer differently when a message follows it.
+    /// [`Error::Template`] if the template fails or omits a message.
     pub fn new(template: Arc<ChatTemplate>, tokenizer: Arc<Tokenizer>) -> Result<Self> {
         let (options, canceller) = (TemplateOptions::default(), Canceller::default());
         Self::with_options(template, tokenizer, options, canceller)
@@ -76,7 +77,11 @@ impl Turns {
         turns.user("question")?;
         turns.messages.push(Message::new(Role::Assistant, "answer"));
         turns.end = turns.closing()?;
-        turns.user("question")?;
+        if turns.user("question").is_err() {
+            // Some templates end a conversation with a token that they omit once a message follows.
+            turns.end.clear();
+            turns.user("question")?;
+        }
         turns.clear();
         Ok(turns)
     }
@@ -184,24 +189,19 @@ impl Turns {
         Tools::are_listed(self.template.source())
     }
 
-    /// The messages, with instructions for calling the tools if the template does not list them.
-    pub fn instructed<'m>(&self, messages: &'m [Message]) -> Cow<'m, [Message]> {
-        let instructions = self
-            .template
-            .instructions(&self.options, self.call_format());
-        instructed(messages, instructions.as_deref())
+    /// The messages as the template gets them.
+    pub(super) fn told<'m>(&self, messages: &'m [Message]) -> Told<'m> {
+        Told::new(&self.template, messages, &self.options, self.call_format())
     }
 
     /// Checks that the model is told of its tools.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template neither lists tools nor writes the system message that would.
+    /// [`Error::Template`] if the template neither lists tools nor writes the messages that would.
     pub fn check_tools(&self) -> Result<()> {
         let question = [Message::new(Role::User, "question")];
-        let rendered =
-            self.template
-                .render_with_options(&question, true, &self.options, self.call_format());
-        rendered.map(|_| ())
+        let told = self.told(&question);
+        told.check(&self.render(&told.messages, true)?)
     }
 
     /// Whether the template renders a question differently with thinking on and off.
@@ -362,14 +362,15 @@ impl Turns {
     /// Encodes the rendering after the last answer, or all of it if there is no answer yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
         let is_answer = |message: &Message| message.role == Role::Assistant;
-        let answer = self.messages.iter().rposition(is_answer);
-        let last = self.messages.len() - 1;
-        let mut text = self.render(&self.messages, add_generation_prompt)?.text;
-        let mut start = 0;
+        let rendering = self.render(&self.messages, add_generation_prompt)?;
+        // The system message may have become a part of another one.
+        let answer = rendering.messages.iter().rposition(is_answer);
+        let last = rendering.messages.len() - 1;
+        let (mut text, mut start) = (rendering.text, 0);
         if let Some(answer) = answer {
             if text.range_of(Mark::Content(answer)).is_none() {
                 // The place of an empty answer is that of a word.
-                let mut probe = self.messages.clone();
+                let mut probe = rendering.messages.to_vec();
                 probe[answer].content = "answer".into();
                 text = self.render(&probe, add_generation_prompt)?.text;
             }

@@ -132,8 +132,8 @@ fn conversation(
 /// `/v1/messages/count_tokens`.
 pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let mut fields = Fields::parse(body, MOST_VALUES, Face::Anthropic)?;
-    let mut conversation = conversation(app, &mut fields, &mut Vec::new())?;
-    let options = conversation.options(app);
+    let conversation = conversation(app, &mut fields, &mut Vec::new())?;
+    let options = conversation.options();
     let prompt = app
         .make(move |app| app.prompter.chat(&conversation.messages, options))
         .await?;

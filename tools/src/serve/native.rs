@@ -120,8 +120,8 @@ async fn answer(
 /// `/apply-template`: the text of a conversation.
 pub async fn apply_template(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusal> {
     let mut fields = Fields::parse(body, MOST_VALUES, Face::Chat)?;
-    let mut conversation = conversation(app, &mut fields)?;
-    let options = conversation.options(app);
+    let conversation = conversation(app, &mut fields)?;
+    let options = conversation.options();
     let prompt = app
         .make(move |app| app.prompter.chat(&conversation.messages, options))
         .await?;

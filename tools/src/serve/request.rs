@@ -194,21 +194,11 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// The template's options, with the tools that the model sees. If the template does not list tools, the instructions do.
-    pub fn options(&mut self, app: &App) -> TemplateOptions {
+    /// The template's options, with the tools that the model sees.
+    pub fn options(&self) -> TemplateOptions {
         let mut options = self.template.clone();
-        if self.choice == ToolChoice::None || self.tools.is_empty() {
-            return options;
-        }
-        options.tools.clone_from(&self.tools);
-        if !Tools::are_listed(app.prompter.template.source()) {
-            let instructions = Tools(self.tools.clone()).instructions(app.format);
-            match self.messages.first_mut() {
-                Some(first) if first.role == Role::System => {
-                    first.content += &format!("\n\n{instructions}");
-                }
-                _ => (self.messages).insert(0, Message::new(Role::System, instructions)),
-            }
+        if self.choice != ToolChoice::None {
+            options.tools.clone_from(&self.tools);
         }
         options
     }
@@ -310,7 +300,7 @@ impl App {
     /// Answers the last message of a conversation.
     pub async fn converse(
         self: &Arc<Self>,
-        mut conversation: Conversation,
+        conversation: Conversation,
         mut settings: Settings,
         form: impl Form,
         exchange: &Arc<Exchange>,
@@ -326,7 +316,7 @@ impl App {
             }
             _ => {}
         }
-        let options = conversation.options(self);
+        let options = conversation.options();
         let tools = Tools(options.tools.clone());
         let (messages, truncates) = (conversation.messages, conversation.truncates);
         let prompt = self.make(move |app| app.read(messages, options, truncates));

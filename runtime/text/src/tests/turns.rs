@@ -90,17 +90,6 @@ fn what_is_fed_is_the_rendering_of_the_whole_conversation() {
 fn a_system_message_leads_the_first_turn_only() {
     for name in TEMPLATES {
         let (mut turns, tokenizer) = turns(name);
-        if name == "gemma" {
-            assert!(
-                turns
-                    .system("Be brief.")
-                    .unwrap_err()
-                    .to_string()
-                    .contains("not supported")
-            );
-            assert!(turns.messages().is_empty());
-            continue;
-        }
         turns.system("Be long.").unwrap();
         turns.system("Be brief.").unwrap();
         let messages = [
@@ -274,10 +263,78 @@ fn templates_that_cannot_work_are_refused_at_once() {
         "{% for m in messages %}{{ m.content | length }}{% endfor %}",
         "leaves out",
     );
-    refused(
-        "{% for m in messages %}{{ m.content }}{{ '</s>' if loop.last else '<s>' }}{% endfor %}",
-        "closes an answer differently",
+}
+
+/// Phi-3.5's template writes `</s>` after the last answer of a transcript only.
+#[test]
+fn the_end_of_a_transcript_is_not_that_of_an_answer() {
+    let source = "{% for m in messages %}[{{ m.role }}] {{ m.content }}[end]\n{% endfor %}\
+        {{ '[assistant] ' if add_generation_prompt else '</s>' }}";
+    let mut turns = from_source(source).unwrap();
+    assert_eq!(turns.end_token(), None);
+    let tokenizer = Arc::new(tokenizer_with(&SPECIALS));
+    let fed = fed(&mut turns, &tokenizer, &[("a", "b"), ("c", "")], false);
+    let expected =
+        "[user] a[end]\n[assistant] b[end]\n[user] c[end]\n[assistant] ".replace("\\n", "\n");
+    assert_eq!(spell(&tokenizer, &fed), expected);
+}
+
+/// Templates without tools: one that refuses a system message, one that omits roles that it does not know, and one that knows results.
+#[test]
+fn a_template_that_lists_no_tools_gets_them_in_messages() {
+    const STRICT: &str = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+        {% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}\
+        [{{ m.role }}] {{ m.content }}\n{% endfor %}";
+    const OMITTING: &str = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}[{{ m.role }}] {{ m.content }}\n{% endif %}{% endfor %}";
+    const KNOWING: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{{ '\n' }}\
+        {% endfor %}";
+    let function = json!({"type": "function", "function": {"name": "now"}});
+    let call = json!({"id": "1", "type": "function", "function": {"name": "now", "arguments": {}}});
+    let messages = json!([
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": null, "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "1", "content": "three"},
+        {"role": "tool", "tool_call_id": "1", "content": "four"},
+    ]);
+    let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+    let asked = [
+        Message::new(Role::System, "Be good."),
+        Message::new(Role::User, "x"),
+    ];
+    let text = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    let texts = format!(
+        "[assistant] {text}\n{text}\n[user] <tool_response>\nthree\n</tool_response>\n<tool_response>\nfour\n</tool_response>\n"
     );
+    let known = "[assistant] nownow\n[tool] three\n[tool] four\n";
+    let tokenizer = tokenizer_with(&SPECIALS);
+    for (source, before, calls, whole) in [
+        (STRICT, "[user] Be good.\n\nYou can call", &*texts, true),
+        (OMITTING, "[user] You can call", &*texts, false),
+        (KNOWING, "[system] Be good.\n\nYou can call", known, true),
+    ] {
+        let mut turns = from_source(source).unwrap();
+        let rendered = |turns: &Turns, messages: &[Message]| {
+            let history = turns.history(messages, false, &crate::Runs::default());
+            spell(&tokenizer, &history.unwrap().tokens)
+        };
+        let plain = rendered(&turns, &messages[..1]);
+        assert_eq!(plain, "[user] hi\n", "{source}");
+        let options = TemplateOptions {
+            tools: vec![function.clone()],
+            ..TemplateOptions::default()
+        };
+        turns.set_options(options).unwrap();
+        turns.check_tools().unwrap();
+        let told = rendered(&turns, &messages);
+        assert!(told.contains("{\"name\":\"now\"}"), "{told}");
+        assert!(
+            told.ends_with(&format!("hi\n{calls}")) || told.ends_with(calls),
+            "{told}"
+        );
+        let told = rendered(&turns, &asked);
+        assert!(told.contains(before), "{told}");
+        assert_eq!(told.contains("Be good."), whole, "{told}");
+    }
 }
 
 #[test]
