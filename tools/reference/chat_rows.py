@@ -4,7 +4,7 @@ prompt that it renders, the tools, an answer, and what the answer is: content, r
 import json, os, re, sys
 import jinja2, jinja2.ext, jinja2.sandbox
 
-TOKEN = re.compile(r'''R"(?P<d>[^(\s]*)\((?P<raw>.*?)\)(?P=d)"|"(?P<s>(?:\\.|[^"\\])*)"|(?P<n>-?\d+)|(?P<w>[A-Za-z_][\w:]*(?:<[^<>()]*>)?)|(?P<p>[(){},.;+=&])''', re.S)
+TOKEN = re.compile(r'''R"(?P<d>[^(\s]*)\((?P<raw>.*?)\)(?P=d)"|"(?P<s>(?:\\.|[^"\\])*)"|(?P<n>-?\d+(?:\.\d+)?)|(?P<w>[A-Za-z_][\w:]*(?:<[^<>()]*>)?)|(?P<p>[(){},.;+=&])''', re.S)
 ESCAPE = {"n": "\n", "t": "\t", '"': '"', "\\": "\\", "r": "\r", "'": "'"}
 
 def tokens(text):
@@ -12,7 +12,7 @@ def tokens(text):
     for m in TOKEN.finditer(text):
         if m["raw"] is not None: yield "s", m["raw"]
         elif m["s"] is not None: yield "s", re.sub(r"\\(.)", lambda e: ESCAPE.get(e[1], e[1]), m["s"], flags=re.S)
-        elif m["n"]: yield "n", int(m["n"])
+        elif m["n"]: yield "n", float(m["n"]) if "." in m["n"] else int(m["n"])
         elif m["w"]: yield "w", m["w"]
         else: yield "p", m["p"]
 
@@ -149,4 +149,4 @@ def main(root, out):
     json.dump(all, open(out, "w"), ensure_ascii=False)
     print(len(all), "rows,", sum(row["prompt"] is None for row in all), "without a prompt")
 
-main(*sys.argv[1:])
+if __name__ == "__main__": main(*sys.argv[1:])

@@ -31,6 +31,26 @@ fn render(source: &str) -> Outcome<String> {
     Ok(render_with(source, &variables)?.as_str().into())
 }
 
+/// The rows of llama.cpp's template test, which `tools/reference/template_rows.py` extracts to the file that TEMPLATE_ROWS names.
+#[test]
+fn templates_render_as_jinja2_renders_them() {
+    let Some(path) = std::env::var_os("TEMPLATE_ROWS") else {
+        return;
+    };
+    let rows = std::fs::read(path).expect("rows");
+    let rows: Vec<Value> = serde_json::from_slice(&rows).expect("JSON");
+    for row in &rows {
+        let variables = row["variables"].as_object().expect("variables");
+        let variables: Vec<(&str, Value)> = variables
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.clone()))
+            .collect();
+        let found = render_with(row["source"].as_str().expect("a template"), &variables);
+        let found = found.map(|text| text.as_str().to_string());
+        assert_eq!(found.ok().as_deref(), row["expected"].as_str(), "{row}");
+    }
+}
+
 #[test]
 fn features_render_as_jinja2_renders_them() {
     let recorded: Value =

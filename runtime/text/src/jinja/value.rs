@@ -302,6 +302,8 @@ impl Value {
         match (self, other) {
             (Value::List(a), Value::List(b)) => Ok(Rc::ptr_eq(a, b)),
             (Value::Dict(a), Value::Dict(b)) => Ok(Rc::ptr_eq(a, b)),
+            // Each use of an unknown name is a value of its own.
+            (Value::Undefined, _) => Ok(false),
             _ => Ok(self.kind() == other.kind() && self.equals(other, work)?),
         }
     }
