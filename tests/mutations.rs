@@ -234,6 +234,16 @@ fn safetensors_files() {
 }
 
 #[test]
+fn answers() {
+    campaign("answer");
+}
+
+#[test]
+fn histories() {
+    campaign("history");
+}
+
+#[test]
 fn configurations() {
     campaign("config");
 }

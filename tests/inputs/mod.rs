@@ -1,6 +1,7 @@
 //! Runs untrusted bytes, with one function for each kind of file and one for calls from C: the result must be an error or a model that
 //! runs, never a panic. The mutation test and the fuzz targets share this module, so that an input found by one is a test of the other.
 
+mod answers;
 mod calls;
 mod parts;
 #[path = "../../quant/tests/stored/mod.rs"]
@@ -87,6 +88,18 @@ pub const KINDS: &[Kind] = &[
         is_text: false,
         seeds: parts::imatrix_seeds,
         use_it: parts::imatrix,
+    },
+    Kind {
+        name: "answer",
+        is_text: false,
+        seeds: answers::answer_seeds,
+        use_it: answers::answer,
+    },
+    Kind {
+        name: "history",
+        is_text: true,
+        seeds: answers::history_seeds,
+        use_it: answers::history,
     },
     Kind {
         name: "calls",

@@ -2,7 +2,7 @@
 
 use super::Tools;
 use super::formats::{Body, CallFormat, Tags};
-use super::parser::{Begins, begins};
+use super::marks::{Begins, begins};
 
 /// Longest name of a function.
 const LONGEST_NAME: usize = 256;
@@ -197,7 +197,7 @@ fn tagged(text: &str, tags: Tags, format: &CallFormat, is_last: bool) -> Head {
         let after = rest[end..].trim_start();
         let nexts = [tags.key[0], format.call[1].trim()];
         if !after.is_empty() {
-            return match super::parser::begins_any(after, &nexts, is_last).0 {
+            return match super::marks::begins_any(after, &nexts, is_last).0 {
                 Begins::Yes => call(end, rest.len() - after.len()),
                 Begins::Unknown => unknown,
                 Begins::No => Head::None,

@@ -4,6 +4,7 @@ mod formats;
 mod grammar;
 mod head;
 mod json;
+mod marks;
 mod object;
 mod parser;
 #[cfg(test)]

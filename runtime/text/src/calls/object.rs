@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::Tools;
 use super::head::{ARGUMENT_KEYS, ID_KEYS, NAME_KEYS};
 use super::json::Literal;
-use super::parser::{Begins, begins};
+use super::marks::{Begins, begins};
 
 /// What a value is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,12 @@ impl ObjectCall {
 
     pub fn has_begun(&self) -> bool {
         self.has_begun
+    }
+
+    /// The name of a known function, before its arguments, and the call's id.
+    pub fn named(self, tools: &Tools) -> Option<(String, Option<String>)> {
+        let name = self.name.filter(|name| tools.has(name))?;
+        Some((name, self.id))
     }
 
     /// The rest of the arguments at the end of the answer.

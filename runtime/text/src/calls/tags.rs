@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::Tools;
 use super::formats::{CallFormat, Tags};
-use super::parser::{Begins, LONGEST_HEAD, begins, begins_any, clipped, partial};
+use super::marks::{Begins, LONGEST_HEAD, begins, begins_any, clipped, partial};
 use super::tools::Kinds;
 
 /// The text before a value that may contain tags.

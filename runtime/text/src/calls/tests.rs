@@ -625,6 +625,20 @@ fn any_text_is_read_alike_in_any_pieces_and_no_letter_outside_calls_is_lost() {
 }
 
 #[test]
+fn a_call_that_a_limit_cuts_after_its_name_is_a_call() {
+    let syntax = syntax("hermes");
+    for rest in ["", ",", ", \"argu", ", \"arguments\"", ", \"arguments\": "] {
+        let text = format!("See.<tool_call>\n{{\"name\": \"get_weather\"{rest}");
+        let (answer, _) = read_pieces(&syntax, &text, 3, true);
+        assert_eq!(answer.content, "See.", "{rest}");
+        let [call] = &answer.calls[..] else {
+            panic!("{rest}: {answer:?}")
+        };
+        assert_eq!((&*call.name, &*call.arguments), ("get_weather", ""));
+    }
+}
+
+#[test]
 fn a_grammar_is_linear_in_the_tools() {
     let control = |_: &str| None;
     let spaced = |schema: &Value| schema.clone();
