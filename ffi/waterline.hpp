@@ -495,6 +495,8 @@ public:
 
     // Sets whether the template requests thinking text before the answer: 1, 0, or -1 for its default.
     void thinking(int request) { check(wl_chat_thinking(get(), request)); }
+    // Sets a variable of the model's template, as JSON; "null" leaves it undefined.
+    void variable(const std::string &name, const std::string &json) { check(wl_chat_variable(get(), name.c_str(), json.c_str())); }
     // Sets the functions that the model may call: a JSON array of schemas.
     void tools(std::string_view json) { check(wl_chat_tools(get(), json.data(), json.size())); }
     // Constrains all later answers; WL_CONSTRAINT_NONE removes the constraint.

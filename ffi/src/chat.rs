@@ -275,8 +275,8 @@ pub unsafe extern "C" fn wl_chat_thinking(session: *mut wl_session, thinking: i3
 /// Sets the functions that the model may call, from the next message on: a JSON array of schemas in the format of the model's template,
 /// such as {"type": "function", "function": {"name", "description", "parameters"}}. An empty array removes them. A call that the model
 /// makes is part of its text, which wl_chat_parser and wl_chat_parse split; wl_chat_results answers it. If the template does not list
-/// functions, instructions at the end of the system message do, which is no part of wl_chat_messages_json; WL_ERROR_TEXT if the template
-/// has no system message either.
+/// functions, instructions at the end of the system message do, or before the first user message if the template has no system message;
+/// they are no part of wl_chat_messages_json. WL_ERROR_TEXT if the template does not write them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_chat_tools(
     session: *mut wl_session,
@@ -287,6 +287,28 @@ pub unsafe extern "C" fn wl_chat_tools(
         // SAFETY: the caller passes `length` bytes.
         let json = unsafe { text("json", json, length) }?;
         Ok(inner.chat()?.0.set_tools(answer::tools(json)?)?)
+    })
+}
+
+/// Sets a variable of the model's template from the next message on, such as "reasoning_effort"; `json` is its value as zero-terminated
+/// JSON, NULL or null leaves it undefined.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_variable(
+    session: *mut wl_session,
+    name: *const c_char,
+    json: *const c_char,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: `text` checks NULL and UTF-8; the caller passes a zero-terminated text.
+        let name = unsafe { text("name", name, usize::MAX) }?;
+        let mut value = Value::Null;
+        if !json.is_null() {
+            // SAFETY: as above.
+            let json = unsafe { text("json", json, usize::MAX) }?;
+            value = serde_json::from_str(json)
+                .map_err(|error| Failure::argument(format!("{name}: {error}")))?;
+        }
+        Ok(inner.chat()?.0.set_variable(name, value)?)
     })
 }
 

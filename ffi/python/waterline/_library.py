@@ -81,6 +81,7 @@ FUNCTIONS = {
     "wl_batch_generate": [HANDLE, POINTER(c_void_p), c_size_t, POINTER(c_void_p), SIZE_OUT],
     "wl_chat_system": [HANDLE, TEXT, c_size_t],
     "wl_chat_thinking": [HANDLE, c_int],
+    "wl_chat_variable": [HANDLE, TEXT, TEXT],
     "wl_chat_tools": [HANDLE, TEXT, c_size_t],
     "wl_session_set_messages": [HANDLE, TEXT, c_size_t, SIZE_OUT, SIZE_OUT],
     "wl_session_read_history": [HANDLE, POINTER(c_uint32), c_size_t, SIZE_OUT],

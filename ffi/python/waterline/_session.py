@@ -200,6 +200,11 @@ class Session(Closing):
         check(library.wl_chat_thinking(self._value, -1 if request is None else bool(request)))
 
     @_locked
+    def variable(self, name: str, value: Any) -> None:
+        """Sets a variable of the model's template, such as `reasoning_effort`, from the next message on; None leaves it undefined."""
+        check(library.wl_chat_variable(self._value, structs.c_string("name", name.encode()), json.dumps(value).encode()))
+
+    @_locked
     def tools(self, schemas: Iterable[Mapping[str, Any]]) -> None:
         """Sets the functions that the model may call: dicts in the format of the model's template. If the template lists no functions, the
         system message does. An answer's `tool_calls` are their calls."""

@@ -15,8 +15,8 @@ const LISTS: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{
     {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
 
-/// A template that lists no tools and leaves the system message out.
-const MUTE: &str = "{% for message in messages if message.role != 'system' %}<|im_start|>{{ message.role }}\n{{ message.content }}\
+/// A template that lists no tools, leaves the system message out and cuts long messages.
+const MUTE: &str = "{% for message in messages if message.role != 'system' %}<|im_start|>{{ message.role }}\n{{ message.content[:99] }}\
     <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 /// Writes the built-in model with another chat template.

@@ -141,6 +141,10 @@ with Model(sys.argv[1]) as hermes, Model(sys.argv[2]) as coder, Model(sys.argv[3
     assert _tools.result(names, ToolCall("add", None, "{", None)).startswith("error: the arguments")
     assert _tools.result(names, ToolCall("sub", {}, "", None)) == "error: there is no function sub"
 
+    with hermes.session() as session:
+        session.variable("reasoning_effort", "low")
+        session.variable("reasoning_effort", None)
+        raises(waterline.Error, "enable_thinking", session.variable, "enable_thinking", 7)
     # Tools that the model cannot be told of are refused.
     with mute.session() as session:
         assert raises(waterline.Error, "lists no tools", session.tools, [ADD]).status == "WL_ERROR_TEXT"

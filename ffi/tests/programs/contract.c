@@ -1144,6 +1144,13 @@ static void templates(const wl_model *model)
     OK(wl_chat_thinking(session, 1));
     OK(wl_chat_thinking(session, -1));
     REFUSED(WL_ERROR_ARGUMENT, "thinking", wl_chat_thinking(session, 2));
+    OK(wl_chat_variable(session, "reasoning_effort", "\"low\""));
+    OK(wl_chat_variable(session, "reasoning_effort", NULL));
+    OK(wl_chat_variable(session, "enable_thinking", "false"));
+    REFUSED(WL_ERROR_ARGUMENT, "enable_thinking", wl_chat_variable(session, "enable_thinking", "7"));
+    REFUSED(WL_ERROR_ARGUMENT, "messages", wl_chat_variable(session, "messages", "[]"));
+    REFUSED(WL_ERROR_ARGUMENT, "x: ", wl_chat_variable(session, "x", "{"));
+    REFUSED(WL_ERROR_ARGUMENT, "name", wl_chat_variable(session, NULL, "1"));
     const char *tools = "[{\"type\":\"function\",\"function\":{\"name\":\"now\",\"parameters\":{}}}]";
     OK(wl_chat_tools(session, tools, WL_ZERO_TERMINATED));
     REFUSED(WL_ERROR_ARGUMENT, "the tools", wl_chat_tools(session, "{", 1));

@@ -63,7 +63,7 @@ static void call(void)
     size_t count = 0;
     if (some == model)
         is_model = 1;
-    switch (next(27)) {
+    switch (next(30)) {
     case 0: {
         wl_session_params params;
         check(wl_session_params_init(&params, sizeof params), 1, "wl_session_params_init");
@@ -166,6 +166,25 @@ static void call(void)
         break;
     }
     case 24: check(wl_chat_undo(session), lives, "wl_chat_undo"); break;
+    case 27: check(wl_chat_tools(session, next(2) ? "[]" : "[{\"name\": \"f\"}]", next(13)), lives, "wl_chat_tools"); break;
+    case 28: {
+        const char *results[] = {"1", next(4) ? "2" : NULL};
+        check(wl_chat_results(session, next(4) ? results : NULL, next(3)), lives, "wl_chat_results");
+        check(wl_chat_variable(session, next(4) ? "x" : "tools", next(4) ? "1" : "["), lives, "wl_chat_variable");
+        break;
+    }
+    case 29: {
+        static const char text[] = "<think>a</think><tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+        wl_answer_parser *parser = NULL;
+        wl_answer_part part = {.size = (uint32_t)(next(8) ? sizeof part : number())};
+        const char *json = NULL;
+        int made = check(wl_chat_parse(session, text, next(sizeof text), next(3), &parser), lives, "wl_chat_parse");
+        check(wl_answer_next(parser, &part), made, "wl_answer_next");
+        check(wl_answer_json(parser, &json, &count), made, "wl_answer_json");
+        check(wl_answer_parser_free(parser), 1, "wl_answer_parser_free");
+        check(wl_answer_push(parser, text, 3), 0, "wl_answer_push");
+        break;
+    }
     default:
         if (!*wl_status_name((int32_t)number()))
             exit(1);

@@ -113,6 +113,22 @@ unsafe extern "C" {
         result: *mut u64,
     ) -> Call;
     pub fn wl_chat_undo(session: Handle) -> Call;
+    pub fn wl_chat_tools(session: Handle, json: *const u8, length: usize) -> Call;
+    pub fn wl_chat_variable(session: Handle, name: *const c_char, json: *const c_char) -> Call;
+    pub fn wl_chat_results(session: Handle, results: *const *const c_char, count: usize) -> Call;
+    pub fn wl_chat_parser(session: Handle, parser: *mut Handle) -> Call;
+    pub fn wl_chat_parse(
+        session: Handle,
+        text: *const u8,
+        length: usize,
+        is_cut: u32,
+        parser: *mut Handle,
+    ) -> Call;
+    pub fn wl_answer_parser_free(parser: Handle) -> Call;
+    pub fn wl_answer_push(parser: Handle, text: *const u8, length: usize) -> Call;
+    pub fn wl_answer_finish(parser: Handle, is_cut: u32) -> Call;
+    pub fn wl_answer_next(parser: Handle, part: *mut u64) -> Call;
+    pub fn wl_answer_json(parser: Handle, json: *mut *const c_char, length: *mut usize) -> Call;
     pub fn wl_chat_messages_json(
         session: Handle,
         json: *mut u8,

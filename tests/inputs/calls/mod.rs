@@ -53,6 +53,22 @@ const TEXTS: [&[u8]; 6] = [
     "e\u{301}\u{1f525}\0".as_bytes(),
 ];
 
+const TOOLS: [&[u8]; 5] = [
+    b"[]",
+    br#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]"#,
+    b"[{}]",
+    b"7",
+    b"[",
+];
+
+const ANSWERS: [&[u8]; 5] = [
+    b"<think>hm</think>Yes.",
+    b"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 3}}\n</tool_call>",
+    b"",
+    b"<tool_call>{\"name\": \"f\", \"arg",
+    b"\xff<tool_call>",
+];
+
 /// Models that are opened once: one with a chat template, and a small one without a tokenizer.
 fn models() -> [Handle; 2] {
     static OPEN: OnceLock<[usize; 2]> = OnceLock::new();
@@ -401,6 +417,36 @@ impl Program {
                 let status = unsafe { wl_chat_set_messages(session, messages.as_ptr(), 2) };
                 self.note("wl_chat_set_messages", status, is);
             }
+            31 => {
+                let tools = TOOLS[a.next() % TOOLS.len()];
+                let status = unsafe { wl_chat_tools(session, tools.as_ptr(), tools.len()) };
+                self.note("wl_chat_tools", status, is);
+                let names = [c"reasoning_effort", c"enable_thinking", c"tools", c""];
+                let values = [c"null", c"\"low\"", c"true", c"{"];
+                let name = names[a.next() % 4].as_ptr();
+                let value = values[a.next() % 4].as_ptr();
+                let status = unsafe { wl_chat_variable(session, name, value) };
+                self.note("wl_chat_variable", status, is);
+            }
+            32 => {
+                let text = ANSWERS[a.next() % ANSWERS.len()];
+                let is_cut = [0, 1, 2][a.next() % 3];
+                let (to, placed) = a.place(&mut made);
+                let (at, length) = (text.as_ptr(), text.len());
+                let status = match a.next() % 2 {
+                    0 => unsafe { wl_chat_parse(session, at, length, is_cut, to) },
+                    _ => unsafe { wl_chat_parser(session, to) },
+                };
+                if self.note("wl_chat_parse", status, is && placed) {
+                    self.read_answer(made, text, is_cut);
+                }
+            }
+            33 => {
+                let results = [c"3".as_ptr(), c"\x01".as_ptr(), null()];
+                let count = [1, 0, 2, 3][a.next() % 4];
+                let status = unsafe { wl_chat_results(session, results.as_ptr(), count) };
+                self.note("wl_chat_results", status, is && count < 3);
+            }
             _ => {
                 let status = unsafe { wl_session_free(session) };
                 if self.note("wl_session_free", status, is || session.is_null()) && is {
@@ -408,6 +454,37 @@ impl Program {
                     self.freed.push(session);
                 }
             }
+        }
+    }
+}
+
+impl Program {
+    /// Reads an answer with a parser, which is then freed.
+    fn read_answer(&mut self, parser: Handle, text: &[u8], is_cut: u32) {
+        let (mut json, mut length) = (null::<c_char>(), 0);
+        // SAFETY: the library checks handles; the text has the length that is passed, the part the size in its first number.
+        unsafe {
+            for piece in text.chunks(5) {
+                wl_answer_push(parser, piece.as_ptr(), piece.len());
+            }
+            wl_answer_finish(parser, is_cut);
+            let mut part = [0u64; 6];
+            part[0] = size_of_val(&part) as u64;
+            for _ in 0..9 {
+                if wl_answer_next(parser, part.as_mut_ptr()) != OK {
+                    break;
+                }
+            }
+            let status = wl_answer_json(parser, &mut json, &mut length);
+            if self.note("wl_answer_json", status, true) {
+                let json = CStr::from_ptr(json).to_bytes();
+                assert_eq!(json.len(), length);
+                let message: serde_json::Value = serde_json::from_slice(json).expect("JSON");
+                assert_eq!(message["role"], "assistant");
+            }
+            assert_eq!(wl_answer_parser_free(parser), OK);
+            let status = wl_answer_push(parser, text.as_ptr(), text.len());
+            assert_ne!(status, OK, "a parser that was freed");
         }
     }
 }
@@ -434,7 +511,7 @@ pub fn calls(bytes: &[u8]) -> bool {
     let mut program = Program::default();
     program.models.extend(models());
     for call in bytes.chunks(WIDTH).take(MOST) {
-        program.call(usize::from(call[0]) % 32, Arguments(&call[1..]));
+        program.call(usize::from(call[0]) % 35, Arguments(&call[1..]));
     }
     program.made > 0 && !program.refused
 }
@@ -442,12 +519,12 @@ pub fn calls(bytes: &[u8]) -> bool {
 /// Returns valid programs: one that chats, one that reads tokens, and one that steps two sessions together.
 pub fn calls_seeds() -> Vec<Vec<u8>> {
     const TALKS: &[usize] = &[
-        0, 19, 16, 16, 21, 20, 16, 22, 23, 21, 13, 11, 12, 30, 16, 21, 20, 31, 31,
+        0, 19, 16, 16, 21, 20, 16, 22, 23, 21, 13, 11, 12, 30, 16, 21, 20, 31, 32, 34, 34,
     ];
     const READS: &[usize] = &[
-        5, 0, 14, 8, 10, 9, 24, 8, 25, 8, 22, 9, 9, 23, 10, 15, 17, 18, 18, 29, 13, 1, 2, 3, 4, 31,
+        5, 0, 14, 8, 10, 9, 24, 8, 25, 8, 22, 9, 9, 23, 10, 15, 17, 18, 18, 29, 13, 1, 2, 3, 4, 34,
     ];
-    const TOGETHER: &[usize] = &[0, 8, 11, 26, 27, 28, 9, 27, 12, 8, 27, 28, 6, 7, 31, 31];
+    const TOGETHER: &[usize] = &[0, 8, 11, 26, 27, 28, 9, 27, 12, 8, 27, 28, 6, 7, 34, 34];
     let seed = |functions: &&[usize]| {
         let call = |&function: &usize| {
             let mut call = vec![0; WIDTH];
