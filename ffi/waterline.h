@@ -808,11 +808,17 @@ wl_status wl_chat_thinking(wl_session *session,
 // Sets the functions that the model may call, from the next message on: a JSON array of schemas in the format of the model's template,
 // such as {"type": "function", "function": {"name", "description", "parameters"}}. An empty array removes them. A call that the model
 // makes is part of its text, which wl_chat_parser and wl_chat_parse split; wl_chat_results answers it. If the template does not list
-// functions, instructions at the end of the system message do, which is no part of wl_chat_messages_json; WL_ERROR_TEXT if the template
-// has no system message either.
+// functions, instructions at the end of the system message do, or before the first user message if the template has no system message;
+// they are no part of wl_chat_messages_json. WL_ERROR_TEXT if the template does not write them.
 wl_status wl_chat_tools(wl_session *session,
                         const char *json,
                         size_t length);
+
+// Sets a variable of the model's template from the next message on, such as "reasoning_effort"; `json` is its value as zero-terminated
+// JSON, NULL or null leaves it undefined.
+wl_status wl_chat_variable(wl_session *session,
+                           const char *name,
+                           const char *json);
 
 // Sends a message and passes the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only the new message is read,
 // because the state holds the conversation before it. If the message cannot be read completely, it is not part of the conversation.
