@@ -266,6 +266,7 @@ def responses_features(client, say):
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
     assert events[-1].response.output_text == whole.output_text
     followed = ask(input="What is my name?", previous_response_id=whole.id)
+    assert followed.id[:20] != whole.id[:20], "an id can be guessed"
     assert "Anna" in followed.output_text and followed.usage.input_tokens_details.cached_tokens > 0, followed
     form = {"format": {"type": "json_schema", "name": "p", "schema": PERSON, "strict": True}}
     assert set(json.loads(ask(text=form, max_output_tokens=80).output_text)) == {"age", "kind"}

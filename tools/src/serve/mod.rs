@@ -28,6 +28,7 @@ mod scheduler;
 mod scores;
 mod stream;
 
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -219,8 +220,11 @@ pub struct App {
     active: Arc<AtomicUsize>,
     /// The conversations of the last responses.
     responses: responses::Kept,
+    /// When the server started, in seconds since 1970.
     started: u64,
     ids: AtomicU64,
+    /// The key of the ids.
+    secret: RandomState,
 }
 
 impl App {
@@ -232,10 +236,10 @@ impl App {
             .min(self.parallel)
     }
 
-    /// Returns an id that is unique in this server.
+    /// Returns an id that is unique in this server, and that no client can guess: it stands for a conversation or a user.
     fn id(&self, prefix: &str) -> String {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}-{:x}{number:06x}", self.started)
+        format!("{prefix}-{:016x}{number:06x}", self.secret.hash_one(number))
     }
 
     /// A request that arrives now; `stuck` ends its connection.
@@ -343,6 +347,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         responses: responses::Kept::default(),
         started: now(),
         ids: AtomicU64::new(0),
+        secret: RandomState::new(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
