@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs multithreaded tests under a sanitizer of the compiler: tests/threads.sh [pool] [batch] [server]
-# The thread pool; batches, prefix stores and schedules of sessions on several threads; a server with eight clients. SANITIZER (thread) may
+# Runs multithreaded tests under a sanitizer of the compiler: tests/threads.sh [pool] [batch] [constraints] [server]
+# The thread pool; batches, prefix stores and schedules of sessions on several threads; grammars; a server with eight clients. SANITIZER (thread) may
 # be address.
 # The standard library is not instrumented, so the ordering by its threads, channels and reference counts is invisible and looks like races.
 # Therefore a race counts only if functions of this project make both accesses, other than by freeing. Tests that fork are skipped, because
@@ -18,11 +18,12 @@ export TSAN_OPTIONS="exitcode=0 log_path=$reports/race ${TSAN_OPTIONS:-}"
 # An invalid access ends the program. Memory that lives until the program exits is not a leak; refused memory is an error for the caller.
 export ASAN_OPTIONS="detect_leaks=0 allocator_may_return_null=1 ${ASAN_OPTIONS:-}"
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(pool batch server)
+[ ${#parts[@]} -gt 0 ] || parts=(pool batch constraints server)
 for part in "${parts[@]}"; do
   case $part in
   pool) cargo test --release --target "$target" -p waterline-compute --lib -- cpu::pool --skip forked ;;
   batch) cargo test --release --target "$target" -p waterline --test batch --test prefix_store --test schedules -- --skip killed ;;
+  constraints) cargo test --release --target "$target" -p waterline --test constraints ;;
   server)
     cargo build --release --target "$target" -p waterline-tools
     python3 tests/serve_campaign.py "${CARGO_TARGET_DIR:-target}/$target/release/waterline" --count 60 --growth 1024
