@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs multithreaded tests under a sanitizer of the compiler: tests/threads.sh [pool] [batch] [constraints] [server]
-# The thread pool; batches, prefix stores and schedules of sessions on several threads; grammars; a server with eight clients. SANITIZER (thread) may
-# be address.
+# The thread pool; batches, prefix stores and schedules of sessions on several threads; grammars; a server with eight clients. SANITIZER
+# (thread) may be address.
 # The standard library is not instrumented, so the ordering by its threads, channels and reference counts is invisible and looks like races.
 # Therefore a race counts only if functions of this project make both accesses, other than by freeing. Tests that fork are skipped, because
 # the sanitizer does not follow threads after a fork.
@@ -23,7 +23,7 @@ for part in "${parts[@]}"; do
   case $part in
   pool) cargo test --release --target "$target" -p waterline-compute --lib -- cpu::pool --skip forked ;;
   batch) cargo test --release --target "$target" -p waterline --test batch --test prefix_store --test schedules -- --skip killed ;;
-  constraints) cargo test --release --target "$target" -p waterline --test constraints ;;
+  constraints) cargo test --release --target "$target" -p waterline --features constraints --test constraints ;;
   server)
     cargo build --release --target "$target" -p waterline-tools
     python3 tests/serve_campaign.py "${CARGO_TARGET_DIR:-target}/$target/release/waterline" --count 60 --growth 1024
