@@ -37,6 +37,7 @@ mod nemotron_h;
 mod olmo_hybrid;
 mod open;
 mod quantization;
+mod qwen3_moe;
 mod qwen3_next;
 mod recurrent_gemma;
 mod rotary;
@@ -97,6 +98,8 @@ const FAMILIES: &[Family] = &[
     minimax::FAMILY,
     nemotron_h::FAMILY,
     olmo_hybrid::FAMILY,
+    qwen3_moe::MELLUM,
+    qwen3_moe::QWEN,
     qwen3_next::FAMILY,
     qwen3_next::WITH_IMAGES,
     recurrent_gemma::FAMILY,

@@ -28,7 +28,7 @@ fn read(keys: &Keys) -> Result<Description> {
         keys.usize("attention.head_count")?,
     );
     let intermediate = keys.per_layer("feed_forward_length")?;
-    let slides = slides(keys)?;
+    let slides = keys.slides(PATTERN)?;
     let part = hidden as f32 / heads.max(1) as f32;
     let around = Sublayer {
         post_norm: true,
@@ -72,17 +72,4 @@ fn read(keys: &Keys) -> Result<Description> {
         ..model(keys, layers)?
     };
     Ok(Description::new(spec, tables.into_iter()))
-}
-
-/// Which layers have a window: as listed in the file, or all but every n-th.
-fn slides(keys: &Keys) -> Result<Vec<bool>> {
-    const KEY: &str = "attention.sliding_window_pattern";
-    if keys.is_list(KEY) {
-        return Ok(keys.optional_flags(KEY)?.unwrap_or_default());
-    }
-    let pattern = keys.usize_or(KEY, PATTERN)?;
-    let layers = 1..=keys.layers()?;
-    Ok(layers
-        .map(|layer| pattern != 0 && !layer.is_multiple_of(pattern))
-        .collect())
 }

@@ -237,6 +237,19 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Which layers have a window: as listed in the file, or all but every n-th, where n is `pattern` or the file's number.
+    pub fn slides(&self, pattern: usize) -> Result<Vec<bool>> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        if self.is_list(KEY) {
+            return Ok(self.optional_flags(KEY)?.unwrap_or_default());
+        }
+        let pattern = self.usize_or(KEY, pattern)?;
+        let layers = 1..=self.layers()?;
+        Ok(layers
+            .map(|layer| pattern != 0 && !layer.is_multiple_of(pattern))
+            .collect())
+    }
+
     /// The epsilon of the norms, which a file may give for layer norms only.
     pub fn norm_eps(&self) -> Result<f32> {
         const USUAL: &str = "attention.layer_norm_rms_epsilon";

@@ -22,6 +22,7 @@ mod minimax;
 mod names;
 mod nemotron_h;
 mod qwen35;
+mod qwen3_moe;
 mod refusal;
 mod rwkv6;
 mod rwkv7;
@@ -67,6 +68,7 @@ const FAMILIES: &[Family] = &[
     minimax::FAMILY,
     nemotron_h::FAMILY,
     qwen35::FAMILY,
+    qwen3_moe::FAMILY,
     rwkv6::FAMILY,
     rwkv7::FAMILY,
 ];

@@ -1,0 +1,127 @@
+//! Qwen3 with mixtures of experts and Mellum 2, as saved by transformers. Mellum's layers with a window have rotary positions of their own.
+
+use std::sync::Arc;
+
+use waterline_quant::{Tensor, safetensors};
+
+use super::experts::ExpertNames;
+use super::hugging_face::{
+    attention, attention_without_positions, layer_type, mlp, model, norm_eps, tensor_name,
+};
+use super::{Config, Family, rotary};
+use crate::error::Result;
+use crate::feed_forward::{ExpertsSpec, FeedForward};
+use crate::mixers::Attention;
+use crate::model::LayerSpec;
+use crate::ops::Router;
+use crate::weights::WeightSpec;
+
+pub(super) const QWEN: Family = Family {
+    model_types: &["qwen3_moe"],
+    spec: |config| {
+        let attention = Attention {
+            head_norm_eps: Some(norm_eps(config)?),
+            window: match config.bool_or("use_sliding_window", false)? {
+                true => config.optional_usize("sliding_window")?,
+                false => None,
+            },
+            ..attention(config)?
+        };
+        let experts = experts(config, config.usize_or("num_experts", 128)?)?;
+        let step = config.usize_or("decoder_sparse_step", 1)?;
+        let plain = match config.object().get("mlp_only_layers") {
+            None | Some(serde_json::Value::Null) => Vec::new(),
+            Some(_) => config.usizes("mlp_only_layers")?,
+        };
+        let is_sparse = |layer: usize| {
+            experts.experts > 0 && (layer + 1).is_multiple_of(step) && !plain.contains(&layer)
+        };
+        let layers = (0..config.layers()?).map(|layer| {
+            let ffn = feed_forward(config, experts, is_sparse(layer))?;
+            Ok(of(attention.clone(), ffn))
+        });
+        model(config, layers.collect::<Result<_>>()?)
+    },
+    tensor,
+};
+
+pub(super) const MELLUM: Family = Family {
+    model_types: &["mellum"],
+    spec: |config| {
+        let experts = experts(config, config.usize_or("num_local_experts", 64)?)?;
+        let layers = (0..config.layers()?).map(|layer| {
+            let ffn = feed_forward(config, experts, is_sparse(config, layer)?)?;
+            Ok(of(windowed(config, layer)?, ffn))
+        });
+        model(config, layers.collect::<Result<_>>()?)
+    },
+    tensor,
+};
+
+fn tensor(_: &Config, weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {
+    let read = |name: &str| Ok(weights.tensor(name)?);
+    let of_experts = ExpertNames::USUAL.tensor(weight, "model.layers", &read);
+    of_experts.unwrap_or_else(|| read(&tensor_name(&weight.name, "self_attn")))
+}
+
+fn of(attention: Attention, ffn: FeedForward) -> LayerSpec {
+    LayerSpec {
+        mixer: Some(Arc::new(attention)),
+        ffn: Some(ffn),
+        ..LayerSpec::default()
+    }
+}
+
+fn feed_forward(config: &Config, experts: ExpertsSpec, is_sparse: bool) -> Result<FeedForward> {
+    Ok(match is_sparse {
+        true => FeedForward::Experts(experts),
+        false => FeedForward::Dense(mlp(config)?),
+    })
+}
+
+fn experts(config: &Config, experts: usize) -> Result<ExpertsSpec> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    Ok(ExpertsSpec {
+        experts,
+        chosen: config.usize_or("num_experts_per_tok", 8)?,
+        intermediate: config.usize("moe_intermediate_size")?,
+        router: Router::softmax(config.bool_or("norm_topk_prob", false)?),
+        ..ExpertsSpec::default()
+    })
+}
+
+/// Whether a layer of Mellum has a mixture of experts.
+fn is_sparse(config: &Config, layer: usize) -> Result<bool> {
+    const KEY: &str = "mlp_layer_types";
+    if config.object().get(KEY).is_none_or(|kinds| kinds.is_null()) {
+        return Ok(true);
+    }
+    match config.array(KEY)?.get(layer).and_then(|kind| kind.as_str()) {
+        Some("sparse") => Ok(true),
+        Some("dense") => Ok(false),
+        _ => Err(config.wrong(KEY, "sparse or dense for every layer")),
+    }
+}
+
+/// The attention of a layer of Mellum, with the window and the rotary positions of the layer's kind.
+fn windowed(config: &Config, layer: usize) -> Result<Attention> {
+    let kind = layer_type(config, layer)?.unwrap_or("full_attention");
+    let window = match kind {
+        "sliding_attention" => config.optional_usize("sliding_window")?,
+        "full_attention" => None,
+        _ => return Err(config.wrong("layer_types", "sliding_attention or full_attention")),
+    };
+    let expected = "rotary positions for each kind of layer";
+    let rope = config.child("rope_parameters")?;
+    let rope = rope.ok_or_else(|| config.wrong("rope_parameters", expected))?;
+    let rope = rope
+        .child(kind)?
+        .ok_or_else(|| rope.wrong(kind, expected))?;
+    Ok(Attention {
+        window,
+        head_norm_eps: Some(norm_eps(config)?),
+        rope_theta: Some(rope.f32_or("rope_theta", 10000.0)?),
+        rope_scaling: rotary::scaling(&rope, config)?,
+        ..attention_without_positions(config)?
+    })
+}
