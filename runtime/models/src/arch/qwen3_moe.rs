@@ -19,12 +19,11 @@ use crate::weights::WeightSpec;
 pub(super) const QWEN: Family = Family {
     model_types: &["qwen3_moe"],
     spec: |config| {
+        let window = config.optional_usize("sliding_window")?;
+        let slides = config.bool_or("use_sliding_window", false)?;
         let attention = Attention {
             head_norm_eps: Some(norm_eps(config)?),
-            window: match config.bool_or("use_sliding_window", false)? {
-                true => config.optional_usize("sliding_window")?,
-                false => None,
-            },
+            window: window.filter(|_| slides),
             ..attention(config)?
         };
         let experts = experts(config, config.usize_or("num_experts", 128)?)?;
@@ -106,8 +105,9 @@ fn is_sparse(config: &Config, layer: usize) -> Result<bool> {
 /// The attention of a layer of Mellum, with the window and the rotary positions of the layer's kind.
 fn windowed(config: &Config, layer: usize) -> Result<Attention> {
     let kind = layer_type(config, layer)?.unwrap_or("full_attention");
+    let window = config.optional_usize("sliding_window")?;
     let window = match kind {
-        "sliding_attention" => config.optional_usize("sliding_window")?,
+        "sliding_attention" => window,
         "full_attention" => None,
         _ => return Err(config.wrong("layer_types", "sliding_attention or full_attention")),
     };
