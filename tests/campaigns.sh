@@ -11,5 +11,8 @@ build=(--release --workspace --features emulator)
 cargo test "${build[@]}" --no-run
 cargo test "${build[@]}" --test mutations --test wrong_models --test schedules --test counters --test evictions -- --nocapture
 python3 tests/campaign.py target/release/waterline --seed "$WATERLINE_SEED" --count $((WATERLINE_MUTATIONS / 20))
-python3 tests/serve_campaign.py target/release/waterline --seed "$WATERLINE_SEED" --count $((WATERLINE_MUTATIONS / 50))
+# Both models fit, then one does.
+for memory in 400 100; do
+    python3 tests/serve_campaign.py target/release/waterline --seed "$WATERLINE_SEED" --count $((WATERLINE_MUTATIONS / 100)) --memory "$memory"
+done
 python3 tests/serve_bodies.py target/release/waterline --seed "$WATERLINE_SEED" --count $((WATERLINE_MUTATIONS / 10))

@@ -57,3 +57,12 @@ fn a_server_is_operated() {
     let checked = run("serve_operating.py");
     assert!(checked.starts_with("8 checked"), "{checked}");
 }
+
+#[test]
+fn models_of_a_folder_make_room_for_each_other() {
+    if Command::new(python()).arg("--version").output().is_err() {
+        return skipped("`python3`");
+    }
+    let checked = run("serve_models.py");
+    assert!(checked.starts_with("8 checked"), "{checked}");
+}

@@ -1,10 +1,12 @@
-"""Random clients of a server: requests, clients that disconnect, invalid bodies and slow readers, all at once.
+"""Random clients of a server of two models: requests over all interfaces, clients that disconnect, invalid bodies and slow readers, all at
+once.
 
-    python3 tests/serve_campaign.py target/release/waterline --seed 1 --count 500
+    python3 tests/serve_campaign.py target/release/waterline --seed 1 --count 500 [--memory MIB]
 
-The server drafts. Every complete answer must equal the answer to the same request from a server that serves nobody else and does not draft;
-every invalid body must get a status of 400 or more. At the end no request may be waiting, memory must not have grown since the first tenth,
-and the server must still run and stop when it is signalled.
+The server drafts. Its models are the built-in one and a small one with a vocabulary of its own; with a --memory that does not fit both, they
+replace each other. Every complete answer must equal the answer to the same request from a server that serves nobody else, has one model and
+does not draft; every invalid body must get a status of 400 or more. At the end no request may be waiting, memory must not have grown since
+the first tenth, and the server must still run and stop when it is signalled.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import random
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -28,9 +31,12 @@ BAD_CHATS = [
 ]
 
 
+BUILTIN = pathlib.Path(__file__).parent.parent / "tools/model/waterline-chat.gguf"
+
+
 class Server:
     def __init__(self, program, *more):
-        command = [program, "serve", "--port", "0", "--threads", "1", "--exact", "--parallel", "4", "--queue", "12", "--chunk", "64", "--store", "64", *more]
+        command = [program, "serve", *more, "--port", "0", "--threads", "1", "--exact", "--parallel", "4", "--queue", "12", "--chunk", "64", "--store", "32"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         line = self.process.stderr.readline()
         assert " at http://" in line, line
@@ -60,12 +66,12 @@ class Server:
         return self.process.wait(60)
 
 
-def request(chance):
-    """Returns a random request, and the key by which its answer is compared."""
+def request(chance, models):
+    """Returns a random request."""
     text = lambda most: " ".join(chance.choice(WORDS) for _ in range(chance.randrange(1, most)))
     # Only a few different beginnings, so that prompts share them.
     messages = [{"role": "user", "content": f"{WORDS[chance.randrange(4)]} " * chance.choice([1, 1, 1, 150]) + text(6)}]
-    body = {"temperature": chance.choice([0, 1]), "seed": chance.randrange(1000), "max_tokens": chance.randrange(1, 40)}
+    body = {"model": chance.choice(models), "temperature": chance.choice([0, 1]), "seed": chance.randrange(1000), "max_tokens": chance.randrange(1, 40)}
     if chance.random() < 0.2:
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": {
             "type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"], "additionalProperties": False}}}
@@ -89,6 +95,7 @@ def in_face(chance, path, body):
     face = chance.choice(FACES)
     limit, text = body["max_tokens"], body["messages"][0]["content"]
     common = {key: body[key] for key in ("temperature", "seed", "stop") if key in body}
+    common["model"] = body["model"]
     form = body.get("response_format")
     schema = form and form["json_schema"]["schema"]
     if face == "/v1/responses":
@@ -101,7 +108,9 @@ def in_face(chance, path, body):
         return face, {**common, "prompt": text, "n_predict": limit, **({"json_schema": schema} if schema else {})}
     form = {"format": schema} if schema else {}
     ask = {"messages": body["messages"]} if face == "/api/chat" else {"prompt": text}
-    return face, {**ask, **form, "stream": False, "options": {**common, "num_predict": limit}}
+    # Some requests unload their model.
+    keep = {"keep_alive": 0} if chance.random() < 0.1 else {}
+    return face, {**ask, **form, **keep, "model": common.pop("model"), "stream": False, "options": {**common, "num_predict": limit}}
 
 
 def outcome(answer):
@@ -164,22 +173,30 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--growth", type=int, default=96, help="MiB by which memory may grow: the store's 64 and a half by default; a sanitizer needs more")
+    parser.add_argument("--growth", type=int, default=96, help="MiB by which memory may grow: both stores' 64 and a half by default; a sanitizer needs more")
+    parser.add_argument("--memory", type=int, help="MiB for both models")
     options = parser.parse_args()
-    server, lone = Server(options.program, "--lookup", "8"), Server(options.program)
-    lock, done, memory, problems = threading.Lock(), [], [], []
+    folder = tempfile.TemporaryDirectory()
+    paths = {"chat": pathlib.Path(folder.name) / "chat.gguf", "org/q4_0": pathlib.Path(folder.name) / "org/q4_0.gguf"}
+    paths["chat"].symlink_to(BUILTIN.resolve())
+    paths["org/q4_0"].parent.mkdir()
+    subprocess.run([options.program, "quantize", BUILTIN, "--type", "q4_0", "--requantize", "--output", paths["org/q4_0"]], check=True, capture_output=True)
+    memory = ["--memory", str(options.memory)] if options.memory else []
+    server = Server(options.program, "--models-dir", folder.name, *memory, "--lookup", "8")
+    lone = {name: Server(options.program, path) for name, path in paths.items()}
+    lock, done, resident, problems = threading.Lock(), [], [], []
     kinds = {"whole": 0, "stream": 0, "left": 0, "bad": 0, "busy": 0}
 
     def compare(path, body, found, of):
         with lock:
-            status, alone = lone.ask(path, json.dumps(body))
+            status, alone = lone[body["model"]].ask(path, json.dumps(body))
         assert status == 200, alone
         expected = of(outcome(alone))
         assert found == expected, f"{body}\n{found}\n{expected}"
 
     def one(number):
         chance = random.Random(options.seed * 1_000_003 + number)
-        path, body = request(chance)
+        path, body = request(chance, list(paths))
         kind = chance.random()
         if kind < 0.2:
             kinds["left"] += 1
@@ -187,7 +204,10 @@ def main():
         if kind < 0.3:
             kinds["bad"] += 1
             path = chance.choice(["/v1/chat/completions", "/v1/chat/completions", "/v1/completions", "/tokenize", *FACES])
-            status, answer = server.ask(path, chance.choice(BAD + (BAD_CHATS if "chat/" in path else [])))
+            bad = chance.choice(BAD + [b'{"model": "c"}'] + (BAD_CHATS if "chat/" in path else []))
+            # Most name a model.
+            bad = bad.replace(b'{"', b'{"model": "chat", "', 1) if bad[2:7] != b"model" and chance.random() < 0.8 else bad
+            status, answer = server.ask(path, bad)
             # An empty list loads ollama's model.
             assert 400 <= status < 500 and json.loads(answer)["error"] or path.startswith("/api/"), (status, answer)
             return
@@ -212,7 +232,7 @@ def main():
                 problems.append(f"{number}: {type(problem).__name__}: {problem}")
             done.append(number)
             if len(done) in (options.count // 10, options.count * 9 // 10):
-                memory.append(server.memory())
+                resident.append(server.memory())
 
     threads = [threading.Thread(target=client, args=(place,)) for place in range(options.clients)]
     for thread in threads:
@@ -225,16 +245,16 @@ def main():
         time.sleep(0.2)
     if not waiting():
         problems.append("requests wait for ever")
-    if memory[-1] > memory[0] + options.growth:
-        problems.append(f"memory grew from {memory[0]} to {memory[-1]} MiB, by more than {options.growth}")
+    if resident[-1] > resident[0] + options.growth:
+        problems.append(f"memory grew from {resident[0]} to {resident[-1]} MiB, by more than {options.growth}")
     if server.ask("/health", None)[0] != 200:
         problems.append("not healthy")
-    for ended in (server.end(), lone.end()):
+    for ended in [server.end(), *(alone.end() for alone in lone.values())]:
         if ended != 0:
             problems.append(f"ended with {ended}")
     for problem in problems[:10]:
         print(problem)
-    print(f"{options.count} requests: {kinds}; memory {memory} MiB; {len(problems)} problems")
+    print(f"{options.count} requests: {kinds}; memory {resident} MiB; {len(problems)} problems")
     raise SystemExit(bool(problems))
 
 

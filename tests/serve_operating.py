@@ -138,6 +138,9 @@ def metrics(program, say):
         buckets = [int(n) for n in re.findall(rf"^{name}_bucket.* (\d+)$", page, re.M)]
         assert buckets == sorted(buckets) and value(f"{name}_sum") >= 0, page
     assert value("llamacpp:tokens_predicted_total") == value("waterline_generated_tokens_total") == 15, page
+    assert value("llamacpp:requests_processing") == value("llamacpp:requests_deferred") == 0, page
+    assert value("llamacpp:prompt_tokens_seconds") > 0 and value("llamacpp:predicted_tokens_seconds") > 0, page
+    assert value("llamacpp:n_busy_slots_per_decode") == 1 and value("llamacpp:n_tokens_max") > 5, page
     names = re.findall(r"^# TYPE (\S+)", page, re.M)
     assert len(names) == len(set(names)), names
     say("histograms in /metrics")

@@ -130,7 +130,8 @@ pub fn tensors(checkpoint: &Checkpoint) -> impl Iterator<Item = (String, &Tensor
     })
 }
 
-fn weight_bytes(checkpoint: &Checkpoint) -> usize {
+/// Size of the weights in bytes.
+pub fn weight_bytes(checkpoint: &Checkpoint) -> usize {
     tensors(checkpoint)
         .map(|(_, tensor)| tensor.data.len())
         .sum()

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+#[cfg(feature = "serve")]
+use waterline::internal::Checkpoint;
 use waterline::{
     ContextEnd, Device, GenerateOptions, Kv, Model, PrefixStore, SamplerParams, Session,
     SessionOptions, StateDtype, StateOptions, StepProgram, ThoughtOptions,
@@ -178,6 +180,13 @@ impl SessionArgs {
             );
         }
         Ok(session)
+    }
+
+    /// Size of the state of a session of this model in bytes.
+    #[cfg(feature = "serve")]
+    pub fn state_bytes(&self, checkpoint: &Checkpoint) -> Result<usize> {
+        let options = self.state.options(checkpoint.trained_context);
+        Ok(checkpoint.spec.plan(&options)?.bytes())
     }
 
     /// Copies these arguments with keys and values in f32.

@@ -132,7 +132,7 @@ impl App {
         let Some(wanted) = wanted else {
             return Ok((None, Vec::new()));
         };
-        let _permit = self.grammars.acquire().await;
+        let _permit = self.common.grammars.acquire().await;
         let made = self.make(move |app| {
             let compiled = wanted.compile(&*app.prompter.model().constraints()?);
             return_free_memory();

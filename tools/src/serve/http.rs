@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::timeout;
 
-use super::App;
+use super::Server;
 use super::connections::{Connection, Open};
 use super::cost::body_permits;
 use super::exchange::Exchange;
@@ -104,12 +104,13 @@ pub fn text_response(kind: &'static str, text: impl Into<Bytes>) -> Response<Bod
 }
 
 /// A body, with its share of the memory for long bodies.
+#[derive(Default)]
 pub struct Received {
     pub bytes: Vec<u8>,
     _share: Option<OwnedSemaphorePermit>,
 }
 
-impl App {
+impl Server {
     /// Reads the body of a request. A long one waits until there is memory for it.
     pub async fn read_body(&self, request: Request<Incoming>) -> Result<Received, Refusal> {
         let connection = request.extensions().get::<Arc<Connection>>().cloned();
@@ -124,7 +125,7 @@ impl App {
     }
 
     async fn receive(&self, body: Incoming) -> Result<Received, Refusal> {
-        let most = self.limits.body;
+        let most = self.common.args.limits.body;
         let too_large = || {
             let reason = format!("the body has more than {most} bytes (--max-body)");
             Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, reason)
@@ -181,7 +182,7 @@ const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nC
 /// Serves until `stop` becomes true. Running requests then have `grace` to finish.
 pub async fn serve(
     listener: TcpListener,
-    app: Arc<App>,
+    server: Arc<Server>,
     mut stop: watch::Receiver<bool>,
     grace: Duration,
 ) {
@@ -194,14 +195,14 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, client)) => {
-                let Some(connection) = app.connections.admit(client.ip()) else {
+                let Some(connection) = server.connections.admit(client.ip()) else {
                     let _ = stream.try_write(NO_ROOM);
                     continue;
                 };
-                let (app, stop, open) = (Arc::clone(&app), stop.clone(), open.clone());
+                let (server, stop, open) = (Arc::clone(&server), stop.clone(), open.clone());
                 tokio::spawn(async move {
-                    serve_connection((stream, client), &connection, &app, stop).await;
-                    app.connections.remove(&connection);
+                    serve_connection((stream, client), &connection, &server, stop).await;
+                    server.connections.remove(&connection);
                     drop(open);
                 });
             }
@@ -216,23 +217,24 @@ pub async fn serve(
 async fn serve_connection(
     (stream, client): (TcpStream, SocketAddr),
     connection: &Arc<Connection>,
-    app: &Arc<App>,
+    server: &Arc<Server>,
     mut stop: watch::Receiver<bool>,
 ) {
     // Tokens are sent one at a time and must not be delayed.
     let _ = stream.set_nodelay(true);
     let stuck = Arc::new(Notify::new());
     let service = service_fn(|mut request: Request<Incoming>| {
-        let exchange = Arc::new(app.exchange(client, &request, &stuck));
-        let app = Arc::clone(app);
+        let exchange = Arc::new(server.exchange(client, &request, &stuck));
+        let server = Arc::clone(server);
         let open = connection.request();
         request.extensions_mut().insert(Arc::clone(connection));
         async move {
-            let response = app.answer(request, &exchange).await;
+            let response = server.answer(request, &exchange).await;
             exchange.responds(response.status());
-            app.metrics.add(Count::Requests, 1);
+            let metrics = &server.common.metrics;
+            metrics.add(Count::Requests, 1);
             let is_refused = response.status().as_u16() >= 400;
-            app.metrics.add(Count::Refused, usize::from(is_refused));
+            metrics.add(Count::Refused, usize::from(is_refused));
             Ok::<_, Infallible>(response.map(|body| Answered { body, _open: open }))
         }
     });

@@ -114,13 +114,19 @@ struct Histogram {
 pub struct Metrics {
     counters: [AtomicU64; COUNTERS.len()],
     histograms: [Histogram; HISTOGRAMS.len()],
+    /// Most tokens that a session had read at the end of its answer.
+    longest: AtomicU64,
 }
 
 /// The present values that `/metrics` shows.
 #[derive(Default)]
 pub struct Gauges {
+    /// Loaded models.
+    pub models: usize,
     /// Answers in the queue.
     pub waiting: usize,
+    /// Answers that run.
+    pub processing: usize,
     /// Checkpoints of prefix stores, and their bytes.
     pub checkpoints: usize,
     pub store_bytes: usize,
@@ -135,6 +141,11 @@ impl Metrics {
     /// Adds a time to a counter.
     pub fn add_time(&self, counter: Count, time: Duration) {
         self.add(counter, time.as_micros() as usize);
+    }
+
+    /// Records the tokens that a session has read at the end of its answer.
+    pub fn ends_at(&self, position: u64) {
+        self.longest.fetch_max(position, Relaxed);
     }
 
     /// Adds a time to a histogram.
@@ -168,35 +179,71 @@ impl Metrics {
                 );
             }
         }
-        let values = [
-            (
-                "waterline_requests_waiting",
-                "Answers in the queue.",
-                gauges.waiting,
-            ),
-            (
-                "llamacpp:requests_deferred",
-                "Answers in the queue.",
-                gauges.waiting,
-            ),
-            (
-                "waterline_store_checkpoints",
-                "The store's checkpoints.",
-                gauges.checkpoints,
-            ),
-            (
-                "waterline_store_bytes",
-                "Bytes of the prefix store.",
-                gauges.store_bytes,
-            ),
-        ];
-        for (name, help, value) in values {
-            row(&mut page, name, ("gauge", help), value as f64);
+        for (names, help, value) in self.gauges(gauges) {
+            for name in names.iter().filter(|name| !name.is_empty()) {
+                row(&mut page, name, ("gauge", help), value);
+            }
         }
         for ((name, help), histogram) in HISTOGRAMS.iter().zip(&self.histograms) {
             histogram.write(&mut page, name, help);
         }
         page
+    }
+
+    /// The names, ours and llama.cpp's, help texts and values of gauges.
+    fn gauges(&self, gauges: &Gauges) -> [([&'static str; 2], &'static str, f64); 9] {
+        let value = |counter: Count| self.counters[counter as usize].load(Relaxed) as f64;
+        let rate = |tokens, time| value(tokens) / (1e-6 * value(time)).max(1e-6);
+        [
+            (
+                ["waterline_models_loaded", ""],
+                "Models in memory.",
+                gauges.models as f64,
+            ),
+            (
+                [
+                    "waterline_requests_processing",
+                    "llamacpp:requests_processing",
+                ],
+                "Answers that run.",
+                gauges.processing as f64,
+            ),
+            (
+                ["waterline_requests_waiting", "llamacpp:requests_deferred"],
+                "Answers in the queue.",
+                gauges.waiting as f64,
+            ),
+            (
+                ["waterline_store_checkpoints", ""],
+                "The store's checkpoints.",
+                gauges.checkpoints as f64,
+            ),
+            (
+                ["waterline_store_bytes", ""],
+                "Bytes of the prefix store.",
+                gauges.store_bytes as f64,
+            ),
+            (
+                ["", "llamacpp:prompt_tokens_seconds"],
+                "Tokens of prompts read per second, since the start.",
+                rate(Count::Read, Count::ReadTime),
+            ),
+            (
+                ["", "llamacpp:predicted_tokens_seconds"],
+                "Tokens of answers generated per second of steps, since the start.",
+                rate(Count::Generated, Count::StepTime),
+            ),
+            (
+                ["", "llamacpp:n_busy_slots_per_decode"],
+                "Mean tokens per step.",
+                value(Count::Generated) / value(Count::Steps).max(1.0),
+            ),
+            (
+                ["", "llamacpp:n_tokens_max"],
+                "Most tokens that a session had read at the end of its answer.",
+                self.longest.load(Relaxed) as f64,
+            ),
+        ]
     }
 }
 

@@ -1,9 +1,10 @@
-//! `waterline serve`: the HTTP APIs that language model clients use. One thread owns the model (`scheduler`).
-//! Connections (`http`) build prompts, submit them and send the answers.
+//! `waterline serve`: the HTTP APIs that language model clients use. A thread owns each loaded model (`scheduler`); `models` finds the
+//! model of a request. Connections (`http`) build prompts, submit them and send the answers.
 
 mod answer;
 mod answers;
 mod anthropic;
+mod app;
 mod completions;
 mod connections;
 mod constrain;
@@ -11,11 +12,13 @@ mod cost;
 mod draft;
 mod exchange;
 mod fields;
+mod folder;
 mod http;
 mod lanes;
 mod log;
 mod logprobs;
 mod metrics;
+mod models;
 mod native;
 mod ollama;
 mod openai;
@@ -28,12 +31,10 @@ mod scheduler;
 mod scores;
 mod stream;
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::builder::NonEmptyStringValueParser;
@@ -41,31 +42,37 @@ use hyper::Request;
 use hyper::body::Incoming;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, watch};
-use waterline::{CallFormat, Model, PrefixStore, PrefixStoreOptions};
+use waterline::PrefixStore;
 
-use crate::builtin::{OpenArgs, is_builtin};
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_first_interrupt;
 use crate::sampling::SamplingArgs;
 use crate::session::{Budget, DraftArgs, SessionArgs, max_tokens, thought_tokens};
-use crate::text::{NO_TEMPLATE, shown};
+use crate::text::shown;
+use app::{App, Common};
 use connections::Connections;
 use exchange::Exchange;
 use lanes::Lanes;
 use log::{Log, LogForm};
-use metrics::{Gauges, Metrics};
-use prompt::{Known, Prompter};
-use scheduler::{Health, Job, Shared};
+use models::Models;
 
 /// Serve a model over HTTP, compatible with OpenAI's and Anthropic's APIs.
 ///
 /// Requests of all clients are answered together, one token of each per step. A prompt's beginning that was read before is not read
 /// again (the prefix store). The first Ctrl-C lets running answers finish; a second one ends them.
 /// runtime/docs/serve.md lists the endpoints.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
+    /// Serve the GGUF files and Hugging Face directories in a folder. A model is loaded when a request names it.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "alias"])]
+    models_dir: Option<PathBuf>,
+    /// Memory for the loaded models of --models-dir: weights, sessions, and for each the --store. The model that was unused for longest
+    /// makes room for another. By default three quarters of the machine's memory.
+    #[arg(long, value_name = "MIB", requires = "models_dir")]
+    memory: Option<usize>,
     #[command(flatten)]
     open: OpenArgs,
     /// The address to listen on. Other machines can connect only if it is one of this machine's network addresses or 0.0.0.0.
@@ -166,82 +173,27 @@ struct StoreArgs {
     private_cache: bool,
 }
 
-/// The queue of jobs for the scheduler.
-struct Queue {
-    jobs: mpsc::Sender<Job>,
-    /// One permit per free place in the queue.
-    places: Arc<Semaphore>,
-    most: usize,
-    /// One permit per token that waiting prompts may still have.
-    tokens: Arc<Semaphore>,
-}
-
-impl Queue {
-    /// The number of jobs that wait.
-    fn waiting(&self) -> usize {
-        self.most - self.places.available_permits()
+impl StoreArgs {
+    /// Maximum size of the checkpoints in memory, in bytes.
+    fn bytes(&self) -> usize {
+        self.mib.saturating_mul(1 << 20)
     }
 }
 
 /// The state that connections share.
-pub struct App {
-    /// The model's name as clients see it.
-    name: String,
-    prompter: Prompter,
-    queue: Queue,
+pub struct Server {
+    models: Models,
     lanes: Lanes,
     connections: Connections,
     /// Permits for long bodies that are received or prepared, one per KiB.
     bodies: Arc<Semaphore>,
-    /// Permits to compile a grammar.
-    grammars: Semaphore,
-    health: Arc<Health>,
-    store: Arc<PrefixStore>,
-    metrics: Arc<Metrics>,
+    common: Arc<Common>,
     log: Option<Log>,
-    limits: Limits,
-    sampling: SamplingArgs,
-    api_key: Option<String>,
     /// The address that the server listens on.
     address: SocketAddr,
-    allowed_hosts: Vec<String>,
-    /// Whether requests share what was read only with those of the same user.
-    private_cache: bool,
-    allowed_origins: Vec<String>,
-    /// The format of the model's tool calls.
-    format: &'static CallFormat,
-    /// The most tokens that a session can read; `None` if there is no limit.
-    context: Option<usize>,
-    /// Size of a session's state in bytes.
-    state_bytes: usize,
-    /// The number of sessions.
-    parallel: usize,
-    /// Answers that wait or run.
-    active: Arc<AtomicUsize>,
-    /// The conversations of the last responses.
-    responses: responses::Kept,
-    /// When the server started, in seconds since 1970.
-    started: u64,
-    ids: AtomicU64,
-    /// The key of the ids.
-    secret: RandomState,
 }
 
-impl App {
-    /// The number of answers that run.
-    fn processing(&self) -> usize {
-        let active = self.active.load(Ordering::Relaxed);
-        active
-            .saturating_sub(self.queue.waiting())
-            .min(self.parallel)
-    }
-
-    /// Returns an id that is unique in this server, and that no client can guess: it stands for a conversation or a user.
-    fn id(&self, prefix: &str) -> String {
-        let number = self.ids.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}-{:016x}{number:06x}", self.secret.hash_one(number))
-    }
-
+impl Server {
     /// A request that arrives now; `stuck` ends its connection.
     fn exchange(
         &self,
@@ -249,18 +201,9 @@ impl App {
         request: &Request<Incoming>,
         stuck: &Arc<Notify>,
     ) -> Exchange {
-        let observers = (Arc::clone(&self.metrics), self.log.clone());
+        let observers = (Arc::clone(&self.common.metrics), self.log.clone());
         let path = request.uri().path();
         Exchange::new(observers, Arc::clone(stuck), client, path)
-    }
-
-    fn gauges(&self) -> Gauges {
-        let store = self.store.stats();
-        Gauges {
-            waiting: self.queue.waiting(),
-            checkpoints: store.checkpoints,
-            store_bytes: store.bytes,
-        }
     }
 }
 
@@ -272,47 +215,8 @@ fn now() -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let session = args.session.with_drafts(args.drafts);
-    let model = args
-        .open
-        .for_sessions(&session)
-        .model(args.model.as_deref())?;
-    if !model.has_chat_template() {
-        eprintln!("{NO_TEMPLATE}");
-    }
-    let mut options = PrefixStoreOptions::default();
-    options.bytes = args.store.mib.saturating_mul(1 << 20);
-    options.directory.clone_from(&args.store.directory);
-    let store = PrefixStore::new(options)?;
-    let open = {
-        let (model, store, parallel) = (Arc::clone(&model), Arc::clone(&store), args.parallel);
-        move || session.open_together(&model, usize::from(parallel), &store)
-    };
-    let sessions = open()?;
-    let context = model
-        .reads_context()
-        .then(|| sessions[0].options().state.context);
-    let state_bytes = sessions[0].state_bytes();
-    let (known, metrics) = (Arc::<Known>::default(), Arc::<Metrics>::default());
-    let prompter = Prompter::new(&model, Arc::clone(&known))?;
-    let (sender, jobs) = mpsc::channel();
-    let most = args.limits.queue.min(Semaphore::MAX_PERMITS);
-    let queue = Queue {
-        jobs: sender,
-        places: Arc::new(Semaphore::new(most)),
-        most,
-        tokens: Arc::new(Semaphore::new(cost::MOST_WAITING_TOKENS)),
-    };
-    let is_token = |text: &str| prompter.tokenizer.token_id(text).is_some();
-    let format = CallFormat::for_tools(prompter.template.source(), is_token);
-    let health = Arc::<Health>::default();
-    let shared = Shared {
-        jobs,
-        known,
-        metrics: Arc::clone(&metrics),
-        health: Arc::clone(&health),
-    };
-    let model_thread = scheduler::start(shared, sessions, open)?;
+    let common = Arc::new(Common::new(args));
+    let models = Models::open(&common)?;
     let (lanes, lane_threads) = Lanes::start()?;
     let log = args
         .log
@@ -320,85 +224,54 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .transpose()
         .map_err(|e| Error::io("the log's thread", e))?;
     let (log, _log_thread) = log.unzip();
-    let app = App {
-        name: name(args, &model),
-        prompter,
-        queue,
+    let server = Server {
+        models,
         lanes,
         connections: Connections::default(),
         bodies: cost::bodies(args.limits.body),
-        grammars: Semaphore::new(cost::MOST_GRAMMARS),
-        health,
-        store,
-        metrics,
+        common,
         log,
-        limits: args.limits.clone(),
-        sampling: args.sampling.clone(),
-        api_key: args.api_key.clone(),
         address: SocketAddr::new(args.host, args.port),
-        allowed_hosts: args.allowed_hosts.clone(),
-        private_cache: args.store.private_cache,
-        allowed_origins: args.allowed_origins.clone(),
-        format,
-        context,
-        state_bytes,
-        parallel: usize::from(args.parallel),
-        active: Arc::default(),
-        responses: responses::Kept::default(),
-        started: now(),
-        ids: AtomicU64::new(0),
-        secret: RandomState::new(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::io("the server", e))?;
-    runtime.block_on(listen(app))?;
-    // Shutting the runtimes down drops the last queue senders, so the model's thread ends.
+    let server = runtime.block_on(listen(server))?;
+    // Shutting the runtimes down drops what requests hold, so that the models' threads end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(lane_threads);
-    let _ = model_thread.join();
+    server.models.close();
     Ok(ExitCode::SUCCESS)
 }
 
-async fn listen(mut app: App) -> Result<()> {
-    let refused = |e| Error::io(format!("{}", app.address), e);
-    let listener = TcpListener::bind(app.address).await.map_err(refused)?;
-    app.address = listener.local_addr().map_err(refused)?;
+async fn listen(mut server: Server) -> Result<Arc<Server>> {
+    let refused = |e| Error::io(format!("{}", server.address), e);
+    let listener = TcpListener::bind(server.address).await.map_err(refused)?;
+    server.address = listener.local_addr().map_err(refused)?;
     let (stop, stopped) = watch::channel(false);
     on_first_interrupt(move || {
         stop.send_replace(true);
     })?;
-    eprintln!("{} at http://{}", app.name, app.address);
-    let grace = Duration::from_secs(app.limits.seconds);
-    let store = Arc::clone(&app.store);
-    tokio::spawn(show_notes(Arc::clone(&store)));
-    http::serve(listener, Arc::new(app), stopped, grace).await;
-    print_notes(&store);
-    Ok(())
+    eprintln!("{} at http://{}", server.models.title(), server.address);
+    let grace = Duration::from_secs(server.common.args.limits.seconds);
+    let server = Arc::new(server);
+    tokio::spawn(show_notes(Arc::clone(&server)));
+    http::serve(listener, Arc::clone(&server), stopped, grace).await;
+    Ok(server)
 }
 
-/// Shows the notes of the prefix store while the server runs: files that were ignored or could not be written.
-async fn show_notes(store: Arc<PrefixStore>) {
+/// Shows the notes of the prefix stores while the server runs.
+async fn show_notes(server: Arc<Server>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     loop {
         ticks.tick().await;
-        print_notes(&store);
+        server.models.show_notes();
     }
 }
 
 fn print_notes(store: &PrefixStore) {
     for note in store.take_notes() {
         eprintln!("note: {}", shown(&note));
-    }
-}
-
-/// The model's name as clients see it.
-fn name(args: &Args, model: &Model) -> String {
-    let stem = args.model.as_ref().and_then(|path| path.file_stem());
-    match (&args.alias, stem) {
-        (Some(alias), _) => alias.clone(),
-        (None, Some(stem)) if !is_builtin(model) => stem.to_string_lossy().into_owned(),
-        _ => "waterline".into(),
     }
 }

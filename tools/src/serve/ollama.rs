@@ -1,6 +1,9 @@
 //! Ollama's interface: `/api/chat` and `/api/generate`, whose streams are lines of JSON, and the lists of models.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::UNIX_EPOCH;
 
 use hyper::Response;
 use serde_json::{Value, json};
@@ -12,6 +15,7 @@ use super::answers::{Form, Usage};
 use super::exchange::Exchange;
 use super::fields::{Face, Fields, object};
 use super::http::{Body, json_response};
+use super::models::Entry;
 use super::native::has_infill;
 use super::refusal::Refusal;
 use super::request::{Conversation, MOST_VALUES, ToolChoice, messages, think};
@@ -19,8 +23,9 @@ use super::request::{Conversation, MOST_VALUES, ToolChoice, messages, think};
 /// The version of the interface, which clients compare.
 pub const VERSION: &str = "0.13.3";
 
-/// Checks a request. `options` and `format` become the fields of other interfaces.
-fn read(body: &[u8]) -> Result<Fields, Refusal> {
+/// Checks a request. `options` and `format` become the fields of other interfaces. A `keep_alive` of 0 unloads the model afterwards, if it
+/// is one of several.
+fn read(app: &App, body: &[u8]) -> Result<Fields, Refusal> {
     let mut body = object(body, MOST_VALUES)?;
     if let Some(Value::Object(options)) = body.remove("options") {
         for (name, value) in options {
@@ -41,6 +46,9 @@ fn read(body: &[u8]) -> Result<Fields, Refusal> {
     }
     let mut fields = Fields::check(body, Face::Ollama)?;
     fields.default("stream", true);
+    if ends_at_once(&fields) {
+        app.leaves.store(true, Ordering::Relaxed);
+    }
     Ok(fields)
 }
 
@@ -68,13 +76,23 @@ fn thinking(fields: &Fields) -> Option<bool> {
     }
 }
 
+/// Whether `keep_alive` is no time: a number of seconds, or a text such as `0s`.
+fn ends_at_once(fields: &Fields) -> bool {
+    let keep_alive = fields.get("keep_alive");
+    let text = keep_alive
+        .as_str()
+        .map(|text| text.trim_end_matches(char::is_alphabetic));
+    let number = text.map_or(keep_alive.as_f64(), |text| text.parse().ok());
+    number == Some(0.0)
+}
+
 /// `/api/chat`.
 pub async fn chat(
     app: &Arc<App>,
     body: &[u8],
     exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut fields = read(body)?;
+    let mut fields = read(app, body)?;
     let all = fields.take_list("messages");
     converse(app, fields, all, true, exchange).await
 }
@@ -85,7 +103,7 @@ pub async fn generate(
     body: &[u8],
     exchange: &Arc<Exchange>,
 ) -> Result<Response<Body>, Refusal> {
-    let mut fields = read(body)?;
+    let mut fields = read(app, body)?;
     let prompt = fields.take("prompt");
     let text = prompt.as_str().unwrap_or("");
     let mut all = Vec::new();
@@ -132,7 +150,7 @@ async fn converse(
     let form = Ollama::new(is_chat);
     if all.is_empty() {
         // Such a request loads the model or unloads it.
-        let unloads = fields.get("keep_alive").as_f64() == Some(0.0);
+        let unloads = ends_at_once(&fields);
         let mut loaded = form.object(app, &Answer::default(), 0, true);
         loaded["done_reason"] = if unloads { "unload" } else { "load" }.into();
         return Ok(json_response(&loaded));
@@ -260,41 +278,70 @@ impl Form for Ollama {
     }
 }
 
-/// The model's entry in ollama's lists.
-fn card(app: &App) -> Value {
-    let model = app.prompter.model();
-    let modified = i64::try_from(app.started).ok();
-    let modified = modified.and_then(|second| jiff::Timestamp::from_second(second).ok());
+/// A time in seconds since 1970, as text.
+fn time_of(seconds: u64) -> Option<String> {
+    let seconds = i64::try_from(seconds).ok();
+    let time = seconds.and_then(|second| jiff::Timestamp::from_second(second).ok());
+    time.map(|time| time.to_string())
+}
+
+/// A model's entry in ollama's lists.
+fn card(name: &str, size: u64, modified: u64, family: &str) -> Value {
     json!({
-        "name": app.name,
-        "model": app.name,
-        "modified_at": modified.map(|time| time.to_string()),
-        "size": model.weight_bytes(),
-        "digest": model.fingerprint().ok().map(|print| print.to_string()),
+        "name": name,
+        "model": name,
+        "modified_at": time_of(modified),
+        "size": size,
+        "digest": "",
         "details": {
-            "parent_model": "", "format": "gguf", "family": model.name(), "families": [model.name()],
+            "parent_model": "", "format": "gguf", "family": family, "families": [family],
             "parameter_size": "", "quantization_level": "",
         },
     })
 }
 
+/// The entry of a loaded model.
+fn card_of(app: &App) -> Value {
+    let model = app.prompter.model();
+    let size = model.weight_bytes() as u64;
+    let mut card = card(&app.name, size, app.common.started, model.name());
+    card["digest"] = json!(model.fingerprint().ok().map(|print| print.to_string()));
+    card
+}
+
 /// `/api/tags`: the models that can be used.
-pub fn tags(app: &App) -> Value {
-    json!({ "models": [card(app)] })
+pub fn tags(all: BTreeMap<String, Entry>) -> Value {
+    let card = |(name, entry): (String, Entry)| match entry {
+        Entry::Loaded(app) => card_of(&app),
+        Entry::File(path) => {
+            let file = path.metadata().ok();
+            let modified = file.as_ref().and_then(|file| file.modified().ok());
+            let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let seconds = modified.map_or(0, |time| time.as_secs());
+            card(&name, file.map_or(0, |file| file.len()), seconds, "")
+        }
+    };
+    json!({ "models": all.into_iter().map(card).collect::<Vec<_>>() })
 }
 
 /// `/api/ps`: the models in memory.
-pub fn running(app: &App) -> Value {
-    let mut card = card(app);
-    card["expires_at"] = "9999-12-31T23:59:59Z".into();
-    card["size_vram"] = 0.into();
-    card["context_length"] = json!(app.context);
-    json!({ "models": [card] })
+pub fn running(all: BTreeMap<String, Entry>) -> Value {
+    let card = |entry| match entry {
+        Entry::Loaded(app) => {
+            let mut card = card_of(&app);
+            card["expires_at"] = "9999-12-31T23:59:59Z".into();
+            card["size_vram"] = 0.into();
+            card["context_length"] = json!(app.context);
+            Some(card)
+        }
+        Entry::File(_) => None,
+    };
+    json!({ "models": all.into_values().filter_map(card).collect::<Vec<_>>() })
 }
 
 /// `/api/show`: what the model can do.
 pub fn show(app: &App) -> Value {
-    let (mut card, family) = (card(app), app.prompter.model().name().to_string());
+    let (mut card, family) = (card_of(app), app.prompter.model().name().to_string());
     let mut abilities = vec!["completion", "tools"];
     abilities.extend(has_infill(&app.prompter.tokenizer).then_some("insert"));
     let source = app.prompter.template.source();

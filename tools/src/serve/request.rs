@@ -250,7 +250,7 @@ impl App {
     fn owner(&self, fields: &Fields) -> u64 {
         let named = fields.text("prompt_cache_key").or(fields.text("user"));
         let user = named.or(fields.get("metadata")["user_id"].as_str());
-        match (self.private_cache, user) {
+        match (self.common.args.store.private_cache, user) {
             (false, _) => 0,
             (true, Some(user)) => owner(user),
             // Nothing was read for this request before.

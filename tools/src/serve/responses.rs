@@ -188,7 +188,7 @@ pub async fn respond(
         settings.logprobs = Some(fields.whole("top_logprobs").map_or(0, |top| top as usize));
     }
     let mut all = match fields.text("previous_response_id") {
-        Some(id) => app.responses.find(id)?,
+        Some(id) => app.common.responses.find(id)?,
         None => Vec::new(),
     };
     read_items(fields.get("input"), &mut all, &mut settings.notes)?;
@@ -353,7 +353,7 @@ impl Responses {
             let mut ignored = Vec::new();
             // These items are our own.
             let _ = read_items(&Value::Array(self.items.clone()), &mut all, &mut ignored);
-            app.responses.add(&self.id, all);
+            app.common.responses.add(&self.id, all);
         }
         let status = match reply.finish {
             Some(Finish::Length) => "incomplete",

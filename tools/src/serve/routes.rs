@@ -9,14 +9,15 @@ use hyper::header::{
     CONTENT_SECURITY_POLICY, HOST, HeaderValue, ORIGIN, VARY,
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
-use serde_json::{Value, json};
+use serde_json::json;
 use waterline_quant::ask_room;
 
-use super::App;
 use super::exchange::Exchange;
 use super::fields::Face;
 use super::http::{Body, Received, busy, json_response, text_response};
+use super::models::unknown;
 use super::refusal::Refusal;
+use super::{App, Server};
 use super::{anthropic, completions, native, ollama, openai, responses};
 
 /// The paths and their methods. Each is also found below `/v1`, and HEAD wherever GET is.
@@ -59,7 +60,7 @@ fn short(path: &str) -> &str {
     if path.is_empty() { "/" } else { path }
 }
 
-impl App {
+impl Server {
     /// Responds to a request.
     pub async fn answer(
         self: &Arc<Self>,
@@ -119,85 +120,67 @@ impl App {
                 .extend(allowed.map(|value| (ALLOW, value)));
             return Ok(response);
         }
+        match *path {
+            "/" => return Ok(page()),
+            "/health" if self.models.are_well() => {
+                return Ok(json_response(&json!({ "status": "ok" })));
+            }
+            "/health" => return Err(busy("the model's thread starts again")),
+            "/metrics" => {
+                let page = self.common.metrics.page(&self.models.gauges());
+                return Ok(text_response("text/plain; version=0.0.4", page));
+            }
+            _ => {}
+        }
+        let mut query = request.uri().query().unwrap_or("").split('&');
+        let name = of_model.or_else(|| query.find_map(|pair| pair.strip_prefix("model=")));
+        let name = name.map(decoded);
         let body = match *method == Method::POST {
             true => self.read_body(request).await?,
-            false => return self.show(path, of_model),
+            false => Received::default(),
         };
-        let (app, path, exchange) = (Arc::clone(self), *path, Arc::clone(exchange));
+        let (server, path, exchange) = (Arc::clone(self), *path, Arc::clone(exchange));
         let bytes = body.bytes.len();
-        let work = async move { app.post(path, &body, &exchange).await };
+        let work = async move { server.work(path, name, &body, &exchange).await };
         self.lanes.run(bytes, work).await
     }
 
-    /// Responds to a GET request.
-    fn show(&self, path: &str, of_model: Option<&str>) -> Result<Response<Body>, Refusal> {
-        match path {
-            "/" => Ok(page()),
-            "/health" if self.health.is_well() => Ok(json_response(&json!({ "status": "ok" }))),
-            "/health" => Err(busy("the model's thread starts again")),
-            "/metrics" => {
-                let page = self.metrics.page(&self.gauges());
-                Ok(text_response("text/plain; version=0.0.4", page))
-            }
-            "/models" => match of_model {
-                None => Ok(json_response(
-                    &json!({ "object": "list", "data": [self.card()] }),
-                )),
-                Some(name) if decoded(name) == self.name => Ok(json_response(&self.card())),
-                Some(_) => Err(Refusal::new(
-                    StatusCode::NOT_FOUND,
-                    format!("the model is {:?}", self.name),
-                )),
-            },
-            "/api/tags" => Ok(json_response(&ollama::tags(self))),
-            "/api/ps" => Ok(json_response(&ollama::running(self))),
-            "/api/version" => Ok(json_response(&json!({ "version": ollama::VERSION }))),
-            "/props" => Ok(json_response(&native::props(self))),
-            "/slots" => Ok(json_response(&native::slots(self))),
-            _ => Ok(json_response(&self.prompter.info())),
-        }
-    }
-
-    /// Responds to a POST request, on the lane of its body's size.
-    async fn post(
-        self: &Arc<Self>,
+    /// Responds to a request, on the lane of its body's size.
+    async fn work(
+        &self,
         path: &str,
+        name: Option<String>,
         body: &Received,
         exchange: &Arc<Exchange>,
     ) -> Result<Response<Body>, Refusal> {
-        let body = &body.bytes;
-        let refused = |_| busy("the system refuses memory for the request");
-        ask_room(body.len().saturating_mul(MEMORY_OF_BYTE)).map_err(refused)?;
+        let models = &self.models;
         match path {
-            "/chat/completions" => openai::chat(self, body, exchange).await,
-            "/completions" => completions::complete(self, body, exchange).await,
-            "/responses" => responses::respond(self, body, exchange).await,
-            "/messages" => anthropic::answer(self, body, exchange).await,
-            "/messages/count_tokens" => anthropic::count(self, body).await,
-            "/api/chat" => ollama::chat(self, body, exchange).await,
-            "/api/generate" => ollama::generate(self, body, exchange).await,
-            "/api/show" => Ok(json_response(&ollama::show(self))),
-            "/completion" => native::complete(self, body, exchange).await,
-            "/infill" => native::infill(self, body, exchange).await,
-            "/apply-template" => native::apply_template(self, body).await,
-            "/tokenize" => completions::tokenize(self, body).await,
-            "/detokenize" => completions::detokenize(self, body),
-            _ => Err(Refusal::bad(
+            "/models" => self.list(name.as_deref()),
+            "/api/tags" => Ok(json_response(&ollama::tags(models.list()?))),
+            "/api/ps" => Ok(json_response(&ollama::running(models.list()?))),
+            "/api/version" => Ok(json_response(&json!({ "version": ollama::VERSION }))),
+            "/embeddings" => Err(Refusal::bad(
                 "this model generates text and does not compute embeddings",
             )),
+            _ => {
+                let app = models.find(name, &body.bytes).await?;
+                app.respond_to(path, &body.bytes, exchange).await
+            }
         }
     }
 
-    /// The model's entry in lists of models.
-    fn card(&self) -> Value {
-        json!({
-            "id": self.name,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "waterline",
-            "max_model_len": self.context,
-            "state_bytes": self.state_bytes,
-            "tool_format": self.format.name,
+    /// Responds with the models, or with the one of this name.
+    fn list(&self, name: Option<&str>) -> Result<Response<Body>, Refusal> {
+        let cards = self.models.cards()?;
+        let Some(name) = name else {
+            return Ok(json_response(&json!({ "object": "list", "data": cards })));
+        };
+        let found = cards.iter().find(|card| card["id"] == name);
+        found.map(json_response).ok_or_else(|| {
+            unknown(
+                Some(name),
+                cards.iter().filter_map(|card| card["id"].as_str()),
+            )
         })
     }
 
@@ -215,7 +198,12 @@ impl App {
             };
             ["localhost", "127.0.0.1", "[::1]"].contains(&name)
                 || name == self.address.ip().to_string()
-                || self.allowed_hosts.iter().any(|allowed| allowed == name)
+                || self
+                    .common
+                    .args
+                    .allowed_hosts
+                    .iter()
+                    .any(|allowed| allowed == name)
         };
         let refuse = |reason: &str| Err(Refusal::new(StatusCode::FORBIDDEN, reason));
         // A page whose own name was pointed at this machine sends that name. No page can have an address as its name.
@@ -233,7 +221,7 @@ impl App {
             return Ok(None);
         }
         let is_allowed = |allowed: &String| allowed == "*" || *allowed == origin;
-        if self.allowed_origins.iter().any(is_allowed) {
+        if self.common.args.allowed_origins.iter().any(is_allowed) {
             return Ok(Some(value.clone()));
         }
         refuse(
@@ -242,7 +230,7 @@ impl App {
     }
 
     fn check_key(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let Some(key) = &self.api_key else {
+        let Some(key) = &self.common.args.api_key else {
             return Ok(());
         };
         let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
@@ -258,6 +246,37 @@ impl App {
             StatusCode::UNAUTHORIZED,
             "the key is missing or wrong",
         ))
+    }
+}
+
+impl App {
+    /// Responds to a request for this model.
+    async fn respond_to(
+        self: &Arc<Self>,
+        path: &str,
+        body: &[u8],
+        exchange: &Arc<Exchange>,
+    ) -> Result<Response<Body>, Refusal> {
+        let refused = |_| busy("the system refuses memory for the request");
+        ask_room(body.len().saturating_mul(MEMORY_OF_BYTE)).map_err(refused)?;
+        match path {
+            "/chat/completions" => openai::chat(self, body, exchange).await,
+            "/completions" => completions::complete(self, body, exchange).await,
+            "/responses" => responses::respond(self, body, exchange).await,
+            "/messages" => anthropic::answer(self, body, exchange).await,
+            "/messages/count_tokens" => anthropic::count(self, body).await,
+            "/api/chat" => ollama::chat(self, body, exchange).await,
+            "/api/generate" => ollama::generate(self, body, exchange).await,
+            "/api/show" => Ok(json_response(&ollama::show(self))),
+            "/completion" => native::complete(self, body, exchange).await,
+            "/infill" => native::infill(self, body, exchange).await,
+            "/apply-template" => native::apply_template(self, body).await,
+            "/tokenize" => completions::tokenize(self, body).await,
+            "/detokenize" => completions::detokenize(self, body),
+            "/props" => Ok(json_response(&native::props(self))),
+            "/slots" => Ok(json_response(&native::slots(self))),
+            _ => Ok(json_response(&self.prompter.info())),
+        }
     }
 }
 

@@ -189,9 +189,11 @@ pub struct Shared {
     pub known: Arc<Known>,
     pub metrics: Arc<Metrics>,
     pub health: Arc<Health>,
+    /// Whether the process ends if the thread cannot start again.
+    pub is_only: bool,
 }
 
-/// Starts the model's thread with these sessions. After a panic it opens new ones; if that fails, the process ends.
+/// Starts the model's thread with these sessions. After a panic it opens new ones; if that fails, the thread ends.
 ///
 /// # Errors
 /// The errors of [`Batch::new`], and [`crate::error::Error`] if the system refuses the thread.
@@ -215,7 +217,9 @@ pub fn start(
         let run = |(sessions, batch)| Scheduler::new(sessions, batch, &shared).run();
         if let Err(error) = supervise(&health, make, run) {
             eprintln!("waterline: the model's thread cannot start again: {error}");
-            std::process::exit(1);
+            if shared.is_only {
+                std::process::exit(1);
+            }
         }
     };
     let thread = std::thread::Builder::new().name("model".into());
@@ -487,6 +491,7 @@ impl Group {
                 }
                 let _ = answer.session.checkpoint();
             }
+            self.metrics.ends_at(answer.session.position());
             self.metrics.add(Count::Answers, 1);
             self.metrics.add(Count::Cancelled, usize::from(is_gone));
             idle.push(answer.session);

@@ -1,0 +1,238 @@
+//! A loaded model: what its requests need, and how it is opened.
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use waterline::internal::Checkpoint;
+use waterline::{CallFormat, Model, PrefixStore, PrefixStoreOptions};
+
+use super::metrics::{Gauges, Metrics};
+use super::prompt::{Known, Prompter};
+use super::scheduler::{self, Health, Job, Shared};
+use super::{Args, Limits, cost, now, print_notes, responses};
+use crate::error::Result;
+use crate::inspect::weight_bytes;
+use crate::sampling::SamplingArgs;
+use crate::text::NO_TEMPLATE;
+
+/// The state that the models of a server share.
+pub struct Common {
+    pub args: Args,
+    pub metrics: Arc<Metrics>,
+    /// Permits to compile a grammar.
+    pub grammars: Semaphore,
+    /// The conversations of the last responses.
+    pub responses: responses::Kept,
+    /// When the server started, in seconds since 1970.
+    pub started: u64,
+    ids: AtomicU64,
+    /// The key of the ids.
+    secret: RandomState,
+}
+
+impl Common {
+    pub fn new(args: &Args) -> Self {
+        Common {
+            args: args.clone(),
+            metrics: Arc::default(),
+            grammars: Semaphore::new(cost::MOST_GRAMMARS),
+            responses: responses::Kept::default(),
+            started: now(),
+            ids: AtomicU64::new(0),
+            secret: RandomState::new(),
+        }
+    }
+
+    /// Opens the files of the model at `path`, or of the built-in model.
+    ///
+    /// # Errors
+    /// The model cannot be read.
+    pub fn checkpoint(&self, path: Option<&Path>) -> Result<Checkpoint> {
+        let session = self.args.session.with_drafts(self.args.drafts);
+        self.args.open.for_sessions(&session).checkpoint(path)
+    }
+}
+
+/// The queue of jobs for the scheduler.
+pub struct Queue {
+    pub jobs: mpsc::Sender<Job>,
+    /// One permit per free place in the queue.
+    pub places: Arc<Semaphore>,
+    most: usize,
+    /// One permit per token that waiting prompts may still have.
+    pub tokens: Arc<Semaphore>,
+}
+
+impl Queue {
+    /// The number of jobs that wait.
+    fn waiting(&self) -> usize {
+        self.most - self.places.available_permits()
+    }
+}
+
+/// A loaded model. A request holds it until its answer ends.
+pub struct App {
+    /// The model's name as clients see it.
+    pub name: String,
+    pub prompter: Prompter,
+    pub queue: Queue,
+    pub store: Arc<PrefixStore>,
+    pub health: Arc<Health>,
+    pub limits: Limits,
+    pub sampling: SamplingArgs,
+    /// The format of the model's tool calls.
+    pub format: &'static CallFormat,
+    /// The most tokens that a session can read; `None` if there is no limit.
+    pub context: Option<usize>,
+    /// Size of a session's state in bytes.
+    pub state_bytes: usize,
+    /// The number of sessions.
+    pub parallel: usize,
+    /// Answers that wait or run.
+    pub active: Arc<AtomicUsize>,
+    /// Whether the model is unloaded once it answers nothing.
+    pub leaves: AtomicBool,
+    pub common: Arc<Common>,
+}
+
+/// A model and its scheduler's thread.
+pub struct Loaded {
+    pub app: Arc<App>,
+    pub thread: JoinHandle<()>,
+    /// Memory of weights, sessions and prefix store.
+    pub bytes: usize,
+}
+
+impl Loaded {
+    /// Allocates the sessions of a model and starts its scheduler.
+    ///
+    /// # Errors
+    /// The memory cannot be allocated, or the model has no tokenizer or an unusable template.
+    pub fn start(common: &Arc<Common>, name: String, checkpoint: Checkpoint) -> Result<Self> {
+        let args = &common.args;
+        let weights = weight_bytes(&checkpoint);
+        let model = Model::bind(checkpoint)?;
+        if !model.has_chat_template() {
+            eprintln!("{NO_TEMPLATE}");
+        }
+        let parallel = usize::from(args.parallel);
+        let mut options = PrefixStoreOptions::default();
+        options.bytes = args.store.bytes();
+        options.directory.clone_from(&args.store.directory);
+        let store = PrefixStore::new(options)?;
+        let open = {
+            let (model, store) = (Arc::clone(&model), Arc::clone(&store));
+            let session = args.session.with_drafts(args.drafts);
+            move || session.open_together(&model, parallel, &store)
+        };
+        let sessions = open()?;
+        let context = model
+            .reads_context()
+            .then(|| sessions[0].options().state.context);
+        let state_bytes = sessions[0].state_bytes();
+        let work_bytes = sessions.iter().map(|session| session.work_bytes());
+        let bytes = weights + parallel * state_bytes + work_bytes.sum::<usize>();
+        let bytes = bytes.saturating_add(args.store.bytes());
+        let known = Arc::<Known>::default();
+        let prompter = Prompter::new(&model, Arc::clone(&known))?;
+        let (jobs, receiver) = mpsc::channel();
+        let most = args.limits.queue.min(Semaphore::MAX_PERMITS);
+        let queue = Queue {
+            jobs,
+            places: Arc::new(Semaphore::new(most)),
+            most,
+            tokens: Arc::new(Semaphore::new(cost::MOST_WAITING_TOKENS)),
+        };
+        let is_token = |text: &str| prompter.tokenizer.token_id(text).is_some();
+        let format = CallFormat::for_tools(prompter.template.source(), is_token);
+        let health = Arc::<Health>::default();
+        let shared = Shared {
+            jobs: receiver,
+            known,
+            metrics: Arc::clone(&common.metrics),
+            health: Arc::clone(&health),
+            is_only: args.models_dir.is_none(),
+        };
+        let thread = scheduler::start(shared, sessions, open)?;
+        let app = Arc::new(App {
+            name,
+            prompter,
+            queue,
+            store,
+            health,
+            limits: args.limits.clone(),
+            sampling: args.sampling.clone(),
+            format,
+            context,
+            state_bytes,
+            parallel,
+            active: Arc::default(),
+            leaves: AtomicBool::new(false),
+            common: Arc::clone(common),
+        });
+        Ok(Loaded { app, thread, bytes })
+    }
+
+    /// Whether requests can be given to the model.
+    pub fn is_open(&self) -> bool {
+        !self.app.leaves.load(Ordering::Relaxed) && !self.thread.is_finished()
+    }
+
+    /// Whether no request holds the model. New requests get it only from the table of models.
+    pub fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.app) == 1
+    }
+
+    /// Frees the model's memory, once its last answers have ended.
+    pub fn unload(self) {
+        let store = Arc::clone(&self.app.store);
+        drop(self.app);
+        let _ = self.thread.join();
+        print_notes(&store);
+    }
+}
+
+impl App {
+    /// The number of answers that run.
+    pub fn processing(&self) -> usize {
+        let active = self.active.load(Ordering::Relaxed);
+        active
+            .saturating_sub(self.queue.waiting())
+            .min(self.parallel)
+    }
+
+    /// Returns an id that is unique in this server, and that no client can guess: it stands for a conversation or a user.
+    pub fn id(&self, prefix: &str) -> String {
+        let number = self.common.ids.fetch_add(1, Ordering::Relaxed);
+        let hash = self.common.secret.hash_one(number);
+        format!("{prefix}-{hash:016x}{number:06x}")
+    }
+
+    /// Adds the model's present values.
+    pub fn add_to(&self, gauges: &mut Gauges) {
+        let store = self.store.stats();
+        gauges.models += 1;
+        gauges.checkpoints += store.checkpoints;
+        gauges.store_bytes += store.bytes;
+        gauges.waiting += self.queue.waiting();
+        gauges.processing += self.processing();
+    }
+
+    /// The model's entry in lists of models.
+    pub fn card(&self) -> Value {
+        json!({
+            "id": self.name,
+            "object": "model",
+            "created": self.common.started,
+            "owned_by": "waterline",
+            "max_model_len": self.context,
+            "state_bytes": self.state_bytes,
+            "tool_format": self.format.name,
+        })
+    }
+}
