@@ -138,7 +138,7 @@ def leaves(server, path, body, chance):
 
 
 def streams(server, path, body, chance):
-    """Reads a stream slowly and returns its text."""
+    """Reads a stream slowly and returns its text, or the texts of its choices."""
     connection = server.connect()
     try:
         connection.request("POST", path, json.dumps({**body, "stream": True}))
@@ -150,6 +150,10 @@ def streams(server, path, body, chance):
             data += piece
             if chance.random() < 0.05:
                 time.sleep(0.02)
+        if "completions" not in path:
+            lines = data.decode().splitlines()
+            events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("data: {", "{"))]
+            return 200, "".join(map(added, events))
         events = data.decode().strip().split("\n\n")
         assert events[-1] == "data: [DONE]", events[-1]
         for event in events[:-1]:
@@ -161,6 +165,24 @@ def streams(server, path, body, chance):
         return 200, texts
     finally:
         connection.close()
+
+
+def added(event):
+    """The text that an event of an interface adds to the answer."""
+    delta, message = event.get("delta"), event.get("message", {})
+    if event.get("type") in ("content_block_delta", "response.output_text.delta"):
+        return delta if isinstance(delta, str) else delta.get("text", "")
+    text = [message.get("content"), event.get("response"), event.get("content")]
+    return "".join(part for part in text if isinstance(part, str)) if "type" not in event else ""
+
+
+def whole_text(outcome):
+    """The text of a complete answer of an interface other than OpenAI's chat and completions."""
+    if isinstance(outcome, tuple):
+        return "".join(text for texts in outcome[0] for text in texts)
+    message, response, content = outcome[:3]
+    text = message["content"] if message else response if response is not None else content
+    return text if isinstance(text, str) else "".join(block["text"] for block in text)
 
 
 def text_of(choice):
@@ -211,11 +233,12 @@ def main():
             # An empty list loads ollama's model.
             assert 400 <= status < 500 and json.loads(answer)["error"] or path.startswith("/api/"), (status, answer)
             return
-        if kind < 0.6 and "completions" in path:
+        if kind < 0.6:
             status, texts = streams(server, path, body, chance)
             if status == 200:
                 kinds["stream"] += 1
-                return compare(path, body, texts, lambda choices: {c["index"]: text_of(c) for c in choices})
+                by_index = lambda choices: {c["index"]: text_of(c) for c in choices}
+                return compare(path, body, texts, by_index if "completions" in path else whole_text)
         else:
             status, answer = server.ask(path, json.dumps(body))
             if status == 200:
