@@ -82,7 +82,7 @@ fn random_matrix(format: &'static Format, bytes: usize) -> Matrix {
         .map(|i| (i as f32 * 1.7).sin() * (i as f32 * 0.013).cos())
         .collect();
     let mut pattern = vec![0; 4 * row_bytes];
-    format.encode(&values, &mut pattern);
+    format.encode_or_imitate(&values, &mut pattern);
     Matrix::new(
         format,
         rows,

@@ -42,7 +42,7 @@ fn main() {
             .map(|i| (i as f32 * 1.7).sin() * (i as f32 * 0.013).cos())
             .collect();
         let mut pattern = vec![0; 16 * format.row_bytes(COLS).expect("blocks")];
-        format.encode(&values, &mut pattern);
+        format.encode_or_imitate(&values, &mut pattern);
         let data = Bytes::from_vec(pattern.repeat(rows / 16));
         let inputs: Vec<f32> = (0..256 * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
         for simd in Simd::available().filter(|simd| *simd != Simd::Scalar) {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::cpu::Simd;
 use crate::error::{Error, Result};
 use crate::formats::FORMATS;
+use crate::formats::f64::F64;
 use crate::formats::q4_0x16::Q4_0X16;
 use crate::kernel::Kernel;
 use crate::rounding::Rounding;
@@ -32,7 +33,8 @@ pub struct Format {
     /// Set for a format that stores another format's values in a different order.
     pub(crate) reordered: Option<Reordered>,
     /// Encodes one row with the mean squares of its inputs, or any number of rows without them.
-    pub(crate) encode: Encode,
+    /// `None` if this program only reads the format.
+    pub(crate) encode: Option<Encode>,
     pub(crate) decode: Decode,
     pub(crate) kernel: fn(Simd) -> Kernel,
 }
@@ -52,6 +54,9 @@ impl Reordered {
         restored
     }
 }
+
+/// The format that only files have: [`Gguf::tensor`](crate::gguf::Gguf::tensor) rounds its numbers to F32.
+static IN_FILES: [&Format; 1] = [&F64];
 
 /// Formats that store another format's values in a different order, for CPUs. No other program reads them.
 pub static REORDERED: [&Format; 1] = [&Q4_0X16];
@@ -133,10 +138,11 @@ impl Format {
     /// Encodes `src` into `dst`. Values beyond the format's range become its largest value or infinity, as in ggml.
     ///
     /// # Panics
-    /// If `src` is not a whole number of blocks, or `dst` does not have exactly the length that they need.
+    /// If the format [has no encoder](Format::has_encoder), if `src` is not a whole number of blocks, or if `dst` does not have exactly the
+    /// length that they need.
     pub fn encode(&self, src: &[f32], dst: &mut [u8]) {
         self.check_lengths(src.len(), dst.len());
-        (self.encode)(src, None, dst);
+        self.encoder()(src, None, dst);
     }
 
     /// Encodes a row of a matrix such that values which large inputs multiply lose the least, as llama-quantize does with an importance
@@ -151,7 +157,56 @@ impl Format {
             importance.len(),
             "expected one importance per column"
         );
-        (self.encode)(row, Some(importance), dst);
+        self.encoder()(row, Some(importance), dst);
+    }
+
+    /// Whether numbers can be encoded in this format. The formats with grids and those of this program alone are only read.
+    pub fn has_encoder(&self) -> bool {
+        self.encode.is_some()
+    }
+
+    fn encoder(&self) -> Encode {
+        self.encode
+            .unwrap_or_else(|| panic!("{} has no encoder", self.name))
+    }
+
+    /// Encodes `src`. If the format has no encoder, writes blocks of random bits whose numbers have about the magnitude of those in `src`:
+    /// weights for tests and measurements.
+    ///
+    /// # Panics
+    /// As for [`Format::encode`].
+    #[doc(hidden)]
+    pub fn encode_or_imitate(&self, src: &[f32], dst: &mut [u8]) {
+        self.check_lengths(src.len(), dst.len());
+        if self.has_encoder() {
+            return self.encode(src, dst);
+        }
+        let mut state = src.iter().fold(1, |state: u64, x| {
+            state.rotate_left(5) ^ u64::from(x.to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        }) | 1;
+        let largest = |x: &[f32]| x.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+        let mut decoded = vec![0.0; self.block_len];
+        let blocks = src.chunks_exact(self.block_len);
+        for (values, block) in blocks.zip(dst.chunks_exact_mut(self.block_bytes)) {
+            let wanted = largest(values);
+            // Most blocks need a few dozen draws, since the exponent of the scale is random.
+            let draws = if wanted > 0.0 { 4096 } else { 0 };
+            block.fill(0);
+            for _ in 0..draws {
+                for byte in &mut *block {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    *byte = (state >> 32) as u8;
+                }
+                (self.decode)(block, &mut decoded);
+                let found = largest(&decoded);
+                if found > wanted / 2.0 && found <= wanted * 1.5 {
+                    break;
+                }
+                block.fill(0);
+            }
+        }
     }
 
     /// Decodes the values stored in `src`.
@@ -184,7 +239,7 @@ impl Format {
 }
 
 fn known() -> impl Iterator<Item = &'static Format> {
-    FORMATS.into_iter().chain(REORDERED)
+    FORMATS.into_iter().chain(REORDERED).chain(IN_FILES)
 }
 
 /// The names of all formats, for messages.

@@ -321,16 +321,60 @@ fn lies_are_refused() {
 
 #[test]
 fn unknown_formats_are_refused_when_asked_for() {
-    let gguf = parse(&raw(1, 0, &[&tensor("t", &[64], 21, 0), &[0; 256]])).unwrap();
+    let gguf = parse(&raw(1, 0, &[&tensor("t", &[64], 15, 0), &[0; 256]])).unwrap();
     assert_eq!(
         (gguf.tensors()[0].ggml_type, gguf.tensors()[0].format()),
-        (21, None)
+        (15, None)
     );
     let message = gguf.tensor("t").unwrap_err().to_string();
     assert!(
-        message.contains("'t'") && message.contains("ggml type 21") && message.contains("Q4_K"),
+        message.contains("'t'")
+            && message.contains("ggml type 15 (Q8_K)")
+            && message.contains("Q4_K"),
         "{message}"
     );
+}
+
+#[test]
+fn double_precision_is_rounded_to_f32() {
+    let numbers = [1.0 + 1e-9, -2.5, 1e300, 0.1f64].map(f64::to_le_bytes);
+    let mut file = raw(1, 0, &[&tensor("t", &[2, 2], 28, 0)]);
+    file.resize(file.len().next_multiple_of(32), 0);
+    file.extend_from_slice(numbers.as_flattened());
+    let gguf = parse(&file).unwrap();
+    let tensor = gguf.tensor("t").unwrap();
+    assert_eq!((tensor.format, &*tensor.shape), (&F32, &[2, 2][..]));
+    assert_eq!(tensor.to_f32(), [1.0, -2.5, f32::INFINITY, 0.1]);
+}
+
+#[test]
+fn distances_tell_the_block_length_of_type_42() {
+    let file = |distance: u64| {
+        // 4096 numbers take 1152 bytes in blocks of 64, and 1088 in blocks of 128.
+        let (a, b) = (
+            tensor("a", &[256, 16], 42, 0),
+            tensor("b", &[8], 0, distance),
+        );
+        parse(&raw(2, 0, &[&a, &b, &[0; 1280]]))
+    };
+    for (distance, name, bytes) in [(1152, "Q2_0", 1152), (1088, "PQ2_0", 1088)] {
+        let tensor = file(distance).unwrap().tensor("a").unwrap();
+        assert_eq!((tensor.format.name, tensor.data.len()), (name, bytes));
+    }
+    let refused = |file: Result<Gguf, Error>| file.err().unwrap().to_string();
+    let message = refused(file(1184));
+    assert!(
+        message.contains("'a'") && message.contains("neither fits"),
+        "{message}"
+    );
+    // 256 numbers take 72 and 68 bytes, which padding makes 96.
+    let (a, b) = (tensor("a", &[256], 42, 0), tensor("b", &[8], 0, 96));
+    let message = refused(parse(&raw(2, 0, &[&a, &b, &[0; 1280]])));
+    assert!(message.contains("both fit"), "{message}");
+    // Rows of 64 numbers cannot have blocks of 128.
+    let (a, b) = (tensor("a", &[64, 4], 42, 0), tensor("b", &[8], 0, 96));
+    let gguf = parse(&raw(2, 0, &[&a, &b, &[0; 1280]])).unwrap();
+    assert_eq!(gguf.tensor("a").unwrap().format.name, "Q2_0");
 }
 
 #[test]

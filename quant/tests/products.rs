@@ -21,7 +21,7 @@ fn numbers(len: usize, seed: u64) -> Vec<f32> {
 
 fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matrix {
     let mut data = vec![0; rows * format.row_bytes(cols).unwrap()];
-    format.encode(&numbers(rows * cols, 1), &mut data);
+    format.encode_or_imitate(&numbers(rows * cols, 1), &mut data);
     Matrix::with_simd(format, rows, cols, Bytes::from_vec(data), simd).unwrap()
 }
 

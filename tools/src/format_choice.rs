@@ -21,7 +21,9 @@ pub struct FormatArgs {
 
 /// Help text for `--type`.
 fn types() -> String {
-    let formats = FORMATS.map(|format| format.name.to_lowercase()).join(", ");
+    let formats = FORMATS.iter().filter(|format| format.has_encoder());
+    let formats: Vec<String> = formats.map(|format| format.name.to_lowercase()).collect();
+    let formats = formats.join(", ");
     let mixes = mix::NAMES.map(|(name, _, _)| name).join(", ");
     format!(
         "Number format of the matrices: {formats}; q4_0x16 for CPUs with AVX-512; or a mix by llama.cpp's name: {mixes}"

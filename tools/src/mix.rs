@@ -143,6 +143,11 @@ impl Mix {
             ("IQ4_NL", _) => 25,
             ("IQ4_XS", _) => 30,
             ("BF16", _) => 32,
+            ("TQ1_0", _) => 36,
+            ("TQ2_0", _) => 37,
+            ("NVFP4", _) => 39,
+            ("Q1_0", _) => 40,
+            ("Q2_0", _) => 41,
             _ => return None,
         };
         Some(number)
@@ -254,7 +259,7 @@ fn layer(name: &str) -> Option<usize> {
 pub fn of_shorter_blocks(format: &'static Format) -> &'static Format {
     match format.plain().name {
         "IQ4_XS" => &IQ4_NL,
-        "Q2_K" | "Q3_K" => &Q4_0,
+        "Q2_K" | "Q3_K" | "TQ1_0" | "TQ2_0" => &Q4_0,
         "Q4_K" => &Q5_0,
         "Q5_K" => &Q5_1,
         "Q6_K" => &Q8_0,

@@ -48,6 +48,7 @@ pub fn write_model(
 ) -> Result<()> {
     let interrupt = Interrupt::watch()?;
     note_fallbacks(sources, chosen);
+    check_encoders(sources, chosen)?;
     let tensors: Vec<NewTensor> = sources
         .iter()
         .zip(chosen)
@@ -76,6 +77,22 @@ pub fn write_model(
         path.display()
     )
     .map_err(Error::Stdout)
+}
+
+/// Refuses a format without an encoder, unless the numbers are random or are stored in this format.
+fn check_encoders(sources: &[TensorSource], chosen: &[Choice]) -> Result<()> {
+    for (source, Choice { stored, .. }) in sources.iter().zip(chosen) {
+        match &source.values {
+            Values::Stored(tensor) if !stored.has_encoder() && tensor.format != *stored => {
+                let name = &source.weight.name;
+                return Err(Error::usage(format!(
+                    "{name} as {stored}: this format is only read; choose one that --help lists"
+                )));
+            }
+            _ => (),
+        }
+    }
+    Ok(())
 }
 
 /// Refuses an output that is the input, that would replace something other than a file, or whose folder does not exist.
@@ -234,7 +251,7 @@ fn encode(source: &TensorSource, rows: Range<usize>, format: &'static Format) ->
     let row_bytes = format.row_bytes(cols)?;
     let mut encoded = vec![0; row_bytes * rows.len()];
     if source.importance.is_empty() {
-        format.encode(&decoded, &mut encoded);
+        format.encode_or_imitate(&decoded, &mut encoded);
         return Ok(encoded);
     }
     let rows_of_a_matrix = shape.len().checked_sub(2).map_or(1, |axis| shape[axis]);

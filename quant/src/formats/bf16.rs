@@ -26,7 +26,7 @@ const fn with_inputs(rounding: Option<Rounding>) -> Format {
         code_tiles: false,
         slot_tiles: true,
         reordered: None,
-        encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x)),
+        encode: Some(|src, _, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x))),
         decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),
         kernel: |simd| match simd {
             #[cfg(target_arch = "x86_64")]

@@ -25,7 +25,7 @@ const fn with_inputs(rounding: Option<Rounding>) -> Format {
         code_tiles: false,
         slot_tiles: false,
         reordered: None,
-        encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
+        encode: Some(|src, _, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x))),
         decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),
         kernel: kernel::float::<Half>,
     }

@@ -17,7 +17,7 @@ pub static F32: Format = Format {
     code_tiles: false,
     slot_tiles: false,
     reordered: None,
-    encode: |src, _, dst| encode_blocks(src, dst, |&[x]| Number(x.to_le_bytes())),
+    encode: Some(|src, _, dst| encode_blocks(src, dst, |&[x]| Number(x.to_le_bytes()))),
     decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),
     kernel: kernel::float::<Number>,
 };

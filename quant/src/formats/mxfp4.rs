@@ -24,7 +24,7 @@ const _: () = assert!(size_of::<Block>() == 17);
 
 /// Twice the values of the codes, which have a sign bit, two exponent bits and one mantissa bit.
 #[derive(Clone, Copy)]
-struct Values;
+pub(super) struct Values;
 
 impl Table for Values {
     const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];

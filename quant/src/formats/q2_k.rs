@@ -24,7 +24,7 @@ pub static Q2_K: Format = Format {
     code_tiles: false,
     slot_tiles: false,
     reordered: None,
-    encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
+    encode: Some(|src, importance, dst| encode_row(src, importance, dst, Block::encode)),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

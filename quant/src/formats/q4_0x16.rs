@@ -35,17 +35,17 @@ pub(crate) static Q4_0X16: Format = Format {
             }
         },
     }),
-    encode: |src, importance, dst| {
-        if importance.is_none() {
+    encode: Some(|src, importance, dst| {
+        let Some(importance) = importance else {
             return encode_blocks(src, dst, Wide::encode);
-        }
+        };
         let mut blocks = bytemuck::zeroed_vec::<Block>(src.len() / 32);
-        (Q4_0.encode)(src, importance, bytemuck::cast_slice_mut(&mut blocks));
+        Q4_0.encode_row(src, importance, bytemuck::cast_slice_mut(&mut blocks));
         let wides = bytemuck::cast_slice_mut::<u8, Wide>(dst);
         for (wide, blocks) in wides.iter_mut().zip(blocks.as_chunks().0) {
             *wide = Wide::new(blocks);
         }
-    },
+    }),
     decode: |src, dst| {
         let wides = bytemuck::cast_slice::<u8, Wide>(src).iter();
         let blocks = wides.flat_map(|wide| (0..16).map(|b| wide.block(b)));

@@ -22,7 +22,7 @@ pub static Q5_K: Format = Format {
     code_tiles: true,
     slot_tiles: true,
     reordered: None,
-    encode: |src, importance, dst| encode_row(src, importance, dst, Block::encode),
+    encode: Some(|src, importance, dst| encode_row(src, importance, dst, Block::encode)),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
 };

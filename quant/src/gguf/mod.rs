@@ -11,6 +11,7 @@
 
 mod parts;
 mod read;
+mod types;
 mod value;
 mod write;
 
@@ -24,7 +25,9 @@ pub use write::{NewTensor, Writer};
 
 use crate::error::{Error, Result};
 use crate::format::Format;
-use crate::room::ask_room;
+use crate::formats::f32::F32;
+use crate::formats::f64::F64;
+use crate::room::{ask_room, zeroed};
 use crate::storage::{Bytes, FileAccess, Tensor};
 
 /// Bytes of memory per name in the tables of keys and tensors.
@@ -56,7 +59,8 @@ struct PartFile {
 pub struct TensorInfo {
     /// The tensor's name.
     pub name: String,
-    /// ggml's number of the tensor's format; this crate may not have the format.
+    /// ggml's number of the tensor's format; this crate may not have the format. Type 42 with blocks of 128 numbers has the number of
+    /// [`PQ2_0`](crate::PQ2_0).
     pub ggml_type: u32,
     /// The dimensions, outermost first.
     pub shape: Vec<usize>,
@@ -273,7 +277,7 @@ impl Gguf {
         convert(value).map(Some).ok_or_else(wrong)
     }
 
-    /// Returns the tensor `name`, without a copy. Fails if it is missing or in a format that this crate does not have.
+    /// Returns the tensor `name`, without a copy unless it is in F64, whose numbers are rounded to F32. Fails if it is missing or in a format that this crate does not have.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let i = self.tensor_index(name).ok_or_else(|| Error::Missing {
             file: self.name.clone(),
@@ -285,7 +289,7 @@ impl Gguf {
             return Err(Error::invalid(
                 &self.name,
                 format!("tensor '{name}'"),
-                format!("ggml type {}", info.ggml_type),
+                types::describe(info.ggml_type),
                 format!("one of {}", crate::format::names()),
             ));
         };
@@ -296,10 +300,13 @@ impl Gguf {
         })?;
         let start = part.data.start + info.offset;
         let len = format.tensor_bytes(&info.shape)?;
-        Tensor::new(
-            format,
-            info.shape.clone(),
-            part.bytes.slice(start..start + len),
-        )
+        let data = part.bytes.slice(start..start + len);
+        if format == &F64 {
+            let mut values = zeroed::<f32>(len / format.block_bytes)?;
+            format.decode(&data, &mut values);
+            let data = Bytes::copy_from(bytemuck::cast_slice(&values))?;
+            return Tensor::new(&F32, info.shape.clone(), data);
+        }
+        Tensor::new(format, info.shape.clone(), data)
     }
 }

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::types::settle_q2_0;
 use super::value::{ARRAY, STRING};
 use super::{Array, TensorInfo, Value};
 use crate::counted::{converted, read_list};
@@ -91,12 +92,13 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
         let value = cursor.value(kind, &item)?;
         Ok((key, value))
     })?;
-    let tensors = read_list(tensor_count, |i| cursor.tensor(i))?;
+    let mut tensors = read_list(tensor_count, |i| cursor.tensor(i))?;
 
     let alignment = alignment(&metadata, file)?;
     let start = (cursor.position as u64).next_multiple_of(alignment) as usize;
     // A file without tensors may end before its padding ends.
     let data = start.min(bytes.len())..bytes.len();
+    settle_q2_0(&mut tensors, alignment, data.len(), file)?;
     check_places(&tensors, alignment, data.len(), file)?;
     Ok(Parsed {
         metadata,

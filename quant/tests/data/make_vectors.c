@@ -83,7 +83,8 @@ int main(int count, char **arguments) {
   float importance[ROW];
   for (int i = 0; i < ROW; i++) importance[i] = i % 7 == 3 ? 0 : ldexp(1 + i * 37 % 64 / 64.0, i % 11 - 6);
   store(arguments[1], "row", "importance", importance, sizeof(importance));
-  // Bytes and numbers per block, and the offsets of its f16 numbers, negative if absent.
+  // Bytes and numbers per block, and the offsets of its f16 numbers, negative if absent. IQ1_M has four bits of its number at each of four
+  // places; those at this offset hold the upper bits of the exponent.
   struct {
     const char *name;
     Encode encode;
@@ -103,11 +104,25 @@ int main(int count, char **arguments) {
       {"Q3_K", quantize_q3_K, (Decode)dequantize_row_q3_K, 110, 256, {108, -1}},
       {"Q2_K", quantize_q2_K, (Decode)dequantize_row_q2_K, 84, 256, {80, 82}},
       {"MXFP4", quantize_mxfp4, (Decode)dequantize_row_mxfp4, 17, 32, {-1, -1}},
+      {"NVFP4", quantize_nvfp4, (Decode)dequantize_row_nvfp4, 36, 64, {-1, -1}},
+      {"Q1_0", quantize_q1_0, (Decode)dequantize_row_q1_0, 18, 128, {0, -1}},
+      {"Q2_0", quantize_q2_0, (Decode)dequantize_row_q2_0, 18, 64, {0, -1}},
+      {"TQ1_0", quantize_tq1_0, (Decode)dequantize_row_tq1_0, 54, 256, {52, -1}},
+      {"TQ2_0", quantize_tq2_0, (Decode)dequantize_row_tq2_0, 66, 256, {64, -1}},
+      {"IQ1_S", 0, (Decode)dequantize_row_iq1_s, 50, 256, {0, -1}},
+      {"IQ1_M", 0, (Decode)dequantize_row_iq1_m, 56, 256, {54, -1}},
+      {"IQ2_XXS", 0, (Decode)dequantize_row_iq2_xxs, 66, 256, {0, -1}},
+      {"IQ2_XS", 0, (Decode)dequantize_row_iq2_xs, 74, 256, {0, -1}},
+      {"IQ2_S", 0, (Decode)dequantize_row_iq2_s, 82, 256, {0, -1}},
+      {"IQ3_XXS", 0, (Decode)dequantize_row_iq3_xxs, 98, 256, {0, -1}},
+      {"IQ3_S", 0, (Decode)dequantize_row_iq3_s, 110, 256, {0, -1}},
   };
   for (size_t f = 0; f < sizeof(formats) / sizeof(*formats); f++) {
     const char *name = formats[f].name;
-    store(arguments[1], name, "encoded", blocks, formats[f].encode(values, blocks, rows, ROW, 0));
-    store(arguments[1], name, "weighted", blocks, formats[f].encode(values, blocks, rows, ROW, importance));
+    if (formats[f].encode) {
+      store(arguments[1], name, "encoded", blocks, formats[f].encode(values, blocks, rows, ROW, 0));
+      store(arguments[1], name, "weighted", blocks, formats[f].encode(values, blocks, rows, ROW, importance));
+    }
     if (!formats[f].decode || rows != 32) continue;
     int of_block = formats[f].bytes, all = BLOCKS * ROW / formats[f].numbers;
     for (int i = 0; i < all * of_block; i++) blocks[i] = bits() >> 32;
@@ -115,7 +130,8 @@ int main(int count, char **arguments) {
       for (int half = 0; half < 2; half++) {
         int place = formats[f].halves[half];
         // Any size and sign, including subnormal numbers, but no infinities.
-        if (place >= 0 && (blocks[i * of_block + place + 1] & 0x7c) == 0x7c) blocks[i * of_block + place + 1] ^= 0x40;
+        int exponent = strcmp(name, "IQ1_M") ? 0x7c : 0x70;
+        if (place >= 0 && (blocks[i * of_block + place + 1] & exponent) == exponent) blocks[i * of_block + place + 1] ^= 0x40;
       }
     }
     formats[f].decode(blocks, decoded, BLOCKS * ROW);

@@ -31,10 +31,10 @@ mod write;
 use std::sync::Arc;
 
 use waterline_quant::gguf::Gguf;
-use waterline_quant::{BF16_IN_BF16, F16_IN_F16};
+use waterline_quant::{BF16_IN_BF16, F16_IN_F16, NVFP4, PTQ1_0, Tensor, nvfp4_with_scales};
 
 use crate::arch::coverage::Coverage;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::feed_forward::FeedForward;
 use crate::mixers::Mixer;
 use crate::model::{LayerSpec, ModelSpec};
@@ -157,6 +157,7 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     if gguf.parts() == 1 {
         refusal::of_parts(gguf)?;
     }
+    rotations(gguf)?;
     let keys = Keys::new(gguf, architecture, mtp);
     if mtp && !WITH_MTP.contains(&architecture) {
         let known = WITH_MTP.join(", ");
@@ -170,7 +171,7 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     let mut coverage = Coverage::default();
     for weight in description.spec.weights() {
         let (stored, name) = description.find(&weight.name);
-        let whole = gguf.tensor(&stored)?;
+        let whole = with_scale(gguf, &stored, gguf.tensor(&stored)?)?;
         let values = whole.len();
         let tensor = name.take(gguf.name(), &stored, whole, &weight)?;
         coverage.add(vec![(stored, values)], tensor.len());
@@ -179,6 +180,61 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     coverage.check(gguf.name())?;
     round_beside_quantized(&mut tensors);
     Ok((description.spec, tensors))
+}
+
+/// Refuses weights that are stored rotated: without the rotation of their inputs, a file reads well and writes nonsense. Type 143 has this
+/// meaning only beside the keys of the rotation.
+fn rotations(gguf: &Gguf) -> Result<()> {
+    let unsupported = |what| {
+        Err(Error::Unsupported {
+            file: gguf.name().into(),
+            what,
+        })
+    };
+    let mut keys = gguf.metadata().iter().map(|(key, _)| key);
+    if let Some(key) = keys.find(|key| key.starts_with("prism.hadamard.")) {
+        return unsupported(format!("{key}: weights in a rotated basis"));
+    }
+    match gguf
+        .tensors()
+        .iter()
+        .find(|tensor| tensor.format() == Some(&PTQ1_0))
+    {
+        None => Ok(()),
+        Some(tensor) => unsupported(format!(
+            "tensor '{}' in ggml type 143 without keys prism.hadamard.*",
+            tensor.name
+        )),
+    }
+}
+
+/// Multiplies a tensor in NVFP4 by the scale beside it, if the file has one. The scale of the tensor's input, which a GPU with 4-bit
+/// products needs, is not used.
+fn with_scale(gguf: &Gguf, stored: &str, tensor: Tensor) -> Result<Tensor> {
+    let beside = |ending| {
+        stored
+            .strip_suffix(".weight")
+            .map(|stem| format!("{stem}.{ending}"))
+    };
+    let Some(name) =
+        beside("scale").filter(|name| tensor.format == &NVFP4 && gguf.has_tensor(name))
+    else {
+        return Ok(tensor);
+    };
+    if let Some(input) = beside("input_scale").filter(|name| gguf.has_tensor(name)) {
+        gguf.tensor(&input)?;
+    }
+    let scales = gguf.tensor(&name)?;
+    let (rows, _) = tensor.rows_cols();
+    if scales.is_empty() || !rows.is_multiple_of(scales.len()) {
+        return Err(Error::Tensor {
+            file: gguf.name().into(),
+            name,
+            found: format!("shape {:?}", scales.shape),
+            expected: format!("one scale, or one for each matrix of the {rows} rows"),
+        });
+    }
+    Ok(nvfp4_with_scales(&tensor, &scales.to_f32())?)
 }
 
 /// In a file whose products round their inputs, multiplies matrices in f16 by inputs in f16, and matrices in bf16 by inputs in
