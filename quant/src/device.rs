@@ -1,14 +1,21 @@
 //! Number formats on a GPU: their source files and the layout in which kernels read a matrix.
 
 use crate::format::Format;
-use crate::formats::FORMATS;
+use crate::formats::{FORMATS, grids};
 use crate::matrix::Matrix;
 use crate::rounding::Rounding;
 
 /// Returns the paths of the CUDA files of number formats in `src`, in the order in which a translation unit includes them. A prelude before
 /// them declares the types and functions that they use and [`device_constants`].
 pub fn device_files() -> impl Iterator<Item = String> {
-    let shared = ["formats/formats", "rounding", "formats/k_quants"].map(String::from);
+    let shared = [
+        "formats/formats",
+        "rounding",
+        "formats/k_quants",
+        "formats/wide",
+        "formats/grids",
+    ]
+    .map(String::from);
     let each = |format: &&Format| format!("formats/{}", format.name.to_lowercase());
     let files = shared.into_iter().chain(FORMATS.iter().map(each));
     files.map(|path| path + ".cu")
@@ -32,12 +39,16 @@ pub fn device_constants() -> String {
     let roundings =
         roundings.map(|(name, rounding)| format!("{name} = {}", Rounding::device_number(rounding)));
     let roundings = roundings.join(", ");
+    let grids: Vec<String> = grids::entries().map(|entry| entry.to_string()).collect();
+    let grids = grids.join(",");
     format!(
         "enum {{ {names}, format_count }};
 // Formats whose products use inputs in 8 bits, and those whose units are contiguous, codes and scales each.
-constexpr int integer_formats = {integer}, contiguous_formats = {contiguous};
+constexpr u64 integer_formats = {integer}, contiguous_formats = {contiguous};
 // How inputs of a product are rounded.
 enum {{ {roundings} }};
+// The grids of the IQ formats, as grids.rs stores them.
+static __device__ const u16 stored_grids[] = {{ {grids} }};
 "
     )
 }

@@ -270,7 +270,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
 }
 
 // Partial sums of a segment whose format is one of `formats`; BF16 runs on tensor cores if the input is `split`.
-template <int cols, int formats, bool split, int format = 0, class Input>
+template <int cols, u64 formats, bool split, int format = 0, class Input>
 __device__ void segment_sums(const Segment& segment, const Input& input, float* sums) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
@@ -291,7 +291,7 @@ __device__ void segment_sums(const Segment& segment, const Input& input, float* 
 // The op: prologue, this block's rows of matrices in `formats` (a bit set) with a common input, epilogue. In a gated GEMV the segments
 // alternate between rows of the gate and the same rows of the other matrix. The epilogue runs once per batch of rows, with four lanes per
 // row; the partial sums of two batches alternate.
-template <int mailboxes, int epilogue, int function, int cols, int flags, int formats, int rounding, int codes_at, int parts_at, int bytes>
+template <int mailboxes, int epilogue, int function, int cols, int flags, u64 formats, int rounding, int codes_at, int parts_at, int bytes>
 __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& prologue, const PrepareTasks* row_ops,
                         const Segment* segments, int count) {
   constexpr bool late = (flags & LATE_NORM) != 0;

@@ -197,7 +197,7 @@ __device__ void tile_slot_sums(const Segment& segment, const Inputs& inputs, int
 }
 
 // Partial sums of a segment whose format is one of `formats`.
-template <int cols, int formats, bool split, int format = 0, class Inputs>
+template <int cols, u64 formats, bool split, int format = 0, class Inputs>
 __device__ void segment_slot_sums(const Segment& segment, const Inputs& inputs, int slots, float* sums) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
@@ -216,7 +216,7 @@ __device__ void segment_slot_sums(const Segment& segment, const Inputs& inputs, 
 }
 
 // The op: see `streaming_gemv`.
-template <int mailboxes, int epilogue, int function, int cols, int flags, int formats, int rounding, int codes_at, int parts_at, int bytes>
+template <int mailboxes, int epilogue, int function, int cols, int flags, u64 formats, int rounding, int codes_at, int parts_at, int bytes>
 __device__ void streaming_gemv_slots(const Rows& output, float eps, const Prologue& prologue, const PrepareTasks* row_ops,
                                      const Segment* segments, int count) {
   static_assert(mailboxes == 0, "values of several slots are in buffers");

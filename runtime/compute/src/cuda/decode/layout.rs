@@ -166,7 +166,6 @@ impl Layout {
             ("producer_warps", PRODUCER_WARPS),
             ("step_units", STEP_UNITS),
             ("sums_pitch", SUMS_PITCH),
-            ("sixteen_row_formats", sixteen_row_formats),
             ("record_bytes", needs.parameters),
             ("segments_bytes", self.list),
             ("stages_at", self.stages_at()),
@@ -183,6 +182,8 @@ impl Layout {
             ("deadline", control::deadline()),
             ("most_row_groups", needs.tiling.row_groups),
         ];
+        let sixteen_row_formats =
+            format!("constexpr u64 sixteen_row_formats = {sixteen_row_formats};\n");
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");
         // See cta.cu.
         let racecheck = match std::env::var_os("WATERLINE_RACECHECK") {
@@ -197,6 +198,7 @@ impl Layout {
                 "#define WATERLINE_SLOTS 1\n".to_owned() + &sizes.map(line).concat()
             }
         };
-        racecheck.to_owned() + &fault.unwrap_or_default() + &slots + &constants.map(line).concat()
+        let constants = sixteen_row_formats + &constants.map(line).concat();
+        racecheck.to_owned() + &fault.unwrap_or_default() + &slots + &constants
     }
 }

@@ -2,7 +2,7 @@
 
 // Multiplies matrices of `parts` equal parts. A block multiplies rows of one chosen part. Columns of other parts keep their values. `route`
 // holds the numbers of the chosen parts.
-template <int formats, int rounding, int cols, int flags, int parts>
+template <u64 formats, int rounding, int cols, int flags, int parts>
 __device__ void gemv_chosen(const Prologue& prologue, const Linears& linears, Rows route, int tiles, Rows output) {
   float* x = shared_memory<float>();
   int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);

@@ -114,7 +114,7 @@ __device__ void warp_products(const Linear& linear, int row, const float* x, con
 }
 
 // Calls the instance of `warp_products` for the matrix's format, one of `formats`.
-template <int formats, int cols, int format = 0>
+template <u64 formats, int cols, int format = 0>
 __device__ void products_by_format(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
@@ -128,7 +128,7 @@ __device__ void products_by_format(const Linear& linear, int row, const float* x
 constexpr long long most_prefetched = 16 << 20;
 
 // Prefetches the codes of a warp's rows.
-template <int formats, int cols, int format = 0>
+template <u64 formats, int cols, int format = 0>
 __device__ void prefetch_rows(const Linear& linear, int row) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
@@ -169,7 +169,7 @@ __device__ int* load_input(const Prologue& prologue, int t, float* x) {
   return rounded;
 }
 
-template <int formats, int rounding, int cols, int flags>
+template <u64 formats, int rounding, int cols, int flags>
 __device__ void gemv(const Prologue& prologue, const Linears& linears, Rows output) {
   const Linear& linear = linear_of(linears, blockIdx.x);
   int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
@@ -191,7 +191,7 @@ __device__ void gemv(const Prologue& prologue, const Linears& linears, Rows outp
 }
 
 // `output = function(gate x) * up x` of two matrices of the same shape. A warp multiplies the same rows of both.
-template <int formats, int rounding, int cols, int flags, int function>
+template <u64 formats, int rounding, int cols, int flags, int function>
 __device__ void gemv_gated(const Prologue& prologue, const Linears& linears, Rows output) {
   const Linear &gate = linears.at[0], &up = linears.at[1];
   int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows_of_warp;
@@ -242,7 +242,7 @@ __device__ void weights_of_row(const Linear& linear, int row, int first, float* 
   }
 }
 
-template <int formats, int cols, int format = 0>
+template <u64 formats, int cols, int format = 0>
 __device__ void weights_by_format(const Linear& linear, int row, int first, float* out) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
@@ -253,7 +253,7 @@ __device__ void weights_by_format(const Linear& linear, int row, int first, floa
 }
 
 // Multiplies a tile of rows with a tile of tokens: each of 256 threads computes four by four products.
-template <int formats, int cols>
+template <u64 formats, int cols>
 __device__ void gemm_simt(Rows input, Linears linears, Rows output, int tokens) {
   __shared__ float weights[tile_depth][tile_rows + 1];
   __shared__ float inputs[tile_depth][tile_tokens + 1];

@@ -46,7 +46,7 @@ __device__ InputSpan<span> load_span(const Prologue& prologue) {
 
 // Stores a part of the input of token `blockIdx.y` in the forms that products on plain cores read: as floats, and in 8 bits where one of
 // the formats needs that.
-template <int formats, int rounding, int cols, int span>
+template <u64 formats, int rounding, int cols, int span>
 __device__ void store_slots(const InputSpan<span>& in, float* floats, u8* codes) {
   if constexpr ((formats & ~integer_formats) != 0) {
     float* to = floats + (long long)blockIdx.y * floats_pitch<cols> + in.first;
@@ -63,7 +63,7 @@ __device__ void store_slots(const InputSpan<span>& in, float* floats, u8* codes)
 }
 
 // Makes the inputs of products on plain cores.
-template <int formats, int rounding, int cols, int flags, int span>
+template <u64 formats, int rounding, int cols, int flags, int span>
 __device__ void slots_prologue(const Prologue& prologue, float* floats, u8* codes) {
   store_slots<formats, rounding, cols>(load_span<rounding, cols, flags, span>(prologue), floats, codes);
 }
@@ -151,7 +151,7 @@ __device__ void sum_lanes(float* sums) {
 }
 
 // Calls the instance for the matrix's format, one of `formats`, and returns the sum that this lane has.
-template <int formats, int cols, int rows, int slots, int format = 0>
+template <u64 formats, int cols, int rows, int slots, int format = 0>
 __device__ float slots_by_format(const Linear& linear, int row, const SlotInputs& in) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
@@ -168,7 +168,7 @@ __device__ float slots_by_format(const Linear& linear, int row, const SlotInputs
 }
 
 // Prefetches the codes of a warp's rows.
-template <int formats, int cols, int rows, int format = 0>
+template <u64 formats, int cols, int rows, int format = 0>
 __device__ void prefetch_row_codes(const Linear& linear, int row) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
@@ -184,7 +184,7 @@ __device__ void prefetch_row_codes(const Linear& linear, int row) {
 }
 
 // Multiplies one row of a matrix whose format is one of `formats`: a warp multiplies one slot after another.
-template <int formats, int cols>
+template <u64 formats, int cols>
 __device__ void multiply_row(const float* floats, const u8* codes, const Linear& linear, int row, bool add, Rows output, int tokens) {
   for (int slot = warp_index(); slot < tokens; slot += blockDim.x / 32) {
     SlotInputs in = {floats + (long long)slot * floats_pitch<cols>, codes + (long long)slot * codes_pitch<cols>};
@@ -221,7 +221,7 @@ struct SlotTile {
   }
 };
 
-template <int formats, int cols, int rows, int slots>
+template <u64 formats, int cols, int rows, int slots>
 __device__ void gemm_slots(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   using Tile = SlotTile<cols, rows, slots>;
   Tile tile;
@@ -241,7 +241,7 @@ __device__ void gemm_slots(const float* floats, const u8* codes, const Linears& 
 }
 
 // `output = function(gate x) * up x`, like `gemv_gated`.
-template <int formats, int cols, int rows, int slots, int function>
+template <u64 formats, int cols, int rows, int slots, int function>
 __device__ void gemm_gated_slots(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   using Tile = SlotTile<cols, rows, slots>;
   Tile tile;

@@ -25,7 +25,7 @@ struct SlotUnit {
 
 // Makes the input of token `blockIdx.y` in 8 bits, as consecutive `SlotUnit`s of eight slots. Also makes it as `slots_prologue` does, for
 // the matrices of `formats`, which are multiplied on plain cores.
-template <int formats, int rounding, int cols, int flags, int span>
+template <u64 formats, int rounding, int cols, int flags, int span>
 __device__ void slots_prologue_codes(const Prologue& prologue, float* floats, u8* codes, u8* inputs) {
   InputSpan<span> in = load_span<rounding, cols, flags, span>(prologue);
   SlotUnit* tile = reinterpret_cast<SlotUnit*>(inputs) + (long long)(blockIdx.y / 8) * (cols / 32) + in.first / 32;
@@ -316,7 +316,7 @@ __device__ float slot_product(const Linear& linear, const float* sums_of_warps, 
 
 // Multiplies matrices of `format` on tensor cores, `row_tiles` tiles of rows per block, and after them matrices of `formats`, which have
 // few rows, on plain cores, one row per block.
-template <int format, int cols, int tiles, int row_tiles, int stages, int formats>
+template <int format, int cols, int tiles, int row_tiles, int stages, u64 formats>
 __device__ void gemm_slots_tensor(const u8* inputs, const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
   const Linear& linear = linear_of(linears, blockIdx.x);
   if constexpr (formats != 0) {

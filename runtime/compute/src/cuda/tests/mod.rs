@@ -43,7 +43,7 @@ pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
 pub(crate) fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u32) -> Matrix {
     let values = numbers(seed, rows * cols);
     let mut bytes = vec![0; format.tensor_bytes(&[rows, cols]).expect("a shape")];
-    format.encode(&values, &mut bytes);
+    format.encode_or_imitate(&values, &mut bytes);
     Matrix::new(format, rows, cols, Bytes::from_vec(bytes)).expect("a matrix")
 }
 

@@ -7,7 +7,7 @@ use super::*;
 fn matrix(format: &'static Format, rows: usize, cols: usize, seed: usize) -> Matrix {
     let values: Vec<f32> = (0..rows * cols).map(|i| noise(seed + i)).collect();
     let mut bytes = vec![0; format.tensor_bytes(&[rows, cols]).expect("a shape")];
-    format.encode(&values, &mut bytes);
+    format.encode_or_imitate(&values, &mut bytes);
     Matrix::new(format, rows, cols, Bytes::from_vec(bytes)).expect("a matrix")
 }
 
