@@ -284,6 +284,11 @@ fn importance_matrices() {
 }
 
 #[test]
+fn number_formats() {
+    campaign("formats");
+}
+
+#[test]
 fn calls_from_c() {
     campaign("calls");
 }

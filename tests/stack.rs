@@ -52,7 +52,7 @@ fn stored_as(path: &PathBuf, format: &'static Format) -> Arc<Model> {
         };
         if is_matrix {
             let mut data = vec![0; bytes];
-            format.encode(&tensor.to_f32(), &mut data);
+            format.encode_or_imitate(&tensor.to_f32(), &mut data);
             *tensor =
                 Tensor::new(format, tensor.shape.clone(), Bytes::from_vec(data)).expect("a tensor");
         }

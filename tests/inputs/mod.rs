@@ -90,6 +90,12 @@ pub const KINDS: &[Kind] = &[
         use_it: parts::imatrix,
     },
     Kind {
+        name: "formats",
+        is_text: false,
+        seeds: parts::formats_seeds,
+        use_it: parts::formats,
+    },
+    Kind {
         name: "answer",
         is_text: false,
         seeds: answers::answer_seeds,

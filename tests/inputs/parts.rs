@@ -1,9 +1,9 @@
-//! GGUF files in two parts, safetensors files with packed numbers, and importance matrices.
+//! GGUF files in two parts and with all number formats, safetensors files with packed numbers, and importance matrices.
 
 use waterline_quant::gguf::{Array, Gguf, NewTensor, Value, Writer};
 use waterline_quant::imatrix::Importances;
 use waterline_quant::safetensors::Checkpoint;
-use waterline_quant::{Bytes, F32, FileAccess};
+use waterline_quant::{Activations, Bytes, F32, FORMATS, FileAccess, Matrix, Output};
 
 use super::stored::safetensors;
 
@@ -52,6 +52,57 @@ pub fn split_seeds() -> Vec<Vec<u8>> {
     let (first, second) = (part(0, "a"), part(1, "b"));
     let length = (first.len() as u64).to_le_bytes();
     vec![[&length[..], &first, &second].concat()]
+}
+
+/// Multiplies each tensor of a file with ones.
+pub fn formats(bytes: &[u8]) -> bool {
+    let Ok(bytes) = Bytes::copy_from(bytes) else {
+        return false;
+    };
+    let Ok(file) = Gguf::parse(bytes, "fuzz") else {
+        return false;
+    };
+    for info in file.tensors() {
+        let Ok(tensor) = file.tensor(&info.name) else {
+            continue;
+        };
+        let (rows, cols) = tensor.rows_cols();
+        assert_eq!(tensor.to_f32().len(), rows * cols);
+        if rows * cols == 0 {
+            continue;
+        }
+        let format = tensor.format;
+        let matrix = Matrix::new(format, rows, cols, tensor.data).expect("a matrix");
+        let mut x = Activations::new(1, cols).expect("memory");
+        x.load(&vec![1.0; cols], 1, cols, format.rounding());
+        let mut out = vec![0.0; rows];
+        let output = Output::new(&mut out, rows);
+        // SAFETY: only one thread.
+        unsafe { matrix.mul_rows(0..rows, 0, &x, &output, 0) };
+    }
+    true
+}
+
+/// Returns a file with a tensor in each format.
+pub fn formats_seeds() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("formats.gguf");
+    // Shorter tensors in Q2_0 do not tell the length of their blocks.
+    let shape = vec![16, 256];
+    let tensors = FORMATS.map(|format| NewTensor {
+        name: format.name.into(),
+        format,
+        shape: shape.clone(),
+    });
+    let mut writer = Writer::create(&path, &[], &tensors).expect("a file");
+    for format in FORMATS {
+        let mut blocks = vec![0; format.tensor_bytes(&shape).expect("whole blocks")];
+        let numbers: Vec<f32> = (0..16 * 256).map(|i| (i % 17) as f32 - 8.0).collect();
+        format.encode_or_imitate(&numbers, &mut blocks);
+        writer.write_tensor(&blocks).expect("data");
+    }
+    writer.finish().expect("a whole file");
+    vec![std::fs::read(path).expect("a file")]
 }
 
 /// Uses a file of packed numbers, and reads each of its tensors.

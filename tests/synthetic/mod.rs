@@ -176,7 +176,7 @@ pub fn in_format(file: &str, format: &'static Format) -> Option<Arc<Model>> {
             return None;
         }
         let mut blocks = vec![0; format.tensor_bytes(&tensor.shape).expect("a size")];
-        format.encode(&tensor.to_f32(), &mut blocks);
+        format.encode_or_imitate(&tensor.to_f32(), &mut blocks);
         let data = Bytes::copy_from(&blocks).expect("memory");
         *tensor = Tensor::new(format, tensor.shape.clone(), data).expect("a tensor");
     }
