@@ -159,7 +159,7 @@ impl Layout {
         let needs = &self.needs;
         let sixteen_row_formats = (0..FORMATS.len())
             .filter(|&format| needs.tiling.rows(format) == 16)
-            .fold(0, |set, format| set | 1 << format);
+            .fold(0u64, |set, format| set | 1 << format);
         let in_flight = tuning.tiles_in_flight(PRODUCER_WARPS, self.stages, needs.stage);
         let constants = [
             ("consumer_threads", DECODE_THREADS),
@@ -183,7 +183,7 @@ impl Layout {
             ("most_row_groups", needs.tiling.row_groups),
         ];
         let sixteen_row_formats =
-            format!("constexpr u64 sixteen_row_formats = {sixteen_row_formats};\n");
+            format!("constexpr unsigned long long sixteen_row_formats = {sixteen_row_formats};\n");
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");
         // See cta.cu.
         let racecheck = match std::env::var_os("WATERLINE_RACECHECK") {
