@@ -109,8 +109,8 @@ pub fn history(bytes: &[u8]) -> bool {
             let template = Arc::new(ChatTemplate::new(source, "", "").expect("a template"));
             let mut options = TemplateOptions::default();
             options.tools = tools;
-            let tokenizer = Arc::clone(&tokenizer);
-            let turns = Turns::with_options(template, tokenizer, options, Default::default());
+            let read_by = Arc::clone(&tokenizer);
+            let turns = Turns::with_options(template, read_by, options, Default::default());
             let turns = turns.expect("a template that works");
             let Ok(history) = turns.history(&messages, true, &Runs::default()) else {
                 continue;
