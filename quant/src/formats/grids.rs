@@ -57,7 +57,7 @@ static NEGATIVE: [u64; 256] = {
     let mut masks = [0; 256];
     let mut i = 0;
     while i < 8 * 256 {
-        masks[i / 8] |= (i as u64 / 8 >> (i % 8) & 1) * 255 << (i % 8 * 8);
+        masks[i / 8] |= (((i as u64 / 8) >> (i % 8) & 1) * 255) << (i % 8 * 8);
         i += 1;
     }
     masks

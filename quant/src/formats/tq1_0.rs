@@ -108,7 +108,7 @@ fn digits<const N: usize>(bytes: &[u8; N], codes: &mut [u8]) {
     let mut bytes = *bytes;
     for codes in codes.as_chunks_mut::<N>().0 {
         for (code, byte) in codes.iter_mut().zip(&mut bytes) {
-            *code = (u16::from(*byte) * 3 >> 8) as u8;
+            *code = ((u16::from(*byte) * 3) >> 8) as u8;
             *byte = byte.wrapping_mul(3);
         }
     }
