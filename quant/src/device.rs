@@ -47,8 +47,11 @@ pub fn device_constants() -> String {
 constexpr u64 integer_formats = {integer}, contiguous_formats = {contiguous};
 // How inputs of a product are rounded.
 enum {{ {roundings} }};
-// The grids of the IQ formats, as grids.rs stores them.
-static __device__ const u16 stored_grids[] = {{ {grids} }};
+// An entry of the grids of the IQ formats, as grids.rs stores them. Only a kernel that calls this holds them.
+__device__ inline u32 stored_grid(int entry) {{
+  static const u16 entries[] = {{ {grids} }};
+  return entries[entry];
+}}
 "
     )
 }
