@@ -126,6 +126,7 @@ fn values_do_not_depend_on_tokens_or_splits() {
         for simd in Simd::available() {
             let (rows, cols, tokens) = (23, 1024 + format.block_len.min(32), 24);
             let cols = match format.block_len {
+                64 | 128 => 1024 + format.block_len,
                 256 => 1280,
                 512 => 1536,
                 _ => cols,
@@ -165,6 +166,7 @@ fn values_of_many_tokens_do_not_depend_on_their_number() {
         for simd in Simd::available() {
             let (rows, cols, tokens) = (39, 256 + format.block_len.min(32), 66);
             let cols = match format.block_len {
+                64 | 128 => 256 + format.block_len,
                 256 | 512 => 512,
                 _ => cols,
             };
