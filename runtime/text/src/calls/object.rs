@@ -20,6 +20,8 @@ enum Field {
 #[derive(Default)]
 pub(super) struct Step {
     pub read: usize,
+    /// Whether a value begins, of which nothing is read yet.
+    pub begins_value: bool,
     /// The name and id of the call, which begins.
     pub begins: Option<(String, Option<String>)>,
     pub json: String,
@@ -144,7 +146,10 @@ impl ObjectCall {
                     self.key = None;
                     step.read += 1;
                 }
-                _ => self.begin_value(first),
+                _ => {
+                    self.begin_value(first);
+                    step.begins_value = true;
+                }
             }
             return step;
         }

@@ -639,6 +639,21 @@ fn a_call_that_a_limit_cuts_after_its_name_is_a_call() {
 }
 
 #[test]
+fn a_value_right_after_its_key_is_read_alike_in_any_pieces() {
+    let text = "functools{\"name\": \"get_weather\", \"argum: {\"city\"\u{1a} \"Paris\", \"days\"\u{1a} 2}}functoolsget";
+    let syntax = syntax("firefunction");
+    let (cut, _) = read_pieces(&syntax, text, 1, false);
+    assert_eq!(cut, read_pieces(&syntax, text, 1000, false).0);
+    let (call, _) = read_pieces(
+        &syntax,
+        "functools{\"name\":\"get_weather\",\"arguments\":{}}",
+        1000,
+        false,
+    );
+    assert_eq!(call.calls.len(), 1);
+}
+
+#[test]
 fn a_grammar_is_linear_in_the_tools() {
     let control = |_: &str| None;
     let spaced = |schema: &Value| schema.clone();

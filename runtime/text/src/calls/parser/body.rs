@@ -107,7 +107,7 @@ impl AnswerParser {
                 _ => self.restore(),
             }
         }
-        step.read > 0 || step.is_done
+        step.read > 0 || step.is_done || step.begins_value
     }
 
     /// Reads what follows a call.
