@@ -3,6 +3,8 @@
 
 use serde_json::{Number, Value};
 
+use super::marks::{Begins, begins};
+
 /// Maximum nesting; deeper brackets are skipped.
 const DEEPEST: usize = 64;
 /// Gemma's quotes.
@@ -440,8 +442,16 @@ impl Literal {
         });
         let ends = |c: char| ",}])\n".contains(c) || (is_key && ":=({[\"'".contains(c));
         let mut end = rest.find(ends).unwrap_or(rest.len());
-        if !stop.is_empty() {
-            end = rest.find(stop).map_or(end, |at| at.min(end));
+        // A character that ends words may be part of the stop.
+        let stops = |at: &usize| match begins(&rest[*at..], stop, is_last) {
+            Begins::No => false,
+            Begins::Yes | Begins::Unknown => true,
+        };
+        if let Some(at) = rest[..end].char_indices().map(|(at, _)| at).find(stops) {
+            if !rest[at..].starts_with(stop) {
+                return 0;
+            }
+            end = at;
         }
         if end == rest.len() && !is_last {
             return 0;

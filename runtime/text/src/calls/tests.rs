@@ -639,7 +639,7 @@ fn a_call_that_a_limit_cuts_after_its_name_is_a_call() {
 }
 
 #[test]
-fn a_value_right_after_its_key_is_read_alike_in_any_pieces() {
+fn values_beside_keys_and_stops_are_read_alike_in_any_pieces() {
     let text = "functools{\"name\": \"get_weather\", \"argum: {\"city\"\u{1a} \"Paris\", \"days\"\u{1a} 2}}functoolsget";
     let syntax = syntax("firefunction");
     let (cut, _) = read_pieces(&syntax, text, 1, false);
