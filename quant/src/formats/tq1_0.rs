@@ -35,11 +35,7 @@ impl wide::Block for Block {
     #[inline(always)]
     fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
         scales.fill(self.d.value());
-        let (first, rest) = codes.as_flattened_mut().split_at_mut(160);
-        let (second, last) = rest.split_at_mut(80);
-        digits(&self.five, first);
-        digits(&self.next_five, second);
-        digits(&self.four, last);
+        unpack_digits(&self.five, &self.next_five, &self.four, codes);
     }
 }
 
@@ -61,11 +57,7 @@ impl wide::Block for ShortBlock {
     #[inline(always)]
     fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
         scales.fill(self.d.value());
-        let (first, rest) = codes.as_flattened_mut().split_at_mut(80);
-        let (second, last) = rest.split_at_mut(40);
-        digits(&self.five, first);
-        digits(&self.next_five, second);
-        digits(&self.four, last);
+        unpack_digits(&self.five, &self.next_five, &self.four, codes);
     }
 }
 
@@ -100,6 +92,21 @@ fn bytes<const N: usize>(codes: &[u8]) -> [u8; N] {
         let digits = (0..5).fold(0, |digits, n| 3 * digits + digit(n));
         (digits * 256).div_ceil(243) as u8
     })
+}
+
+/// Writes the digits of the three groups of bytes.
+#[inline(always)]
+fn unpack_digits<const A: usize, const B: usize, const C: usize>(
+    five: &[u8; A],
+    next_five: &[u8; B],
+    four: &[u8; C],
+    codes: &mut [[u8; 8]],
+) {
+    let (first, rest) = codes.as_flattened_mut().split_at_mut(5 * A);
+    let (second, last) = rest.split_at_mut(5 * B);
+    digits(five, first);
+    digits(next_five, second);
+    digits(four, last);
 }
 
 /// Writes the first digit of all bytes, then the second digit of all, and so on.

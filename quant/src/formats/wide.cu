@@ -79,3 +79,19 @@ __device__ void pack_codes(u32* packed, Code code) {
     packed[i] = code(4 * i) | code(4 * i + 1) << 8 | code(4 * i + 2) << 16 | code(4 * i + 3) << 24;
   }
 }
+
+// The codes of a run in blocks of `five` and `next_five` bytes of five digits, and `four` bytes of four: the first digits of all bytes of a
+// group, then their second digits, and so on. A scale follows.
+template <int five, int next_five, int four, class Block>
+__device__ HalfScales unpack_ternary(StoredBlock<Block> block, int run, u32* packed) {
+  pack_codes(packed, [&](int i) {
+    int number = 32 * run + i;
+    if (number < 5 * five) return ternary_digit(block.byte(number % five), number / five);
+    number -= 5 * five;
+    if (number < 5 * next_five) return ternary_digit(block.byte(five + number % next_five), number / next_five);
+    number -= 5 * next_five;
+    return ternary_digit(block.byte(five + next_five + number % four), number / four);
+  });
+  float d = block.half_at(five + next_five + four);
+  return {d, d};
+}
