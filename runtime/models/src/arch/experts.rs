@@ -2,9 +2,20 @@
 
 use waterline_quant::Tensor;
 
+use super::Config;
 use super::tensors::{rows_of_groups, stacked};
 use crate::error::Result;
 use crate::weights::WeightSpec;
+
+/// Whether a layer of Qwen3's families has a mixture of `experts`: every n-th layer, but for those that the configuration lists as plain.
+pub(super) fn is_sparse(config: &Config, layer: usize, experts: usize) -> Result<bool> {
+    let is_plain = match config.object().get("mlp_only_layers") {
+        None | Some(serde_json::Value::Null) => false,
+        Some(_) => config.usizes("mlp_only_layers")?.contains(&layer),
+    };
+    let step = config.usize_or("decoder_sparse_step", 1)?;
+    Ok(experts > 0 && (layer + 1).is_multiple_of(step) && !is_plain)
+}
 
 /// Names in a checkpoint, relative to the layer.
 pub(super) struct ExpertNames {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::hugging_face::{layer_type, tensor_name};
+use super::hugging_face::{slides_by_list, tensor_name};
 use super::recurrent_gemma::GELU;
 use super::tensors::one_plus;
 use super::{Config, Family, rotary};
@@ -120,10 +120,8 @@ fn spec(config: &Config) -> Result<ModelSpec> {
 
 /// Whether layer `layer` has a window: by `layer_types`, or for all but every n-th layer.
 fn slides(config: &Config, layer: usize) -> Result<bool> {
-    match layer_type(config, layer)? {
-        Some("sliding_attention") => Ok(true),
-        Some("full_attention") => Ok(false),
-        Some(_) => Err(config.wrong("layer_types", "sliding_attention or full_attention")),
+    match slides_by_list(config, layer)? {
+        Some(slides) => Ok(slides),
         None => {
             let newer = config.usize_or("_sliding_window_pattern", 6)?;
             let pattern = config.usize_or("sliding_window_pattern", newer)?;

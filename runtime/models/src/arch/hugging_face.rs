@@ -197,7 +197,7 @@ fn window(config: &Config, layer: usize) -> Result<Option<usize>> {
 }
 
 /// Whether layer `layer` has a window, if the configuration lists the layers' kinds.
-fn slides_by_list(config: &Config, layer: usize) -> Result<Option<bool>> {
+pub(super) fn slides_by_list(config: &Config, layer: usize) -> Result<Option<bool>> {
     match layer_type(config, layer)? {
         Some("sliding_attention") => Ok(Some(true)),
         Some("full_attention") => Ok(Some(false)),

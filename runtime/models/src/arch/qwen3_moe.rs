@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::experts::ExpertNames;
+use super::experts::{ExpertNames, is_sparse};
 use super::hugging_face::{
-    attention, attention_without_positions, layer_type, mlp, model, norm_eps, tensor_name,
+    attention, attention_without_positions, mlp, model, norm_eps, slides_by_list, tensor_name,
 };
 use super::{Config, Family, rotary};
 use crate::error::Result;
@@ -27,17 +27,9 @@ pub(super) const QWEN: Family = Family {
             ..attention(config)?
         };
         let experts = experts(config, config.usize_or("num_experts", 128)?)?;
-        let step = config.usize_or("decoder_sparse_step", 1)?;
-        let plain = match config.object().get("mlp_only_layers") {
-            None | Some(serde_json::Value::Null) => Vec::new(),
-            Some(_) => config.usizes("mlp_only_layers")?,
-        };
-        let is_sparse = |layer: usize| {
-            experts.experts > 0 && (layer + 1).is_multiple_of(step) && !plain.contains(&layer)
-        };
         let layers = (0..config.layers()?).map(|layer| {
-            let ffn = feed_forward(config, experts, is_sparse(layer))?;
-            Ok(of(attention.clone(), ffn))
+            let ffn = feed_forward(config, experts, is_sparse(config, layer, experts.experts)?)?;
+            Ok(block(attention.clone(), ffn))
         });
         model(config, layers.collect::<Result<_>>()?)
     },
@@ -49,8 +41,8 @@ pub(super) const MELLUM: Family = Family {
     spec: |config| {
         let experts = experts(config, config.usize_or("num_local_experts", 64)?)?;
         let layers = (0..config.layers()?).map(|layer| {
-            let ffn = feed_forward(config, experts, is_sparse(config, layer)?)?;
-            Ok(of(windowed(config, layer)?, ffn))
+            let ffn = feed_forward(config, experts, is_listed(config, layer)?)?;
+            Ok(block(windowed(config, layer)?, ffn))
         });
         model(config, layers.collect::<Result<_>>()?)
     },
@@ -63,7 +55,7 @@ fn tensor(_: &Config, weights: &safetensors::Checkpoint, weight: &WeightSpec) ->
     of_experts.unwrap_or_else(|| read(&tensor_name(&weight.name, "self_attn")))
 }
 
-fn of(attention: Attention, ffn: FeedForward) -> LayerSpec {
+fn block(attention: Attention, ffn: FeedForward) -> LayerSpec {
     LayerSpec {
         mixer: Some(Arc::new(attention)),
         ffn: Some(ffn),
@@ -90,7 +82,7 @@ fn experts(config: &Config, experts: usize) -> Result<ExpertsSpec> {
 }
 
 /// Whether a layer of Mellum has a mixture of experts.
-fn is_sparse(config: &Config, layer: usize) -> Result<bool> {
+fn is_listed(config: &Config, layer: usize) -> Result<bool> {
     const KEY: &str = "mlp_layer_types";
     if config.object().get(KEY).is_none_or(|kinds| kinds.is_null()) {
         return Ok(true);
@@ -104,12 +96,10 @@ fn is_sparse(config: &Config, layer: usize) -> Result<bool> {
 
 /// The attention of a layer of Mellum, with the window and the rotary positions of the layer's kind.
 fn windowed(config: &Config, layer: usize) -> Result<Attention> {
-    let kind = layer_type(config, layer)?.unwrap_or("full_attention");
     let window = config.optional_usize("sliding_window")?;
-    let window = match kind {
-        "sliding_attention" => window,
-        "full_attention" => None,
-        _ => return Err(config.wrong("layer_types", "sliding_attention or full_attention")),
+    let (kind, window) = match slides_by_list(config, layer)? {
+        Some(true) => ("sliding_attention", window),
+        _ => ("full_attention", None),
     };
     let expected = "rotary positions for each kind of layer";
     let rope = config.child("rope_parameters")?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use waterline_quant::Tensor;
 
-use super::experts::ExpertNames;
+use super::experts::{ExpertNames, is_sparse};
 use super::hugging_face::{attention, layer_type, mlp, model, norm_eps, tensor_name};
 use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
@@ -101,16 +101,9 @@ fn is_attention(config: &Config, layer: usize) -> Result<bool> {
 /// Whether a layer has a mixture of experts; in Qwen3-Next, the layers that the configuration lists as plain do not.
 fn has_experts(config: &Config, layer: usize) -> Result<bool> {
     match config.string("model_type")? {
-        "qwen3_next" => (),
-        model_type => return Ok(model_type == "qwen3_5_moe_text"),
+        "qwen3_next" => is_sparse(config, layer, config.usize_or("num_experts", 512)?),
+        model_type => Ok(model_type == "qwen3_5_moe_text"),
     }
-    let plain = match config.object().get("mlp_only_layers") {
-        None | Some(serde_json::Value::Null) => false,
-        Some(_) => config.usizes("mlp_only_layers")?.contains(&layer),
-    };
-    let step = config.usize_or("decoder_sparse_step", 1)?;
-    let sparse = config.usize_or("num_experts", 512)? > 0 && (layer + 1).is_multiple_of(step);
-    Ok(sparse && !plain)
 }
 
 fn experts(config: &Config) -> Result<ExpertsSpec> {

@@ -26,6 +26,10 @@ fn read(keys: &Keys) -> Result<Description> {
         "mellum" => keys.usize_or("attention.sliding_window", 0)?,
         _ => 0,
     };
+    let slides = match window {
+        0 => vec![false; intermediate.len()],
+        _ => keys.slides(PATTERN)?,
+    };
     let mixture = Mixture::new(Router::softmax(true));
     let (mut layers, mut tables) = (Vec::new(), Vec::new());
     for (block, intermediate) in intermediate.into_iter().enumerate() {
@@ -33,7 +37,7 @@ fn read(keys: &Keys) -> Result<Description> {
             head_norm_eps: Some(eps),
             ..attention(keys, block)?
         };
-        if window > 0 && keys.slides(PATTERN)?[block] {
+        if slides[block] {
             mixer.window = Some(window);
             mixer.rope_theta = keys
                 .optional_f32("rope.freq_base_swa")?
