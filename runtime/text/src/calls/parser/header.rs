@@ -68,7 +68,7 @@ impl AnswerParser {
         true
     }
 
-    /// What looks like the beginning of a header is text.
+    /// Reads the beginning of a header that is none as text.
     fn no_header(&mut self) {
         self.place = Place::Text;
         self.has_begun = true;

@@ -13,7 +13,7 @@ use super::{AnswerPart, AnswerSyntax, Start};
 /// Most steps that read nothing.
 const MOST_IDLE: usize = 8;
 
-/// What the next characters belong to.
+/// The part of an answer to which the next characters belong.
 enum Place {
     /// Content or a thought.
     Text,
@@ -310,7 +310,7 @@ impl AnswerParser {
         self.emit(AnswerPart::Content(text));
     }
 
-    /// What began like a call is text.
+    /// Makes text of a beginning that turned out to be no call.
     fn restore(&mut self) {
         if self.raw.is_empty() {
             // The opening text is part of the body; it must not open a call again.
