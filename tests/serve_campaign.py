@@ -257,6 +257,9 @@ def main():
             if len(done) in (options.count // 10, options.count * 9 // 10):
                 resident.append(server.memory())
 
+    # What grows from here on is not the loading of a model.
+    for name in paths:
+        assert server.ask("/v1/completions", json.dumps({"model": name, "prompt": "a", "max_tokens": 1}))[0] == 200
     threads = [threading.Thread(target=client, args=(place,)) for place in range(options.clients)]
     for thread in threads:
         thread.start()
