@@ -83,11 +83,21 @@ pub(super) fn read(text: &str, format: &CallFormat, tools: &Tools, is_last: bool
         (_, Begins::Unknown) => Head::Unknown,
         (Body::Python, _) => python(text),
         (Body::NameThenObject { .. }, _) => named(text, format, tools, is_last),
-        (Body::Object { .. }, _) if text.contains(PAIRS.key[0]) => {
-            tagged(text, PAIRS, format, is_last)
-        }
-        _ if is_name(text.trim_end()) && !is_last => Head::Unknown,
+        (Body::Object { .. }, _) => pairs_after_name(text, format, is_last),
         _ => Head::None,
+    }
+}
+
+/// Reads a name that pairs of keys and values follow, in a format whose calls are objects.
+fn pairs_after_name(text: &str, format: &CallFormat, is_last: bool) -> Head {
+    let end = text.find('<').unwrap_or(text.len());
+    if !is_name(text[..end].trim_end()) {
+        return Head::None;
+    }
+    match begins(&text[end..], PAIRS.key[0], is_last) {
+        Begins::Yes => tagged(text, PAIRS, format, is_last),
+        Begins::Unknown => Head::Unknown,
+        Begins::No => Head::None,
     }
 }
 
@@ -209,7 +219,9 @@ fn tagged(text: &str, tags: Tags, format: &CallFormat, is_last: bool) -> Head {
             Head::Unknown
         };
     }
-    let Some(end) = rest.find(tags.name[1]) else {
+    let is_short =
+        |end: &usize| end + tags.name[1].len() <= LONGEST_NAME && !rest[..*end].contains('\n');
+    let Some(end) = rest.find(tags.name[1]).filter(is_short) else {
         return if rest.len() > LONGEST_NAME || rest.contains('\n') {
             Head::None
         } else {
@@ -230,8 +242,11 @@ fn tagged(text: &str, tags: Tags, format: &CallFormat, is_last: bool) -> Head {
 pub(super) fn begins_call(text: &str, format: &CallFormat, tools: &Tools, is_last: bool) -> Begins {
     let unknown = if is_last { Begins::No } else { Begins::Unknown };
     let text = text.trim_start_matches([' ', '\t']);
-    if text.is_empty() {
+    if let Body::NameAsKey | Body::NameThenObject { .. } = format.body {
         return Begins::No;
+    }
+    if text.is_empty() {
+        return unknown;
     }
     match format.body {
         Body::Python => {
@@ -247,9 +262,7 @@ pub(super) fn begins_call(text: &str, format: &CallFormat, tools: &Tools, is_las
             }
         }
         Body::Tags(tags) if tags.name[0].is_empty() => pairs(text, tags, tools, is_last),
-        Body::NameAsKey => Begins::No,
-        Body::NameThenObject { .. } => Begins::No,
-        Body::Tags(_) | Body::Object { .. } => {
+        _ => {
             let mut rest = text;
             match begins(rest, "```", is_last) {
                 Begins::Unknown => return Begins::Unknown,
@@ -267,11 +280,10 @@ pub(super) fn begins_call(text: &str, format: &CallFormat, tools: &Tools, is_las
                 },
                 Begins::No => {}
             }
-            if let Begins::Yes | Begins::Unknown = begins(rest, "<|python_tag|>", is_last) {
-                rest = rest
-                    .strip_prefix("<|python_tag|>")
-                    .unwrap_or(rest)
-                    .trim_start();
+            match begins(rest, "<|python_tag|>", is_last) {
+                Begins::Unknown => return Begins::Unknown,
+                Begins::Yes => rest = rest["<|python_tag|>".len()..].trim_start(),
+                Begins::No => {}
             }
             if rest.is_empty() {
                 return unknown;

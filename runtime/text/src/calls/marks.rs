@@ -24,17 +24,19 @@ pub(super) fn begins(text: &str, start: &str, is_last: bool) -> Begins {
     }
 }
 
-/// Whether `text` begins with one of `starts`; returns its length.
+/// Whether `text` begins with one of `starts`, and the length of the longest of them. While a longer one is possible the answer is unknown.
 pub(super) fn begins_any(text: &str, starts: &[&str], is_last: bool) -> (Begins, usize) {
-    let mut unknown = false;
+    let (mut found, mut length) = (Begins::No, 0);
     for start in starts {
         match begins(text, start, is_last) {
-            Begins::Yes => return (Begins::Yes, start.len()),
-            Begins::Unknown => unknown = true,
-            Begins::No => {}
+            Begins::Yes if found != Begins::Unknown => {
+                (found, length) = (Begins::Yes, length.max(start.len()));
+            }
+            Begins::Unknown => (found, length) = (Begins::Unknown, 0),
+            _ => {}
         }
     }
-    (if unknown { Begins::Unknown } else { Begins::No }, 0)
+    (found, length)
 }
 
 /// The texts that may follow a call's arguments, before those after all calls.

@@ -8,6 +8,8 @@ mod marks;
 mod object;
 mod parser;
 #[cfg(test)]
+mod pieces_tests;
+#[cfg(test)]
 mod rows_tests;
 mod tags;
 #[cfg(test)]

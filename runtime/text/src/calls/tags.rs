@@ -108,6 +108,11 @@ impl TagCall {
         }
     }
 
+    /// Whether the text that follows belongs to a value.
+    pub fn is_in_value(&self) -> bool {
+        self.value.is_some()
+    }
+
     /// The rest of the arguments at the end of the answer, where `text` is left.
     pub fn rest(mut self, is_cut: bool, text: &str) -> String {
         match self.value.take() {

@@ -22,7 +22,7 @@ fn tools() -> Tools {
     ])
 }
 
-fn syntax(name: &str) -> AnswerSyntax {
+pub(super) fn syntax(name: &str) -> AnswerSyntax {
     let format = FORMATS.iter().find(|format| format.name == name);
     let mut syntax = AnswerSyntax::of_model("", |_| false, tools());
     syntax.format = Some(format.expect("a format"));
@@ -33,7 +33,7 @@ fn syntax(name: &str) -> AnswerSyntax {
     syntax
 }
 
-fn read_pieces(
+pub(super) fn read_pieces(
     syntax: &AnswerSyntax,
     text: &str,
     piece: usize,
@@ -52,7 +52,7 @@ fn read_pieces(
 }
 
 /// Reads an answer in pieces of several lengths, which must not matter.
-fn read(syntax: &AnswerSyntax, text: &str) -> Answer {
+pub(super) fn read(syntax: &AnswerSyntax, text: &str) -> Answer {
     let (answer, _) = read_pieces(syntax, text, 1, false);
     for piece in [2, 3, 7, 1 << 20] {
         assert_eq!(
@@ -520,110 +520,6 @@ fn arguments_arrive_in_pieces() {
     }
 }
 
-/// Pieces of answers, so that random texts look like calls.
-fn fragments() -> Vec<String> {
-    let mut all: Vec<String> = FORMATS
-        .iter()
-        .flat_map(|format| format.marks())
-        .map(str::to_string)
-        .collect();
-    all.extend(
-        [
-            "<think>",
-            "</think>",
-            "{",
-            "}",
-            "[",
-            "]",
-            "(",
-            ")",
-            "\"",
-            "'",
-            ",",
-            ":",
-            "=",
-            "\n",
-            " ",
-            "get_weather",
-            "now",
-            "city",
-            "name",
-            "arguments",
-            "\\",
-            "\\u12",
-            "\\ud83d",
-            "é",
-            "🔥",
-            "1",
-            "true",
-            "None",
-            "functions.",
-            "```json\n",
-            "to=",
-            "text",
-            "<![CDATA[",
-            "]]>",
-        ]
-        .map(String::from),
-    );
-    all
-}
-
-/// A text made of fragments, from a number.
-fn random_text(seed: u64, fragments: &[String]) -> String {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as usize
-    };
-    (0..next() % 30)
-        .map(|_| fragments[next() % fragments.len()].clone())
-        .collect()
-}
-
-#[test]
-fn any_text_is_read_alike_in_any_pieces_and_no_letter_outside_calls_is_lost() {
-    let fragments = fragments();
-    for (number, format) in FORMATS.iter().enumerate() {
-        for start in [Start::Answer, Start::Thought, Start::Content] {
-            let mut syntax = syntax(format.name);
-            syntax.start = start;
-            for seed in 0..150 {
-                let text = random_text(seed + 1000 * number as u64 + 7, &fragments);
-                let answer = read(&syntax, &text);
-                for is_cut in [true, false] {
-                    let (cut, _) = read_pieces(&syntax, &text, 3, is_cut);
-                    let whole = read_pieces(&syntax, &text, 1000, is_cut).0;
-                    assert_eq!(cut, whole, "{}: {text:?} {is_cut}", format.name);
-                }
-                for call in &answer.calls {
-                    let parsed: Result<Value, _> = serde_json::from_str(&call.arguments);
-                    assert!(parsed.is_ok(), "{}: {text:?} {call:?}", format.name);
-                }
-                if answer.calls.is_empty()
-                    && format.channels.is_none()
-                    && format.wrappers.is_empty()
-                {
-                    let letters = |text: &str| {
-                        text.chars()
-                            .filter(|c| !c.is_whitespace())
-                            .collect::<String>()
-                    };
-                    let read = letters(&answer.reasoning) + &letters(&answer.content);
-                    let tags = ["<think>", "</think>"];
-                    let without = |text: &str| {
-                        tags.iter()
-                            .fold(letters(text), |text, tag| text.replace(tag, ""))
-                    };
-                    assert_eq!(without(&read), without(&text), "{}: {text:?}", format.name);
-                }
-            }
-        }
-    }
-}
-
 #[test]
 fn a_call_that_a_limit_cuts_after_its_name_is_a_call() {
     let syntax = syntax("hermes");
@@ -636,21 +532,6 @@ fn a_call_that_a_limit_cuts_after_its_name_is_a_call() {
         };
         assert_eq!((&*call.name, &*call.arguments), ("get_weather", ""));
     }
-}
-
-#[test]
-fn values_beside_keys_and_stops_are_read_alike_in_any_pieces() {
-    let text = "functools{\"name\": \"get_weather\", \"argum: {\"city\"\u{1a} \"Paris\", \"days\"\u{1a} 2}}functoolsget";
-    let syntax = syntax("firefunction");
-    let (cut, _) = read_pieces(&syntax, text, 1, false);
-    assert_eq!(cut, read_pieces(&syntax, text, 1000, false).0);
-    let (call, _) = read_pieces(
-        &syntax,
-        "functools{\"name\":\"get_weather\",\"arguments\":{}}",
-        1000,
-        false,
-    );
-    assert_eq!(call.calls.len(), 1);
 }
 
 #[test]

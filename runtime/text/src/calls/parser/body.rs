@@ -16,21 +16,18 @@ impl AnswerParser {
             self.restore();
             return true;
         };
-        let skip = |c: char| c.is_whitespace() || "[,;".contains(c);
-        let blank = self.held.len() - self.held.trim_start_matches(skip).len();
-        let rest = &self.held[blank..];
-        if rest.is_empty() && !is_last {
-            return false;
-        }
         // A section may hold calls with marks; a fence may surround JSON.
-        let fences = ["```json", "```"];
         let marks = [
             format.call[0].trim(),
             format.section[0].trim(),
             "<|python_tag|>",
+            "```json",
+            "```",
         ];
-        for marks in [&marks[..], &fences[..]] {
-            match begins_any(rest, marks, is_last) {
+        let mut blank = 0;
+        let rest = loop {
+            let rest = &self.held[blank..];
+            match begins_any(rest, &marks, is_last) {
                 (Begins::Yes, length) if self.raw.len() < LONGEST_HEAD => {
                     let text = self.take(blank + length);
                     self.raw += &text;
@@ -39,7 +36,11 @@ impl AnswerParser {
                 (Begins::Unknown, _) => return false,
                 _ => {}
             }
-        }
+            match rest.chars().next() {
+                Some(c) if c.is_whitespace() || "[,;".contains(c) => blank += c.len_utf8(),
+                _ => break rest,
+            }
+        };
         let is_whole = is_last || rest.len() > LONGEST_HEAD;
         let head = head::read(clipped(rest), format, &self.syntax.tools, is_whole);
         match head {

@@ -126,7 +126,10 @@ impl AnswerParser {
             }
             Place::Object(call) => {
                 let json = call.rest(is_cut, &self.syntax.tools);
-                self.held.clear();
+                // What is left where no limit cut it belongs to no key: it is content.
+                if is_cut {
+                    self.held.clear();
+                }
                 self.arguments(json);
             }
             Place::Arguments(mut literal) => {
@@ -136,8 +139,11 @@ impl AnswerParser {
                 self.arguments(literal.json);
             }
             Place::Tags(call) => {
+                let reads_held = is_cut || call.is_in_value();
                 let json = call.rest(is_cut, &self.held);
-                self.held.clear();
+                if reads_held {
+                    self.held.clear();
+                }
                 self.arguments(json);
             }
         }

@@ -74,6 +74,8 @@ impl AnswerParser {
             }
             None => {}
         }
+        // A longer mark may begin where one was found, or before it.
+        let found = found.filter(|&(at, ..)| is_last || at < self.held.len() - keep);
         let Some((at, _, index)) = found else {
             let text = self.take(self.held.len() - keep);
             self.say(&text);
