@@ -194,7 +194,7 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=16, help="more than the places of the server's queue")
     parser.add_argument("--growth", type=int, default=96, help="MiB by which memory may grow: both stores' 64 and a half by default; a sanitizer needs more")
     parser.add_argument("--memory", type=int, help="MiB for both models")
     options = parser.parse_args()
@@ -206,12 +206,11 @@ def main():
     memory = ["--memory", str(options.memory)] if options.memory else []
     server = Server(options.program, "--models-dir", folder.name, *memory, "--lookup", "8")
     lone = {name: Server(options.program, path) for name, path in paths.items()}
-    lock, done, resident, problems = threading.Lock(), [], [], []
+    answers, done, resident, problems = [], [], [], []
     kinds = {"whole": 0, "stream": 0, "left": 0, "bad": 0, "busy": 0}
 
-    def compare(path, body, found, of):
-        with lock:
-            status, alone = lone[body["model"]].ask(path, json.dumps(body))
+    def compare(number, path, body, found, of):
+        status, alone = lone[body["model"]].ask(path, json.dumps(body))
         assert status == 200, alone
         expected = of(outcome(alone))
         assert found == expected, f"{body}\n{found}\n{expected}"
@@ -230,6 +229,9 @@ def main():
             # Most name a model.
             bad = bad.replace(b'{"', b'{"model": "chat", "', 1) if bad[2:7] != b"model" and chance.random() < 0.8 else bad
             status, answer = server.ask(path, bad)
+            if status == 503:
+                kinds["busy"] += 1
+                return
             # An empty list loads ollama's model.
             assert 400 <= status < 500 and json.loads(answer)["error"] or path.startswith("/api/"), (status, answer)
             return
@@ -238,12 +240,14 @@ def main():
             if status == 200:
                 kinds["stream"] += 1
                 by_index = lambda choices: {c["index"]: text_of(c) for c in choices}
-                return compare(path, body, texts, by_index if "completions" in path else whole_text)
+                answers.append((number, path, body, texts, by_index if "completions" in path else whole_text))
+                return
         else:
             status, answer = server.ask(path, json.dumps(body))
             if status == 200:
                 kinds["whole"] += 1
-                return compare(path, body, outcome(answer), lambda choices: choices)
+                answers.append((number, path, body, outcome(answer), lambda choices: choices))
+                return
         assert status == 503, status
         kinds["busy"] += 1
 
@@ -275,6 +279,12 @@ def main():
         problems.append(f"memory grew from {resident[0]} to {resident[-1]} MiB, by more than {options.growth}")
     if server.ask("/health", None)[0] != 200:
         problems.append("not healthy")
+    # Only now, so that the lone servers leave the machine to the other.
+    for answer in answers:
+        try:
+            compare(*answer)
+        except Exception as problem:
+            problems.append(f"{answer[0]}: {problem}")
     for ended in [server.end(), *(alone.end() for alone in lone.values())]:
         if ended != 0:
             problems.append(f"ended with {ended}")
