@@ -33,6 +33,9 @@ fn products_are_those_of_the_cpu() {
     ];
     for (tokens, most, first_rows) in cases {
         for format in FORMATS {
+            if first_rows > 70 && has_one_width(format) {
+                continue;
+            }
             let cols = if first_rows > 70 { 768 } else { small(format) };
             let rows = [first_rows, 5];
             let width = rows[0] + rows[1];
