@@ -132,7 +132,10 @@ fn changed_answer(
         let to = text.floor_char_boundary(from + next() % 40).max(from);
         match next() % 5 {
             0 => text.replace_range(from..to, ""),
-            1 => text.insert_str(from, &text[from..to].to_string()),
+            1 => {
+                let part = text[from..to].to_string();
+                text.insert_str(from, &part);
+            }
             2 => text.insert_str(from, mark(next() % marks.len())),
             3 => text.insert_str(from, &fragments[next() % fragments.len()]),
             _ => text.replace_range(
@@ -160,8 +163,8 @@ fn a_changed_answer_is_read_alike_in_any_pieces() {
             let mut next = random(seed + place * FORMATS.len() as u64 + index as u64);
             let mut syntax = syntax(format.name);
             syntax.start = [Start::Answer, Start::Thought, Start::Content][next() % 3];
-            syntax.keeps_thoughts = next() % 2 == 0;
-            let is_cut = next() % 2 == 0;
+            syntax.keeps_thoughts = next().is_multiple_of(2);
+            let is_cut = next().is_multiple_of(2);
             let text = changed_answer(format, &fragments, next);
             let pieces = |length| read_pieces(&syntax, &text, length, is_cut).0;
             let whole = pieces(usize::MAX);
