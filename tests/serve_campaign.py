@@ -206,10 +206,10 @@ def main():
     memory = ["--memory", str(options.memory)] if options.memory else []
     server = Server(options.program, "--models-dir", folder.name, *memory, "--lookup", "8")
     lone = {name: Server(options.program, path) for name, path in paths.items()}
-    answers, done, resident, problems = [], [], [], []
+    answers, done, resident, problems = {}, [], [], []
     kinds = {"whole": 0, "stream": 0, "left": 0, "bad": 0, "busy": 0}
 
-    def compare(number, path, body, found, of):
+    def compare(path, body, found, of):
         status, alone = lone[body["model"]].ask(path, json.dumps(body))
         assert status == 200, alone
         expected = of(outcome(alone))
@@ -236,20 +236,19 @@ def main():
             assert 400 <= status < 500 and json.loads(answer)["error"] or path.startswith("/api/"), (status, answer)
             return
         if kind < 0.6:
-            status, texts = streams(server, path, body, chance)
-            if status == 200:
-                kinds["stream"] += 1
-                by_index = lambda choices: {c["index"]: text_of(c) for c in choices}
-                answers.append((number, path, body, texts, by_index if "completions" in path else whole_text))
-                return
+            name, (status, found) = "stream", streams(server, path, body, chance)
+            by_index = lambda choices: {c["index"]: text_of(c) for c in choices}
+            of = by_index if "completions" in path else whole_text
         else:
-            status, answer = server.ask(path, json.dumps(body))
-            if status == 200:
-                kinds["whole"] += 1
-                answers.append((number, path, body, outcome(answer), lambda choices: choices))
-                return
-        assert status == 503, status
-        kinds["busy"] += 1
+            name, (status, answer) = "whole", server.ask(path, json.dumps(body))
+            found = outcome(answer) if status == 200 else None
+            of = lambda choices: choices
+        if status == 200:
+            kinds[name] += 1
+            answers[number] = (path, body, found, of)
+        else:
+            assert status == 503, status
+            kinds["busy"] += 1
 
     def client(place):
         for number in range(place, options.count, options.clients):
@@ -261,7 +260,7 @@ def main():
             if len(done) in (options.count // 10, options.count * 9 // 10):
                 resident.append(server.memory())
 
-    # What grows from here on is not the loading of a model.
+    # Loads both models before memory is measured.
     for name in paths:
         assert server.ask("/v1/completions", json.dumps({"model": name, "prompt": "a", "max_tokens": 1}))[0] == 200
     threads = [threading.Thread(target=client, args=(place,)) for place in range(options.clients)]
@@ -279,12 +278,12 @@ def main():
         problems.append(f"memory grew from {resident[0]} to {resident[-1]} MiB, by more than {options.growth}")
     if server.ask("/health", None)[0] != 200:
         problems.append("not healthy")
-    # Only now, so that the lone servers leave the machine to the other.
-    for answer in answers:
+    # While the server under test is busy, the lone servers do not take its processor time.
+    for number, answer in answers.items():
         try:
             compare(*answer)
         except Exception as problem:
-            problems.append(f"{answer[0]}: {problem}")
+            problems.append(f"{number}: {problem}")
     for ended in [server.end(), *(alone.end() for alone in lone.values())]:
         if ended != 0:
             problems.append(f"ended with {ended}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs multithreaded tests under a sanitizer of the compiler: tests/threads.sh [pool] [batch] [constraints] [server]
-# The thread pool; batches, prefix stores and schedules of sessions on several threads; grammars; a server with eight clients. SANITIZER
+# The thread pool; batches, prefix stores and schedules of sessions on several threads; grammars; a server with its clients. SANITIZER
 # (thread) may be address.
 # The standard library is not instrumented, so the ordering by its threads, channels and reference counts is invisible and looks like races.
 # Therefore a race counts only if functions of this project make both accesses, other than by freeing. Tests that fork are skipped, because

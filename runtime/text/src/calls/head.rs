@@ -242,13 +242,9 @@ fn tagged(text: &str, tags: Tags, format: &CallFormat, is_last: bool) -> Head {
 pub(super) fn begins_call(text: &str, format: &CallFormat, tools: &Tools, is_last: bool) -> Begins {
     let unknown = if is_last { Begins::No } else { Begins::Unknown };
     let text = text.trim_start_matches([' ', '\t']);
-    if let Body::NameAsKey | Body::NameThenObject { .. } = format.body {
-        return Begins::No;
-    }
-    if text.is_empty() {
-        return unknown;
-    }
     match format.body {
+        Body::NameAsKey | Body::NameThenObject { .. } => Begins::No,
+        _ if text.is_empty() => unknown,
         Body::Python => {
             let call = text.trim_start_matches('[').trim_start();
             if call.is_empty() {
@@ -262,7 +258,7 @@ pub(super) fn begins_call(text: &str, format: &CallFormat, tools: &Tools, is_las
             }
         }
         Body::Tags(tags) if tags.name[0].is_empty() => pairs(text, tags, tools, is_last),
-        _ => {
+        Body::Tags(_) | Body::Object { .. } => {
             let mut rest = text;
             match begins(rest, "```", is_last) {
                 Begins::Unknown => return Begins::Unknown,

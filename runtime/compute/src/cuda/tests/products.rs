@@ -33,7 +33,7 @@ fn products_are_those_of_the_cpu() {
     ];
     for (tokens, most, first_rows) in cases {
         for format in FORMATS {
-            if first_rows > 70 && has_one_width(format) {
+            if first_rows > 70 && has_one_width(&device, format) {
                 continue;
             }
             let cols = if first_rows > 70 { 768 } else { small(format) };
@@ -323,7 +323,7 @@ fn products_in_the_smallest_tiles_are_those_of_the_cpu() {
         SMALLEST.set(true);
         // All widths of one format per block length; rows of more than one step, the last one partial, of the others.
         check_gemvs_of(&device, blocks, |format| match format.block_len {
-            _ if ["BF16", "Q4_0", "Q4_K"].contains(&format.name) => widths(format),
+            _ if ["BF16", "Q4_0", "Q4_K"].contains(&format.name) => widths(&device, format),
             1 => &[1496],
             32 => &[4352],
             _ => &[2304],
@@ -342,7 +342,7 @@ fn products_in_row_groups_are_those_of_the_cpu() {
                 // The scales of eight rows, a byte each, are a multiple of 16 bytes.
                 32 if format.name == "MXFP4" => &[64, 512, 704, 960],
                 32 => &[32, 512, 736, 992],
-                _ if has_one_width(format) => &[768],
+                _ if has_one_width(&device, format) => &[768],
                 _ => &[512, 768],
             });
         }
@@ -362,28 +362,28 @@ fn products_in_little_shared_memory_are_those_of_the_cpu() {
 /// twice, and a gated one.
 fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
     check_gemvs_of(device, blocks, |format| {
-        let widths = widths(format);
+        let widths = widths(device, format);
         &widths[..widths.partition_point(|cols| *cols <= most_cols)]
     });
 }
 
-/// Formats of which a unit is unpacked by one function, as in `IQ2_XS`, `Q2_0` and `NVFP4`. The emulator runs products of these in one width.
+/// Formats that `wide.cu` unpacks, but for `IQ2_XS`, `Q2_0` and `NVFP4`. The emulator, which is slow, multiplies them in one width.
 const UNPACKED_ALIKE: [&str; 11] = [
     "Q1_0", "PQ2_0", "TQ1_0", "PTQ1_0", "TQ2_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_S", "IQ3_XXS",
     "IQ3_S",
 ];
 
-fn has_one_width(format: &Format) -> bool {
-    cfg!(feature = "emulator") && UNPACKED_ALIKE.contains(&format.name)
+fn has_one_width(device: &Device, format: &Format) -> bool {
+    device.name() == "emulator" && UNPACKED_ALIKE.contains(&format.name)
 }
 
 /// Row lengths with a partial last piece, and with more pieces than warps; bf16 in whole rows and in tiles; an odd number per row of
 /// entries that are read in pairs; more inputs than fit into registers.
-fn widths(format: &Format) -> &'static [usize] {
+fn widths(device: &Device, format: &Format) -> &'static [usize] {
     match format.block_len {
         1 => &[1496, 6688],
         32 => &[1536, 4352, 6656, 11008],
-        _ if has_one_width(format) => &[1536],
+        _ if has_one_width(device, format) => &[1536],
         _ => &[1536, 6656],
     }
 }

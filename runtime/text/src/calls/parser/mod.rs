@@ -126,7 +126,7 @@ impl AnswerParser {
             }
             Place::Object(call) => {
                 let json = call.rest(is_cut, &self.syntax.tools);
-                // What is left where no limit cut it belongs to no key: it is content.
+                // If no limit cut the answer, the remaining text is content.
                 if is_cut {
                     self.held.clear();
                 }

@@ -40,19 +40,16 @@ impl AnswerParser {
             }
             marks.extend(format.wrappers);
         }
+        let keep = marks.iter().map(|mark| partial(&self.held, mark)).max();
+        let keep = if is_last { 0 } else { keep.unwrap_or(0) };
+        let end = self.held.len() - keep;
         let found = marks.iter().enumerate().filter_map(|(index, mark)| {
             Some((self.held.find(mark)?, usize::MAX - mark.len(), index))
         });
-        let found = found.min();
-        let limit = found.map_or(self.held.len(), |(at, ..)| at);
+        // A longer mark may begin where one was found, or before it.
+        let found = found.min().filter(|&(at, ..)| at < end);
+        let limit = found.map_or(end, |(at, ..)| at);
         // A call without its opening can stand at the beginning of a line.
-        let keep = marks
-            .iter()
-            .map(|mark| partial(&self.held, mark))
-            .max()
-            .unwrap_or(0);
-        let keep = if is_last { 0 } else { keep };
-        let limit = limit.min(self.held.len() - keep);
         let bare = if channels.is_none() {
             self.bare(limit, is_last)
         } else {
@@ -74,10 +71,8 @@ impl AnswerParser {
             }
             None => {}
         }
-        // A longer mark may begin where one was found, or before it.
-        let found = found.filter(|&(at, ..)| is_last || at < self.held.len() - keep);
         let Some((at, _, index)) = found else {
-            let text = self.take(self.held.len() - keep);
+            let text = self.take(end);
             self.say(&text);
             return false;
         };
