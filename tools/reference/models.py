@@ -25,6 +25,7 @@ FAMILIES = [
     ("Nemotron-H", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", ["hf_nemotron_h"], ["nemotron_h-f16", "nemotron_h-q4_k_m"]),
     ("Nemotron-3 mixtures", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", ["hf_nemotron_h_moe"], ["nemotron_h_moe-q8_0"]),
     ("Granite, dense", "ibm-granite/granite-3.3-8b-instruct", ["hf_granite"], []),
+    ("Granite with windows", "Granite-Swash-2B", ["hf_granite_swa", "hf_granitemoe_swa"], ["granite-swa-f16", "granitemoe-swa-q8_0"]),
     ("Granite 4.0-H, dense", "ibm-granite/granite-4.0-h-350m, -1b, -micro", ["hf_granite_dense_nope"], ["granitehybrid-q8_0"]),
     ("Granite 4.0-H mixtures", "ibm-granite/granite-4.0-h-tiny, -small", ["hf_granite_moe_rope"], ["granitehybrid-moe-q4_k_m"]),
     ("Bamba", "ibm-ai-platform/Bamba-9B", ["hf_bamba"], []),

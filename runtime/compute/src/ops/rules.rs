@@ -20,7 +20,8 @@ impl<'a> Rules<'a> {
         self.broken
     }
 
-    fn holds(&mut self, holds: bool, broken: impl FnOnce() -> String) {
+    /// Requires that `holds`; `broken` says what does not.
+    pub fn holds(&mut self, holds: bool, broken: impl FnOnce() -> String) {
         if !holds {
             self.broken.get_or_insert_with(broken);
         }

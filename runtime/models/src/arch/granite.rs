@@ -46,7 +46,7 @@ pub(super) const DENSE: Family = Family {
 };
 
 /// A sublayer with the model's multiplier for every sum into the residual stream.
-fn sublayer(config: &Config) -> Result<Sublayer> {
+pub(super) fn sublayer(config: &Config) -> Result<Sublayer> {
     Ok(Sublayer {
         multiplier: config.f32_or("residual_multiplier", 1.0)?,
         ..Sublayer::default()
@@ -54,7 +54,7 @@ fn sublayer(config: &Config) -> Result<Sublayer> {
 }
 
 /// The model with these layers, and with multipliers for its embeddings and logits.
-fn multiplied(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
+pub(super) fn multiplied(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     let divisor = config.f32_or("logits_scaling", 1.0)?;
     if divisor == 0.0 {
         return Err(config.wrong("logits_scaling", "a number other than 0"));

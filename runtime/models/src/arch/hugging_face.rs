@@ -31,6 +31,7 @@ pub(super) fn tensor_name(name: &str, mixer: &str) -> String {
         (".ffn_gate.", ".mlp.gate_proj."),
         (".ffn_up.", ".mlp.up_proj."),
         (".ffn_down.", ".mlp.down_proj."),
+        (".mixer.sinks.weight", ".self_attn.sinks"),
         (".mixer.", mixer.as_str()),
     ];
     let theirs = name.replacen("blk.", "model.layers.", 1);
@@ -149,6 +150,24 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
             None => None,
         },
         ..Attention::default()
+    })
+}
+
+/// The attention with the layer's own base of rotary positions, if the configuration lists one for each layer; 0 means no positions.
+pub(super) fn with_own_base(
+    config: &Config,
+    layer: usize,
+    attention: Attention,
+) -> Result<Attention> {
+    const KEY: &str = "layer_rope_theta";
+    if config.object().get(KEY).is_none_or(|list| list.is_null()) {
+        return Ok(attention);
+    }
+    let base = config.array(KEY)?.get(layer).and_then(|base| base.as_f64());
+    let base = base.ok_or_else(|| config.wrong(KEY, "a number for every layer"))? as f32;
+    Ok(Attention {
+        rope_theta: (base != 0.0).then_some(base),
+        ..attention
     })
 }
 

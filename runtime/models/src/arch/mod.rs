@@ -16,6 +16,7 @@ mod fla_slots;
 mod flag_tests;
 mod gemma3;
 mod granite;
+mod granite_swa;
 mod hugging_face;
 mod hybrid;
 mod jamba;
@@ -85,6 +86,7 @@ const FAMILIES: &[Family] = &[
     gemma3::WITH_IMAGES,
     granite::DENSE,
     granite::FAMILY,
+    granite_swa::FAMILY,
     hugging_face::FAMILY,
     jamba::FAMILY,
     kimi_linear::FAMILY,

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head or over all heads (optional);  q, k <- rotary(position)
-//! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t
+//! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t; a sink adds exp(sink) to the
+//!       softmax's sum (optional)
 //! o   <- o sigmoid(W_g x) (optional; a gate for each value, or one for each head);  y = W_o o (+ bias)
 //! ```
 //! Tokens that leave the window may be retained, up to a fixed number: either the tokens with the most attention from
@@ -68,6 +69,9 @@ pub struct Attention {
     /// Whether the norms of q and k are over all heads together, with a gain for each value.
     #[serde(default, skip_serializing_if = "is_false")]
     pub norm_over_heads: bool,
+    /// Whether each query head has a sink: a learned score with a weight in the softmax, but without a value.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sinks: bool,
     /// Which tokens are retained as they leave the window; `None` to discard them all.
     pub retained: Option<Retained>,
 }
@@ -98,6 +102,8 @@ pub enum RetainedPolicy {
     Stride(usize),
 }
 
+/// The scores of the sinks `[heads]`.
+const SINKS: &str = "sinks.weight";
 const SET_KEYS: usize = 2;
 const SET_VALUES: usize = 3;
 const SET_COUNTS: usize = 4;
@@ -334,6 +340,10 @@ impl Attention {
             self.prepare(layer, q, k, Vec::new())?;
             [q, k, v]
         };
+        let sinks = match self.sinks {
+            true => Some(layer.vector(SINKS)?),
+            false => None,
+        };
         let out = layer.buffer(self.heads * self.head_dim);
         layer.push(Attend {
             heads: self.heads,
@@ -344,6 +354,7 @@ impl Attention {
             scale: self.scale(),
             keys: layer.state_tensor(0),
             values: layer.state_tensor(1),
+            sinks,
             eviction,
             out,
         });
@@ -416,6 +427,9 @@ impl Mixer for Attention {
             if self.bias && !self.gate_per_head {
                 weights.push(WeightSpec::full("g_proj.bias", &[gates]));
             }
+        }
+        if self.sinks {
+            weights.push(WeightSpec::full(SINKS, &[self.heads]));
         }
         weights.push(WeightSpec::matrix("o_proj.weight", hidden, width));
         if self.out_bias {

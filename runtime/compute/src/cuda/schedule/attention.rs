@@ -44,6 +44,8 @@ device_struct! {
         pub counts: Address as *mut i32,
         /// Partial softmaxes `[tokens, heads, splits, head_dim + 2]`.
         pub parts: Address as *mut f32,
+        /// The score of each query head's sink, or null.
+        pub sinks: Address as *const f32,
         pub scale: f32,
         pub heads: i32,
         pub kv_heads: i32,

@@ -42,7 +42,17 @@ fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
 }
 
 /// Reads the tokens on the device and on the CPU, in steps and in chunks.
-fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Option<Eviction>) {
+fn compare(kv: Kv, sizes: [usize; 4], eviction: Option<Eviction>) {
+    compare_with(kv, sizes, eviction, false);
+}
+
+/// Like [`compare`], with a sink for each query head if `sinks`.
+fn compare_with(
+    kv: Kv,
+    [heads, kv_heads, window, capacity]: [usize; 4],
+    eviction: Option<Eviction>,
+    sinks: bool,
+) {
     let Some(device) = device() else { return };
     let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
     let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
@@ -55,6 +65,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
         scale: 1.5,
         keys: 1,
         values: 2,
+        sinks: sinks.then(|| numbers(7, heads).into()),
         eviction,
         out: View::whole(1, width),
     };
@@ -98,6 +109,7 @@ fn long_latent_heads_are_those_of_the_cpu() {
             scale: 0.1,
             keys: 1,
             values: 1,
+            sinks: (kv == Kv::F32).then(|| numbers(7, heads).into()),
             eviction: None,
             out: View::whole(1, heads * dim),
         };
@@ -143,6 +155,17 @@ fn windows_are_those_of_the_cpu() {
     compare(Kv::F32, [4, 2, 6, 1], None);
     compare(Kv::F16, [3, 3, 1, 1], None);
     compare(Kv::F16, [5, 1, 600, 1], None);
+}
+
+#[test]
+fn sinks_are_those_of_the_cpu() {
+    compare_with(Kv::F32, [4, 2, 6, 1], None, true);
+    // Enough keys for splitting to pay.
+    compare_with(Kv::F16, [5, 1, 600, 1], None, true);
+    let stride = retained(Policy::Stride(3), 2);
+    compare_with(Kv::F16, [4, 2, 6, 5], stride, true);
+    let attention = retained(Policy::Attention(SCORES), 1);
+    compare_with(Kv::F32, [4, 2, 6, 5], attention, true);
 }
 
 #[test]
@@ -265,6 +288,7 @@ fn a_step_rotates_its_queries_and_key() {
                 scale: 1.5,
                 keys: 1,
                 values: 2,
+                sinks: None,
                 eviction: retained(
                     Policy::Learned {
                         router: View::whole(2, kv_heads),

@@ -4,11 +4,16 @@
 
 constexpr int never = 0x7fffffff;
 
+// The sum of a query head's softmax with its sink, which has a weight but no value.
+__device__ inline float with_sink(const Attended& a, int head, float largest, float sum) {
+  return a.sinks ? sum + expf(a.sinks[head] - largest) : sum;
+}
+
 // Stores value i of a query's softmax over part `split` of the keys, or over all keys.
 template <int dim, int splits>
 __device__ void store_attended(const Attended& a, int t, int head, int split, int i, float largest, float sum, float weighted) {
   if constexpr (splits == 1) {
-    a.out.token(t)[head * dim + i] = weighted / sum;
+    a.out.token(t)[head * dim + i] = weighted / with_sink(a, head, largest, sum);
   } else {
     float* entry = a.parts + (((long long)t * a.heads + head) * splits + split) * (dim + 2);
     entry[2 + i] = weighted;
@@ -226,7 +231,9 @@ __device__ void combine_parts(const Attended& a, const u64* position, int tokens
   float* out = a.out.token(blockIdx.y) + blockIdx.x * dim;
   for (int i = threadIdx.x; i < dim; i += blockDim.x) {
     Softmaxes<float, dim, 1, 1>::merge_entries(parts, splits, dim + 2, i,
-                                               [&](float, float sum, float x) { out[i] = x / sum; });
+                                               [&](float largest, float sum, float x) {
+                                                 out[i] = x / with_sink(a, blockIdx.x, largest, sum);
+                                               });
   }
   if (retains && (int)blockIdx.x < a.kv_heads) cache<E, dim, retains>(a, position, tokens);
 }

@@ -301,6 +301,7 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
     for (int distance = 1; distance < 4; distance *= 2) sum[row] += __shfl_xor_sync(all_lanes, sum[row], distance);
     int t = token + 8 * row;
     if (t > last_token) continue;
+    if (a.sinks) sum[row] += exp2f(log2_e * a.sinks[head] - largest[row]);
     float* out = a.out.token(t) + head * dim;
 #pragma unroll
     for (int n = 0; n < depth / 8; n++) {

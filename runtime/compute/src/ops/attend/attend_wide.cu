@@ -94,6 +94,7 @@ __device__ void attend_wide(Attended a, const u64* position, int tokens) {
     float all = sum[m][which];
     for (int distance = 1; distance < 4; distance *= 2) all += __shfl_xor_sync(all_lanes, all, distance);
     if (t > last_token) continue;
+    if (a.sinks) all += exp2f(log2_e * a.sinks[head] - largest[m][which]);
     float* out = a.out.token(t) + head * dim;
 #pragma unroll
     for (int n = 0; n < 2 * own_tiles; n++) {

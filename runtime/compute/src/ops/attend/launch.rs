@@ -72,6 +72,7 @@ impl DeviceOp for Attend {
             out: launches.rows(self.out),
             keys: launches.state_address(self.keys),
             values: launches.state_address(self.values),
+            sinks: launches.optional_address(self.sinks.as_ref())?,
             scale: self.scale,
             heads: self.heads as i32,
             kv_heads: self.kv_heads as i32,

@@ -16,6 +16,7 @@ use super::{Access, Op};
 use crate::operands::View;
 use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
+use crate::weights::Vector;
 
 /// Attention with grouped key and value heads.
 pub struct Attend {
@@ -36,6 +37,8 @@ pub struct Attend {
     /// The state tensor of the cached values, of the same shape. Keys that are also the values use one state tensor for both, as
     /// they use one view.
     pub values: usize,
+    /// For each query head, the score of a sink, which has a weight in the softmax but no value; `None` for no sinks.
+    pub sinks: Option<Vector>,
     /// Retention of tokens that leave the window.
     pub eviction: Option<Eviction>,
     /// Outputs `[heads, head_dim]`.
@@ -77,6 +80,10 @@ impl Op for Attend {
         rules.width("v", self.v, self.k.width);
         rules.width("q", self.q, self.heads * self.head_dim());
         rules.width("out", self.out, self.heads * self.head_dim());
+        let sinks = self.sinks.as_ref().map_or(self.heads, |sinks| sinks.len());
+        rules.holds(sinks == self.heads, || {
+            format!("{sinks} sinks for {} query heads", self.heads)
+        });
         rules.state(self.keys, &[heads, None, dim]);
         rules.state(self.values, &[heads, None, dim]);
         if let Some(eviction) = &self.eviction {

@@ -282,6 +282,7 @@ __device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64
       softmaxes.add(0, count, set, a.scale, all);
       softmaxes.add(0, seen, segment, a.scale, all);
       softmaxes.merge(shared_memory<float>(), [&](int g, int i, float largest, float sum, float weighted) {
+        sum = with_sink(a, first_head + g, largest, sum);
         a.out.token(t)[(first_head + g) * dim + i] = weighted / sum;
         if (i == 0) {
           totals[(part + g) * 2] = largest;

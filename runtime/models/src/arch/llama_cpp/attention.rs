@@ -46,6 +46,7 @@ pub(super) fn attention(keys: &Keys, block: usize) -> Result<Attention> {
         rope_scaling: scaling(keys, turned)?,
         bias: has("attn_q.bias") || has("attn_qkv.bias"),
         out_bias: has("attn_output.bias"),
+        sinks: has("attn_sinks.weight"),
         ..Attention::default()
     })
 }
@@ -73,6 +74,7 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
         ("mixer.o_proj", "attn_output"),
         ("mixer.q_norm", "attn_q_norm"),
         ("mixer.k_norm", "attn_k_norm"),
+        ("mixer.sinks", "attn_sinks"),
     ]);
     let rotary = match (pairs, attention.rope_theta) {
         (Pairs::Neighbours, Some(_)) => Take::Halves {

@@ -117,5 +117,11 @@ pub(super) fn expert_names(keys: &Keys, block: usize, experts: &ExpertsSpec) -> 
             half(width..2 * width),
         ));
     }
+    let fused = experts.gated && !keys.has_tensor(&format!("blk.{block}.ffn_gate_shexp.weight"));
+    if let Some(SharedSpec { intermediate, .. }) = experts.shared.filter(|_| fused) {
+        let half = |ours, rows| Name::of_rows(ours, "ffn_up_shexp", rows);
+        names.push(half("ffn_gate_shexp", 0..intermediate));
+        names.push(half("ffn_up_shexp", intermediate..2 * intermediate));
+    }
     names
 }

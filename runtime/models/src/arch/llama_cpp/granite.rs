@@ -1,5 +1,5 @@
 //! Granite and Bamba: Mamba-2, attention, multipliers, dense networks or mixtures of experts (llama.cpp
-//! `src/models/granite-hybrid.cpp`, `granite.cpp`, `granite-moe.cpp`; `conversion/granite.py`). A hybrid whose layers are all
+//! `src/models/granite-hybrid.cpp`, `granite.cpp`, `granite-moe.cpp`, `granite-swa.cpp`; `conversion/granite.py`). A hybrid whose layers are all
 //! attention is written as a Transformer.
 
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use super::feed_forward::{Mixture, dense, expert_names, experts};
 use super::mamba::{mamba2_mixer, mamba2_names};
 use super::names::Name;
 use super::{Description, Family, Keys, layer, model};
+use crate::arch::granite_swa::PATTERN;
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
 use crate::lowering::Sublayer;
@@ -17,9 +18,12 @@ use crate::model::{LayerSpec, ModelSpec};
 use crate::ops::Router;
 
 pub(super) const FAMILY: Family = Family {
-    architectures: &["granite", "granitemoe", "granitehybrid"],
+    architectures: &["granite", "granitemoe", "granitehybrid", WINDOWED],
     read,
 };
+
+/// Granite's Transformers with windows, dense or with experts.
+const WINDOWED: &str = "granite_swa";
 
 fn read(keys: &Keys) -> Result<Description> {
     let intermediate = keys.per_layer("feed_forward_length")?;
@@ -77,9 +81,24 @@ fn scaled_attention(keys: &Keys, block: usize) -> Result<Attention> {
         softmax_scale: (scale != 0.0).then_some(scale),
         ..attention::attention(keys, block)?
     };
+    let attention = Attention {
+        window: window(keys, block)?,
+        ..attention
+    };
     Ok(if keys.bool_or("rope.scaling.finetuned", true)? {
         attention
     } else {
         attention::unturned(attention)
     })
+}
+
+/// The window of block `block`, if it has one.
+fn window(keys: &Keys, block: usize) -> Result<Option<usize>> {
+    if keys.architecture() != WINDOWED {
+        return Ok(None);
+    }
+    let listed = keys.optional_flags("attention.sliding_window_pattern")?;
+    let slides = listed.map_or(!block.is_multiple_of(PATTERN), |slides| slides[block]);
+    let window = keys.usize_or("attention.sliding_window", 0)?;
+    Ok((slides && window > 0).then_some(window))
 }

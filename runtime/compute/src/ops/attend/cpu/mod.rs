@@ -8,7 +8,7 @@ use half::f16;
 
 use super::Attend;
 use super::retain::{Eviction, Policy};
-use crate::cpu::{Buffers, Frame, Shared, SharedArena};
+use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;
 use crate::ops::softmax::{Element, Running, TILE};
@@ -178,6 +178,12 @@ impl<E: Element> HeadTask<'_, E> {
                 }
             }
             self.attend_window(queries.clone(), running, tile);
+            if let Some(sinks) = &self.attend.sinks {
+                let entries = running.chunks_exact_mut(dim + 2).enumerate();
+                for (i, entry) in entries.take(queries.len() * group) {
+                    entry[1] += simd::exp(sinks[self.query_head(i % group)] - entry[0]);
+                }
+            }
             if let Some(eviction) = &self.attend.eviction
                 && let Policy::Attention(scores) = &eviction.policy
             {
@@ -374,6 +380,7 @@ mod tests {
             scale: 0.7,
             keys: 0,
             values: 1,
+            sinks: None,
             eviction: None,
             out: View::whole(1, width),
         }
@@ -394,6 +401,34 @@ mod tests {
         let widths = [stride, width];
         let mut rig = Rig::new(&op, &widths, &[tensor, tensor]);
         rig.read(chunks, fill, View::whole(1, width)).0
+    }
+
+    #[test]
+    fn a_sink_takes_its_share_of_the_weights() {
+        let read = |sinks: Option<[f32; HEADS]>| {
+            let op = Attend {
+                sinks: sinks.map(|sinks| sinks.to_vec().into()),
+                ..attend(1)
+            };
+            let tensor = (StateDtype::F32, &[1, WINDOW, DIM][..]);
+            let widths = [(HEADS + 2) * DIM, HEADS * DIM];
+            let mut rig = Rig::new(&op, &widths, &[tensor, tensor]);
+            // Equal keys: each of the first token's scores is zero.
+            let fill = |buffer: usize, _: usize, row: &mut [f32]| {
+                row.fill(0.0);
+                if buffer == 0 {
+                    row[(HEADS + 1) * DIM..].fill(1.0);
+                }
+            };
+            rig.read(&[1], fill, View::whole(1, HEADS * DIM)).0
+        };
+        assert_eq!(read(None), [1.0; HEADS * DIM]);
+        // Against one key of score zero, a sink of ln(3) takes three quarters; scores far apart do not overflow.
+        let found = read(Some([0.0, 3f32.ln(), -200.0, 200.0, 0.0]));
+        let expected = [0.5, 0.25, 1.0, 0.0, 0.5];
+        for (found, expected) in found.chunks(DIM).zip(expected) {
+            assert!(found.iter().all(|x| (x - expected).abs() < 1e-6));
+        }
     }
 
     #[test]
