@@ -45,6 +45,7 @@ FAMILIES = [
     ("RecurrentGemma", "google/recurrentgemma-2b", ["hf_recurrent_gemma"], []),
     ("Gemma 3 text", "google/gemma-3-1b-it", ["hf_gemma3"], []),
     ("Llama, Qwen2, Qwen3, SmolLM3", "HuggingFaceTB/SmolLM3-3B", ["hf_llama", "hf_qwen3", "hf_smollm3"], []),
+    ("Muse Glimmer", "Muse-Glimmer-30B", ["hf_muse_glimmer"], ["muse-glimmer-f16"]),
     ("Qwen3 mixtures, Mellum 2", "Qwen/Qwen3-30B-A3B", ["hf_mellum_mtp"], ["mellum-f16"]),
     ("Zamba2", "Zyphra/Zamba2-1.2B", ["hf_zamba2", "hf_zamba2_bias"], []),
 ]

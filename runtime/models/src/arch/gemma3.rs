@@ -38,7 +38,7 @@ pub(super) const WITH_IMAGES: Family = Family {
 };
 
 /// The checkpoint's name for one of our tensors, in a text-only model.
-fn their_name(name: &str) -> String {
+pub(super) fn their_name(name: &str) -> String {
     let norms = [
         (".post_attention_norm.", ".post_attention_layernorm."),
         (".ffn_norm.", ".pre_feedforward_layernorm."),

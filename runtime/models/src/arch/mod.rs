@@ -34,6 +34,7 @@ mod llama_cpp_vocab_tests;
 mod mamba;
 mod minicpm_sala;
 mod minimax;
+mod muse_glimmer;
 mod nemotron_h;
 mod olmo_hybrid;
 mod open;
@@ -98,6 +99,7 @@ const FAMILIES: &[Family] = &[
     mamba::SAMBA,
     minicpm_sala::FAMILY,
     minimax::FAMILY,
+    muse_glimmer::FAMILY,
     nemotron_h::FAMILY,
     olmo_hybrid::FAMILY,
     qwen3_moe::MELLUM,

@@ -178,6 +178,12 @@ pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
     Ok(Tensor::new(&F32, shape.to_vec(), Bytes::copy_from(&data)?)?)
 }
 
+/// A vector of `length` equal numbers: the gains of a norm that has no weights.
+pub(super) fn filled(length: usize, number: f32) -> Result<Tensor> {
+    ask_room_for_copies(&[length], 3)?;
+    from_f32(&[length], &vec![number; length])
+}
+
 /// Fails if there is not enough memory for `copies` f32 copies of a tensor.
 fn ask_room_for_copies(shape: &[usize], copies: usize) -> Result<()> {
     let bytes = F32.tensor_bytes(shape)?;

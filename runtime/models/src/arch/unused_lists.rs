@@ -15,7 +15,8 @@ pub(super) const TENSORS: &[Idle] = &[
         "buffers that follow from the configuration",
     ),
     (
-        "visual.* model.visual.* vision_tower.* model.vision_tower.* multi_modal_projector.* model.multi_modal_projector.*",
+        "visual.* model.visual.* vision_tower.* model.vision_tower.* multi_modal_projector.* model.multi_modal_projector.* \
+         model.vision_adapter.* model.vision_projection.*",
         "parts beside the language model: images",
     ),
 ];

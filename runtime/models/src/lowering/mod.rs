@@ -157,13 +157,14 @@ impl<'a> Lowering<'a> {
         self.buffers = FIRST_FREE;
         self.scope = format!("blk.{}.{scope}", self.layer);
         let [pre, post] = Sublayer::norms(scope == "mixer.");
-        let named = |is_there: bool, name: &str| {
+        let named = |is_there: bool, name: &str, eps: Option<f32>| {
             let name = format!("blk.{}.{name}", self.layer);
-            let norm = || norm(self.file, self.tensors, &name, kind, self.norm_eps);
+            let eps = eps.unwrap_or(self.norm_eps);
+            let norm = || norm(self.file, self.tensors, &name, kind, eps);
             is_there.then(norm).transpose()
         };
-        self.pre_norm = named(sublayer.pre_norm, pre)?;
-        self.post_norm = named(sublayer.post_norm, post)?;
+        self.pre_norm = named(sublayer.pre_norm, pre, None)?;
+        self.post_norm = named(sublayer.post_norm, post, sublayer.post_norm_eps)?;
         let stream = *self.stream;
         if self.pre_norm.is_none() && stream != 1.0 {
             return Err(Error::Config {

@@ -24,6 +24,9 @@ pub struct Sublayer {
     pub pre_norm: bool,
     /// Whether a norm comes after f.
     pub post_norm: bool,
+    /// Epsilon of the norm after f; `None` for the model's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub post_norm_eps: Option<f32>,
     /// Factor of the added term.
     pub multiplier: f32,
     /// Factor of the normed input in models where it replaces the residual stream: `x = normed_residual n + multiplier f(n)`
@@ -37,6 +40,7 @@ impl Default for Sublayer {
         Sublayer {
             pre_norm: true,
             post_norm: false,
+            post_norm_eps: None,
             multiplier: 1.0,
             normed_residual: None,
         }

@@ -126,6 +126,13 @@ impl LayerSpec {
                 let found = format!("multiplier {}", sublayer.multiplier);
                 return Err(wrong(&format!(".{key}"), found, "a finite number"));
             }
+            if let Some(eps) = sublayer
+                .post_norm_eps
+                .filter(|eps| eps.is_nan() || *eps < 0.0)
+            {
+                let found = format!("post_norm_eps {eps}");
+                return Err(wrong(&format!(".{key}"), found, "a number of 0 or more"));
+            }
             let fits = |&x: &f32| x.is_finite() && x > 0.0 && sublayer.pre_norm;
             if let Some(x) = sublayer.normed_residual.filter(|x| !fits(x)) {
                 let expected = "a positive number, and a norm before the sublayer";

@@ -84,8 +84,10 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
         _ => Take::Whole,
     };
     // In the file, each query head may be followed by its gate.
+    let own_gate = keys.has_tensor(&format!("blk.{block}.attn_gate.weight"));
+    let gate_in_q = gate && !own_gate;
     let part = |part| Take::Groups { count: heads, part };
-    let queries = if gate {
+    let queries = if gate_in_q {
         part(0..head_dim)
     } else {
         rotary.clone()
@@ -95,12 +97,14 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
         ("mixer.k_proj", "attn_k", rotary),
         ("mixer.v_proj", "attn_v", Take::Whole),
     ];
-    if gate {
+    if gate_in_q {
         let gates = part(head_dim..2 * head_dim);
         projections.push(("mixer.g_proj", "attn_q", gates));
+    } else if gate {
+        names.push(Name::new("mixer.g_proj", "attn_gate", Take::Whole));
     }
     // The rows of each projection in the shared tensor.
-    let query_rows = heads * head_dim * if gate { 2 } else { 1 };
+    let query_rows = heads * head_dim * if gate_in_q { 2 } else { 1 };
     let kv_rows = kv_heads * head_dim;
     let rows = |theirs: &str| match theirs {
         "attn_q" => 0..query_rows,

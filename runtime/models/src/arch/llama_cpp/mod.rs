@@ -19,6 +19,7 @@ mod kimi_linear;
 mod lfm2;
 mod mamba;
 mod minimax;
+mod muse_glimmer;
 mod names;
 mod nemotron_h;
 mod qwen35;
@@ -34,6 +35,7 @@ use waterline_quant::gguf::Gguf;
 use waterline_quant::{BF16_IN_BF16, F16_IN_F16, NVFP4, PTQ1_0, Tensor, nvfp4_with_scales};
 
 use crate::arch::coverage::Coverage;
+use crate::arch::tensors::filled;
 use crate::error::{Error, Result};
 use crate::feed_forward::FeedForward;
 use crate::mixers::Mixer;
@@ -66,6 +68,7 @@ const FAMILIES: &[Family] = &[
     lfm2::FAMILY,
     mamba::FAMILY,
     minimax::FAMILY,
+    muse_glimmer::FAMILY,
     nemotron_h::FAMILY,
     qwen35::FAMILY,
     qwen3_moe::FAMILY,
@@ -80,6 +83,8 @@ struct Description {
     places: Vec<Place>,
     /// Names of tensors outside the layers that differ from ours.
     whole: &'static [(&'static str, &'static str)],
+    /// Our names of gains that no file stores, since they are one.
+    ones: &'static [&'static str],
 }
 
 /// Where the tensors of a layer are.
@@ -101,6 +106,7 @@ impl Description {
             spec,
             places,
             whole: &[],
+            ones: &[],
         }
     }
 
@@ -170,6 +176,11 @@ pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     let mut tensors = Tensors::new();
     let mut coverage = Coverage::default();
     for weight in description.spec.weights() {
+        if description.ones.contains(&weight.name.as_str()) {
+            let ones = filled(weight.len(), 1.0)?;
+            tensors.insert(weight.name, ones);
+            continue;
+        }
         let (stored, name) = description.find(&weight.name);
         let whole = with_scale(gguf, &stored, gguf.tensor(&stored)?)?;
         let values = whole.len();

@@ -115,5 +115,6 @@ fn read(keys: &Keys) -> Result<Description> {
         spec,
         places,
         whole: &[],
+        ones: &[],
     })
 }

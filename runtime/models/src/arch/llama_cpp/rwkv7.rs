@@ -125,5 +125,6 @@ fn read(keys: &Keys) -> Result<Description> {
         spec,
         places,
         whole: &[],
+        ones: &[],
     })
 }
