@@ -47,6 +47,7 @@ pub use formats::f16::{F16, F16_IN_F16};
 pub use formats::f32::F32;
 pub use formats::f64::F64;
 pub use formats::iq4_nl::IQ4_NL;
+pub use formats::mxfp4::MXFP4;
 pub use formats::nvfp4::{NVFP4, NVFP4S, nvfp4_with_scales};
 pub use formats::q1_0::Q1_0;
 pub use formats::q2_0::{PQ2_0, Q2_0};

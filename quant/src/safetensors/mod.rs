@@ -1,5 +1,6 @@
 //! Checkpoints in the safetensors format: one file, or multiple files with an index, as model hubs store them.
 
+mod blocks;
 mod foreign;
 mod names;
 mod quantized;
@@ -17,6 +18,7 @@ use crate::json::{ask_room_for_json, read_json, values_at_most};
 use crate::regular_file::read_file;
 use crate::storage::{Bytes, FileAccess, Tensor};
 use crate::{BF16, F16, F32, Format};
+use blocks::Blocks;
 use quantized::Packing;
 
 const SINGLE: &str = "model.safetensors";
@@ -50,6 +52,8 @@ struct Entry {
     data: Bytes,
     /// How the values are stored, if they are quantized.
     packing: Option<Packing>,
+    /// The scales of a tensor in blocks of MXFP4.
+    blocks: Option<Blocks>,
     /// Whether the values have been read.
     used: AtomicBool,
 }
@@ -105,6 +109,7 @@ impl Checkpoint {
 
     /// Identifies the quantized tensors among the tensors of all files.
     fn complete(mut self) -> Result<Checkpoint> {
+        blocks::attach(&mut self.entries)?;
         quantized::attach(&mut self.entries)?;
         Ok(self)
     }
@@ -163,6 +168,7 @@ impl Checkpoint {
                         shape: info.shape.clone(),
                         data: bytes.slice(start + from..start + to),
                         packing: None,
+                        blocks: None,
                         used: AtomicBool::new(false),
                     },
                 );
@@ -213,7 +219,7 @@ impl Checkpoint {
         self.find(name).map(|entry| &entry.shape[..])
     }
 
-    /// Returns the tensor `name` as floats, decoded if it is quantized. Floats are not copied if they are aligned in the file.
+    /// Returns the tensor `name` as floats, decoded if it is quantized, or in MXFP4 if it is stored in such blocks. Floats are not copied if they are aligned in the file.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let tensor = self.decoded(name)?;
         self.record(name, tensor.len());
@@ -224,6 +230,9 @@ impl Checkpoint {
         let entry = self.entry(name)?;
         if let Some(packing) = &entry.packing {
             return packing.decode(name, entry);
+        }
+        if let Some(blocks) = &entry.blocks {
+            return blocks.repack(entry);
         }
         let format: &'static Format = match entry.dtype {
             Dtype::F32 => &F32,

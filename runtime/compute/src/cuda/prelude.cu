@@ -244,6 +244,7 @@ __device__ inline float activate(int function, float x) {
     case GELU: return x * sigmoid(2.0f * 0.7978846f * x * (1.0f + 0.044715f * x * x));
     case ELU_PLUS_ONE: return x > 0.0f ? x + 1.0f : expf(x);
     case GELU_ERF: return 0.5f * x * (1.0f + erff(0.70710678f * x));
+    case SOFTPLUS: return softplus(x);
     default: return x;
   }
 }
@@ -265,6 +266,7 @@ __device__ __noinline__ float4 activate_four(int function, float4 x) {
     case GELU: return activate_each<GELU>(x);
     case ELU_PLUS_ONE: return activate_each<ELU_PLUS_ONE>(x);
     case GELU_ERF: return activate_each<GELU_ERF>(x);
+    case SOFTPLUS: return activate_each<SOFTPLUS>(x);
     default: return x;
   }
 }

@@ -32,6 +32,8 @@ device_enum! {
         EluPlusOne,
         /// `x Phi(x)`.
         GeluErf,
+        /// `ln(1 + e^x)`.
+        Softplus,
     }
 }
 
@@ -56,6 +58,7 @@ impl Activation {
             Activation::Relu => map(values, |x| x.max(0.0)),
             Activation::SquaredRelu => map(values, |x| x.max(0.0) * x.max(0.0)),
             Activation::Gelu => map(values, gelu),
+            Activation::Softplus => map(values, simd::softplus),
             Activation::GeluErf => map(values, |x| 0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2))),
             Activation::EluPlusOne => {
                 map(values, |x| if x > 0.0 { x + 1.0 } else { simd::exp(x) });
@@ -133,10 +136,13 @@ mod tests {
                 0.5 + density * series.0
             }
         };
-        let definitions: [(Activation, &dyn Fn(f64) -> f64); 8] = [
+        let definitions: [(Activation, &dyn Fn(f64) -> f64); 9] = [
             (Activation::Silu, &|x| x * sigmoid(x)),
             (Activation::Sigmoid, &sigmoid),
             (Activation::LogSigmoid, &|x| -(-x).exp().ln_1p()),
+            (Activation::Softplus, &|x| {
+                x.max(0.0) + (-x.abs()).exp().ln_1p()
+            }),
             (Activation::Relu, &|x| x.max(0.0)),
             (Activation::SquaredRelu, &|x| x.max(0.0).powi(2)),
             (Activation::GeluErf, &|x| x * normal(x)),

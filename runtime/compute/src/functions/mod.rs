@@ -1,10 +1,12 @@
 //! Functions that ops apply to a token's values before and after their products: activations, norms, gates.
 
 mod activation;
+mod clamped;
 mod norm;
 
 pub use activation::Activation;
 pub(crate) use activation::log_sigmoid;
+pub use clamped::ClampedUnit;
 pub use norm::Norm;
 
 use crate::operands::View;

@@ -173,6 +173,7 @@ fn experts(config: &Config) -> Result<ExpertsSpec> {
         chosen: number("num_experts_per_tok", "num_experts_per_token", 8)?,
         intermediate,
         router: Router {
+            softcap: None,
             scoring: Scoring::Sigmoid,
             normalize: normalize.then_some(SCORE_EPS),
             scale: config.f32_or("routed_scaling_factor", 2.5)?,

@@ -17,6 +17,19 @@ pub(super) fn is_sparse(config: &Config, layer: usize, experts: usize) -> Result
     Ok(experts > 0 && (layer + 1).is_multiple_of(step) && !is_plain)
 }
 
+/// Whether a layer has a mixture of experts, if the configuration lists the kinds of the layers' networks.
+pub(super) fn is_listed_sparse(config: &Config, layer: usize) -> Result<Option<bool>> {
+    const KEY: &str = "mlp_layer_types";
+    if config.object().get(KEY).is_none_or(|kinds| kinds.is_null()) {
+        return Ok(None);
+    }
+    match config.array(KEY)?.get(layer).and_then(|kind| kind.as_str()) {
+        Some("sparse") => Ok(Some(true)),
+        Some("dense") => Ok(Some(false)),
+        _ => Err(config.wrong(KEY, "sparse or dense for every layer")),
+    }
+}
+
 /// Names in a checkpoint, relative to the layer.
 pub(super) struct ExpertNames {
     /// Prefix of all names except the shared expert's.

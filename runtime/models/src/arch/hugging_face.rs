@@ -1,4 +1,4 @@
-//! Transformers as saved by the transformers library: Llama, Mistral, Qwen2, Qwen3, SmolLM3.
+//! Transformers as saved by the transformers library: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM3.
 
 use std::sync::Arc;
 
@@ -7,9 +7,18 @@ use crate::error::Result;
 use crate::feed_forward::MlpSpec;
 use crate::mixers::Attention;
 use crate::model::{LayerSpec, ModelSpec};
+use crate::ops::Growth;
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["llama", "mistral", "qwen2", "qwen3", "smollm3"],
+    model_types: &[
+        "llama",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+    ],
     spec,
     tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name, "self_attn"))?),
 };
@@ -91,6 +100,7 @@ pub(super) fn attention(config: &Config) -> Result<Attention> {
         rope_theta: positions.rope_theta,
         rope_dim: positions.rope_dim,
         rope_scaling: positions.rope_scaling,
+        query_growth: positions.query_growth,
         ..attention
     })
 }
@@ -137,6 +147,8 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
         None => config.optional_f32(key),
     };
     let usual = match config.string("model_type")? {
+        "gpt_oss" => 1.5e5,
+        "ministral3" => 1e6,
         "smollm3" => 2e6,
         _ => 1e4,
     };
@@ -149,8 +161,26 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
             Some(nested) => rotary::scaling(nested, config)?,
             None => None,
         },
+        query_growth: match &nested {
+            Some(nested) if config.string("model_type")? == "ministral3" => growth(nested)?,
+            _ => None,
+        },
         ..Attention::default()
     })
+}
+
+/// The growth of queries with their positions, from an object of the configuration.
+fn growth(rope: &Config) -> Result<Option<Growth>> {
+    const PERIOD: &str = "original_max_position_embeddings";
+    let Some(rate) = rope.optional_f32("llama_4_scaling_beta")? else {
+        return Ok(None);
+    };
+    let period = rope.usize(PERIOD)?;
+    let period = u32::try_from(period).ok().filter(|&period| period > 0);
+    Ok(Some(Growth {
+        rate,
+        period: period.ok_or_else(|| rope.wrong(PERIOD, "a number of 1 or more"))?,
+    }))
 }
 
 /// The attention with the layer's own base of rotary positions, if the configuration lists one for each layer; 0 means no positions.
@@ -195,7 +225,8 @@ fn window(config: &Config, layer: usize) -> Result<Option<usize>> {
         return Ok(None);
     };
     let slides = match config.string("model_type")? {
-        "mistral" => true,
+        "mistral" | "ministral3" => true,
+        "ministral" => slides_by_list(config, layer)?.unwrap_or(true),
         "qwen2" | "qwen3" => {
             config.bool_or("use_sliding_window", false)?
                 && match slides_by_list(config, layer)? {

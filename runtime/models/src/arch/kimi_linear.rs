@@ -155,6 +155,7 @@ fn experts(config: &Config) -> Result<ExpertsSpec> {
         chosen: config.usize_or("num_experts_per_token", 8)?,
         intermediate,
         router: Router {
+            softcap: None,
             scoring: Scoring::Sigmoid,
             normalize: normalize.then_some(SCORE_EPS),
             scale: config.f32_or("routed_scaling_factor", 1.0)?,

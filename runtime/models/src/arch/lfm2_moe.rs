@@ -44,6 +44,7 @@ fn experts(config: &Config) -> Result<ExpertsSpec> {
         chosen: config.usize("num_experts_per_tok")?,
         intermediate: config.usize("moe_intermediate_size")?,
         router: Router {
+            softcap: None,
             scoring: Scoring::Sigmoid,
             normalize: normalize.then_some(SUM_EPS),
             scale: config.f32_or("routed_scaling_factor", 1.0)?,

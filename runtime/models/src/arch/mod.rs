@@ -15,6 +15,7 @@ mod fla_slots;
 #[cfg(test)]
 mod flag_tests;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod granite_swa;
 mod hugging_face;
@@ -22,6 +23,7 @@ mod hybrid;
 mod jamba;
 mod key_lists;
 mod kimi_linear;
+mod laguna;
 mod lara_mini;
 mod lfm2;
 mod lfm2_moe;
@@ -85,12 +87,14 @@ const FAMILIES: &[Family] = &[
     fla::FAMILY,
     gemma3::FAMILY,
     gemma3::WITH_IMAGES,
+    gpt_oss::FAMILY,
     granite::DENSE,
     granite::FAMILY,
     granite_swa::FAMILY,
     hugging_face::FAMILY,
     jamba::FAMILY,
     kimi_linear::FAMILY,
+    laguna::FAMILY,
     lara_mini::FAMILY,
     lfm2::FAMILY,
     lfm2_moe::FAMILY,

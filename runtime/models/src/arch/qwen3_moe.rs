@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::experts::{ExpertNames, is_sparse};
+use super::experts::{ExpertNames, is_listed_sparse, is_sparse};
 use super::hugging_face::{
-    attention, attention_without_positions, mlp, model, norm_eps, slides_by_list, tensor_name,
+    attention, attention_without_positions, mlp, model, norm_eps, tensor_name,
 };
-use super::{Config, Family, rotary};
+use super::rotary::of_kind;
+use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::mixers::Attention;
@@ -40,9 +41,17 @@ pub(super) const MELLUM: Family = Family {
     model_types: &["mellum"],
     spec: |config| {
         let experts = experts(config, config.usize_or("num_local_experts", 64)?)?;
+        let attention = Attention {
+            head_norm_eps: Some(norm_eps(config)?),
+            ..attention_without_positions(config)?
+        };
         let layers = (0..config.layers()?).map(|layer| {
-            let ffn = feed_forward(config, experts, is_listed(config, layer)?)?;
-            Ok(block(windowed(config, layer)?, ffn))
+            let ffn = feed_forward(
+                config,
+                experts,
+                is_listed_sparse(config, layer)?.unwrap_or(true),
+            )?;
+            Ok(block(of_kind(config, layer, attention.clone())?, ffn))
         });
         model(config, layers.collect::<Result<_>>()?)
     },
@@ -78,40 +87,5 @@ fn experts(config: &Config, experts: usize) -> Result<ExpertsSpec> {
         intermediate: config.usize("moe_intermediate_size")?,
         router: Router::softmax(config.bool_or("norm_topk_prob", false)?),
         ..ExpertsSpec::default()
-    })
-}
-
-/// Whether a layer of Mellum has a mixture of experts.
-fn is_listed(config: &Config, layer: usize) -> Result<bool> {
-    const KEY: &str = "mlp_layer_types";
-    if config.object().get(KEY).is_none_or(|kinds| kinds.is_null()) {
-        return Ok(true);
-    }
-    match config.array(KEY)?.get(layer).and_then(|kind| kind.as_str()) {
-        Some("sparse") => Ok(true),
-        Some("dense") => Ok(false),
-        _ => Err(config.wrong(KEY, "sparse or dense for every layer")),
-    }
-}
-
-/// The attention of a layer of Mellum, with the window and the rotary positions of the layer's kind.
-fn windowed(config: &Config, layer: usize) -> Result<Attention> {
-    let window = config.optional_usize("sliding_window")?;
-    let (kind, window) = match slides_by_list(config, layer)? {
-        Some(true) => ("sliding_attention", window),
-        _ => ("full_attention", None),
-    };
-    let expected = "rotary positions for each kind of layer";
-    let rope = config.child("rope_parameters")?;
-    let rope = rope.ok_or_else(|| config.wrong("rope_parameters", expected))?;
-    let rope = rope
-        .child(kind)?
-        .ok_or_else(|| rope.wrong(kind, expected))?;
-    Ok(Attention {
-        window,
-        head_norm_eps: Some(norm_eps(config)?),
-        rope_theta: Some(rope.f32_or("rope_theta", 10000.0)?),
-        rope_scaling: rotary::scaling(&rope, config)?,
-        ..attention_without_positions(config)?
     })
 }

@@ -1,8 +1,9 @@
 //! Reads how configurations stretch rotary frequencies.
 
 use super::Config;
+use super::hugging_face::slides_by_list;
 use crate::error::Result;
-use crate::mixers::RopeScaling;
+use crate::mixers::{Attention, RopeScaling};
 
 /// Reads the scaling from `rope`, an object of the configuration `config`.
 ///
@@ -40,6 +41,46 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
         )),
         _ => Err(rope.wrong(key, "default, linear, llama3, yarn, dynamic or longrope")),
     }
+}
+
+/// The attention of layer `layer`, with the window and the rotary positions of the layer's kind: `rope_parameters` has an entry for each
+/// kind. The reference looks for `truncate` beside these entries, whatever they hold.
+pub(super) fn of_kind(config: &Config, layer: usize, attention: Attention) -> Result<Attention> {
+    let window = config.optional_usize("sliding_window")?;
+    let (kind, window) = match slides_by_list(config, layer)? {
+        Some(true) => ("sliding_attention", window),
+        _ => ("full_attention", None),
+    };
+    let expected = "rotary positions for each kind of layer";
+    let all = config.child("rope_parameters")?;
+    let all = all.ok_or_else(|| config.wrong("rope_parameters", expected))?;
+    let rope = all.child(kind)?.ok_or_else(|| all.wrong(kind, expected))?;
+    let share = rope.optional_f32("partial_rotary_factor")?;
+    let scaling = match scaling(&rope, config)? {
+        Some(RopeScaling::Yarn {
+            factor,
+            fast,
+            slow,
+            trained,
+            magnitude,
+            whole: _,
+        }) => Some(RopeScaling::Yarn {
+            factor,
+            fast,
+            slow,
+            trained,
+            magnitude,
+            whole: all.bool_or("truncate", true)?,
+        }),
+        other => other,
+    };
+    Ok(Attention {
+        window,
+        rope_theta: Some(rope.f32_or("rope_theta", 10000.0)?),
+        rope_dim: share.map(|share| (attention.head_dim as f32 * share) as usize),
+        rope_scaling: scaling,
+        ..attention
+    })
 }
 
 /// A number above zero, if the key is there.

@@ -2,23 +2,23 @@
 //!
 //! With x the normed input of a layer:
 //! ```text
-//! s = softmax(W_r x) or sigmoid(W_r x)                          [experts]
+//! s = softmax(z) or sigmoid(z), z = W_r x (+ bias), or cap tanh(z / cap)     [experts]
 //! the experts with the largest s + b are chosen (of the best groups); w = scale s / sum s of the chosen, if normalised
 //! y = sum_e w_e down_e(act(gate_e x) * up_e x) + sigmoid(g x) shared(x)
 //! ```
 //! The experts may work between two shared projections, `y = out(sum_e w_e expert_e(in x))`, and may lack gates:
-//! `down_e(act(up_e x))`. Softmax over the chosen logits equals softmax over all logits, normalised.
+//! `down_e(act(up_e x))`. Their matrices may have biases, and a clamped unit may replace `act(gate_e x) * up_e x`. Softmax over the chosen logits equals softmax over all logits, normalised.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::config::{LARGEST, in_short};
 use crate::error::Result;
-use crate::functions::{Activation, OutputOp};
+use crate::functions::{Activation, ClampedUnit, OutputOp};
 use crate::lowering::Lowering;
 use crate::mixers::Mismatch;
 use crate::operands::{RESIDUAL, View};
-use crate::ops::{Expert, Experts, Route, Router, SharedExpert};
+use crate::ops::{Expert, ExpertBiases, Experts, Route, Router, SharedExpert};
 use crate::weights::WeightSpec;
 
 /// Hyperparameters.
@@ -36,16 +36,29 @@ pub struct ExpertsSpec {
     /// Whether a bias is added to the scores for the choice.
     #[serde(default)]
     pub bias: bool,
+    /// Whether the router's logits have a bias, which the weights depend on too.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub router_bias: bool,
+    /// Whether the matrices of the experts, except the shared one's, have biases.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub expert_biases: bool,
     /// Whether experts have gates.
     pub gated: bool,
     /// Activation of the gate; without gates, of the first product.
     pub activation: Activation,
+    /// The gated unit that replaces the activation and its product with the gated values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamped: Option<ClampedUnit>,
     /// Width of the experts' inputs and outputs, if they work between two shared projections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<usize>,
     /// The expert that every token passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedSpec>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The expert that every token passes.
@@ -67,8 +80,11 @@ impl Default for ExpertsSpec {
             intermediate: 0,
             router: Router::softmax(true),
             bias: false,
+            router_bias: false,
+            expert_biases: false,
             gated: true,
             activation: Activation::Silu,
+            clamped: None,
             latent: None,
             shared: None,
         }
@@ -104,6 +120,14 @@ impl ExpertsSpec {
             || "a gated shared expert together with projected experts".into(),
             "experts and a shared expert without gates",
         )?;
+        let cap = self.router.softcap;
+        let unit = self.clamped.map(|unit| [unit.limit, unit.slope]);
+        let bounds = cap.into_iter().chain(unit.into_iter().flatten());
+        Mismatch::unless(
+            bounds.clone().all(|x| x.is_finite() && x > 0.0) && (self.gated || unit.is_none()),
+            || format!("softcap {cap:?} and clamped unit {unit:?}"),
+            "positive numbers, and a clamped unit only with gates",
+        )?;
         let Some(groups) = self.router.groups else {
             return Ok(());
         };
@@ -125,6 +149,9 @@ impl ExpertsSpec {
             "ffn_gate_inp.weight",
             &[self.experts, hidden],
         )];
+        if self.router_bias {
+            weights.push(WeightSpec::full("ffn_gate_inp.bias", &[self.experts]));
+        }
         if self.bias {
             weights.push(WeightSpec::full("exp_probs_b.bias", &[self.experts]));
         }
@@ -147,6 +174,16 @@ impl ExpertsSpec {
             if shared.gate {
                 let name = "ffn_gate_inp_shexp.weight";
                 weights.push(WeightSpec::full(name, &[1, hidden]));
+            }
+        }
+        if self.expert_biases {
+            let gate = self.gated.then_some(("gate", self.intermediate));
+            for (name, rows) in gate
+                .into_iter()
+                .chain([("up", self.intermediate), ("down", cols)])
+            {
+                let name = format!("ffn_{name}_exps.bias");
+                weights.push(WeightSpec::full(&name, &[self.experts, rows]));
             }
         }
         weights
@@ -208,8 +245,10 @@ impl ExpertsSpec {
             route,
             experts: self.experts,
             expert: self.expert(layer, "exps")?,
+            biases: self.biases(layer)?,
             shared,
             activation: self.activation,
+            clamped: self.clamped,
             inner: layer.buffer(inner),
             order: layer.buffer(Experts::order_width(self.chosen)),
             output,
@@ -225,6 +264,23 @@ impl ExpertsSpec {
             layer.emit(inner, finish, "ffn_down_shexp")?;
         }
         layer.emit(output, Vec::new(), "ffn_latent_out")
+    }
+
+    /// Loads the biases of the experts' matrices.
+    fn biases(&self, layer: &Lowering) -> Result<Option<ExpertBiases>> {
+        if !self.expert_biases {
+            return Ok(None);
+        }
+        let bias = |name: &str| layer.vector(&format!("ffn_{name}_exps.bias"));
+        Ok(Some(ExpertBiases {
+            gate: if self.gated {
+                Some(bias("gate")?)
+            } else {
+                None
+            },
+            up: bias("up")?,
+            down: bias("down")?,
+        }))
     }
 
     /// Loads the expert matrices whose names end in `end`.

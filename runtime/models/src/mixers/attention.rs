@@ -3,9 +3,10 @@
 //!
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head or over all heads (optional);  q, k <- rotary(position)
+//! q   <- q (1 + rate ln(1 + floor(position / period)))    (optional)
 //! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t; a sink adds exp(sink) to the
 //!       softmax's sum (optional)
-//! o   <- o sigmoid(W_g x) (optional; a gate for each value, or one for each head);  y = W_o o (+ bias)
+//! o   <- o sigmoid(W_g x) or o softplus(W_g x) (optional; a gate for each value, or one for each head);  y = W_o o (+ bias)
 //! ```
 //! Tokens that leave the window may be retained, up to a fixed number: either the tokens with the most attention from
 //! the last query (TOVA, arXiv 2401.06104), or every n-th token. Neither policy needs training.
@@ -22,7 +23,8 @@ use crate::functions::{Activation, Norm, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{
-    Attend, Eviction, Gate, HeadGroup, HeadOp, Normalize, Policy, Prepare, Rope, ScoreTensors,
+    Attend, Eviction, Gate, Growth, HeadGroup, HeadOp, Normalize, Policy, Prepare, Rope,
+    ScoreTensors,
 };
 use crate::state::{Rotary, Size, StateDtype, StateKind, StateRange, StateTensor};
 use crate::weights::WeightSpec;
@@ -58,6 +60,9 @@ pub struct Attention {
     /// Whether the gate is one value for each head.
     #[serde(default, skip_serializing_if = "is_false")]
     pub gate_per_head: bool,
+    /// The function of the gate; `None` for a sigmoid. A gate with another function has no bias.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_function: Option<Activation>,
     /// Epsilon of the norm of each head of q and k; `None` for no norm.
     pub head_norm_eps: Option<f32>,
     /// Multiplies the scores; `None` for `head_dim^-1/2`.
@@ -69,6 +74,9 @@ pub struct Attention {
     /// Whether the norms of q and k are over all heads together, with a gain for each value.
     #[serde(default, skip_serializing_if = "is_false")]
     pub norm_over_heads: bool,
+    /// The factor of the queries after their positions, which grows with the position; `None` for 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_growth: Option<Growth>,
     /// Whether each query head has a sink: a learned score with a weight in the softmax, but without a value.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sinks: bool,
@@ -156,9 +164,15 @@ impl Attention {
             "finite multipliers",
         )?;
         Mismatch::unless(
-            self.gate || !self.gate_per_head,
-            || "gate_per_head without a gate".into(),
+            self.gate || !self.gate_per_head && self.gate_function.is_none(),
+            || "gate_per_head or gate_function without a gate".into(),
             "a gate",
+        )?;
+        Mismatch::unless(
+            self.query_growth
+                .is_none_or(|growth| growth.rate.is_finite() && growth.period > 0),
+            || format!("{:?}", self.query_growth),
+            "a finite rate and a period of one token or more",
         )?;
         Mismatch::unless(
             self.window != Some(0),
@@ -240,7 +254,7 @@ impl Attention {
         gates: Vec<(View, Gate)>,
     ) -> Result<()> {
         let groups = vec![
-            self.group(layer, q, "q_norm.weight")?,
+            self.queries(layer, q)?,
             self.group(layer, k, "k_norm.weight")?,
         ];
         self.push_prepared(layer, groups, gates);
@@ -254,7 +268,7 @@ impl Attention {
         let (own_q, rest) = room.split(q.width);
         let (own_k, own_v) = rest.split(k.width);
         let mut groups = vec![
-            self.group(layer, own_q, "q_norm.weight")?,
+            self.queries(layer, own_q)?,
             self.group(layer, own_k, "k_norm.weight")?,
             HeadGroup::per_channel(own_v, None, Vec::new()),
         ];
@@ -286,6 +300,13 @@ impl Attention {
         });
     }
 
+    /// The head group of queries.
+    fn queries(&self, layer: &Lowering, view: View) -> Result<HeadGroup> {
+        let mut group = self.group(layer, view, "q_norm.weight")?;
+        group.maps.extend(self.query_growth.map(HeadOp::Grow));
+        Ok(group)
+    }
+
     /// The head group of queries or keys, with the head norm `norm` and positions if the mixer has them.
     fn group(&self, layer: &Lowering, view: View, norm: &str) -> Result<HeadGroup> {
         let mut maps = Vec::new();
@@ -303,14 +324,19 @@ impl Attention {
         })
     }
 
-    /// Multiplies each head of `out` by the sigmoid of its column of `gate`.
+    /// The function of the gate.
+    fn gate_function(&self) -> Activation {
+        self.gate_function.unwrap_or(Activation::Sigmoid)
+    }
+
+    /// Multiplies each head of `out` by the function of its column of `gate`.
     fn gate_heads(&self, layer: &mut Lowering, out: View, gate: View) {
         layer.push(Prepare {
             groups: vec![HeadGroup {
                 view: out,
                 head_dim: self.head_dim,
                 conv: None,
-                maps: vec![HeadOp::Gate(gate)],
+                maps: vec![HeadOp::Gate(gate, self.gate_function())],
             }],
             rope: None,
             gates: Vec::new(),
@@ -363,7 +389,7 @@ impl Attention {
                 self.gate_heads(layer, out, gate);
                 Vec::new()
             }
-            Some(gate) => vec![OutputOp::Gate(gate, Activation::Sigmoid)],
+            Some(gate) => vec![OutputOp::Gate(gate, self.gate_function())],
             None => Vec::new(),
         };
         layer.emit(out, finish, "o_proj")
@@ -424,7 +450,7 @@ impl Mixer for Attention {
                 width
             };
             weights.push(WeightSpec::matrix("g_proj.weight", gates, hidden));
-            if self.bias && !self.gate_per_head {
+            if self.bias && !self.gate_per_head && self.gate_function.is_none() {
                 weights.push(WeightSpec::full("g_proj.bias", &[gates]));
             }
         }

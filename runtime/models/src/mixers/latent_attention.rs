@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::functions::Norm;
+use crate::functions::{Activation, Norm};
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{Attend, HeadGroup, HeadLinear, HeadOp, Prepare, Rope};
@@ -233,7 +233,7 @@ impl Mixer for LatentAttention {
                     view: out,
                     head_dim: self.value_dim,
                     conv: None,
-                    maps: vec![HeadOp::Gate(gate)],
+                    maps: vec![HeadOp::Gate(gate, Activation::Sigmoid)],
                 }],
                 rope: None,
                 gates: Vec::new(),

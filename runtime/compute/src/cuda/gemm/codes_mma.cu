@@ -51,7 +51,7 @@ struct CodeStage {
   }
 };
 
-// Computes the products of a tile: a warp's 16 rows with `columns` columns, in the places that `each_product` visits. The matrix has `all`
+// Computes the products of a tile: a warp's 16 rows with `columns` columns, in the places that `each_place` visits. The matrix has `all`
 // rows. `input` is the input of column threadIdx.x / 4, or null if that column is unused.
 template <int format, int cols>
 __device__ void code_products(
@@ -104,15 +104,21 @@ __device__ void code_products(
   }
 }
 
-// Calls `visit` with the row in the tile, the column and the value of each product of a lane.
+// Calls `visit` with the row in the tile, the column and the indices of each product of a lane.
 template <class Visit>
-__device__ void each_product(const float (&sums)[code_columns / 8][4], Visit visit) {
+__device__ void each_place(Visit visit) {
   int g = lane_index() / 4, t = lane_index() % 4, row = 16 * warp_index();
 #pragma unroll
   for (int n = 0; n < code_columns / 8; n++) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) visit(row + g + i / 2 * 8, 8 * n + 2 * t + i % 2, sums[n][i]);
+    for (int i = 0; i < 4; i++) visit(row + g + i / 2 * 8, 8 * n + 2 * t + i % 2, n, i);
   }
+}
+
+// Like `each_place`, with the value of each product.
+template <class Visit>
+__device__ void each_product(const float (&sums)[code_columns / 8][4], Visit visit) {
+  each_place([&](int row, int column, int n, int i) { visit(row, column, sums[n][i]); });
 }
 
 // Like `gemm_slots`, for matrices of one format.

@@ -36,6 +36,7 @@ device_enum! {
         Gate,
         Weigh,
         WriteStrength,
+        Grow,
     }
 }
 
@@ -62,11 +63,13 @@ device_struct! {
         pub source: Rows,
         pub weight: Address as *const f32,
         pub bias: Address as *const f32,
+        /// The epsilon of a norm, or the rate of a growth.
         pub eps: f32,
         /// A [`MapKind`].
         pub kind: i32,
         pub function: i32,
-        pub pad: i32,
+        /// The period of a growth.
+        pub period: u32,
     }
 }
 

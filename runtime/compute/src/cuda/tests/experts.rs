@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{BF16, F32, Format, Q4_0, Q4_K, Q6_K, Q8_0};
+use waterline_quant::{BF16, F32, Format, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0};
 
 use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, matrix, numbers};
-use crate::functions::{Activation, Norm};
+use crate::functions::{Activation, ClampedUnit, Norm};
 use crate::operands::View;
 use crate::ops::rig::plan;
-use crate::ops::{Expert, Experts, Groups, Op, Route, Router, Scoring, SharedExpert};
+use crate::ops::{Expert, ExpertBiases, Experts, Groups, Op, Route, Router, Scoring, SharedExpert};
 use crate::state::{Kv, StateDtype};
 
 fn compare(
@@ -44,7 +44,11 @@ fn routers_choose_as_on_the_cpu() {
         scoring: Scoring::Sigmoid,
         normalize: Some(1e-6),
         scale: 1.7,
-        groups: None,
+        ..plain
+    };
+    let capped = |router: Router| Router {
+        softcap: Some(0.4),
+        ..router
     };
     let grouped = |count: usize, top_k: usize| Router {
         groups: Some(Groups { count, top_k }),
@@ -55,6 +59,8 @@ fn routers_choose_as_on_the_cpu() {
         (plain, 7, false),
         (Router::softmax(false), 300, true),
         (sigmoid, 40, true),
+        (capped(sigmoid), 40, true),
+        (capped(plain), 33, false),
         (grouped(4, 2), 36, true),
         (grouped(32, 5), 64, false),
     ];
@@ -79,6 +85,8 @@ struct Case {
     cols: usize,
     width: usize,
     gated: bool,
+    /// Whether experts are biased and their gated unit is clamped.
+    clamped: bool,
     shared: Option<usize>,
     norm: bool,
     chunks: &'static [usize],
@@ -108,6 +116,11 @@ fn mixture(case: &Case) {
         route: View::whole(2, 2 * chosen),
         experts,
         expert: expert(experts, width, 20),
+        biases: case.clamped.then(|| ExpertBiases {
+            gate: Some(numbers(40, experts * width).into()),
+            up: numbers(41, experts * width).into(),
+            down: numbers(42, experts * cols).into(),
+        }),
         shared: case.shared.map(|width| SharedExpert {
             expert: expert(1, width, 30),
             gate: Some(gate),
@@ -118,6 +131,10 @@ fn mixture(case: &Case) {
         } else {
             Activation::SquaredRelu
         },
+        clamped: case.clamped.then_some(ClampedUnit {
+            limit: 0.4,
+            slope: 1.7,
+        }),
         inner: View::whole(3, inner),
         order: View::whole(4, Experts::order_width(chosen)),
         output: View::whole(5, cols),
@@ -163,6 +180,7 @@ fn mixtures_are_those_of_the_cpu() {
         cols: 44,
         width: 20,
         gated: true,
+        clamped: false,
         shared: Some(24),
         norm: true,
         chunks: &[3, 17, 1],
@@ -182,6 +200,16 @@ fn mixtures_are_those_of_the_cpu() {
         chosen: 3,
         ..plain
     });
+    for (format, width) in [(&F32, 21), (&MXFP4, 96)] {
+        mixture(&Case {
+            format,
+            width,
+            cols: 64,
+            clamped: true,
+            shared: None,
+            ..plain
+        });
+    }
     mixture(&Case {
         format: &Q8_0,
         cols: 64,

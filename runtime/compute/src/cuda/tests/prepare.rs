@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, numbers};
+use crate::functions::Activation;
 use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
-use crate::ops::{Conv, Gate, HeadGroup, HeadOp, Prepare};
+use crate::ops::{Conv, Gate, Growth, HeadGroup, HeadOp, Prepare};
 use crate::state::{Kv, StateDtype};
 
 /// Reads chunks of `chunks` tokens, with `channels` channels convolved over `taps` taps.
@@ -70,8 +71,13 @@ fn gated_heads_are_those_of_the_cpu() {
             head_dim: HEAD_DIM,
             conv: None,
             maps: vec![
-                HeadOp::Gate(gates),
+                HeadOp::Gate(gates, Activation::Sigmoid),
+                HeadOp::Gate(gates, Activation::Softplus),
                 HeadOp::Weigh(gates),
+                HeadOp::Grow(Growth {
+                    rate: 0.3,
+                    period: 3,
+                }),
                 HeadOp::Largest(7),
             ],
         }],

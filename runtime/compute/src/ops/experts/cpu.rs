@@ -3,9 +3,8 @@
 use waterline_quant::{Activations, Matrix};
 
 use super::grouped::Grouped;
-use super::{Expert, Experts};
+use super::{Expert, ExpertBiases, Experts};
 use crate::cpu::{Frame, Shared, simd};
-use crate::functions::Activation;
 use crate::operands::View;
 use crate::ops::CpuOp;
 use crate::ops::frame::load;
@@ -22,6 +21,7 @@ const BATCH: usize = 64;
 /// Networks of one shape and their tokens.
 struct ExpertPart<'a> {
     expert: &'a Expert,
+    biases: Option<&'a ExpertBiases>,
     grouped: Grouped<'a>,
     /// Where the part's inner values begin.
     inner: usize,
@@ -37,12 +37,12 @@ impl ExpertPart<'_> {
         self.grouped.count() * self.pieces()
     }
 
-    /// Computes some rows of `act(gate x) * up x` of one network for its tokens.
+    /// Computes some rows of the values between the matrices of one network, `function` of the products, for its tokens.
     fn begin(
         &self,
         task: usize,
         inputs: &Activations,
-        activation: Activation,
+        function: impl Fn(Option<&[f32]>, &mut [f32]),
         scratch: &mut [f32],
         inner: &Shared<f32>,
     ) {
@@ -63,10 +63,13 @@ impl ExpertPart<'_> {
             }
             for i in 0..tokens.len() {
                 let up = &mut ups[i * INNER_ROWS..][..piece.len()];
-                match self.expert.gate {
-                    Some(_) => activation.gate(&gates[i * INNER_ROWS..][..piece.len()], up),
-                    None => activation.apply(up),
+                let gate = &mut gates[i * INNER_ROWS..][..piece.len()];
+                if let Some(biases) = self.biases {
+                    simd::add(&biases.up[rows.clone()], up);
+                    let bias = biases.gate.iter();
+                    bias.for_each(|bias| simd::add(&bias[rows.clone()], gate));
                 }
+                function(self.expert.gate.is_some().then_some(gate), up);
                 let start = first + (batch * BATCH + i) * width;
                 // SAFETY: a task writes its own columns of its group's rows; groups have separate rows and parts separate
                 // ranges (rule: widths).
@@ -89,9 +92,14 @@ impl ExpertPart<'_> {
             let first = number * output.width;
             let rows = first + piece.start..first + piece.end;
             let down = &self.expert.down;
+            let bias = self.biases.map(|biases| &biases.down[rows.clone()]);
             for batch in self.grouped.places[places].chunks(BATCH) {
                 down.mul_picked(rows.clone(), inputs, batch, scratch, OUTER_ROWS);
-                for (&place, product) in batch.iter().zip(scratch.chunks_exact(OUTER_ROWS)) {
+                let products = scratch.chunks_exact_mut(OUTER_ROWS);
+                for (&place, product) in batch.iter().zip(products) {
+                    if let Some(bias) = bias {
+                        simd::add(bias, &mut product[..bias.len()]);
+                    }
                     let (token, weight) = (
                         self.grouped.tokens[place as usize] as usize,
                         self.grouped.weights[place as usize],
@@ -99,7 +107,7 @@ impl ExpertPart<'_> {
                     let start = token * output.stride + output.start + piece.start;
                     // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                     let sums = unsafe { out.part(start..start + piece.len()) };
-                    for (sum, x) in sums.iter_mut().zip(product) {
+                    for (sum, x) in sums.iter_mut().zip(&*product) {
                         *sum += weight * x;
                     }
                 }
@@ -112,6 +120,11 @@ impl Experts {
     /// Computes the inner values of all parts. Parts whose inputs are rounded alike are computed together.
     fn make_inner(&self, frame: &mut Frame, parts: &[ExpertPart], inner: &mut [f32]) {
         let inner = Shared::new(inner);
+        let function = |gates: Option<&[f32]>, ups: &mut [f32]| match (gates, self.clamped) {
+            (Some(gates), Some(unit)) => unit.gate(gates, ups),
+            (Some(gates), None) => self.activation.gate(gates, ups),
+            (None, _) => self.activation.apply(ups),
+        };
         let rounding = |part: &ExpertPart| part.expert.rounding();
         for parts in parts.chunk_by(|a, b| rounding(a) == rounding(b)) {
             frame.load_normed(self.input, self.norm.as_ref(), rounding(&parts[0]));
@@ -120,7 +133,7 @@ impl Experts {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 for part in parts {
                     if task < part.tasks() {
-                        part.begin(task, frame.inputs, self.activation, &mut scratch, &inner);
+                        part.begin(task, frame.inputs, function, &mut scratch, &inner);
                         return;
                     }
                     task -= part.tasks();
@@ -181,12 +194,14 @@ impl CpuOp for Experts {
                 }
                 ExpertPart {
                     expert: &shared.expert,
+                    biases: None,
                     grouped: Grouped::whole(&starts, grouped.places, &weights[..tokens]),
                     inner: pairs * self.expert.width(),
                 }
             });
             let routed = ExpertPart {
                 expert: &self.expert,
+                biases: self.biases.as_ref(),
                 grouped,
                 inner: 0,
             };

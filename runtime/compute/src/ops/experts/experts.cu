@@ -54,7 +54,25 @@ __device__ void lane_products(const u8* matrix, long long rows, long long row, c
   }
 }
 
-// `act(gate x) * up x` for a warp's rows, or `act(up x)` without a gate. `rows` counts the rows of all networks.
+// The `function` of a gated unit with bounds, in place of an `Activation`.
+constexpr int clamped_unit = -1;
+
+// The value between the matrices for the products of row `row`, counted over all networks: `act(gate x) * up x`, or `act(up x)` without
+// a gate. The products lack their biases.
+template <int function, bool gated>
+__device__ float inner_value(const Matrices& matrices, long long row, float gate, float up) {
+  if (matrices.up_bias) up += matrices.up_bias[row];
+  if constexpr (!gated) return activate(function, up);
+  if (matrices.gate_bias) gate += matrices.gate_bias[row];
+  if constexpr (function == clamped_unit) {
+    gate = fminf(gate, matrices.limit);
+    up = fminf(fmaxf(up, -matrices.limit), matrices.limit);
+    return (up + 1.0f) * gate * sigmoid(matrices.slope * gate);
+  }
+  return up * activate(function, gate);
+}
+
+// The values between the matrices for a warp's rows. `rows` counts the rows of all networks.
 template <class Networks, int cols, int function>
 __device__ void begin_rows(
     const Matrices& matrices, long long rows, long long row, const float* x, const int* rounded, float* products) {
@@ -63,8 +81,9 @@ __device__ void begin_rows(
   lane_products<Networks::up, cols>(matrices.up, rows, row, x, rounded, products);
 #pragma unroll
   for (int r = 0; r < rows_of_warp; r++) {
-    products[r] = warp_sum(products[r]);
-    products[r] = Networks::gate >= 0 ? products[r] * activate(function, warp_sum(gates[r])) : activate(function, products[r]);
+    constexpr bool gated = Networks::gate >= 0;
+    float up = warp_sum(products[r]), gate = gated ? warp_sum(gates[r]) : 0.0f;
+    products[r] = inner_value<function, gated>(matrices, min(row + r, rows - 1), gate, up);
   }
 }
 
@@ -198,6 +217,10 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
     if (row >= rows) break;
     float sum = warp_sum(sums[turn]);
     if (lane_index() == 0) {
+      if (routed.down_bias) {
+#pragma unroll 1
+        for (int i = 0; i < chosen; i++) sum += weights[i] * routed.down_bias[(long long)(int)numbers[i] * rows + row];
+      }
       float* place = output.token(t) + row;
       *place = add ? *place + sum : sum;
     }

@@ -2,7 +2,7 @@
 // pairs, so that the rows are read once for all of these pairs.
 
 // Describes a product: `expert_rows` rows per expert; pair p has input p / `sharing`. The pairs are listed, `per_token` for each
-// token, or are the tokens, which all have one network. The result is `act(gate x) * up x`, or `act(up x)` without a gate.
+// token, or are the tokens, which all have one network. The result is an `inner_value`.
 template <int gate_format, int up_format, int inputs, int expert_rows, int networks, int per_token, int sharing, bool in_lists, int act>
 struct PairProduct {
   static constexpr int gate = gate_format, up = up_format, cols = inputs, rows = expert_rows, all = networks * expert_rows;
@@ -77,7 +77,7 @@ __device__ float plain_product(const u8* matrix, int row, const PairInputs<Produ
 // The products on CUDA cores. In the output each pair has `part` values, for the rows from `begin` on.
 template <class Product>
 __device__ void pair_products(
-    const u8* gate, const u8* up, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
+    Matrices matrices, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
   static_assert(plain_rows * plain_pairs == 32);
   int tiles = (part + 8 * plain_rows - 1) / (8 * plain_rows), row = ((int)blockIdx.x % tiles * 8 + warp_index()) * plain_rows;
   PairTile<Product> tile(lists, blockIdx.x / tiles * plain_pairs, tokens);
@@ -85,19 +85,20 @@ __device__ void pair_products(
   if (tile.is_empty() || row >= end) return;
   PairInputs<Product> in(inputs, tile);
   int first = tile.expert * Product::rows + begin + row;
-  float product = plain_product<Product::up, Product>(up, first, in), factor = 1.0f;
-  if constexpr (Product::gate >= 0) {
-    factor = product, product = plain_product<Product::gate, Product>(gate, first, in);
-  }
+  constexpr bool gated = Product::gate >= 0;
+  float up = plain_product<Product::up, Product>(matrices.up, first, in), gate = 0.0f;
+  if constexpr (gated) gate = plain_product<Product::gate, Product>(matrices.gate, first, in);
   row += lane_index() / plain_pairs;
   int pair = tile.pair(lane_index() % plain_pairs);
-  if (pair >= 0 && row < end) tile.place(output, pair, part)[row] = activate(Product::function, product) * factor;
+  if (pair < 0 || row >= end) return;
+  long long whole = (long long)tile.expert * Product::rows + begin + row;
+  tile.place(output, pair, part)[row] = inner_value<Product::function, gated>(matrices, whole, gate, up);
 }
 
 // Like `pair_products`, for codes on tensor cores.
 template <class Product>
 __device__ void pair_codes(
-    const u8* gate, const u8* up, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
+    Matrices matrices, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
   constexpr int cols = Product::cols;
   static_assert(tile_pairs == code_columns);
   PairTile<Product> tile(lists, 0, tokens);
@@ -108,20 +109,16 @@ __device__ void pair_codes(
   const auto* rounded = own >= 0 ? reinterpret_cast<const Rounded<cols>*>(input) : nullptr;
   int first = tile.expert * Product::rows + begin + row, end = min(part, Product::rows - begin);
   float sums[code_columns / 8][4], gates[code_columns / 8][4];
-  if constexpr (Product::gate >= 0) code_products<Product::gate, cols>(gate, Product::all, first, rounded, columns, gates);
-  code_products<Product::up, cols>(up, Product::all, first, rounded, columns, sums);
-#pragma unroll
-  for (int n = 0; n < code_columns / 8; n++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      bool gated = Product::gate >= 0;
-      sums[n][i] = gated ? activate(Product::function, gates[n][i]) * sums[n][i] : activate(Product::function, sums[n][i]);
-    }
-  }
-  each_product(sums, [&](int place, int column, float product) {
+  constexpr bool gated = Product::gate >= 0;
+  if constexpr (gated) code_products<Product::gate, cols>(matrices.gate, Product::all, first, rounded, columns, gates);
+  code_products<Product::up, cols>(matrices.up, Product::all, first, rounded, columns, sums);
+  each_place([&](int place, int column, int n, int i) {
     place += row;
     int pair = tile.pair(column);
-    if (pair >= 0 && place < end) tile.place(output, pair, part)[place] = product;
+    if (pair < 0 || place >= end) return;
+    float gate = gated ? gates[n][i] : 0.0f;
+    long long whole = (long long)tile.expert * Product::rows + begin + place;
+    tile.place(output, pair, part)[place] = inner_value<Product::function, gated>(matrices, whole, gate, sums[n][i]);
   });
 }
 

@@ -24,22 +24,67 @@ pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0, -1, -1>";
 const INNER_VALUES: usize = 8192;
 
 device_struct! {
-    /// The matrices of the experts, one expert after another.
+    /// The matrices of the experts, one expert after another, and their biases, which may be null.
     pub(super) struct Matrices {
         gate: Address as *const u8,
         up: Address as *const u8,
         down: Address as *const u8,
+        gate_bias: Address as *const f32,
+        up_bias: Address as *const f32,
+        down_bias: Address as *const f32,
+        /// The bounds and the slope of a clamped unit.
+        limit: f32,
+        slope: f32,
     }
 }
 
 impl Matrices {
-    pub fn new(expert: &Expert, launches: &Launches) -> Result<Self> {
+    /// The last matrix alone, whose products have `bias`, in the place of `up`.
+    pub fn last(self) -> Self {
+        Matrices {
+            gate: 0,
+            gate_bias: 0,
+            up: self.down,
+            up_bias: self.down_bias,
+            ..self
+        }
+    }
+}
+
+impl Experts {
+    /// The matrices of the chosen experts, with their biases.
+    pub(super) fn routed_matrices(&self, launches: &Launches) -> Result<Matrices> {
+        let matrices = self.matrices(&self.expert, launches)?;
+        let Some(biases) = &self.biases else {
+            return Ok(matrices);
+        };
+        Ok(Matrices {
+            gate_bias: launches.optional_address(biases.gate.as_ref())?,
+            up_bias: launches.vector_address(&biases.up)?,
+            down_bias: launches.vector_address(&biases.down)?,
+            ..matrices
+        })
+    }
+
+    /// The matrices of networks without biases.
+    pub(super) fn matrices(&self, expert: &Expert, launches: &Launches) -> Result<Matrices> {
         let gate = expert.gate.as_ref();
         Ok(Matrices {
             gate: gate.map_or(Ok(0), |gate| launches.matrix_address(gate))?,
             up: launches.matrix_address(&expert.up)?,
             down: launches.matrix_address(&expert.down)?,
+            limit: self.clamped.map_or(0.0, |unit| unit.limit),
+            slope: self.clamped.map_or(0.0, |unit| unit.slope),
+            ..Matrices::zeroed()
         })
+    }
+
+    /// The function between the matrices: `clamped_unit` of experts.cu or an activation.
+    pub(super) fn function(&self) -> i32 {
+        match self.clamped {
+            Some(_) => -1,
+            None => self.activation as i32,
+        }
     }
 }
 
@@ -68,9 +113,9 @@ impl DeviceOp for Experts {
         ]
         .join(", ");
         let matrices = [
-            Matrices::new(&self.expert, launches)?,
+            self.routed_matrices(launches)?,
             common.map_or(Ok(Matrices::zeroed()), |expert| {
-                Matrices::new(expert, launches)
+                self.matrices(expert, launches)
             })?,
         ]
         .map(Parameter::value);
@@ -83,7 +128,7 @@ impl DeviceOp for Experts {
         let width = self.expert.width();
         let begun = chosen * width + common.map_or(0, Expert::width);
         let begun = blocks(begun, launches.block_rows());
-        let (flags, function) = (prologue.flags(cols), self.activation as usize);
+        let (flags, function) = (prologue.flags(cols), self.function());
         let [input, route, inner, output] =
             [self.input, self.route, self.inner, self.output].map(|view| launches.rows(view));
         let [routed, shared] = &matrices;

@@ -4,7 +4,7 @@
 use bytemuck::Zeroable;
 use waterline_quant::{Matrix, Rounding};
 
-use super::launch::SOURCE;
+use super::launch::{Matrices, SOURCE};
 use super::{Expert, Experts};
 use crate::abi::device_struct;
 use crate::cuda::{
@@ -58,6 +58,7 @@ const SHARED: [&str; 2] = [
 #[derive(Clone, Copy)]
 struct ExpertGroup<'a> {
     expert: &'a Expert,
+    matrices: Matrices,
     networks: usize,
     /// Number of experts per token.
     count: usize,
@@ -65,6 +66,15 @@ struct ExpertGroup<'a> {
     /// The values between the matrices, and names of the workspaces for the inputs of the last one.
     inner: View,
     names: [&'static str; 2],
+}
+
+/// The matrices of a product of pairs, and the function of the products.
+struct PairProduct<'a> {
+    gate: Option<&'a Matrix>,
+    up: &'a Matrix,
+    /// Their addresses.
+    matrices: Matrices,
+    function: i32,
 }
 
 /// A range of matrix rows: the first row, the number of rows, and the address of their products.
@@ -87,20 +97,24 @@ impl Experts {
         let inner = self.inner.split(chosen * self.expert.width());
         let mut all = vec![ExpertGroup {
             expert: &self.expert,
+            matrices: self.routed_matrices(launches)?,
             networks: self.experts,
             count: chosen,
             lists: Some(self.list_pairs(launches)?),
             inner: inner.0,
             names: INNER,
         }];
-        all.extend(self.shared.as_ref().map(|shared| ExpertGroup {
-            expert: &shared.expert,
-            networks: 1,
-            count: 1,
-            lists: None,
-            inner: inner.1,
-            names: SHARED,
-        }));
+        if let Some(shared) = &self.shared {
+            all.push(ExpertGroup {
+                expert: &shared.expert,
+                matrices: self.matrices(&shared.expert, launches)?,
+                networks: 1,
+                count: 1,
+                lists: None,
+                inner: inner.1,
+                names: SHARED,
+            });
+        }
         let mut ends = Vec::new();
         // Inputs that are rounded alike are made together.
         for alike in all.chunk_by(|a, b| a.expert.rounding() == b.expert.rounding()) {
@@ -108,14 +122,19 @@ impl Experts {
             let inputs = self.stage_inputs(&first, alike[0].expert.rounding(), launches)?;
             for group in alike {
                 let Expert { gate, up, .. } = group.expert;
+                let product = PairProduct {
+                    gate: gate.as_ref(),
+                    up,
+                    matrices: group.matrices,
+                    function: self.function(),
+                };
                 let part = OutputRows {
                     begin: 0,
                     count: group.expert.width(),
                     output: launches.rows(group.inner),
                     share: group.count,
                 };
-                let matrices = (gate.as_ref(), up);
-                group.multiply(matrices, self.activation, inputs, part, launches)?;
+                group.multiply(product, inputs, part, launches)?;
                 ends.push((*group, group.stage_inner(launches)?));
             }
         }
@@ -147,8 +166,13 @@ impl Experts {
                     output,
                     share: 1,
                 };
-                let matrices = (None, &group.expert.down);
-                group.multiply(matrices, Activation::Identity, *staged, part, launches)?;
+                let product = PairProduct {
+                    gate: None,
+                    up: &group.expert.down,
+                    matrices: group.matrices.last(),
+                    function: Activation::Identity as i32,
+                };
+                group.multiply(product, *staged, part, launches)?;
                 output.first += (group.count * count * size_of::<f32>()) as u64;
             }
             let (shared, add) = (ends.len() > 1, self.add);
@@ -219,16 +243,16 @@ impl Experts {
 }
 
 impl ExpertGroup<'_> {
-    /// Computes `act(gate x) * up x` of each pair, or `act(up x)` without a gate, for a range of rows. The inputs belong to
+    /// Computes the value between the matrices of each pair for a range of rows. The inputs belong to
     /// tokens for the first matrices and to pairs for the last one.
     fn multiply(
         &self,
-        (gate, up): (Option<&Matrix>, &Matrix),
-        activation: Activation,
+        product: PairProduct,
         inputs: Staged,
         part: OutputRows,
         launches: &mut Launches,
     ) -> Result<()> {
+        let PairProduct { gate, up, .. } = product;
         let (chosen, share, listed) = (self.count, part.share, self.lists.is_some());
         let codes = gate
             .iter()
@@ -250,12 +274,9 @@ impl ExpertGroup<'_> {
         } else {
             Grid::EachTile(blocks, TILE)
         };
-        let address = |matrix| launches.matrix_address(matrix);
-        let matrices = [gate.map_or(Ok(0), address)?, address(up)?];
-        let [gate_at, up_at] = matrices.map(|at| Parameter::pointer("const u8", at));
         let gate = gate.map_or(-1, |gate| format_of(gate) as i32);
         let (networks, cols, rows) = (self.networks, up.cols(), up.rows() / self.networks);
-        let (up, function) = (format_of(up), activation as usize);
+        let (up, function) = (format_of(up), product.function);
         launches.push(Call {
             source: CHUNK_SOURCE,
             kernel: format!(
@@ -265,8 +286,7 @@ impl ExpertGroup<'_> {
             threads: THREADS,
             shared,
             parameters: vec![
-                gate_at,
-                up_at,
+                Parameter::value(product.matrices),
                 Parameter::value(self.lists.unwrap_or(ExpertLists::zeroed())),
                 Parameter::value(inputs),
                 Parameter::value(part.output),

@@ -10,9 +10,10 @@ use waterline_quant::{Matrix, Rounding};
 
 use self::grouped::Grouped;
 use super::{Access, Op};
-use crate::functions::{Activation, Norm};
+use crate::functions::{Activation, ClampedUnit, Norm};
 use crate::operands::View;
 use crate::ops::Rules;
+use crate::weights::Vector;
 
 /// The matrices of feed-forward networks of one shape. Each matrix holds one network after another.
 pub struct Expert {
@@ -22,6 +23,16 @@ pub struct Expert {
     pub up: Matrix,
     /// `[networks * rows, width]`.
     pub down: Matrix,
+}
+
+/// The biases of the experts' matrices, with one number for each of their rows.
+pub struct ExpertBiases {
+    /// Bias of the gate; `None` for networks without a gate.
+    pub gate: Option<Vector>,
+    /// Bias of `up`.
+    pub up: Vector,
+    /// Bias of `down`, which the weight of an expert multiplies too.
+    pub down: Vector,
 }
 
 /// The expert that every token passes through.
@@ -48,10 +59,14 @@ pub struct Experts {
     pub experts: usize,
     /// The experts' matrices.
     pub expert: Expert,
+    /// Added to the products of the experts' matrices, but not to those of the shared expert.
+    pub biases: Option<ExpertBiases>,
     /// The expert that every token passes through.
     pub shared: Option<SharedExpert>,
     /// Activation of the gate or, without gates, of `up x`.
     pub activation: Activation,
+    /// Replaces the activation of gates and its product with `up x`.
+    pub clamped: Option<ClampedUnit>,
     /// Room for the values between the matrices, of [`Experts::inner_width`].
     pub inner: View,
     /// Room for the order of tokens, of [`Experts::order_width`].
@@ -142,6 +157,21 @@ impl Op for Experts {
             View::whole(self.inner.buffer, self.inner.stride),
             inner,
         );
+        if let Some(biases) = &self.biases {
+            let gate = |gate: Option<&Matrix>| gate.map_or(0, Matrix::rows);
+            let of_gate = biases.gate.as_ref().map_or(0, |bias| bias.len());
+            rules.equal(
+                "the bias of the gate",
+                of_gate,
+                gate(self.expert.gate.as_ref()),
+            );
+            rules.equal("the bias of up", biases.up.len(), self.expert.up.rows());
+            rules.equal(
+                "the bias of down",
+                biases.down.len(),
+                self.expert.down.rows(),
+            );
+        }
         let order = Self::order_width(chosen);
         rules.width(
             "order",

@@ -44,6 +44,7 @@ fn op(
         route: View::whole(2, 2 * CHOSEN),
         experts: EXPERTS,
         expert: expert(format, EXPERTS, cols, width, gated),
+        biases: None,
         shared: shared.map(|width| SharedExpert {
             expert: expert(format, 1, cols, width, gated),
             gate: Some(gate),
@@ -54,6 +55,7 @@ fn op(
         } else {
             Activation::SquaredRelu
         },
+        clamped: None,
         inner: View::whole(3, inner),
         order: View::whole(4, Experts::order_width(CHOSEN)),
         output: View::whole(5, cols),

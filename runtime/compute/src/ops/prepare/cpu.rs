@@ -22,6 +22,7 @@ impl Prepare {
             }
         };
         let state = frame.arena.shared();
+        let position = frame.position;
         let angles = self
             .rope
             .as_ref()
@@ -67,7 +68,8 @@ impl Prepare {
                                 let (first, width) = map.source_columns(index, group.head_dim);
                                 columns(view, t, first, width)
                             });
-                            map.apply(angles, source, head(t), &mut scratch);
+                            let at = (position + t as u64, angles);
+                            map.apply(at, source, head(t), &mut scratch);
                         }
                     }
                 },

@@ -180,6 +180,11 @@ impl HeadOp {
             },
             HeadOp::WriteStrength => kind(MapKind::WriteStrength),
             HeadOp::Rope => kind(MapKind::Rope),
+            HeadOp::Grow(growth) => PrepareMap {
+                eps: growth.rate,
+                period: growth.period.max(1),
+                ..kind(MapKind::Grow)
+            },
             HeadOp::Largest(count) => PrepareMap {
                 function: i32::try_from(*count).expect("a count within a head"),
                 ..kind(MapKind::Largest)
@@ -192,8 +197,9 @@ impl HeadOp {
                 source: launches.rows(*view),
                 ..kind(MapKind::Multiply)
             },
-            HeadOp::Gate(view) => PrepareMap {
+            HeadOp::Gate(view, function) => PrepareMap {
                 source: launches.rows(*view),
+                function: *function as i32,
                 ..kind(MapKind::Gate)
             },
             HeadOp::Weigh(view) => PrepareMap {

@@ -10,7 +10,7 @@ mod rope;
 
 pub use conv::Conv;
 pub use gate::Gate;
-pub use map::HeadOp;
+pub use map::{Growth, HeadOp};
 pub use rope::{Rope, RopeScaling};
 
 use super::{Access, Op};
@@ -98,7 +98,10 @@ impl Op for Prepare {
     }
 
     fn is_tokenwise(&self) -> bool {
-        self.rope.is_none() && self.tensors().next().is_none()
+        let mut maps = self.groups.iter().flat_map(|group| &group.maps);
+        self.rope.is_none()
+            && !maps.any(|map| matches!(map, HeadOp::Grow(_)))
+            && self.tensors().next().is_none()
     }
 
     fn check(&self, rules: &mut Rules) {

@@ -127,7 +127,7 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
     case MAP_GATE:
     case MAP_WEIGH:
       factor = map.source.token(t)[column / dim];
-      if (map.kind == MAP_GATE) factor = sigmoid(factor);
+      if (map.kind == MAP_GATE) factor = activate(map.function, factor);
 #pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
@@ -145,6 +145,11 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
         x[i] = a * cosine - b * sine;
         x[i + tasks.pairs] = b * cosine + a * sine;
       }
+      break;
+    case MAP_GROW:
+      factor = 1.0f + map.eps * logf(1.0f + (float)((*position + t) / map.period));
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
   }
   Team::wait();

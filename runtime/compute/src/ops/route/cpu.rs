@@ -8,6 +8,11 @@ use crate::ops::softmax::softmax;
 impl Route {
     #[inline(always)]
     fn choose(&self, scores: &mut [f32], out: &mut [f32]) {
+        if let Some(cap) = self.router.softcap {
+            // tanh(x) is 2 sigmoid(2 x) - 1.
+            let bend = |x: f32| cap * (2.0 * simd::sigmoid(2.0 * x / cap) - 1.0);
+            scores.iter_mut().for_each(|x| *x = bend(*x));
+        }
         match self.router.scoring {
             Scoring::Softmax => softmax(scores),
             Scoring::Sigmoid => scores.iter_mut().for_each(|x| *x = simd::sigmoid(*x)),

@@ -43,6 +43,9 @@ impl Groups {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Router {
+    /// If present, logits z become `cap tanh(z / cap)` first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
     /// The map from logits to scores.
     pub scoring: Scoring,
     /// If present, the chosen weights are divided by their sum plus this constant.
@@ -57,6 +60,7 @@ impl Router {
     /// Softmax over all logits; optionally normalized, so that the chosen weights sum to one.
     pub fn softmax(normalize: bool) -> Self {
         Router {
+            softcap: None,
             scoring: Scoring::Softmax,
             normalize: normalize.then_some(0.0),
             scale: 1.0,
@@ -196,12 +200,28 @@ mod tests {
             scoring: Scoring::Sigmoid,
             normalize: Some(0.2),
             scale: 3.0,
-            groups: None,
+            ..Router::softmax(true)
         };
         let found = route(&logits, 2, router, Some(&[0.9, 0.3, 0.0, 0.0]));
         assert_eq!(found[..2], [0.0, 1.0]);
         for (weight, expected) in found[2..].iter().zip([0.2, 0.4]) {
             assert!((weight - 3.0 * expected / 0.8).abs() < 1e-5, "{weight}");
+        }
+    }
+
+    #[test]
+    fn a_cap_bends_the_logits_before_they_become_scores() {
+        let router = Router {
+            softcap: Some(1.5),
+            scoring: Scoring::Sigmoid,
+            ..Router::softmax(false)
+        };
+        let logits = [3.0f32, -0.5, 40.0];
+        let found = route(&logits, 2, router, None);
+        assert_eq!(found[..2], [2.0, 0.0]);
+        for (weight, logit) in found[2..].iter().zip([40.0f32, 3.0]) {
+            let expected = 1.0 / (1.0 + (-1.5 * (logit / 1.5).tanh()).exp());
+            assert!((weight - expected).abs() < 1e-6, "{weight}");
         }
     }
 
@@ -214,6 +234,7 @@ mod tests {
             normalize: None,
             scale: 1.0,
             groups: Some(Groups { count: 3, top_k: 1 }),
+            softcap: None,
         };
         assert_eq!(route(&logits, 3, router, None)[..3], [3.0, 4.0, 5.0]);
         let two = Router {

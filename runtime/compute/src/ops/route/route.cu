@@ -29,11 +29,15 @@ __device__ void drop_groups(float* scores, const float* bias) {
 }
 
 template <int partitions, int chosen, int scoring, bool normalize, int groups, int chosen_groups>
-__device__ void route(Rows logits, const float* bias, float more, float scale, Rows out, int tokens) {
+__device__ void route(Rows logits, const float* bias, float cap, float more, float scale, Rows out, int tokens) {
   int t = blockIdx.y * (blockDim.x / 32) + warp_index();
   if (t >= tokens) return;
   float* scores = logits.token(t);
   float* row = out.token(t);
+  if (cap > 0.0f) {
+    for (int i = lane_index(); i < partitions; i += 32) scores[i] = cap * tanhf(scores[i] / cap);
+    __syncwarp();
+  }
   if constexpr (scoring == SCORE_SOFTMAX) {
     warp_softmax(scores, partitions);
   } else {

@@ -155,17 +155,26 @@ fn scaling(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
     }
 }
 
+/// Length in tokens of the texts of the training, before rotary frequencies were stretched.
+pub(super) fn trained_length(keys: &Keys) -> Result<usize> {
+    match keys.optional_usize("rope.scaling.original_context_length")? {
+        Some(trained) => Ok(trained),
+        None => keys.usize("context_length"),
+    }
+}
+
 fn yarn(keys: &Keys, factor: f32) -> Result<RopeScaling> {
     let key = |name: &str| format!("rope.scaling.yarn_{name}");
     let mixed = keys.f32_or(&key("ext_factor"), 1.0)?;
     if mixed != 1.0 {
         return Err(keys.wrong(&key("ext_factor"), mixed, "1"));
     }
-    let trained = match keys.optional_usize("rope.scaling.original_context_length")? {
-        Some(trained) => trained,
-        None => keys.usize("context_length")?,
-    };
+    let trained = trained_length(keys)?;
     let magnitude = RopeScaling::yarn_magnitude(factor, 1.0);
+    let magnitude = match keys.f32_or(&key("log_multiplier"), 0.0)? {
+        0.0 => magnitude,
+        scale => magnitude / RopeScaling::yarn_magnitude(factor, scale),
+    };
     Ok(RopeScaling::Yarn {
         factor,
         fast: keys.f32_or(&key("beta_fast"), 32.0)?,

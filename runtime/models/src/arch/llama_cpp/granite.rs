@@ -97,8 +97,7 @@ fn window(keys: &Keys, block: usize) -> Result<Option<usize>> {
     if keys.architecture() != WINDOWED {
         return Ok(None);
     }
-    let listed = keys.optional_flags("attention.sliding_window_pattern")?;
-    let slides = listed.map_or(!block.is_multiple_of(PATTERN), |slides| slides[block]);
+    let slides = keys.slides_after_first(PATTERN)?[block];
     let window = keys.usize_or("attention.sliding_window", 0)?;
     Ok((slides && window > 0).then_some(window))
 }

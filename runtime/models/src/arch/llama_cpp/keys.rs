@@ -239,15 +239,23 @@ impl<'a> Keys<'a> {
 
     /// Which layers have a window: as listed in the file, or all but every n-th, where n is `pattern` or the file's number.
     pub fn slides(&self, pattern: usize) -> Result<Vec<bool>> {
+        self.slides_but(pattern, |layer, n| n == 0 || (layer + 1).is_multiple_of(n))
+    }
+
+    /// Like [`Keys::slides`], but the first of every n layers has no window.
+    pub fn slides_after_first(&self, pattern: usize) -> Result<Vec<bool>> {
+        self.slides_but(pattern, |layer, n| layer.is_multiple_of(n))
+    }
+
+    /// Which layers have a window: as listed in the file, or those that are not `full` for n, which is `pattern` or the file's number.
+    fn slides_but(&self, pattern: usize, full: fn(usize, usize) -> bool) -> Result<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
         if self.is_list(KEY) {
             return Ok(self.optional_flags(KEY)?.unwrap_or_default());
         }
         let pattern = self.usize_or(KEY, pattern)?;
-        let layers = 1..=self.layers()?;
-        Ok(layers
-            .map(|layer| pattern != 0 && !layer.is_multiple_of(pattern))
-            .collect())
+        let layers = 0..self.layers()?;
+        Ok(layers.map(|layer| !full(layer, pattern)).collect())
     }
 
     /// The epsilon of the norms, which a file may give for layer norms only.

@@ -12,10 +12,12 @@ mod divisors;
 mod falcon_h1;
 mod feed_forward;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod jamba;
 mod keys;
 mod kimi_linear;
+mod laguna;
 mod lfm2;
 mod mamba;
 mod minimax;
@@ -62,9 +64,11 @@ const FAMILIES: &[Family] = &[
     dense::FAMILY,
     falcon_h1::FAMILY,
     gemma3::FAMILY,
+    gpt_oss::FAMILY,
     granite::FAMILY,
     jamba::FAMILY,
     kimi_linear::FAMILY,
+    laguna::FAMILY,
     lfm2::FAMILY,
     mamba::FAMILY,
     minimax::FAMILY,

@@ -42,12 +42,6 @@ const MISSING: &[(&str, &str, &str)] = &[
         "fused projections and scaled rotary positions",
         "llama",
     ),
-    ("mistral3", "scaled attention at long contexts", "llama"),
-    (
-        "gpt-oss",
-        "attention sinks and a mixture of experts",
-        "llama",
-    ),
 ];
 
 /// The error for a file of an unsupported architecture.
