@@ -35,12 +35,17 @@ impl Plain<'_> {
         part.iter().map(|&x| f64::from(x)).collect()
     }
 
-    /// Returns `W x` with matrix `index` of `parts`.
+    /// Returns `W x`, plus the bias if there is one, with matrix `index` of `parts`.
     fn apply(&self, name: &str, (index, parts): (usize, usize), x: &[f64]) -> Vector {
         let weight = self.part(&format!("{name}.weight"), index, parts);
-        weight
-            .chunks_exact(x.len())
-            .map(|row| dot(row, x))
+        let bias = format!("{name}.bias");
+        let bias = match self.0.contains_key(&bias) {
+            true => self.part(&bias, index, parts),
+            false => vec![0.0; weight.len() / x.len()],
+        };
+        let rows = weight.chunks_exact(x.len());
+        rows.zip(bias)
+            .map(|(row, bias)| dot(row, x) + bias)
             .collect()
     }
 
@@ -68,6 +73,16 @@ impl Plain<'_> {
             _ => x.max(0.0).powi(2),
         };
         let mut inner = apply("up", x);
+        if let (Some(limit), Some(slope)) = (
+            numbers["clamped"]["limit"].as_f64(),
+            numbers["clamped"]["slope"].as_f64(),
+        ) {
+            for (x, gate) in inner.iter_mut().zip(apply("gate", x)) {
+                let gate = gate.min(limit);
+                *x = (x.clamp(-limit, limit) + 1.0) * gate * sigmoid(slope * gate);
+            }
+            return apply("down", &inner);
+        }
         match numbers["gated"].as_bool() {
             Some(true) => {
                 let gates = apply("gate", x);
@@ -84,7 +99,10 @@ impl Plain<'_> {
     /// Returns the experts of a token and their weights.
     fn route(&self, layer: &str, numbers: &Value, x: &[f64]) -> Vec<(usize, f64)> {
         let router = &numbers["router"];
-        let logits = self.apply(&format!("{layer}ffn_gate_inp"), (0, 1), x);
+        let mut logits = self.apply(&format!("{layer}ffn_gate_inp"), (0, 1), x);
+        if let Some(cap) = router["softcap"].as_f64() {
+            logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        }
         let scores: Vector = match router["scoring"].as_str() {
             Some("sigmoid") => logits.iter().map(|&x| sigmoid(x)).collect(),
             _ => {
@@ -182,6 +200,9 @@ fn kinds() -> Vec<Value> {
         "scoring": "sigmoid", "normalize": 1e-20, "scale": 1.5, "groups": { "count": 3, "kept": 2 },
     });
     let biased = json!({ "scoring": "sigmoid", "normalize": 1e-6, "scale": 1.25, "groups": null });
+    let capped = json!({
+        "scoring": "sigmoid", "normalize": 0.0, "scale": 1.5, "groups": null, "softcap": 0.1,
+    });
     vec![
         json!({
             "experts": 6, "chosen": 2, "intermediate": 20, "router": softmax(json!(0.0)), "gated": true,
@@ -202,6 +223,14 @@ fn kinds() -> Vec<Value> {
         json!({
             "experts": 6, "chosen": 2, "intermediate": 17, "router": grouped, "bias": true, "gated": false,
             "activation": "squared_relu", "latent": 10, "shared": { "intermediate": 21, "gate": false },
+        }),
+        json!({
+            "experts": 6, "chosen": 2, "intermediate": 18, "router": softmax(json!(0.0)), "router_bias": true,
+            "expert_biases": true, "gated": true, "activation": "silu", "clamped": { "limit": 0.2, "slope": 1.7 },
+        }),
+        json!({
+            "experts": 7, "chosen": 3, "intermediate": 9, "router": capped, "bias": true, "gated": true,
+            "activation": "silu", "shared": { "intermediate": 8, "gate": false },
         }),
     ]
 }
@@ -295,7 +324,7 @@ fn a_token_reads_the_experts_that_it_chose() {
         let read: usize = spec
             .weights()
             .iter()
-            .filter(|w| w.shape.len() == 2)
+            .filter(|w| w.shape.len() == 2 && !w.name.ends_with(".bias"))
             .map(|w| 4 * w.len())
             .sum();
         assert_eq!(
@@ -341,7 +370,8 @@ fn random_mixtures_read_chunks_as_steps() {
         let numbers = json!({
             "experts": experts, "chosen": random.within(1, experts), "intermediate": random.of(&[1, 7, 64, 65, 130]),
             "router": softmax(random.of(&[Some(0.0), None]).map_or(Value::Null, |x: f64| json!(x))),
-            "bias": random.flip(), "gated": random.flip(), "activation": "silu",
+            "bias": random.flip(), "router_bias": random.flip(), "expert_biases": random.flip(), "gated": random.flip(),
+            "activation": "silu",
         });
         let spec = mixtures(hidden, std::slice::from_ref(&numbers));
         let model = model(&spec, &weights(&spec, seed));

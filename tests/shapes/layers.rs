@@ -205,6 +205,12 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
                 },
             );
             attention["gate_per_head"] = json!(attention["gate"] == true && random.flip());
+            if attention["gate"] == true && random.flip() {
+                attention["gate_function"] = json!("softplus");
+            }
+            if random.flip() {
+                attention["query_growth"] = json!({ "rate": 0.3, "period": random.within(1, 9) });
+            }
             let turned = 2 * random.within(0, 2);
             let scalings = [
                 json!(null),

@@ -171,7 +171,21 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
-        &["lfm3", "gemma3", "gemma3_text"],
+        &["gpt_oss"],
+        (
+            "experts_per_token initial_context_length",
+            "older spellings of what other keys say",
+        ),
+    ),
+    (
+        &["laguna"],
+        (
+            "gating_types",
+            "the reference reads one kind of gate for all layers",
+        ),
+    ),
+    (
+        &["laguna", "lfm3", "gemma3", "gemma3_text"],
         (
             "sliding_window rope_parameters.sliding_attention rope_parameters.full_attention",
             "of a kind of layer that the model does not have",
@@ -290,6 +304,7 @@ pub(super) const SWITCHES: &[Switch] = &[
     ("logits_scaling", ONE),
     ("logits_soft_cap", &[]),
     ("mlp_only_layers", &["[]"]),
+    ("moe_apply_router_weight_on_input", OFF),
     ("normalization_function", &["\"rmsnorm\""]),
     ("rms_norm", ON),
     ("scale_depth", ONE),

@@ -120,13 +120,14 @@ impl ExpertsSpec {
             || "a gated shared expert together with projected experts".into(),
             "experts and a shared expert without gates",
         )?;
-        let cap = self.router.softcap;
         let unit = self.clamped.map(|unit| [unit.limit, unit.slope]);
-        let bounds = cap.into_iter().chain(unit.into_iter().flatten());
+        let bounds: Vec<f32> = (self.router.softcap.into_iter())
+            .chain(unit.into_iter().flatten())
+            .collect();
         Mismatch::unless(
-            bounds.clone().all(|x| x.is_finite() && x > 0.0) && (self.gated || unit.is_none()),
-            || format!("softcap {cap:?} and clamped unit {unit:?}"),
-            "positive numbers, and a clamped unit only with gates",
+            bounds.iter().all(|x| x.is_finite() && *x > 0.0) && (self.gated || unit.is_none()),
+            || format!("bounds {bounds:?} of the router's logits and of a gated unit"),
+            "positive numbers, and bounds of a unit only with gates",
         )?;
         let Some(groups) = self.router.groups else {
             return Ok(());
