@@ -196,6 +196,76 @@ fn llama_is_the_same_from_rows_in_pairs() {
         .failed(2, &["llama.gguf", "rope_freqs.weight"]);
 }
 
+/// Returns the file as one of another architecture.
+fn renamed(file: &File, architecture: &str) -> File {
+    let key = |key: &String| key.replacen("llama.", &format!("{architecture}."), 1);
+    let keys = file.keys.iter();
+    let mut keys: BTreeMap<_, _> = keys
+        .map(|(name, value)| (key(name), value.clone()))
+        .collect();
+    keys.insert("general.architecture".into(), architecture.into());
+    File {
+        keys,
+        tensors: file.tensors.clone(),
+    }
+}
+
+#[test]
+fn a_mixture_of_equal_experts_is_a_dense_network() {
+    const EXPERTS: usize = 3;
+    for (dense, mixture, chosen) in [
+        ("llama", "llama", 2),
+        ("mistral3", "mistral3", 2),
+        // Without a norm, the weights of all experts have a sum of one.
+        ("qwen2", "qwen2moe", EXPERTS),
+    ] {
+        let dense = renamed(&llama(), dense);
+        let mut file = renamed(&llama(), mixture);
+        file.number(&format!("{mixture}.expert_count"), EXPERTS);
+        file.number(&format!("{mixture}.expert_used_count"), chosen);
+        file.number(&format!("{mixture}.expert_feed_forward_length"), 80);
+        for block in 0..3 {
+            for part in ["gate", "up", "down"] {
+                let name = format!("blk.{block}.ffn_{part}");
+                let (shape, values) = file.tensors.remove(&format!("{name}.weight")).unwrap();
+                let shape = [&[EXPERTS], &shape[..]].concat();
+                let all = (shape, values.repeat(EXPERTS));
+                file.tensors.insert(format!("{name}_exps.weight"), all);
+            }
+            let router = (0..EXPERTS * 48).map(|i| (i as f32 * 0.7).sin());
+            let router = (vec![EXPERTS, 48], router.collect());
+            let name = format!("blk.{block}.ffn_gate_inp");
+            file.tensors.insert(format!("{name}.weight"), router);
+            if mixture != "qwen2moe" {
+                continue;
+            }
+            // A shared expert without an output.
+            file.number("qwen2moe.expert_shared_feed_forward_length", 16);
+            let mut add = |name: String, shape: Vec<usize>, value: f32| {
+                let values = vec![value; shape.iter().product()];
+                file.tensors.insert(name, (shape, values));
+            };
+            add(format!("{name}_shexp.weight"), vec![48], 0.1);
+            add(
+                format!("blk.{block}.ffn_gate_shexp.weight"),
+                vec![16, 48],
+                0.1,
+            );
+            add(
+                format!("blk.{block}.ffn_up_shexp.weight"),
+                vec![16, 48],
+                0.1,
+            );
+            add(
+                format!("blk.{block}.ffn_down_shexp.weight"),
+                vec![48, 16],
+                0.0,
+            );
+        }
+        assert_close(&file.logits(), &dense.logits(), 1e-4);
+    }
+}
+
 /// Returns Qwen3.5 as llama.cpp's converter writes it: q, k and v of Gated DeltaNet are one matrix, value head t uses key head t % 3, and
 /// each query head is followed by its gate.
 fn qwen35() -> File {

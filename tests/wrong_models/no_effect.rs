@@ -7,7 +7,8 @@ pub const NO_EFFECT: &[(&str, &str)] = &[
         "the reference does the same whatever the file says",
     ),
     (
-        "bailing_hybrid: rope_theta, falcon_h1: mamba_expand, falcon_mamba: expand, hax_mamba: expand, mamba: expand, samba: expand, \
+        "bailing_hybrid: rope_theta, falcon_h1: mamba_expand, falcon_mamba: expand, hax_mamba: expand, laguna: num_attention_heads, \
+         mamba: expand, samba: expand, \
          qwen3_5: text_config.model_type, qwen3_5: text_config.tie_word_embeddings, \
          qwen3_5_moe: text_config.tie_word_embeddings",
         "another key says it",
@@ -18,7 +19,8 @@ pub const NO_EFFECT: &[(&str, &str)] = &[
         "values that are rounded to the same, and periods longer than the model",
     ),
     (
-        "gla: conv_size, hgrn2: conv_size, granitemoehybrid: intermediate_size, hax_mamba: num_hash, nemotron_h: intermediate_size, \
+        "gla: conv_size, hgrn2: conv_size, granitemoehybrid: intermediate_size, hax_mamba: num_hash, \
+         laguna: rope_parameters.sliding_attention.partial_rotary_factor, nemotron_h: intermediate_size, \
          nemotron_h: mlp_bias, nemotron_h: moe_intermediate_size, nemotron_h: moe_latent_size, \
          nemotron_h: moe_shared_expert_intermediate_size, nemotron_h: n_routed_experts, nemotron_h: n_shared_experts, \
          qwen3: layer_types, qwen3: sliding_window, smollm3: layer_types, smollm3: sliding_window, qwen3_next: decoder_sparse_step, \

@@ -50,7 +50,7 @@ pub(super) fn tensor_name(name: &str, mixer: &str) -> String {
     }
 }
 
-fn spec(config: &Config) -> Result<ModelSpec> {
+pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
     let attention = attention(config)?;
     let layers = (0..config.layers()?)
@@ -126,7 +126,7 @@ pub(super) fn attention_without_positions(config: &Config) -> Result<Attention> 
         bias: bias || model_type == "qwen2",
         out_bias: bias,
         head_norm_eps: match model_type {
-            "qwen3" => Some(norm_eps(config)?),
+            "qwen3" | "qwen3_vl_text" => Some(norm_eps(config)?),
             _ => None,
         },
         ..Attention::default()
@@ -149,6 +149,7 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     let usual = match config.string("model_type")? {
         "gpt_oss" => 1.5e5,
         "ministral3" => 1e6,
+        "qwen3_vl_text" => 5e6,
         "smollm3" => 2e6,
         _ => 1e4,
     };

@@ -178,6 +178,13 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &["mistral3"],
+        (
+            "spatial_merge_size projector_hidden_act multimodal_projector_bias vision_feature_layer",
+            "how images become inputs",
+        ),
+    ),
+    (
         &["laguna"],
         (
             "gating_types",
@@ -342,6 +349,10 @@ pub(super) const GGUF_KEYS: &[Idle] = &[
     (
         "kimi-linear.rope.freq_base mamba.rope.freq_base mamba2.rope.freq_base",
         "positions, which the model does not have",
+    ),
+    (
+        "qwen3vl.n_deepstack_layers qwen3vlmoe.n_deepstack_layers",
+        "layers that read images",
     ),
     (
         "kimi-linear.attention.value_length",

@@ -58,6 +58,7 @@ mod unread_keys;
 mod unused;
 mod unused_lists;
 mod vocab_files;
+mod with_images;
 mod zamba2;
 
 use std::path::Path;
@@ -114,6 +115,7 @@ const FAMILIES: &[Family] = &[
     rwkv::FAMILY,
     rwkv6::FAMILY,
     sse::FAMILY,
+    with_images::FAMILY,
     zamba2::FAMILY,
 ];
 

@@ -1,17 +1,19 @@
-//! Transformers: Llama and Mistral, Ministral 3, Qwen2, Qwen3, SmolLM3 (llama.cpp `src/models/llama.cpp`, `mistral3.cpp`, `qwen2.cpp`,
-//! `qwen3.cpp`, `smollm3.cpp`).
+//! Transformers: Llama, Mistral and Mixtral, Ministral 3, Qwen2, Qwen3 and the language model of Qwen3-VL, SmolLM3 (llama.cpp
+//! `src/models/llama.cpp`, `mistral3.cpp`, `qwen2.cpp`, `qwen3.cpp`, `qwen3vl.cpp`, `smollm3.cpp`).
 
 use std::sync::Arc;
 
 use super::attention::{Pairs, attention, names, trained_length, unturned};
-use super::feed_forward::dense;
+use super::feed_forward::{Mixture, dense, expert_names, experts};
+use super::qwen35::check_sections;
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
+use crate::feed_forward::FeedForward;
 use crate::mixers::Attention;
-use crate::ops::Growth;
+use crate::ops::{Growth, Router};
 
 pub(super) const FAMILY: Family = Family {
-    architectures: &["llama", "mistral3", "qwen2", "qwen3", "smollm3"],
+    architectures: &["llama", "mistral3", "qwen2", "qwen3", "qwen3vl", "smollm3"],
     read,
 };
 
@@ -20,18 +22,20 @@ const UNTURNED: usize = 4;
 
 fn read(keys: &Keys) -> Result<Description> {
     let architecture = keys.architecture();
-    if keys.experts()? > 1 {
-        return Err(keys.unsupported("a mixture of experts in a Transformer, expected a dense one"));
+    let has_experts = keys.experts()? > 1;
+    if has_experts && !["llama", "mistral3"].contains(&architecture) {
+        return Err(keys.unsupported("a mixture of experts, expected a dense network"));
     }
     let pairs = match architecture {
         "llama" | "mistral3" | "smollm3" => Pairs::Neighbours,
         _ => Pairs::Halves,
     };
     let eps = keys.f32("attention.layer_norm_rms_epsilon")?;
+    let normed = ["qwen3", "qwen3vl"].contains(&architecture);
     let intermediate = keys.per_layer("feed_forward_length")?;
     let mixer = |layer: usize| -> Result<Attention> {
         let attention = Attention {
-            head_norm_eps: (architecture == "qwen3").then_some(eps),
+            head_norm_eps: normed.then_some(eps),
             query_growth: match architecture {
                 "mistral3" => growth(keys)?,
                 _ => None,
@@ -45,14 +49,25 @@ fn read(keys: &Keys) -> Result<Description> {
             attention
         })
     };
-    let mixers = (0..keys.layers()?).map(mixer).collect::<Result<Vec<_>>>()?;
-    let names = |(block, mixer)| names(keys, block, mixer, pairs);
-    let tables: Vec<_> = mixers.iter().enumerate().map(names).collect();
-    let layers = mixers.into_iter().zip(intermediate).enumerate();
-    let layers = layers.map(|(block, (mixer, intermediate))| {
-        layer(Arc::new(mixer), Some(dense(keys, block, intermediate)))
-    });
-    let spec = model(keys, layers.collect())?;
+    let (mut layers, mut tables) = (Vec::new(), Vec::new());
+    for (block, intermediate) in intermediate.into_iter().enumerate() {
+        let mixer = mixer(block)?;
+        if architecture == "qwen3vl" {
+            check_sections(keys, &mixer)?;
+        }
+        let mut table = names(keys, block, &mixer, pairs);
+        let ffn = match has_experts {
+            true => {
+                let experts = experts(keys, block, Mixture::new(Router::softmax(true)))?;
+                table.extend(expert_names(keys, block, &experts));
+                FeedForward::Experts(experts)
+            }
+            false => dense(keys, block, intermediate),
+        };
+        layers.push(layer(Arc::new(mixer), Some(ffn)));
+        tables.push(table);
+    }
+    let spec = model(keys, layers)?;
     Ok(Description::new(spec, tables.into_iter()))
 }
 

@@ -76,7 +76,7 @@ fn read(keys: &Keys) -> Result<Description> {
 }
 
 /// Fails unless sections of time and image axes cover all angles; in a text, all of these axes have the token's position.
-fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
+pub(super) fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
     const KEY: &str = "rope.dimension_sections";
     let sections = keys.numbers(KEY)?;
     let pairs = attention.rope_dim.unwrap_or(attention.head_dim) / 2;

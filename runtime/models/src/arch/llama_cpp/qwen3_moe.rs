@@ -1,10 +1,11 @@
-//! Qwen3 with mixtures of experts, and Mellum 2, whose layers with a window have plain rotary positions of another base (llama.cpp
-//! `src/models/qwen3moe.cpp`, `mellum.cpp`).
+//! Qwen2 and Qwen3 with mixtures of experts, the language model of Qwen3-VL with them, and Mellum 2, whose layers with a window have plain
+//! rotary positions of another base (llama.cpp `src/models/qwen2moe.cpp`, `qwen3moe.cpp`, `qwen3vlmoe.cpp`, `mellum.cpp`).
 
 use std::sync::Arc;
 
 use super::attention::{Pairs, attention, names};
 use super::feed_forward::{Mixture, dense, expert_names, experts};
+use super::qwen35::check_sections;
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
@@ -12,10 +13,12 @@ use crate::mixers::Attention;
 use crate::ops::Router;
 
 pub(super) const FAMILY: Family = Family {
-    architectures: &["mellum", "qwen3moe"],
+    architectures: &["mellum", QWEN2, "qwen3moe", "qwen3vlmoe"],
     read,
 };
 
+/// Qwen2's mixtures, with a gated shared expert and without norms of the heads.
+const QWEN2: &str = "qwen2moe";
 /// Without a list, every n-th layer attends to all tokens.
 const PATTERN: usize = 4;
 
@@ -30,11 +33,16 @@ fn read(keys: &Keys) -> Result<Description> {
         0 => vec![false; intermediate.len()],
         _ => keys.slides(PATTERN)?,
     };
-    let mixture = Mixture::new(Router::softmax(true));
+    let is_qwen2 = keys.architecture() == QWEN2;
+    let mixture = Mixture {
+        gate: is_qwen2,
+        length_is_total: is_qwen2,
+        ..Mixture::new(Router::softmax(!is_qwen2))
+    };
     let (mut layers, mut tables) = (Vec::new(), Vec::new());
     for (block, intermediate) in intermediate.into_iter().enumerate() {
         let mut mixer = Attention {
-            head_norm_eps: Some(eps),
+            head_norm_eps: (!is_qwen2).then_some(eps),
             ..attention(keys, block)?
         };
         if slides[block] {
@@ -43,6 +51,9 @@ fn read(keys: &Keys) -> Result<Description> {
                 .optional_f32("rope.freq_base_swa")?
                 .or(mixer.rope_theta);
             mixer.rope_scaling = None;
+        }
+        if keys.architecture() == "qwen3vlmoe" {
+            check_sections(keys, &mixer)?;
         }
         let mut table = names(keys, block, &mixer, Pairs::Halves);
         let ffn = match keys.has_tensor(&format!("blk.{block}.ffn_gate_inp.weight")) {

@@ -30,13 +30,6 @@ const MISSING: &[(&str, &str, &str)] = &[
         "norms after both parts of a layer and capped logits",
         "llama",
     ),
-    ("qwen2moe", "a mixture of experts in a Transformer", "qwen2"),
-    ("qwen3moe", "a mixture of experts in a Transformer", "qwen3"),
-    (
-        "qwen3vl",
-        "rotary positions in sections for images",
-        "qwen3",
-    ),
     (
         "phi3",
         "fused projections and scaled rotary positions",
