@@ -31,21 +31,18 @@ pub(super) fn attach(entries: &mut BTreeMap<String, Entry>) -> Result<()> {
         };
         let scales = format!("{name}_scales");
         let is_bytes = |name: &str| entries.get(name).is_some_and(|e| e.dtype == Dtype::U8);
-        if !is_bytes(stored) || !is_bytes(&scales) {
+        if !is_bytes(stored) || !is_bytes(&scales) || entries.contains_key(name) {
             continue;
         }
         let (Some(codes), Some(scales)) = (entries.remove(stored), entries.remove(&scales)) else {
             continue;
         };
-        let shape = match (&codes.shape[..], &scales.shape[..]) {
-            ([.., CODES], [outer @ .., blocks])
-                if codes.shape[..scales.shape.len()] == scales.shape =>
-            {
-                let cols = blocks.saturating_mul(MXFP4.block_len);
-                [outer, &[cols]].concat()
+        let shape = match (codes.shape.split_last(), scales.shape.split_last()) {
+            (Some((&CODES, blocks)), Some((count, outer))) if blocks == scales.shape => {
+                [outer, &[count.saturating_mul(MXFP4.block_len)]].concat()
             }
-            (found, scales) => {
-                let found = format!("shape {found:?} with scales {scales:?}");
+            _ => {
+                let found = format!("shape {:?} with scales {:?}", codes.shape, scales.shape);
                 let item = format!("tensor '{stored}'");
                 let expected = format!("a scale for every {CODES} bytes");
                 return Err(Error::invalid(&codes.file, item, found, expected));
@@ -88,7 +85,42 @@ fn reordered(codes: &[u8; CODES]) -> [u8; CODES] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
+
+    fn attached(codes: &[usize], scales: &[usize]) -> Result<Option<Vec<usize>>> {
+        let entry = |shape: &[usize]| Entry {
+            file: "test".into(),
+            dtype: Dtype::U8,
+            shape: shape.to_vec(),
+            data: Bytes::from_vec(vec![0; shape.iter().product()]),
+            packing: None,
+            blocks: None,
+            used: AtomicBool::new(false),
+        };
+        let mut entries = BTreeMap::from([
+            ("w_blocks".to_string(), entry(codes)),
+            ("w_scales".to_string(), entry(scales)),
+        ]);
+        attach(&mut entries)?;
+        Ok(entries.remove("w").map(|entry| entry.shape))
+    }
+
+    #[test]
+    fn every_block_has_a_scale() {
+        let shape = attached(&[2, 5, 3, 16], &[2, 5, 3]).expect("a tensor");
+        assert_eq!(shape, Some(vec![2, 5, 96]));
+        for (codes, scales) in [
+            (&[16][..], &[2, 3][..]),
+            (&[3, 16], &[]),
+            (&[], &[]),
+            (&[3, 8], &[3]),
+            (&[3, 16], &[4]),
+        ] {
+            assert!(attached(codes, scales).is_err(), "{codes:?} {scales:?}");
+        }
+    }
 
     #[test]
     fn reordered_codes_are_the_numbers_of_the_pairs() {
