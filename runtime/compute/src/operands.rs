@@ -115,6 +115,12 @@ impl Access {
         self.update(tensors.into_iter().map(Operand::State))
     }
 
+    /// Adds state tensors that the op only reads.
+    pub fn reads_state(mut self, tensors: impl IntoIterator<Item = usize>) -> Self {
+        self.reads.extend(tensors.into_iter().map(Operand::State));
+        self
+    }
+
     fn update(mut self, operands: impl Iterator<Item = Operand>) -> Self {
         for operand in operands {
             self.reads.push(operand);

@@ -1,4 +1,4 @@
-// Rows of the embedding, scaled, into the residual stream, after an optional norm.
+// Rows of an embedding, scaled, into the columns of the output, after an optional norm.
 template <int format, int cols, int flags>
 __device__ void embed(const u8* matrix, int vocab, float multiplier, const u32* ids, const Prologue& norm, Rows output) {
   using Weights = Format<format, cols>;

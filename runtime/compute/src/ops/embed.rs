@@ -1,13 +1,13 @@
-//! Copies rows of the embedding matrix into the residual stream.
+//! Copies rows of an embedding matrix into the residual stream or another buffer.
 
 use waterline_quant::Matrix;
 
-use super::{Access, CpuOp, DeviceOp, Op};
+use super::{Access, CpuOp, DeviceOp, Op, Rules};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter, Source, format_of};
 use crate::error::Result;
 use crate::functions::Norm;
-use crate::operands::{RESIDUAL, View};
+use crate::operands::View;
 
 /// Decodes the embedding row of each token.
 pub struct Embed {
@@ -17,11 +17,17 @@ pub struct Embed {
     pub multiplier: f32,
     /// Applied to the multiplied rows.
     pub norm: Option<Norm>,
+    /// The columns for the rows, `[hidden]`.
+    pub output: View,
 }
 
 impl Op for Embed {
     fn access(&self) -> Access {
-        Access::default().writes([View::whole(RESIDUAL, self.matrix.cols())])
+        Access::default().writes([self.output])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.width("output", self.output, self.matrix.cols());
     }
 
     fn weight_bytes(&self) -> usize {
@@ -31,9 +37,9 @@ impl Op for Embed {
 
 impl CpuOp for Embed {
     fn run(&self, frame: &mut Frame) {
-        let hidden = self.matrix.cols();
-        let residual = frame.buffers.get_mut(RESIDUAL);
-        for (row, &token) in residual.chunks_exact_mut(hidden).zip(frame.tokens) {
+        let values = frame.buffers.get_mut(self.output.buffer);
+        for (t, &token) in frame.tokens.iter().enumerate() {
+            let row = &mut values[self.output.columns(t)];
             self.matrix.decode_row(token as usize, row);
             if self.multiplier != 1.0 {
                 simd::scale(self.multiplier, row);
@@ -52,8 +58,7 @@ impl DeviceOp for Embed {
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let hidden = self.matrix.cols();
-        let output = View::whole(RESIDUAL, hidden);
-        let norm = launches.prologue(output, self.norm.as_ref())?;
+        let norm = launches.prologue(self.output, self.norm.as_ref())?;
         let matrix = launches.matrix_address(&self.matrix)?;
         launches.push(Call {
             source: const { &[Source::new("ops/embed.cu", &[])] },
@@ -71,7 +76,7 @@ impl DeviceOp for Embed {
                 Parameter::value(self.multiplier),
                 Parameter::pointer("const u32", launches.memory.ids),
                 Parameter::value(norm),
-                launches.view(output),
+                launches.view(self.output),
             ],
         });
         Ok(())

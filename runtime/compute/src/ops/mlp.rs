@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::functions::{Activation, Norm};
 use crate::operands::{PRODUCT, RESIDUAL, View};
 
-/// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`.
+/// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`, or the same without the sum.
 pub struct Mlp {
     /// Applied to the residual stream first.
     pub norm: Option<Norm>,
@@ -27,14 +27,24 @@ pub struct Mlp {
     pub inner: View,
     /// Norm of the output before it is added `[hidden]`.
     pub post_norm: Option<Norm>,
+    /// Columns that the output replaces; `None` to add it to the residual stream.
+    pub output: Option<View>,
+}
+
+impl Mlp {
+    fn residual(&self) -> View {
+        View::whole(RESIDUAL, self.gate.matrix.cols())
+    }
 }
 
 impl Op for Mlp {
     fn access(&self) -> Access {
         let inner = View::whole(self.inner.buffer, 2 * self.gate.matrix.rows());
-        Access::default()
-            .updates([View::whole(RESIDUAL, self.down.matrix.rows())])
-            .writes([inner])
+        match self.output {
+            None => Access::default().updates([self.residual()]),
+            Some(output) => Access::default().reads([self.residual()]).writes([output]),
+        }
+        .writes([inner])
     }
 
     fn check(&self, rules: &mut Rules) {
@@ -42,6 +52,8 @@ impl Op for Mlp {
         rules.equal("the gate's first column", self.gate.column, 0);
         rules.equal("the first column of up", self.up.column, intermediate);
         rules.equal("up's width", self.up.matrix.rows(), intermediate);
+        let output = self.output.unwrap_or(self.residual());
+        rules.width("output", output, self.down.matrix.rows());
     }
 
     fn weight_bytes(&self) -> usize {
@@ -52,9 +64,8 @@ impl Op for Mlp {
 
 impl CpuOp for Mlp {
     fn run(&self, frame: &mut Frame) {
-        let hidden = self.down.matrix.rows();
         let intermediate = self.gate.matrix.rows();
-        let residual = View::whole(RESIDUAL, hidden);
+        let residual = self.residual();
         let inner_linears = [&self.gate, &self.up];
         let rounding = |linear: &Linear| {
             let all = inner_linears.map(|linear| linear.matrix.format());
@@ -98,7 +109,7 @@ impl CpuOp for Mlp {
             );
         }
         frame.buffers.put(self.inner.buffer, inner);
-        frame.add_product(&self.down, self.post_norm.as_ref());
+        frame.finish_product(&self.down, self.post_norm.as_ref(), self.output);
     }
 }
 
@@ -108,7 +119,7 @@ impl DeviceOp for Mlp {
     }
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let residual = View::whole(RESIDUAL, self.down.matrix.rows());
+        let residual = self.residual();
         let prologue = launches.prologue(residual, self.norm.as_ref())?;
         let unit = GatedUnit {
             gate: self.gate.weight(),
@@ -117,6 +128,13 @@ impl DeviceOp for Mlp {
             activation: self.activation,
             inner: self.inner,
         };
+        if let Some(output) = self.output {
+            launches.gemm_gated(prologue, &unit, output, false)?;
+            return match &self.post_norm {
+                Some(norm) => launches.norm_columns(output, norm),
+                None => Ok(()),
+            };
+        }
         let Some(norm) = &self.post_norm else {
             return launches.gemm_gated(prologue, &unit, residual, true);
         };

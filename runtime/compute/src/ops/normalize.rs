@@ -54,8 +54,15 @@ impl DeviceOp for Normalize {
     }
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let prologue = launches.prologue(self.columns, Some(&self.norm))?;
-        launches.store_prologue(prologue, self.columns);
+        launches.norm_columns(self.columns, &self.norm)
+    }
+}
+
+impl Launches<'_> {
+    /// Launches `columns = norm(columns)`.
+    pub(super) fn norm_columns(&mut self, columns: View, norm: &Norm) -> Result<()> {
+        let prologue = self.prologue(columns, Some(norm))?;
+        self.store_prologue(prologue, columns);
         Ok(())
     }
 }

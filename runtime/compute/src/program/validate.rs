@@ -1,6 +1,6 @@
 //! Guarantees for every op of a program, checked once when a model is bound.
 //!
-//! - *bounds*: columns lie within their rows, and rows within their buffer; state tensors belong to the op's layer
+//! - *bounds*: columns lie within their rows, and rows within their buffer; state tensors belong to the op's layer or to an earlier one
 //! - *disjoint writes*: an op writes no value more than once
 //! - *apart*: an operand that an op only writes is in a buffer that the op does not read
 //! - *widths*: the op's own rules ([`crate::ops::Op::check`]), which ensure that its tasks write separate columns and rows
@@ -54,8 +54,8 @@ impl Program {
                 }
                 Operand::State(tensor) => {
                     let owner = plan.tensors().get(tensor).and_then(|tensor| tensor.layer);
-                    if owner.is_none() || owner != layer {
-                        return Some(format!("state tensor {tensor} belongs to another layer"));
+                    if owner.is_none() || owner > layer {
+                        return Some(format!("state tensor {tensor} belongs to a later layer"));
                     }
                 }
             }

@@ -76,7 +76,7 @@ pub enum Size {
 }
 
 /// A state tensor of a mixer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StateTensor {
     /// Name of the tensor within the layer.
     pub name: &'static str,

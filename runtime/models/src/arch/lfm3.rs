@@ -127,11 +127,12 @@ fn with_positions(config: &Config, attention: &Attention, kind: &str) -> Result<
     };
     let half = RopeScaling::Proportional {
         turned: attention.head_dim / 4 * 2,
+        factor: 1.0,
     };
     let (theta, scaling) = match &own {
         Some(own) => (
             own.f32_or("rope_theta", 1e6)?,
-            proportional(own, config, attention.head_dim)?,
+            rotary::scaling_of_heads(own, config, attention.head_dim)?,
         ),
         None if kind == SLIDING => (1e4, None),
         None => (1e6, Some(half)),
@@ -142,21 +143,4 @@ fn with_positions(config: &Config, attention: &Attention, kind: &str) -> Result<
         rope_scaling: scaling,
         ..attention.clone()
     })
-}
-
-/// The scaling of the rotary positions: as in other models, or by the share of pairs that rotate.
-fn proportional(rope: &Config, config: &Config, head_dim: usize) -> Result<Option<RopeScaling>> {
-    if rope.optional_text("rope_type")? != Some("proportional") {
-        return rotary::scaling(rope, config);
-    }
-    if rope.f32_or("factor", 1.0)? != 1.0 {
-        return Err(rope.wrong("factor", "1 or null"));
-    }
-    let share = rope.f32_or("partial_rotary_factor", 1.0)?;
-    if !(0.0..=1.0).contains(&share) {
-        return Err(rope.wrong("partial_rotary_factor", "a number from 0 to 1"));
-    }
-    // Computed in f32, so that 0.7 of 20 is 14.
-    let pairs = (share * head_dim as f32 / 2.0) as usize;
-    Ok(Some(RopeScaling::Proportional { turned: 2 * pairs }))
 }

@@ -47,6 +47,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 ffn: Some(experts.clone()),
                 mixer_sublayer: sublayer(config, kind)?,
                 ffn_sublayer: sublayer(config, "mlp")?,
+                ..LayerSpec::default()
             })
         })
         .collect::<Result<_>>()?;

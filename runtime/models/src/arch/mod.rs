@@ -15,6 +15,7 @@ mod fla_slots;
 #[cfg(test)]
 mod flag_tests;
 mod gemma3;
+mod gemma4;
 mod gpt_oss;
 mod granite;
 mod granite_swa;
@@ -88,6 +89,8 @@ const FAMILIES: &[Family] = &[
     fla::FAMILY,
     gemma3::FAMILY,
     gemma3::WITH_IMAGES,
+    gemma4::FAMILY,
+    gemma4::WITH_IMAGES,
     gpt_oss::FAMILY,
     granite::DENSE,
     granite::FAMILY,

@@ -83,6 +83,27 @@ pub(super) fn of_kind(config: &Config, layer: usize, attention: Attention) -> Re
     })
 }
 
+/// Like [`scaling`], for heads of `head_dim` values, of which a share of the pairs may rotate.
+pub(super) fn scaling_of_heads(
+    rope: &Config,
+    config: &Config,
+    head_dim: usize,
+) -> Result<Option<RopeScaling>> {
+    if rope.optional_text("rope_type")? != Some("proportional") {
+        return scaling(rope, config);
+    }
+    let share = rope.f32_or("partial_rotary_factor", 1.0)?;
+    if !(0.0..=1.0).contains(&share) {
+        return Err(rope.wrong("partial_rotary_factor", "a number from 0 to 1"));
+    }
+    // Computed in f32, so that 0.7 of 20 is 14.
+    let pairs = (share * head_dim as f32 / 2.0) as usize;
+    Ok(Some(RopeScaling::Proportional {
+        turned: 2 * pairs,
+        factor: positive(rope, "factor")?.unwrap_or(1.0),
+    }))
+}
+
 /// A number above zero, if the key is there.
 fn positive(rope: &Config, key: &str) -> Result<Option<f32>> {
     match rope.optional_f32(key)? {

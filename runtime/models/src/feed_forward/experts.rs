@@ -21,6 +21,9 @@ use crate::operands::{RESIDUAL, View};
 use crate::ops::{Expert, ExpertBiases, Experts, Route, Router, SharedExpert};
 use crate::weights::WeightSpec;
 
+/// Factors of the weights of the experts.
+const GAINS: &str = "ffn_down_exps.scale";
+
 /// Hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,6 +45,9 @@ pub struct ExpertsSpec {
     /// Whether the matrices of the experts, except the shared one's, have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub expert_biases: bool,
+    /// Whether a learned number multiplies the weight of each expert.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub gains: bool,
     /// Whether experts have gates.
     pub gated: bool,
     /// Activation of the gate; without gates, of the first product.
@@ -82,6 +88,7 @@ impl Default for ExpertsSpec {
             bias: false,
             router_bias: false,
             expert_biases: false,
+            gains: false,
             gated: true,
             activation: Activation::Silu,
             clamped: None,
@@ -156,6 +163,9 @@ impl ExpertsSpec {
         if self.bias {
             weights.push(WeightSpec::full("exp_probs_b.bias", &[self.experts]));
         }
+        if self.gains {
+            weights.push(WeightSpec::full(GAINS, &[self.experts]));
+        }
         if let Some(latent) = self.latent {
             weights.push(WeightSpec::matrix("ffn_latent_in.weight", latent, hidden));
             weights.push(WeightSpec::matrix("ffn_latent_out.weight", hidden, latent));
@@ -202,36 +212,17 @@ impl ExpertsSpec {
         let latent = self.latent.and_then(|_| views.next());
         let (logits, shared_gate) = (views.next().expect("the router"), views.next());
 
-        let route = layer.buffer(2 * self.chosen);
-        let bias = if self.bias {
-            Some(layer.vector("exp_probs_b.bias")?)
-        } else {
-            None
-        };
         let scale = match latent {
             Some(_) => 1.0,
             None => multiplier,
         };
-        layer.push(Route {
-            logits,
-            router: Router {
-                scale: self.router.scale * scale,
-                ..self.router
-            },
-            bias,
-            out: route,
-        });
+        let route = self.route(layer, logits, scale)?;
         let residual = View::whole(RESIDUAL, layer.hidden());
         let (input, norm, output) = match latent {
             Some(latent) => (latent, None, layer.buffer(latent.width)),
             None => (residual, layer.input_norm(), residual),
         };
         let inside = self.shared.filter(|_| latent.is_none());
-        let shared_width = inside.map_or(0, |shared| shared.intermediate);
-        layer.wide_inputs(input.width);
-        layer.wide_inputs(Experts::inputs_width(self.chosen, self.intermediate));
-        layer.wide_inputs(Experts::inputs_width(1, shared_width));
-        let inner = Experts::inner_width(self.chosen, self.intermediate, shared_width);
         let shared = match inside {
             Some(_) => Some(SharedExpert {
                 expert: self.expert(layer, "shexp")?,
@@ -241,19 +232,9 @@ impl ExpertsSpec {
             None => None,
         };
         let experts = Experts {
-            input,
             norm,
-            route,
-            experts: self.experts,
-            expert: self.expert(layer, "exps")?,
-            biases: self.biases(layer)?,
-            shared,
-            activation: self.activation,
-            clamped: self.clamped,
-            inner: layer.buffer(inner),
-            order: layer.buffer(Experts::order_width(self.chosen)),
-            output,
             add: latent.is_none(),
+            ..self.chosen(layer, input, route, shared, output)?
         };
         layer.push(experts);
         if latent.is_none() {
@@ -282,6 +263,63 @@ impl ExpertsSpec {
             up: bias("up")?,
             down: bias("down")?,
         }))
+    }
+
+    /// Chooses experts by their `logits`; `scale` multiplies their weights. Returns the columns of the choice.
+    pub(super) fn route(&self, layer: &mut Lowering, logits: View, scale: f32) -> Result<View> {
+        let out = layer.buffer(2 * self.chosen);
+        let bias = if self.bias {
+            Some(layer.vector("exp_probs_b.bias")?)
+        } else {
+            None
+        };
+        let gains = if self.gains {
+            Some(layer.vector(GAINS)?)
+        } else {
+            None
+        };
+        layer.push(Route {
+            logits,
+            router: Router {
+                scale: self.router.scale * scale,
+                ..self.router
+            },
+            bias,
+            gains,
+            out,
+        });
+        Ok(out)
+    }
+
+    /// The op of the chosen experts, which writes the columns `output`.
+    pub(super) fn chosen(
+        &self,
+        layer: &mut Lowering,
+        input: View,
+        route: View,
+        shared: Option<SharedExpert>,
+        output: View,
+    ) -> Result<Experts> {
+        let shared_width = shared.as_ref().map_or(0, |shared| shared.expert.up.rows());
+        layer.wide_inputs(input.width);
+        layer.wide_inputs(Experts::inputs_width(self.chosen, self.intermediate));
+        layer.wide_inputs(Experts::inputs_width(1, shared_width));
+        let inner = Experts::inner_width(self.chosen, self.intermediate, shared_width);
+        Ok(Experts {
+            input,
+            norm: None,
+            route,
+            experts: self.experts,
+            expert: self.expert(layer, "exps")?,
+            shared,
+            biases: self.biases(layer)?,
+            activation: self.activation,
+            clamped: self.clamped,
+            inner: layer.buffer(inner),
+            order: layer.buffer(Experts::order_width(self.chosen)),
+            output,
+            add: false,
+        })
     }
 
     /// Loads the expert matrices whose names end in `end`.

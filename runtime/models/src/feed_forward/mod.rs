@@ -1,8 +1,10 @@
 //! The feed-forward network of a layer.
 
 mod experts;
+mod mlp_and_experts;
 
 pub use experts::{ExpertsSpec, SharedSpec};
+pub use mlp_and_experts::MlpAndExperts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -13,8 +15,11 @@ use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::mixers::Mismatch;
 use crate::operands::{RESIDUAL, View};
-use crate::ops::Mlp;
+use crate::ops::{Linear, Mlp};
 use crate::weights::WeightSpec;
+
+const MLP: &str = "mlp";
+const EXPERTS: &str = "experts";
 
 /// The network that follows a layer's mixer, with its own norms.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +28,8 @@ pub enum FeedForward {
     Dense(MlpSpec),
     /// A mixture of experts with a router.
     Experts(ExpertsSpec),
+    /// Both, side by side, each with its own norms.
+    Both(MlpAndExperts),
 }
 
 /// A network of two layers of weights.
@@ -66,31 +73,41 @@ impl From<MlpSpec> for FeedForward {
 }
 
 impl FeedForward {
-    /// The hyperparameters, as stored in a layer's JSON.
-    pub(crate) fn to_json(&self) -> Value {
-        match self {
-            FeedForward::Dense(mlp) => mlp.to_json(),
-            FeedForward::Experts(experts) => experts.to_json(),
-        }
+    /// Puts the hyperparameters into a layer's JSON.
+    pub(crate) fn put(&self, layer: &mut Map<String, Value>) {
+        let (mlp, experts) = match self {
+            FeedForward::Dense(mlp) => (Some(mlp), None),
+            FeedForward::Experts(experts) => (None, Some(experts)),
+            FeedForward::Both(both) => (Some(&both.mlp), Some(&both.experts)),
+        };
+        layer.extend(mlp.map(|mlp| (MLP.into(), mlp.to_json())));
+        layer.extend(experts.map(|experts| (EXPERTS.into(), experts.to_json())));
     }
 
     /// Takes the network out of a layer's description; `file` is named in errors.
     pub(crate) fn take(file: &str, layer: &mut Map<String, Value>) -> Result<Option<Self>> {
-        if let Some(mlp) = layer.remove("mlp") {
+        let mlp = layer.remove(MLP).map(|mlp| {
             // The width is required, since it has no default.
             Config::new(&format!("{file}.mlp"), mlp.clone())?.usize("intermediate")?;
-            return Ok(Some(FeedForward::Dense(read(file, "mlp", mlp)?)));
-        }
-        let experts = layer.remove("experts");
-        let experts = experts.map(|experts| read(file, "experts", experts));
-        Ok(experts.transpose()?.map(FeedForward::Experts))
+            read(file, MLP, mlp)
+        });
+        let experts = layer.remove(EXPERTS);
+        let experts = experts.map(|experts| read(file, EXPERTS, experts));
+        Ok(match (mlp.transpose()?, experts.transpose()?) {
+            (Some(mlp), Some(experts)) => Some(FeedForward::Both(MlpAndExperts { mlp, experts })),
+            (mlp, experts) => {
+                let experts = experts.map(FeedForward::Experts);
+                mlp.map(FeedForward::Dense).or(experts)
+            }
+        })
     }
 
-    /// The network's key in files.
+    /// The network's name in errors.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
-            FeedForward::Dense(_) => "mlp",
-            FeedForward::Experts(_) => "experts",
+            FeedForward::Dense(_) => MLP,
+            FeedForward::Experts(_) => EXPERTS,
+            FeedForward::Both(_) => "mlp and experts",
         }
     }
 
@@ -99,6 +116,7 @@ impl FeedForward {
         match self {
             FeedForward::Dense(mlp) => mlp.check(),
             FeedForward::Experts(experts) => experts.check(),
+            FeedForward::Both(both) => both.check(),
         }
     }
 
@@ -107,6 +125,7 @@ impl FeedForward {
         match self {
             FeedForward::Dense(mlp) => mlp.weights(hidden),
             FeedForward::Experts(experts) => experts.weights(hidden),
+            FeedForward::Both(both) => both.weights(hidden),
         }
     }
 
@@ -115,6 +134,7 @@ impl FeedForward {
         match self {
             FeedForward::Dense(mlp) => mlp.lower(layer),
             FeedForward::Experts(experts) => experts.lower(layer),
+            FeedForward::Both(both) => both.lower(layer),
         }
     }
 }
@@ -166,19 +186,24 @@ impl MlpSpec {
             let finish = vec![OutputOp::Map(self.activation)];
             return layer.emit_scaled(inner, finish, "ffn_down", self.multiplier);
         }
-        let inner = layer.buffer(2 * self.intermediate);
         let (down, post_norm) = layer.output_linear("ffn_down", self.multiplier)?;
-        let mlp = Mlp {
+        let mlp = self.gated_network(layer, down)?;
+        layer.push(Mlp { post_norm, ..mlp });
+        Ok(())
+    }
+
+    /// The gated network with the last matrix `down`, without a norm after it.
+    fn gated_network(&self, layer: &mut Lowering, down: Linear) -> Result<Mlp> {
+        Ok(Mlp {
             norm: layer.input_norm(),
+            inner: layer.buffer(2 * self.intermediate),
             gate: layer.linear("ffn_gate", self.gate_multiplier, 0)?,
             up: layer.linear("ffn_up", 1.0, self.intermediate)?,
             down,
             activation: self.activation,
-            inner,
-            post_norm,
-        };
-        layer.push(mlp);
-        Ok(())
+            post_norm: None,
+            output: None,
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The builder to which mixers and feed-forward networks write their ops.
 
 mod products;
+mod stream;
 mod sublayer;
 
 pub use sublayer::{NormKind, Sublayer};
@@ -52,7 +53,9 @@ pub struct WeightSource<'a> {
 pub(crate) struct Written {
     program: Program,
     /// Buffers that outlive their layer, by name.
-    published: Vec<(&'static str, View)>,
+    published: Vec<(String, View)>,
+    /// For each layer, its first state tensor and the last later layer that reads its keys and values.
+    layers: Vec<(usize, Option<usize>)>,
     /// Scale of the residual stream relative to its buffer; it only affects the norms' epsilon.
     stream: f32,
 }
@@ -63,8 +66,14 @@ impl Written {
         Written {
             program,
             published: Vec::new(),
+            layers: Vec::new(),
             stream: 1.0,
         }
+    }
+
+    /// Sets, for each layer, its first state tensor and the last later layer that reads its keys and values.
+    pub(crate) fn set_layers(&mut self, layers: Vec<(usize, Option<usize>)>) {
+        self.layers = layers;
     }
 
     /// Appends an op before the layers.
@@ -74,15 +83,31 @@ impl Written {
 
     /// Copies the residual stream to a published buffer, such as the tokens' embeddings for [`Lowering::embedding`].
     pub(crate) fn keep_stream(&mut self, name: &'static str, hidden: usize) {
-        let view = View::whole(self.program.widths.len(), hidden);
-        self.program.widths.push(hidden);
-        self.published.push((name, view));
+        let view = self.publish(name, hidden);
         let copy = HeadOp::Copy(View::whole(RESIDUAL, hidden));
         self.program.ops.push(Box::new(Prepare {
             groups: vec![HeadGroup::per_channel(view, None, vec![copy])],
             rope: None,
             gates: Vec::new(),
         }));
+    }
+
+    /// Allocates a buffer of `width` values per token, which layers read under `name`.
+    pub(crate) fn publish(&mut self, name: &str, width: usize) -> View {
+        let view = View::whole(self.program.widths.len(), width);
+        self.program.widths.push(width);
+        self.published.push((name.into(), view));
+        view
+    }
+
+    /// Ends the life of a published buffer, which layers use for other values from then on.
+    pub(crate) fn unpublish(&mut self, name: &str) {
+        self.published.retain(|(other, _)| other != name);
+    }
+
+    /// Widens the buffer of product inputs to at least `width`.
+    pub(crate) fn wide_inputs(&mut self, width: usize) {
+        self.program.widths[INPUTS] = self.program.widths[INPUTS].max(width);
     }
 
     /// Marks the end of a layer after the ops so far.
@@ -105,7 +130,8 @@ pub struct Lowering<'a> {
     first_tensor: usize,
     /// Number of buffers in use, including the program's; the next layer reuses the layer's buffers.
     buffers: usize,
-    published: &'a mut Vec<(&'static str, View)>,
+    published: &'a mut Vec<(String, View)>,
+    layers: &'a [(usize, Option<usize>)],
     program: &'a mut Program,
     hidden: usize,
     norm_eps: f32,
@@ -139,6 +165,7 @@ impl<'a> Lowering<'a> {
             first_tensor,
             buffers: FIRST_FREE,
             published: &mut written.published,
+            layers: &written.layers,
             program: &mut written.program,
             hidden: source.hidden,
             norm_eps: source.norm_eps,
@@ -211,6 +238,27 @@ impl<'a> Lowering<'a> {
     /// The epsilon of the model's norms.
     pub fn norm_eps(&self) -> f32 {
         self.norm_eps
+    }
+
+    /// Number of the layer.
+    pub(crate) fn number(&self) -> usize {
+        self.layer
+    }
+
+    /// The last layer that reads the keys and values of layer `owner`, if a later one does.
+    pub(crate) fn last_reader(&self, owner: usize) -> Option<usize> {
+        self.layers.get(owner)?.1
+    }
+
+    /// The index in the arena of the first state tensor of layer `owner`.
+    pub(crate) fn first_tensor_of(&self, owner: usize) -> Result<usize> {
+        let first = self.layers.get(owner).map(|(first, _)| *first);
+        first.ok_or_else(|| Error::Config {
+            file: self.file.into(),
+            key: format!("layers[{}]", self.layer),
+            found: format!("keys of layer {owner}"),
+            expected: "keys of an earlier layer".into(),
+        })
     }
 
     /// The index in the arena of the mixer's state tensor `index`.
@@ -298,7 +346,8 @@ impl<'a> Lowering<'a> {
     }
 
     /// Allocates a buffer of `width` values per token, which later layers read under `name`.
-    pub fn publish(&mut self, name: &'static str, width: usize) -> View {
+    pub fn publish(&mut self, name: impl Into<String>, width: usize) -> View {
+        let name = name.into();
         let view = View::whole(self.program.widths.len(), width);
         self.program.widths.push(width);
         self.published.retain(|(other, _)| *other != name);
@@ -389,7 +438,8 @@ pub(crate) fn norm(
     })
 }
 
-fn vector(file: &str, tensors: &Tensors, name: &str) -> Result<Vector> {
+/// Loads the f32 tensor called `name`.
+pub(crate) fn vector(file: &str, tensors: &Tensors, name: &str) -> Result<Vector> {
     let tensor = tensors.get(name).ok_or_else(|| missing(file, name))?;
     Ok(tensor.to_f32().into())
 }

@@ -2,7 +2,8 @@
 //! transformers' Llama, Qwen and Mistral).
 //!
 //! ```text
-//! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head or over all heads (optional);  q, k <- rotary(position)
+//! q, k, v = W_q x, W_k x, W_v x (+ biases), or v = k;  q, k <- rms per head or over all heads (optional);
+//! v <- rms per head without gains (optional);  q, k <- rotary(position)
 //! q   <- q (1 + rate ln(1 + floor(position / period)))    (optional)
 //! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t; a sink adds exp(sink) to the
 //!       softmax's sum (optional)
@@ -10,14 +11,17 @@
 //! ```
 //! Tokens that leave the window may be retained, up to a fixed number: either the tokens with the most attention from
 //! the last query (TOVA, arXiv 2401.06104), or every n-th token. Neither policy needs training.
+//! A layer may attend to the keys and values of an earlier layer (Gemma 4), with queries only.
 //! State: a ring of keys and values, `window` tokens long, or as long as the session's context; the retained set.
+
+mod shared;
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Mismatch, Mixer};
+use super::{Mismatch, Mixer, Shared};
 use crate::error::Result;
 use crate::functions::{Activation, Norm, OutputOp};
 use crate::lowering::Lowering;
@@ -65,6 +69,15 @@ pub struct Attention {
     pub gate_function: Option<Activation>,
     /// Epsilon of the norm of each head of q and k; `None` for no norm.
     pub head_norm_eps: Option<f32>,
+    /// Epsilon of the norm without gains of each head of v; `None` for no norm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_norm_eps: Option<f32>,
+    /// Whether the values are the projected keys, before their norm and positions.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub values_are_keys: bool,
+    /// Number of the earlier layer with the keys and values; `None` for the layer's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys_of: Option<usize>,
     /// Multiplies the scores; `None` for `head_dim^-1/2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softmax_scale: Option<f32>,
@@ -237,10 +250,15 @@ impl Attention {
         }
     }
 
-    /// Projects the input to q, k, v and `more`.
+    /// Projects the input to q, the k and v that the layer has, and `more`.
     pub(super) fn project(&self, layer: &mut Lowering, more: &[&str]) -> Result<Vec<View>> {
+        let own = match self.keys_of {
+            Some(_) => 0,
+            None => 2 - usize::from(self.values_are_keys),
+        };
         let key = self.key_multiplier.unwrap_or(1.0);
-        let mut factors = vec![("q_proj", 1.0), ("k_proj", key), ("v_proj", 1.0)];
+        let mut factors = vec![("q_proj", 1.0)];
+        factors.extend_from_slice(&[("k_proj", key), ("v_proj", 1.0)][..own]);
         factors.extend(more.iter().map(|name| (*name, 1.0)));
         layer.project_scaled(&factors)
     }
@@ -350,8 +368,11 @@ impl Attention {
         before: impl FnOnce(&mut Lowering, View, View) -> Result<Option<Eviction>>,
     ) -> Result<()> {
         let gate: &[&str] = if self.gate { &["g_proj"] } else { &[] };
-        let views = self.project(layer, gate)?;
-        let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
+        let mut views = self.project(layer, gate)?;
+        let gate = self.gate.then(|| views.pop()).flatten();
+        let q = views[0];
+        let k = views.get(1).copied().unwrap_or(q);
+        let v = views.get(2).copied().unwrap_or(k);
         if let Some(eps) = self.head_norm_eps.filter(|_| self.norm_over_heads) {
             for (columns, norm) in [(q, "q_norm.weight"), (k, "k_norm.weight")] {
                 let norm = Norm::rms(layer.vector(norm)?, eps);
@@ -360,7 +381,9 @@ impl Attention {
         }
         let eviction = before(layer, k, v)?;
         let learned = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
-        let [q, k, v] = if eviction.as_ref().is_some_and(learned) {
+        let [q, k, v] = if self.is_apart(layer) {
+            self.prepare_shared(layer, &views)?
+        } else if eviction.as_ref().is_some_and(learned) {
             self.prepare_apart(layer, [q, k, v])?
         } else {
             self.prepare(layer, q, k, Vec::new())?;
@@ -370,6 +393,7 @@ impl Attention {
             true => Some(layer.vector(SINKS)?),
             false => None,
         };
+        let ([keys, values], caches) = self.cache(layer)?;
         let out = layer.buffer(self.heads * self.head_dim);
         layer.push(Attend {
             heads: self.heads,
@@ -378,8 +402,9 @@ impl Attention {
             k,
             v,
             scale: self.scale(),
-            keys: layer.state_tensor(0),
-            values: layer.state_tensor(1),
+            keys,
+            values,
+            caches,
             sinks,
             eviction,
             out,
@@ -394,6 +419,30 @@ impl Attention {
         };
         layer.emit(out, finish, "o_proj")
     }
+
+    /// The state tensors of keys and values, this layer's or an earlier one's.
+    fn cached(&self) -> Vec<StateTensor> {
+        let rows = self.window.map_or(Size::Context, Size::Fixed);
+        let shape = [Size::Fixed(self.kv_heads), rows, Size::Fixed(self.head_dim)];
+        let ring = |name| StateTensor::cached(name, shape);
+        let rotary = self.rope_theta.map(|theta| {
+            let turned = View::whole(0, self.rope_dim());
+            let rope = Rope::new(theta, self.rope_scaling.as_ref(), turned);
+            Rotary {
+                first: 0,
+                frequencies: rope.frequencies.to_vec(),
+            }
+        });
+        let mut tensors = vec![ring("keys").turning(rotary), ring("values")];
+        if let Some(Retained {
+            capacity, policy, ..
+        }) = self.retained
+        {
+            let scored = matches!(policy, RetainedPolicy::Attention);
+            tensors.extend(self.set_tensors(capacity, scored));
+        }
+        tensors
+    }
 }
 
 impl Mixer for Attention {
@@ -407,6 +456,7 @@ impl Mixer for Attention {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         self.check_heads()?;
+        self.check_shared()?;
         let Some(retained) = self.retained else {
             return Ok(());
         };
@@ -420,8 +470,16 @@ impl Mixer for Attention {
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
         let width = self.heads * self.head_dim;
+        let (has_keys, has_values) = (self.keys_of.is_none(), !self.values_are_keys);
         let mut weights = Vec::new();
-        for (name, rows) in [("q", width), ("k", self.kv_width()), ("v", self.kv_width())] {
+        for (name, rows, is_there) in [
+            ("q", width, true),
+            ("k", self.kv_width(), has_keys),
+            ("v", self.kv_width(), has_keys && has_values),
+        ] {
+            if !is_there {
+                continue;
+            }
             weights.push(WeightSpec::matrix(
                 &format!("{name}_proj.weight"),
                 rows,
@@ -439,7 +497,8 @@ impl Mixer for Attention {
                     self.head_dim
                 }
             });
-            for (name, width) in ["q_norm.weight", "k_norm.weight"].iter().zip(over_heads) {
+            let norms = ["q_norm.weight", "k_norm.weight"].iter().zip(over_heads);
+            for (name, width) in norms.take(1 + usize::from(has_keys)) {
                 weights.push(WeightSpec::full(name, &[width]));
             }
         }
@@ -465,26 +524,18 @@ impl Mixer for Attention {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        let rows = self.window.map_or(Size::Context, Size::Fixed);
-        let shape = [Size::Fixed(self.kv_heads), rows, Size::Fixed(self.head_dim)];
-        let ring = |name| StateTensor::cached(name, shape);
-        let rotary = self.rope_theta.map(|theta| {
-            let turned = View::whole(0, self.rope_dim());
-            let rope = Rope::new(theta, self.rope_scaling.as_ref(), turned);
-            Rotary {
-                first: 0,
-                frequencies: rope.frequencies.to_vec(),
-            }
-        });
-        let mut tensors = vec![ring("keys").turning(rotary), ring("values")];
-        if let Some(Retained {
-            capacity, policy, ..
-        }) = self.retained
-        {
-            let scored = matches!(policy, RetainedPolicy::Attention);
-            tensors.extend(self.set_tensors(capacity, scored));
+        match self.keys_of {
+            Some(_) if self.retained.is_none() => Vec::new(),
+            _ => self.cached(),
         }
-        tensors
+    }
+
+    fn shares(&self) -> Option<Shared> {
+        let layer = self.keys_of?;
+        Some(Shared {
+            layer,
+            state: self.cached(),
+        })
     }
 
     fn retaining(&self, window: Option<usize>, retained: Retained) -> Option<Arc<dyn Mixer>> {

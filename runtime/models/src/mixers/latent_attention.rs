@@ -221,6 +221,7 @@ impl Mixer for LatentAttention {
             scale: ((self.nope + self.rope) as f32).powf(-0.5),
             keys: layer.state_tensor(0),
             values: layer.state_tensor(0),
+            caches: true,
             sinks: None,
             eviction: None,
             out: read,

@@ -107,6 +107,11 @@ pub trait Mixer: Debug + Send + Sync {
         None
     }
 
+    /// The earlier layer whose keys and values the mixer reads; `None` for most mixers.
+    fn shares(&self) -> Option<Shared> {
+        None
+    }
+
     /// Whether the mixer reads the token's embedding in addition to the residual stream.
     fn reads_embedding(&self) -> bool {
         false
@@ -119,6 +124,15 @@ pub trait Mixer: Debug + Send + Sync {
 
     /// Lowers the mixer to ops, from the layer's input to the sum into the residual stream.
     fn lower(&self, layer: &mut Lowering) -> Result<()>;
+}
+
+/// Keys and values that a mixer reads in an earlier layer.
+#[derive(Debug)]
+pub struct Shared {
+    /// Number of that layer.
+    pub layer: usize,
+    /// The state tensors that it must have.
+    pub state: Vec<StateTensor>,
 }
 
 /// Hyperparameters that do not fit together.

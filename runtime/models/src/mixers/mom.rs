@@ -313,6 +313,7 @@ impl Mixer for Mom {
             logits,
             router: Router::softmax(true),
             bias: None,
+            gains: None,
             out: route,
         });
         let narrow = names.iter().position(|name| *name == FIRST_DECAY);

@@ -200,6 +200,7 @@ impl SharedBlockSpec {
             scale: (self.head_dim as f32 / 2.0).powf(-0.5),
             keys: layer.state_tensor(0),
             values: layer.state_tensor(1),
+            caches: true,
             sinks: None,
             eviction: None,
             out,

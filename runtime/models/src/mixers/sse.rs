@@ -408,6 +408,7 @@ impl Mixer for Sse {
             logits,
             router: Router::softmax(false),
             bias: None,
+            gains: None,
             out: route,
         });
 

@@ -1,8 +1,10 @@
 //! Binds a model description to its tensors: embedding, layers and logits form one program, the drafting block another.
 
-use super::{Draft, ModelSpec};
+use super::spec::OUTPUT_SCALE;
+use super::{Draft, ModelSpec, per_layer};
 use crate::error::Result;
 use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, WeightSource, Written, matrix, norm};
+use crate::operands::{RESIDUAL, View};
 use crate::ops::{Embed, Logits};
 use crate::program::Program;
 
@@ -28,6 +30,7 @@ pub fn lower(
         } else {
             None
         },
+        output: View::whole(RESIDUAL, spec.hidden),
     };
     let program = Program {
         widths: vec![spec.hidden; FIRST_FREE],
@@ -50,6 +53,10 @@ pub fn lower(
     if by_mtp || mixers.any(|mixer| mixer.reads_embedding()) {
         written.keep_stream(EMBEDDING, spec.hidden);
     }
+    if let Some(width) = spec.per_layer_inputs {
+        per_layer::begin(source, spec, width, &mut written)?;
+    }
+    written.set_layers(layers(spec, first_tensor));
     let mut first_tensor = first_tensor;
     for (layer, layer_spec) in spec.layers.iter().enumerate() {
         let mut lowering = Lowering::new(source, layer, first_tensor, &mut written);
@@ -63,6 +70,12 @@ pub fn lower(
             ffn.lower(&mut lowering)?;
             lowering.end()?;
         }
+        if let Some(width) = spec.per_layer_inputs {
+            per_layer::lower(&mut lowering, spec, width)?;
+        }
+        if layer_spec.output_scale {
+            lowering.scale_by_tensor(OUTPUT_SCALE)?;
+        }
         first_tensor += layer_spec.state().len();
         written.end_layer();
     }
@@ -73,4 +86,19 @@ pub fn lower(
         draft = Some(Draft::lower(source, spec, mtp, first_tensor)?);
     }
     Ok((written.finish(), draft))
+}
+
+/// For each layer, its first state tensor and the last later layer that reads its keys and values.
+fn layers(spec: &ModelSpec, first_tensor: usize) -> Vec<(usize, Option<usize>)> {
+    let mut first = first_tensor;
+    let mut layers: Vec<(usize, Option<usize>)> = Vec::new();
+    for (number, layer) in spec.layers.iter().enumerate() {
+        layers.push((first, None));
+        first += layer.state().len();
+        let shared = layer.mixer.as_ref().and_then(|mixer| mixer.shares());
+        if let Some(owner) = shared.and_then(|shared| layers.get_mut(shared.layer)) {
+            owner.1 = Some(number);
+        }
+    }
+    layers
 }

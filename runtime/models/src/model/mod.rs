@@ -3,6 +3,7 @@
 mod binding;
 mod checkpoint;
 mod mtp;
+mod per_layer;
 mod sampling;
 mod spec;
 mod text_files;

@@ -95,6 +95,8 @@ impl MtpSpec {
         let scales = scales.flat_map(|layer| [layer.mixer_sublayer, layer.ffn_sublayer]);
         let plain = spec.embedding_multiplier == 1.0
             && spec.logits_multiplier == 1.0
+            && spec.per_layer_inputs.is_none()
+            && !spec.layers.iter().any(|layer| layer.output_scale)
             && scales
                 .into_iter()
                 .all(|sublayer| sublayer.normed_residual.is_none());
@@ -143,6 +145,7 @@ impl MtpSpec {
                 matrix: embedding,
                 multiplier: 1.0,
                 norm: None,
+                output: View::whole(RESIDUAL, spec.hidden),
             });
             written.keep_stream(OWN_EMBEDDING, spec.hidden);
         }
@@ -244,6 +247,7 @@ impl Draft {
             matrix: matrix(file, tensors, &format!("{embedding}.weight"))?,
             multiplier: 1.0,
             norm: None,
+            output: View::whole(RESIDUAL, hidden),
         };
         let program = Program {
             widths: vec![hidden; FIRST_FREE],

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use waterline_quant::ask_room;
 
 use super::mtp::MtpSpec;
+use super::per_layer;
 use crate::config::{Config, DEEPEST, LARGEST, changed, in_short};
 use crate::error::{Error, Result};
 use crate::feed_forward::{FeedForward, MlpSpec};
@@ -30,6 +31,8 @@ pub struct LayerSpec {
     pub(crate) mixer_sublayer: Sublayer,
     /// Norms and multipliers of the feed-forward network.
     pub(crate) ffn_sublayer: Sublayer,
+    /// Whether a learned number multiplies the residual stream after the layer.
+    pub(crate) output_scale: bool,
 }
 
 impl LayerSpec {
@@ -65,7 +68,10 @@ impl LayerSpec {
             }
         }
         if let Some(ffn) = &self.ffn {
-            object.insert(ffn.kind().into(), ffn.to_json());
+            ffn.put(&mut object);
+        }
+        if self.output_scale {
+            object.insert(OUTPUT_SCALE_KEY.into(), json!(true));
         }
         for (key, sublayer) in [
             (MIXER_SUBLAYER, self.mixer_sublayer),
@@ -86,7 +92,8 @@ impl LayerSpec {
         let mixer_sublayer = config.read_or(MIXER_SUBLAYER, Sublayer::default())?;
         let ffn_sublayer = config.read_or(FFN_SUBLAYER, Sublayer::default())?;
         let ffn = FeedForward::take(file, &mut parameters)?;
-        for key in ["mixer", MIXER_SUBLAYER, FFN_SUBLAYER] {
+        let output_scale = config.bool_or(OUTPUT_SCALE_KEY, false)?;
+        for key in ["mixer", MIXER_SUBLAYER, FFN_SUBLAYER, OUTPUT_SCALE_KEY] {
             parameters.remove(key);
         }
         // A layer without a mixer consists of its network alone.
@@ -103,6 +110,7 @@ impl LayerSpec {
             ffn,
             mixer_sublayer,
             ffn_sublayer,
+            output_scale,
         })
     }
 
@@ -178,6 +186,9 @@ impl LayerSpec {
 /// Keys of the norms and multipliers around a mixer and a feed-forward network.
 const MIXER_SUBLAYER: &str = "mixer_sublayer";
 const FFN_SUBLAYER: &str = "ffn_sublayer";
+/// Key of the number after a layer, and its tensor.
+const OUTPUT_SCALE_KEY: &str = "output_scale";
+pub(super) const OUTPUT_SCALE: &str = "layer_output_scale.weight";
 
 /// A model's dimensions.
 #[derive(Debug, Clone)]
@@ -198,6 +209,8 @@ pub struct ModelSpec {
     pub(crate) logits_multiplier: f32,
     /// Bounds the logits: `cap tanh(logits / cap)`; `None` for no bound.
     pub(crate) logit_softcap: Option<f32>,
+    /// Width of a further input of each layer; `None` for no such input.
+    pub(crate) per_layer_inputs: Option<usize>,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// The layers, first to last.
@@ -218,6 +231,7 @@ impl Default for ModelSpec {
             embedding_multiplier: 1.0,
             logits_multiplier: 1.0,
             logit_softcap: None,
+            per_layer_inputs: None,
             tied: false,
             layers: Vec::new(),
             mtp: None,
@@ -278,10 +292,37 @@ impl ModelSpec {
         }
         let mut layers = self.layers.iter().enumerate();
         layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))?;
+        let width = self.per_layer_inputs.unwrap_or(1);
+        within("per_layer_inputs", width, LARGEST / self.layers.len())?;
+        self.check_shared(file)?;
         if let Some(mtp) = &self.mtp {
             mtp.check(file, self)?;
         }
         self.check_common(file)
+    }
+
+    /// Checks that layers which read the keys and values of another layer find them there.
+    fn check_shared(&self, file: &str) -> Result<()> {
+        for (i, layer) in self.layers.iter().enumerate() {
+            let Some(shared) = layer.mixer.as_ref().and_then(|mixer| mixer.shares()) else {
+                continue;
+            };
+            let owner = self.layers[..i].get(shared.layer);
+            let own = |owner: &LayerSpec| {
+                let shares = owner.mixer.as_ref().and_then(|mixer| mixer.shares());
+                shares.is_none() && owner.state() == shared.state
+            };
+            if !owner.is_some_and(own) {
+                return Err(Error::Config {
+                    file: file.into(),
+                    key: format!("layers[{i}]"),
+                    found: format!("keys and values of layer {}", shared.layer),
+                    expected: "an earlier layer with its own, of the same shape, window and positions"
+                        .into(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Checks that a tensor shared by layers has the same shape in all of them.
@@ -319,13 +360,23 @@ impl ModelSpec {
         if self.embedding_norm {
             all.extend(self.norm_weights("token_embd_norm"));
         }
+        if let Some(width) = self.per_layer_inputs {
+            all.extend(per_layer::weights(self, width));
+        }
         let mut common = HashSet::new();
         for (i, layer) in self.layers.iter().enumerate() {
-            let weights = self.layer_weights(i, layer).into_iter();
+            let mut weights = self.layer_weights(i, layer);
+            if let Some(width) = self.per_layer_inputs {
+                weights.extend(per_layer::layer_weights(self, i, width));
+            }
+            if layer.output_scale {
+                let name = format!("blk.{i}.{OUTPUT_SCALE}");
+                weights.push(WeightSpec::full(&name, &[1]));
+            }
             let is_new = |weight: &WeightSpec| {
                 !weight.name.starts_with(OF_MODEL) || common.insert(weight.name.clone())
             };
-            all.extend(weights.filter(is_new));
+            all.extend(weights.into_iter().filter(is_new));
         }
         all.extend(self.norm_weights("output_norm"));
         if !self.tied {
@@ -441,6 +492,9 @@ impl ModelSpec {
         if let Some(cap) = self.logit_softcap {
             model["logit_softcap"] = in_short(json!(cap));
         }
+        if let Some(width) = self.per_layer_inputs {
+            model["per_layer_inputs"] = json!(width);
+        }
         if let Some(mtp) = &self.mtp {
             model["mtp"] = mtp.to_json();
         }
@@ -472,6 +526,7 @@ impl ModelSpec {
             embedding_multiplier: config.f32_or("embedding_multiplier", 1.0)?,
             logits_multiplier: config.f32_or("logits_multiplier", 1.0)?,
             logit_softcap: config.optional_f32("logit_softcap")?,
+            per_layer_inputs: config.optional_usize("per_layer_inputs")?,
             tied: config.bool("tied")?,
             layers,
             mtp: match config.child("mtp")? {

@@ -35,6 +35,7 @@ device_enum! {
         Multiply,
         Gate,
         Weigh,
+        Scale,
         WriteStrength,
         Grow,
     }
@@ -63,7 +64,7 @@ device_struct! {
         pub source: Rows,
         pub weight: Address as *const f32,
         pub bias: Address as *const f32,
-        /// The epsilon of a norm, or the rate of a growth.
+        /// The epsilon of a norm, the rate of a growth, or a factor.
         pub eps: f32,
         /// A [`MapKind`].
         pub kind: i32,

@@ -65,6 +65,7 @@ fn compare_with(
         scale: 1.5,
         keys: 1,
         values: 2,
+        caches: true,
         sinks: sinks.then(|| numbers(7, heads).into()),
         eviction,
         out: View::whole(1, width),
@@ -109,6 +110,7 @@ fn long_latent_heads_are_those_of_the_cpu() {
             scale: 0.1,
             keys: 1,
             values: 1,
+            caches: true,
             sinks: (kv == Kv::F32).then(|| numbers(7, heads).into()),
             eviction: None,
             out: View::whole(1, heads * dim),
@@ -288,6 +290,7 @@ fn a_step_rotates_its_queries_and_key() {
                 scale: 1.5,
                 keys: 1,
                 values: 2,
+                caches: true,
                 sinks: None,
                 eviction: retained(
                     Policy::Learned {

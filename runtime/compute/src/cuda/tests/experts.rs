@@ -69,6 +69,7 @@ fn routers_choose_as_on_the_cpu() {
             logits: View::whole(0, experts),
             router,
             bias: bias.then(|| numbers(9, experts).into()),
+            gains: (!bias).then(|| numbers(5, experts).into()),
             out: View::whole(1, 2 * CHOSEN),
         };
         let widths = [experts, 2 * CHOSEN, 1];

@@ -101,6 +101,7 @@ fn attention_to_rows_that_are_keys_and_values_is_that_of_the_cpu() {
             scale: 0.3,
             keys: 1,
             values: 1,
+            caches: true,
             sinks: None,
             eviction: None,
             out: View::whole(1, heads * dim),

@@ -78,6 +78,7 @@ fn gated_heads_are_those_of_the_cpu() {
                     rate: 0.3,
                     period: 3,
                 }),
+                HeadOp::Scale(-0.3),
                 HeadOp::Largest(7),
             ],
         }],

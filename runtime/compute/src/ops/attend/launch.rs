@@ -223,7 +223,8 @@ impl Attend {
         attention: Attention,
         marks: Range<Address>,
     ) -> Result<()> {
-        if !self.launch_queries(launches, attention.clone(), &marks)? {
+        let is_cached = self.launch_queries(launches, attention.clone(), &marks)?;
+        if self.caches && !is_cached {
             self.launch_cache(launches, attention, &marks);
         }
         Ok(())
@@ -289,7 +290,7 @@ impl Attend {
             launches.push_node(call, Node::Attend(Box::new(attention)));
             return Ok(false);
         }
-        let caches = single && !retains;
+        let caches = self.caches && single && !retains;
         let all = launches.prologue_threads();
         let shares = single && (all / 32).is_multiple_of(heads);
         let (sharing, (threads, shared)) = if shares {

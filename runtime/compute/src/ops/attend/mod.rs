@@ -37,6 +37,8 @@ pub struct Attend {
     /// The state tensor of the cached values, of the same shape. Keys that are also the values use one state tensor for both, as
     /// they use one view.
     pub values: usize,
+    /// Whether the op caches the chunk's keys and values. If a later op attends to the same keys and values, that op does.
+    pub caches: bool,
     /// For each query head, the score of a sink, which has a weight in the softmax but no value; `None` for no sinks.
     pub sinks: Option<Vector>,
     /// Retention of tokens that leave the window.
@@ -60,13 +62,16 @@ impl Op for Attend {
     fn access(&self) -> Access {
         // Keys and values are rounded in place.
         let own_values = self.has_own_values();
+        let tensors = [self.keys].into_iter().chain(own_values.then_some(self.values));
         let access = Access::default()
             .reads([self.q])
             .updates([self.k])
             .updates(own_values.then_some(self.v))
-            .state([self.keys])
-            .state(own_values.then_some(self.values))
             .writes([self.out]);
+        let access = match self.caches {
+            true => access.state(tensors),
+            false => access.reads_state(tensors),
+        };
         match &self.eviction {
             Some(eviction) => eviction.access(access),
             None => access,
@@ -84,6 +89,9 @@ impl Op for Attend {
         rules.holds(sinks == self.heads, || {
             format!("{sinks} sinks for {} query heads", self.heads)
         });
+        rules.holds(self.caches || self.eviction.is_none(), || {
+            "tokens that a later op caches are retained".into()
+        });
         rules.state(self.keys, &[heads, None, dim]);
         rules.state(self.values, &[heads, None, dim]);
         if let Some(eviction) = &self.eviction {
@@ -98,7 +106,8 @@ impl Op for Attend {
             Some(_) => position.min(window),
             None => position.min(window - 1),
         };
-        let row = |tensor| Touched::rows(plan, tensor, cached as usize, 1);
+        let written = usize::from(self.caches);
+        let row = |tensor| Touched::rows(plan, tensor, cached as usize, written);
         let mut all = vec![row(self.keys)];
         all.extend(self.has_own_values().then(|| row(self.values)));
         if let Some(eviction) = &self.eviction {

@@ -127,6 +127,7 @@ mod tests {
             scale: 1.5,
             keys: 0,
             values: 1,
+            caches: true,
             sinks: None,
             eviction: Some(Eviction {
                 policy,

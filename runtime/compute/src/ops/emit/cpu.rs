@@ -5,7 +5,7 @@ use waterline_quant::Output;
 use super::Emit;
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::functions::{Norm, OutputOp};
-use crate::operands::{PRODUCT, RESIDUAL};
+use crate::operands::{PRODUCT, RESIDUAL, View};
 use crate::ops::CpuOp;
 use crate::ops::frame::piece;
 use crate::ops::project::Linear;
@@ -51,13 +51,18 @@ impl CpuOp for Emit {
                 }
             },
         );
-        frame.add_product(&self.linear, self.norm.as_ref());
+        frame.finish_product(&self.linear, self.norm.as_ref(), None);
     }
 }
 
 impl Frame<'_> {
-    /// Computes `residual += norm(multiplier matrix inputs + bias)`.
-    pub(in crate::ops) fn add_product(&mut self, linear: &Linear, norm: Option<&Norm>) {
+    /// Computes `residual += norm(multiplier matrix inputs + bias)`, or `output = norm(..)`.
+    pub(in crate::ops) fn finish_product(
+        &mut self,
+        linear: &Linear,
+        norm: Option<&Norm>,
+        output: Option<View>,
+    ) {
         let hidden = linear.matrix.rows();
         let mut product = self.buffers.take(PRODUCT);
         let used = self.tokens.len() * hidden;
@@ -70,12 +75,12 @@ impl Frame<'_> {
         });
         {
             let product = Shared::new(&mut product[..used]);
-            let residual = Shared::new(&mut self.buffers.get_mut(RESIDUAL)[..used]);
+            let to = output.unwrap_or(View::whole(RESIDUAL, hidden));
+            let sums = Shared::new(self.buffers.get_mut(to.buffer));
             self.pool.each(self.tokens.len(), |_, t| {
                 let place = t * hidden..(t + 1) * hidden;
-                // SAFETY: each task has a different token, a complete row of both.
-                let (row, residual) =
-                    unsafe { (product.part(place.clone()), residual.part(place)) };
+                // SAFETY: each task has a different token, a complete row of both (rules: bounds, widths).
+                let (row, sum) = unsafe { (product.part(place), sums.part(to.columns(t))) };
                 simd::vectorize(
                     #[inline(always)]
                     || {
@@ -83,7 +88,10 @@ impl Frame<'_> {
                         if let Some(norm) = norm {
                             norm.apply_in_place(row);
                         }
-                        simd::add(row, residual);
+                        match output {
+                            None => simd::add(row, sum),
+                            Some(_) => sum.copy_from_slice(row),
+                        }
                     },
                 )
             });

@@ -29,8 +29,7 @@ impl DeviceOp for Emit {
 impl Launches<'_> {
     /// Launches `residual += norm(product)`, which overwrites the product.
     pub(in crate::ops) fn add_normed(&mut self, product: View, norm: &Norm) -> Result<()> {
-        let normed = self.prologue(product, Some(norm))?;
-        self.store_prologue(normed, product);
+        self.norm_columns(product, norm)?;
         let residual = View::whole(RESIDUAL, product.width);
         self.push(Call {
             source: const { &[Source::new("ops/emit/emit.cu", &[])] },

@@ -219,6 +219,7 @@ fn a_poisoned_choice_stays_inside_the_matrices() {
         logits: View::whole(0, EXPERTS),
         router: Router::softmax(true),
         bias: None,
+        gains: None,
         out,
     };
     let nan = |_: usize, _: usize, row: &mut [f32]| row.fill(f32::NAN);

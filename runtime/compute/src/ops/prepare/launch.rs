@@ -202,6 +202,10 @@ impl HeadOp {
                 function: *function as i32,
                 ..kind(MapKind::Gate)
             },
+            HeadOp::Scale(factor) => PrepareMap {
+                eps: *factor,
+                ..kind(MapKind::Scale)
+            },
             HeadOp::Weigh(view) => PrepareMap {
                 source: launches.rows(*view),
                 ..kind(MapKind::Weigh)

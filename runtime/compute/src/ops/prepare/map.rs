@@ -33,6 +33,8 @@ pub enum HeadOp {
     Gate(View, Activation),
     /// The product with one of these columns, one column per head.
     Weigh(View),
+    /// The product with a number.
+    Scale(f32),
     /// Replaces the values by these columns of another buffer.
     Copy(View),
     /// The strength of a write from the logarithm of the decay that it complements, `1 - e^x`.
@@ -100,6 +102,7 @@ impl HeadOp {
                 simd::scale(factor[0], head);
             }
             HeadOp::Weigh(_) => simd::scale(source[0], head),
+            HeadOp::Scale(factor) => simd::scale(*factor, head),
             HeadOp::Copy(_) => head.copy_from_slice(source),
             HeadOp::Softmax => softmax(head),
             HeadOp::Where(_) => {

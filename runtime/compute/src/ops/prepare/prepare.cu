@@ -126,7 +126,8 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
       break;
     case MAP_GATE:
     case MAP_WEIGH:
-      factor = map.source.token(t)[column / dim];
+    case MAP_SCALE:
+      factor = map.kind == MAP_SCALE ? map.eps : map.source.token(t)[column / dim];
       if (map.kind == MAP_GATE) factor = activate(map.function, factor);
 #pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= factor;

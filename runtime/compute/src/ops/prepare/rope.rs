@@ -55,6 +55,9 @@ pub enum RopeScaling {
     Proportional {
         /// Number of rotated values.
         turned: usize,
+        /// Divides all angles.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        factor: f32,
     },
     /// LongRoPE (arXiv 2402.13753): divides each angle by a separate number, and scales queries and keys up.
     Divided {
@@ -63,6 +66,14 @@ pub enum RopeScaling {
         /// Multiplies the rotated values of queries and keys.
         magnitude: f32,
     },
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+fn is_one(factor: &f32) -> bool {
+    *factor == 1.0
 }
 
 impl RopeScaling {
@@ -111,9 +122,9 @@ impl RopeScaling {
                 let divided = (pair as f64 - low) / (high - low).max(1e-3);
                 mix(plain, factor, 1.0 - divided)
             }
-            RopeScaling::Proportional { turned } => {
+            RopeScaling::Proportional { turned, factor } => {
                 if pair < turned / 2 {
-                    plain
+                    plain / f64::from(factor)
                 } else {
                     0.0
                 }
@@ -145,7 +156,7 @@ impl RopeScaling {
                 magnitude,
                 whole: _,
             } => vec![*factor, *fast, *slow, *trained, *magnitude],
-            RopeScaling::Proportional { turned: _ } => Vec::new(),
+            RopeScaling::Proportional { turned: _, factor } => vec![*factor],
             RopeScaling::Divided {
                 divisors,
                 magnitude,
@@ -293,8 +304,10 @@ mod tests {
 
     #[test]
     fn proportional_positions_turn_the_first_pairs() {
-        let turned = frequencies(RopeScaling::Proportional { turned: 6 });
+        let proportional = |factor| frequencies(RopeScaling::Proportional { turned: 6, factor });
+        let (turned, halved) = (proportional(1.0), proportional(2.0));
         assert_eq!(turned[3..], [0.0; 7]);
         assert!(turned[..3].iter().all(|&frequency| frequency > 0.0));
+        assert!(turned.iter().zip(halved).all(|(whole, half)| *whole == 2.0 * half));
     }
 }

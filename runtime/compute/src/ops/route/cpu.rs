@@ -38,6 +38,11 @@ impl Route {
         if self.router.scale != 1.0 {
             simd::scale(self.router.scale, chosen);
         }
+        if let Some(gains) = &self.gains {
+            for (number, weight) in numbers.iter().zip(chosen) {
+                *weight *= gains[*number as usize];
+            }
+        }
     }
 }
 

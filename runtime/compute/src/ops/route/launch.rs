@@ -28,6 +28,10 @@ impl DeviceOp for Route {
                     "const float",
                     launches.optional_address(self.bias.as_ref())?,
                 ),
+                Parameter::pointer(
+                    "const float",
+                    launches.optional_address(self.gains.as_ref())?,
+                ),
                 Parameter::value(router.softcap.unwrap_or(0.0)),
                 Parameter::value(router.normalize.unwrap_or(0.0)),
                 Parameter::value(router.scale),

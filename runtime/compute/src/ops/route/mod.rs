@@ -77,6 +77,8 @@ pub struct Route {
     pub router: Router,
     /// Added to the scores for the choice only.
     pub bias: Option<Vector>,
+    /// Multiplies the weight of each partition last; `None` for one.
+    pub gains: Option<Vector>,
     /// The numbers of the chosen partitions, the largest first, then their weights: `[2, chosen]`.
     pub out: View,
 }
@@ -90,6 +92,9 @@ impl Op for Route {
         let groups = self.router.groups.map_or(1, |groups| groups.count);
         rules.multiple("logits", self.logits, groups);
         rules.multiple("out", self.out, 2);
+        for vector in [&self.bias, &self.gains].into_iter().flatten() {
+            rules.width("logits", self.logits, vector.len());
+        }
     }
 
     fn is_discrete(&self) -> bool {
@@ -150,6 +155,7 @@ mod tests {
             logits: View::whole(0, logits.len()),
             router,
             bias: bias.map(Into::into),
+            gains: None,
             out,
         };
         let widths = [logits.len(), out.width];

@@ -29,7 +29,7 @@ __device__ void drop_groups(float* scores, const float* bias) {
 }
 
 template <int partitions, int chosen, int scoring, bool normalize, int groups, int chosen_groups>
-__device__ void route(Rows logits, const float* bias, float cap, float more, float scale, Rows out, int tokens) {
+__device__ void route(Rows logits, const float* bias, const float* gains, float cap, float more, float scale, Rows out, int tokens) {
   int t = blockIdx.y * (blockDim.x / 32) + warp_index();
   if (t >= tokens) return;
   float* scores = logits.token(t);
@@ -68,6 +68,6 @@ __device__ void route(Rows logits, const float* bias, float cap, float more, flo
   }
   if (lane_index() == 0) {
     float factor = normalize ? scale / (sum + more) : scale;
-    for (int rank = 0; rank < chosen; rank++) row[chosen + rank] *= factor;
+    for (int rank = 0; rank < chosen; rank++) row[chosen + rank] *= gains ? factor * gains[(int)row[rank]] : factor;
   }
 }

@@ -12,6 +12,7 @@ mod divisors;
 mod falcon_h1;
 mod feed_forward;
 mod gemma3;
+mod gemma4;
 mod gpt_oss;
 mod granite;
 mod jamba;
@@ -64,6 +65,7 @@ const FAMILIES: &[Family] = &[
     dense::FAMILY,
     falcon_h1::FAMILY,
     gemma3::FAMILY,
+    gemma4::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
     jamba::FAMILY,

@@ -205,9 +205,12 @@ impl<E: Element> HeadTask<'_, E> {
         }
     }
 
-    /// Caches the new keys and values.
+    /// Caches the new keys and values, if this op does.
     #[inline(always)]
     fn keep(&self) {
+        if !self.attend.caches {
+            return;
+        }
         let tokens = self.tokens;
         for t in tokens.saturating_sub(self.rows)..tokens {
             let row = self.row(self.position + t as u64);
@@ -380,6 +383,7 @@ mod tests {
             scale: 0.7,
             keys: 0,
             values: 1,
+            caches: true,
             sinks: None,
             eviction: None,
             out: View::whole(1, width),
