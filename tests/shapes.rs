@@ -19,7 +19,7 @@ const SEEDS: u64 = 12;
 /// Shorter than the text, so that states limited by the context wrap as well.
 const CONTEXT: usize = 50;
 
-const KINDS: [&str; 29] = [
+const KINDS: [&str; 30] = [
     "abc",
     "attention",
     "delta_net",
@@ -46,6 +46,7 @@ const KINDS: [&str; 29] = [
     "rwkv7",
     "rwkv_channel_mix",
     "shared_block",
+    "shared_keys",
     "simple_gla",
     "sse",
     "sse_swa",
@@ -57,13 +58,28 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
     let mut hidden = random.of(&[1, 5, 16, 33]);
     let mut all = blocks(kind, &mut hidden, &mut random);
     if !matches!(kind, "rwkv6" | "rwkv7") && random.flip() {
+        let first = all.len() as u64;
         all.extend(blocks(kind, &mut hidden, &mut random));
+        for layer in &mut all[first as usize..] {
+            if let Some(owner) = layer.get_mut("keys_of") {
+                *owner = json!(first + owner.as_u64().expect("a number"));
+            }
+        }
     }
     // Every other description keeps the basic layer form, without variations.
     if seed % 2 == 1 {
         all.iter_mut().for_each(|layer| vary(layer, &mut random));
     }
+    let has_inputs = kind == "shared_keys" && seed.is_multiple_of(2);
+    if has_inputs {
+        // A scale after a layer needs a norm before the next one.
+        all.iter_mut()
+            .for_each(|layer| layer["output_scale"] = json!(true));
+    }
     let mut spec = description(hidden, all);
+    if has_inputs {
+        spec["per_layer_inputs"] = json!(random.within(1, 9));
+    }
     if seed % 2 == 1 {
         spec["embedding_multiplier"] = json!(2.0);
         spec["logits_multiplier"] = json!(0.5);

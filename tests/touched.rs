@@ -364,6 +364,22 @@ fn what_is_counted_is_what_a_step_touches() {
 }
 
 #[test]
+fn keys_that_layers_share_are_counted_once() {
+    for window in [json!(6), json!(null)] {
+        let owner = attention(window, json!(null));
+        let mut reader = owner.clone();
+        reader["keys_of"] = json!(0);
+        let layers = [owner, reader.clone(), reader];
+        let layers = layers.map(|layer| block("attention", layer, None)).to_vec();
+        let spec = spec(16, layers);
+        let plan = spec.plan(&options(8, CONTEXT).state).expect("a plan");
+        let layers = plan.tensors().iter().filter_map(|tensor| tensor.layer);
+        assert_eq!(layers.collect::<Vec<_>>(), [0, 0]);
+        check("shared keys", &model(&spec, &weights(&spec, 3)));
+    }
+}
+
+#[test]
 fn sparse_expansion_touches_the_same_bytes_whatever_the_number_of_partitions() {
     for update in [
         json!({ "kind": "gla", "rank": 4, "normalizer": 4.0 }),

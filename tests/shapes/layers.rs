@@ -236,6 +236,26 @@ pub fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value>
             }
             attention
         }
+        "shared_keys" => {
+            let window = random.of(&[None, Some(1), Some(3), Some(16)]);
+            let mut owner = attention(random, json!(window));
+            if window.is_some() && random.flip() {
+                *hidden = (*hidden).max(5);
+                let policy = random.of(&[None, Some(2)]);
+                let policy = policy.map_or(json!("attention"), |every| json!({ "stride": every }));
+                owner["retained"] = json!({ "capacity": 4, "sink": 1, "policy": policy });
+            }
+            let mut reader = owner.clone();
+            reader["keys_of"] = json!(0);
+            owner["values_are_keys"] = json!(random.flip());
+            owner["value_norm_eps"] = maybe(random, json!(1e-5));
+            let mlp = random.of(&[None, Some(31)]);
+            return vec![
+                block("attention", owner, None),
+                block("attention", reader.clone(), mlp),
+                block("attention", reader, mlp),
+            ];
+        }
         "latent_attention" => {
             let rope = 2 * random.within(0, 4);
             let rank = random.within(1, 9);
@@ -364,8 +384,8 @@ pub fn vary(layer: &mut Value, random: &mut Random) {
             "gate_multiplier": if gated { 0.75 } else { 1.0 },
             "multiplier": random.of(&[0.5, 1.0]),
         });
-        // Layers of rwkv7 read values published by other layers.
-        if kind != "rwkv7" && random.within(1, 4) == 1 {
+        // Layers of rwkv7, and layers without keys, read what other layers published.
+        if kind != "rwkv7" && layer.get("keys_of").is_none() && random.within(1, 4) == 1 {
             let fields = layer.as_object_mut().expect("an object");
             fields.retain(|key, _| ["mlp", "mixer_sublayer", "ffn_sublayer"].contains(&&**key));
         }

@@ -44,6 +44,7 @@ FAMILIES = [
     ("MiniMax-01", "MiniMaxAI/MiniMax-Text-01-hf", ["hf_minimax"], ["minimax-01-f32"]),
     ("RecurrentGemma", "google/recurrentgemma-2b", ["hf_recurrent_gemma"], []),
     ("Gemma 3 text", "google/gemma-3-1b-it", ["hf_gemma3"], []),
+    ("Gemma 4 text", "google/gemma-4-E2B-it to 31B", ["hf_gemma4_dense", "hf_gemma4_e", "hf_gemma4_moe"], ["gemma4-dense-f16", "gemma4-e-f16", "gemma4-moe-all-q8_0"]),
     ("Llama, Qwen2, Qwen3, SmolLM3", "HuggingFaceTB/SmolLM3-3B", ["hf_llama", "hf_qwen3", "hf_smollm3"], []),
     ("Mistral, Ministral 3", "mistralai/Ministral-3-3B-Instruct-2512", ["hf_mistral_swa", "hf_ministral3"], ["ministral3-f16"]),
     ("gpt-oss", "openai/gpt-oss-20b, -120b", ["hf_gpt_oss", "hf_gpt_oss_mxfp4"], ["gpt-oss-f16", "gpt-oss-mxfp4"]),

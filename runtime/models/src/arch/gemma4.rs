@@ -18,7 +18,7 @@ use crate::functions::Activation;
 use crate::lowering::Sublayer;
 use crate::mixers::Attention;
 use crate::model::{LayerSpec, ModelSpec};
-use crate::ops::{Router, RopeScaling};
+use crate::ops::{RopeScaling, Router};
 use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
@@ -53,16 +53,34 @@ const PARTS: [(&str, &str); 10] = [
     ("ffn_gate_inp.weight", "router.proj.weight"),
     ("ffn_gate_inp.scale", "router.scale"),
     ("ffn_down_exps.scale", "router.per_expert_scale"),
-    ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
-    ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
-    ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
+    (
+        "pre_ffw_norm_2.weight",
+        "pre_feedforward_layernorm_2.weight",
+    ),
+    (
+        "post_ffw_norm_1.weight",
+        "post_feedforward_layernorm_1.weight",
+    ),
+    (
+        "post_ffw_norm_2.weight",
+        "post_feedforward_layernorm_2.weight",
+    ),
 ];
 
 /// Our names of tensors outside the layers, and the checkpoint's.
 const WHOLE: [(&str, &str); 3] = [
-    ("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
-    ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
-    ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
+    (
+        "per_layer_token_embd.weight",
+        "model.embed_tokens_per_layer.weight",
+    ),
+    (
+        "per_layer_model_proj.weight",
+        "model.per_layer_model_projection.weight",
+    ),
+    (
+        "per_layer_proj_norm.weight",
+        "model.per_layer_projection_norm.weight",
+    ),
 ];
 
 fn spec(config: &Config) -> Result<ModelSpec> {
@@ -92,16 +110,21 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         let mixer = match number.checked_sub(own) {
             None => mixer,
             Some(_) => {
-                let owner = slides[..own].iter().rposition(|&kind| kind == slides[number]);
-                reading(mixer, owner.ok_or_else(|| {
-                    let expected = "an earlier layer of each kind with its own keys and values";
-                    config.wrong("num_kv_shared_layers", expected)
-                })?)
+                let owner = slides[..own]
+                    .iter()
+                    .rposition(|&kind| kind == slides[number]);
+                reading(
+                    mixer,
+                    owner.ok_or_else(|| {
+                        let expected = "an earlier layer of each kind with its own keys and values";
+                        config.wrong("num_kv_shared_layers", expected)
+                    })?,
+                )
             }
         };
-        let double = number >= own && config.bool_or("use_double_wide_mlp", false)?;
-        let intermediate = layer.usize("intermediate_size")?;
-        let width = if double { intermediate.saturating_mul(2) } else { intermediate };
+        let doubles = config.bool_or("use_double_wide_mlp", false)?;
+        let factor = if doubles && number >= own { 2 } else { 1 };
+        let width = layer.usize("intermediate_size")?.saturating_mul(factor);
         Ok(block(mixer, layer.feed_forward(width)?))
     });
     Ok(ModelSpec {

@@ -164,6 +164,14 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &["gemma4", "gemma4_text"],
+        (
+            "num_experts top_k_experts moe_intermediate_size num_global_key_value_heads sliding_window \
+             rope_parameters.sliding_attention",
+            "numbers of experts and of heads, where no layer has any such, and sizes of a kind of layer that the model does not have",
+        ),
+    ),
+    (
         &["lfm3"],
         (
             "partial_rotary_factor",

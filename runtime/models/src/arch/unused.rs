@@ -2,12 +2,14 @@
 //! reason why the model's logits do not depend on it. A tensor counts as used when a frontend reads it through
 //! [`safetensors::Checkpoint`] or [`Gguf`]; nothing else needs to be declared.
 
+use std::ops::Range;
+
 use serde_json::Value;
 use waterline_quant::gguf::{Gguf, Value as GgufValue};
 use waterline_quant::safetensors;
 
 use super::Config;
-use super::unused_lists::{GGUF_MTP, GGUF_TENSORS, Idle, MTP, TENSORS, TENSORS_AT};
+use super::unused_lists::{GGUF_MTP, GGUF_TENSORS, Idle, MTP, OWN_KEYS, TENSORS, TENSORS_AT};
 use crate::error::{Error, Result};
 use crate::weights::Tensors;
 
@@ -71,7 +73,18 @@ pub(super) fn check_tensors(
         layer.is_some_and(|layer| further.contains(&layer))
     };
     let is_further = |name: &str| !mtp && (is_named(MTP, name) || after_last(name));
-    let listed = |name: &str| is_listed(TENSORS, name) || is_further(name);
+    let text = config
+        .object()
+        .get("text_config")
+        .and_then(Value::as_object);
+    let inner = |key: &str| {
+        let value = text.unwrap_or(config.object()).get(key);
+        value.and_then(Value::as_u64).unwrap_or(0)
+    };
+    let count = inner("num_hidden_layers");
+    let shared = count.saturating_sub(inner("num_kv_shared_layers"))..count;
+    let listed =
+        |name: &str| is_listed(TENSORS, name) || is_further(name) || has_no_reader(&shared, name);
     let idle = |name: &str| listed(name) || is_embedding(name) || at(name) || repeats(name);
     let unused = unused.iter().copied().filter(|name| !idle(name));
     refuse(weights.name(), unused)
@@ -96,9 +109,22 @@ pub(crate) fn check_gguf(gguf: &Gguf, mtp: bool) -> Result<()> {
         let block = block.and_then(|block| block.parse::<u64>().ok());
         block.is_some_and(|block| further.contains(&block)) || is_named(GGUF_MTP, name)
     };
-    let is_idle = |name: &str| is_listed(GGUF_TENSORS, name) || !mtp && is_further(name);
+    let shared = blocks.saturating_sub(number("attention.shared_kv_layers"))..blocks;
+    let is_idle = |name: &str| {
+        is_listed(GGUF_TENSORS, name) || !mtp && is_further(name) || has_no_reader(&shared, name)
+    };
     let tensors = tensors.filter(|name| !is_idle(name));
     refuse(gguf.name(), tensors)
+}
+
+/// Whether the tensor would give keys or values to one of the layers `shared`, which read those of earlier layers.
+fn has_no_reader(shared: &Range<u64>, name: &str) -> bool {
+    let mut starts = ["layers.", "blk."].iter();
+    let layer = starts.find_map(|start| name.split_once(start)?.1.split_once('.'));
+    layer.is_some_and(|(layer, part)| {
+        layer.parse().is_ok_and(|layer| shared.contains(&layer))
+            && OWN_KEYS.iter().any(|key| part.starts_with(key))
+    })
 }
 
 fn is_listed(list: &[Idle], name: &str) -> bool {

@@ -16,13 +16,24 @@ pub(super) const TENSORS: &[Idle] = &[
     ),
     (
         "visual.* model.visual.* vision_tower.* model.vision_tower.* multi_modal_projector.* model.multi_modal_projector.* \
-         model.vision_adapter.* model.vision_projection.*",
-        "parts beside the language model: images",
+         model.vision_adapter.* model.vision_projection.* embed_vision.* model.embed_vision.* audio_tower.* model.audio_tower.* \
+         embed_audio.* model.embed_audio.*",
+        "parts beside the language model: images and sounds",
     ),
 ];
 
 /// Tensors of a block that predicts further tokens, which have no effect unless the block is read.
 pub(super) const MTP: &str = "mtp.* model.mtp.*";
+
+/// Tensors of layers that read the keys and values of earlier ones, as parts of a name, in a directory and in a GGUF file.
+pub(super) const OWN_KEYS: [&str; 6] = [
+    "self_attn.k_proj.",
+    "self_attn.v_proj.",
+    "self_attn.k_norm.",
+    "attn_k.",
+    "attn_v.",
+    "attn_k_norm.",
+];
 
 /// Tensors that do not affect the logits if a key of the configuration has this value.
 pub(super) const TENSORS_AT: &[(&str, bool, &str)] = &[(

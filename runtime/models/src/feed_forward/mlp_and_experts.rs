@@ -56,7 +56,9 @@ impl MlpAndExperts {
         let logits = layer.project_from(stream, Some(norm), &["ffn_gate_inp"])?[0];
         let route = self.experts.route(layer, logits, 1.0)?;
         let norm = layer.stream_norm(EXPERTS_NORM, 1.0)?;
-        let experts = self.experts.chosen(layer, stream, route, None, outputs[1])?;
+        let experts = self
+            .experts
+            .chosen(layer, stream, route, None, outputs[1])?;
         let norm = Some(norm);
         layer.push(Experts { norm, ..experts });
 

@@ -317,8 +317,9 @@ impl ModelSpec {
                     file: file.into(),
                     key: format!("layers[{i}]"),
                     found: format!("keys and values of layer {}", shared.layer),
-                    expected: "an earlier layer with its own, of the same shape, window and positions"
-                        .into(),
+                    expected:
+                        "an earlier layer with its own, of the same shape, window and positions"
+                            .into(),
                 });
             }
         }

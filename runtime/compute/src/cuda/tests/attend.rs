@@ -43,15 +43,15 @@ fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
 
 /// Reads the tokens on the device and on the CPU, in steps and in chunks.
 fn compare(kv: Kv, sizes: [usize; 4], eviction: Option<Eviction>) {
-    compare_with(kv, sizes, eviction, false);
+    compare_with(kv, sizes, eviction, [false, true]);
 }
 
-/// Like [`compare`], with a sink for each query head if `sinks`.
+/// Like [`compare`], with a sink for each query head if `sinks`, and without writing the cache unless `caches`.
 fn compare_with(
     kv: Kv,
     [heads, kv_heads, window, capacity]: [usize; 4],
     eviction: Option<Eviction>,
-    sinks: bool,
+    [sinks, caches]: [bool; 2],
 ) {
     let Some(device) = device() else { return };
     let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
@@ -65,7 +65,7 @@ fn compare_with(
         scale: 1.5,
         keys: 1,
         values: 2,
-        caches: true,
+        caches,
         sinks: sinks.then(|| numbers(7, heads).into()),
         eviction,
         out: View::whole(1, width),
@@ -91,6 +91,13 @@ fn compare_with(
         .read(chunks, |buffer, values| {
             values.copy_from_slice(&numbers(buffer as u32, values.len()))
         });
+    }
+}
+
+#[test]
+fn attention_whose_tokens_a_later_op_caches_leaves_the_state_alone() {
+    for (kv, window) in [(Kv::F32, 9), (Kv::F16, 40), (Kv::F32, 600)] {
+        compare_with(kv, [6, 2, window, 1], None, [false, false]);
     }
 }
 
@@ -161,13 +168,13 @@ fn windows_are_those_of_the_cpu() {
 
 #[test]
 fn sinks_are_those_of_the_cpu() {
-    compare_with(Kv::F32, [4, 2, 6, 1], None, true);
+    compare_with(Kv::F32, [4, 2, 6, 1], None, [true, true]);
     // Enough keys for splitting to pay.
-    compare_with(Kv::F16, [5, 1, 600, 1], None, true);
+    compare_with(Kv::F16, [5, 1, 600, 1], None, [true, true]);
     let stride = retained(Policy::Stride(3), 2);
-    compare_with(Kv::F16, [4, 2, 6, 5], stride, true);
+    compare_with(Kv::F16, [4, 2, 6, 5], stride, [true, true]);
     let attention = retained(Policy::Attention(SCORES), 1);
-    compare_with(Kv::F32, [4, 2, 6, 5], attention, true);
+    compare_with(Kv::F32, [4, 2, 6, 5], attention, [true, true]);
 }
 
 #[test]

@@ -62,7 +62,9 @@ impl Op for Attend {
     fn access(&self) -> Access {
         // Keys and values are rounded in place.
         let own_values = self.has_own_values();
-        let tensors = [self.keys].into_iter().chain(own_values.then_some(self.values));
+        let tensors = [self.keys]
+            .into_iter()
+            .chain(own_values.then_some(self.values));
         let access = Access::default()
             .reads([self.q])
             .updates([self.k])
@@ -100,14 +102,17 @@ impl Op for Attend {
     }
 
     fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        // Ops that attend to the same keys read the same bytes, which the op that caches counts.
+        if !self.caches {
+            return Vec::new();
+        }
         let window = plan.tensors()[self.keys].shape[1] as u64;
         // The oldest row of the segment makes room for the token; it is read if it may be retained.
         let cached = match self.eviction {
             Some(_) => position.min(window),
             None => position.min(window - 1),
         };
-        let written = usize::from(self.caches);
-        let row = |tensor| Touched::rows(plan, tensor, cached as usize, written);
+        let row = |tensor| Touched::rows(plan, tensor, cached as usize, 1);
         let mut all = vec![row(self.keys)];
         all.extend(self.has_own_values().then(|| row(self.values)));
         if let Some(eviction) = &self.eviction {

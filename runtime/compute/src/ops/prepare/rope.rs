@@ -308,6 +308,11 @@ mod tests {
         let (turned, halved) = (proportional(1.0), proportional(2.0));
         assert_eq!(turned[3..], [0.0; 7]);
         assert!(turned[..3].iter().all(|&frequency| frequency > 0.0));
-        assert!(turned.iter().zip(halved).all(|(whole, half)| *whole == 2.0 * half));
+        assert!(
+            turned
+                .iter()
+                .zip(halved)
+                .all(|(whole, half)| *whole == 2.0 * half)
+        );
     }
 }

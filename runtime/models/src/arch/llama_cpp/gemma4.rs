@@ -40,11 +40,16 @@ fn read(keys: &Keys) -> Result<Description> {
         let mixer = match number.checked_sub(own) {
             None => mixer,
             Some(_) => {
-                let owner = slides[..own].iter().rposition(|&kind| kind == slides[number]);
+                let owner = slides[..own]
+                    .iter()
+                    .rposition(|&kind| kind == slides[number]);
                 let expected = "an earlier layer of each kind with its own keys and values";
-                reading(mixer, owner.ok_or_else(|| {
-                    keys.wrong("attention.shared_kv_layers", shared, expected)
-                })?)
+                reading(
+                    mixer,
+                    owner.ok_or_else(|| {
+                        keys.wrong("attention.shared_kv_layers", shared, expected)
+                    })?,
+                )
             }
         };
         let mut table = names(keys, number, &mixer, Pairs::Halves);

@@ -31,6 +31,16 @@ const MISSING: &[(&str, &str, &str)] = &[
         "llama",
     ),
     (
+        "gemma3n",
+        "several residual streams beside the inputs of each layer",
+        "gemma4",
+    ),
+    (
+        "gemma4-assistant",
+        "drafts from another model's keys, values and hidden states",
+        "gemma4",
+    ),
+    (
         "phi3",
         "fused projections and scaled rotary positions",
         "llama",

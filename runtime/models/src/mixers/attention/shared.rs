@@ -95,6 +95,9 @@ impl Attention {
             None => layer.state_tensor(0),
         };
         let last = layer.last_reader(owner.unwrap_or(number)).unwrap_or(number);
-        Ok(([first, first + 1], self.retained.is_some() || last == number))
+        Ok((
+            [first, first + 1],
+            self.retained.is_some() || last == number,
+        ))
     }
 }
