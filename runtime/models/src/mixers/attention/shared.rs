@@ -60,7 +60,7 @@ impl Attention {
         };
         let (q, rest) = columns.split(width);
         let (k, v) = rest.split(kv_width);
-        let mut groups = vec![self.group(layer, q, "q_norm.weight")?];
+        let mut groups = vec![self.queries(layer, q)?];
         if self.keys_of.is_none() {
             groups.push(self.group(layer, k, "k_norm.weight")?);
             groups.push(self.value_group(v));
