@@ -31,10 +31,13 @@ pub(super) const FAMILY: Family = Family {
 pub(super) const WITH_IMAGES: Family = Family {
     model_types: &["gemma4"],
     spec: |config| {
-        let text = config.child("text_config")?;
-        spec(&text.ok_or_else(|| {
-            config.wrong("text_config", "the configuration of the language model")
-        })?)
+        let missing = || config.wrong("text_config", "the configuration of the language model");
+        let text = config.child("text_config")?.ok_or_else(missing)?;
+        let spec = spec(&text)?;
+        Ok(ModelSpec {
+            tied: config.bool_or("tie_word_embeddings", spec.tied)?,
+            ..spec
+        })
     },
     tensor: |_, weights, weight| tensor(weights, weight),
 };
