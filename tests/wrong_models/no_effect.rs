@@ -10,7 +10,7 @@ pub const NO_EFFECT: &[(&str, &str)] = &[
         "bailing_hybrid: rope_theta, falcon_h1: mamba_expand, falcon_mamba: expand, hax_mamba: expand, laguna: num_attention_heads, \
          mamba: expand, samba: expand, \
          qwen3_5: text_config.model_type, qwen3_5: text_config.tie_word_embeddings, \
-         qwen3_5_moe: text_config.tie_word_embeddings",
+         qwen3_5_moe: text_config.tie_word_embeddings, gemma4: text_config.tie_word_embeddings",
         "another key says it",
     ),
     (
@@ -23,7 +23,7 @@ pub const NO_EFFECT: &[(&str, &str)] = &[
          laguna: rope_parameters.sliding_attention.partial_rotary_factor, nemotron_h: intermediate_size, \
          nemotron_h: mlp_bias, nemotron_h: moe_intermediate_size, nemotron_h: moe_latent_size, \
          nemotron_h: moe_shared_expert_intermediate_size, nemotron_h: n_routed_experts, nemotron_h: n_shared_experts, \
-         qwen3: layer_types, qwen3: sliding_window, smollm3: layer_types, smollm3: sliding_window, qwen3_next: decoder_sparse_step, \
+         gemma4: text_config.use_double_wide_mlp, qwen3: layer_types, qwen3: sliding_window, smollm3: layer_types, smollm3: sliding_window, qwen3_next: decoder_sparse_step, \
          qwen3_next: moe_intermediate_size, qwen3_next: num_experts, raven: gate_logit_normalizer, raven: rope_theta, qwen3_next: shared_expert_intermediate_size, \
          sse_swa_moba: attn.num_heads, sse_swa_moba: attn.num_kv_heads, sse_swa_moba: attn.qk_norm, sse_swa_moba: attn.qkv_bias, \
          sse_swa_moba: num_v_heads, sse_swa_moba: sse_layer_defaults.gate_low_rank_dim",

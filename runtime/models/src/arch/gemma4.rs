@@ -333,11 +333,8 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
         block: "",
         ..ExpertNames::USUAL
     };
-    let name = stored(&weight.name);
-    if name.starts_with("model.layers.") && weight.name.ends_with("_exps.weight") {
-        if let Some(tensor) = names.tensor(weight, "model.layers", &of_experts) {
-            return tensor;
-        }
-    }
-    read(&name)
+    let is_expert = weight.name.ends_with("_exps.weight");
+    let expert = || names.tensor(weight, "model.layers", &of_experts);
+    let found = is_expert.then(expert).flatten();
+    found.unwrap_or_else(|| read(&stored(&weight.name)))
 }
