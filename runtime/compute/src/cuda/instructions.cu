@@ -339,6 +339,22 @@ __device__ inline void mbarrier_spin(u64* barrier, int parity) {
 // Makes this thread's writes to shared memory visible to the async proxy (wgmma, bulk copies).
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Products of warp groups by `wgmma` (Hopper).
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `pending` groups of products are in flight.
+template <int pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Shared memory descriptor of a tile: rows of 128 bytes, 128-byte swizzle.
+__device__ inline u64 wgmma_descriptor(const u8* tile) {
+  constexpr u64 exchanged = 1ull << 62, eight_rows = (u64)(8 * 128 / 16) << 32;
+  return exchanged | eight_rows | 1ull << 16 | (u64)(shared_address(tile) >> 4 & 0x3fff);
+}
+
 // Arrives, and adds this many bytes of bulk copies to what the phase expects.
 __device__ inline void mbarrier_expect_bytes(u64* barrier, u32 bytes) {
 #if __CUDA_ARCH__ >= 900

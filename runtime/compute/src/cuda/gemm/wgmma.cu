@@ -14,21 +14,6 @@ constexpr int wgmma_stage_bytes = (wgmma_tokens + wgmma_rows) * wgmma_row_bytes;
 constexpr int wgmma_producers = 128;
 constexpr int wgmma_consumers = 256;
 
-__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Waits until at most `pending` groups of products are in flight.
-template <int pending>
-__device__ inline void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-
-// Shared memory descriptor of a tile: rows of 128 bytes, 128-byte swizzle.
-__device__ inline u64 wgmma_descriptor(const u8* tile) {
-  constexpr u64 exchanged = 1ull << 62, eight_rows = (u64)(8 * wgmma_row_bytes / 16) << 32;
-  return exchanged | eight_rows | 1ull << 16 | (u64)(shared_address(tile) >> 4 & 0x3fff);
-}
-
 // sums [64 tokens, 256 rows] += left right, depth 16, in bf16 or f16. A thread holds two adjacent rows of every eight, for two tokens that
 // are 8 apart.
 #define WATERLINE_WGMMA(type) \

@@ -42,6 +42,9 @@ device_struct! {
         pub taken: Address as *mut i32,
         /// Number of retained tokens before the chunk.
         pub counts: Address as *mut i32,
+        /// The chunk's keys and values in f16, `[kv_heads, tokens, head_dim]`.
+        pub own_keys: Address as *mut c_void,
+        pub own_values: Address as *mut c_void,
         /// Partial softmaxes `[tokens, heads, splits, head_dim + 2]`.
         pub parts: Address as *mut f32,
         /// The score of each query head's sink, or null.

@@ -101,6 +101,65 @@ fn attention_whose_tokens_a_later_op_caches_leaves_the_state_alone() {
     }
 }
 
+/// Reads chunks with heads that `attend_chunk` supports, of one and of several blocks of columns.
+#[test]
+fn chunks_over_a_cache_in_f16_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    for (dim, window, eviction) in [
+        (16, 600, None),
+        (72, 600, None),
+        (136, 30, None),
+        (64, 600, None),
+        (192, 200, None),
+        (256, 600, None),
+        (16, 6, retained(Policy::Stride(3), 2)),
+    ] {
+        let (heads, kv_heads, capacity) = (2, 1, 40);
+        let [q, k, v] = side_by_side([heads * dim, dim, dim]);
+        let op = Attend {
+            heads,
+            kv_heads,
+            q,
+            k,
+            v,
+            scale: 1.0 / (dim as f32).sqrt(),
+            keys: 1,
+            values: 2,
+            caches: true,
+            sinks: (dim == 72).then(|| numbers(7, heads).into()),
+            eviction,
+            out: View::whole(1, heads * dim),
+        };
+        let ring: &[usize] = &[kv_heads, window, dim];
+        let set: &[usize] = &[kv_heads, capacity, dim];
+        let plan = Arc::new(plan(&[
+            (StateDtype::U64, &[1]),
+            (StateDtype::F16, ring),
+            (StateDtype::F16, ring),
+            (StateDtype::F16, set),
+            (StateDtype::F16, set),
+            (StateDtype::U32, &set[..1]),
+            (StateDtype::F32, &ring[..2]),
+            (StateDtype::F32, &set[..2]),
+            (StateDtype::U64, &set[..2]),
+        ]));
+        Comparison {
+            device: &device,
+            op: &op,
+            plan: &plan,
+            widths: &[q.stride, heads * dim, kv_heads],
+            output: 1,
+            kv: Kv::F16,
+            persistent: false,
+            // Queries and weights are rounded to f16, like keys and values.
+            tolerance: 5e-4,
+        }
+        .read(&[3, 17, 1, 200, 150, 40], |buffer, values| {
+            values.copy_from_slice(&numbers(buffer as u32, values.len()))
+        });
+    }
+}
+
 /// Reads chunks with heads that are longer than `attend_tiles` supports, and whose keys are their values.
 #[test]
 fn long_latent_heads_are_those_of_the_cpu() {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 
-use super::tiles::Tiles;
+use super::tiles::{Form, Tiles};
 use super::{Attend, Eviction, Policy};
 use crate::abi::DeviceType;
 use crate::cuda::{
@@ -20,6 +20,7 @@ const SOURCE: &[Source] = &[
     Source::new("ops/attend/retain.cu", &[Retained::define]),
     Source::new("ops/attend/attend_tiles.cu", &[]),
     Source::new("ops/attend/attend_wide.cu", &[]),
+    Source::new("ops/attend/attend_chunk.cu", &[]),
 ];
 
 /// With fewer keys than this, one thread block takes all of them.
@@ -272,12 +273,19 @@ impl Attend {
         let (cores, room) = (launches.limits.tensor_cores, launches.limits.shared_memory);
         let keys_only = !retains && !self.has_own_values();
         let size = (dim, launches.memory.kv.bytes());
-        if let Some(tiles) = Tiles::new(size, keys_only, launches.tokens, cores, room) {
+        if let Some(tiles) = Tiles::new(size, [keys_only, retains], launches.tokens, cores, room) {
             let aligned = unit == 8;
-            let kernel = if tiles.wide {
-                format!("attend_wide<{kv}, {dim}, {aligned}>")
-            } else {
-                format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>")
+            let kernel = match tiles.form {
+                Form::Chunk {
+                    keys,
+                    row_tiles,
+                    groups,
+                } => {
+                    self.launch_rounding(launches, &mut attention)?;
+                    format!("attend_chunk<{dim}, {retains}, {keys}, {row_tiles}, {groups}>")
+                }
+                Form::Tiles => format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>"),
+                Form::Wide => format!("attend_wide<{kv}, {dim}, {aligned}>"),
             };
             let call = Call {
                 source: SOURCE,
@@ -351,6 +359,26 @@ impl Attend {
             launches.narrow_accesses(&[parts, k, v, marks.clone()], &written);
         }
         Ok(caches || retains && splits > 1)
+    }
+
+    /// Launches the rounding of a chunk's keys and values to f16, so that tiles copy them like cached ones.
+    fn launch_rounding(&self, launches: &mut Launches, attention: &mut Attention) -> Result<()> {
+        let dim = self.head_dim();
+        let bytes = launches.tokens * self.kv_heads * dim * size_of::<u16>();
+        let bytes = bytes.next_multiple_of(16);
+        let own = launches.scratch_address(2 * bytes)?;
+        attention.attended.own_keys = own;
+        attention.attended.own_values = own + bytes as u64;
+        let call = Call {
+            source: SOURCE,
+            kernel: format!("round_chunk<{dim}>"),
+            grid: Grid::EachToken(self.kv_heads),
+            threads: dim.next_multiple_of(32).min(256),
+            shared: 0,
+            parameters: vec![Parameter::tokens()],
+        };
+        launches.push_node(call, Node::Attend(Box::new(attention.clone())));
+        Ok(())
     }
 
     fn launch_cache(&self, launches: &mut Launches, attention: Attention, marks: &Range<Address>) {

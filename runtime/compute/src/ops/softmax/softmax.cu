@@ -23,7 +23,6 @@ __device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], f
 }
 
 // The weights of 16 keys as a left operand, from the scores of two tiles of eight keys, which have the same layout.
-template <int number = BF16>
 __device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const float (&largest)[2], float (&sum)[2]) {
   SplitOperand<2> weights;
 #pragma unroll
@@ -32,7 +31,7 @@ __device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const floa
     x[0] = power_of_two(x[0] - largest[i % 2]);
     x[1] = power_of_two(x[1] - largest[i % 2]);
     sum[i % 2] += x[0] + x[1];
-    SplitPair<2, number> pair(x[0], x[1]);
+    SplitPair<2> pair(x[0], x[1]);
     weights.part[0][i] = pair.part[0];
     weights.part[1][i] = pair.part[1];
   }
