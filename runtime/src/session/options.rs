@@ -94,6 +94,8 @@ impl SessionOptions {
     pub(super) fn chunk_size(&self, model: &Model) -> Result<usize> {
         let chunk = self.longest_chunk()?;
         Ok(match (self.exact, &self.device) {
+            // Tokens that a later layer caches are not there yet for the token after them.
+            (true, _) if model.spec().shares_keys() => 1,
             (true, Some(_)) => chunk.min(most_exact_slots(model)),
             _ => chunk,
         })

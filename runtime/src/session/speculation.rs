@@ -44,6 +44,11 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Drafter, us
         file: model.file().into(),
         what: what.into(),
     };
+    if model.spec().shares_keys() {
+        return Err(unsupported(
+            "drafts for a model whose layers share keys and values",
+        ));
+    }
     match source {
         Drafter::Mtp if model.draft().is_none() => Err(unsupported(
             "MTP drafts: the model was opened without its MTP block; open it with OpenOptions::mtp",

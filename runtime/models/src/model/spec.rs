@@ -255,6 +255,12 @@ fn too_large(name: &str, value: &Value) -> Option<(String, u64)> {
 }
 
 impl ModelSpec {
+    /// Whether layers attend to the keys and values of earlier layers, which the last of these layers caches.
+    pub fn shares_keys(&self) -> bool {
+        let mut mixers = self.layers.iter().filter_map(|layer| layer.mixer.as_ref());
+        mixers.any(|mixer| mixer.shares().is_some())
+    }
+
     /// Checks every dimension; `file` is named in the error.
     pub fn check(&self, file: &str) -> Result<()> {
         let within = |key: &str, value: usize, most: usize| {
