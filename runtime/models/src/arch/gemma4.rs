@@ -112,18 +112,13 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         let mixer = layer.attention(slides[number])?;
         let mixer = match number.checked_sub(own) {
             None => mixer,
-            Some(_) => {
-                let owner = slides[..own]
-                    .iter()
-                    .rposition(|&kind| kind == slides[number]);
-                reading(
-                    mixer,
-                    owner.ok_or_else(|| {
-                        let expected = "an earlier layer of each kind with its own keys and values";
-                        config.wrong("num_kv_shared_layers", expected)
-                    })?,
-                )
-            }
+            Some(_) => reading(
+                mixer,
+                owner(&slides, own, number).ok_or_else(|| {
+                    let expected = "an earlier layer of each kind with its own keys and values";
+                    config.wrong("num_kv_shared_layers", expected)
+                })?,
+            ),
         };
         let doubles = config.bool_or("use_double_wide_mlp", false)?;
         let factor = if doubles && number >= own { 2 } else { 1 };
@@ -139,6 +134,12 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         tied: config.bool_or("tie_word_embeddings", true)?,
         ..model(config, layers.collect::<Result<_>>()?)?
     })
+}
+
+/// The layer whose keys and values layer `number` reads: the last of its kind among the first `own` layers, which have their own.
+pub(super) fn owner(slides: &[bool], own: usize, number: usize) -> Option<usize> {
+    let mut kinds = slides[..own].iter();
+    kinds.rposition(|&kind| kind == slides[number])
 }
 
 /// A layer of the family, which has norms around both parts.

@@ -7,7 +7,7 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::experts::{ExpertNames, is_listed_sparse};
 use super::hugging_face::{attention_without_positions, mlp, model, norm_eps, tensor_name};
-use super::rotary::of_kind;
+use super::rotary::with_kind;
 use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::{ExpertsSpec, FeedForward, SharedSpec};
@@ -54,7 +54,7 @@ fn layer_attention(config: &Config, layer: usize) -> Result<Attention> {
         }
     };
     let (gate, gate_per_head) = gating(config)?;
-    of_kind(
+    with_kind(
         config,
         layer,
         Attention {

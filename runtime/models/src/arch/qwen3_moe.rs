@@ -8,7 +8,7 @@ use super::experts::{ExpertNames, is_listed_sparse, is_sparse};
 use super::hugging_face::{
     attention, attention_without_positions, mlp, model, norm_eps, tensor_name,
 };
-use super::rotary::of_kind;
+use super::rotary::with_kind;
 use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::{ExpertsSpec, FeedForward};
@@ -51,7 +51,7 @@ pub(super) const MELLUM: Family = Family {
                 experts,
                 is_listed_sparse(config, layer)?.unwrap_or(true),
             )?;
-            Ok(block(of_kind(config, layer, attention.clone())?, ffn))
+            Ok(block(with_kind(config, layer, attention.clone())?, ffn))
         });
         model(config, layers.collect::<Result<_>>()?)
     },

@@ -45,7 +45,7 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
 
 /// The attention of layer `layer`, with the window and the rotary positions of the layer's kind: `rope_parameters` has an entry for each
 /// kind. The reference looks for `truncate` beside these entries, whatever they hold.
-pub(super) fn of_kind(config: &Config, layer: usize, attention: Attention) -> Result<Attention> {
+pub(super) fn with_kind(config: &Config, layer: usize, attention: Attention) -> Result<Attention> {
     let window = config.optional_usize("sliding_window")?;
     let (kind, window) = match slides_by_list(config, layer)? {
         Some(true) => ("sliding_attention", window),
@@ -56,24 +56,10 @@ pub(super) fn of_kind(config: &Config, layer: usize, attention: Attention) -> Re
     let all = all.ok_or_else(|| config.wrong("rope_parameters", expected))?;
     let rope = all.child(kind)?.ok_or_else(|| all.wrong(kind, expected))?;
     let share = rope.optional_f32("partial_rotary_factor")?;
-    let scaling = match scaling(&rope, config)? {
-        Some(RopeScaling::Yarn {
-            factor,
-            fast,
-            slow,
-            trained,
-            magnitude,
-            whole: _,
-        }) => Some(RopeScaling::Yarn {
-            factor,
-            fast,
-            slow,
-            trained,
-            magnitude,
-            whole: all.bool_or("truncate", true)?,
-        }),
-        other => other,
-    };
+    let mut scaling = scaling(&rope, config)?;
+    if let Some(RopeScaling::Yarn { whole, .. }) = &mut scaling {
+        *whole = all.bool_or("truncate", true)?;
+    }
     Ok(Attention {
         window,
         rope_theta: Some(rope.f32_or("rope_theta", 10000.0)?),

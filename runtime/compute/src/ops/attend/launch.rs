@@ -89,6 +89,18 @@ impl DeviceOp for Attend {
 }
 
 impl Attend {
+    /// A call of a kernel with a thread block for each of `heads` heads and each token, and a thread for each column.
+    fn token_call(&self, launches: &Launches, kernel: String, heads: usize) -> Call {
+        Call {
+            source: SOURCE,
+            kernel,
+            grid: Grid::EachToken(heads),
+            threads: self.head_dim().next_multiple_of(32).min(256),
+            shared: 0,
+            parameters: vec![launches.position(), Parameter::tokens()],
+        }
+    }
+
     /// Launches attention that retains tokens beyond the window.
     fn launch_retaining(
         &self,
@@ -341,14 +353,8 @@ impl Attend {
         }
         launches.narrow_accesses(read.as_flattened(), &written);
         if splits > 1 {
-            let call = Call {
-                source: SOURCE,
-                kernel: format!("combine_parts<{kv}, {dim}, {splits}, {retains}>"),
-                grid: Grid::EachToken(self.heads),
-                threads: dim.next_multiple_of(32).min(256),
-                shared: 0,
-                parameters: vec![launches.position(), Parameter::tokens()],
-            };
+            let kernel = format!("combine_parts<{kv}, {dim}, {splits}, {retains}>");
+            let call = self.token_call(launches, kernel, self.heads);
             attention.prefetches = false;
             let [_, k, v] = attention.columns().map(Rows::bytes);
             launches.push_node(call, Node::Attend(Box::new(attention)));
@@ -370,12 +376,8 @@ impl Attend {
         attention.attended.own_keys = own;
         attention.attended.own_values = own + bytes as u64;
         let call = Call {
-            source: SOURCE,
-            kernel: format!("round_chunk<{dim}>"),
-            grid: Grid::EachToken(self.kv_heads),
-            threads: dim.next_multiple_of(32).min(256),
-            shared: 0,
             parameters: vec![Parameter::tokens()],
+            ..self.token_call(launches, format!("round_chunk<{dim}>"), self.kv_heads)
         };
         launches.push_node(call, Node::Attend(Box::new(attention.clone())));
         Ok(())
@@ -383,14 +385,8 @@ impl Attend {
 
     fn launch_cache(&self, launches: &mut Launches, attention: Attention, marks: &Range<Address>) {
         let (kv, dim) = (launches.kv(), self.head_dim());
-        let call = Call {
-            source: SOURCE,
-            kernel: format!("cache<{kv}, {dim}, {}>", self.eviction.is_some()),
-            grid: Grid::EachToken(self.kv_heads),
-            threads: dim.next_multiple_of(32).min(256),
-            shared: 0,
-            parameters: vec![launches.position(), Parameter::tokens()],
-        };
+        let kernel = format!("cache<{kv}, {dim}, {}>", self.eviction.is_some());
+        let call = self.token_call(launches, kernel, self.kv_heads);
         let [_, k, v] = attention.columns().map(Rows::bytes);
         launches.push_node(call, Node::Attend(Box::new(attention)));
         let read = [k, v, marks.clone()];

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use waterline_quant::gguf::{Array, Value};
 
-use super::feed_forward::{Mixture, dense, expert_names, experts, sigmoid};
+use super::feed_forward::{Mixture, dense_or_experts, sigmoid};
 use super::kimi_linear::{delta_attention, delta_names, latent_attention, latent_names};
 use super::names::{Name, Take};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::mixers::{Kda, LatentAttention, Mixer};
 use crate::ops::Router;
 
@@ -53,16 +52,14 @@ fn read(keys: &Keys) -> Result<Description> {
             0 => (Arc::clone(&delta), bounded_names()),
             _ => (Arc::new(latent.clone()), turned_names(keys, i, &latent)),
         };
-        let ffn = if i < dense_layers {
-            dense(keys, i, intermediate)
-        } else {
-            let experts = ExpertsSpec {
+        let mixture = match i < dense_layers {
+            true => None,
+            false => Some(Mixture {
                 bias: true,
-                ..experts(keys, i, Mixture::new(router))?
-            };
-            names.extend(expert_names(keys, i, &experts));
-            FeedForward::Experts(experts)
+                ..Mixture::new(router)
+            }),
         };
+        let ffn = dense_or_experts(keys, i, mixture, intermediate, &mut names)?;
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }

@@ -4,11 +4,10 @@
 use std::sync::Arc;
 
 use super::attention::{Pairs, attention, names, trained_length, unturned};
-use super::feed_forward::{Mixture, dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense_or_experts};
 use super::qwen35::check_sections;
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::FeedForward;
 use crate::mixers::Attention;
 use crate::ops::{Growth, Router};
 
@@ -56,14 +55,8 @@ fn read(keys: &Keys) -> Result<Description> {
             check_sections(keys, &mixer)?;
         }
         let mut table = names(keys, block, &mixer, pairs);
-        let ffn = match has_experts {
-            true => {
-                let experts = experts(keys, block, Mixture::new(Router::softmax(true)))?;
-                table.extend(expert_names(keys, block, &experts));
-                FeedForward::Experts(experts)
-            }
-            false => dense(keys, block, intermediate),
-        };
+        let mixture = has_experts.then_some(Mixture::new(Router::softmax(true)));
+        let ffn = dense_or_experts(keys, block, mixture, intermediate, &mut table)?;
         layers.push(layer(Arc::new(mixer), Some(ffn)));
         tables.push(table);
     }

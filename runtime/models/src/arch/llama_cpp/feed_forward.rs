@@ -25,6 +25,8 @@ pub(super) struct Mixture {
     pub router: Router,
     /// Whether a shared expert's output is gated.
     pub gate: bool,
+    /// Whether a bias is added to the scores for the choice.
+    pub bias: bool,
     /// Whether `feed_forward_length` is the total width of all chosen experts, and the width of the shared one, if no other
     /// key gives these widths; otherwise it is the width of one expert.
     pub length_is_total: bool,
@@ -36,9 +38,26 @@ impl Mixture {
         Mixture {
             router,
             gate: false,
+            bias: false,
             length_is_total: false,
         }
     }
+}
+
+/// The mixture of experts of block `block`, or its dense network without a `mixture`; adds the names of the experts' tensors to `names`.
+pub(super) fn dense_or_experts(
+    keys: &Keys,
+    block: usize,
+    mixture: Option<Mixture>,
+    intermediate: usize,
+    names: &mut Vec<Name>,
+) -> Result<FeedForward> {
+    let Some(mixture) = mixture else {
+        return Ok(dense(keys, block, intermediate));
+    };
+    let experts = experts(keys, block, mixture)?;
+    names.extend(expert_names(keys, block, &experts));
+    Ok(FeedForward::Experts(experts))
 }
 
 /// The mixture of experts of block `block`.
@@ -72,6 +91,7 @@ pub(super) fn experts(keys: &Keys, block: usize, mixture: Mixture) -> Result<Exp
             intermediate: shared,
             gate: mixture.gate,
         }),
+        bias: mixture.bias,
         ..ExpertsSpec::default()
     })
 }

@@ -6,7 +6,7 @@ use waterline_quant::NVFP4;
 use super::attention::{Pairs, names};
 use super::feed_forward::{Mixture, expert_names, experts};
 use super::{Description, Family, Keys, model};
-use crate::arch::gemma4::{block, experts as network, reading};
+use crate::arch::gemma4::{block, experts as network, owner, reading};
 use crate::error::Result;
 use crate::feed_forward::{ExpertsSpec, FeedForward, MlpAndExperts, MlpSpec};
 use crate::functions::Activation;
@@ -40,13 +40,10 @@ fn read(keys: &Keys) -> Result<Description> {
         let mixer = match number.checked_sub(own) {
             None => mixer,
             Some(_) => {
-                let owner = slides[..own]
-                    .iter()
-                    .rposition(|&kind| kind == slides[number]);
                 let expected = "an earlier layer of each kind with its own keys and values";
                 reading(
                     mixer,
-                    owner.ok_or_else(|| {
+                    owner(&slides, own, number).ok_or_else(|| {
                         keys.wrong("attention.shared_kv_layers", shared, expected)
                     })?,
                 )

@@ -5,13 +5,12 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{Mixture, dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense_or_experts};
 use super::mamba::{mamba2_mixer, mamba2_names};
 use super::names::Name;
 use super::{Description, Family, Keys, layer, model};
 use crate::arch::granite_swa::PATTERN;
 use crate::error::Result;
-use crate::feed_forward::FeedForward;
 use crate::lowering::Sublayer;
 use crate::mixers::{Attention, Mixer};
 use crate::model::{LayerSpec, ModelSpec};
@@ -52,13 +51,8 @@ fn read(keys: &Keys) -> Result<Description> {
                 (Arc::new(attention), names)
             }
         };
-        let ffn = if has_experts {
-            let experts = experts(keys, i, mixture)?;
-            names.extend(expert_names(keys, i, &experts));
-            FeedForward::Experts(experts)
-        } else {
-            dense(keys, i, intermediate[i])
-        };
+        let mixture = has_experts.then_some(mixture);
+        let ffn = dense_or_experts(keys, i, mixture, intermediate[i], &mut names)?;
         layers.push(LayerSpec {
             mixer_sublayer: sublayer,
             ffn_sublayer: sublayer,

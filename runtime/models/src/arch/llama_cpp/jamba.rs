@@ -4,12 +4,11 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{Mixture, dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense_or_experts};
 use super::mamba::{MAMBA, mamba_mixer};
 use super::names::{Name, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::FeedForward;
 use crate::mixers::{Mamba, Mixer};
 use crate::ops::Router;
 
@@ -43,13 +42,9 @@ fn read(keys: &Keys) -> Result<Description> {
                 (Arc::new(attention), names)
             }
         };
-        let ffn = if keys.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight")) {
-            let experts = experts(keys, i, mixture)?;
-            names.extend(expert_names(keys, i, &experts));
-            FeedForward::Experts(experts)
-        } else {
-            dense(keys, i, intermediate[i])
-        };
+        let has_experts = keys.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight"));
+        let mixture = has_experts.then_some(mixture);
+        let ffn = dense_or_experts(keys, i, mixture, intermediate[i], &mut names)?;
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }

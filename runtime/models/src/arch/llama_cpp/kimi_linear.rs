@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
-use super::feed_forward::{Mixture, dense, expert_names, experts, sigmoid};
+use super::feed_forward::{Mixture, dense_or_experts, sigmoid};
 use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::mixers::{Kda, LatentAttention, Mixer};
 
 pub(super) const FAMILY: Family = Family {
@@ -34,16 +33,14 @@ fn read(keys: &Keys) -> Result<Description> {
                 (Arc::new(latent), names)
             }
         };
-        let ffn = if i < dense_layers {
-            dense(keys, i, intermediate)
-        } else {
-            let experts = ExpertsSpec {
+        let mixture = match i < dense_layers {
+            true => None,
+            false => Some(Mixture {
                 bias: true,
-                ..experts(keys, i, Mixture::new(sigmoid(keys, 0.0)?))?
-            };
-            names.extend(expert_names(keys, i, &experts));
-            FeedForward::Experts(experts)
+                ..Mixture::new(sigmoid(keys, 0.0)?)
+            }),
         };
+        let ffn = dense_or_experts(keys, i, mixture, intermediate, &mut names)?;
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }

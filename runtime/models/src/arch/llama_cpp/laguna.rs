@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use super::attention::{Pairs, attention, names};
-use super::feed_forward::{Mixture, dense, expert_names, experts, sigmoid};
+use super::feed_forward::{Mixture, dense_or_experts, sigmoid};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::functions::Activation;
 use crate::mixers::Attention;
 
@@ -22,22 +21,16 @@ const PATTERN: usize = 4;
 fn read(keys: &Keys) -> Result<Description> {
     let intermediate = keys.per_layer_or("feed_forward_length", 0)?;
     let leading = keys.usize_or("leading_dense_block_count", 0)?;
-    let mixture = Mixture::new(sigmoid(keys, 0.0)?);
+    let mixture = Mixture {
+        bias: true,
+        ..Mixture::new(sigmoid(keys, 0.0)?)
+    };
     let (mut layers, mut tables) = (Vec::new(), Vec::new());
     for (block, slides) in keys.slides_after_first(PATTERN)?.into_iter().enumerate() {
         let mixer = gated_attention(keys, block, slides)?;
         let mut table = names(keys, block, &mixer, Pairs::Halves);
-        let ffn = match block < leading {
-            true => dense(keys, block, intermediate[block]),
-            false => {
-                let experts = ExpertsSpec {
-                    bias: true,
-                    ..experts(keys, block, mixture)?
-                };
-                table.extend(expert_names(keys, block, &experts));
-                FeedForward::Experts(experts)
-            }
-        };
+        let mixture = (block >= leading).then_some(mixture);
+        let ffn = dense_or_experts(keys, block, mixture, intermediate[block], &mut table)?;
         layers.push(layer(Arc::new(mixer), Some(ffn)));
         tables.push(table);
     }

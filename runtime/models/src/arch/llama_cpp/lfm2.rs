@@ -4,11 +4,10 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{Mixture, dense, expert_names, experts, sigmoid};
+use super::feed_forward::{Mixture, dense_or_experts, sigmoid};
 use super::names::{Name, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::mixers::{Attention, GatedConv, Mixer};
 
 pub(super) const FAMILY: Family = Family {
@@ -30,16 +29,14 @@ fn read(keys: &Keys) -> Result<Description> {
         .enumerate()
     {
         let (mixer, mut names) = mixer(keys, i, kv_heads)?;
-        let ffn = if i < dense_layers {
-            dense(keys, i, intermediate[i])
-        } else {
-            let experts = ExpertsSpec {
+        let mixture = match i < dense_layers {
+            true => None,
+            false => Some(Mixture {
                 bias: true,
-                ..experts(keys, i, Mixture::new(sigmoid(keys, 1e-6)?))?
-            };
-            names.extend(expert_names(keys, i, &experts));
-            FeedForward::Experts(experts)
+                ..Mixture::new(sigmoid(keys, 1e-6)?)
+            }),
         };
+        let ffn = dense_or_experts(keys, i, mixture, intermediate[i], &mut names)?;
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }

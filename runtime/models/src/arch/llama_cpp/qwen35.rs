@@ -8,11 +8,10 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{Mixture, dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense_or_experts};
 use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::FeedForward;
 use crate::functions::Activation;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
 use crate::model::{LayerSpec, MtpSpec};
@@ -47,13 +46,8 @@ fn read(keys: &Keys) -> Result<Description> {
             (Arc::new(attention), names)
         };
         names.extend(as_stored(&[("ffn_norm", "post_attention_norm")]));
-        let ffn = if has_experts {
-            let experts = experts(keys, i, mixture)?;
-            names.extend(expert_names(keys, i, &experts));
-            FeedForward::Experts(experts)
-        } else {
-            dense(keys, i, intermediate[i])
-        };
+        let mixture = has_experts.then_some(mixture);
+        let ffn = dense_or_experts(keys, i, mixture, intermediate[i], &mut names)?;
         Ok((layer(mixer, Some(ffn)), names))
     };
     let recurrent = recurrent(keys)?.into_iter().enumerate();

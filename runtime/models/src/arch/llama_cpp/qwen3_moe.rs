@@ -4,11 +4,10 @@
 use std::sync::Arc;
 
 use super::attention::{Pairs, attention, names};
-use super::feed_forward::{Mixture, dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense_or_experts};
 use super::qwen35::check_sections;
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::feed_forward::FeedForward;
 use crate::mixers::Attention;
 use crate::ops::Router;
 
@@ -56,14 +55,9 @@ fn read(keys: &Keys) -> Result<Description> {
             check_sections(keys, &mixer)?;
         }
         let mut table = names(keys, block, &mixer, Pairs::Halves);
-        let ffn = match keys.has_tensor(&format!("blk.{block}.ffn_gate_inp.weight")) {
-            true => {
-                let experts = experts(keys, block, mixture)?;
-                table.extend(expert_names(keys, block, &experts));
-                FeedForward::Experts(experts)
-            }
-            false => dense(keys, block, intermediate),
-        };
+        let has_experts = keys.has_tensor(&format!("blk.{block}.ffn_gate_inp.weight"));
+        let mixture = has_experts.then_some(mixture);
+        let ffn = dense_or_experts(keys, block, mixture, intermediate, &mut table)?;
         layers.push(layer(Arc::new(mixer), Some(ffn)));
         tables.push(table);
     }
