@@ -40,6 +40,11 @@ fn cases(folder: &Path) -> Vec<PathBuf> {
     cases
 }
 
+fn has_packed_experts(case: &Path) -> bool {
+    let configuration = std::fs::read_to_string(case.join("config.json")).unwrap();
+    configuration.contains("\"mxfp4\"")
+}
+
 #[test]
 fn a_model_gives_the_same_logits_from_its_gguf_file() {
     let place = Workplace::new();
@@ -57,7 +62,12 @@ fn a_model_gives_the_same_logits_from_its_gguf_file() {
             model => model.unwrap(),
         };
         let (dir, file) = (case.display().to_string(), place.name("model.gguf"));
-        let converted = place.run(["convert", &dir, "--type", "f32", "-o", &file]);
+        // A product by packed experts rounds its activations: their copy in f32 is another model.
+        let mut command = vec!["convert", &dir, "--type", "f32", "-o", &file];
+        if has_packed_experts(case) {
+            command.extend(["--tensor-type", "exps=mxfp4"]);
+        }
+        let converted = place.run(command);
         // Raven's files have keys that only its other variants use.
         let of_others = ["rope_theta", "gate_logit_normalizer"]
             .map(|key| format!("note: nothing reads the key {key}"));
