@@ -142,6 +142,23 @@ __device__ inline void load_matrices(u32* out, const u16* row) {
 #endif
 }
 
+// Transposes an 8x8 matrix of 16-bit numbers: a lane has two adjacent numbers of row `lane / 4`.
+__device__ inline u32 transposed(u32 pair) {
+#ifdef WATERLINE_EMULATOR
+  static u32 pairs[32];
+  pairs[lane_index()] = pair;
+  __syncwarp();
+  int row = lane_index() / 4, column = lane_index() % 4 * 2;
+  auto number = [&](int i) { return pairs[4 * i + row / 2] >> row % 2 * 16 & 0xffff; };
+  pair = number(column) | number(column + 1) << 16;
+  __syncwarp();
+  return pair;
+#else
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
+  return pair;
+#endif
+}
+
 // Loads a left operand of 16 rows and a depth of 16, from a matrix in shared memory with `pitch` numbers from one row to the next; with
 // `across`, from its transpose.
 template <bool across = false>

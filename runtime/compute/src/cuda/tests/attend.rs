@@ -160,6 +160,54 @@ fn chunks_over_a_cache_in_f16_are_those_of_the_cpu() {
     }
 }
 
+/// Reads single tokens of few keys and, by `attend_step`, of many; the last ones after tokens have left the window.
+#[test]
+fn steps_over_a_long_cache_in_f16_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    for (dim, [heads, kv_heads], caches) in
+        [(64, [8, 2], true), (72, [3, 1], false), (256, [2, 1], true)]
+    {
+        let [q, k, v] = side_by_side([heads * dim, kv_heads * dim, kv_heads * dim]);
+        let op = Attend {
+            heads,
+            kv_heads,
+            q,
+            k,
+            v,
+            scale: 1.0 / (dim as f32).sqrt(),
+            keys: 1,
+            values: 2,
+            caches,
+            sinks: (dim == 72).then(|| numbers(7, heads).into()),
+            eviction: None,
+            out: View::whole(1, heads * dim),
+        };
+        let ring: &[usize] = &[kv_heads, 2048, dim];
+        let plan = Arc::new(plan(&[
+            (StateDtype::U64, &[1]),
+            (StateDtype::F16, ring),
+            (StateDtype::F16, ring),
+        ]));
+        for (cached, persistent) in [(1021, true), (5000, false)] {
+            Comparison {
+                device: &device,
+                op: &op,
+                plan: &plan,
+                widths: &[q.stride, heads * dim, kv_heads],
+                output: 1,
+                kv: Kv::F16,
+                persistent,
+                tolerance: 1e-5,
+            }
+            .read_after(cached, &[1; 5], |buffer, values| {
+                // Large queries weigh few of the keys.
+                let scaled = numbers(buffer as u32, values.len()).into_iter();
+                (values.iter_mut().zip(scaled)).for_each(|(value, x)| *value = 4.0 * x);
+            });
+        }
+    }
+}
+
 /// Reads chunks with heads that are longer than `attend_tiles` supports, and whose keys are their values.
 #[test]
 fn long_latent_heads_are_those_of_the_cpu() {

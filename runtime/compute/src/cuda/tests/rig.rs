@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use half::f16;
 use waterline_quant::Activations;
 
 use crate::cpu::{Buffers, Frame, Pool};
@@ -11,6 +12,7 @@ use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::Memory;
 use crate::cuda::driver::weights::Weights;
 use crate::cuda::schedule::{Launches, Queued, SessionMemory};
+use crate::cuda::tests::numbers;
 use crate::ops::Op;
 use crate::state::{Arena, Kv, StateDtype, StatePlan};
 
@@ -34,6 +36,11 @@ impl Comparison<'_> {
     /// Reads tokens in chunks of these lengths on the device and on the CPU, and compares outputs and the state. `fill(buffer, values)`
     /// makes the inputs of all tokens.
     pub fn read(&self, chunks: &[usize], fill: impl Fn(usize, &mut [f32])) {
+        self.read_after(0, chunks, fill);
+    }
+
+    /// Like [`read`](Self::read), after `cached` tokens, whose keys and values are random numbers in the state tensors of 16 bits.
+    pub fn read_after(&self, cached: usize, chunks: &[usize], fill: impl Fn(usize, &mut [f32])) {
         let (widths, plan, op) = (self.widths, self.plan, self.op);
         let driver = self.device.driver();
         let tokens: usize = chunks.iter().sum();
@@ -107,14 +114,26 @@ impl Comparison<'_> {
         let widest = widths.iter().copied().max().unwrap_or(1);
         let mut rounded = Activations::new(most, widest).expect("memory");
         let mut cpu = Buffers::new(widths, most).expect("memory");
-        let mut position = 0;
+        if cached > 0 {
+            for slot in plan.tensors() {
+                if slot.dtype == StateDtype::F16 {
+                    let random = numbers(slot.offset as u32, slot.bytes / size_of::<f16>());
+                    let random: Vec<f16> = random.into_iter().map(f16::from_f32).collect();
+                    let place = &mut arena.bytes_mut()[slot.offset..][..slot.bytes];
+                    place.copy_from_slice(bytemuck::cast_slice(&random));
+                }
+            }
+            queue.write(state.address(), arena.bytes()).expect("a copy");
+        }
+        let mut read = 0;
         for &chunk in chunks {
+            let position = cached + read;
             queue
                 .write(state.address(), &(position as u64).to_le_bytes())
                 .expect("a copy");
             arena.bytes_mut()[..8].copy_from_slice(&(position as u64).to_le_bytes());
             for (buffer, &width) in widths.iter().enumerate() {
-                let rows = &inputs[buffer][position * width..][..chunk * width];
+                let rows = &inputs[buffer][read * width..][..chunk * width];
                 let place = buffers[buffer].address();
                 queue
                     .write(place, bytemuck::cast_slice(rows))
@@ -148,7 +167,7 @@ impl Comparison<'_> {
                     "token {t}, column {column}: {found}, on the CPU {expected}"
                 );
             }
-            position += chunk;
+            read += chunk;
         }
         let mut found = vec![0; plan.bytes()];
         queue.read(state.address(), &mut found).expect("a copy");

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 
-use super::tiles::{Form, Tiles};
+use super::tiles::{self, Form, Tiles};
 use super::{Attend, Eviction, Policy};
 use crate::abi::DeviceType;
 use crate::cuda::{
@@ -21,6 +21,7 @@ const SOURCE: &[Source] = &[
     Source::new("ops/attend/attend_tiles.cu", &[]),
     Source::new("ops/attend/attend_wide.cu", &[]),
     Source::new("ops/attend/attend_chunk.cu", &[]),
+    Source::new("ops/attend/attend_step.cu", &[]),
 ];
 
 /// With fewer keys than this, one thread block takes all of them.
@@ -29,6 +30,8 @@ const SPLIT: usize = 512;
 const NEAR: usize = 32 << 10;
 /// Query heads times tokens that share the keys read by a thread block.
 const QUERIES: usize = 4;
+/// From this many keys on, a single token attends on tensor cores, whose start takes longer.
+const MANY: usize = 1024;
 /// Thread blocks for longer heads have half as many threads where the queries of several tokens or heads share a warp.
 const LONG_HEAD: usize = 256;
 
@@ -263,8 +266,11 @@ impl Attend {
         let attended = &mut attention.attended;
         let (kv, dim, group) = (launches.kv(), self.head_dim(), self.heads / self.kv_heads);
         let unit = unit(dim, &[self.k, self.v]);
-        let heads = heads_together(group);
+        let retains = self.eviction.is_some();
+        let (cores, room) = (launches.limits.tensor_cores, launches.limits.shared_memory);
         let single = launches.tokens == 1;
+        let size = (dim, launches.memory.kv.bytes());
+        let heads = heads_together(group);
         let tile = if single { 1 } else { QUERIES / heads };
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
@@ -281,10 +287,7 @@ impl Attend {
             attended.parts = launches.scratch_address(bytes)?;
             parts = attended.parts..attended.parts + bytes as u64;
         }
-        let retains = self.eviction.is_some();
-        let (cores, room) = (launches.limits.tensor_cores, launches.limits.shared_memory);
         let keys_only = !retains && !self.has_own_values();
-        let size = (dim, launches.memory.kv.bytes());
         if let Some(tiles) = Tiles::new(size, [keys_only, retains], launches.tokens, cores, room) {
             let aligned = unit == 8;
             let kernel = match tiles.form {
@@ -337,10 +340,16 @@ impl Attend {
             call.shared = shared.max(near * (row_bytes + size_of::<i32>()) + own);
             attention.prefetches = true;
         } else {
+            call.parameters.push(Parameter::tokens());
             call.kernel = format!(
                 "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
             );
-            call.parameters.push(Parameter::tokens());
+            if single && keys > MANY && tiles::has_step(size, cores) {
+                call.kernel = format!(
+                    "attend_few_or_many<{kv}, {dim}, {unit}, {heads}, {caches}, {splits}, {sharing}, {MANY}>"
+                );
+                call.shared = shared.max(tiles::step_bytes(dim, heads, threads));
+            }
         }
         let [q, k, v] = attention.attended.from.columns.map(Rows::bytes);
         let out = attention.attended.out.bytes();

@@ -45,6 +45,30 @@ pub(super) struct Tiles {
     pub shared: usize,
 }
 
+/// Whether a single token can attend on tensor cores (attend_step.cu), with heads of `dim` columns whose keys and values are cached in
+/// `kv_bytes` bytes per number.
+pub(super) fn has_step((dim, kv_bytes): (usize, usize), cores: TensorCores) -> bool {
+    let in_pieces = kv_bytes == 2 && dim.is_multiple_of(8);
+    in_pieces && dim <= LONGEST && cores != TensorCores::None
+}
+
+/// Bytes of shared memory of a thread block of attend_step.cu with this many threads and query heads.
+pub(super) fn step_bytes(dim: usize, heads: usize, threads: usize) -> usize {
+    let shares = match dim {
+        ..=64 => 1,
+        ..=128 => 2,
+        _ => 4,
+    };
+    let warps = threads / 32;
+    // Queries in two 16-bit parts, the token's own key and value, factors, and 16 scores of each warp and head.
+    let queries = heads * 2 * (dim + 8) * size_of::<u16>();
+    let own = 2 * dim * size_of::<u16>();
+    let scores = if shares > 1 { warps * 16 } else { 0 };
+    let step = queries + own + (1 + scores) * 8 * size_of::<f32>();
+    let merging = warps / shares * heads * (dim + 2) * size_of::<f32>();
+    step.max(merging)
+}
+
 impl Tiles {
     /// The tiles for chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes`
     /// bytes per number, with or without retained tokens, on a device with `room` bytes of shared memory; `None` if chunks use another kernel.
