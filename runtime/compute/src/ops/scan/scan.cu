@@ -1,5 +1,6 @@
 // The selective scan. Four threads divide the components of a channel and keep them in registers; the tokens' inputs come
-// through shared memory, `batch` tokens at a time while the previous ones are computed.
+// through shared memory, `batch` tokens at a time while the previous ones are computed. There, step sizes and inputs of several
+// tokens become their softplus and what they write.
 
 template <int channels, int components, int batch, bool aligned>
 __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, float* states, Rows out, int tokens) {
@@ -48,20 +49,37 @@ __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, floa
       wait_for_copies<0>();
     }
     __syncthreads();
-    const float* now = room + first / batch % buffers * (batch * token_floats);
+    float* now = room + first / batch % buffers * (batch * token_floats);
     int count = min(batch, tokens - first);
-    for (int t = 0; t < count; t++, now += token_floats) {
-      float length = softplus(now[step_at + own]), written = length * now[own], sum = 0.0f;
+    if constexpr (batch > 1) {
+      for (int t = place; t < count; t += 4) {
+        float *token = now + t * token_floats, length = softplus(token[step_at + own]);
+        token[step_at + own] = length, token[own] *= length;
+      }
+      __syncwarp();
+    }
+    auto advance = [&](int t) {
+      const float* token = now + t * token_floats;
+      float length = token[step_at + own], written = token[own], sum = 0.0f;
+      if constexpr (batch == 1) length = softplus(length), written *= length;
 #pragma unroll
       for (int i = 0; i < parts; i++) {
         int n = i * 4 + place;
         if (components % 4 != 0 && n >= components) continue;
-        state[i] = expf(length * rate[i]) * state[i] + written * now[b_at + n];
-        sum += now[c_at + n] * state[i];
+        state[i] = fmaf(expf(length * rate[i]), state[i], written * token[b_at + n]);
+        sum = fmaf(token[c_at + n], state[i], sum);
       }
       sum += __shfl_xor_sync(all_lanes, sum, 8);
       sum += __shfl_xor_sync(all_lanes, sum, 16);
       if (place == 0 && channel < channels) out.token(first + t)[channel] = sum;
+    };
+    // Tokens depend on each other by one addition: unrolled, they overlap.
+    if (count == batch) {
+#pragma unroll
+      for (int t = 0; t < batch; t++) advance(t);
+    } else {
+#pragma unroll 1
+      for (int t = 0; t < count; t++) advance(t);
     }
     // The next copies overwrite this batch.
     __syncthreads();
