@@ -144,6 +144,18 @@ typedef enum {
   WL_FINISH_CALLBACK = 4,
 } wl_finish;
 
+// How the final states of a text become its vector.
+typedef enum {
+  // As the model's files state it.
+  WL_POOLING_MODEL = 0,
+  // The mean of all states.
+  WL_POOLING_MEAN = 1,
+  // The state of the first token.
+  WL_POOLING_CLS = 2,
+  // The state of the last token.
+  WL_POOLING_LAST = 3,
+} wl_pooling;
+
 // The kind of a part of an answer.
 typedef enum {
   // No part: more text is needed.
@@ -378,6 +390,20 @@ typedef struct {
   // The number of drafted tokens that were accepted.
   uint64_t accepted;
 } wl_session_info;
+
+// Parameters of vectors.
+typedef struct {
+  // sizeof(wl_embed_params).
+  uint32_t size;
+  // A wl_pooling; WL_POOLING_MODEL by default.
+  uint32_t pooling;
+  // 1 for vectors of unit length, 0 for others; -1, the default, as the model's files state it.
+  int32_t normalize;
+  // Reserved; must be 0.
+  uint32_t reserved;
+  // The length to which vectors are cut, which the model's files must allow; 0, the default, does not cut them.
+  size_t dimensions;
+} wl_embed_params;
 
 // Called after every `chunk` tokens of a prompt with the progress: `read` of `total` tokens. Returns 0 to continue, anything else to
 // cancel the call. It runs on the caller's thread; other calls on the session return WL_ERROR_BUSY. It must return normally: no
@@ -695,6 +721,30 @@ wl_status wl_session_cancel(const wl_session *session);
 
 // Discards a wl_session_cancel that arrived between two calls of wl_generate_next. May be called at any time from any thread.
 wl_status wl_session_clear_cancel(const wl_session *session);
+
+// Fills `params` with defaults; `size` is sizeof(wl_embed_params).
+wl_status wl_embed_params_init(wl_embed_params *params, size_t size);
+
+// Like wl_tokenize, for a text whose vector wl_embed computes: with the tokens that the tokenizer puts around a text. `task` names a
+// prompt of the model's files that comes before the text, such as "query"; NULL means the files' default.
+wl_status wl_embed_tokenize(const wl_model *model,
+                            const char *text,
+                            size_t length,
+                            const char *task,
+                            uint32_t *tokens,
+                            size_t room,
+                            size_t *count);
+
+// Computes the vector of a text of `count` tokens and writes it to `vector`, which has room for `room` numbers, and its length to
+// `length`; `params` may be NULL. Returns WL_ERROR_ROOM if it does not fit; with `vector` NULL and `room` 0 only the length is written and
+// nothing is read. The session forgets everything else that it has read. No logits are computed.
+wl_status wl_embed(wl_session *session,
+                   const uint32_t *tokens,
+                   size_t count,
+                   const wl_embed_params *params,
+                   float *vector,
+                   size_t room,
+                   size_t *length);
 
 // Calls `function` with `user` while wl_feed, wl_session_read_history, wl_chat_say, wl_chat_start and the functions that set messages
 // read, on the calling thread; NULL removes the callback. Forks of the session do not inherit it.

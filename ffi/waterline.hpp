@@ -339,6 +339,16 @@ public:
 
     void feed(const std::vector<uint32_t> &tokens) { check(wl_feed(get(), tokens.data(), tokens.size(), nullptr)); }
 
+    // The vector of a text of these tokens (wl_embed_tokenize); the session forgets everything else.
+    std::vector<float> embed(const std::vector<uint32_t> &tokens, const wl_embed_params *params = nullptr)
+    {
+        size_t length = 0;
+        check(wl_embed(get(), tokens.data(), tokens.size(), params, nullptr, 0, &length));
+        std::vector<float> vector(length);
+        check(wl_embed(get(), tokens.data(), tokens.size(), params, vector.data(), vector.size(), &length));
+        return vector;
+    }
+
     uint32_t sample()
     {
         uint32_t token = 0;

@@ -4,7 +4,7 @@
 copy_fixtures.py SOURCE CASE...
 
 SOURCE is a folder of cases (config.json, model.safetensors, case.safetensors, meta.json). Of case.safetensors, the input and the arrays
-that meta.json lists in "compare" are kept.
+that meta.json lists in "compare", final states and pooled vectors are kept.
 """
 
 import json
@@ -40,7 +40,7 @@ def main():
         meta = json.loads((source / case / "meta.json").read_text())
         for name in ("config.json", "meta.json", "model.safetensors"):
             shutil.copyfile(source / case / name, target / case / name)
-        wanted = {"input_ids", *meta["compare"]}
+        wanted = {"input_ids", "final", "embed_mean", "embed_cls", "embed_last", *meta["compare"]}
         copy_arrays(source / case / "case.safetensors", target / case / "case.safetensors", wanted)
 
 

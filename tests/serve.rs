@@ -50,6 +50,15 @@ fn run(script: &str) -> String {
 }
 
 #[test]
+fn vectors_are_served() {
+    if Command::new(python()).arg("--version").output().is_err() {
+        return skipped("`python3`");
+    }
+    let checked = run("serve_embeddings.py");
+    assert!(checked.starts_with("12 checked"), "{checked}");
+}
+
+#[test]
 fn a_server_is_operated() {
     if Command::new(python()).arg("--version").output().is_err() {
         return skipped("`python3`");

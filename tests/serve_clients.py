@@ -169,7 +169,8 @@ def page_features(base, say):
     status = lambda *more: curl(base + "/v1/models", None, "-o", "/dev/null", "-w", "%{http_code}", *more)
     assert [status(), status("-H", "Origin: http://other"), status("-H", "Host: other")] == ["200", "403", "403"]
     assert json.loads(curl(base + "/v1/chat/completions", None, "-d", "{"))["error"]["code"] == 400
-    assert json.loads(curl(base + "/v1/embeddings", {"input": "x"}))["error"]["code"] == 400
+    refused = json.loads(curl(base + "/v1/embeddings", {"input": "x"}))["error"]
+    assert (refused["code"], refused["param"]) == ("model_not_supported", "model"), refused
     lines = curl(base + "/v1/chat/completions", {"messages": ASK, "stream": True, "max_tokens": 2}, "-N").strip().split("\n\n")
     assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
     say("curl")

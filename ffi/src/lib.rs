@@ -26,6 +26,8 @@ mod session_params;
 
 mod session;
 
+mod embed;
+
 mod progress;
 
 mod constraint;

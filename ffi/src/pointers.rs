@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::status::{Failure, Outcome, wl_status};
 
 /// The length that marks a zero-terminated text, as in the header.
-const ZERO_TERMINATED: usize = usize::MAX;
+pub(crate) const ZERO_TERMINATED: usize = usize::MAX;
 
 fn check<T>(what: &str, pointer: *const T, length: usize) -> Outcome {
     if pointer.is_null() {

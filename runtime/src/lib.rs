@@ -54,7 +54,7 @@ pub use loaded::Model;
 #[doc(inline)]
 pub use mixers::{Retained, RetainedPolicy};
 #[doc(inline)]
-pub use model::{ModelSpec, OpenOptions};
+pub use model::{Embedding, Lengths, ModelSpec, OpenOptions, Pooling};
 #[doc(inline)]
 pub use op_time::OpTime;
 #[doc(inline)]
@@ -62,9 +62,9 @@ pub use program::Schedule;
 #[doc(inline)]
 pub use sampler::SamplerParams;
 pub use session::{
-    Batch, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, HistoryRead,
-    LogitsHook, Piece, PrefixStore, PrefixStoreOptions, PrefixStoreStats, Session, SessionOptions,
-    SessionPlan, ThoughtOptions,
+    Batch, Chat, ContextEnd, EmbedOptions, Finish, Generate, GenerateOptions, Generation,
+    HistoryRead, LogitsHook, Piece, Pooler, PrefixStore, PrefixStoreOptions, PrefixStoreStats,
+    Session, SessionOptions, SessionPlan, ThoughtOptions,
 };
 #[doc(inline)]
 pub use state::{
@@ -82,6 +82,7 @@ pub use token_ids::TokenIds;
 /// Internals that this repository's programs use to write and check model files. Not a stable interface.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::error::base64;
     pub use crate::model::{Checkpoint, LayerSpec, TextFiles};
     pub use crate::session::{LogSoftmax, checkpoint_id, grid_of, seal_checkpoint};
     pub use crate::weights::{Precision, Tensors, WeightSpec};

@@ -182,6 +182,11 @@ impl Model {
         Ok(Schedule::new(&self.program, &self.plan(options)?))
     }
 
+    /// The model's text files.
+    pub(crate) fn files(&self) -> &TextFiles {
+        &self.files
+    }
+
     /// The token that the tokenizer puts before plain text, if any.
     pub fn bos(&self) -> Option<u32> {
         self.files.begin()

@@ -35,7 +35,7 @@ const SHORT: [(&str, &str, &str); 10] = [
 ];
 
 /// Commands that do not run here, by their beginning or their script's path, with the reason.
-const NOT_RUN: [(&str, &str); 15] = [
+const NOT_RUN: [(&str, &str); 17] = [
     ("cargo", "builds or tests the workspace once more"),
     ("git", "prints the history"),
     ("perf", "other people's program"),
@@ -55,6 +55,8 @@ const NOT_RUN: [(&str, &str); 15] = [
         "waterline pull",
         "needs the network; tests/pull.rs has a server",
     ),
+    ("waterline chat hf:", "needs the network"),
+    ("waterline run hf:", "needs the network"),
     ("waterline kernels", "needs NVRTC; run by CI"),
     (
         "waterline bench --serve",

@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// The examples of each command, a line each.
-const EXAMPLES: [(&str, &str); 14] = [
+const EXAMPLES: [(&str, &str); 15] = [
     (
         "chat",
         "waterline chat
@@ -21,6 +21,11 @@ waterline run model.gguf \"A person\" --schema person.json --json --chat",
         "serve",
         "waterline serve model.gguf
 waterline serve model.gguf --port 8000 --parallel 8 --store-dir checkpoints",
+    ),
+    (
+        "embed",
+        "waterline embed model.gguf \"A text\" \"Another text\"
+waterline embed model.gguf --file lines.txt --json",
     ),
     (
         "inspect",

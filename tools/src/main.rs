@@ -8,6 +8,7 @@ mod check;
 mod clocks;
 mod convert;
 mod device;
+mod embed;
 mod error;
 mod eval;
 mod examples;
@@ -49,6 +50,7 @@ mod text;
 mod theirs;
 mod tokenize;
 mod units;
+mod vectors;
 mod verify;
 mod write_model;
 mod wrong_model;
@@ -86,6 +88,7 @@ enum Command {
     Run(run::Args),
     #[cfg(feature = "serve")]
     Serve(serve::Args),
+    Embed(embed::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
     Imatrix(imatrix::Args),
@@ -132,6 +135,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(&args),
+        Command::Embed(args) => embed::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),

@@ -1,6 +1,7 @@
 //! `waterline verify DIR`: compares a model with recorded logits, read in four ways.
 
 mod case;
+mod vectors;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ use case::{Best, Case};
 /// with a save and restore in the middle. On a GPU it also reads token by token as a recorded graph of kernels instead of one
 /// kernel. The tolerance is twenty times as large on a GPU, but at most 0.05 for a GGUF file unless more is recorded. The most
 /// probable tokens must match too, unless the two best recorded logits are closer to each other than the tolerance. The final
-/// states are compared with each other; if a state tensor's largest value exceeds one, its differences are divided by that value.
+/// states are compared with each other, and recorded final hidden states (`final`) and pooled vectors (`embed_last`, `embed_mean`,
+/// `embed_cls`) with those read without logits; if a state tensor's largest value exceeds one, its differences are divided by that value.
 #[derive(clap::Args)]
 pub struct Args {
     /// The folder of a case, or a folder of cases, for which a line each is printed.
@@ -70,6 +72,8 @@ struct TopOne {
 /// The result of one way of reading: the logits of every position and the final state.
 struct Reading {
     logits: Vec<f32>,
+    /// The final hidden states `[tokens, hidden]`, read without logits; empty if they are not compared.
+    hidden: Vec<f32>,
     state: Snapshot,
 }
 
@@ -164,15 +168,14 @@ impl Verified {
 /// Verifies the case in `dir`.
 fn verify(dir: &Path, device: Option<Arc<Device>>, args: &Args) -> Result<Verified> {
     let checkpoint = args.open.checkpoint(Some(&case::model_path(dir)))?;
-    let case = Case::read(dir, checkpoint.spec.vocab)?;
+    let case = Case::read(dir, &checkpoint.spec)?;
     let model = Model::bind(if case.in_f32 {
         in_f32(checkpoint)?
     } else {
         checkpoint
     })?;
-    let tokens = &case.tokens;
     let tolerance = case.tolerance(device.is_some());
-    let readings = read_four_ways(&model, tokens, device, args)?;
+    let readings = read_four_ways(&model, &case, device, args)?;
     let mut worst_of_all = 0.0f32;
     let mut different = 0;
     let mut ways = serde_json::Map::new();
@@ -193,6 +196,12 @@ fn verify(dir: &Path, device: Option<Arc<Device>>, args: &Args) -> Result<Verifi
                 compared["top1"] = top.to_json();
             }
             arrays.insert(record.name.clone(), compared);
+        }
+        for record in case.vectors.iter().filter(|_| !reading.hidden.is_empty()) {
+            let ours = record.compute(&model, &reading.hidden)?;
+            let difference = compare(&ours, &record.values);
+            worst_of_all = worst_of_all.max(difference.absolute);
+            arrays.insert(record.name.into(), difference.to_json());
         }
         let difference = compare_states(&readings[0].1.state, &reading.state);
         worst_of_all = worst_of_all.max(difference.absolute);
@@ -289,10 +298,11 @@ fn in_f32(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
 
 fn read_four_ways(
     model: &Arc<Model>,
-    tokens: &[u32],
+    case: &Case,
     device: Option<Arc<Device>>,
     args: &Args,
 ) -> Result<Vec<(&'static str, Reading)>> {
+    let tokens = &case.tokens[..];
     let mut options = SessionOptions::default();
     (options.state.context, options.state.history) = (tokens.len(), tokens.len());
     options.state.kv = Kv::F32;
@@ -322,11 +332,18 @@ fn read_four_ways(
         session.reset()?;
         let mut logits = Vec::new();
         read_pieces(&mut session, tokens, pieces, &mut logits)?;
+        let state = session.snapshot()?;
+        let mut hidden = Vec::new();
+        if !case.vectors.is_empty() {
+            session.reset()?;
+            read_hidden(&mut session, tokens, pieces, &mut hidden)?;
+        }
         readings.push((
             way,
             Reading {
                 logits,
-                state: session.snapshot()?,
+                hidden,
+                state,
             },
         ));
     }
@@ -338,7 +355,15 @@ fn read_four_ways(
         let mut logits = Vec::new();
         read_pieces(&mut twin, tokens, &single, &mut logits)?;
         let state = twin.snapshot()?;
-        readings.push(("recorded", Reading { logits, state }));
+        let hidden = Vec::new();
+        readings.push((
+            "recorded",
+            Reading {
+                logits,
+                hidden,
+                state,
+            },
+        ));
     }
 
     session.reset()?;
@@ -361,6 +386,7 @@ fn read_four_ways(
         "restore",
         Reading {
             logits,
+            hidden: Vec::new(),
             state: restored.snapshot()?,
         },
     ));
@@ -377,6 +403,21 @@ fn read_pieces(
     for &piece in pieces {
         let (now, later) = rest.split_at(piece);
         session.feed_each(now, |_, row| logits.extend_from_slice(row))?;
+        rest = later;
+    }
+    Ok(())
+}
+
+fn read_hidden(
+    session: &mut Session,
+    tokens: &[u32],
+    pieces: &[usize],
+    hidden: &mut Vec<f32>,
+) -> Result<()> {
+    let mut rest = tokens;
+    for &piece in pieces {
+        let (now, later) = rest.split_at(piece);
+        session.feed_states(now, |_, state| hidden.extend_from_slice(state))?;
         rest = later;
     }
     Ok(())

@@ -13,7 +13,7 @@ from ._generation import AsyncGeneration, Generation
 from ._hooks import Token
 from ._library import library
 from ._model import Model, plan
-from ._names import Cache, Device, Finish, OnFull, PartKind
+from ._names import Cache, Device, Finish, OnFull, PartKind, Pooling
 from ._session import Session
 from ._store import HistoryRead, Store
 
@@ -32,6 +32,7 @@ __all__ = [
     "OnFull",
     "Part",
     "PartKind",
+    "Pooling",
     "Session",
     "Store",
     "Token",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
@@ -13,6 +13,7 @@ from ._errors import error
 from ._structs import (
     PROGRESS,
     AnswerPart,
+    EmbedParams,
     GenerateParams,
     GenerateResult,
     ModelInfo,
@@ -69,6 +70,9 @@ FUNCTIONS = {
     "wl_session_mark": [HANDLE],
     "wl_session_rewind": [HANDLE, c_uint64],
     "wl_feed": [HANDLE, POINTER(c_uint32), c_size_t, SIZE_OUT],
+    "wl_embed_params_init": [POINTER(EmbedParams), c_size_t],
+    "wl_embed_tokenize": [HANDLE, TEXT, c_size_t, c_char_p, POINTER(c_uint32), c_size_t, SIZE_OUT],
+    "wl_embed": [HANDLE, POINTER(c_uint32), c_size_t, POINTER(EmbedParams), POINTER(c_float), c_size_t, SIZE_OUT],
     "wl_sample": [HANDLE, POINTER(c_uint32)],
     "wl_step": [HANDLE, POINTER(c_uint32)],
     "wl_logits": [HANDLE, POINTER_OUT, SIZE_OUT],

@@ -113,12 +113,19 @@ class Model(Closing):
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """Returns the tokens of a text; with `special`, the names of special tokens become those tokens."""
+        return self._tokenize(library.wl_tokenize, text, bool(special))
+
+    def embed_tokenize(self, text: str, task: str | None = None) -> list[int]:
+        """Returns the tokens of a text for `Session.embed`: after the prompt of a task that the model's files name, between the tokens that
+        the tokenizer puts around a text."""
+        return self._tokenize(library.wl_embed_tokenize, text, structs.c_string("task", task.encode()) if task else None)
+
+    def _tokenize(self, function: Any, text: str, option: Any) -> list[int]:
         encoded, count = text.encode(), c_size_t()
 
         def fill(room: int) -> tuple[int, ctypes.Array[c_uint32]]:
             tokens = (c_uint32 * room)()
-            place = (tokens, room, byref(count))
-            return library.wl_tokenize(self._value, encoded, len(encoded), bool(special), *place), tokens
+            return function(self._value, encoded, len(encoded), option, tokens, room, byref(count)), tokens
 
         status, tokens = fill(len(encoded) + 16)
         if status == ROOM:

@@ -32,6 +32,15 @@ class OnFull(_Name):
     COMPACT = 2
 
 
+class Pooling(_Name):
+    """How the final states of a text become its vector."""
+
+    MODEL = 0
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+
+
 class Finish(_Name):
     """Why a generation ended."""
 

@@ -13,7 +13,7 @@ from ._library import Handle, check, filled, library
 if TYPE_CHECKING:
     from typing import TypedDict
 
-    from ._names import Cache, OnFull
+    from ._names import Cache, OnFull, Pooling
     from ._store import Store
 
     class SamplerOptions(TypedDict, total=False):
@@ -45,6 +45,13 @@ if TYPE_CHECKING:
         store: Store | None
         lookup: int | None
         mtp: int | None
+
+    class EmbedOptions(TypedDict, total=False):
+        """How the vector of a text is made."""
+
+        pooling: Pooling | None
+        normalize: bool | None
+        dimensions: int | None
 
     class GenerateOptions(TypedDict, total=False):
         """The limits and callbacks of a generation."""
@@ -78,6 +85,12 @@ def sampler_params(values: Mapping[str, Any], params: structs.SamplerParams) -> 
         entries = [structs.LogitBias(structs.whole("token", token, c_uint32), value) for token, value in bias.items()]
         params.bias, params.bias_count = (structs.LogitBias * len(entries))(*entries), len(entries)
     return params.set({name: value for name, value in values.items() if name != "logit_bias"})
+
+
+def embed_params(**values: Any) -> structs.EmbedParams:
+    """Returns the parameters of a vector."""
+    _known(values, {"pooling", "normalize", "dimensions"})
+    return filled(structs.EmbedParams(), library.wl_embed_params_init).set(values)
 
 
 def session_params(values: Mapping[str, Any], model: Handle | None = None) -> structs.SessionParams:

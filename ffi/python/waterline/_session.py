@@ -17,7 +17,7 @@ from ._hooks import Hooks
 from ._library import Closing, Handle, check, library, make
 from ._logits import array
 from ._names import Finish
-from ._params import generate_params, sampler_params
+from ._params import embed_params, generate_params, sampler_params
 from ._store import HistoryRead
 from ._tools import Function, result, schema
 from ._watch import OnProgress, Watch
@@ -25,7 +25,7 @@ from ._watch import OnProgress, Watch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._params import GenerateOptions, SamplerOptions
+    from ._params import EmbedOptions, GenerateOptions, SamplerOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 Message = Union[Mapping[str, Any], Any]
@@ -93,6 +93,20 @@ class Session(Closing):
         """Reads tokens."""
         numbers = structs.tokens(tokens)
         self._watch.call(library.wl_feed, self._value, numbers, len(numbers), None)
+
+    @_locked
+    def embed(self, tokens: Iterable[SupportsIndex], **params: Unpack[EmbedOptions]) -> Any:
+        """Returns the vector of a text of these tokens (`Model.embed_tokenize`), a numpy array or, without numpy, a memoryview of floats.
+        The session forgets everything else that it has read.
+
+        Parameters: `pooling` and `normalize`, by default as the model's files state them; `dimensions`, to which the vector is cut."""
+        numbers = structs.tokens(tokens)
+        options, length = embed_params(**params), c_size_t()
+        check(library.wl_embed(self._value, numbers, len(numbers), byref(options), None, 0, byref(length)))
+        vector = (ctypes.c_float * length.value)()
+        self._watch.call(
+            library.wl_embed, self._value, numbers, len(numbers), byref(options), vector, length.value, byref(length))
+        return array(vector, writable=True)
 
     @_locked
     def sample(self) -> int:

@@ -139,6 +139,12 @@ TOKEN = ctypes.CFUNCTYPE(c_int, c_uint32, c_float, c_void_p, c_size_t, c_void_p)
 LOGITS = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, c_void_p)
 
 
+class EmbedParams(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("pooling", c_uint32), ("normalize", c_int), ("reserved", c_uint32), ("dimensions", c_size_t),
+    ]
+
+
 class GenerateParams(Tagged):
     _fields_ = [
         ("size", c_uint32), ("ignore_end", c_uint32), ("max_tokens", c_size_t), ("stop", POINTER(c_char_p)),

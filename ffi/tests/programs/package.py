@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import waterline
-from waterline import Batch, Device, Error, FileError, Finish, Model, OnFull, Store, plan
+from waterline import Batch, Device, Error, FileError, Finish, Model, OnFull, Pooling, Store, plan
 
 folder = Path(sys.argv[1])
 
@@ -76,6 +76,19 @@ with Model.builtin() as model:
     raises(ValueError, "keep: found -1", model.session, on_full=OnFull.SHIFT, keep=-1)
     assert "on_full" in refused("WL_ERROR_ARGUMENT", model.session, on_full=3)
     model.session(on_full=OnFull.COMPACT, keep=9).close()
+
+    # Vectors of texts: the built-in model states no pooling.
+    with model.session(temperature=0) as reader:
+        text = model.embed_tokenize("A red cat")
+        assert text[-3:] == model.tokenize("A red cat")[-3:]
+        assert "pooling" in refused("WL_ERROR_ARGUMENT", reader.embed, text)
+        assert "task" in refused("WL_ERROR_ARGUMENT", model.embed_tokenize, "A", "query")
+        assert "dimensions" in refused("WL_ERROR_ARGUMENT", reader.embed, text, pooling=Pooling.MEAN, dimensions=3)
+        vector = list(reader.embed(text, pooling=Pooling.MEAN))
+        assert abs(sum(x * x for x in vector) - 1) < 1e-5 and vector == list(reader.embed(text, pooling=Pooling.MEAN))
+        plain = list(reader.embed(text, pooling=Pooling.LAST, normalize=False))
+        assert len(plain) == len(vector) and reader.position == 0
+        raises(TypeError, "pool", reader.embed, text, pool=1)
 
     # The progress of a prompt, and a callback that cancels.
     with model.session(chunk=4, temperature=0) as slow:

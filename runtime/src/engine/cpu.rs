@@ -124,6 +124,20 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
+    fn residual(&self, rows: Range<usize>, stream: &mut [f32]) -> Result<()> {
+        let workspace = match &self.reading {
+            Reading::Chunks(workspace) => workspace,
+            Reading::Steps(slots) => &slots.workspace,
+        };
+        stream.copy_from_slice(workspace.residual(self.model.program(), rows));
+        Ok(())
+    }
+
+    fn invalidate_logits(&mut self) -> Result<()> {
+        self.arena.tensor_mut::<f32>(LOGITS)[0] = f32::NAN;
+        Ok(())
+    }
+
     fn compute_logits(&mut self, row: usize) -> Result<()> {
         let logits = self.arena.tensor_mut(LOGITS);
         let workspace = self.reading.workspace();

@@ -63,7 +63,7 @@ impl HostDraft {
                 .run(program, copy, &[token], position + i as u64);
             self.workspace.logits(program, 0..1, &mut self.logits);
             self.hidden
-                .copy_from_slice(self.workspace.residual(program));
+                .copy_from_slice(self.workspace.residual(program, 0..1));
             program.logits.norm.apply_in_place(&mut self.hidden);
             // A draft may end early: if the logits are invalid, the model's own logits report it.
             let Ok(next) = most_probable(&self.logits) else {

@@ -59,6 +59,17 @@ pub(crate) trait Engine: Send {
     /// Reads a chunk of tokens into the layers' state; the session advances position and history.
     fn read(&mut self, tokens: &[u32]) -> Result<()>;
 
+    /// Like [`Engine::read`], but a single token computes no logits either. [`Engine::compute_logits`] may follow.
+    fn read_layers(&mut self, tokens: &[u32]) -> Result<()> {
+        self.read(tokens)
+    }
+
+    /// Copies the residual stream `[rows, hidden]` after these tokens of the last chunk, which [`Engine::read_layers`] read.
+    fn residual(&self, rows: Range<usize>, stream: &mut [f32]) -> Result<()>;
+
+    /// Makes the state's logits invalid: no token can be chosen from them.
+    fn invalidate_logits(&mut self) -> Result<()>;
+
     /// Computes the logits after token `row` of the last chunk into the state.
     fn compute_logits(&mut self, row: usize) -> Result<()>;
 

@@ -4,6 +4,7 @@ mod batch;
 mod chat;
 mod checkpoints;
 pub(crate) mod choice;
+mod embedding;
 mod full;
 mod generate;
 mod history;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 pub use batch::Batch;
 pub use chat::Chat;
+pub use embedding::{EmbedOptions, Pooler};
 use full::Full;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 pub use history::HistoryRead;
@@ -364,6 +366,19 @@ impl Session {
         tokens: &[u32],
         cut: impl Fn(usize) -> usize,
         last: impl FnOnce(&mut Self, usize) -> Result<()>,
+        shown: impl FnMut(&mut Self, (usize, usize)) -> Result<()>,
+    ) -> Result<()> {
+        let read = |session: &mut Self, chunk: &[u32]| session.engine.read(chunk);
+        self.read_by(read, tokens, cut, last, shown)
+    }
+
+    /// Like [`Session::read`]; `read` reads a chunk.
+    fn read_by(
+        &mut self,
+        read: impl Fn(&mut Self, &[u32]) -> Result<()>,
+        tokens: &[u32],
+        cut: impl Fn(usize) -> usize,
+        last: impl FnOnce(&mut Self, usize) -> Result<()>,
         mut shown: impl FnMut(&mut Self, (usize, usize)) -> Result<()>,
     ) -> Result<()> {
         self.check(tokens)?;
@@ -378,7 +393,7 @@ impl Session {
             let most = self.options.chunk.min(self.room());
             chunk = (tokens.len() - fed).min(most).min(cut(fed));
             let piece = &tokens[fed..fed + chunk];
-            self.engine.read(piece)?;
+            read(self, piece)?;
             self.advance(piece);
             shown(self, (fed, chunk))?;
             fed += chunk;

@@ -101,6 +101,11 @@ impl Reading {
         }
     }
 
+    /// Declares the tokens unknown, so that no history continues from this state.
+    pub fn forget_tokens(&mut self) {
+        self.tokens = None;
+    }
+
     /// Whether exactly these tokens were read.
     pub fn is_of(&self, tokens: &[u32]) -> bool {
         self.tokens == Some(Hash::from_tokens(tokens))

@@ -83,7 +83,7 @@ impl Reply {
                 };
                 (self.finish, self.stop) = (piece.finish, piece.stop);
             }
-            Event::Progress(_) => {}
+            Event::Progress(_) | Event::Vector(_) => {}
             Event::Cut => self.finish = Some(Finish::Length),
         }
         added.ends = self.finish.is_some();

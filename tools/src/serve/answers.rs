@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use hyper::Response;
 use hyper::header::HeaderValue;
-use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
 use super::App;
 use super::answer::{Added, Reply};
+use super::app::full_queue;
 use super::exchange::Exchange;
 use super::fields::Face;
 use super::http::{Body, Events, json_response};
@@ -274,17 +275,8 @@ impl App {
         }
         let (form, more) = self.constraint(settings.form).await?;
         notes.extend(more);
-        let busy = || {
-            let most = "the queue is full (--queue)";
-            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, most)
-        };
-        let count = u32::try_from(replies.len()).map_err(|_| busy())?;
-        let places = Arc::clone(&self.queue.places).try_acquire_many_owned(count);
-        let mut places = places.map_err(|_| busy())?;
-        let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        let tokens = u32::try_from(tokens).map_err(|_| busy())?;
-        let share = Arc::clone(&self.queue.tokens).try_acquire_many_owned(tokens);
-        let share = Arc::new(share.map_err(|_| busy())?);
+        let tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        let (mut places, share) = self.queue.enter(replies.len(), tokens)?;
         let (events, receiver) = unbounded_channel();
         let begun = Instant::now();
         let deadline = begun + Duration::from_secs(self.limits.seconds);
@@ -306,13 +298,14 @@ impl App {
                 logprobs: settings.logprobs,
                 echo: settings.echo,
                 owner: settings.owner,
+                texts: None,
                 deadline,
                 turns: template.map(|t| (Arc::clone(&t.turns), t.tail.clone())),
                 events: events.clone(),
                 exchange: Arc::clone(exchange),
                 place: places.split(1).map(|place| (place, Arc::clone(&share))),
             });
-            submitted.map_err(|_| busy())?;
+            submitted.map_err(|_| full_queue())?;
         }
         self.active.fetch_add(replies.len(), Ordering::Relaxed);
         Ok(Answers {

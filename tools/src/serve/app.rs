@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
+use hyper::StatusCode;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use waterline::internal::Checkpoint;
 use waterline::{CallFormat, Model, PrefixStore, PrefixStoreOptions};
 
 use super::metrics::{Gauges, Metrics};
 use super::prompt::{Known, Prompter};
+use super::refusal::Refusal;
 use super::scheduler::{self, Health, Job, Shared};
 use super::{Args, Limits, cost, now, print_notes, responses};
-use crate::error::Result;
+use crate::error;
 use crate::inspect::weight_bytes;
 use crate::sampling::SamplingArgs;
 use crate::text::NO_TEMPLATE;
@@ -52,10 +54,21 @@ impl Common {
     ///
     /// # Errors
     /// The model cannot be read.
-    pub fn checkpoint(&self, path: Option<&Path>) -> Result<Checkpoint> {
+    pub fn checkpoint(&self, path: Option<&Path>) -> error::Result<Checkpoint> {
         let session = self.args.session.with_drafts(self.args.drafts);
         self.args.open.for_sessions(&session).checkpoint(path)
     }
+}
+
+/// Places in the queue, and a share of the tokens that may wait.
+pub type Places = (OwnedSemaphorePermit, Arc<OwnedSemaphorePermit>);
+
+/// The refusal of a request for which the queue has no place.
+pub fn full_queue() -> Refusal {
+    Refusal::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "the queue is full (--queue)",
+    )
 }
 
 /// The queue of jobs for the scheduler.
@@ -69,6 +82,17 @@ pub struct Queue {
 }
 
 impl Queue {
+    /// Takes places for `jobs` jobs whose prompts have `tokens` tokens together.
+    pub fn enter(&self, jobs: usize, tokens: usize) -> Result<Places, Refusal> {
+        let permits = |all: &Arc<Semaphore>, count| {
+            let count = u32::try_from(count).ok()?;
+            Arc::clone(all).try_acquire_many_owned(count).ok()
+        };
+        let places = permits(&self.places, jobs).ok_or_else(full_queue)?;
+        let share = permits(&self.tokens, tokens).ok_or_else(full_queue)?;
+        Ok((places, Arc::new(share)))
+    }
+
     /// The number of jobs that wait.
     fn waiting(&self) -> usize {
         self.most - self.places.available_permits()
@@ -113,7 +137,11 @@ impl Loaded {
     ///
     /// # Errors
     /// The memory cannot be allocated, or the model has no tokenizer or an unusable template.
-    pub fn start(common: &Arc<Common>, name: String, checkpoint: Checkpoint) -> Result<Self> {
+    pub fn start(
+        common: &Arc<Common>,
+        name: String,
+        checkpoint: Checkpoint,
+    ) -> error::Result<Self> {
         let args = &common.args;
         let weights = weight_bytes(&checkpoint);
         let model = Model::bind(checkpoint)?;

@@ -24,6 +24,7 @@ pub enum Face {
     Anthropic,
     Ollama,
     Native,
+    Embeddings,
 }
 
 impl Face {
@@ -36,6 +37,7 @@ impl Face {
             Face::Anthropic => 'A',
             Face::Ollama => 'O',
             Face::Native => 'L',
+            Face::Embeddings => 'E',
         }
     }
 }
@@ -179,7 +181,9 @@ const FIELDS: &[Field] = &[
     Field(&["chat_template_kwargs"], Kind::Object, "CRA"),
     Field(&["reasoning_effort"], Kind::Any, "CR"),
     Field(&["documents"], Kind::Any, "CR"),
-    Field(&["input"], Kind::Any, "R"),
+    Field(&["input"], Kind::Any, "ROE"),
+    Field(&["encoding_format"], Kind::Text, "E"),
+    Field(&["dimensions"], Kind::Whole(1, MOST_COUNT), "OE"),
     Field(&["instructions"], Kind::Text, "R"),
     Field(&["previous_response_id"], Kind::Text, "R"),
     Field(&["truncation"], Kind::Text, "R"),

@@ -10,6 +10,7 @@ mod connections;
 mod constrain;
 mod cost;
 mod draft;
+mod embeddings;
 mod exchange;
 mod fields;
 mod folder;
@@ -50,6 +51,7 @@ use crate::interrupt::on_first_interrupt;
 use crate::sampling::SamplingArgs;
 use crate::session::{Budget, DraftArgs, SessionArgs, max_tokens, thought_tokens};
 use crate::text::shown;
+use crate::vectors::VectorArgs;
 use app::{App, Common};
 use connections::Connections;
 use exchange::Exchange;
@@ -115,6 +117,8 @@ pub struct Args {
     limits: Limits,
     #[command(flatten)]
     store: StoreArgs,
+    #[command(flatten)]
+    vectors: VectorArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]

@@ -6,12 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::UNIX_EPOCH;
 
 use hyper::Response;
+use serde::Serialize;
 use serde_json::{Value, json};
 use waterline::{Answer, Finish, ToolCall};
 
 use super::App;
 use super::answer::{Added, Reply};
 use super::answers::{Form, Usage};
+use super::embeddings::{self, Input};
 use super::exchange::Exchange;
 use super::fields::{Face, Fields, object};
 use super::http::{Body, json_response};
@@ -95,6 +97,50 @@ pub async fn chat(
     let mut fields = read(app, body)?;
     let all = fields.take_list("messages");
     converse(app, fields, all, true, exchange).await
+}
+
+/// The response of `/api/embed`.
+#[derive(Serialize)]
+struct Embedded<'a> {
+    model: &'a str,
+    embeddings: Vec<Vec<f32>>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+/// `/api/embed`: vectors of one or more texts.
+pub async fn embed(
+    app: &Arc<App>,
+    body: &[u8],
+    exchange: &Arc<Exchange>,
+) -> Result<Response<Body>, Refusal> {
+    let mut fields = read(app, body)?;
+    let inputs = embeddings::inputs(fields.take("input"))?;
+    let truncates = *fields.get("truncate") != false;
+    let vectors = app.embed(inputs, &fields, truncates, exchange).await?;
+    embeddings::json(&Embedded {
+        model: &app.name,
+        embeddings: vectors.all,
+        total_duration: vectors.time.as_nanos() as u64,
+        load_duration: 0,
+        prompt_eval_count: vectors.tokens,
+    })
+}
+
+/// `/api/embeddings`: the vector of a text, in the older form.
+pub async fn embed_one(
+    app: &Arc<App>,
+    body: &[u8],
+    exchange: &Arc<Exchange>,
+) -> Result<Response<Body>, Refusal> {
+    let mut fields = read(app, body)?;
+    let text = match fields.take("prompt") {
+        Value::String(text) => Input::Text(text),
+        _ => return Err(Refusal::bad("prompt: expected a text")),
+    };
+    let vectors = app.embed(vec![text], &fields, true, exchange).await?;
+    embeddings::json(&BTreeMap::from([("embedding", &vectors.all[0])]))
 }
 
 /// `/api/generate`.
@@ -346,6 +392,8 @@ pub fn show(app: &App) -> Value {
     abilities.extend(has_infill(&app.prompter.tokenizer).then_some("insert"));
     let source = app.prompter.template.source();
     abilities.extend(source.contains("<think>").then_some("thinking"));
+    let embedding = app.prompter.model().embedding();
+    abilities.extend(embedding.pooling.is_some().then_some("embedding"));
     let context = app.context.or(app.prompter.model().trained_context());
     json!({
         "modelfile": "", "parameters": "", "license": "",

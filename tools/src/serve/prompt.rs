@@ -129,6 +129,12 @@ impl Prompter {
         })
     }
 
+    /// Returns the tokens of a text whose vector is computed.
+    pub fn vector(&self, text: &str) -> Result<TokenIds> {
+        self.model
+            .token_ids(self.model.embedding_tokens(text, None)?)
+    }
+
     /// Returns a prompt of the given tokens, which must exist.
     pub fn tokens(&self, tokens: Vec<u32>) -> Result<Prompt> {
         Ok(Prompt {

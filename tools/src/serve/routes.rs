@@ -18,10 +18,10 @@ use super::http::{Body, Received, busy, json_response, text_response};
 use super::models::unknown;
 use super::refusal::Refusal;
 use super::{App, Server};
-use super::{anthropic, completions, native, ollama, openai, responses};
+use super::{anthropic, completions, embeddings, native, ollama, openai, responses};
 
 /// The paths and their methods. Each is also found below `/v1`, and HEAD wherever GET is.
-const ROUTES: [(&str, Method); 24] = [
+const ROUTES: [(&str, Method); 26] = [
     ("/", Method::GET),
     ("/health", Method::GET),
     ("/metrics", Method::GET),
@@ -34,6 +34,8 @@ const ROUTES: [(&str, Method); 24] = [
     ("/embeddings", Method::POST),
     ("/api/chat", Method::POST),
     ("/api/generate", Method::POST),
+    ("/api/embed", Method::POST),
+    ("/api/embeddings", Method::POST),
     ("/api/tags", Method::GET),
     ("/api/ps", Method::GET),
     ("/api/show", Method::POST),
@@ -159,9 +161,6 @@ impl Server {
             "/api/tags" => Ok(json_response(&ollama::tags(models.list()?))),
             "/api/ps" => Ok(json_response(&ollama::running(models.list()?))),
             "/api/version" => Ok(json_response(&json!({ "version": ollama::VERSION }))),
-            "/embeddings" => Err(Refusal::bad(
-                "this model generates text and does not compute embeddings",
-            )),
             _ => {
                 let app = models.find(name, &body.bytes).await?;
                 app.respond_to(path, &body.bytes, exchange).await
@@ -265,6 +264,9 @@ impl App {
             "/responses" => responses::respond(self, body, exchange).await,
             "/messages" => anthropic::answer(self, body, exchange).await,
             "/messages/count_tokens" => anthropic::count(self, body).await,
+            "/embeddings" => embeddings::answer(self, body, exchange).await,
+            "/api/embed" => ollama::embed(self, body, exchange).await,
+            "/api/embeddings" => ollama::embed_one(self, body, exchange).await,
             "/api/chat" => ollama::chat(self, body, exchange).await,
             "/api/generate" => ollama::generate(self, body, exchange).await,
             "/api/show" => Ok(json_response(&ollama::show(self))),

@@ -12,8 +12,8 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use waterline::{
-    Batch, Constraint, ContextEnd, Error, GenerateOptions, Generation, Piece, Result, Run,
-    SamplerParams, Session, TokenIds, Turns,
+    Batch, Constraint, ContextEnd, EmbedOptions, Error, Finish, GenerateOptions, Generation, Piece,
+    Result, Run, SamplerParams, Session, TokenIds, Turns,
 };
 
 use super::exchange::Exchange;
@@ -42,6 +42,8 @@ pub struct Job {
     pub echo: bool,
     /// Whose checkpoints the session may use; 0 if all clients share them.
     pub owner: u64,
+    /// Texts whose vectors are computed; there is no answer then.
+    pub texts: Option<Texts>,
     /// The latest time at which the answer ends.
     pub deadline: Instant,
     /// The template that made the prompt, and its text after the last control token.
@@ -52,6 +54,13 @@ pub struct Job {
     pub exchange: Arc<Exchange>,
     /// The place in the queue and the prompt's share of the queue's tokens, released when reading the prompt starts.
     pub place: Option<(OwnedSemaphorePermit, Arc<OwnedSemaphorePermit>)>,
+}
+
+/// Texts whose vectors are computed, one after another.
+pub struct Texts {
+    /// The tokens of the texts that are left, in order.
+    pub tokens: VecDeque<TokenIds>,
+    pub options: EmbedOptions,
 }
 
 /// The progress of reading a prompt, in tokens.
@@ -69,6 +78,8 @@ pub enum Event {
     Progress(Progress),
     /// The prompt was read: the numbers of reused and newly read tokens, and the prompt's log-probabilities if requested.
     Read(usize, usize, Vec<TokenLogprob>),
+    /// The vector of the next text.
+    Vector(Vec<f32>),
     /// A piece of the answer; the last piece holds the reason for the end.
     Piece(Piece, Option<TokenLogprob>),
     /// The answer ends here for lack of time or room.
@@ -294,8 +305,12 @@ impl<'a> Scheduler<'a> {
 
     /// Reads a prompt and adds its answer to the group.
     fn begin(&mut self, mut session: Session, mut job: Job) {
-        job.place = None;
-        job.exchange.leaves_queue();
+        if job.place.take().is_some() {
+            job.exchange.leaves_queue();
+        }
+        if let Some(texts) = job.texts.take() {
+            return self.embed(session, job, texts);
+        }
         let read = self.read(&mut session, &job);
         // A cancellation that came after the last chunk must not reach a batch.
         session.canceller().clear();
@@ -313,6 +328,48 @@ impl<'a> Scheduler<'a> {
                 self.idle.push(session);
                 let _ = job.events.send((job.index, Event::Failed(error)));
             }
+        }
+    }
+
+    /// Computes the vector of a job's next text. The rest of the job waits for the jobs that came meanwhile.
+    fn embed(&mut self, mut session: Session, mut job: Job, mut texts: Texts) {
+        let Scheduler {
+            idle,
+            group,
+            jobs,
+            waiting,
+            ..
+        } = self;
+        let tokens = texts.tokens.pop_front().unwrap_or_default();
+        let canceller = session.canceller();
+        canceller.clear();
+        let began = Instant::now();
+        let vector = session.embed_with_progress(&tokens, &texts.options, |_| {
+            if job.events.is_closed() || Instant::now() > job.deadline {
+                canceller.cancel();
+            }
+            receive(jobs, waiting);
+            group.step(idle);
+        });
+        canceller.clear();
+        idle.push(session);
+        let event = match vector {
+            Ok(vector) => Event::Vector(vector),
+            Err(error) => {
+                job.exchange.fails();
+                let _ = job.events.send((job.index, Event::Failed(error)));
+                return;
+            }
+        };
+        job.exchange.has_read(0, tokens.len());
+        group.metrics.add(Count::Read, tokens.len());
+        group.metrics.add_time(Count::ReadTime, began.elapsed());
+        let _ = job.events.send((job.index, event));
+        if texts.tokens.is_empty() {
+            job.exchange.ends(Some(Finish::End));
+        } else {
+            job.texts = Some(texts);
+            waiting.push_back(job);
         }
     }
 

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use waterline::ModelSpec;
 use waterline_quant::safetensors;
 
+use super::vectors::Vectors;
 use crate::error::{Error, Result};
 
 /// A recorded case.
@@ -14,6 +16,8 @@ pub(super) struct Case {
     pub tokens: Vec<u32>,
     /// The recorded outputs.
     pub recorded: Vec<Recorded>,
+    /// The recorded vectors.
+    pub vectors: Vec<Vectors>,
     /// Whether every tensor is decoded to f32 first; otherwise the model runs in the file's formats.
     pub in_f32: bool,
     /// Whether differences are reported without being a failure.
@@ -103,12 +107,12 @@ pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Case {
-    /// Reads the case in `dir`, for a model with `vocab` tokens.
-    pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
+    /// Reads the case in `dir`, for a model of these dimensions.
+    pub fn read(dir: &Path, spec: &ModelSpec) -> Result<Self> {
         if dir.join(EXPECT).is_file() {
-            Self::read_gguf(&dir.join(EXPECT), vocab)
+            Self::read_gguf(&dir.join(EXPECT), spec.vocab)
         } else {
-            Self::read_directory(dir, vocab)
+            Self::read_directory(dir, spec)
         }
     }
 
@@ -124,7 +128,7 @@ impl Case {
         }
     }
 
-    fn read_directory(dir: &Path, vocab: usize) -> Result<Self> {
+    fn read_directory(dir: &Path, spec: &ModelSpec) -> Result<Self> {
         let meta = dir.join("meta.json");
         if !meta.is_file() {
             let reason = "no recorded case: expected meta.json and case.safetensors with the model, or expect.json with model.gguf";
@@ -133,9 +137,10 @@ impl Case {
         let meta: Meta = read_json(&meta)?;
         let case = safetensors::Checkpoint::open_file(dir.join("case.safetensors"))?;
         let tokens = read_tokens(&case)?;
-        let array = |name: &String| read_array(&case, name, tokens.len(), vocab);
+        let array = |name: &String| read_array(&case, name, tokens.len(), spec.vocab);
         Ok(Case {
             recorded: meta.compare.iter().map(array).collect::<Result<_>>()?,
+            vectors: Vectors::read(&case, tokens.len(), spec.hidden)?,
             tokens,
             in_f32: true,
             informational: meta.informational,
@@ -188,6 +193,7 @@ impl Case {
                 array("logits", Columns::First(columns), &logits, best.collect()),
                 array("top", Columns::Largest(2), &top, Vec::new()),
             ],
+            vectors: Vec::new(),
             tokens: prompt.iter().chain(&ids[..rows - 1]).copied().collect(),
             in_f32: false,
             informational: false,

@@ -127,9 +127,10 @@ impl Workspace {
         &mut self.buffers.get_mut(view.buffer)[view.columns(0)]
     }
 
-    /// The first row of the residual stream after a run.
-    pub fn residual(&self, program: &Program) -> &[f32] {
-        &self.buffers.get(RESIDUAL)[..program.logits.matrix.cols()]
+    /// Rows of the residual stream after a run.
+    pub fn residual(&self, program: &Program, rows: Range<usize>) -> &[f32] {
+        let hidden = program.logits.matrix.cols();
+        &self.buffers.get(RESIDUAL)[rows.start * hidden..rows.end * hidden]
     }
 
     /// Writes the logits `[rows, vocab]` for these tokens of the last chunk run.

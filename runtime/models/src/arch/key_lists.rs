@@ -24,6 +24,10 @@ pub(super) const KEYS: &[Idle] = &[
         "what calls of the reference return",
     ),
     (
+        "is_matryoshka matryoshka_dimensions",
+        "lengths of vectors, read with the other files about vectors",
+    ),
+    (
         "do_sample early_stopping num_beams num_beam_groups num_return_sequences diversity_penalty temperature top_k top_p \
          typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids \
          suppress_tokens begin_suppress_tokens exponential_decay_length_penalty",

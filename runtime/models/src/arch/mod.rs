@@ -5,6 +5,7 @@ mod bailing_hybrid;
 mod bamba;
 mod companion;
 mod coverage;
+mod embedding;
 mod end_tokens;
 mod experts;
 mod falcon_h1;
@@ -167,6 +168,7 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         .as_ref()
         .map_or(0, |weights| weights.names().count());
     ask_room(known.saturating_mul(OF_TENSOR))?;
+    embedding::check_causal(&config)?;
     let mut spec = (family.spec)(&config)?;
     if options.mtp {
         spec.mtp = Some(qwen3_next::mtp(&config)?);

@@ -7,7 +7,7 @@ use waterline_quant::gguf::{Gguf, Value};
 use waterline_quant::{Bytes, ask_room_for_text, read_json};
 
 use super::llama_cpp::{self, LlamaCpp};
-use super::{companion, open_directory, text_keys, typed_keys, unread_keys, unused};
+use super::{companion, embedding, open_directory, text_keys, typed_keys, unread_keys, unused};
 use crate::error::{Error, Result};
 use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
@@ -85,7 +85,7 @@ impl Checkpoint {
             .and_then(Value::as_u64)
             .and_then(|length| usize::try_from(length).ok());
         typed_keys::check(&gguf)?;
-        let (text, mut notes) = text_keys::from_gguf(&gguf, spec.vocab);
+        let (text, mut notes) = text_keys::from_gguf(&gguf, spec.vocab)?;
         notes.extend(gguf.notes().iter().cloned());
         notes.extend(unread_keys::of_gguf(&gguf)?);
         if !options.allow_unused {
@@ -157,6 +157,7 @@ impl Checkpoint {
             metadata.push((key, Value::U32(length)));
         }
         metadata.extend(text_keys::to_gguf(&self.text));
+        metadata.extend(embedding::to_gguf(&self.text.embedding, architecture));
         metadata
     }
 

@@ -7,10 +7,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use waterline_quant::{ask_room_for_text, read_file};
 
-use super::end_tokens;
 use super::sampling_keys;
 use super::token_table::{TokenTable, id};
 use super::{Config, LARGEST_TEXT, vocab_files};
+use super::{embedding, end_tokens};
 use crate::error::{Error, Result};
 use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 
@@ -48,12 +48,15 @@ pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFil
     let by_text = end_tokens::by_text(tokens.added(), |_| None).ends;
     ends.extend(by_text.into_iter().filter(|&id| ids.has(id)));
     let (bos, adds_bos) = files.begin(&tokens, has_json, &mut ids);
+    let adds_eos = files.tokenizer.get("add_eos_token") == Some(&Value::Bool(true));
+    let after = tokens.end().or(eos.filter(|_| adds_eos));
     let text = TextFiles {
         templates: files.templates(dir)?,
         bos,
         adds_bos,
         eos,
         ends,
+        embedding: embedding::of_directory(dir, config, after)?,
         sampling: sampling_keys::from_json(&files.generation, &mut ids.notes),
         names: TokenNames {
             bos: files.name_or_none("bos_token"),
@@ -250,7 +253,7 @@ fn ids(value: Option<&Value>) -> Vec<u32> {
 }
 
 /// The bytes of a file without its byte order mark, if the file exists.
-fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+pub(super) fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = dir.join(name);
     let bytes = match read_file(&path, LARGEST_TEXT) {
         Ok(bytes) => bytes,
@@ -270,7 +273,7 @@ fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
 }
 
 /// The object in a file; empty if the file does not exist.
-fn object(dir: &Path, name: &str) -> Result<Map<String, Value>> {
+pub(super) fn object(dir: &Path, name: &str) -> Result<Map<String, Value>> {
     let Some(bytes) = bytes(dir, name)? else {
         return Ok(Map::new());
     };

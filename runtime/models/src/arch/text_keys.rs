@@ -6,7 +6,8 @@ use waterline_quant::gguf::{Array, Gguf, Value};
 
 use super::llama_cpp_vocab::Vocabulary;
 use super::token_table::TokenTable;
-use super::{end_tokens, llama_cpp_vocab, sampling_keys};
+use super::{embedding, end_tokens, llama_cpp_vocab, sampling_keys};
+use crate::error::Result;
 use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 
 /// A Hugging Face `tokenizer.json`.
@@ -35,7 +36,7 @@ const NAMES: [&str; 3] = [
 ];
 
 /// Reads the text files of a GGUF file with `vocab` token ids; also returns notes on anything odd in them.
-pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
+pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> Result<(TextFiles, Vec<String>)> {
     let mut notes = Vec::new();
     let string = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
     let mut known = |key: &str| -> Vec<u32> {
@@ -103,6 +104,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
         templates,
         bos,
         adds_bos: adds_bos && bos.is_some(),
+        embedding: embedding::of_gguf(gguf, own, eos)?,
         eos,
         ends,
         sampling: sampling_keys::from_gguf(gguf, &mut notes),
@@ -112,7 +114,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
             pad: pad_name,
         },
     };
-    (text, notes)
+    Ok((text, notes))
 }
 
 /// The token ids at a key: one or a list.
@@ -176,7 +178,7 @@ mod tests {
     use waterline_quant::gguf::Writer;
 
     use super::*;
-    use crate::model::Sampling;
+    use crate::model::{Embedding, Sampling};
     use crate::text::Tokenizer;
 
     const VOCAB: usize = 8;
@@ -188,6 +190,10 @@ mod tests {
         let writer = Writer::create(&path, keys, &[]).expect("a file");
         writer.finish().expect("a whole file");
         Gguf::open(&path).expect("the file")
+    }
+
+    fn read(gguf: &Gguf) -> (TextFiles, Vec<String>) {
+        from_gguf(gguf, VOCAB).expect("text files")
     }
 
     /// A vocabulary of llama.cpp in which every token has type `kind`, with more keys.
@@ -234,13 +240,14 @@ mod tests {
             eos: Some(5),
             ends: [2, 3, 4, 5].into(),
             sampling,
+            embedding: Embedding::default(),
             names: TokenNames {
                 bos: Some(String::new()),
                 eos: Some("<|eot|>".into()),
                 pad: None,
             },
         };
-        assert_eq!(from_gguf(&file(&to_gguf(&text)), VOCAB), (text, Vec::new()));
+        assert_eq!(read(&file(&to_gguf(&text))), (text, Vec::new()));
     }
 
     #[test]
@@ -258,11 +265,11 @@ mod tests {
             (&[("eos_token_ids", list)], &[2, 3, 4, 6]),
             (&[("fim_pad_token_id", Value::U32(7))], &[2, 7]),
         ] {
-            let (text, notes) = from_gguf(&vocabulary(3, more), VOCAB);
+            let (text, notes) = read(&vocabulary(3, more));
             let ends: Vec<u32> = text.ends.into_iter().collect();
             assert_eq!((&ends[..], notes), (expected, Vec::new()), "{more:?}");
         }
-        let (text, notes) = from_gguf(&vocabulary(3, &[("eot_token_id", Value::U32(9))]), VOCAB);
+        let (text, notes) = read(&vocabulary(3, &[("eot_token_id", Value::U32(9))]));
         assert!(
             text.eos.is_none() && notes[0].contains("the token 9, but the model has 8"),
             "{notes:?}"
@@ -271,7 +278,7 @@ mod tests {
 
     #[test]
     fn tokens_that_look_like_control_tokens_are_control_tokens() {
-        let (text, notes) = from_gguf(&vocabulary(1, &[]), VOCAB);
+        let (text, notes) = read(&vocabulary(1, &[]));
         assert!(
             notes[0].contains("marks <|im_end|> <|fim_pad|> as text"),
             "{notes:?}"
@@ -297,7 +304,7 @@ mod tests {
                 Value::from(["<unk>", "<s>", "</s>"].map(String::from).to_vec()),
             ),
         ];
-        let (text, _) = from_gguf(&file(&keys), VOCAB);
+        let (text, _) = read(&file(&keys));
         assert_eq!(
             (text.begin(), text.eos, text.ends),
             (Some(1), Some(2), [2].into())

@@ -58,8 +58,8 @@ pub(super) struct TokenTable {
     names: HashMap<String, u32>,
     /// Number of tokens in `listed` that come from the file.
     own: usize,
-    /// The token that the post-processor puts before a text.
-    begin: Option<u32>,
+    /// The tokens that the post-processor puts before and after a text.
+    around: [Option<u32>; 2],
     /// Whether other files have changed or added tokens.
     is_changed: bool,
     vocab: OnceCell<Vocabulary>,
@@ -106,7 +106,7 @@ impl TokenTable {
                 .collect(),
             own: listed.len(),
             listed,
-            begin: begin(&head.post_processor.0, 0),
+            around: around(&head.post_processor.0, 0),
             json,
             is_changed: false,
             vocab: OnceCell::new(),
@@ -115,7 +115,12 @@ impl TokenTable {
 
     /// The token that the tokenizer puts before plain text.
     pub fn begin(&self) -> Option<u32> {
-        self.begin
+        self.around[0]
+    }
+
+    /// The token that the tokenizer puts after plain text.
+    pub fn end(&self) -> Option<u32> {
+        self.around[1]
     }
 
     /// The added tokens, sorted by id.
@@ -237,19 +242,26 @@ pub(super) fn id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// The token that a post-processor puts before a single text.
-fn begin(post: &Value, depth: usize) -> Option<u32> {
-    match post["type"].as_str()? {
-        "TemplateProcessing" => {
-            let name = post["single"][0]["SpecialToken"]["id"].as_str()?;
-            id(&post["special_tokens"][name]["ids"][0])
+/// The tokens that a post-processor puts before and after a single text.
+fn around(post: &Value, depth: usize) -> [Option<u32>; 2] {
+    match post["type"].as_str() {
+        Some("TemplateProcessing") => {
+            let pieces = post["single"].as_array().map_or(&[][..], Vec::as_slice);
+            let token = |piece: Option<&Value>| {
+                let name = piece?["SpecialToken"]["id"].as_str()?;
+                id(&post["special_tokens"][name]["ids"][0])
+            };
+            [token(pieces.first()), token(pieces.last())]
         }
-        "Sequence" if depth < DEEPEST => {
-            let steps = post["processors"].as_array()?;
-            steps.iter().find_map(|step| begin(step, depth + 1))
+        Some("Sequence") if depth < DEEPEST => {
+            let steps = post["processors"].as_array().into_iter().flatten();
+            let around = steps.map(|step| around(step, depth + 1));
+            around.fold([None; 2], |all, step| {
+                [all[0].or(step[0]), all[1].or(step[1])]
+            })
         }
-        "BertProcessing" | "RobertaProcessing" => id(&post["cls"][1]),
-        _ => None,
+        Some("BertProcessing" | "RobertaProcessing") => [id(&post["cls"][1]), id(&post["sep"][1])],
+        _ => [None; 2],
     }
 }
 
@@ -277,12 +289,17 @@ mod tests {
     }
 
     #[test]
-    fn the_post_processor_says_what_begins_a_text() {
-        assert_eq!(table(&tokenizer()).begin(), Some(1));
+    fn the_post_processor_names_the_tokens_around_a_text() {
+        assert_eq!(table(&tokenizer()).around, [Some(1), None]);
         let mut other = tokenizer();
         let steps = &mut other["post_processor"]["processors"];
         steps[1]["single"] = json!([{ "Sequence": { "id": "A", "type_id": 0 } }]);
-        assert_eq!(table(&other).begin(), None);
+        assert_eq!(table(&other).around, [None, None]);
+        let steps = &mut other["post_processor"]["processors"];
+        let end = json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } });
+        steps[1]["single"] = json!([{ "Sequence": { "id": "A", "type_id": 0 } }, end]);
+        let table = |json| table(json).around;
+        assert_eq!(table(&other), [None, Some(1)]);
         assert_eq!(TokenTable::new(Some(b"[".to_vec())).begin(), None);
     }
 

@@ -2,6 +2,7 @@
 
 mod binding;
 mod checkpoint;
+mod embedding;
 mod mtp;
 mod per_layer;
 mod sampling;
@@ -10,6 +11,7 @@ mod text_files;
 
 pub use binding::lower;
 pub use checkpoint::{Checkpoint, OpenOptions};
+pub use embedding::{Embedding, Lengths, Pooling};
 pub use mtp::{Draft, MtpSpec};
 pub use sampling::{PARAMETERS, Parameter, Sampling, TEMPERATURE};
 pub use spec::{LayerSpec, ModelSpec};

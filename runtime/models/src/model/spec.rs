@@ -206,7 +206,7 @@ pub struct ModelSpec {
     /// Multiplies the embedding's rows.
     pub(crate) embedding_multiplier: f32,
     /// Multiplies the logits.
-    pub(crate) logits_multiplier: f32,
+    pub logits_multiplier: f32,
     /// Bounds the logits: `cap tanh(logits / cap)`; `None` for no bound.
     pub(crate) logit_softcap: Option<f32>,
     /// Width of a further input of each layer; `None` for no such input.

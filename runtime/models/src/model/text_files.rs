@@ -1,13 +1,14 @@
-//! A model's text files, in any format: tokenizer, chat templates, the tokens that begin and end a text, and sampling parameters.
+//! A model's text files, in any format: tokenizer, chat templates, the tokens that begin and end a text, sampling parameters, and
+//! how a text becomes a vector.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Sampling;
+use super::{Embedding, Sampling};
 
 /// Name of the chat template for conversations, unless another template suits them better.
 pub const DEFAULT_TEMPLATE: &str = "default";
 
-/// A tokenizer, chat templates, the tokens that begin and end a text, and sampling parameters.
+/// A tokenizer, chat templates, the tokens that begin and end a text, sampling parameters, and how a text becomes a vector.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TextFiles {
     /// A Hugging Face `tokenizer.json`.
@@ -24,6 +25,8 @@ pub struct TextFiles {
     pub ends: BTreeSet<u32>,
     /// The sampling parameters that the files recommend.
     pub sampling: Sampling,
+    /// How a text becomes a vector.
+    pub embedding: Embedding,
     /// The texts that templates insert for the beginning, the end and padding.
     pub names: TokenNames,
 }

@@ -272,6 +272,34 @@ impl Engine for CudaEngine {
         self.read_chunk(tokens.len())
     }
 
+    fn read_layers(&mut self, tokens: &[u32]) -> Result<()> {
+        if self.exact.is_some() || tokens.len() > 1 {
+            return self.read(tokens);
+        }
+        // The programs of a step compute logits; the programs of a chunk do not.
+        self.host_logits.forget();
+        self.queue()?
+            .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
+        self.fresh = false;
+        self.read_chunk(1)
+    }
+
+    fn residual(&self, rows: Range<usize>, stream: &mut [f32]) -> Result<()> {
+        let from = match self.exact.as_ref().filter(|exact| exact.holds_logits) {
+            Some(exact) => exact.residual(),
+            None => self.residual.address(),
+        };
+        let from = from + (rows.start * self.hidden * size_of::<f32>()) as u64;
+        self.queue()?.read(from, bytemuck::cast_slice_mut(stream))
+    }
+
+    fn invalidate_logits(&mut self) -> Result<()> {
+        self.host_logits.forget();
+        let nan = f32::NAN;
+        self.queue()?
+            .write(self.tensor(LOGITS), bytemuck::bytes_of(&nan))
+    }
+
     fn compute_logits(&mut self, row: usize) -> Result<()> {
         self.host_logits.forget();
         if let Some(exact) = self.exact.as_ref().filter(|exact| exact.holds_logits) {

@@ -3,7 +3,9 @@
 use std::cell::Cell;
 
 use super::{BatchPrograms, CudaEngine, SlotKind, TokenSlots};
+use crate::cuda::Address;
 use crate::error::Result;
+use crate::operands::RESIDUAL;
 use crate::state::LOGITS;
 
 /// Reads tokens into the state of its [`CudaEngine`].
@@ -41,6 +43,11 @@ impl DeviceExact {
         self.holds_logits = true;
         self.busy.set(true);
         self.slots.read(tokens)
+    }
+
+    /// The residual stream `[tokens, hidden]` of the last reading.
+    pub fn residual(&self) -> Address {
+        self.slots.buffers[RESIDUAL].address()
     }
 
     /// Waits until the state contains all tokens.
