@@ -71,7 +71,7 @@ impl Pooler {
 }
 
 impl Model {
-    /// What the model's files state about vectors.
+    /// The settings for vectors that the model's files state.
     pub fn embedding(&self) -> &Embedding {
         &self.files().embedding
     }

@@ -96,7 +96,8 @@ pub(super) fn check_causal(config: &Config) -> Result<()> {
 /// Reads the keys of a GGUF file; `tokenizer` is its `tokenizer.json`, if it has one.
 pub(super) fn of_gguf(gguf: &Gguf, tokenizer: Option<&str>, eos: Option<u32>) -> Result<Embedding> {
     let mut embedding = Embedding::default();
-    let key = pooling_key(gguf.get_str("general.architecture")?);
+    let architecture = gguf.get("general.architecture").and_then(Value::as_str);
+    let key = pooling_key(architecture.unwrap_or_default());
     let number = gguf.optional(&key, "a number from 0 to 4", Value::as_u64)?;
     embedding.pooling = Pooling::ALL
         .into_iter()

@@ -53,7 +53,7 @@ impl FromStr for Pooling {
     }
 }
 
-/// What a model's files state about its vectors. The default states nothing.
+/// Settings for vectors that a model's files state. The default states nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedding {
     /// The pooling; `None` if the files state none.
