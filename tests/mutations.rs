@@ -1,5 +1,6 @@
 //! Random changes to valid files and to programs of C calls: 2,000 files of each kind and 500 programs, from a seed, must end in an error
-//! or in a model that runs, within 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED configure longer campaigns.
+//! or in a model that runs, within 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED configure longer campaigns;
+//! WATERLINE_CASES and WATERLINE_GGUF name folders with models of more families.
 
 mod counting_allocator;
 mod inputs;

@@ -68,6 +68,15 @@ fn a_server_is_operated() {
 }
 
 #[test]
+fn limits_signals_and_omissions_are_as_documented() {
+    if Command::new(python()).arg("--version").output().is_err() {
+        return skipped("`python3`");
+    }
+    let checked = run("serve_limits.py");
+    assert!(checked.starts_with("9 checked"), "{checked}");
+}
+
+#[test]
 fn models_of_a_folder_make_room_for_each_other() {
     if Command::new(python()).arg("--version").output().is_err() {
         return skipped("`python3`");

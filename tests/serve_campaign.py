@@ -195,6 +195,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--clients", type=int, default=16, help="more than the places of the server's queue")
+    parser.add_argument("--leave", type=float, default=0.2, help="the share of clients that disconnect")
     parser.add_argument("--growth", type=int, default=96, help="MiB by which memory may grow: both stores' 64 and a half by default; a sanitizer needs more")
     parser.add_argument("--memory", type=int, help="MiB for both models")
     options = parser.parse_args()
@@ -219,10 +220,10 @@ def main():
         chance = random.Random(options.seed * 1_000_003 + number)
         path, body = request(chance, list(paths))
         kind = chance.random()
-        if kind < 0.2:
+        if kind < options.leave:
             kinds["left"] += 1
             return leaves(server, path, body, chance)
-        if kind < 0.3:
+        if kind < options.leave + 0.1:
             kinds["bad"] += 1
             path = chance.choice(["/v1/chat/completions", "/v1/chat/completions", "/v1/completions", "/tokenize", *FACES])
             bad = chance.choice(BAD + [b'{"model": "c"}'] + (BAD_CHATS if "chat/" in path else []))
@@ -235,7 +236,7 @@ def main():
             # An empty list loads ollama's model.
             assert 400 <= status < 500 and json.loads(answer)["error"] or path.startswith("/api/"), (status, answer)
             return
-        if kind < 0.6:
+        if chance.random() < 0.4:
             name, (status, found) = "stream", streams(server, path, body, chance)
             by_index = lambda choices: {c["index"]: text_of(c) for c in choices}
             of = by_index if "completions" in path else whole_text

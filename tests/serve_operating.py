@@ -3,6 +3,7 @@
     python3 tests/serve_operating.py target/release/waterline
 """
 
+import atexit
 import csv
 import http.client
 import io
@@ -28,6 +29,8 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         # A plain wait would hang if the server did.
         self.guard = threading.Timer(240, self.process.kill)
+        self.guard.daemon = True
+        atexit.register(self.process.kill)
         self.guard.start()
         said = ""
         for line in self.process.stderr:

@@ -20,8 +20,8 @@ use crate::text::Tokenizer;
 
 /// Grammars that may be compiled at once by all callers of a model, and the longest time that a caller waits. A compilation cannot be stopped: one that exceeds
 /// its time keeps its place until it ends.
-const MOST_AT_ONCE: usize = 4;
-const LONGEST: Duration = Duration::from_secs(5);
+pub(crate) const MOST_AT_ONCE: usize = 4;
+pub(crate) const LONGEST: Duration = Duration::from_secs(5);
 /// Keywords of a schema whose values are data.
 const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
 

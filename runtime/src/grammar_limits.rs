@@ -233,6 +233,37 @@ mod tests {
         check(&grammar).map_or_else(|error| error.to_string(), |()| String::new())
     }
 
+    /// A number of the document, such as `8,192`.
+    fn shown(number: usize) -> String {
+        let (thousands, rest) = (number / 1000, number % 1000);
+        match thousands {
+            0 => rest.to_string(),
+            _ => format!("{thousands},{rest:03}"),
+        }
+    }
+
+    #[test]
+    fn the_document_has_the_limits() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/security.md");
+        let page = std::fs::read_to_string(path).expect("security.md");
+        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        let sentence = format!(
+            "Grammars are compiled on a thread with a stack of {} MiB, in at most {} s, two at once ({} in a library's process); \
+             they have at most {} MiB, {} KiB of rules outside of schemas, {MOST_DEPTH} levels of brackets, {} levels summed over \
+             rules or `$ref` targets, {} properties, {MOST_PATTERN_PROPERTIES} `patternProperties`, {MOST_INTERSECTED} patterns within \
+             `allOf` or operators `&`, and a `multipleOf` of at most {}",
+            STACK >> 20,
+            crate::constraint::LONGEST.as_secs(),
+            crate::constraint::MOST_AT_ONCE,
+            MOST_BYTES >> 20,
+            MOST_RULE_BYTES >> 10,
+            shown(MOST_LEVELS),
+            shown(MOST_NAMES),
+            shown(MOST_MULTIPLE as usize),
+        );
+        assert!(page.contains(&sentence), "security.md lacks: {sentence}");
+    }
+
     fn chain(rules: usize) -> Grammar {
         let rules = (0..rules).map(|i| format!("r{i}: r{} \"a\"\n", i + 1));
         Grammar::Lark(format!("start: r0\n{}", rules.collect::<String>()))

@@ -184,6 +184,42 @@ fn every_file_that_the_documents_name_exists() {
     assert!(seen > 20, "{seen} paths were found");
 }
 
+/// Returns the words between backticks that are names of tests: sentences whose words are joined.
+fn tests_named(text: &str) -> Vec<&str> {
+    let is_name = |word: &&str| {
+        let mut letters = word.bytes();
+        word.matches('_').count() >= 3
+            && letters.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+    };
+    text.split('`').skip(1).step_by(2).filter(is_name).collect()
+}
+
+#[test]
+fn every_test_that_the_documents_name_exists() {
+    let sources: Vec<String> = [".rs", ".py"]
+        .into_iter()
+        .flat_map(files)
+        .map(|path| std::fs::read_to_string(path).expect("a source"))
+        .collect();
+    let (mut seen, mut missing) = (0, Vec::new());
+    for document in ["security.md", "exact.md"] {
+        let path = root().join("runtime/docs").join(document);
+        let text = std::fs::read_to_string(path).expect("a document");
+        for name in tests_named(&text) {
+            let is_there = |keyword: &str| {
+                let defined = format!("{keyword} {name}(");
+                sources.iter().any(|source| source.contains(&defined))
+            };
+            if !is_there("fn") && !is_there("def") {
+                missing.push(format!("{document}: {name}"));
+            }
+            seen += 1;
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+    assert!(seen > 30, "{seen} names were found");
+}
+
 #[test]
 fn documents_stay_short() {
     for (document, most) in [

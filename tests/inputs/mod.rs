@@ -7,9 +7,11 @@ mod parts;
 #[path = "../../quant/tests/stored/mod.rs"]
 mod stored;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use serde_json::Value;
 use waterline::internal::{Bytes, Checkpoint, checkpoint_id, seal_checkpoint};
 use waterline::{
     ChatTemplate, Message, Model, OpenOptions, PrefixStore, PrefixStoreOptions, Role, Session,
@@ -166,22 +168,81 @@ pub fn gguf(bytes: &[u8]) -> bool {
 
 fn gguf_seeds() -> Vec<Vec<u8>> {
     let names = ["gdn", "lalte", "hax-mamba2", "mamba2"];
-    names
-        .iter()
-        .map(|name| read(&format!("models/{name}.gguf")))
+    let own = names.map(|name| tests().join(format!("models/{name}.gguf")));
+    let more = folders("WATERLINE_GGUF", "model.gguf");
+    let more = more.into_iter().map(|folder| folder.join("model.gguf"));
+    let files = own.into_iter().chain(more);
+    files
+        .map(|path| std::fs::read(path).expect("a model"))
         .collect()
 }
 
-/// Uses a copy of a fixture's folder in which the file `name` holds `bytes`.
-fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
+/// The folders with this file in the folder that an environment variable names.
+fn folders(variable: &str, file: &str) -> Vec<PathBuf> {
+    let named = std::env::var_os(variable).map(PathBuf::from);
+    named.map_or_else(Vec::new, |folder| folders_in(&folder, file))
+}
+
+fn folders_in(folder: &Path, file: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder");
+    let mut found: Vec<PathBuf> = entries.map(|e| e.expect("an entry").path()).collect();
+    found.retain(|path| path.join(file).is_file());
+    found.sort();
+    found
+}
+
+/// A model in a folder, whose configuration or weights are mutated.
+struct Case {
+    folder: PathBuf,
+    model_type: String,
+    tensors: BTreeSet<String>,
+}
+
+/// The first case of each `model_type`, of the fixtures and of the folder WATERLINE_CASES.
+static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
+    let mut all: Vec<Case> = Vec::new();
+    let fixtures = folders_in(&tests().join("fixtures"), "model.safetensors");
+    for folder in [fixtures, folders("WATERLINE_CASES", "model.safetensors")].concat() {
+        let read = |file: &str| std::fs::read(folder.join(file)).unwrap_or_default();
+        let model_type = model_type(&read("config.json"));
+        let is_new = all.iter().all(|case| case.model_type != model_type);
+        if !model_type.is_empty() && is_new && Checkpoint::open(&folder).is_ok() {
+            let tensors = tensor_names(&read("model.safetensors"));
+            all.push(Case {
+                folder,
+                model_type,
+                tensors,
+            });
+        }
+    }
+    all
+});
+
+/// The `model_type` of a configuration; empty if it has none.
+fn model_type(config: &[u8]) -> String {
+    let config: Value = serde_json::from_slice(config).unwrap_or_default();
+    config["model_type"].as_str().unwrap_or_default().into()
+}
+
+/// The names in the header of a safetensors file.
+fn tensor_names(file: &[u8]) -> BTreeSet<String> {
+    let header = file.split_first_chunk().and_then(|(length, rest)| {
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+        serde_json::from_slice::<Value>(rest.get(..length)?).ok()
+    });
+    let header = header.as_ref().and_then(Value::as_object);
+    header.into_iter().flat_map(|h| h.keys().cloned()).collect()
+}
+
+/// Uses a copy of a case's folder in which the file `name` holds `bytes`.
+fn folder(case: &Case, name: &str, bytes: &[u8]) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     for file in ["config.json", "model.safetensors"] {
         let to = folder.path().join(file);
         if file == name {
             std::fs::write(to, bytes).expect("a file")
         } else {
-            let from = tests().join("fixtures").join(case).join(file);
-            std::fs::copy(from, to).expect("a copy");
+            std::fs::copy(case.folder.join(file), to).expect("a copy");
         }
     }
     let options = OpenOptions {
@@ -192,40 +253,39 @@ fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
     runs(Checkpoint::open_with(folder.path(), &options))
 }
 
-/// Uses the safetensors file of a folder.
+/// The case with the most tensors of these names.
+fn case_of(names: &BTreeSet<String>) -> &'static Case {
+    let common = |case: &&Case| {
+        let both = case.tensors.intersection(names).count();
+        2 * both as isize - case.tensors.len() as isize
+    };
+    CASES.iter().max_by_key(common).expect("a case")
+}
+
+/// Uses the safetensors file of a folder, with the configuration of the case that it fits best.
 pub fn safetensors(bytes: &[u8]) -> bool {
-    folder("hax_mamba2_sw_dilated", "model.safetensors", bytes)
+    folder(case_of(&tensor_names(bytes)), "model.safetensors", bytes)
 }
 
 fn safetensors_seeds() -> Vec<Vec<u8>> {
-    vec![read("fixtures/hax_mamba2_sw_dilated/model.safetensors")]
+    // Some families have tensors of the same names.
+    let is_own = |case: &&Case| case_of(&case.tensors).folder == case.folder;
+    let files = CASES.iter().filter(is_own);
+    files
+        .map(|case| std::fs::read(case.folder.join("model.safetensors")).expect("weights"))
+        .collect()
 }
 
-/// Fixtures whose configurations are mutated, each with its weights. MoM's configuration includes that of Gated DeltaNet.
-const CASES: [&str; 6] = [
-    "hf_mamba2",
-    "hf_qwen2_sliding",
-    "hax_mamba_argmax_ks_stream",
-    "lalte_stream_gqa",
-    "mom_k2",
-    "gdn_swa",
-];
-
-/// Uses the configuration of a folder, with the weights of the first fixture of the same model_type.
+/// Uses a configuration, with the weights of the case of its `model_type`.
 pub fn config(bytes: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(bytes);
-    let own = |case: &&&str| {
-        let config = read(&format!("fixtures/{case}/config.json"));
-        let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
-        let model_type = config["model_type"].to_string();
-        model_type.len() > 4 && text.contains(&model_type)
-    };
-    let case = CASES.iter().find(own).unwrap_or(&CASES[0]);
-    folder(case, "config.json", bytes)
+    let found = model_type(bytes);
+    let mut cases = CASES.iter();
+    let case = cases.find(|case| case.model_type == found);
+    folder(case.unwrap_or(&CASES[0]), "config.json", bytes)
 }
 
 fn config_seeds() -> Vec<Vec<u8>> {
-    let config = |case: &&str| read(&format!("fixtures/{case}/config.json"));
+    let config = |case: &Case| std::fs::read(case.folder.join("config.json")).expect("a file");
     CASES.iter().map(config).collect()
 }
 

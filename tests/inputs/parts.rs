@@ -116,11 +116,11 @@ pub fn packed(bytes: &[u8]) -> bool {
     checkpoint.names().all(|name| read(name).is_ok())
 }
 
-/// Returns FP8 in blocks, NVFP4 of two producers, and 4-bit integers with zero points.
+/// Returns FP8 in blocks, NVFP4 of two producers, 4-bit integers with zero points, and MXFP4.
 pub fn packed_seeds() -> Vec<Vec<u8>> {
     type Stored = (&'static str, &'static str, &'static [usize], Vec<u8>);
     let float = |value: f32| value.to_le_bytes().to_vec();
-    let tensors: [Stored; 12] = [
+    let tensors: [Stored; 14] = [
         ("a.weight", "F8_E4M3", &[4, 3], vec![0x38; 12]),
         (
             "a.weight_scale_inv",
@@ -143,6 +143,8 @@ pub fn packed_seeds() -> Vec<Vec<u8>> {
             &[2],
             [1i64, 7].map(i64::to_le_bytes).concat(),
         ),
+        ("e_blocks", "U8", &[2, 1, 16], vec![0x32; 32]),
+        ("e_scales", "U8", &[2, 1], vec![127, 126]),
     ];
     vec![safetensors(&tensors)]
 }

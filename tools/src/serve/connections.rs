@@ -8,11 +8,11 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 /// Maximum connections; maximum of one peer on another machine and of one address of this machine, which may be a proxy's.
-const MOST: usize = 1024;
-const MOST_OF_PEER: usize = 128;
-const MOST_OF_LOOPBACK: usize = 768;
+pub const MOST: usize = 1024;
+pub const MOST_OF_PEER: usize = 128;
+pub const MOST_OF_LOOPBACK: usize = 768;
 /// Milliseconds for which a connection must have waited for its peer before another may take its place.
-const WAITED: u64 = 250;
+pub const WAITED: u64 = 250;
 const NEVER: u64 = u64::MAX;
 
 /// The table of open connections.

@@ -74,3 +74,90 @@ fn at_most(what: &str, found: usize, most: usize, unit: &str) -> Result<(), Refu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::connections::{MOST, MOST_OF_LOOPBACK, MOST_OF_PEER, WAITED};
+    use crate::serve::fields::{MOST_ANSWERS, MOST_STOPS};
+    use crate::serve::http::PATIENCE;
+    use crate::serve::{Args, Limits};
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// A number of the documents, such as `16,777,216`.
+    fn shown(number: usize) -> String {
+        let digits = number.to_string();
+        let mut shown = String::new();
+        for (place, digit) in digits.chars().enumerate() {
+            if place > 0 && (digits.len() - place).is_multiple_of(3) {
+                shown.push(',');
+            }
+            shown.push(digit);
+        }
+        shown
+    }
+
+    #[test]
+    fn the_documents_have_the_limits() {
+        let read = |name: &str| {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime/docs/");
+            let page = std::fs::read_to_string(format!("{folder}{name}")).expect(name);
+            page.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let args = Command::parse_from(["serve"]).args;
+        let Limits {
+            queue,
+            body,
+            messages,
+            tokens,
+            seconds,
+            ..
+        } = args.limits;
+        let (messages, tokens) = (shown(messages), shown(tokens));
+        let patience = PATIENCE.as_secs();
+        assert_eq!(WAITED, 250, "a quarter of a second");
+        let limits = format!(
+            "`--max-body` ({} MiB), `--max-messages` ({messages}), `--max-tokens` ({tokens}), `--timeout` ({seconds} s)",
+            body >> 20
+        );
+        let serve = [
+            format!("`{}:{}` (`--host`, `--port`)", args.host, args.port),
+            format!("`--parallel` sessions ({})", args.parallel),
+            format!("`--queue` answers wait ({queue})"),
+            format!("{limits}; {} connections, {patience} s for", shown(MOST)),
+        ];
+        let security = [
+            format!(
+                "`--queue` answers may wait ({queue}), and {} tokens of their prompts",
+                shown(MOST_WAITING_TOKENS)
+            ),
+            format!("{limits}."),
+            format!(
+                "A request has at most {MOST_ANSWERS} answers, {MOST_STOPS} stop texts of {} KiB together, {} MiB of echoed prompts over \
+                 all answers, {} log-probabilities",
+                MOST_STOP_BYTES >> 10,
+                MOST_ECHO_BYTES >> 20,
+                shown(MOST_LOGPROBS)
+            ),
+            format!("Bodies over {} KiB are prepared", SHORT >> 10),
+            format!(
+                "{}, of which {MOST_OF_LOOPBACK} from one address of this machine (which may be a proxy) and {MOST_OF_PEER} from one address",
+                shown(MOST)
+            ),
+            format!("A client has {patience} s for headers"),
+        ];
+        for (name, sentences) in [("serve.md", &serve[..]), ("security.md", &security[..])] {
+            let page = read(name);
+            for sentence in sentences {
+                assert!(page.contains(sentence), "{name} lacks: {sentence}");
+            }
+        }
+        assert_eq!(MOST_GRAMMARS, 2, "security.md: two at once");
+    }
+}

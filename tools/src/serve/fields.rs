@@ -9,7 +9,7 @@ use super::refusal::Refusal;
 /// Maximum answers to a request.
 pub const MOST_ANSWERS: i128 = 128;
 /// Maximum stop texts.
-const MOST_STOPS: usize = 64;
+pub const MOST_STOPS: usize = 64;
 /// Maximum alternatives that are reported for a token.
 const MOST_LOGPROBS: i128 = 20;
 /// Largest count that all clients can write: the integers of JavaScript.

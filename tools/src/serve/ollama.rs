@@ -20,7 +20,7 @@ use super::http::{Body, json_response};
 use super::models::Entry;
 use super::native::has_infill;
 use super::refusal::Refusal;
-use super::request::{Conversation, MOST_VALUES, ToolChoice, messages, think};
+use super::request::{Conversation, MOST_VALUES, Settings, ToolChoice, messages, think};
 
 /// The version of the interface, which clients compare.
 pub const VERSION: &str = "0.13.3";
@@ -165,7 +165,7 @@ pub async fn generate(
         let all = if text.is_empty() { Vec::new() } else { all };
         return converse(app, fields, all, false, exchange).await;
     }
-    let settings = app.settings(&fields)?;
+    let settings = settings(app, &fields)?;
     let form = Ollama::new(false);
     let prompt = match suffix {
         Some(suffix) => {
@@ -186,6 +186,17 @@ pub async fn generate(
     .await
 }
 
+/// The settings of a request, with remarks on the fields that are left out.
+fn settings(app: &App, fields: &Fields) -> Result<Settings, Refusal> {
+    let mut settings = app.settings(fields)?;
+    for name in ["template", "context"] {
+        if !fields.get(name).is_null() {
+            settings.notes.push(format!("{name} is left out"));
+        }
+    }
+    Ok(settings)
+}
+
 async fn converse(
     app: &Arc<App>,
     mut fields: Fields,
@@ -201,12 +212,7 @@ async fn converse(
         loaded["done_reason"] = if unloads { "unload" } else { "load" }.into();
         return Ok(json_response(&loaded));
     }
-    let mut settings = app.settings(&fields)?;
-    for name in ["template", "context"] {
-        if !fields.get(name).is_null() {
-            settings.notes.push(format!("{name} is left out"));
-        }
-    }
+    let settings = settings(app, &fields)?;
     let conversation = Conversation {
         template: think(thinking(&fields)),
         choice: ToolChoice::Auto,

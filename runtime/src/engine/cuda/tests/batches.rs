@@ -223,6 +223,32 @@ fn drafts_over_bf16_matrices_have_exact_slots() {
 }
 
 #[test]
+fn exact_sessions_read_and_step_together_as_many_tokens_as_are_exact() {
+    let Some(device) = device() else {
+        return;
+    };
+    let rounded = in_format(SMALL, &BF16).expect("rows");
+    let (_, model) = models().next().expect("a model");
+    for (model, most, is_refused) in [(rounded, 8, true), (model, 16, false)] {
+        let options = SessionOptions {
+            device: Some(Arc::clone(&device)),
+            exact: true,
+            chunk: 64,
+            ..SessionOptions::default()
+        };
+        let mut session = Session::new(model, options).expect("a session");
+        let mut reads = Vec::new();
+        session
+            .read_history_with(&[1; 40], &[], |read, _| reads.push(read))
+            .expect("tokens");
+        let steps = std::iter::once(reads[0]).chain(reads.windows(2).map(|w| w[1] - w[0]));
+        assert_eq!(steps.max(), Some(most), "{reads:?}");
+        assert!(Batch::new(&session, 8).is_ok());
+        assert_eq!(Batch::new(&session, 9).is_err(), is_refused);
+    }
+}
+
+#[test]
 fn what_a_batch_cannot_step_is_refused() {
     let Some(device) = device() else {
         return;
