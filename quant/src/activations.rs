@@ -89,7 +89,8 @@ impl RowMut<'_> {
     /// Stores the scale of a block and the sums of its two halves' codes.
     #[inline]
     pub(crate) fn set(&mut self, block: usize, scale: Scale, [first, second]: [i32; 2]) {
-        self.sums[block] = scale.times(first + second);
+        // Codes of infinities and NaN are any numbers, and their scale makes every product with them NaN.
+        self.sums[block] = scale.times(first.wrapping_add(second));
         let scale = scale.times(1);
         self.scales[block] = scale;
         self.half_sums[2 * block] = scale * first as f32;

@@ -12,8 +12,7 @@ pub const INTERRUPTED: u8 = 130;
 
 /// Calls `handler` at each Ctrl-C, SIGTERM and SIGHUP instead of ending the program.
 pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
-    let refused = |e| Error::io("watching for Ctrl-C", std::io::Error::other(e));
-    ctrlc::set_handler(handler).map_err(refused)
+    ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot watch for Ctrl-C: {e}")))
 }
 
 /// Calls `handler` at the first of these signals. The second signal ends the program at once.
