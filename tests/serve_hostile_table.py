@@ -51,6 +51,16 @@ def parameters():
             yield TEXT, text(prompt="aaaa", **{name: value}), BAD
 
 
+def answers():
+    """Numbers of answers and log-probabilities on interfaces that give one answer, and none."""
+    for number in [-1, 0, 10**6, 2**40, 2**63, "x"]:
+        yield MESSAGES, chat(n=number, logprobs=number), OK
+        yield "/api/chat", chat(n=number, stream=False, options={"n": number, "num_predict": 4}), OK
+        yield "/api/generate", text(n=number, stream=False, options={"num_predict": 4}), OK
+        yield "/v1/responses", {"input": "Hi", "max_output_tokens": 4, "n": number, "logprobs": number}, OK
+        yield TEXT, text(logprobs=True, top_logprobs=number), OK
+
+
 def chain(name, rules, sep='"a"'):
     return "start: %s0\n" % name + "".join("%s%d: %s%d %s\n" % (name, i, name, i + 1, sep) for i in range(rules)) + '%s%d: "b"\n' % (name, rules)
 
@@ -194,7 +204,7 @@ def bodies():
 
 
 def rows():
-    for make in [token_ids, parameters, grammars, bodies, sizes]:
+    for make in [token_ids, parameters, answers, grammars, bodies, sizes]:
         for number, (path, body, statuses) in enumerate(make()):
             yield "%s %d" % (make.__name__, number), "POST", path, body, statuses
     for number, (method, path, status) in enumerate([

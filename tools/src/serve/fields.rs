@@ -174,7 +174,7 @@ const FIELDS: &[Field] = &[
     ),
     Field(&["top_logprobs"], Kind::Whole(0, MOST_LOGPROBS), "CRO"),
     Field(&["messages"], Kind::List, "CAO"),
-    Field(&["prompt"], Kind::Any, "TOL"),
+    Field(&["prompt"], Kind::Any, "TROL"),
     Field(&["tools"], Kind::List, "CRAO"),
     Field(&["tool_choice"], Kind::Any, "CRA"),
     Field(&["parallel_tool_calls"], Kind::Flag, "CR"),
@@ -218,6 +218,8 @@ impl Fields {
         body.retain(|_, value| !value.is_null());
         for Field(names, kind, faces) in FIELDS {
             if !faces.contains(face.letter()) {
+                // Nobody may read what was not checked.
+                names.iter().for_each(|name| drop(body.remove(*name)));
                 continue;
             }
             let mut found: Option<(&str, Value)> = None;
@@ -365,6 +367,18 @@ mod tests {
             check(&json!({"n": null, "max_tokens": 2, "max_completion_tokens": 2.0, "x": 1}));
         let read = read.expect("fields");
         assert_eq!((read.whole("n"), read.whole("max_tokens")), (None, Some(2)));
+    }
+
+    #[test]
+    fn fields_of_other_interfaces_are_ignored() {
+        let body = json!({"n": -1, "echo": "x", "max_tokens": 2});
+        for face in [Face::Responses, Face::Anthropic, Face::Ollama] {
+            let body = body.as_object().expect("an object").clone();
+            let read = Fields::check(body, face).map_err(|refusal| refusal.message);
+            let read = read.expect("fields");
+            assert_eq!((read.whole("n"), read.whole("max_tokens")), (None, Some(2)));
+            assert!(read.get("echo").is_null());
+        }
     }
 
     #[test]
