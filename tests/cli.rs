@@ -6,8 +6,18 @@ use std::env::consts::EXE_SUFFIX;
 
 use common::{Workplace, outcome_of_input};
 
-const COMMANDS: [&str; 9] = [
-    "chat", "run", "inspect", "convert", "quantize", "verify", "synth", "eval", "bench",
+const COMMANDS: [&str; 11] = [
+    "chat",
+    "run",
+    "inspect",
+    "convert",
+    "quantize",
+    "verify",
+    "synth",
+    "eval",
+    "bench",
+    "completions",
+    "man",
 ];
 
 #[test]
@@ -32,6 +42,24 @@ fn every_command_has_help() {
             .text()
             .starts_with("waterline ")
     );
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_command() {
+    let place = Workplace::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = place.run(["completions", shell]).succeeded().text();
+        assert!(COMMANDS.iter().all(|command| script.contains(command)));
+        assert!(script.contains("temp"), "no flags for {shell}");
+    }
+    let folder = place.name("pages");
+    place.run(["man", &folder]).succeeded();
+    let page = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.1")).unwrap();
+    for command in COMMANDS {
+        assert!(page("waterline").contains(command));
+        assert!(page(&format!("waterline-{command}")).contains(".SH OPTIONS"));
+    }
+    place.run(["completions", "ash"]).failed(2, &["bash"]);
 }
 
 #[test]

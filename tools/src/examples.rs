@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// The examples of each command, a line each.
-const EXAMPLES: [(&str, &str); 15] = [
+const EXAMPLES: [(&str, &str); 17] = [
     (
         "chat",
         "waterline chat
@@ -61,6 +61,13 @@ waterline bench model.gguf --threads 1,2,4",
         "waterline kernels model.gguf --arch sm_90 -o kernels",
     ),
     ("tokenize", "waterline tokenize model.gguf \"Hello\""),
+    (
+        "completions",
+        "waterline completions bash > ~/.local/share/bash-completion/completions/waterline
+waterline completions zsh > ~/.zfunc/_waterline
+waterline completions fish > ~/.config/fish/completions/waterline.fish",
+    ),
+    ("man", "waterline man ~/.local/share/man/man1"),
 ];
 
 /// Adds the examples to the help of the commands.

@@ -6,6 +6,7 @@ mod builtin;
 mod chat;
 mod check;
 mod clocks;
+mod completions;
 mod convert;
 mod device;
 mod embed;
@@ -23,6 +24,7 @@ mod interrupt;
 mod invocation;
 mod kernels;
 mod machine;
+mod man;
 mod mix;
 mod page;
 mod plot;
@@ -101,12 +103,19 @@ enum Command {
     Bench(bench::Args),
     Kernels(kernels::Args),
     Tokenize(tokenize::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+/// All commands and flags, with examples.
+fn command_line() -> clap::Command {
+    // The last of several flags wins, as in other programs.
+    examples::added(Cli::command().args_override_self(true))
 }
 
 /// Parses the command line; exits if it is invalid.
 fn parse() -> Cli {
-    // The last of several flags wins, as in other programs.
-    let mut known = examples::added(Cli::command().args_override_self(true));
+    let mut known = command_line();
     // Arguments of flattened groups exist only after `build`.
     known.build();
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -148,6 +157,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
+        Command::Completions(args) => completions::run(&args, command_line()),
+        Command::Man(args) => man::run(&args, command_line()),
     };
     match result {
         Ok(status) => status,
