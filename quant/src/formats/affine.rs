@@ -183,7 +183,7 @@ mod arm {
     use super::{Affine, Codes};
     use crate::panel::Minima;
     use crate::simd::neon;
-    use crate::simd::register::Neon;
+    use crate::simd::neon_register::Neon;
 
     impl<C: Codes> neon::Integer for Affine<C> {
         type Header = f32;

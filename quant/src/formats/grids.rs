@@ -2,6 +2,8 @@
 //!
 //! grids.bin holds an entry in 16 bits, the first number lowest: two bits for each of eight numbers, or three bits for each of four.
 
+use crate::simd::register::Register;
+
 static STORED: &[u8; 2 * 4608] = include_bytes!("grids.bin");
 
 /// Expands `N` stored entries of eight numbers from entry `first` on.
@@ -63,25 +65,61 @@ static NEGATIVE: [u64; 256] = {
     masks
 };
 
-/// Negates the numbers whose bits in `signs` are set, and adds [`OFFSET`] to all.
+/// Like [`NEGATIVE`] for seven bits of eight: the last one makes the number of negative signs even.
+static EVEN_NEGATIVE: [u64; 128] = {
+    let mut masks = [0; 128];
+    let mut i = 0;
+    while i < 128 {
+        masks[i] = NEGATIVE[i + 128 * (i.count_ones() as usize % 2)];
+        i += 1;
+    }
+    masks
+};
+
+/// The signs of eight numbers as 255 in the bytes of negative numbers.
 #[inline(always)]
-pub(super) fn signed(numbers: u64, signs: u8) -> [u8; 8] {
-    const OFFSETS: u64 = 0x0101_0101_0101_0101 * OFFSET as u64;
-    let negative = NEGATIVE[usize::from(signs)];
-    // No byte of the result is negative or above 255, so carries between bytes cancel.
-    let signed = (numbers ^ negative).wrapping_sub(negative);
-    signed.wrapping_add(OFFSETS).to_le_bytes()
+pub(super) fn negative(signs: u8) -> u64 {
+    NEGATIVE[usize::from(signs)]
 }
 
-/// The eight sign bits of which seven are stored: the last one makes the number of negative signs even.
+/// Like [`negative`], of which the lowest seven bits are stored.
 #[inline(always)]
-pub(super) fn even_signs(seven: u32) -> u8 {
-    let seven = (seven & 127) as u8;
-    seven | (seven.count_ones() as u8 & 1) << 7
+pub(super) fn even_negative(seven: u32) -> u64 {
+    EVEN_NEGATIVE[(seven & 127) as usize]
 }
 
-/// Joins two entries of four numbers.
+/// Loads the four entries of each run.
+///
+/// # Safety
+/// As for [`Register::load`].
 #[inline(always)]
-pub(super) fn join(first: u32, second: u32) -> u64 {
-    u64::from(first) | u64::from(second) << 32
+pub(super) unsafe fn load<R: Register<N>, const N: usize>(runs: [[u64; 4]; N]) -> (R, R) {
+    let half = |half: usize| runs.map(|run| [run[2 * half], run[2 * half + 1]]);
+    // SAFETY: guaranteed by the caller.
+    unsafe { (R::words(half(0)), R::words(half(1))) }
+}
+
+/// Unpacks magnitudes with the masks of their signs, and adds [`OFFSET`].
+///
+/// # Safety
+/// As for [`Register::load`].
+#[inline(always)]
+pub(super) unsafe fn signed<R: Register<N>, const N: usize>(
+    magnitudes: [[u64; 4]; N],
+    negative: [[u64; 4]; N],
+) -> (R, R) {
+    // SAFETY: guaranteed by the caller.
+    let (magnitudes, negative) = unsafe { (load::<R, N>(magnitudes), load::<R, N>(negative)) };
+    // Subtracting the negated offset equals adding the offset, modulo 256.
+    let minus = OFFSET.wrapping_neg();
+    (
+        magnitudes.0.negate_where(negative.0).minus(minus),
+        magnitudes.1.negate_where(negative.1).minus(minus),
+    )
+}
+
+/// Joins pairs of entries of four numbers.
+#[inline(always)]
+pub(super) fn join(fours: [u32; 8]) -> [u64; 4] {
+    std::array::from_fn(|i| u64::from(fours[2 * i]) | u64::from(fours[2 * i + 1]) << 32)
 }

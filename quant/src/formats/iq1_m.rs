@@ -5,10 +5,12 @@
 //! scales and, in its upper four bits, a quarter of the f16 `d`.
 
 use super::Half;
+use super::grids;
 use super::iq1_s::shifted;
-use super::wide;
+use super::wide::{self, Run};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 1.75 bits per number: entries of a grid of 2048, scale per 16, shift per 8.
 pub static IQ1_M: Format =
@@ -30,17 +32,28 @@ impl wide::Block for Block {
     const HALVES: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        let words = self.scales.map(u16::from_le_bytes);
-        let quarters = words.iter().rev();
-        let d = Half::from_bits(quarters.fold(0, |bits, word| bits << 4 | word >> 12));
-        let d = d.value() * 0.125;
-        for (j, scale) in scales.iter_mut().enumerate() {
-            *scale = d * f32::from(2 * (words[j / 4] >> (j % 4 * 3) & 7) + 1);
-        }
-        for (i, (codes, low)) in codes.iter_mut().zip(self.low).enumerate() {
-            let high = self.high[i / 2] >> (i % 2 * 4) & 15;
-            *codes = shifted(u16::from(low) | u16::from(high & 7) << 8, high > 7);
-        }
+    fn factor(&self) -> f32 {
+        let quarters = self.scales.iter().rev();
+        let bits = quarters.fold(0, |bits, word| bits << 4 | u16::from(word[1] >> 4));
+        Half::from_bits(bits).value() * 0.125
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        let word = u16::from_le_bytes(self.scales[run / 2]) >> (run % 2 * 6);
+        [word & 7, word >> 3 & 7].map(|scale| factor * f32::from(2 * scale + 1))
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let entries = runs.map(|(block, run)| {
+            let low: [u8; 4] = block.low.as_chunks().0[run];
+            std::array::from_fn(|l| {
+                let high = block.high[2 * run + l / 2] >> (l % 2 * 4) & 15;
+                shifted(u16::from(low[l]) | u16::from(high & 7) << 8, high > 7)
+            })
+        });
+        // SAFETY: guaranteed by the caller.
+        unsafe { grids::load(entries) }
     }
 }

@@ -5,10 +5,11 @@
 //! of 1/8.
 
 use super::Half;
-use super::grids::IQ1;
-use super::wide;
+use super::grids::{self, IQ1};
+use super::wide::{self, Run};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 1.5625 bits per number: entries of a grid of 2048, scale and shift per 32.
 pub static IQ1_S: Format = wide::format::<Block, 1>("IQ1_S", 19, Rounding::SuperBlocks, 0..2, None);
@@ -28,25 +29,33 @@ impl wide::Block for Block {
     const OFFSET: u8 = 9;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        let d = self.d.value() * 0.125;
-        let runs = self.low.iter().zip(&self.high);
-        let places = codes.as_chunks_mut::<4>().0.iter_mut();
-        let places = places.zip(scales.as_chunks_mut::<2>().0);
-        for ((low, &high), (codes, scales)) in runs.zip(places) {
-            let high = u16::from_le_bytes(high);
-            *scales = [d * f32::from(2 * (high >> 12 & 7) + 1); 2];
-            for (l, codes) in codes.iter_mut().enumerate() {
+    fn factor(&self) -> f32 {
+        self.d.value() * 0.125
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        let scale = self.high[run][1] >> 4 & 7;
+        [factor * f32::from(2 * scale + 1); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let entries = runs.map(|(block, run)| {
+            let (low, high) = (block.low[run], u16::from_le_bytes(block.high[run]));
+            std::array::from_fn(|l| {
                 let index = u16::from(low[l]) | (high >> (3 * l) & 7) << 8;
-                *codes = shifted(index, high >> 15 != 0);
-            }
-        }
+                shifted(index, high >> 15 != 0)
+            })
+        });
+        // SAFETY: guaranteed by the caller.
+        unsafe { grids::load(entries) }
     }
 }
 
 /// Entry `index` of the grid with its shift, as codes.
 #[inline(always)]
-pub(super) fn shifted(index: u16, is_down: bool) -> [u8; 8] {
+pub(super) fn shifted(index: u16, is_down: bool) -> u64 {
     let down = u64::from(is_down) * 0x0202_0202_0202_0202;
-    (IQ1[usize::from(index)] - down).to_le_bytes()
+    IQ1[usize::from(index)] - down
 }

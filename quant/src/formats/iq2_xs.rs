@@ -4,10 +4,11 @@
 //! A word holds nine bits of an entry and seven signs; a byte of `scales`, the scales of two runs, the first one lower.
 
 use super::Half;
-use super::grids::{self, even_signs, signed};
-use super::wide;
+use super::grids::{self, even_negative};
+use super::wide::{self, Run};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 2.3125 bits per number: entries of a grid of 512, scale per 16.
 pub static IQ2_XS: Format =
@@ -29,21 +30,32 @@ impl wide::Block for Block {
     const HALVES: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        half_byte_scales(self.d, &self.scales, scales);
-        for (codes, &word) in codes.iter_mut().zip(&self.words) {
-            let word = u16::from_le_bytes(word);
-            let entry = grids::IQ2_XS[usize::from(word & 511)];
-            *codes = signed(entry, even_signs(u32::from(word >> 9)));
-        }
+    fn factor(&self) -> f32 {
+        self.d.value() * 0.125
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        half_byte_scales(factor, self.scales[run])
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let magnitudes = runs.map(|(block, run)| {
+            let words: [[u8; 2]; 4] = block.words.as_chunks().0[run];
+            words.map(|word| grids::IQ2_XS[usize::from(u16::from_le_bytes(word) & 511)])
+        });
+        let negative = runs.map(|(block, run)| {
+            let words: [[u8; 2]; 4] = block.words.as_chunks().0[run];
+            words.map(|word| even_negative(u32::from(u16::from_le_bytes(word) >> 9)))
+        });
+        // SAFETY: guaranteed by the caller.
+        unsafe { grids::signed(magnitudes, negative) }
     }
 }
 
-/// The scales of sixteen runs, `d * (2 * scale + 1) / 8`.
+/// The scales of two runs of 16, `factor * (2 * scale + 1)`.
 #[inline(always)]
-pub(super) fn half_byte_scales(d: Half, bytes: &[u8; 8], scales: &mut [f32]) {
-    let d = d.value() * 0.125;
-    for (j, scale) in scales.iter_mut().enumerate() {
-        *scale = d * f32::from(2 * (bytes[j / 2] >> (j % 2 * 4) & 15) + 1);
-    }
+pub(super) fn half_byte_scales(factor: f32, byte: u8) -> [f32; 2] {
+    [byte & 15, byte >> 4].map(|scale| factor * f32::from(2 * scale + 1))
 }

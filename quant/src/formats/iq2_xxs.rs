@@ -4,10 +4,11 @@
 //! A run has four entries of a byte, then four times seven signs and, in the upper four bits, the scale.
 
 use super::Half;
-use super::grids::{self, even_signs, signed};
+use super::grids::{self, even_negative};
 use super::wide;
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 2.0625 bits per number: entries of a grid of 256, scale per 32.
 pub static IQ2_XXS: Format =
@@ -17,12 +18,12 @@ pub static IQ2_XXS: Format =
 #[repr(C)]
 struct Block {
     d: Half,
-    runs: [Run; 8],
+    runs: [Stored; 8],
 }
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Run {
+struct Stored {
     entries: [u8; 4],
     signs: [u8; 4],
 }
@@ -34,17 +35,27 @@ impl wide::Block for Block {
     const OFFSET: u8 = grids::OFFSET;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        let d = self.d.value() * 0.125;
-        let places = codes.as_chunks_mut::<4>().0.iter_mut();
-        let places = places.zip(scales.as_chunks_mut::<2>().0);
-        for (run, (codes, scales)) in self.runs.iter().zip(places) {
-            let signs = u32::from_le_bytes(run.signs);
-            *scales = [d * (2 * (signs >> 28) + 1) as f32; 2];
-            for (l, codes) in codes.iter_mut().enumerate() {
-                let entry = grids::IQ2_XXS[usize::from(run.entries[l])];
-                *codes = signed(entry, even_signs(signs >> (7 * l)));
-            }
-        }
+    fn factor(&self) -> f32 {
+        self.d.value() * 0.125
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        let scale = self.runs[run].signs[3] >> 4;
+        [factor * f32::from(2 * scale + 1); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [wide::Run<Self>; N]) -> (R, R) {
+        let magnitudes = runs.map(|(block, run)| {
+            let entries = block.runs[run].entries;
+            entries.map(|entry| grids::IQ2_XXS[usize::from(entry)])
+        });
+        let negative = runs.map(|(block, run)| {
+            let signs = u32::from_le_bytes(block.runs[run].signs);
+            [0, 7, 14, 21].map(|first| even_negative(signs >> first))
+        });
+        // SAFETY: guaranteed by the caller.
+        unsafe { grids::signed(magnitudes, negative) }
     }
 }

@@ -4,10 +4,11 @@
 //! `high` holds bit 8 of the eight entries of a run in a byte; a byte of `scales`, the scales of two runs, the first one lower.
 
 use super::Half;
-use super::grids::{self, join, signed};
-use super::wide;
+use super::grids::{self, join, negative};
+use super::wide::{self, Run};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 3.4375 bits per number: entries of a grid of 512, scale per 32.
 pub static IQ3_S: Format =
@@ -30,18 +31,26 @@ impl wide::Block for Block {
     const OFFSET: u8 = grids::OFFSET;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        let d = self.d.value();
-        let places = codes.as_chunks_mut::<4>().0.iter_mut();
-        let places = places.zip(scales.as_chunks_mut::<2>().0);
-        for (run, (codes, scales)) in places.enumerate() {
-            *scales = [d * f32::from(2 * (self.scales[run / 2] >> (run % 2 * 4) & 15) + 1); 2];
-            let (low, high) = (&self.low[run], usize::from(self.high[run]));
-            for (l, codes) in codes.iter_mut().enumerate() {
-                let entry = |i: usize| grids::IQ3_S[usize::from(low[i]) | (high >> i & 1) << 8];
-                let eight = join(entry(2 * l), entry(2 * l + 1));
-                *codes = signed(eight, self.signs[run][l]);
-            }
-        }
+    fn factor(&self) -> f32 {
+        self.d.value()
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        let scale = self.scales[run / 2] >> (run % 2 * 4) & 15;
+        [factor * f32::from(2 * scale + 1); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let magnitudes = runs.map(|(block, run)| {
+            let (low, high) = (&block.low[run], usize::from(block.high[run]));
+            join(std::array::from_fn(|i| {
+                grids::IQ3_S[usize::from(low[i]) | (high >> i & 1) << 8]
+            }))
+        });
+        let negative = runs.map(|(block, run)| block.signs[run].map(negative));
+        // SAFETY: guaranteed by the caller.
+        unsafe { grids::signed(magnitudes, negative) }
     }
 }

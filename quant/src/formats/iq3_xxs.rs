@@ -4,10 +4,11 @@
 //! A run has eight entries of a byte. The words of all runs follow: four times seven signs and, in the upper four bits, the scale.
 
 use super::Half;
-use super::grids::{self, even_signs, join, signed};
-use super::wide;
+use super::grids::{self, even_negative, join};
+use super::wide::{self, Run};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 3.0625 bits per number: entries of a grid of 256, scale per 32.
 pub static IQ3_XXS: Format =
@@ -28,18 +29,26 @@ impl wide::Block for Block {
     const OFFSET: u8 = grids::OFFSET;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        let d = self.d.value() * 0.25;
-        let runs = self.entries.iter().zip(&self.signs);
-        let places = codes.as_chunks_mut::<4>().0.iter_mut();
-        let places = places.zip(scales.as_chunks_mut::<2>().0);
-        for ((entries, &signs), (codes, scales)) in runs.zip(places) {
-            let signs = u32::from_le_bytes(signs);
-            *scales = [d * (2 * (signs >> 28) + 1) as f32; 2];
-            for (l, codes) in codes.iter_mut().enumerate() {
-                let entry = |i: usize| grids::IQ3_XXS[usize::from(entries[2 * l + i])];
-                *codes = signed(join(entry(0), entry(1)), even_signs(signs >> (7 * l)));
-            }
-        }
+    fn factor(&self) -> f32 {
+        self.d.value() * 0.25
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        let scale = self.signs[run][3] >> 4;
+        [factor * f32::from(2 * scale + 1); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let magnitudes = runs.map(|(block, run)| {
+            join(block.entries[run].map(|entry| grids::IQ3_XXS[usize::from(entry)]))
+        });
+        let negative = runs.map(|(block, run)| {
+            let signs = u32::from_le_bytes(block.signs[run]);
+            [0, 7, 14, 21].map(|first| even_negative(signs >> first))
+        });
+        // SAFETY: guaranteed by the caller.
+        unsafe { grids::signed(magnitudes, negative) }
     }
 }

@@ -182,7 +182,7 @@ mod x86 {
 mod arm {
     use super::{Block, Codes, Lookup};
     use crate::simd::neon;
-    use crate::simd::register::Neon;
+    use crate::simd::neon_register::Neon;
 
     impl neon::Integer for Block {
         type Header = f32;

@@ -7,12 +7,14 @@
 //! A file may have one more scale for a complete matrix. NVFP4S is NVFP4 with this scale in every block, for use in memory.
 
 use super::codes::Table;
+use super::encode_blocks;
 use super::mxfp4::Values;
-use super::{encode_blocks, wide};
+use super::wide::{self, Run};
 use crate::error::Result;
 use crate::format::Format;
 use crate::room::zeroed;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 use crate::storage::{Bytes, Tensor};
 
 /// 4.5 bits per number: blocks of 64 4-bit floats, with an 8-bit float as scale per 16.
@@ -66,10 +68,19 @@ impl wide::Block for ScaledBlock {
     const HALVES: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        self.block.unpack(codes, scales);
-        let all = f32::from_le_bytes(self.scale);
-        scales.iter_mut().for_each(|scale| *scale *= all);
+    fn factor(&self) -> f32 {
+        f32::from_le_bytes(self.scale)
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        self.block.scales(factor, run)
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Block::unpack(runs.map(|(scaled, run)| (&scaled.block, run))) }
     }
 }
 
@@ -129,29 +140,25 @@ impl wide::Block for Block {
     const HALVES: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        for (scale, d) in scales.iter_mut().zip(self.d) {
-            *scale = SCALES[usize::from(d & 127)];
-        }
-        for (codes, q) in codes.as_chunks_mut::<2>().0.iter_mut().zip(&self.q) {
-            *codes = [
-                q.map(|q| CODES[usize::from(q & 15)]),
-                q.map(|q| CODES[usize::from(q >> 4)]),
-            ];
-        }
+    fn factor(&self) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn scales(&self, factor: f32, run: usize) -> [f32; 2] {
+        let two: [u8; 2] = self.d.as_chunks().0[run];
+        two.map(|d| SCALES[usize::from(d & 127)] * factor)
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let bytes = runs.map(|(block, run)| block.q.as_flattened().as_chunks().0[run]);
+        // SAFETY: guaranteed by the caller.
+        let (low, high) = unsafe { R::load(bytes) }.nibbles();
+        let codes = &Values::UNSIGNED;
+        low.look_up(codes).join_halves(high.look_up(codes))
     }
 }
-
-/// Twice the values of the 4-bit floats, plus the offset.
-static CODES: [u8; 16] = {
-    let mut codes = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        codes[i] = (Values::VALUES[i] + 12) as u8;
-        i += 1;
-    }
-    codes
-};
 
 /// Half the scales.
 static SCALES: [f32; 128] = {

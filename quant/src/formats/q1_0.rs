@@ -1,8 +1,10 @@
 //! Q1_0: blocks of 128 numbers with an f16 scale and their signs: `x = d` where bit `j % 8` of byte `j / 8` is set, otherwise `-d`.
 
-use super::{Half, encode_blocks, wide};
+use super::wide::{self, Run};
+use super::{Half, encode_blocks};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 1.125 bits per number: blocks of 128 signs with one scale.
 pub static Q1_0: Format =
@@ -33,10 +35,18 @@ impl wide::Block for Block {
     const OFFSET: u8 = 1;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        scales.fill(self.d.value());
-        for (codes, &signs) in codes.iter_mut().zip(&self.signs) {
-            *codes = std::array::from_fn(|i| (signs >> i & 1) * 2);
-        }
+    fn factor(&self) -> f32 {
+        self.d.value()
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        // SAFETY: guaranteed by the caller.
+        let zero = unsafe { R::load([[0; 16]; N]) };
+        let signs = runs.map(|(block, run)| &block.signs.as_chunks().0[run]);
+        (
+            zero.plus_where::<0>(signs, 2),
+            zero.plus_where::<1>(signs, 2),
+        )
     }
 }

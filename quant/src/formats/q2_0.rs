@@ -3,9 +3,11 @@
 //! PQ2_0 is the same with one scale for 128 numbers. The first published ternary files have it under the number of Q2_0; the distances
 //! between tensors tell which one a file has.
 
-use super::{Half, encode_blocks, wide};
+use super::wide::{self, Run};
+use super::{Half, encode_blocks};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 2.25 bits per number: blocks of 64 with one scale.
 pub static Q2_0: Format =
@@ -51,13 +53,14 @@ impl<const BYTES: usize> wide::Block for Block<BYTES> {
     const OFFSET: u8 = 1;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        scales.fill(self.d.value());
-        for (codes, &q) in codes.iter_mut().zip(self.q.as_chunks().0) {
-            let q = u64::from(u16::from_le_bytes(q));
-            let halves = (q | q << 24) & 0xff_0000_00ff;
-            let spread = halves | halves << 6 | halves << 12 | halves << 18;
-            *codes = (spread & 0x0303_0303_0303_0303).to_le_bytes();
-        }
+    fn factor(&self) -> f32 {
+        self.d.value()
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let words = |half| runs.map(|(block, run)| block.q.as_chunks().0[2 * run + half]);
+        // SAFETY: guaranteed by the caller.
+        unsafe { (R::two_bits(words(0)), R::two_bits(words(1))) }
     }
 }

@@ -241,7 +241,7 @@ mod x86 {
 mod arm {
     use super::{Codes, Scale, Scaled};
     use crate::simd::neon::{Block, Integer};
-    use crate::simd::register::Neon;
+    use crate::simd::neon_register::Neon;
 
     impl<S: Scale, C: Codes> Integer for Scaled<S, C> {
         type Header = ();

@@ -5,9 +5,11 @@
 //!
 //! PTQ1_0 has blocks of 128 numbers: 16 and then 8 bytes of five digits, and two bytes of four.
 
-use super::{Half, encode_blocks, wide};
+use super::wide::{self, Run};
+use super::{Half, encode_blocks};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 1.6875 bits per number: blocks of 256 numbers -1, 0 and 1 with one scale.
 pub static TQ1_0: Format =
@@ -33,9 +35,16 @@ impl wide::Block for Block {
     const OFFSET: u8 = 1;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        scales.fill(self.d.value());
-        unpack_digits(&self.five, &self.next_five, &self.four, codes);
+    fn factor(&self) -> f32 {
+        self.d.value()
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let bytes = |half: usize| runs.map(|(block, run)| block.sixteen(2 * run + half));
+        let powers = |half: usize| runs.map(|(_, run)| &const { &Block::POWERS }[2 * run + half]);
+        // SAFETY: guaranteed by the caller.
+        unsafe { (digits(bytes(0), powers(0)), digits(bytes(1), powers(1))) }
     }
 }
 
@@ -55,9 +64,17 @@ impl wide::Block for ShortBlock {
     const OFFSET: u8 = 1;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        scales.fill(self.d.value());
-        unpack_digits(&self.five, &self.next_five, &self.four, codes);
+    fn factor(&self) -> f32 {
+        self.d.value()
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let bytes = |half: usize| runs.map(|(block, run)| block.sixteen(2 * run + half));
+        let powers =
+            |half: usize| runs.map(|(_, run)| &const { &ShortBlock::POWERS }[2 * run + half]);
+        // SAFETY: guaranteed by the caller.
+        unsafe { (digits(bytes(0), powers(0)), digits(bytes(1), powers(1))) }
     }
 }
 
@@ -94,29 +111,72 @@ fn bytes<const N: usize>(codes: &[u8]) -> [u8; N] {
     })
 }
 
-/// Writes the digits of the three groups of bytes.
-#[inline(always)]
-fn unpack_digits<const A: usize, const B: usize, const C: usize>(
-    five: &[u8; A],
-    next_five: &[u8; B],
-    four: &[u8; C],
-    codes: &mut [[u8; 8]],
-) {
-    let (first, rest) = codes.as_flattened_mut().split_at_mut(5 * A);
-    let (second, last) = rest.split_at_mut(5 * B);
-    digits(five, first);
-    digits(next_five, second);
-    digits(four, last);
-}
+impl Block {
+    /// The powers of three that move the digits of each sixteen numbers to the front of their bytes.
+    const POWERS: [[u8; 16]; 16] = {
+        let mut powers = [[0; 16]; 16];
+        let mut i = 0;
+        while i < 256 {
+            powers[i / 16][i % 16] = THREES[match i {
+                0..160 => i / 32,
+                160..240 => (i - 160) / 16,
+                _ => (i - 240) / 4,
+            }];
+            i += 1;
+        }
+        powers
+    };
 
-/// Writes the first digit of all bytes, then the second digit of all, and so on.
-#[inline(always)]
-fn digits<const N: usize>(bytes: &[u8; N], codes: &mut [u8]) {
-    let mut bytes = *bytes;
-    for codes in codes.as_chunks_mut::<N>().0 {
-        for (code, byte) in codes.iter_mut().zip(&mut bytes) {
-            *code = ((u16::from(*byte) * 3) >> 8) as u8;
-            *byte = byte.wrapping_mul(3);
+    /// The bytes of numbers `16 * index..16 * index + 16`.
+    #[inline(always)]
+    fn sixteen(&self, index: usize) -> [u8; 16] {
+        match index {
+            0..10 => self.five.as_chunks().0[index % 2],
+            10..15 => self.next_five,
+            _ => bytemuck::cast([self.four; 4]),
         }
     }
+}
+
+impl ShortBlock {
+    /// Like [`Block::POWERS`].
+    const POWERS: [[u8; 16]; 8] = {
+        let mut powers = [[0; 16]; 8];
+        let mut i = 0;
+        while i < 128 {
+            powers[i / 16][i % 16] = THREES[match i {
+                0..80 => i / 16,
+                80..120 => (i - 80) / 8,
+                _ => (i - 120) / 2,
+            }];
+            i += 1;
+        }
+        powers
+    };
+
+    /// Like [`Block::sixteen`].
+    #[inline(always)]
+    fn sixteen(&self, index: usize) -> [u8; 16] {
+        match index {
+            0..5 => self.five,
+            5 | 6 => bytemuck::cast([self.next_five; 2]),
+            _ => bytemuck::cast([self.next_five, bytemuck::cast([self.four; 4])]),
+        }
+    }
+}
+
+/// Powers of three.
+const THREES: [u8; 5] = [1, 3, 9, 27, 81];
+
+/// Unpacks the digits of numbers from their bytes.
+///
+/// # Safety
+/// As for [`Register::load`].
+#[inline(always)]
+unsafe fn digits<R: Register<N>, const N: usize>(
+    bytes: [[u8; 16]; N],
+    powers: [&[u8; 16]; N],
+) -> R {
+    // SAFETY: guaranteed by the caller.
+    unsafe { R::load(bytes).times(R::load(powers.map(|powers| *powers))) }.triple_high()
 }

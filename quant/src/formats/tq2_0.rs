@@ -1,9 +1,11 @@
 //! TQ2_0: blocks of 256 numbers with an f16 scale and 2-bit codes: `x = d * (q - 1)`. Number `32 * l + m` of each half of 128 is bits `2 *
 //! l..` of byte m of the half's 32 bytes.
 
-use super::{Half, encode_blocks, wide};
+use super::wide::{self, Run};
+use super::{Half, encode_blocks};
 use crate::format::Format;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 
 /// 2.0625 bits per number: blocks of 256 with one scale.
 pub static TQ2_0: Format =
@@ -36,13 +38,19 @@ impl wide::Block for Block {
     const OFFSET: u8 = 1;
 
     #[inline(always)]
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]) {
-        scales.fill(self.d.value());
-        for (run, codes) in codes.chunks_exact_mut(4).enumerate() {
-            let bytes = &self.q[run / 4];
-            for (code, byte) in codes.as_flattened_mut().iter_mut().zip(bytes) {
-                *code = byte >> (run % 4 * 2) & 3;
-            }
-        }
+    fn factor(&self) -> f32 {
+        self.d.value()
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R) {
+        let counts = runs.map(|(_, run)| 2 * (run % 4) as u32);
+        let half = |half: usize| runs.map(|(block, run)| block.q[run / 4].as_chunks().0[half]);
+        // SAFETY: guaranteed by the caller.
+        let (first, second) = unsafe { (R::load(half(0)), R::load(half(1))) };
+        (
+            first.right_each(counts).and(3),
+            second.right_each(counts).and(3),
+        )
     }
 }

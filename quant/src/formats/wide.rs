@@ -1,5 +1,5 @@
-//! Formats whose blocks are unpacked to one byte per number before they are multiplied: `x = scale * (code - OFFSET)`, with one scale for
-//! each sixteen numbers. A format supplies the layout of its block and [`Block::unpack`]; the products of all of them are here.
+//! Formats whose blocks have 64, 128 or 256 numbers in runs of 32: `x = scale * (code - OFFSET)`, with one scale for each sixteen numbers. A
+//! format supplies the layout of its block and [`Block::unpack`]; the products of all of them are here.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,6 +8,7 @@ use crate::activations::Row;
 use crate::format::{Encode, Format};
 use crate::kernel;
 use crate::rounding::Rounding;
+use crate::simd::register::Register;
 use crate::simd::scalar;
 
 /// Numbers that are unpacked together.
@@ -22,9 +23,24 @@ pub(crate) trait Block: Pod {
     /// Whether numbers 0..16 and 16..32 of each 32 may have different scales.
     const HALVES: bool = false;
 
-    /// Writes the codes, eight at a time, and the scale of each sixteen numbers.
-    fn unpack(&self, codes: &mut [[u8; 8]], scales: &mut [f32]);
+    /// The factor of all scales.
+    fn factor(&self) -> f32;
+
+    /// The scales of both halves of a run, from the block's factor.
+    #[inline(always)]
+    fn scales(&self, factor: f32, _run: usize) -> [f32; 2] {
+        [factor; 2]
+    }
+
+    /// Unpacks the first and the last 16 codes of a run of each block.
+    ///
+    /// # Safety
+    /// As for [`Register::load`].
+    unsafe fn unpack<R: Register<N>, const N: usize>(runs: [Run<Self>; N]) -> (R, R);
 }
+
+/// A run of 32 numbers: its block and its number there.
+pub(crate) type Run<'a, B> = (&'a B, usize);
 
 /// A block of type `B`, of which `N` make a chunk of 256 numbers.
 #[derive(Clone, Copy)]
@@ -61,11 +77,13 @@ pub(crate) const fn format<B: Block, const N: usize>(
                 .iter()
                 .zip(dst.chunks_exact_mut(B::LEN))
             {
-                let numbers = Numbers::of(std::slice::from_ref(block));
-                let scaled = values.iter_mut().enumerate();
-                scaled.for_each(|(i, x)| {
-                    *x = numbers.scales[i / 16] * f32::from(numbers.signed::<B>(i));
-                });
+                let factor = block.factor();
+                for (run, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                    let (halves, scales) = (codes(block, run), block.scales(factor, run));
+                    for (i, x) in values.iter_mut().enumerate() {
+                        *x = scales[i / 16] * f32::from(halves[i / 16][i % 16]);
+                    }
+                }
             }
         },
         kernel: kernel::integer::<Wide<B, N>>,
@@ -84,34 +102,11 @@ pub(crate) fn ternary<const N: usize>(x: &[f32; N], beyond: u8) -> (Half, [u8; N
     (Half::from_f32(d), x.map(code))
 }
 
-/// The unpacked numbers of a chunk.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Numbers {
-    codes: [[u8; 8]; CHUNK / 8],
-    scales: [f32; CHUNK / 16],
-}
-
-impl Numbers {
-    /// Unpacks blocks of at most 256 numbers together.
-    #[inline(always)]
-    fn of<B: Block>(blocks: &[B]) -> Numbers {
-        let mut numbers = Numbers {
-            codes: [[0; 8]; CHUNK / 8],
-            scales: [0.0; CHUNK / 16],
-        };
-        let codes = numbers.codes.chunks_exact_mut(B::LEN / 8);
-        let scales = numbers.scales.chunks_exact_mut(B::LEN / 16);
-        for ((block, codes), scales) in blocks.iter().zip(codes).zip(scales) {
-            block.unpack(codes, scales);
-        }
-        numbers
-    }
-
-    /// Code `i` minus the offset.
-    fn signed<B: Block>(&self, i: usize) -> i8 {
-        self.codes[i / 8][i % 8] as i8 - B::OFFSET as i8
-    }
+/// The codes of both halves of a run, minus the offset.
+fn codes<B: Block>(block: &B, run: usize) -> [[i8; 16]; 2] {
+    // SAFETY: the scalar register needs no CPU features.
+    let (first, second) = unsafe { B::unpack::<[u8; 16], 1>([(block, run)]) };
+    [first, second].map(|half| half.map(|code| code as i8 - B::OFFSET as i8))
 }
 
 impl<B: Block, const N: usize> scalar::Dot for Wide<B, N> {
@@ -119,16 +114,15 @@ impl<B: Block, const N: usize> scalar::Dot for Wide<B, N> {
         let blocks: &[B] = bytemuck::cast_slice(row);
         let mut dot = 0.0;
         for (b, block) in blocks.iter().enumerate() {
-            let numbers = Numbers::of(std::slice::from_ref(block));
+            let factor = block.factor();
             for run in 0..B::LEN / 32 {
                 let input = b * B::LEN / 32 + run;
-                let codes = x.block(input);
+                let x_codes = x.block(input);
+                let weights = codes(block, run);
+                let scales = block.scales(factor, run);
                 let mut sum = 0.0;
-                for (half, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
-                    let sixteen = 2 * run + half;
-                    let weights = std::array::from_fn(|i| numbers.signed::<B>(16 * sixteen + i));
-                    let dot = scalar::dot_codes::<16>(&weights, codes);
-                    sum += numbers.scales[sixteen] * dot as f32;
+                for (half, x_codes) in x_codes.as_chunks::<16>().0.iter().enumerate() {
+                    sum += scales[half] * scalar::dot_codes::<16>(&weights[half], x_codes) as f32;
                 }
                 dot += sum * x.scales[input];
             }
@@ -141,13 +135,40 @@ impl<B: Block, const N: usize> scalar::Dot for Wide<B, N> {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Block, Numbers, Wide};
-    use crate::formats::k_quants::x86::{half_scales_256, half_scales_512};
+    use super::{Block, Run, Wide};
+    use crate::simd::avx512::{SPREAD, constant};
+    use crate::simd::register::{Avx2, Avx512};
     use crate::simd::{avx2, avx512};
+
+    /// The `K` runs from run `first` of a chunk on, and their scales: those of the first halves, then those of the second halves.
+    #[inline(always)]
+    fn runs<'c, B: Block, const N: usize, const K: usize>(
+        chunk: &'c [B; N],
+        factors: &[f32; N],
+        first: usize,
+    ) -> ([Run<'c, B>; K], [[f32; K]; 2]) {
+        let mut runs = [(&chunk[0], 0); K];
+        let mut scales = [[0.0; K]; 2];
+        for k in 0..K {
+            let (block, run) = ((first + k) * 32 / B::LEN, (first + k) % (B::LEN / 32));
+            runs[k] = (&chunk[block], run);
+            [scales[0][k], scales[1][k]] = chunk[block].scales(factors[block], run);
+        }
+        (runs, scales)
+    }
+
+    #[inline(always)]
+    fn factors<B: Block, const N: usize>(chunk: &[B; N]) -> [f32; N] {
+        let mut factors = [0.0; N];
+        for i in 0..N {
+            factors[i] = chunk[i].factor();
+        }
+        factors
+    }
 
     impl<B: Block, const N: usize> avx512::Integer for Wide<B, N> {
         type Chunk = [Wide<B, N>; N];
-        type Header = Numbers;
+        type Header = [f32; N];
 
         const GROUPS: usize = 2;
         const OFFSET: i8 = B::OFFSET as i8;
@@ -155,36 +176,40 @@ mod x86 {
 
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
         #[inline]
-        unsafe fn header(chunk: *const Self::Chunk) -> Numbers {
+        unsafe fn header(chunk: *const Self::Chunk) -> [f32; N] {
             // SAFETY: the chunk is valid and needs no alignment.
-            Numbers::of(unsafe { &*chunk.cast::<[B; N]>() })
+            factors(unsafe { &*chunk.cast::<[B; N]>() })
         }
 
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
         #[inline]
-        unsafe fn group(_: *const Self::Chunk, numbers: Numbers, group: usize) -> avx512::Group {
-            // SAFETY: the numbers are aligned to 64 bytes; a group has 128 codes, and there are sixteen scales.
-            let (a, b, scales) = unsafe {
-                let codes = numbers.codes[16 * group..].as_ptr().cast::<u8>();
-                (
-                    _mm512_load_si512(codes.cast()),
-                    _mm512_load_si512(codes.add(64).cast()),
-                    _mm512_load_ps(numbers.scales.as_ptr()),
-                )
+        unsafe fn group(
+            chunk: *const Self::Chunk,
+            factors: [f32; N],
+            group: usize,
+        ) -> avx512::Group {
+            // SAFETY: the chunk is valid and needs no alignment; the level has these instructions.
+            let ((first, second), scales) = unsafe {
+                let (runs, scales) = runs::<B, N, 4>(&*chunk.cast(), &factors, 4 * group);
+                (B::unpack::<Avx512, 4>(runs), scales)
             };
-            let (scale, second_scale) = half_scales_512(scales, group);
+            let spread = |[a, b, c, d]: [f32; 4]| {
+                let four = _mm512_castps128_ps512(_mm_setr_ps(a, b, c, d));
+                _mm512_permutexvar_ps(constant(&SPREAD), four)
+            };
+            let scale = spread(scales[0]);
             avx512::Group {
-                first: _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b),
-                second: _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b),
+                first: first.register(),
+                second: second.register(),
                 scale,
-                second_scale,
+                second_scale: if B::HALVES { spread(scales[1]) } else { scale },
             }
         }
     }
 
     impl<B: Block, const N: usize> avx2::Integer for Wide<B, N> {
         type Chunk = [Wide<B, N>; N];
-        type Header = Numbers;
+        type Header = [f32; N];
 
         const PAIRS: usize = 4;
         const OFFSET: i8 = B::OFFSET as i8;
@@ -198,30 +223,25 @@ mod x86 {
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]
-        unsafe fn header(chunk: *const Self::Chunk) -> Numbers {
+        unsafe fn header(chunk: *const Self::Chunk) -> [f32; N] {
             // SAFETY: the chunk is valid and needs no alignment.
-            Numbers::of(unsafe { &*chunk.cast::<[B; N]>() })
+            factors(unsafe { &*chunk.cast::<[B; N]>() })
         }
 
-        #[target_feature(enable = "avx2")]
+        #[target_feature(enable = "avx2,f16c")]
         #[inline]
-        unsafe fn pair(_: *const Self::Chunk, numbers: Numbers, pair: usize) -> avx2::Pair {
-            // SAFETY: the numbers are aligned to 64 bytes; a pair has 64 codes, and there are sixteen scales.
-            let (a, b, scales) = unsafe {
-                let codes = numbers.codes[8 * pair..].as_ptr().cast::<u8>();
-                let scales = numbers.scales.as_ptr();
-                (
-                    _mm256_load_si256(codes.cast()),
-                    _mm256_load_si256(codes.add(32).cast()),
-                    [_mm256_load_ps(scales), _mm256_load_ps(scales.add(8))],
-                )
+        unsafe fn pair(chunk: *const Self::Chunk, factors: [f32; N], pair: usize) -> avx2::Pair {
+            // SAFETY: the chunk is valid and needs no alignment; the level has these instructions.
+            let ((first, second), scales) = unsafe {
+                let (runs, scales) = runs::<B, N, 2>(&*chunk.cast(), &factors, 2 * pair);
+                (B::unpack::<Avx2, 2>(runs), scales)
             };
-            let (scale, second_scale) = half_scales_256(scales, pair);
+            let [scale, second_scale] = scales.map(|[a, b]| avx2::lanes(a, b));
             avx2::Pair {
-                first: _mm256_permute2x128_si256::<0x20>(a, b),
-                second: _mm256_permute2x128_si256::<0x31>(a, b),
+                first: first.register(),
+                second: second.register(),
                 scale,
-                second_scale,
+                second_scale: if B::HALVES { second_scale } else { scale },
             }
         }
     }
@@ -229,35 +249,32 @@ mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
-    use std::arch::aarch64::*;
-
-    use super::{Block, Numbers, Wide};
+    use super::{Block, Wide};
     use crate::simd::neon;
+    use crate::simd::neon_register::Neon;
+    use crate::simd::register::Register;
 
     impl<B: Block, const N: usize> neon::Integer for Wide<B, N> {
-        type Header = Numbers;
+        type Header = f32;
 
         const BLOCKS: usize = B::LEN / 32;
         const HALF_SCALES: bool = B::HALVES;
 
         #[inline]
-        fn header(&self) -> Numbers {
-            Numbers::of(std::slice::from_ref(&self.0))
+        fn header(&self) -> f32 {
+            self.0.factor()
         }
 
         #[inline]
-        fn unpack(&self, numbers: Numbers, block: usize) -> neon::Block {
-            let codes = numbers.codes.as_flattened();
+        fn unpack(&self, factor: f32, block: usize) -> neon::Block {
             // SAFETY: NEON is part of the architecture.
-            let half = |half| unsafe {
-                let offset = vdupq_n_u8(B::OFFSET);
-                vreinterpretq_s8_u8(vsubq_u8(neon::load(codes, half), offset))
-            };
+            let (first, second) = unsafe { B::unpack::<Neon, 1>([(&self.0, block)]) };
+            let [scale, second_scale] = self.0.scales(factor, block);
             neon::Block {
-                first: half(2 * block),
-                second: half(2 * block + 1),
-                scale: numbers.scales[2 * block],
-                second_scale: numbers.scales[2 * block + 1],
+                first: first.minus(B::OFFSET).register(),
+                second: second.minus(B::OFFSET).register(),
+                scale,
+                second_scale,
             }
         }
     }

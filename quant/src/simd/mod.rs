@@ -21,6 +21,8 @@ pub(crate) mod float_panel;
 pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_panel;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_register;
 pub(crate) mod register;
 pub(crate) mod scalar;
 
