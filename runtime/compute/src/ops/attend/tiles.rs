@@ -55,8 +55,8 @@ pub(super) fn has_step((dim, kv_bytes): (usize, usize), cores: TensorCores) -> b
 /// Bytes of shared memory of a thread block of attend_step.cu with this many threads and query heads.
 pub(super) fn step_bytes(dim: usize, heads: usize, threads: usize) -> usize {
     let shares = match dim {
-        ..=64 => 1,
-        ..=128 => 2,
+        0..=64 => 1,
+        65..=128 => 2,
         _ => 4,
     };
     let warps = threads / 32;
