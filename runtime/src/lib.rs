@@ -62,9 +62,10 @@ pub use program::Schedule;
 #[doc(inline)]
 pub use sampler::SamplerParams;
 pub use session::{
-    Batch, Chat, ContextEnd, EmbedOptions, Finish, Generate, GenerateOptions, Generation,
-    HistoryRead, LogitsHook, Piece, Pooler, PrefixStore, PrefixStoreOptions, PrefixStoreStats,
-    Session, SessionOptions, SessionPlan, ThoughtOptions,
+    Batch, Chat, ContextEnd, Description, EmbedOptions, Finish, Generate, GenerateOptions,
+    Generation, HistoryRead, LogitsHook, Piece, Pooler, PrefixStore, PrefixStoreOptions,
+    PrefixStoreStats, Rows, SEGMENT, Session, SessionOptions, SessionPlan, StateFile, StateRecord,
+    StateWriter, TensorEntry, ThoughtOptions,
 };
 #[doc(inline)]
 pub use state::{

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
+use sha2::{Digest, Sha256};
 use waterline_quant::{BF16, BF16_IN_BF16, Bytes, Tensor, ask_room};
 
 use crate::constraint::Constraints;
@@ -241,6 +242,12 @@ impl Model {
     /// Whether the file has a tokenizer, even a broken one.
     pub fn has_tokenizer(&self) -> bool {
         self.files.tokenizer.is_some()
+    }
+
+    /// SHA-256 of the tokenizer's JSON text in hexadecimal, if the file has a tokenizer.
+    pub fn tokenizer_hash(&self) -> Option<String> {
+        let json = self.files.tokenizer.as_ref()?;
+        Some(Fingerprint(Sha256::digest(json).into()).to_string())
     }
 
     /// The tokenizer, created on first use. Fails if the model has none, if it is broken, or if it can produce tokens beyond the model's

@@ -7,7 +7,7 @@ use super::prefix_store::{Checkpoint, Key, Node, Place, PrefixStore, Present};
 use super::reading::Reading;
 use super::{Session, check_numbers};
 use crate::error::{Error, Result};
-use crate::state::{HEADER, HISTORY, LOGITS, StatePlan, is_sound};
+use crate::state::{LOGITS, StatePlan, is_sound};
 
 /// A checkpoint whose state is being copied. The store has reserved its bytes but does not contain it yet.
 pub(super) struct Begun {
@@ -252,24 +252,11 @@ impl Session {
         drop(nodes);
         tree.check(&path);
         drop(tree);
-        self.set_read(tokens);
+        self.set_history(0, tokens);
         self.engine.replace_own()?;
         self.reading = Reading::at_checkpoint(place, grid, tokens);
         self.forget_marks_but(tokens);
         Ok(true)
-    }
-
-    /// Sets the position and the history to those of a session that has read `tokens`.
-    fn set_read(&mut self, tokens: &[u32]) {
-        let arena = self.engine.arena_mut();
-        let history = arena.tensor_mut::<u32>(HISTORY);
-        history.fill(0);
-        let rows = history.len();
-        let first = tokens.len().saturating_sub(rows);
-        for (position, &token) in tokens.iter().enumerate().skip(first) {
-            history[position % rows] = token;
-        }
-        arena.tensor_mut::<u64>(HEADER)[0] = tokens.len() as u64;
     }
 }
 
@@ -290,10 +277,13 @@ fn has_sound_values(plan: &StatePlan, node: &Node) -> bool {
 }
 
 /// Pairs each part with its slice of consecutive bytes.
-fn with_bytes(
-    parts: impl Iterator<Item = Range<usize>>,
-    mut rest: &[u8],
-) -> impl Iterator<Item = (Range<usize>, &[u8])> {
+pub(super) fn with_bytes<'a, T>(
+    parts: T,
+    mut rest: &'a [u8],
+) -> impl Iterator<Item = (Range<usize>, &'a [u8])> + use<'a, T>
+where
+    T: Iterator<Item = Range<usize>>,
+{
     parts.map(move |part| {
         let (here, after) = rest.split_at(part.len());
         rest = after;

@@ -4,6 +4,7 @@ mod batch;
 mod chat;
 mod checkpoints;
 pub(crate) mod choice;
+mod document;
 mod embedding;
 mod full;
 mod generate;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 
 pub use batch::Batch;
 pub use chat::Chat;
+pub use document::{Description, Rows, SEGMENT, StateFile, StateRecord, StateWriter, TensorEntry};
 pub use embedding::{EmbedOptions, Pooler};
 use full::Full;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};

@@ -462,9 +462,14 @@ impl ModelSpec {
     /// The plan of the state of a session on this model.
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
         ask_room(self.layers.len().saturating_mul(OF_LAYER))?;
+        StatePlan::new(self.vocab, self.states(), options)
+    }
+
+    /// The state tensors of every layer, and of the MTP block if there is one.
+    pub fn states(&self) -> impl Iterator<Item = Vec<StateTensor>> {
         let layers = self.layers.iter().map(LayerSpec::state);
         let mtp = self.mtp.iter().map(|mtp| mtp.state(self.hidden));
-        StatePlan::new(self.vocab, layers.chain(mtp), options)
+        layers.chain(mtp)
     }
 
     /// Removes the feed-forward networks, to measure the mixers alone.
