@@ -22,6 +22,8 @@ waterline run model.gguf \"A person\" --schema person.json --json --chat",
         "waterline serve model.gguf
 waterline serve model.gguf --port 8000 --parallel 8 --store-dir checkpoints",
     ),
+    ("read", "waterline read book.txt -o book.state"),
+    ("check", "waterline check book.state book.txt"),
     (
         "embed",
         "waterline embed model.gguf \"A text\" \"Another text\"

@@ -5,6 +5,7 @@ mod bench;
 mod builtin;
 mod chat;
 mod check;
+mod check_state;
 mod clocks;
 mod completions;
 mod convert;
@@ -36,6 +37,7 @@ mod provenance;
 mod pull;
 mod quantize;
 mod random;
+mod read;
 mod retain;
 mod retention;
 mod run;
@@ -91,6 +93,8 @@ enum Command {
     #[cfg(feature = "serve")]
     Serve(serve::Args),
     Embed(embed::Args),
+    Read(read::Args),
+    Check(check_state::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
     Imatrix(imatrix::Args),
@@ -145,6 +149,8 @@ fn main() -> ExitCode {
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(&args),
         Command::Embed(args) => embed::run(&args),
+        Command::Read(args) => read::run(&args),
+        Command::Check(args) => check_state::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),

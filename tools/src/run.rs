@@ -1,17 +1,19 @@
 //! `waterline run`: answers or continues a prompt.
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use serde_json::json;
-use waterline::{Constraint, Finish, Generate, Model};
+use waterline::{Constraint, Finish, Generate, Model, StateFile};
 
 use crate::builtin::{OpenArgs, is_builtin};
 use crate::error::{Error, Result};
 use crate::grammar::GrammarArgs;
 use crate::interrupt::Interrupt;
 use crate::prompt::{EncodingArgs, PromptArgs, rendered};
+use crate::read::open_state;
 use crate::samples;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
@@ -20,6 +22,9 @@ use crate::text::{json_line, shown};
 /// Printed when the prompt is read a second time.
 const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, the most that a cache of f16 holds; it is read \
                         again with --kv f32";
+
+/// Tokens of context for the answer after a state.
+pub const ROOM: usize = 4096;
 
 /// Printed when JSON is written for a model with a template and no flag says how the prompt is read.
 const CONTINUES: &str = "note: with --json the prompt is continued as it is; --chat applies the model's template, --raw is silent";
@@ -42,6 +47,9 @@ pub struct Args {
     /// Print the prompt as the model sees it, with the names of control tokens, on standard error.
     #[arg(long)]
     show_prompt: bool,
+    /// Continue from a state file that waterline read wrote, instead of an empty state.
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
@@ -98,14 +106,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "--samples: cannot be combined with --schema, --grammar or --json-object",
         ));
     }
-    let warned = warn_beyond_training(&model, tokens.len() as u64);
-    let options = session;
+    let state = args.state.as_deref().map(open_state).transpose()?;
+    let before = state.as_ref().map_or(0, |state| state.tokens().len());
+    let tokens = tokens_after(state.as_ref(), &model, tokens);
+    let warned = warn_beyond_training(&model, (before + tokens.len()) as u64);
+    let options = match before {
+        0 => session,
+        before => session.with_context(before + tokens.len() + ROOM),
+    };
     let mut session = options.open(&model, args.sampling.params(&model), 0)?;
     let interrupt = Interrupt::cancelling(session.canceller())?;
 
     let start = Instant::now();
+    if let Some(state) = &state {
+        session.open_state(state, state.records().len() - 1)?;
+    }
     feed(&mut session, tokens)?;
-    if overflows_cache(&session)? {
+    if state.is_none() && overflows_cache(&session)? {
         eprintln!("{OVERFLOW}");
         drop(session);
         session = options
@@ -171,6 +188,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         (Some(error), _) => Err(error),
         (None, Some(Finish::Cancelled)) => Err(Error::Interrupted),
         _ => Ok(ExitCode::from(u8::from(completion.is_cut))),
+    }
+}
+
+/// The tokens of a prompt after a state: without the BOS token, if the state begins with it.
+pub fn tokens_after<'a>(state: Option<&StateFile>, model: &Model, tokens: &'a [u32]) -> &'a [u32] {
+    match (state, tokens) {
+        (Some(state), [first, rest @ ..])
+            if model.bos() == Some(*first) && state.tokens().first() == Some(first) =>
+        {
+            rest
+        }
+        _ => tokens,
     }
 }
 

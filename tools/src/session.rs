@@ -9,8 +9,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 #[cfg(feature = "serve")]
 use waterline::internal::Checkpoint;
 use waterline::{
-    ContextEnd, Device, GenerateOptions, Kv, Model, PrefixStore, SamplerParams, Session,
-    SessionOptions, StateDtype, StateOptions, StepProgram, ThoughtOptions,
+    ContextEnd, Description, Device, GenerateOptions, Kv, Model, PrefixStore, SamplerParams,
+    Session, SessionOptions, StateDtype, StateOptions, StepProgram, ThoughtOptions,
 };
 
 use crate::device::DeviceArgs;
@@ -134,6 +134,16 @@ impl SessionArgs {
     pub fn with_drafts(&self, drafts: DraftArgs) -> Self {
         SessionArgs {
             drafts,
+            ..self.clone()
+        }
+    }
+
+    /// Copies these arguments for a session that has the bits of the one that wrote a state file.
+    pub fn like(&self, file: &Description) -> Self {
+        SessionArgs {
+            exact: file.exact,
+            chunk: file.chunk,
+            threads: vec![file.threads],
             ..self.clone()
         }
     }

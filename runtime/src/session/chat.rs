@@ -18,6 +18,8 @@ use crate::text::{
 pub struct Chat {
     turns: Turns,
     messages: Vec<Message>,
+    /// Tokens before the first message: a text whose state was read before.
+    before: Vec<u32>,
     /// Texts with their tokens. An answer keeps the tokens that the model generated.
     runs: Runs,
     /// The generated tokens of the answers in `messages`.
@@ -53,6 +55,7 @@ impl Chat {
         Chat {
             turns,
             messages: Vec::new(),
+            before: Vec::new(),
             runs: Runs::default(),
             answers: Vec::new(),
             answer: None,
@@ -121,7 +124,21 @@ impl Chat {
 
     /// Converts messages to tokens.
     fn history(&self, messages: &[Message], reply: bool) -> Result<History> {
-        self.turns.history(messages, reply, &self.runs)
+        let mut history = self.turns.history(messages, reply, &self.runs)?;
+        if let Some(first) = self.before.first() {
+            // A text begins once.
+            let skip = usize::from(history.tokens.first() == Some(first));
+            let shift = self.before.len() - skip;
+            history.tokens.splice(..skip, self.before.iter().copied());
+            history.borders.iter_mut().for_each(|it| *it += shift);
+            history.instructions += shift;
+        }
+        Ok(history)
+    }
+
+    /// Sets tokens that come before the first message, such as those of a state file, from the next message on.
+    pub fn set_before(&mut self, tokens: Vec<u32>) {
+        self.before = tokens;
     }
 
     /// Sets a variable of the template from the next message on; null leaves it undefined.
@@ -343,6 +360,7 @@ impl Chat {
             thinking: self.thinking(),
             tools: self.turns.options().tools.clone(),
             answers: self.answers.clone(),
+            before: self.before.clone(),
         };
         serde_json::to_vec(&note).map_err(|e| Error::invalid("the conversation", e.to_string()))
     }
@@ -360,6 +378,7 @@ impl Chat {
             session.set_random(random);
             return Err(error);
         }
+        self.before = note.before;
         self.continue_with(turns, note.messages, note.answers);
         Ok(())
     }
@@ -373,6 +392,7 @@ impl Chat {
         let note = Note::read(note, &tokenizer)?;
         let turns = self.turns_of(session, &note)?;
         session.set_sampler(note.sampler)?;
+        self.before = note.before;
         self.continue_with(turns, note.messages, note.answers);
         Ok(())
     }

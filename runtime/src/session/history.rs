@@ -1,7 +1,7 @@
 //! Reading a history: brings a session to the state after given tokens while reading as few of them as possible.
 
 use super::Session;
-use super::prefix_store::Place;
+use super::prefix_store::{Place, Reader};
 use crate::error::{Error, Result};
 
 /// How a history was read.
@@ -158,7 +158,11 @@ impl Session {
             let (key, most) = (self.key(), self.most_position());
             let mut found = store.tree().find(&key, tokens, most);
             let depth = best.1.max(found.map_or(0, |place| place.position as usize));
-            store.load(&key, tokens, depth as u64);
+            let reader = Reader {
+                rows: &|file, index| self.part_rows(file, index),
+                state: &|file, index| self.part_state(file, index),
+            };
+            store.load(&key, tokens, depth as u64, &reader);
             found = store.tree().find(&key, tokens, most).or(found);
             if let Some(place) = found.filter(|place| place.position as usize > best.1) {
                 best = (From::Stored(place), place.position as usize);

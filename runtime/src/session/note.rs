@@ -18,6 +18,9 @@ pub(super) struct Note {
     pub tools: Vec<Value>,
     #[serde(default)]
     pub answers: Vec<Generated>,
+    /// Tokens before the first message.
+    #[serde(default)]
+    pub before: Vec<u32>,
 }
 
 /// The tokens that the model generated for an answer. Tokenizing the text again may give other tokens.

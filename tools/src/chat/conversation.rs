@@ -1,10 +1,12 @@
 //! A conversation on the screen, with the session that reads it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use waterline::{
     Answer, AnswerParser, AnswerSyntax, Chat, Constraint, ContextEnd, Finish, GenerateOptions,
-    HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, ToolCall, Tools,
+    HistoryRead, Message, Role, SamplerParams, Session, Snapshot, Start, StateFile, ToolCall,
+    Tools,
 };
 
 use super::screen::Screen;
@@ -151,6 +153,13 @@ impl Conversation {
     /// Changes the sampling parameters.
     pub fn set_sampler(&mut self, params: SamplerParams) -> Result<()> {
         Ok(self.session.set_sampler(params)?)
+    }
+
+    /// Begins the conversation after the text of a state file.
+    pub fn set_state(&mut self, state: Arc<StateFile>) -> Result<()> {
+        self.session.offer_state(Arc::clone(&state))?;
+        self.chat.set_before(state.tokens().to_vec());
+        Ok(())
     }
 
     /// The template's text before the user's first message when there are no instructions.

@@ -24,6 +24,8 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::grammar::GrammarArgs;
 use crate::interrupt::{INTERRUPTED, on_interrupt};
+use crate::read::open_state;
+use crate::run::ROOM;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
 use crate::template_args::TemplateArgs;
@@ -66,6 +68,9 @@ pub struct Args {
     /// Continue the last conversation with this model.
     #[arg(long)]
     resume: bool,
+    /// Continue from a state file that waterline read wrote: the conversation follows its text.
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    state: Option<PathBuf>,
     /// Save nothing: neither the typed lines nor the conversation, so that nothing can be resumed.
     #[arg(long, conflicts_with = "history")]
     private: bool,
@@ -90,10 +95,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let open = args.open.for_sessions(&session);
     let model = open.model(args.model.as_deref())?;
     let mut options = PrefixStoreOptions::default();
-    options.bytes = STORE_BYTES;
+    let state = args.state.as_deref().map(open_state).transpose()?;
+    let state = state.map(Arc::new);
+    options.bytes = STORE_BYTES + state.as_ref().map_or(0, |state| state.bytes() as usize);
     let store = PrefixStore::new(options)?;
+    let session = match &state {
+        Some(state) => session.with_context(state.tokens().len() + ROOM),
+        None => session,
+    };
     let session = session.open_with_store(&model, args.sampling.params(&model), store)?;
     let mut conversation = Conversation::new(session, &args.limits)?;
+    if let Some(state) = state {
+        conversation.set_state(state)?;
+    }
     if let Some(system) = &args.system {
         conversation.set_system(system)?;
     }

@@ -19,6 +19,7 @@ use super::scheduler::{self, Health, Job, Shared};
 use super::{Args, Limits, cost, now, print_notes, responses};
 use crate::error;
 use crate::inspect::weight_bytes;
+use crate::read::open_state;
 use crate::sampling::SamplingArgs;
 use crate::text::NO_TEMPLATE;
 
@@ -159,6 +160,14 @@ impl Loaded {
             move || session.open_together(&model, parallel, &store)
         };
         let sessions = open()?;
+        for path in &args.store.states {
+            let state = Arc::new(open_state(path)?);
+            match sessions[0].offer_state(state) {
+                // In a folder of models each state is for one of them.
+                Err(waterline::Error::Snapshot { .. }) if args.models_dir.is_some() => {}
+                offered => offered?,
+            }
+        }
         let context = model
             .reads_context()
             .then(|| sessions[0].options().state.context);

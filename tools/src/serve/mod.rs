@@ -172,6 +172,9 @@ struct StoreArgs {
     /// A folder that keeps checkpoints for later runs.
     #[arg(long = "store-dir", value_name = "DIR")]
     directory: Option<PathBuf>,
+    /// A state file that waterline read wrote; a prompt that begins with its tokens continues from it. May be repeated.
+    #[arg(long = "state", value_name = "FILE")]
+    states: Vec<PathBuf>,
     /// Reuse what was read only for requests of the same `prompt_cache_key`, `user` or `metadata.user_id`; nothing for requests without.
     #[arg(long)]
     private_cache: bool,

@@ -238,6 +238,11 @@ impl StateFile {
         &self.path
     }
 
+    /// Size of the file in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.end()
+    }
+
     /// The header.
     pub fn description(&self) -> &Description {
         &self.description
@@ -259,13 +264,27 @@ impl StateFile {
         })
     }
 
+    /// The position of a checkpoint.
+    pub(in crate::session) fn position(&self, index: usize) -> u64 {
+        self.head(index).position
+    }
+
+    /// The deepest checkpoint whose tokens are a prefix of `tokens`. A file without its first tokens has none.
+    pub(in crate::session) fn deepest(&self, tokens: &[u32]) -> Option<usize> {
+        let pairs = self.tokens.iter().zip(tokens);
+        let equal = pairs.take_while(|(one, other)| one == other).count() as u64;
+        let is_whole = self.records[0].head.tokens == self.records[0].head.position;
+        let within = self.records.partition_point(|it| it.head.position <= equal);
+        within.checked_sub(1).filter(|_| is_whole)
+    }
+
     /// The head of a checkpoint.
-    pub(super) fn head(&self, index: usize) -> &Head {
+    pub(in crate::session) fn head(&self, index: usize) -> &Head {
         &self.records[index].head
     }
 
     /// The position before the tokens of a checkpoint.
-    pub(super) fn start(&self, index: usize) -> u64 {
+    pub(in crate::session) fn start(&self, index: usize) -> u64 {
         let before = index.checked_sub(1);
         before.map_or(0, |before| self.records[before].head.position)
     }

@@ -5,6 +5,8 @@ mod file;
 mod format;
 mod writer;
 
+use std::sync::Arc;
+
 use waterline_quant::Simd;
 
 use self::file::{Contents, bad};
@@ -179,6 +181,18 @@ impl Session {
         let all = Some(tokens).filter(|_| first == 0);
         let hash = Some(head.hash).filter(|&hash| hash != 0);
         self.reading = Reading::restored(head.grid, hash, all);
+        Ok(())
+    }
+
+    /// Lets sessions that share this session's store continue from the file's checkpoints when a history begins with its tokens.
+    ///
+    /// # Errors
+    /// The errors of [`Session::check_state_file`], and [`Error::Invalid`] if the session has no store.
+    pub fn offer_state(&self, file: Arc<StateFile>) -> Result<()> {
+        self.check_state_file(&file)?;
+        let store = self.options.store.as_ref();
+        let store = store.ok_or_else(|| Error::invalid("state", "the session has no store"))?;
+        store.offer(&self.key(), file);
         Ok(())
     }
 

@@ -46,15 +46,19 @@ mod file;
 mod files;
 mod keyed;
 mod memory;
+mod states;
 mod tree;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::document::StateFile;
 use crate::error::Result;
 use directory::Directory;
 #[doc(hidden)]
 pub use file::{checkpoint_id, seal_checkpoint};
+pub(super) use states::Reader;
+use states::States;
 pub(super) use tree::{Checkpoint, Key, Node, Place, Present, Tree};
 
 /// Options of a prefix store.
@@ -105,10 +109,15 @@ pub struct PrefixStoreStats {
     pub read_tokens: u64,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A bounded set of checkpoints that sessions of any models can share.
 pub struct PrefixStore {
     tree: Mutex<Tree>,
     directory: Option<Directory>,
+    states: States,
     grid: usize,
 }
 
@@ -125,6 +134,7 @@ impl PrefixStore {
         Ok(Arc::new(PrefixStore {
             tree: Mutex::new(Tree::new(options.bytes)),
             directory,
+            states: States::default(),
             grid: options.grid,
         }))
     }
@@ -154,8 +164,9 @@ impl PrefixStore {
 
     /// Takes the notes about failures in the directory since the last call, one sentence each. No failure stops a session.
     pub fn take_notes(&self) -> Vec<String> {
-        self.directory()
-            .map_or_else(Vec::new, Directory::take_notes)
+        let mut notes = self.states.take_notes();
+        notes.extend(self.directory().iter().flat_map(|it| it.take_notes()));
+        notes
     }
 
     /// Waits until all queued checkpoints have been written to the directory.
@@ -175,11 +186,19 @@ impl PrefixStore {
 
     /// Locks the checkpoints in memory.
     pub(super) fn tree(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tree)
     }
 
-    /// Loads the deepest checkpoint whose tokens are a prefix of `tokens` from the directory, if it is deeper than `position`.
-    pub(super) fn load(&self, key: &Key, tokens: &[u32], position: u64) {
+    /// Lets sessions with this key continue from the checkpoints of a state file.
+    pub(super) fn offer(&self, key: &Key, file: Arc<StateFile>) {
+        self.states.add(key, file);
+    }
+
+    /// Loads the deepest checkpoint whose tokens are a prefix of `tokens` from the state files and the directory, if it is deeper than
+    /// `position`.
+    pub(super) fn load(&self, key: &Key, tokens: &[u32], position: u64, reader: &Reader<'_>) {
+        self.states
+            .load(&self.tree, (key, tokens, position), reader);
         if let Some(directory) = self.directory() {
             self.settle();
             directory.load(&self.tree, key, tokens, position);

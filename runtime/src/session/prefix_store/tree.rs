@@ -246,6 +246,26 @@ impl Tree {
         Some(self.place(same))
     }
 
+    /// Finds the child of `parent` with these tokens and this grid, even if its state was evicted.
+    pub fn piece(
+        &self,
+        key: &Key,
+        parent: Option<Place>,
+        tokens: &[u32],
+        grid: u64,
+    ) -> Option<Place> {
+        let siblings = match parent {
+            Some(parent) => &self.get(parent)?.children,
+            None => &self.roots,
+        };
+        let is_same = |index: &usize| {
+            let node = self.node(*index);
+            node.grid == grid && *node.tokens == tokens && node.key == *key
+        };
+        let same = siblings.iter().copied().find(is_same)?;
+        Some(self.place(same))
+    }
+
     /// The byte limit of all checkpoints together.
     pub fn most(&self) -> usize {
         self.most
