@@ -65,7 +65,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .model(args.model.as_deref())?;
     let tokens = tokens_of(&model, &args.files)?;
     let session = args.session.with_context(tokens.len());
-    let mut session = session.open(&model, model.sampler(), 0)?;
+    let mut sampler = model.sampler();
+    // The file depends on nothing but the text and the session.
+    sampler.seed = 0;
+    let mut session = session.open(&model, sampler, 0)?;
     let _interrupt = Interrupt::cancelling(session.canceller())?;
     let description = session.describe()?;
     let (mut writer, found) = StateWriter::begin(&args.output, &description)?;

@@ -236,6 +236,14 @@ impl App {
         exchange: &Arc<Exchange>,
     ) -> Result<Response<Body>, Refusal> {
         let (streams, mut notes) = (settings.stream, std::mem::take(&mut settings.notes));
+        let prompts = match settings.state.clone() {
+            None => prompts,
+            Some(state) => {
+                let after =
+                    move |app: &App| prompts.iter().map(|it| app.after(&state, it)).collect();
+                self.make(after).await?
+            }
+        };
         let mut answers = self
             .hand_over((prompts, replies), settings, &mut notes, exchange)
             .await?;

@@ -134,12 +134,17 @@ pub async fn count(app: &Arc<App>, body: &[u8]) -> Result<Response<Body>, Refusa
     let mut fields = Fields::parse(body, MOST_VALUES, Face::Anthropic)?;
     let conversation = conversation(app, &mut fields, &mut Vec::new())?;
     let options = conversation.options();
-    let prompt = app
-        .make(move |app| app.prompter.chat(&conversation.messages, options))
-        .await?;
-    Ok(json_response(
-        &json!({ "input_tokens": prompt.tokens.len() }),
-    ))
+    let state = fields.text("state").map(|name| app.states.find(name));
+    let state = state.transpose()?;
+    let prompt = app.make(move |app| {
+        let prompt = app.prompter.chat(&conversation.messages, options)?;
+        match &state {
+            Some(state) => app.after(state, &prompt),
+            None => Ok(prompt),
+        }
+    });
+    let tokens = prompt.await?.tokens.len();
+    Ok(json_response(&json!({ "input_tokens": tokens })))
 }
 
 /// `/v1/messages`.

@@ -16,10 +16,10 @@ use super::metrics::{Gauges, Metrics};
 use super::prompt::{Known, Prompter};
 use super::refusal::Refusal;
 use super::scheduler::{self, Health, Job, Shared};
+use super::states::States;
 use super::{Args, Limits, cost, now, print_notes, responses};
 use crate::error;
 use crate::inspect::weight_bytes;
-use crate::read::open_state;
 use crate::sampling::SamplingArgs;
 use crate::text::NO_TEMPLATE;
 
@@ -31,6 +31,8 @@ pub struct Common {
     pub grammars: Semaphore,
     /// The conversations of the last responses.
     pub responses: responses::Kept,
+    /// The state files.
+    states: States,
     /// When the server started, in seconds since 1970.
     pub started: u64,
     ids: AtomicU64,
@@ -39,8 +41,11 @@ pub struct Common {
 }
 
 impl Common {
-    pub fn new(args: &Args) -> Self {
-        Common {
+    /// # Errors
+    /// The errors of [`States::open`].
+    pub fn new(args: &Args) -> error::Result<Self> {
+        Ok(Common {
+            states: States::open(&args.store.states)?,
             args: args.clone(),
             metrics: Arc::default(),
             grammars: Semaphore::new(cost::MOST_GRAMMARS),
@@ -48,7 +53,7 @@ impl Common {
             started: now(),
             ids: AtomicU64::new(0),
             secret: RandomState::new(),
-        }
+        })
     }
 
     /// Opens the files of the model at `path`, or of the built-in model.
@@ -107,6 +112,8 @@ pub struct App {
     pub prompter: Prompter,
     pub queue: Queue,
     pub store: Arc<PrefixStore>,
+    /// The state files that requests can name.
+    pub states: States,
     pub health: Arc<Health>,
     pub limits: Limits,
     pub sampling: SamplingArgs,
@@ -151,30 +158,25 @@ impl Loaded {
         }
         let parallel = usize::from(args.parallel);
         let mut options = PrefixStoreOptions::default();
-        options.bytes = args.store.bytes();
+        let states = common.states.of_model(&model, args.models_dir.is_none())?;
+        options.bytes = args.store.bytes().saturating_add(states.bytes());
         options.directory.clone_from(&args.store.directory);
         let store = PrefixStore::new(options)?;
         let open = {
             let (model, store) = (Arc::clone(&model), Arc::clone(&store));
             let session = args.session.with_drafts(args.drafts);
+            let session = session.with_context(states.context());
             move || session.open_together(&model, parallel, &store)
         };
         let sessions = open()?;
-        for path in &args.store.states {
-            let state = Arc::new(open_state(path)?);
-            match sessions[0].offer_state(state) {
-                // In a folder of models each state is for one of them.
-                Err(waterline::Error::Snapshot { .. }) if args.models_dir.is_some() => {}
-                offered => offered?,
-            }
-        }
+        states.offer(&sessions[0])?;
         let context = model
             .reads_context()
             .then(|| sessions[0].options().state.context);
         let state_bytes = sessions[0].state_bytes();
         let work_bytes = sessions.iter().map(|session| session.work_bytes());
         let bytes = weights + parallel * state_bytes + work_bytes.sum::<usize>();
-        let bytes = bytes.saturating_add(args.store.bytes());
+        let bytes = bytes.saturating_add(args.store.bytes() + states.bytes());
         let known = Arc::<Known>::default();
         let prompter = Prompter::new(&model, Arc::clone(&known))?;
         let (jobs, receiver) = mpsc::channel();
@@ -201,6 +203,7 @@ impl Loaded {
             prompter,
             queue,
             store,
+            states,
             health,
             limits: args.limits.clone(),
             sampling: args.sampling.clone(),

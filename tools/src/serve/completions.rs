@@ -45,6 +45,9 @@ pub async fn complete(
     let mut settings = app.settings(&fields)?;
     let echo = fields.flag("echo");
     settings.echo = echo && settings.logprobs.is_some();
+    if echo && settings.state.is_some() {
+        return Err(Refusal::bad("echo: cannot be combined with state"));
+    }
     let prompts = match fields.text("suffix").filter(|suffix| !suffix.is_empty()) {
         Some(suffix) => {
             let prefix = fields.text("prompt").unwrap_or("").into();

@@ -30,6 +30,7 @@ mod responses;
 mod routes;
 mod scheduler;
 mod scores;
+mod states;
 mod stream;
 
 use std::net::SocketAddr;
@@ -58,6 +59,7 @@ use exchange::Exchange;
 use lanes::Lanes;
 use log::{Log, LogForm};
 use models::Models;
+use states::{NamedFile, named_file};
 
 /// Serve a model over HTTP, compatible with OpenAI's and Anthropic's APIs.
 ///
@@ -172,9 +174,10 @@ struct StoreArgs {
     /// A folder that keeps checkpoints for later runs.
     #[arg(long = "store-dir", value_name = "DIR")]
     directory: Option<PathBuf>,
-    /// A state file that waterline read wrote; a prompt that begins with its tokens continues from it. May be repeated.
-    #[arg(long = "state", value_name = "FILE")]
-    states: Vec<PathBuf>,
+    /// A state file that waterline read wrote. A request with this `state`, or whose prompt begins with its tokens, continues from it. May
+    /// be repeated.
+    #[arg(long = "state", value_name = "NAME=FILE", value_parser = named_file)]
+    states: Vec<NamedFile>,
     /// Reuse what was read only for requests of the same `prompt_cache_key`, `user` or `metadata.user_id`; nothing for requests without.
     #[arg(long)]
     private_cache: bool,
@@ -222,7 +225,7 @@ fn now() -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let common = Arc::new(Common::new(args));
+    let common = Arc::new(Common::new(args)?);
     let models = Models::open(&common)?;
     let (lanes, lane_threads) = Lanes::start()?;
     let log = args

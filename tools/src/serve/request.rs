@@ -6,7 +6,7 @@ use hyper::Response;
 use serde_json::Value;
 use waterline::{
     AnswerSyntax, GenerateOptions, Grammar, GrammarSettings, Message, Model, NeededCalls, Role,
-    SamplerParams, Start, TemplateOptions, ThoughtOptions, Tools,
+    SamplerParams, Start, StateFile, TemplateOptions, ThoughtOptions, Tools,
 };
 
 use super::answer::Reply;
@@ -108,6 +108,8 @@ pub struct Settings {
     pub n: usize,
     /// Whose checkpoints the answers may use; 0 if all clients share them.
     pub owner: u64,
+    /// The state whose text comes before the prompts.
+    pub state: Option<Arc<StateFile>>,
     pub logprobs: Option<usize>,
     pub echo: bool,
     /// The grammar of the answers.
@@ -284,6 +286,10 @@ impl App {
             generate,
             n: fields.whole("n").map_or(1, most),
             owner: self.owner(fields),
+            state: fields
+                .text("state")
+                .map(|name| self.states.find(name))
+                .transpose()?,
             stream: fields.flag("stream"),
             logprobs: logprobs.map(most),
             echo: false,
@@ -318,8 +324,11 @@ impl App {
         }
         let options = conversation.options();
         let tools = Tools(options.tools.clone());
-        let (messages, truncates) = (conversation.messages, conversation.truncates);
-        let prompt = self.make(move |app| app.read(messages, options, truncates));
+        let messages = conversation.messages;
+        let before = settings.state.as_ref().map_or(0, |it| it.tokens().len());
+        let room = self.context.filter(|_| conversation.truncates);
+        let room = room.map(|context| context.saturating_sub(before));
+        let prompt = self.make(move |app| app.read(messages, options, room));
         let prompt = prompt.await?;
         let Some(template) = &prompt.template else {
             return Err(Refusal::bad("messages: no template"));
@@ -354,13 +363,13 @@ impl App {
             .await
     }
 
-    /// The tokens of a conversation. If `truncates`, the oldest messages that are not the system's are left out until the rest fits,
-    /// always before a user's message.
+    /// The tokens of a conversation. With a `room`, the oldest messages that are not the system's are left out until the rest has at most
+    /// this many tokens, always before a user's message.
     fn read(
         &self,
         mut messages: Vec<Message>,
         options: TemplateOptions,
-        truncates: bool,
+        room: Option<usize>,
     ) -> waterline::Result<Prompt> {
         let mut dropped = 1;
         loop {
@@ -375,10 +384,8 @@ impl App {
             let next = users
                 .into_iter()
                 .find(|(_, message)| message.role == Role::User);
-            match (first, next, self.context) {
-                (Some(first), Some((next, _)), Some(context))
-                    if truncates && prompt.tokens.len() > context =>
-                {
+            match (first, next, room) {
+                (Some(first), Some((next, _)), Some(room)) if prompt.tokens.len() > room => {
                     messages.drain(first..next);
                     dropped *= 2;
                 }
