@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// The examples of each command, a line each.
-const EXAMPLES: [(&str, &str); 17] = [
+const EXAMPLES: [(&str, &str); 19] = [
     (
         "chat",
         "waterline chat
