@@ -14,10 +14,13 @@ struct Offer {
     shape: u32,
 }
 
-/// What a session reads from a record of a file: rows, and state with logits.
+/// The state of a checkpoint, and its logits.
+type StateAndLogits = (Vec<u8>, Vec<f32>);
+
+/// What a session reads from a record of a file.
 pub struct Reader<'a> {
     pub rows: &'a dyn Fn(&StateFile, usize) -> Result<Vec<u8>>,
-    pub state: &'a dyn Fn(&StateFile, usize) -> Result<(Vec<u8>, Vec<f32>)>,
+    pub state: &'a dyn Fn(&StateFile, usize) -> Result<StateAndLogits>,
 }
 
 /// The state files of a store.
