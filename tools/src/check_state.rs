@@ -9,7 +9,7 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::progress::{Unit, bar};
-use crate::read::{open_state, tokens_of};
+use crate::read::tokens_of;
 use crate::session::SessionArgs;
 use crate::splitmix::SplitMix64;
 
@@ -42,7 +42,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let file = open_state(&args.state)?;
+    let file = StateFile::open(&args.state)?;
     file.verify()?;
     let open = args.open.for_sessions(&args.session);
     let model = open.model(args.model.as_deref())?;

@@ -1,7 +1,7 @@
 //! `waterline inspect`: a model's description and the memory of a session, from the file's header alone.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
@@ -13,8 +13,8 @@ use crate::builtin::OpenArgs;
 use crate::check;
 use crate::error::{Error, Result};
 use crate::hyperparameters;
+use crate::inspect_state;
 use crate::prompt::rendered;
-use crate::read::open_state;
 use crate::retention;
 use crate::session::StateArgs;
 use crate::text::{json_line, shown};
@@ -70,7 +70,7 @@ impl Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(path) = args.model.as_deref().filter(|path| StateFile::is_at(path)) {
-        return state_file(path, args.json);
+        return inspect_state::run(path, args.json);
     }
     let checkpoint = args.open.checkpoint(args.model.as_deref())?;
     if args.check {
@@ -95,58 +95,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 shown(&to_text(&checkpoint, &plan, &blocks))
             }
         }
-    };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(Error::Stdout)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints the header and the checkpoints of a state file, whose hashes are all checked.
-fn state_file(path: &Path, as_json: bool) -> Result<ExitCode> {
-    let file = open_state(path)?;
-    file.verify()?;
-    let about = file.description();
-    let hex = |hash: &[u8]| hash.iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let text = if as_json {
-        let record = |record: waterline::StateRecord| {
-            json!({
-                "position": record.position, "tokens": record.tokens, "rows": record.rows,
-                "state": record.state, "tokens_hash": hex(&record.tokens_hash),
-            })
-        };
-        json_line(&json!({
-            "file": path, "bytes": file.bytes(), "header": about,
-            "records": file.records().map(record).collect::<Vec<_>>(),
-        }))
-    } else {
-        let kind = if about.exact { ", exact" } else { "" };
-        let mut lines = vec![
-            format!("state        {}", path.display()),
-            format!("model        {}, {}", about.name, about.model),
-            format!(
-                "tokenizer    {}",
-                about.tokenizer.as_deref().unwrap_or("none")
-            ),
-            format!(
-                "read on      {}{kind}, {} threads, {} tokens at once",
-                about.device, about.threads, about.chunk
-            ),
-            format!(
-                "text         {} tokens, {} checkpoints, {}",
-                units::thousands(file.tokens().len() as u64),
-                file.records().len(),
-                units::bytes(file.bytes() as usize)
-            ),
-            String::new(),
-            "position     bytes of rows     of state  hash of the tokens".into(),
-        ];
-        lines.extend(file.records().map(|record| {
-            let [position, rows, state] = [record.position, record.rows, record.state];
-            let hash = hex(&record.tokens_hash);
-            format!("{position:>8} {rows:>17} {state:>12}  {hash}")
-        }));
-        shown(&(lines.join("\n") + "\n"))
     };
     std::io::stdout()
         .write_all(text.as_bytes())

@@ -21,6 +21,7 @@ mod grammar;
 mod hyperparameters;
 mod imatrix;
 mod inspect;
+mod inspect_state;
 mod interrupt;
 mod invocation;
 mod kernels;

@@ -1,10 +1,10 @@
 //! `waterline read`: reads texts once and writes the state after them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use waterline::{Model, SEGMENT, StateFile, StateWriter};
+use waterline::{Model, SEGMENT, StateWriter};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
@@ -50,11 +50,6 @@ pub fn tokens_of(model: &Arc<Model>, files: &[PathBuf]) -> Result<Vec<u32>> {
         return Err(Error::usage("the text is empty"));
     }
     Ok(tokens)
-}
-
-/// Opens a state file.
-pub fn open_state(path: &Path) -> Result<StateFile> {
-    Ok(StateFile::open(path)?)
 }
 
 /// Runs the command.

@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::grammar::GrammarArgs;
 use crate::interrupt::Interrupt;
 use crate::prompt::{EncodingArgs, PromptArgs, rendered};
-use crate::read::open_state;
 use crate::samples;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
@@ -106,7 +105,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "--samples: cannot be combined with --schema, --grammar or --json-object",
         ));
     }
-    let state = args.state.as_deref().map(open_state).transpose()?;
+    let state = args.state.as_deref().map(StateFile::open).transpose()?;
     let before = state.as_ref().map_or(0, |state| state.tokens().len());
     let tokens = tokens_after(state.as_ref(), &model, tokens);
     let warned = warn_beyond_training(&model, (before + tokens.len()) as u64);

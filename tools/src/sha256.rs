@@ -25,15 +25,15 @@ pub fn of_files(paths: &[impl AsRef<Path>]) -> Result<String> {
             }
         }
     }
-    Ok(digits(hash))
+    Ok(digits(&hash.finalize()))
 }
 
 /// Returns the hash of `bytes`.
 pub fn of_bytes(bytes: &[u8]) -> String {
-    digits(Sha256::new_with_prefix(bytes))
+    digits(&Sha256::digest(bytes))
 }
 
-fn digits(hash: Sha256) -> String {
-    let bytes = hash.finalize();
+/// Returns the hexadecimal digits of `bytes`.
+pub fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -112,20 +112,7 @@ fn bytes<const N: usize>(codes: &[u8]) -> [u8; N] {
 }
 
 impl Block {
-    /// The powers of three that move the digits of each sixteen numbers to the front of their bytes.
-    const POWERS: [[u8; 16]; 16] = {
-        let mut powers = [[0; 16]; 16];
-        let mut i = 0;
-        while i < 256 {
-            powers[i / 16][i % 16] = THREES[match i {
-                0..160 => i / 32,
-                160..240 => (i - 160) / 16,
-                _ => (i - 240) / 4,
-            }];
-            i += 1;
-        }
-        powers
-    };
+    const POWERS: [[u8; 16]; 16] = powers([32, 16, 4]);
 
     /// The bytes of numbers `16 * index..16 * index + 16`.
     #[inline(always)]
@@ -139,20 +126,7 @@ impl Block {
 }
 
 impl ShortBlock {
-    /// Like [`Block::POWERS`].
-    const POWERS: [[u8; 16]; 8] = {
-        let mut powers = [[0; 16]; 8];
-        let mut i = 0;
-        while i < 128 {
-            powers[i / 16][i % 16] = THREES[match i {
-                0..80 => i / 16,
-                80..120 => (i - 80) / 8,
-                _ => (i - 120) / 2,
-            }];
-            i += 1;
-        }
-        powers
-    };
+    const POWERS: [[u8; 16]; 8] = powers([16, 8, 2]);
 
     /// Like [`Block::sixteen`].
     #[inline(always)]
@@ -165,8 +139,27 @@ impl ShortBlock {
     }
 }
 
-/// Powers of three.
-const THREES: [u8; 5] = [1, 3, 9, 27, 81];
+/// The powers of three that move the digits of each sixteen numbers to the front of their bytes, in a block of this many bytes: two fields
+/// with five digits in a byte, one with four.
+const fn powers<const N: usize>([five, next_five, four]: [usize; 3]) -> [[u8; 16]; N] {
+    const THREES: [u8; 5] = [1, 3, 9, 27, 81];
+    let next = 5 * five;
+    let last = next + 5 * next_five;
+    let mut powers = [[0; 16]; N];
+    let mut i = 0;
+    while i < 16 * N {
+        let digit = if i < next {
+            i / five
+        } else if i < last {
+            (i - next) / next_five
+        } else {
+            (i - last) / four
+        };
+        powers[i / 16][i % 16] = THREES[digit];
+        i += 1;
+    }
+    powers
+}
 
 /// Unpacks the digits of numbers from their bytes.
 ///

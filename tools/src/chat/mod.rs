@@ -18,13 +18,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use waterline::{PrefixStore, PrefixStoreOptions};
+use waterline::{PrefixStore, PrefixStoreOptions, StateFile};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::grammar::GrammarArgs;
 use crate::interrupt::{INTERRUPTED, on_interrupt};
-use crate::read::open_state;
 use crate::run::ROOM;
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
@@ -95,7 +94,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let open = args.open.for_sessions(&session);
     let model = open.model(args.model.as_deref())?;
     let mut options = PrefixStoreOptions::default();
-    let state = args.state.as_deref().map(open_state).transpose()?;
+    let state = args.state.as_deref().map(StateFile::open).transpose()?;
     let state = state.map(Arc::new);
     options.bytes = STORE_BYTES + state.as_ref().map_or(0, |state| state.bytes() as usize);
     let store = PrefixStore::new(options)?;

@@ -158,7 +158,7 @@ impl Loaded {
         }
         let parallel = usize::from(args.parallel);
         let mut options = PrefixStoreOptions::default();
-        let states = common.states.of_model(&model, args.models_dir.is_none())?;
+        let states = common.states.for_model(&model, args.models_dir.is_none())?;
         options.bytes = args.store.bytes().saturating_add(states.bytes());
         options.directory.clone_from(&args.store.directory);
         let store = PrefixStore::new(options)?;

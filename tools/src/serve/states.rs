@@ -11,7 +11,6 @@ use super::App;
 use super::prompt::Prompt;
 use super::refusal::Refusal;
 use crate::error::{Error, Result};
-use crate::read::open_state;
 use crate::run::{ROOM, tokens_after};
 
 /// A state file on the command line, with its name.
@@ -48,7 +47,9 @@ impl States {
                 let reason = format!("--state: {name} is the name of two files");
                 return Err(Error::usage(reason));
             }
-            states.0.push((name.clone(), Arc::new(open_state(path)?)));
+            states
+                .0
+                .push((name.clone(), Arc::new(StateFile::open(path)?)));
         }
         Ok(states)
     }
@@ -57,7 +58,7 @@ impl States {
     ///
     /// # Errors
     /// [`Error::Library`]: the first call reads the model for its fingerprint.
-    pub fn of_model(&self, model: &Model, is_only: bool) -> Result<Self> {
+    pub fn for_model(&self, model: &Model, is_only: bool) -> Result<Self> {
         let mut states = self.clone();
         if !is_only && !states.0.is_empty() {
             let fingerprint = model.fingerprint()?.to_string();

@@ -25,7 +25,7 @@ const SWITCHES: [(&str, Option<Pooling>); 6] = [
 ];
 
 /// Reads the files in `dir`; `after` is the token that the tokenizer puts after a text.
-pub(super) fn of_directory(dir: &Path, config: &Config, after: Option<u32>) -> Result<Embedding> {
+pub(super) fn from_directory(dir: &Path, config: &Config, after: Option<u32>) -> Result<Embedding> {
     let mut embedding = Embedding {
         after,
         lengths: lengths(config.object()),
@@ -94,7 +94,11 @@ pub(super) fn check_causal(config: &Config) -> Result<()> {
 }
 
 /// Reads the keys of a GGUF file; `tokenizer` is its `tokenizer.json`, if it has one.
-pub(super) fn of_gguf(gguf: &Gguf, tokenizer: Option<&str>, eos: Option<u32>) -> Result<Embedding> {
+pub(super) fn from_gguf(
+    gguf: &Gguf,
+    tokenizer: Option<&str>,
+    eos: Option<u32>,
+) -> Result<Embedding> {
     let mut embedding = Embedding::default();
     let architecture = gguf.get("general.architecture").and_then(Value::as_str);
     let key = pooling_key(architecture.unwrap_or_default());
@@ -179,7 +183,7 @@ mod tests {
             std::fs::write(path, value.to_string()).expect("a file");
         }
         let config = Config::parse("config.json", b"{\"is_matryoshka\": true}")?;
-        of_directory(folder.path(), &config, Some(7))
+        from_directory(folder.path(), &config, Some(7))
     }
 
     fn modules(kinds: &[&str]) -> Json {

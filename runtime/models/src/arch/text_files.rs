@@ -56,7 +56,7 @@ pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFil
         adds_bos,
         eos,
         ends,
-        embedding: embedding::of_directory(dir, config, after)?,
+        embedding: embedding::from_directory(dir, config, after)?,
         sampling: sampling_keys::from_json(&files.generation, &mut ids.notes),
         names: TokenNames {
             bos: files.name_or_none("bos_token"),

@@ -104,7 +104,7 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> Result<(TextFiles, Vec<Str
         templates,
         bos,
         adds_bos: adds_bos && bos.is_some(),
-        embedding: embedding::of_gguf(gguf, own, eos)?,
+        embedding: embedding::from_gguf(gguf, own, eos)?,
         eos,
         ends,
         sampling: sampling_keys::from_gguf(gguf, &mut notes),

@@ -221,13 +221,17 @@ impl StateFile {
         read.map_err(|e| failed(&self.path, e))
     }
 
-    /// Reads a section of `length` bytes; `None` if its padding is not zero.
-    fn read_padded(&self, at: u64, length: u64) -> Result<Option<Vec<u8>>> {
+    fn read(&self, at: u64, length: u64) -> Result<Vec<u8>> {
         let mut file = self.lock();
         let read = file
             .seek(SeekFrom::Start(at))
-            .and_then(|_| read_bytes(&mut *file, padded(length).unwrap_or(u64::MAX)));
-        let mut bytes = read.map_err(|e| failed(&self.path, e))?;
+            .and_then(|_| read_bytes(&mut *file, length));
+        read.map_err(|e| failed(&self.path, e))
+    }
+
+    /// Reads a section of `length` bytes; `None` if its padding is not zero.
+    fn read_padded(&self, at: u64, length: u64) -> Result<Option<Vec<u8>>> {
+        let mut bytes = self.read(at, padded(length).unwrap_or(u64::MAX))?;
         let is_zero = bytes[length as usize..].iter().all(|&byte| byte == 0);
         bytes.truncate(length as usize);
         Ok(is_zero.then_some(bytes))
@@ -318,11 +322,7 @@ impl StateFile {
 
     /// Reads bytes and compares their hash.
     fn checked(&self, index: usize, range: std::ops::Range<u64>, hash: &Sum) -> Result<Vec<u8>> {
-        let mut file = self.lock();
-        let read = file
-            .seek(SeekFrom::Start(range.start))
-            .and_then(|_| read_bytes(&mut *file, range.end - range.start));
-        let bytes = read.map_err(|e| failed(&self.path, e))?;
+        let bytes = self.read(range.start, range.end - range.start)?;
         if <Sum>::from(Sha256::digest(&bytes)) != *hash {
             return Err(self.damaged(index));
         }

@@ -17,7 +17,7 @@ struct Offer {
 /// The state of a checkpoint, and its logits.
 type StateAndLogits = (Vec<u8>, Vec<f32>);
 
-/// What a session reads from a record of a file.
+/// How a session reads a record of a file.
 pub struct Reader<'a> {
     pub rows: &'a dyn Fn(&StateFile, usize) -> Result<Vec<u8>>,
     pub state: &'a dyn Fn(&StateFile, usize) -> Result<StateAndLogits>,

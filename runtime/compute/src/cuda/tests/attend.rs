@@ -101,6 +101,25 @@ fn attention_whose_tokens_a_later_op_caches_leaves_the_state_alone() {
     }
 }
 
+/// Attention that caches its tokens, of heads of `dim` columns; those of 72 have sinks.
+fn heads_of(dim: usize, [heads, kv_heads]: [usize; 2]) -> Attend {
+    let [q, k, v] = side_by_side([heads * dim, kv_heads * dim, kv_heads * dim]);
+    Attend {
+        heads,
+        kv_heads,
+        q,
+        k,
+        v,
+        scale: 1.0 / (dim as f32).sqrt(),
+        keys: 1,
+        values: 2,
+        caches: true,
+        sinks: (dim == 72).then(|| numbers(7, heads).into()),
+        eviction: None,
+        out: View::whole(1, heads * dim),
+    }
+}
+
 /// Reads chunks with heads that `attend_chunk` supports, of one and of several blocks of columns.
 #[test]
 fn chunks_over_a_cache_in_f16_are_those_of_the_cpu() {
@@ -115,20 +134,9 @@ fn chunks_over_a_cache_in_f16_are_those_of_the_cpu() {
         (16, 6, retained(Policy::Stride(3), 2)),
     ] {
         let (heads, kv_heads, capacity) = (2, 1, 40);
-        let [q, k, v] = side_by_side([heads * dim, dim, dim]);
         let op = Attend {
-            heads,
-            kv_heads,
-            q,
-            k,
-            v,
-            scale: 1.0 / (dim as f32).sqrt(),
-            keys: 1,
-            values: 2,
-            caches: true,
-            sinks: (dim == 72).then(|| numbers(7, heads).into()),
             eviction,
-            out: View::whole(1, heads * dim),
+            ..heads_of(dim, [heads, kv_heads])
         };
         let ring: &[usize] = &[kv_heads, window, dim];
         let set: &[usize] = &[kv_heads, capacity, dim];
@@ -147,7 +155,7 @@ fn chunks_over_a_cache_in_f16_are_those_of_the_cpu() {
             device: &device,
             op: &op,
             plan: &plan,
-            widths: &[q.stride, heads * dim, kv_heads],
+            widths: &[op.q.stride, heads * dim, kv_heads],
             output: 1,
             kv: Kv::F16,
             persistent: false,
@@ -167,20 +175,9 @@ fn steps_over_a_long_cache_in_f16_are_those_of_the_cpu() {
     for (dim, [heads, kv_heads], caches) in
         [(64, [8, 2], true), (72, [3, 1], false), (256, [2, 1], true)]
     {
-        let [q, k, v] = side_by_side([heads * dim, kv_heads * dim, kv_heads * dim]);
         let op = Attend {
-            heads,
-            kv_heads,
-            q,
-            k,
-            v,
-            scale: 1.0 / (dim as f32).sqrt(),
-            keys: 1,
-            values: 2,
             caches,
-            sinks: (dim == 72).then(|| numbers(7, heads).into()),
-            eviction: None,
-            out: View::whole(1, heads * dim),
+            ..heads_of(dim, [heads, kv_heads])
         };
         let ring: &[usize] = &[kv_heads, 2048, dim];
         let plan = Arc::new(plan(&[
@@ -193,7 +190,7 @@ fn steps_over_a_long_cache_in_f16_are_those_of_the_cpu() {
                 device: &device,
                 op: &op,
                 plan: &plan,
-                widths: &[q.stride, heads * dim, kv_heads],
+                widths: &[op.q.stride, heads * dim, kv_heads],
                 output: 1,
                 kv: Kv::F16,
                 persistent,
