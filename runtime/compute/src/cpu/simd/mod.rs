@@ -286,6 +286,7 @@ pub fn sin_cos(x: f32) -> (f32, f32) {
     const ROUND: f32 = 12_582_912.0; // as in `exp`
     // x = n pi/2 + r, with pi/2 in three parts, so that n * pi/2 is exact enough. The low bits of the rounded sum are those of n.
     let rounded = x * std::f32::consts::FRAC_2_PI + ROUND;
+    // All bits of a NaN may be set.
     let (n, quarter) = (rounded - ROUND, rounded.to_bits());
     let r = ((x - n * 1.570_312_5) - n * 4.837_513e-4) - n * 7.549_79e-8;
     let square = r * r;
@@ -296,7 +297,7 @@ pub fn sin_cos(x: f32) -> (f32, f32) {
     let signed = |x: f32, quarter: u32| f32::from_bits(x.to_bits() ^ (quarter & 2) << 30);
     (
         signed(choose(sin, cos), quarter),
-        signed(choose(cos, sin), quarter + 1),
+        signed(choose(cos, sin), quarter.wrapping_add(1)),
     )
 }
 
