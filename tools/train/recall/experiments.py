@@ -30,6 +30,7 @@ class Arm:
     without: tuple = ()  # switches of `waterline eval recall` that the table has
     converted: dict = field(default_factory=dict)  # further rows of the table: options of `waterline convert` on the trained model
     rate: float = 3e-3  # learning rate
+    control: str = ""  # the arm that the table of a loss compares with
 
 
 @dataclass
@@ -129,6 +130,8 @@ def partitions_used(model):
         layer.e_proj.weight.mul_(8)
 
 
+# Models of text: three layers 128 wide over the vocabulary of the built-in model.
+TEXT = {"vocab_size": 4096, "hidden_size": 128, "num_hidden_layers": 3, "intermediate_size": 256}
 OF_SSE = ("partitions", "shared")
 OF_GATES = ("read-gate", "write-gate", "read-gate,write-gate")
 OF_SLOTS = ("slot-read", "slot-decay", "slot-read,slot-decay")
@@ -169,20 +172,14 @@ EXPERIMENTS = {
         FIRST + (Stage(2500, 32, 336, 64),), ("joint",), (("joint", 16, 0), ("joint", 32, 0), ("joint", 64, 0))),
     "sla": Experiment(
         {
-            "gla": Arm(gla()),
-            "gla-hidden": Arm(gla(gates="hidden"), without=OF_GATES),
-            "gla-head": Arm(gla(gates="head"), without=OF_GATES),
-            "gdn": Arm(gdn()),
-            "gdn-hidden": Arm(gdn(gates="hidden"), without=OF_GATES),
-            "gla-8-heads": Arm(gla(8)),
-            "gla-8-heads-hidden": Arm(gla(8, gates="hidden"), without=OF_GATES),
-            "gla-16-heads": Arm(gla(16)),
-            "gla-16-heads-hidden": Arm(gla(16, gates="hidden"), without=OF_GATES),
-            "retnet": Arm(retnet()),
-            "retnet-hidden": Arm(retnet("hidden"), without=OF_GATES),
+            "gla": Arm(gla() | TEXT),
+            "gla-gates": Arm(gla(gates="hidden") | TEXT, without=OF_GATES, control="gla"),
+            "retnet": Arm(retnet() | TEXT),
+            "retnet-gates": Arm(retnet("hidden") | TEXT, without=OF_GATES, control="retnet"),
+            "gdn": Arm(gdn(head_dim=32) | TEXT),
+            "gdn-gates": Arm(gdn(head_dim=32, gates="hidden") | TEXT, without=OF_GATES, control="gdn"),
         },
-        FIRST + (Stage(2000, 32, 384, 64),), ("mqar", "needles", "joint"),
-        (("mqar", 32, 0), ("mqar", 64, 0), ("joint", 32, 0), ("joint", 64, 0), ("needles", 8, 512))),
+        (Stage(1500, 32, 512, 0),), ("text",), (("text", 0, 512),)),
     "gsa": Experiment(
         {
             f"{name}-rate-{rate:g}": Arm(config, prepare, switches, rate=rate)

@@ -1,10 +1,11 @@
 """Results of the experiments, and the tables that runtime/docs/papers.md draws from them.
 
-    report.py collect WATERLINE DIR [EXPERIMENT...]   evaluates what DIR lacks (see table.py), writes results/EXPERIMENT.csv and EXPERIMENT.training.csv
+    report.py collect WATERLINE DIR [EXPERIMENT...] [--text FOLDER]   evaluates what DIR lacks (see table.py), writes results/EXPERIMENT.csv and EXPERIMENT.training.csv
     report.py write [--check]                         draws the tables anew; with --check fails if papers.md differs
 
 A table in papers.md lies between `<!-- recall EXPERIMENT: TASK KEYS LENGTH; ... -->` and `<!-- end -->`. A cell is percent right: the mean over seeds
-and its standard error. Arms that differ in their learning rate (`NAME-rate-R`) share a row: the rate with the best accuracy at the end of training.
+and its standard error. `<!-- loss EXPERIMENT: FIRST ARMS ... -->` has nats per token on held-out books instead, and how much lower they are
+than the control's of the same seed. Arms that differ in their learning rate (`NAME-rate-R`) share a row: the rate with the best accuracy at the end of training.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from table import answer, files, read
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAPERS = HERE / "results", HERE.parents[2] / "runtime/docs/papers.md"
-TABLE = re.compile(r"(<!-- recall (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.S)
+TABLE = re.compile(r"(<!-- (recall|loss) (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
 def write(path, rows):
@@ -28,7 +29,7 @@ def write(path, rows):
         writer.writerows(rows)
 
 
-def collect(waterline, folder, experiment):
+def collect(waterline, folder, experiment, books):
     from experiments import EXPERIMENTS, SEEDS
 
     answers, training = [], []
@@ -41,10 +42,11 @@ def collect(waterline, folder, experiment):
             lines = list(csv.DictReader(file))
         last = max(int(line["step"]) for line in lines)
         training += [{"arm": arm} | line for line in lines if int(line["step"]) == last]
+        control = {"control": EXPERIMENTS[experiment].arms[arm].control} if EXPERIMENTS[experiment].tasks == ("text",) else {}
         for seed in SEEDS:
-            answer(waterline, folder, experiment, arm, seed)
+            answer(waterline, folder, experiment, arm, seed, books)
             for _, name, _ in files(experiment, arm, seed):
-                answers += read(folder / f"{name}.recall.csv").values()
+                answers += [row | control for row in read(folder / f"{name}.recall.csv").values()]
     if answers:
         write(RESULTS / f"{experiment}.csv", answers)
         write(RESULTS / f"{experiment}.training.csv", training)
@@ -97,6 +99,37 @@ def table(experiment, questions):
     return "\n".join(lines) + "\n"
 
 
+def losses(experiment, shown):
+    """Returns the table of the arms named in `shown`."""
+    found, controls = {}, {}
+    with open(RESULTS / f"{experiment}.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            arm = row["model"].split(".", 1)[1].rsplit(".", 1)[0]
+            found.setdefault((arm, row["without"]), []).append(float(row["loss"]))
+            controls[arm] = row["control"]
+    arms = chosen(experiment, list(controls))
+    lines = ["| model | nats per token | below its control |", "|---|---|---|"]
+    for title in shown.split():
+        arm = arms[title]
+        control = found.get((arms.get(controls[arm]), ""))
+        for (_, without), values in (item for item in found.items() if item[0][0] == arm):
+            off = " − " + without.replace("+", ", ") if without else ""
+            gain = f"{difference(control, values)} ({controls[arm]})" if control else ""
+            lines.append(f"| {title}{off} | {figure(values)} | {gain} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure(values):
+    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def difference(above, below):
+    return figure([a - b for a, b in zip(above, below, strict=True)])
+
+
+DRAWN = {"recall": table, "loss": losses}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -104,6 +137,7 @@ def main():
     of_models.add_argument("waterline")
     of_models.add_argument("folder", type=Path)
     of_models.add_argument("experiments", nargs="*")
+    of_models.add_argument("--text", type=Path, help="the folder that text.py has written")
     of_document = commands.add_parser("write")
     of_document.add_argument("--check", action="store_true")
     args = parser.parse_args()
@@ -111,10 +145,10 @@ def main():
         from experiments import EXPERIMENTS
 
         for experiment in args.experiments or EXPERIMENTS:
-            collect(args.waterline, args.folder, experiment)
+            collect(args.waterline, args.folder, experiment, args.text)
         return
     text = PAPERS.read_text()
-    drawn = TABLE.sub(lambda part: part[1] + table(part[2], part[3]) + part[5], text)
+    drawn = TABLE.sub(lambda part: part[1] + DRAWN[part[2]](part[3], part[4]) + part[6], text)
     if args.check and drawn != text:
         sys.exit(f"{PAPERS.name} differs from its results: run report.py write")
     if not args.check:

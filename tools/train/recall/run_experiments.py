@@ -104,6 +104,7 @@ class Queue:
                 name = "/".join(run)
                 command = [sys.executable, HERE / "train_stacked.py", name, "--out", self.args.work, "--end", str(end)]
                 command += ["--smoke"] if self.args.smoke else []
+                command += ["--text", self.args.text] if self.args.text else []
                 command += ["--no-graphs"] if attempt > 1 else []
                 variables = {"CUDA_VISIBLE_DEVICES": place["gpu"], "OMP_NUM_THREADS": "1"} | (self.variables if attempt == 1 else ALONE)
                 said = open(self.args.work / f"{run[0]}.{run[1]}.said", "w+")
@@ -158,6 +159,7 @@ def main():
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--work", type=Path, help="where files lie until they are packed; DIR if not given")
     parser.add_argument("--each", type=int, default=EACH)
+    parser.add_argument("--text", type=Path, help="the folder that text.py has written, for the experiment `text`")
     parser.add_argument("--waterline", help="the program, to ask the models")
     parser.add_argument("--smoke", action="store_true", help="two steps of two rows in every stage, to try the script")
     args = parser.parse_args()
@@ -174,7 +176,7 @@ def main():
     team = ThreadPoolExecutor(max(1, os.cpu_count() - len(queue.places)))
     asked = {}
     for run in wanted if args.waterline else []:
-        asked |= {team.submit(answer, args.waterline, args.work, *run, seed): (*run, seed) for seed in SEEDS if trained(args.work, run)}
+        asked |= {team.submit(answer, args.waterline, args.work, *run, seed, args.text): (*run, seed) for seed in SEEDS if trained(args.work, run)}
     late = end - ASKING if args.waterline else end - 5
     while time.time() < end and not (queue.idle() and not asked):
         if time.time() < late:
@@ -182,7 +184,7 @@ def main():
         for run in queue.ended():
             keep(args, run[0], models(run))
             if args.waterline:
-                asked |= {team.submit(answer, args.waterline, args.work, *run, seed): (*run, seed) for seed in SEEDS}
+                asked |= {team.submit(answer, args.waterline, args.work, *run, seed, args.text): (*run, seed) for seed in SEEDS}
         for future in [future for future in asked if future.done()]:
             model = asked.pop(future)
             if error := future.exception():

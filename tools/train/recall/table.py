@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import text
+
 SHIPPED = {"sse-n4k1": ("partitions", "shared"), "gla": (), "hax-mamba2": ("attention",), "mamba2": (), "lalte": ("set", "attention"),
     "gdn-swa": ("attention",), "softmax-gla": ("read-gate", "write-gate", "read-gate,write-gate")}
 ASKED = [("mqar", 32, 0), ("mqar", 64, 0), ("joint", 32, 0), ("joint", 64, 0)]
@@ -21,7 +23,7 @@ def run(*command):
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
 
 
-def ask(waterline, model, asked, switches, path):
+def ask(waterline, model, asked, switches, path, books=None):
     """Evaluates what the table at `path` lacks; returns (switches, task, keys, length) to the fields of a line."""
     table = read(path)
     for without in ("",) + switches:
@@ -29,12 +31,16 @@ def ask(waterline, model, asked, switches, path):
             keys = [k for t, k, n in asked if (t, n) == (task, length) and (without.replace(",", "+"), t, k, n) not in table]
             if not keys:
                 continue
-            part = Path(f"{path}.part")
-            command = [waterline, "eval", "recall", model, "--task", task, "--keys", ",".join(map(str, keys)), "--length", str(length)]
-            command += ["--threads", "1", "--csv", part] + (["--without", without] if without else [])
-            run(*command)
-            table |= read(part)
-            part.unlink()
+            if task == text.TASK:
+                row = text.loss(waterline, books, model, length, without)
+                table[row["without"], task, 0, length] = row
+            else:
+                part = Path(f"{path}.part")
+                command = [waterline, "eval", "recall", model, "--task", task, "--keys", ",".join(map(str, keys)), "--length", str(length)]
+                command += ["--threads", "1", "--csv", part] + (["--without", without] if without else [])
+                run(*command)
+                table |= read(part)
+                part.unlink()
             with open(path, "w", newline="") as file:
                 writer = csv.DictWriter(file, next(iter(table.values())))
                 writer.writeheader()
@@ -56,8 +62,8 @@ def files(experiment, arm, seed):
     return [(title, f"{experiment}.{title}.{seed}", options) for title, options in converted.items()]
 
 
-def answer(waterline, folder, experiment, arm, seed):
-    """Converts and evaluates the models derived from one trained model in `folder`."""
+def answer(waterline, folder, experiment, arm, seed, books=None):
+    """Converts and evaluates the models derived from one trained model in `folder`; `books` is the folder of text.py."""
     from experiments import EXPERIMENTS
 
     setup = EXPERIMENTS[experiment]
@@ -66,7 +72,7 @@ def answer(waterline, folder, experiment, arm, seed):
         if not model.exists():
             trained = folder / f"{experiment}.{arm}.{seed}"
             run(waterline, "convert", trained, "-o", model, "--type", "f16", *options)
-        ask(waterline, model, setup.asked, setup.arms[arm].without, folder / f"{name}.recall.csv")
+        ask(waterline, model, setup.asked, setup.arms[arm].without, folder / f"{name}.recall.csv", books)
 
 
 def cell(row):

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+import text
 from draw import draw
 from experiments import EXPERIMENTS, SEEDS, Stage
 from export import export, round_matrices
@@ -24,10 +25,13 @@ LATE = 3  # exit status of a run that ran out of time
 
 
 class Run:
-    def __init__(self, experiment, arm, seeds, smoke):
+    def __init__(self, experiment, arm, seeds, smoke, books):
+        """`books` is the folder of `text.py`, for an experiment on text."""
         self.name, self.arm, self.setup, self.seeds = f"{experiment}.{arm}", arm, EXPERIMENTS[experiment], seeds
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.stages = [Stage(2, 2, s.length, s.most) for s in self.setup.stages] if smoke else self.setup.stages
+        self.books = books if self.setup.tasks == (text.TASK,) else None
+        self.text = text.load(books, self.device) if self.books else None
         self.model = Stacked(self.setup.arms[arm].config, self.setup.arms[arm].prepare, seeds, self.device)
 
     def warm_up(self, stage):
@@ -54,7 +58,11 @@ class Run:
 
     def draw(self, stage, generators):
         """Draws a pool of rows for every seed: tokens, asked [seeds, POOL rows, length], task [seeds, POOL rows]."""
-        drawn = [draw(g, POOL * stage.rows, stage.length, stage.most, self.setup.tasks) for g in generators]
+        rows = POOL * stage.rows
+        if self.books:
+            drawn = [text.windows(g, self.text, rows, stage.length) for g in generators]
+        else:
+            drawn = [draw(g, rows, stage.length, stage.most, self.setup.tasks) for g in generators]
         return [torch.stack(parts) for parts in zip(*drawn)]
 
     def step(self, stage):
@@ -121,6 +129,8 @@ class Run:
             model = self.model.one(index)
             round_matrices(model)
             export(model, out / f"{self.name}.{seed}")
+            if self.books:
+                text.add_tokenizer(self.books, out / f"{self.name}.{seed}")
         with open(out / f"{self.name}.csv", "w", newline="") as file:
             csv.writer(file).writerows([["step", "seed", "loss"] + [f"accuracy_{task}" for task in self.setup.tasks]] + lines)
         return True
@@ -143,6 +153,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="EXPERIMENT/ARM")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--text", type=Path, help="the folder that text.py has written, for the experiment `text`")
     parser.add_argument("--end", type=float, default=math.inf, help="seconds since 1970 at which to give up")
     parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch every kernel by itself")
     parser.add_argument("--smoke", action="store_true", help="two steps of two rows in every stage")
@@ -150,7 +161,7 @@ def main():
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    run = Run(*args.run.split("/"), SEEDS, args.smoke)
+    run = Run(*args.run.split("/"), SEEDS, args.smoke, args.text)
     if not run.train(args.out, args.end, args.graphs):
         sys.exit(LATE)
 
