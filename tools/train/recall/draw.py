@@ -1,11 +1,11 @@
-"""Draws training rows on the device: a third each of mqar, needles and joint recall, laid out like `tasks.sequence`.
+"""Draws training rows on the device, a share of each task, laid out like `tasks.sequence`.
 
 The random numbers are PyTorch's, so no row equals one of the evaluation.
 """
 
 import torch
 
-from tasks import ASK, BOS, CONTEXTS, FILLER, JOINT_CONTEXTS, KEYS, MARK, MARKED_VALUES, VALUES, shortest
+from tasks import ASK, BOS, CONTEXTS, FILLER, JOINT_CONTEXTS, KEYS, MARK, MARKED_VALUES, TABLE_VALUES, VALUES, shortest
 
 TASKS = ("mqar", "needles", "joint")
 NEEDLES = 8  # maximum number of pairs in a row of needles
@@ -102,6 +102,29 @@ def tables(generator, count, length, keys, filler):
     return rows.result()
 
 
+def whole_tables(generator, count, length, most):
+    """Returns rows of tables that are asked for context by context (see `tasks.table`): contexts, and keys of each, number from half of
+    `most` to `most`."""
+    rows, device = Rows(count, length, generator.device), generator.device
+    number = torch.arange(most, device=device)
+    width, height = ((most + 1) // 2 + below(generator, most // 2 + 1, count) for _ in range(2))
+    contexts, keys = number < width[:, None], number < height[:, None]
+    present = contexts[:, :, None] & keys[:, None]
+    values = (VALUES.start + below(generator, TABLE_VALUES, *present.shape)).flatten(1)
+    names, here = (KEYS.start + number).expand_as(present).flatten(1), present.flatten(1)
+    block = 1 + 2 * height
+    for start in (torch.ones_like(width), 2 + width * block):  # of the body and the questions
+        at = start[:, None] + block[:, None] * ranks(generator, contexts)
+        rows.put(at, (CONTEXTS.start + number).expand_as(at), contexts)
+        entry = (at[..., None] + 1 + 2 * ranks(generator, present)).flatten(1)
+        rows.put(entry, names, here)
+        rows.put(entry + 1, values, here)
+    rows.tokens.scatter_(1, 1 + (width * block)[:, None], ASK)
+    rows.asked.scatter_(1, torch.where(here, entry, length), True)
+    rows.asked[:, -1] = False
+    return rows.result()
+
+
 def marked(generator, count, length, keys, plain):
     """Returns rows of `keys` [count] pairs with a mark after the value, among `plain` [count] other pairs, which are not asked for."""
     rows, device = Rows(count, length, generator.device), generator.device
@@ -146,6 +169,9 @@ def draw(generator, count, length, most, tasks=TASKS):
             # Half of the rows are full, the others have any length.
             plain = torch.where(below(generator, 2, n) == 0, room, below(generator, room + 1, n)) // 2
             parts.append(marked(generator, n, length, keys, plain))
+            continue
+        if name == "table":
+            parts.append(whole_tables(generator, n, length, most))
             continue
         if name == "joint":
             keys = 1 + below(generator, max(1, min(most, (length - 6) // 5) // JOINT_CONTEXTS), n)

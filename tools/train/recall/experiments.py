@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from joint import authors_start
 from models import SHARED
 from train import OPEN
 
@@ -85,14 +86,13 @@ def sse(partitions, softmax_keys=True):
 
 
 def mamba2(sources=None, hidden=64):
-    """Returns Mamba-2; `sources` of HAX see 32 tokens in total, in rows of up to 334."""
+    """Returns Mamba-2 in its sizes of HAX's paper; `sources` of HAX see 32 tokens in total."""
     config = SHARED | {"hidden_size": hidden, "model_type": "mamba2", "num_hidden_layers": 2, "state_size": 32, "expand": 2,
-        "num_heads": hidden // 16, "head_dim": 32, "n_groups": 1, "conv_kernel": 4, "use_conv_bias": True, "use_bias": False,
+        "num_heads": 8, "head_dim": hidden // 4, "n_groups": 1, "conv_kernel": 4, "use_conv_bias": True, "use_bias": False,
         "hidden_act": "silu", "layer_norm_epsilon": 1e-5}
     if sources is None:
         return config
-    return config | {"model_type": "hax_mamba2", "sparse_arch": sources, "sparse_keys": 32, "num_hash": 6, "data_max_length": 352,
-        "hax_stats": "running"}
+    return config | {"model_type": "hax_mamba2", "sparse_arch": sources, "sparse_keys": 32, "num_hash": 8, "hax_stats": "running"}
 
 
 def hybrid(**attention):
@@ -142,6 +142,8 @@ RATES = (1e-3, 3e-3, 1e-2)
 # As many tokens as LTE retains, for the model with attention to all tokens.
 RETAINED = ("--window", "16", "--retained", "32", "--sink", "1")
 
+# Of tables, the most pairs of a stage are the most contexts, and the most keys of each.
+TABLES = (Stage(1000, 64, 22, 2), Stage(2000, 64, 74, 4), Stage(2500, 64, 158, 6), Stage(4500, 32, 274, 8))
 FIRST = (Stage(3000, 128, 32, 6), Stage(1200, 64, 96, 22), Stage(1000, 48, 224, 54))
 
 EXPERIMENTS = {
@@ -160,16 +162,18 @@ EXPERIMENTS = {
         (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 96, 0), ("mqar", 128, 0)), ((1.0, 0.5),)),
     "hax": Experiment(
         {
-            "mamba2": Arm(mamba2()),
-            "double-width": Arm(mamba2(hidden=128)),
-            "window": Arm(mamba2("sliding_window"), without=("attention",)),
-            "sink-window": Arm(mamba2("sink+sliding_window"), without=("attention",)),
-            "dilated": Arm(mamba2("dilated"), without=("attention",)),
-            "lsh": Arm(mamba2("sign_bin_lsh"), without=("attention",)),
-            "key-selection": Arm(mamba2("key_selection"), without=("attention",)),
-            "hax": Arm(mamba2("sign_bin_lsh+key_selection"), without=("attention",)),
+            f"{name}-rate-{rate:g}": Arm(config, authors_start, ("attention",) if "sparse_arch" in config else (), rate=rate)
+            for rate in (2e-3, 5e-3)
+            for name, config in (
+                ("mamba2", mamba2()),
+                ("double-width", mamba2(hidden=128)),
+                ("window", mamba2("sliding_window")),
+                ("lsh", mamba2("sign_bin_lsh")),
+                ("key-selection", mamba2("key_selection")),
+                ("hax", mamba2("sign_bin_lsh+key_selection")),
+            )
         },
-        FIRST + (Stage(2500, 32, 336, 64),), ("joint",), (("joint", 16, 0), ("joint", 32, 0), ("joint", 64, 0))),
+        TABLES, ("table",), (("table", 16, 0), ("table", 25, 0), ("table", 36, 0), ("table", 49, 0), ("table", 64, 0))),
     "sla": Experiment(
         {
             "gla": Arm(gla() | TEXT),

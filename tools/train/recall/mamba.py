@@ -8,7 +8,10 @@ from torch import nn
 
 from mixers import conv, linear
 from model import Weight, rms
+from joint import ranking
 from scan import running_best, scalar_scan
+
+RANKING = 0.1  # weight of the ranking loss
 
 
 class Mamba2(nn.Module):
@@ -28,6 +31,7 @@ class Mamba2(nn.Module):
         self.D = nn.Parameter(torch.ones(self.heads))
         self.norm = Weight(self.inner)
         self.out_proj = linear(self.inner, D)
+        self.ranks = False  # whether the scores of key selection learn from the authors' ranking loss instead of the attention
         self.sparse = c["sparse_arch"].split("+") if c.get("sparse_arch") else []
         if self.sparse:
             self.keys, N = c["sparse_keys"] // len(self.sparse), self.state
@@ -47,20 +51,21 @@ class Mamba2(nn.Module):
         values = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         rate = -self.A_log.exp()[:, None]
         o = scalar_scan(c[:, None], b[:, None], values * dt[..., None], dt * rate) + values * self.D[:, None, None]
-        o = o.transpose(1, 2).flatten(2)
+        o, penalty = o.transpose(1, 2).flatten(2), None
         if self.sparse:
-            o = o + self.attention(x) * self.E
-        return self.out_proj(rms(o * F.silu(z), self.norm.weight, self.eps)), None
+            read, penalty = self.attention(x, row)
+            o = o + read * self.E
+        return self.out_proj(rms(o * F.silu(z), self.norm.weight, self.eps)), penalty
 
-    def attention(self, x):
-        """Returns attention in which each query sees the tokens of its sources: x [B, T, inner]."""
+    def attention(self, x, row):
+        """Returns attention in which each query sees the tokens of its sources, and the penalty: x [B, T, inner]."""
         k, q = self.xx_proj(x).chunk(2, -1)
         k = k * self.state**-0.5
         T = x.shape[1]
         at = torch.arange(T, device=x.device)
         count = at[:, None] + 1
         mean_q = q.cumsum(1) / count
-        seen, learn = torch.zeros(T, T, dtype=torch.bool, device=x.device), 0.0
+        seen, learn, penalty = torch.zeros(T, T, dtype=torch.bool, device=x.device), 0.0, None
         if "sliding_window" in self.sparse:
             seen = seen | (at[:, None] - at < self.keys)
         if "sink" in self.sparse:
@@ -69,26 +74,27 @@ class Mamba2(nn.Module):
             number = count // self.every  # the number of this source's tokens so far
             seen = seen | ((at + 1) % self.every == 0) & (number - (at + 1) // self.every < self.keys)
         if "key_selection" in self.sparse:
-            direction = F.normalize(mean_q, dim=-1)
-            h = F.relu(self.dx_proj_1(torch.cat([k, direction], -1)))
+            features = torch.cat([k, F.normalize(mean_q, dim=-1)], -1)
+            h = F.relu(self.dx_proj_1(features.detach() if self.ranks else features))
             score = self.dx_proj_3(F.relu(self.dx_proj_2(h)))[..., 0]
             best = running_best(score.detach(), self.keys)
             seen = seen | best
-            # Straight through: the selection is not weighted, but a selected key's score learns the gradient of its weight.
-            learn = torch.where(best, (score - score.detach())[:, None], 0.0)
+            if self.ranks:
+                penalty = RANKING * ranking(score, q.detach(), k.detach(), row["used"], self.keys)
+            else:
+                # Straight through: the selection is not weighted, but a selected key's score learns the gradient of its weight.
+                learn = torch.where(best, (score - score.detach())[:, None], 0.0)
         if "sign_bin_lsh" in self.sparse:
             seen = seen | self.same_bin(q - mean_q, k - k.cumsum(1) / count)
         seen = seen & (at[:, None] >= at)
         # A finite mask, so that a query that sees no key gives no NaN; its sum is then set to zero.
         weights = (q @ k.transpose(1, 2) + learn).masked_fill(~seen, -1e9).softmax(-1)
-        return (weights * seen) @ x
+        return (weights * seen) @ x, penalty
 
     @torch.no_grad()
     def same_bin(self, q, k):
         """Returns [B, query, key]: the last `keys` keys in the query's bin, whose number is a code of signs."""
         power = 2 ** torch.arange(self.lsh_hash.shape[1], device=q.device)
         bin_q, bin_k = (((y @ self.lsh_hash > 0) * power).sum(-1) for y in (q, k))
-        number = (bin_k[..., None] == torch.arange(2 ** len(power), device=q.device)).int().cumsum(1)  # [B, T, bins]: keys so far in each bin
-        so_far = number.gather(2, bin_q[..., None])  # in the query's bin
-        own = number.gather(2, bin_k[..., None]).transpose(1, 2)
-        return (bin_q[..., None] == bin_k[:, None]) & (so_far - own < self.keys)
+        same = (bin_q[..., None] == bin_k[:, None]).tril()
+        return same & (same.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1) <= self.keys)

@@ -12,7 +12,7 @@ from attention import LTE, Attention  # noqa: E402
 from mamba import Mamba2  # noqa: E402
 from mixers import GLA, GSA, SSE, GatedDeltaNet, RetNet, linear  # noqa: E402
 from model import MLP, Weight, rms  # noqa: E402
-from tasks import VOCAB  # noqa: E402
+from tasks import PAD, VOCAB  # noqa: E402
 
 HIDDEN = 128
 SHARED = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "tie_word_embeddings": True, "bos_token_id": 1, "torch_dtype": "float16"}
@@ -111,7 +111,7 @@ class Model(nn.Module):
         B, T = tokens.shape
         if open_rows is None:
             open_rows = torch.zeros(B, dtype=torch.bool, device=tokens.device)
-        row = {"pos": torch.arange(T, device=tokens.device).expand(B, T), "open": open_rows}
+        row = {"pos": torch.arange(T, device=tokens.device).expand(B, T), "open": open_rows, "used": tokens != PAD}
         body, penalties = self.body[0], 0.0
         x = body.embeddings(tokens)
         for layer in body.layers:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 CHUNK = 16  # e^(CHUNK * LEAST) is still an f32
+SCALAR_CHUNK = 32  # of `scalar_scan`
 LEAST = -5.0  # smallest log decay of a step; the gates here reach it at logits below -40
 
 
@@ -89,12 +90,22 @@ def passed_on(written, end, passed=None):
 def scalar_scan(q, k, v, g):
     """`S_t = e^(g_t) S_{t-1} + k_t^T v_t; o_t = q_t S_t` with one decay per head: g [B, H, T]; q and k may have one head for all.
 
-    Uses the plain quadratic form, because a step may forget everything.
+    A step may forget everything: every exponential is of a decay, never of its inverse.
     """
-    G = g.cumsum(-1)
-    lower = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()
+    T = g.shape[-1]
+    q, k, v = (F.pad(x, (0, 0, 0, -T % SCALAR_CHUNK)).unflatten(2, (-1, SCALAR_CHUNK)) for x in (q, k, v))
+    G = F.pad(g, (0, -T % SCALAR_CHUNK)).unflatten(2, (-1, SCALAR_CHUNK)).cumsum(-1)
+    lower = torch.ones(SCALAR_CHUNK, SCALAR_CHUNK, dtype=torch.bool, device=g.device).tril()
     decay = (G[..., :, None] - G[..., None, :]).masked_fill(~lower, -torch.inf).exp()
-    return (q @ k.transpose(-1, -2) * decay) @ v
+    end = G[..., -1]
+    written = k.transpose(-1, -2) @ (v * (end[..., None] - G).exp()[..., None])
+    total, N = end.cumsum(-1), end.shape[-1]
+    earlier = torch.ones(N, N, dtype=torch.bool, device=g.device).tril(-1)
+    # The writes of chunk m decay from its end until the end of chunk n - 1.
+    share = ((total - end)[..., :, None] - total[..., None, :]).masked_fill(~earlier, -torch.inf).exp()
+    before = (share @ written.flatten(3)).unflatten(3, written.shape[3:])
+    o = (q @ k.transpose(-1, -2) * decay) @ v + q @ before * G.exp()[..., None]
+    return o.flatten(2, 3)[:, :, :T]
 
 
 @torch.no_grad()

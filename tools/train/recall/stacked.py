@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from model import rms
 from models import Model
+from tasks import PAD
 
 ALIGN = 8  # parameters begin at multiples of this, for vector loads
 
@@ -47,17 +48,17 @@ class Stacked:
         return named | self.fixed
 
     def layer(self, block):
-        """Returns the function of a layer: (parameters, x [seeds, B, T, D], pos, open) to (x, penalty [seeds])."""
-        def call(parameters, x, pos, open_rows):
-            y, penalty = functional_call(block, parameters, (x, {"pos": pos, "open": open_rows}))
+        """Returns the function of a layer: (parameters, x [seeds, B, T, D], used [seeds, B, T], pos, open) to (x, penalty [seeds])."""
+        def call(parameters, x, used, pos, open_rows):
+            y, penalty = functional_call(block, parameters, (x, {"pos": pos, "open": open_rows, "used": used}))
             return y, x.new_zeros(()) if penalty is None else penalty
 
-        return torch.vmap(call, in_dims=(0, 0, None, None))
+        return torch.vmap(call, in_dims=(0, 0, 0, None, None), randomness="different")
 
     def forward(self, tokens, open_rows):
         S, B, T = tokens.shape
         parameters = self.parameters()
-        pos = torch.arange(T, device=tokens.device).expand(B, T)
+        pos, used = torch.arange(T, device=tokens.device).expand(B, T), tokens != PAD
         prefix = "backbone" if "mamba" in self.config["model_type"] else "model"
         embedding = parameters[f"{prefix}.embeddings.weight"]
         V = embedding.shape[1]
@@ -67,11 +68,17 @@ class Stacked:
         for i, call in enumerate(self.calls):
             scope = f"{prefix}.layers.{i}."
             own = {name.removeprefix(scope): p for name, p in parameters.items() if name.startswith(scope)}
-            x, penalty = call(own, x, pos, open_rows)
+            x, penalty = call(own, x, used, pos, open_rows)
             penalties = penalties + penalty
         norm = parameters[f"{prefix}.norm_f.weight" if prefix == "backbone" else "model.norm.weight"]
         x = rms(x, norm[:, None, None], self.template.eps)
         return (x.flatten(1, 2) @ embedding.mT).unflatten(1, (B, T)), penalties
+
+    def redraw(self):
+        """Draws the hashes of HAX anew; a CUDA graph draws others at each replay."""
+        for name, p in self.fixed.items():
+            if name.endswith("lsh_hash"):
+                p.normal_()
 
     @torch.no_grad()
     def one(self, index):

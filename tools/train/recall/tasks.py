@@ -8,6 +8,7 @@ order. A question is a key (in joint recall a context and a key); the model must
 `waterline eval recall` draws exactly the same sequences: every random number comes from SplitMix64, in the order of the code below.
 """
 
+import math
 from dataclasses import dataclass, field
 
 PAD, BOS, ASK, MARK = 0, 1, 2, 3
@@ -16,6 +17,7 @@ CONTEXTS, KEYS, VALUES, FILLER = range(16, 32), range(32, 160), range(160, 224),
 JOINT_CONTEXTS = 4  # contexts of a joint recall table
 LEVEL_CONTEXTS = 2  # contexts of each of two levels
 MARKED_VALUES = 4  # tokens of a marked pair's value
+TABLE_VALUES = 16  # different values of a table
 
 
 class SplitMix64:
@@ -44,6 +46,12 @@ class SplitMix64:
             j = self.below(i + 1)
             items[i], items[j] = items[j], items[i]
 
+    def order(self, n):
+        """Returns 0..n in random order."""
+        numbers = list(range(n))
+        self.shuffle(numbers)
+        return numbers
+
     def distinct(self, tokens, n):
         """Returns n different tokens: the first n of a shuffle from the first item up."""
         pool = list(tokens)
@@ -66,23 +74,28 @@ def shortest(task, keys):
         return 2 + (3 + 2 * MARKED_VALUES) * keys
     if task == "levels":
         return 2 + LEVEL_CONTEXTS + LEVEL_CONTEXTS**2 + 6 * keys
+    if task == "table":
+        return 2 + 2 * math.isqrt(keys) + 4 * keys
     return 2 + JOINT_CONTEXTS + 5 * keys if task == "joint" else 2 + 4 * keys
 
 
 def sequence(task, keys, length, seed):
-    """Returns one sequence of `task` (mqar, needle, needles, marked, joint or levels) with `keys` pairs, filled up to `length` tokens (0:
-    no filler).
+    """Returns one sequence of `task` (mqar, needle, needles, marked, joint, levels or table) with `keys` pairs, filled up to `length`
+    tokens (0: no filler).
 
     mqar, needle and needles differ only in their usual numbers: many pairs without filler, one pair in filler, several pairs in filler.
     marked: pairs with values of several tokens and a mark after the value, among plain pairs of other keys, which are not asked for.
     joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are complete
     contexts.
     levels: joint recall with LEVEL_CONTEXTS contexts within each of LEVEL_CONTEXTS others; the body's items are complete outer contexts.
+    table: joint recall as its authors ask for it, in a square table of contexts and keys: context by context, each named once.
     """
     if task == "marked":
         return marked(keys, length, SplitMix64(seed))
     if task == "levels":
         return levels(keys, length, SplitMix64(seed))
+    if task == "table":
+        return table(keys, length, SplitMix64(seed))
     rng = SplitMix64(seed)
     filler = max(0, length - shortest(task, keys))
     if task == "joint":
@@ -181,3 +194,31 @@ def levels(keys, length, rng):
                 s.tokens += [cues[i][2], values[i]]
                 written[i] = len(s.tokens) - 1
     return ask(s, cues, values, written, rng)
+
+
+def table(keys, length, rng):
+    side = math.isqrt(keys)
+    values = [VALUES[rng.below(TABLE_VALUES)] for _ in range(keys)]
+    items = [(context, rng.order(side)) for context in range(side)]
+    items += [None] * max(0, length - shortest("table", keys))
+    rng.shuffle(items)
+    s = Sequence([BOS])
+    written = {}
+
+    def write(context, order):
+        s.tokens.append(CONTEXTS[context])
+        for key in order:
+            s.tokens += [KEYS[key], values[context * side + key]]
+            yield context * side + key
+
+    for item in items:
+        if item is None:
+            s.tokens.append(rng.one_of(FILLER))
+            continue
+        for pair in write(*item):
+            written[pair] = len(s.tokens) - 1
+    s.tokens.append(ASK)
+    for context in rng.order(side):
+        for pair in write(context, rng.order(side)):
+            s.questions.append((len(s.tokens) - 2, written[pair]))
+    return s

@@ -69,6 +69,7 @@ class Run:
         rows = self.at * stage.rows + torch.arange(stage.rows, device=self.device)
         tokens, asked, task = (part.index_select(1, rows) for part in self.pool)
         self.at += 1
+        self.model.redraw()
         loss, counts = self.loss(tokens.long(), asked.float(), self.open_rows)
         self.optimizer.step(loss, self.lr)
         for i in range(len(self.setup.tasks)):

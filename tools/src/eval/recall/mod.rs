@@ -4,6 +4,7 @@ mod levels;
 mod marked;
 mod report;
 mod ruler;
+mod table;
 mod text;
 mod tokens;
 
@@ -35,7 +36,8 @@ use report::{About, Counted, Report};
 ///
 /// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
 /// Only if named: marked, pairs with values of four tokens and a mark, among plain pairs; levels, the same keys in two
-/// contexts within two others; s-niah-1 to s-niah-3, RULER's single needles, as plain text instead of a chat.
+/// contexts within two others; table, a square table asked for context by context; s-niah-1 to s-niah-3, RULER's single
+/// needles, as plain text instead of a chat.
 ///
 /// A model with a tokenizer reads text, as a chat. A model without one reads the 256 tokens of tools/train/recall, whose
 /// evaluation draws the same sequences from the same seeds.
@@ -53,8 +55,9 @@ pub struct Args {
         default_value = "mqar,needle,needles,joint"
     )]
     task: Vec<Task>,
-    /// Numbers of keys, separated by commas; multiples of 4 for joint and levels. The default is 8, 16, 32, 64 for mqar,
-    /// 1 for needle and s-niah, 8 for needles, 4 for marked, and 16, 32, 64 for joint and levels.
+    /// Numbers of keys, separated by commas; multiples of 4 for joint and levels, squares for table. The default is 8, 16,
+    /// 32, 64 for mqar, 1 for needle and s-niah, 8 for needles, 4 for marked, 16, 32, 64 for joint and levels, and 16, 36, 64
+    /// for table.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count())]
     keys: Vec<usize>,
     /// Lengths in tokens, separated by commas, reached with filler; 0 means no filler. The default is 256, 512, 1024,
@@ -104,6 +107,8 @@ pub enum Task {
     Marked,
     /// Keys that repeat in contexts within contexts; for models without a tokenizer.
     Levels,
+    /// Square tables of contexts and keys; for models without a tokenizer.
+    Table,
     /// RULER's first single needle: a number among repeated sentences; for models with a tokenizer.
     #[value(name = "s-niah-1")]
     #[serde(rename = "s-niah-1")]
@@ -130,12 +135,7 @@ impl Task {
 
     /// Whether the task exists only for models without a tokenizer.
     fn is_of_tokens(self) -> bool {
-        matches!(self, Task::Marked | Task::Levels)
-    }
-
-    /// Whether keys repeat in each context.
-    fn has_contexts(self) -> bool {
-        matches!(self, Task::Joint | Task::Levels)
+        matches!(self, Task::Marked | Task::Levels | Task::Table)
     }
 
     fn name(self) -> String {
@@ -230,6 +230,7 @@ impl Generator {
             Generator::Tokens => Ok(match setting.task {
                 Task::Marked => marked::sequence(setting, seed),
                 Task::Levels => levels::sequence(setting, seed),
+                Task::Table => table::sequence(setting, seed),
                 _ => tokens::sequence(setting, seed),
             }),
             Generator::Text {
@@ -340,6 +341,7 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
             Task::Needle => (&[1], &[256, 512, 1024, 2048]),
             Task::Needles => (&[8], &[256, 512, 1024, 2048]),
             Task::Joint | Task::Levels => (&[16, 32, 64], &[0]),
+            Task::Table => (&[16, 36, 64], &[0]),
             Task::Marked => (&[4], &[256, 512, 1024]),
             Task::Sniah1 | Task::Sniah2 | Task::Sniah3 => (&[1], &[1024, 2048, 4096]),
         };
@@ -350,22 +352,24 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
                 chosen.clone()
             }
         };
-        let contexts = if task.has_contexts() {
-            JOINT_CONTEXTS
-        } else {
-            1
+        let most = match task {
+            // Plain pairs need a key that is not marked.
+            Task::Marked => most_keys - 1,
+            Task::Joint | Task::Levels => most_keys * JOINT_CONTEXTS,
+            Task::Table => table::MOST_SIDE.pow(2),
+            _ if task.is_ruler() => 1,
+            _ => most_keys,
         };
         for keys in chosen(&args.keys, keys) {
-            let most_keys = match task {
-                // Plain pairs need a key that is not marked.
-                Task::Marked => most_keys - 1,
-                _ if task.is_ruler() => 1,
-                _ => most_keys,
+            let is_possible = match task {
+                Task::Joint | Task::Levels => keys.is_multiple_of(JOINT_CONTEXTS),
+                Task::Table => table::side(keys).is_some(),
+                _ => true,
             };
-            if !keys.is_multiple_of(contexts) || keys / contexts > most_keys {
-                let (most, name) = (most_keys * contexts, task.name());
+            if !is_possible || keys > most {
+                let name = task.name();
                 return Err(Error::usage(format!(
-                    "--keys {keys}: {name} takes up to {most} keys for this model, and joint and levels a multiple of {JOINT_CONTEXTS}"
+                    "--keys {keys}: {name} takes up to {most} keys for this model; joint and levels a multiple of {JOINT_CONTEXTS}, table a square"
                 )));
             }
             let lengths = chosen(&args.length, lengths).into_iter();

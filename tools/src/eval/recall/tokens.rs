@@ -18,7 +18,7 @@ use crate::splitmix::SplitMix64;
 
 pub(super) const BOS: u32 = 1;
 pub(super) const ASK: u32 = 2;
-const CONTEXTS: Range<u32> = 16..32;
+pub(super) const CONTEXTS: Range<u32> = 16..32;
 pub(super) const KEYS: Range<u32> = 32..160;
 pub(super) const VALUES: Range<u32> = 160..224;
 pub(super) const FILLER: Range<u32> = 224..256;
