@@ -106,7 +106,7 @@ fn sse_of_flash_linear_attention_is_the_layer_alone() {
 
 #[test]
 fn what_was_never_saved_has_the_presets_of_its_class() {
-    for case in ["gdn_plain", "gsa_plain", "lalte_stream_gqa"] {
+    for case in ["gdn_plain", "gsa_plain", "lalte_stream_gqa", "sse_882_gla"] {
         let found = open(case, |config| {
             config
                 .as_object_mut()
