@@ -151,16 +151,20 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {
-        // A configuration that was never saved lacks what its class presets.
-        vocab: match config.optional_usize("vocab_size")? {
-            Some(vocab) => vocab,
-            None => config.rows_of("embeddings.weight").unwrap_or(32_000),
-        },
+        vocab: vocab(config)?,
         hidden,
         norm_eps,
         tied: config.bool_or("tie_word_embeddings", false)?,
         layers,
         ..ModelSpec::default()
+    })
+}
+
+/// The size of the vocabulary. A configuration that was never saved lacks what its class presets.
+pub(super) fn vocab(config: &Config) -> Result<usize> {
+    Ok(match config.optional_usize("vocab_size")? {
+        Some(vocab) => vocab,
+        None => config.rows_of("embeddings.weight").unwrap_or(32_000),
     })
 }
 

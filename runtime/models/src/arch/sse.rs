@@ -61,7 +61,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {
-        vocab: config.usize("vocab_size")?,
+        vocab: fla::vocab(config)?,
         hidden,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
         tied: config.bool_or("tie_word_embeddings", false)?,
@@ -215,6 +215,13 @@ fn sse(config: &Config, parallel: bool) -> Result<Sse> {
             plain
         })
     };
+    let writers = config.usize_or("num_writer", 2)?;
+    let readers = config.usize_or("num_reader", 2)?;
+    // The reference masks Gated DeltaNet's decays and write strengths by the partitions read, so none is only written.
+    if delta && readers != writers {
+        let expected = format!("{writers}, as num_writer says; only gla has another number");
+        return Err(config.wrong("num_reader", &expected));
+    }
     let biased = parallel && !delta && attn(config)?.bool_or("qkv_bias", false)?;
     Ok(Sse {
         heads,
@@ -226,8 +233,8 @@ fn sse(config: &Config, parallel: bool) -> Result<Sse> {
         head_dim,
         value_dim,
         partitions: config.usize_or("num_sparse_partition", 4)?,
-        writers: config.usize_or("num_writer", 2)?,
-        readers: config.usize_or("num_reader", 2)?,
+        writers,
+        readers,
         update: if delta {
             StateUpdate::GatedDelta {
                 negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,

@@ -8,6 +8,7 @@
 //! each source: the last tokens, the first, every n-th, the last tokens whose key has the query's hash, and the tokens
 //! whose keys score highest. Hashed keys and queries are centred by their running means, and scores use the running
 //! mean of the queries; the released code takes means over the entire sequence, including later tokens.
+//! State: `keys` rows per bin. A key has one bin, so the bins hold different tokens, of any age, and share no rows.
 
 use serde::{Deserialize, Serialize};
 
