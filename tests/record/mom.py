@@ -46,5 +46,3 @@ def case(name, exercises, seed, **keys):
 
 
 case("mom_k1_no_conv", "one of four memories and a shared one, no convolutions", 911, topk=1)
-case("mom_single_no_conv", "two of three memories with the matrices of the shared one, no convolutions, no output gate", 912,
-     num_memories=3, single_kv_proj=True, use_output_gate=False)
