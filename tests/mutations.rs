@@ -270,6 +270,16 @@ fn checkpoints_of_prefix_stores() {
 }
 
 #[test]
+fn state_files() {
+    campaign("state");
+}
+
+#[test]
+fn modules_of_embedding_models() {
+    campaign("modules");
+}
+
+#[test]
 fn split_files() {
     campaign("split");
 }

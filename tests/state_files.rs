@@ -8,7 +8,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use synthetic::state_of;
-use waterline::{Model, Session, SessionOptions, StateFile, StateWriter};
+use waterline::{
+    Model, PrefixStore, PrefixStoreOptions, Session, SessionOptions, StateFile, StateWriter,
+};
 
 /// Models with each kind of state: recurrent matrices, convolutions, windows, sets, full attention, means of blocks.
 const CASES: [&str; 8] = [
@@ -355,6 +357,36 @@ fn forged_numbers_are_refused() {
         .expect_err("another model")
         .to_string();
     assert!(error.contains("another model"), "{error}");
+}
+
+/// A store passes over a file whose hashes are right but whose state cannot be one, and the history is read.
+#[test]
+fn a_store_passes_over_a_state_that_is_not_sound() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (case, model) in models() {
+        let path = file(&model, folder.path(), false);
+        let mut bytes = std::fs::read(&path).expect("a file");
+        let [_, rows, .., logits, _] = *sealed::records(&bytes).last().expect("a record");
+        bytes[rows..logits].fill(0xff);
+        sealed::seal(&mut bytes);
+        std::fs::write(&path, bytes).expect("written");
+        let store = PrefixStore::new(PrefixStoreOptions::default()).expect("a store");
+        let mut options = SessionOptions::default();
+        (options.state.context, options.state.history) = (100, 40);
+        (options.chunk, options.threads) = (8, 1);
+        options.store = Some(Arc::clone(&store));
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        let book = StateFile::open(&path).expect("a file with right hashes");
+        session.offer_state(Arc::new(book)).expect("this model's");
+        let longer = [text(&model), vec![1, 2]].concat();
+        let read = session.read_history(&longer).expect("tokens");
+        assert_eq!(read.reused, 0, "{case}");
+        let notes = store.take_notes();
+        assert!(
+            notes.iter().any(|note| note.contains("ignored")),
+            "{case}: {notes:?}"
+        );
+    }
 }
 
 /// A file that is shortened after it was opened is an error, not the end of the process.

@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 export seconds=${1:-600}
 shift || true
 kinds=("$@")
-[ ${#kinds[@]} -gt 0 ] || kinds=(gguf safetensors config tokenizer template snapshot prefix split packed imatrix formats form answer history calls)
+[ ${#kinds[@]} -gt 0 ] || kinds=(gguf safetensors config tokenizer template snapshot prefix state modules split packed imatrix formats form answer history calls)
 # Sanitizers and coverage are unstable options of the compiler, which the stable one takes with this.
 export RUSTC_BOOTSTRAP=1
 # A GPU's driver keeps memory, which is no leak of ours; memory that the system refuses is an error that callers get.

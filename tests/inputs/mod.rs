@@ -4,6 +4,9 @@
 mod answers;
 mod calls;
 mod parts;
+#[path = "../sealed/mod.rs"]
+mod sealed;
+mod states;
 #[path = "../../quant/tests/stored/mod.rs"]
 mod stored;
 
@@ -72,6 +75,18 @@ pub const KINDS: &[Kind] = &[
         is_text: false,
         seeds: prefix_seeds,
         use_it: prefix,
+    },
+    Kind {
+        name: "state",
+        is_text: false,
+        seeds: states::state_seeds,
+        use_it: states::state,
+    },
+    Kind {
+        name: "modules",
+        is_text: true,
+        seeds: states::modules_seeds,
+        use_it: states::modules,
     },
     Kind {
         name: "split",

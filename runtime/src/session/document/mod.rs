@@ -141,34 +141,14 @@ impl Session {
                 requested: head.position as usize,
             });
         }
-        let (plan, path) = (self.engine.plan().clone(), file.path());
-        let sound = |tensor, bytes: &[u8]| is_sound(None, tensor, bytes);
+        let plan = self.engine.plan().clone();
         for part in 0..=index {
             let positions = file.start(part)..file.head(part).position;
             let rows = self.part_rows(file, part)?;
-            let tensors = plan
-                .tensor_rows(positions.clone())
-                .map(|(tensor, _)| tensor);
-            let mut all = tensors.zip(with_bytes(plan.rows(positions.clone()), &rows));
-            if !all.all(|(tensor, (_, bytes))| sound(tensor, bytes)) {
-                return Err(unsound(file, part));
-            }
             self.engine
                 .copy_in(&mut with_bytes(plan.rows(positions), &rows))?;
         }
         let (state, logits) = self.part_state(file, index)?;
-        let is_sound = plan
-            .present_tensors(&state)
-            .all(|(t, bytes)| sound(t, bytes));
-        if !is_sound || logits.iter().any(|logit| logit.is_nan()) {
-            return Err(unsound(file, index));
-        }
-        check_numbers(head.position, plan.present_tensors(&state)).map_err(
-            |error| match error {
-                Error::Snapshot { reason, .. } => bad(path, reason),
-                other => other,
-            },
-        )?;
         let place = &plan.tensors()[LOGITS];
         let place = place.offset..place.offset + place.bytes;
         let logits = (place, bytemuck::cast_slice(&logits));
@@ -196,19 +176,25 @@ impl Session {
         Ok(())
     }
 
-    /// The rows of a checkpoint, as many as this session's layout has.
+    /// The rows of a checkpoint, as many as this session's layout has, with values that a state can have.
     pub(super) fn part_rows(&self, file: &StateFile, index: usize) -> Result<Vec<u8>> {
         let positions = file.start(index)..file.head(index).position;
-        let expected = self.engine.plan().row_bytes(positions) as u64;
+        let plan = self.engine.plan();
+        let expected = plan.row_bytes(positions.clone()) as u64;
         let found = file.head(index).rows;
         if found != expected {
             let reason = format!("record {index} has {found} bytes of rows, expected {expected}");
             return Err(bad(file.path(), reason));
         }
-        file.rows(index)
+        let rows = file.rows(index)?;
+        let tensors = plan.tensor_rows(positions.clone());
+        let is_sound = tensors
+            .zip(with_bytes(plan.rows(positions), &rows))
+            .all(|((tensor, _), (_, bytes))| is_sound(None, tensor, bytes));
+        is_sound.then_some(rows).ok_or_else(|| unsound(file, index))
     }
 
-    /// The state of a checkpoint without padding, and its logits.
+    /// The state of a checkpoint without padding, and its logits, with values that a state can have.
     pub(super) fn part_state(&self, file: &StateFile, index: usize) -> Result<(Vec<u8>, Vec<f32>)> {
         let (plan, head) = (self.engine.plan(), file.head(index));
         let expected = [padded_state(plan), self.model.spec().vocab as u64];
@@ -228,7 +214,20 @@ impl Session {
         }
         let logits = bytes[logits..][..4 * self.model.spec().vocab].as_chunks();
         let logits = logits.0.iter().map(|&bits| f32::from_le_bytes(bits));
-        Ok((state, logits.collect()))
+        let logits: Vec<f32> = logits.collect();
+        let is_sound = plan
+            .present_tensors(&state)
+            .all(|(tensor, bytes)| is_sound(None, tensor, bytes));
+        if !is_sound || logits.iter().any(|logit| logit.is_nan()) {
+            return Err(unsound(file, index));
+        }
+        check_numbers(head.position, plan.present_tensors(&state)).map_err(
+            |error| match error {
+                Error::Snapshot { reason, .. } => bad(file.path(), reason),
+                other => other,
+            },
+        )?;
+        Ok((state, logits))
     }
 
     /// Reads the rest of `tokens`, of which the session has read its position, and appends a checkpoint every `segment` tokens and after
