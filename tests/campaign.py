@@ -46,7 +46,18 @@ class Campaign:
         cases = sorted(glob.glob(os.path.join(TESTS, "fixtures/*/")))
         return models, cases
 
+    def state(self):
+        """Reads a text with the built-in model; returns the command and the state file's bytes."""
+        book, path = self.path("book.txt"), self.path("book.state")
+        open(book, "w").write("".join(f"On day {i} the ship was {i * i % 97} miles from the coast.\n" for i in range(80)))
+        command = ["read", book, "-o", path, "--segment", "64", "--threads", "1"]
+        self.run("state", *command)
+        return command, open(path, "rb").read()
+
     def use(self, what, path):
+        if path.endswith(".state"):
+            answer = ["run", "--state", path, "-p", "Hi", "-n", "2", "--threads", "1"]
+            return self.run(what, *self.random.choice([["inspect", path], answer, ["check", path, self.path("book.txt")]]))
         command = self.random.choice([["inspect"], ["inspect", "--json"], ["run", "-p", "Hi", "-n", "2", "--threads", "1"]])
         return self.run(what, command[0], path, *command[1:])
 
@@ -64,11 +75,13 @@ class Campaign:
 
     def files(self, count, cut):
         models, cases = self.seeds()
+        _, state = self.state()
         for i in range(count):
             what = f"{'truncated' if cut else 'damaged'} {i}"
-            if self.random.random() < 0.5:
-                path = self.path("model.gguf")
-                content = open(self.random.choice(models), "rb").read()
+            kind = self.random.random()
+            if kind < 0.6:
+                path = self.path("model.gguf" if kind < 0.4 else "spoiled.state")
+                content = open(self.random.choice(models), "rb").read() if kind < 0.4 else state
                 open(path, "wb").write(self.spoiled(content, cut))
             else:
                 path = self.path("folder")
@@ -88,17 +101,23 @@ class Campaign:
         self.files(count, False)
 
     def killed(self, count):
-        """kill -9 at any time leaves either the old or the new file, complete."""
+        """kill -9 at any time leaves either the old or the new file, complete. A text that was read in part is continued."""
         path, source = self.path("out.gguf"), self.path("source.gguf")
-        start = time.monotonic()
         self.run("killed", "synth", "gdn-tiny", "--type", "f32", "-o", source)
-        whole = time.monotonic() - start
+        read, state = self.state()
         ways = [["quantize", source, "-o", path, "--type", kind] for kind in ("f16", "q8_0", "q4_0")]
-        ways.append(["synth", "gdn-tiny", "--type", "f32", "-o", path])
+        ways += [["synth", "gdn-tiny", "--type", "f32", "-o", path], read, read]
+        seconds = {}
+        for way in ways:
+            start = time.monotonic()
+            self.run("killed", *way)
+            seconds[way[0]] = time.monotonic() - start
         for i in range(count):
-            child = subprocess.Popen([self.program, *self.random.choice(ways)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            way = self.random.choice(ways)
+            path = way[way.index("-o") + 1]
+            child = subprocess.Popen([self.program, *way], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
-                child.wait(self.random.random() * 1.5 * whole)
+                child.wait(self.random.random() * 1.5 * seconds[way[0]])
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -106,20 +125,29 @@ class Campaign:
             if os.path.exists(path):
                 done = self.run(f"killed {i}", "inspect", path)
                 if done and done.returncode != 0:
-                    self.findings.append(f"killed {i}: what is left is no model: {done.stderr[-200:]}")
+                    self.findings.append(f"killed {i}: {path} is no whole file: {done.stderr[-200:]}")
                 if self.random.random() < 0.3:
                     os.remove(path)
+        self.run("killed", *read)
+        if open(read[3], "rb").read() != state:
+            self.findings.append("killed: the state that was read in parts is another one")
 
     def full(self, count):
         """A disk that becomes full at a random size: the run fails, and the old file stays."""
-        path = self.path("out.gguf")
+        read, state = self.state()
+        ways = [read, ["synth", "gdn-tiny", "--type", "f32", "-o", self.path("out.gguf")]]
         for i in range(count):
+            way = self.random.choice(ways)
+            path = way[way.index("-o") + 1]
             open(path, "wb").write(b"old")
             limit = int(2 ** self.random.uniform(0, 21))
-            done = self.run(f"full {i}", "synth", "gdn-tiny", "--type", "f32", "-o", path, blocks=limit)
+            done = self.run(f"full {i}", *way, blocks=limit)
             left = open(path, "rb").read()
             if done and (done.returncode != 1 or left != b"old"):
                 self.findings.append(f"full {i}: status {done.returncode}, {len(left)} bytes left")
+        self.run("full", *read)
+        if open(read[3], "rb").read() != state:
+            self.findings.append("full: the state that was read in parts is another one")
 
     def escapes(self, count):
         """No escape sequence from a file reaches the terminal."""

@@ -19,6 +19,7 @@ static int (*real_open)(const char *, int, ...);
 static ssize_t (*real_read)(int, void *, size_t);
 static ssize_t (*real_write)(int, const void *, size_t);
 static int (*real_fsync)(int);
+static int (*real_ftruncate)(int, off_t);
 static int (*real_rename)(const char *, const char *);
 static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
 
@@ -32,6 +33,7 @@ __attribute__((constructor)) static void begin(void)
     real_read = dlsym(RTLD_NEXT, "read");
     real_write = dlsym(RTLD_NEXT, "write");
     real_fsync = dlsym(RTLD_NEXT, "fsync");
+    real_ftruncate = dlsym(RTLD_NEXT, "ftruncate64");
     real_rename = dlsym(RTLD_NEXT, "rename");
     real_mmap = dlsym(RTLD_NEXT, "mmap64");
     const char *what = getenv("WATERLINE_FAULT");
@@ -113,6 +115,16 @@ int fsync(int file)
         return -1;
     }
     return real_fsync(file);
+}
+
+int ftruncate64(int file, off_t length)
+{
+    long error = due_on("ftruncate", file);
+    if (error > 0) {
+        errno = (int)error;
+        return -1;
+    }
+    return real_ftruncate(file, length);
 }
 
 int rename(const char *from, const char *to)

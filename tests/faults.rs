@@ -1,6 +1,6 @@
 //! A failing disk: each system call of a command on its files fails once, or does less than requested. The command must end with a message
-//! and a status, the file that it replaces must be complete, and no temporary file may remain; interrupted and short calls must change
-//! nothing.
+//! and a status, the file that it replaces must be complete, and no temporary file may remain, except one that the next run continues;
+//! interrupted and short calls must change nothing.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -25,6 +25,7 @@ const FAULTS: &[(&str, &[&str])] = &[
     ("read", &[EIO, EINTR, "short"]),
     ("write", &[EIO, ENOSPC, EINTR, "short"]),
     ("fsync", &[EIO, ENOSPC]),
+    ("ftruncate", &[EIO, ENOSPC]),
     ("rename", &[EIO, ENOSPC]),
     ("mmap", &[ENOMEM]),
 ];
@@ -43,8 +44,9 @@ fn run(work: &Work, folder: &Path) -> usize {
         return usize::MAX;
     };
     let happened = place.path("happened");
+    let plain = || place.command(&work.arguments);
     let command = || {
-        let mut command = place.command(&work.arguments);
+        let mut command = plain();
         command
             .env("LD_PRELOAD", &library)
             .env("WATERLINE_FAULT_FOLDER", folder)
@@ -60,6 +62,10 @@ fn run(work: &Work, folder: &Path) -> usize {
             .map(|path| std::fs::read(path).expect("written"))
     };
     let expected = written();
+    let partial = work
+        .output
+        .as_ref()
+        .map(|path| path.with_added_extension("partial"));
     let mut count = 0;
     for (call, faults) in FAULTS {
         for fault in *faults {
@@ -79,20 +85,26 @@ fn run(work: &Work, folder: &Path) -> usize {
                 let harmless = [EINTR, "short"].contains(fault);
                 let said = ended.stderr.contains("waterline: ") || work.input.contains("/save");
                 match ended.status {
-                    Some(0) if harmless || work.input.contains("/save") => {}
+                    Some(0) if work.input.contains("/save") => {}
                     Some(0) => assert!(written() == expected, "{what}: another file"),
-                    Some(1 | 2) => assert!(said, "{what}: {}", ended.stderr),
+                    Some(1 | 2) if !harmless => assert!(said, "{what}: {}", ended.stderr),
                     other => panic!("{what}: {other:?}: {}", ended.stderr),
                 }
                 if let Some(found) = written() {
                     let kept = found == b"before" || Some(&found) == expected.as_ref();
                     assert!(kept, "{what}: {} bytes", found.len());
                 }
+                if partial.as_ref().is_some_and(|path| path.exists()) {
+                    let continued = outcome(&mut plain());
+                    assert_eq!(continued.status, Some(0), "{what}: {}", continued.stderr);
+                    assert!(written() == expected, "{what}: continued");
+                }
                 let left = std::fs::read_dir(folder)
                     .expect("a folder")
                     .filter(|entry| {
                         let name = entry.as_ref().expect("an entry").file_name();
-                        name.to_string_lossy().starts_with(".waterline-")
+                        let name = name.to_string_lossy();
+                        name.starts_with(".waterline-") || name.ends_with(".partial")
                     });
                 assert_eq!(left.count(), 0, "{what}: a temporary file is left");
             }
@@ -139,6 +151,35 @@ fn a_failing_disk_is_a_sentence_and_leaves_whole_files() {
             output: None,
         };
         assert!(run(&work, &folder) > 0);
+    }
+}
+
+#[test]
+fn a_state_is_written_whole_or_continued() {
+    let place = Workplace::new();
+    let folder = place.path("files");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let model = place.model("gdn-tiny").display().to_string();
+    let text = place.file("files/book.txt", "The ship was far. ".repeat(10));
+    let text = text.display().to_string();
+    let output = folder.join("book.state");
+    let name = output.display().to_string();
+    let read = ["read", &text, "-o", &name, "-m", &model, "--segment", "40"];
+    let work = Work {
+        arguments: texts(&[&read[..], &["--threads", "1"]].concat()),
+        input: "",
+        output: Some(output.clone()),
+    };
+    let count = run(&work, &folder);
+    assert!(count > 40, "{count} faults");
+    let answer = ["run", &model, "--state", &name, "-p", "x", "-n", "1"];
+    for arguments in [&["inspect", &name][..], &answer] {
+        let work = Work {
+            arguments: texts(arguments),
+            input: "",
+            output: None,
+        };
+        assert!(run(&work, &folder) > 3);
     }
 }
 

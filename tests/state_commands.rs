@@ -265,7 +265,7 @@ fn links_lead_to_no_other_file() {
     let book = Book::new(&place, "gdn-tiny");
     let victim = place.file("victim", "mine");
     symlink(&victim, place.path("book.state.partial")).expect("a link");
-    book.read().failed(2, &["book.state.partial", "link"]);
+    book.read().failed(1, &["book.state.partial", "link"]);
     assert_eq!(std::fs::read(&victim).expect("a file"), b"mine");
     std::fs::remove_file(place.path("book.state.partial")).expect("removed");
     symlink(place.path("target.state"), &book.state).expect("a link");
@@ -274,6 +274,13 @@ fn links_lead_to_no_other_file() {
     assert!(place.path("book.state").is_symlink());
     book.check(&place.name("target.state"), &book.text)
         .succeeded();
+    // The text and the model stay what they are.
+    for input in [&book.text, &book.model] {
+        let output = ["read", &*book.text, "-m", &book.model, "-o", input];
+        book.run(&output).failed(2, &["is the input"]);
+    }
+    let folder = ["read", &*book.text, "-o", "."];
+    book.run(&folder).failed(2, &["is not a file"]);
 }
 
 /// Posts a request to a server and returns the answer's JSON.

@@ -13,6 +13,7 @@ use crate::progress::{Unit, bar};
 use crate::session::SessionArgs;
 use crate::text::read_text;
 use crate::units;
+use crate::write_model::check_output;
 
 /// Read texts once and write their state, from which chat, run and serve continue.
 ///
@@ -54,6 +55,9 @@ pub fn tokens_of(model: &Arc<Model>, files: &[PathBuf]) -> Result<Vec<u32>> {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    for input in args.files.iter().chain(&args.model) {
+        check_output(&args.output, Some(input))?;
+    }
     let model = args
         .open
         .for_sessions(&args.session)
@@ -66,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut session = session.open(&model, sampler, 0)?;
     let _interrupt = Interrupt::cancelling(session.canceller())?;
     let description = session.describe()?;
-    let (mut writer, found) = StateWriter::begin(&args.output, &description)?;
+    let (mut writer, found) = StateWriter::begin(&args.output, &description).map_err(output)?;
     if let Some(found) = found {
         if !tokens.starts_with(found.tokens()) {
             let partial = found.path().display();
@@ -80,10 +84,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let bar = bar(tokens.len(), Unit::Of("tokens"));
     let segment = args.segment as usize;
-    session.read_into(&mut writer, &tokens, segment, |read| {
+    let read = session.read_into(&mut writer, &tokens, segment, |read| {
         bar.set_position(read as u64)
-    })?;
+    });
+    read.map_err(output)?;
     bar.finish_and_clear();
-    writer.finish()?;
+    writer.finish().map_err(output)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// An error of the writer: the system's errors are about the output.
+fn output(error: waterline::Error) -> Error {
+    match error {
+        waterline::Error::Io { path, source, .. } => Error::Output(waterline_quant::Error::Io {
+            path,
+            action: "write",
+            source,
+        }),
+        other => other.into(),
+    }
 }

@@ -1,6 +1,6 @@
 //! Writing a state file record by record, so that a killed run continues where it stopped.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -43,8 +43,15 @@ impl StateWriter {
         let partial = PathBuf::from(partial);
         let failed = |e| Error::io(&partial, "cannot write", e);
         let mut file = open(&partial).map_err(failed)?;
-        if file.try_lock().is_err() {
-            return Err(bad(&partial, "another process is writing this file"));
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                return Err(bad(&partial, "another process is writing this file"));
+            }
+            // A file system without locks.
+            Err(TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => {
+                return Err(failed(error));
+            }
+            _ => {}
         }
         let header = description
             .encode()
